@@ -1,0 +1,59 @@
+"""mptune: which layer groups of an ONNX model can run in FP16, measured for latency and error together.
+
+The names below are the public API. Each is imported when it is first used, so ``import mptune`` costs
+milliseconds and loads neither ONNX Runtime nor Optuna nor onnx.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "search": "mptune.api",
+    "pick": "mptune.api",
+    "report": "mptune.api",
+    "apply": "mptune.api",
+    "SearchResult": "mptune.api",
+    "SearchSettings": "mptune.settings",
+    "Precision": "mptune.graph.plan",
+    "PrecisionPlan": "mptune.graph.plan",
+    "LayerGroup": "mptune.graph.groups",
+    "Model": "mptune.graph.model",
+    "load_model": "mptune.graph.model",
+    "find_groups": "mptune.graph.groups",
+    "rewrite": "mptune.graph.rewrite",
+    "Evaluation": "mptune.search.evaluation",
+    "Front": "mptune.search.front",
+    "MptuneError": "mptune.errors",
+}
+
+__all__ = ["__version__", *_HOME]  # noqa: PLE0604
+
+if TYPE_CHECKING:
+    from mptune.api import SearchResult, apply, pick, report, search
+    from mptune.errors import MptuneError
+    from mptune.graph.groups import LayerGroup, find_groups
+    from mptune.graph.model import Model, load_model
+    from mptune.graph.plan import Precision, PrecisionPlan
+    from mptune.graph.rewrite import rewrite
+    from mptune.search.evaluation import Evaluation
+    from mptune.search.front import Front
+    from mptune.settings import SearchSettings
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its home on first use (PEP 562)."""
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'mptune' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, imported or not."""
+    return sorted(__all__)

@@ -1,0 +1,147 @@
+"""Which inputs and outputs of a node may change to FP16.
+
+The operators' own schemas decide: an input or output follows the node's precision when its type constraint admits
+both ``tensor(float)`` and ``tensor(float16)``. ``_EXCEPTIONS`` holds, with its reason, what the schemas cannot say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import onnx
+
+from mptune.graph.model import Model, Node
+from mptune.graph.tensors import TensorInfo
+
+_BOTH = frozenset({"tensor(float)", "tensor(float16)"})
+
+
+@dataclass(frozen=True)
+class NodeRule:
+    """What FP16 would change about one node.
+
+    Attributes:
+        inputs: positions of the FP32 inputs that follow the node's precision.
+        outputs: positions of the FP32 outputs that follow it.
+        reads_any: positions of FP32 inputs that take either type as it comes, without a Cast.
+        attribute: name of the attribute that states the output's type (``to`` of Cast); None where types say it all.
+        fixed: why the node has no precision of its own; None where it has one, or nothing of FP32 type.
+    """
+
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    reads_any: tuple[int, ...] = ()
+    attribute: str | None = None
+    fixed: str | None = None
+
+
+@dataclass(frozen=True)
+class _Exception:
+    reason: str
+    inputs: frozenset[int] = frozenset()
+    """Inputs that stay FP32; empty means the whole node does."""
+
+
+_EXCEPTIONS: dict[str, _Exception] = {
+    "Resize": _Exception("roi and scales are coordinates: FP16 would move them", frozenset({1, 2})),
+    "Upsample": _Exception("scales are coordinates: FP16 would move them", frozenset({1})),
+    "QuantizeLinear": _Exception("scales must stay FP32: opset < 19 demands it, and small scales vanish in FP16"),
+    "DequantizeLinear": _Exception("scales must stay FP32: opset < 19 demands it, and small scales vanish in FP16"),
+    "DynamicQuantizeLinear": _Exception("computes a scale, which must stay FP32"),
+    "RandomNormal": _Exception("states its type in an attribute; computed once in FP32, then cast"),
+    "RandomNormalLike": _Exception("states its type in an attribute; computed once in FP32, then cast"),
+    "RandomUniform": _Exception("states its type in an attribute; computed once in FP32, then cast"),
+    "RandomUniformLike": _Exception("states its type in an attribute; computed once in FP32, then cast"),
+    "Multinomial": _Exception("samples from exact probabilities"),
+    "EyeLike": _Exception("states its type in an attribute; computed once in FP32, then cast"),
+    "Range": _Exception("counts: FP16 has no odd integer above 2048"),
+    "NonMaxSuppression": _Exception("the operator exists in FP32 only"),
+}
+
+_READS_ANY = frozenset({"Shape", "Size", "Cast"})
+"""Operators that take any type and give the same answer: no Cast is spent on what they read."""
+
+
+def node_rule(model: Model, node: Node) -> NodeRule:
+    """What FP16 would change about ``node``."""
+    if not node.is_standard:
+        return NodeRule(fixed=f"operator of the domain {node.domain!r}: its types are not known to ONNX")
+    if node.has_subgraph:
+        return NodeRule(fixed=f"{node.op_type} runs a subgraph, which stays FP32")
+    if node.op_type == "Constant":
+        return NodeRule(fixed="a constant is stored in each type that reads it")
+    return _standard_rule(node, model.info, model.opset)
+
+
+def _standard_rule(node: Node, info: Callable[[str], TensorInfo], opset: int) -> NodeRule:
+    schema = _schema(node.op_type, opset)
+    if schema is None:
+        return NodeRule(fixed=f"ONNX has no operator {node.op_type!r} at opset {opset}")
+    exception = _EXCEPTIONS.get(node.op_type)
+    if exception is not None and not exception.inputs:
+        return NodeRule(fixed=exception.reason)
+    float_inputs = [i for i, name in enumerate(node.inputs) if name and info(name).is_float32]
+    if node.op_type in _READS_ANY:
+        return _reads_any_rule(node, float_inputs)
+    if node.op_type == "ConstantOfShape":
+        return _constant_of_shape_rule(node, info)
+    kept = exception.inputs if exception else frozenset()
+    inputs = tuple(i for i in float_inputs if i not in kept and schema.input_admits_fp16(i))
+    bound = {schema.input_type(i) for i in inputs}
+    outputs = tuple(
+        i for i, name in enumerate(node.outputs) if name and info(name).is_float32 and schema.output_type(i) in bound
+    )
+    if not inputs:
+        return NodeRule(fixed=f"{node.op_type} takes no input that could be FP16" if float_inputs else None)
+    return NodeRule(inputs, outputs)
+
+
+def _reads_any_rule(node: Node, float_inputs: list[int]) -> NodeRule:
+    makes_float = node.op_type == "Cast" and any(
+        a.name == "to" and a.i == onnx.TensorProto.FLOAT for a in node.proto.attribute
+    )
+    return NodeRule((), (0,) if makes_float else (), tuple(float_inputs), "to" if makes_float else None)
+
+
+def _constant_of_shape_rule(node: Node, info: Callable[[str], TensorInfo]) -> NodeRule:
+    makes_float = bool(node.outputs) and info(node.outputs[0]).is_float32
+    return NodeRule(outputs=(0,) if makes_float else (), attribute="value" if makes_float else None)
+
+
+@dataclass(frozen=True)
+class _Schema:
+    """The part of an operator's schema that typing needs: formal types per position, and what each admits."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    variadic_input: bool
+    variadic_output: bool
+    both: frozenset[str]
+
+    def input_type(self, position: int) -> str:
+        return self.inputs[min(position, len(self.inputs) - 1) if self.variadic_input else position]
+
+    def output_type(self, position: int) -> str:
+        return self.outputs[min(position, len(self.outputs) - 1) if self.variadic_output else position]
+
+    def input_admits_fp16(self, position: int) -> bool:
+        return self.input_type(position) in self.both
+
+
+@cache
+def _schema(op_type: str, opset: int) -> _Schema | None:
+    try:
+        schema = onnx.defs.get_schema(op_type, opset, "")
+    except onnx.defs.SchemaError:
+        return None
+    both = frozenset(c.type_param_str for c in schema.type_constraints if frozenset(c.allowed_type_strs) >= _BOTH)
+    variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
+    return _Schema(
+        tuple(p.type_str for p in schema.inputs),
+        tuple(p.type_str for p in schema.outputs),
+        bool(schema.inputs) and schema.inputs[-1].option == variadic,
+        bool(schema.outputs) and schema.outputs[-1].option == variadic,
+        both,
+    )

@@ -1,0 +1,214 @@
+"""Values of an ONNX model: their types, the constants among them, and where external data lies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import onnx
+import onnx.helper
+import onnx.numpy_helper
+
+from mptune.errors import ModelError
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Type and shape of one value.
+
+    Attributes:
+        name: the value's name.
+        dtype: ONNX element type in lower case, such as ``float``, ``float16``, ``int64``; ``sequence``, ``optional``
+            and ``undefined`` where it is no tensor or could not be inferred.
+        shape: one entry per dimension, int where fixed, str where symbolic, None where unknown; None for unknown rank.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str | None, ...] | None
+
+    @property
+    def is_float32(self) -> bool:
+        """Whether mptune may change the type of this value."""
+        return self.dtype == "float"
+
+    @property
+    def numpy_dtype(self) -> np.dtype:
+        """The NumPy type of an array of this value.
+
+        Raises:
+            ModelError: the value is no tensor.
+        """
+        try:
+            code = onnx.TensorProto.DataType.Value(self.dtype.upper())
+            return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(code))
+        except (ValueError, KeyError):
+            raise ModelError(f"{self.name!r} is a {self.dtype}, not a tensor", "mptune feeds tensors only") from None
+
+
+@dataclass(frozen=True)
+class Initializer:
+    """A constant of the model: a graph initializer, or the value of a Constant node.
+
+    Attributes:
+        name: tensor name.
+        dtype: as in ``TensorInfo``.
+        shape: dimensions.
+        nbytes: size of the raw data.
+        overridable: also a graph input, so a caller may replace its value at run time.
+        node_index: index of the Constant node that holds it; None for a graph initializer.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    proto: onnx.TensorProto = field(repr=False, compare=False)
+    base_dir: Path = field(repr=False, compare=False)
+    overridable: bool = False
+    node_index: int | None = None
+
+    def numpy(self) -> np.ndarray:
+        """The values; a read-only memory map where they lie in external data.
+
+        Raises:
+            ModelError: the external data cannot be read.
+        """
+        if not is_external(self.proto):
+            return onnx.numpy_helper.to_array(self.proto)
+        where = external_location(self.proto, self.base_dir)
+        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(self.proto.data_type))
+        if self.nbytes == 0:
+            return np.empty(self.shape, dtype)
+        try:
+            return np.memmap(where.path, dtype=dtype, mode="r", offset=where.offset, shape=self.shape)
+        except (OSError, ValueError) as error:
+            raise ModelError(f"external data of {self.name!r} cannot be read: {error}", _EXTERNAL_HINT) from None
+
+
+_EXTERNAL_HINT = "keep the model's .onnx file and its data files together in one folder"
+
+
+@dataclass(frozen=True)
+class ExternalPlace:
+    """Where one constant's raw data lie, in bytes."""
+
+    path: Path
+    offset: int
+    length: int
+
+
+def is_external(tensor: onnx.TensorProto) -> bool:
+    """Whether the values lie in another file."""
+    return tensor.data_location == onnx.TensorProto.EXTERNAL
+
+
+def external_location(tensor: onnx.TensorProto, base_dir: Path) -> ExternalPlace:
+    """Where external data lies; refuses what leaves the model's folder (path traversal) or does not fit its file."""
+    entries = {e.key: e.value for e in tensor.external_data}
+    location = entries.get("location", "")
+    path = (base_dir / location).resolve()
+    if not location or Path(location).is_absolute() or not path.is_relative_to(base_dir):
+        raise ModelError(
+            f"external data of {tensor.name!r} points outside the model's folder: {location!r}", _EXTERNAL_HINT
+        )
+    expected = tensor_nbytes(tensor)
+    try:
+        offset = int(entries.get("offset", 0))
+        length = int(entries.get("length", expected))
+        size = path.stat().st_size
+    except ValueError:
+        raise ModelError(f"external data of {tensor.name!r} has a bad offset or length", _EXTERNAL_HINT) from None
+    except OSError:
+        raise ModelError(f"external data of {tensor.name!r} is missing: {location}", _EXTERNAL_HINT) from None
+    if offset < 0 or length != expected or offset + length > size:
+        raise ModelError(
+            f"external data of {tensor.name!r} does not fit {location}: {length} of {expected} bytes at {offset}, "
+            f"the file has {size}",
+            _EXTERNAL_HINT,
+        )
+    return ExternalPlace(path, offset, length)
+
+
+_ITEM_BITS: dict[int, int] = {onnx.TensorProto.INT4: 4, onnx.TensorProto.UINT4: 4}
+
+
+def tensor_nbytes(tensor: onnx.TensorProto) -> int:
+    """Size of the raw data.
+
+    Raises:
+        ModelError: an element type that the installed onnx does not know.
+    """
+    count = int(np.prod(tensor.dims, dtype=np.int64))
+    if tensor.data_type == onnx.TensorProto.STRING:
+        return sum(len(s) for s in tensor.string_data)
+    try:
+        bits = _ITEM_BITS.get(tensor.data_type) or 8 * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    except KeyError:
+        raise ModelError(
+            f"{tensor.name!r} has unknown element type {tensor.data_type}", "export the model again"
+        ) from None
+    return (count * bits + 7) // 8
+
+
+def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """The graph and every subgraph below it."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs:
+                yield from all_graphs(inner)
+
+
+def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Every constant of the graph and its subgraphs, in initializers and attributes."""
+    for inner in all_graphs(graph):
+        yield from inner.initializer
+        for sparse in inner.sparse_initializer:
+            yield sparse.values
+            yield sparse.indices
+        for node in inner.node:
+            for attribute in node.attribute:
+                if attribute.type == onnx.AttributeProto.TENSOR:
+                    yield attribute.t
+                yield from attribute.tensors
+
+
+def make_initializer(
+    name: str, proto: onnx.TensorProto, base_dir: Path, *, overridable: bool = False, node_index: int | None = None
+) -> Initializer:
+    """Describe a constant that a graph holds under ``name``."""
+    dtype = onnx.TensorProto.DataType.Name(proto.data_type).lower()
+    return Initializer(name, dtype, tuple(proto.dims), tensor_nbytes(proto), proto, base_dir, overridable, node_index)
+
+
+def constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    """The tensor of a Constant node in whichever attribute it stands; None for strings and sparse tensors."""
+    for a in node.attribute:
+        if a.name == "value":
+            return cast("onnx.TensorProto", a.t)
+        if a.name in ("value_float", "value_floats"):
+            values = np.array(a.f if a.name == "value_float" else list(a.floats), np.float32)
+            return onnx.numpy_helper.from_array(values)
+        if a.name in ("value_int", "value_ints"):
+            return onnx.numpy_helper.from_array(np.array(a.i if a.name == "value_int" else list(a.ints), np.int64))
+    return None
+
+
+def type_of(proto: onnx.TypeProto) -> tuple[str, tuple[int | str | None, ...] | None]:
+    """``TensorInfo``'s dtype and shape of a declared type."""
+    kind = proto.WhichOneof("value")
+    if kind != "tensor_type":
+        return (kind.removesuffix("_type") if kind else "undefined"), None
+    tensor = proto.tensor_type
+    dtype = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
+    if not tensor.HasField("shape"):
+        return dtype, None
+    dims: list[int | str | None] = []
+    for dim in tensor.shape.dim:
+        which = dim.WhichOneof("value")
+        dims.append(None if which is None else dim.dim_value if which == "dim_value" else (dim.dim_param or None))
+    return dtype, tuple(dims)
