@@ -112,7 +112,8 @@ def _frame(model: Model) -> tuple[bytes, bytes]:
     graph = onnx.GraphProto()
     source = model.proto.graph
     graph.name = source.name or "graph"
-    graph.doc_string = source.doc_string
+    if source.HasField("doc_string"):
+        graph.doc_string = source.doc_string
     graph.input.extend(source.input)
     graph.output.extend(source.output)
     graph.sparse_initializer.extend(source.sparse_initializer)

@@ -66,7 +66,8 @@ class Flow:
         self._reads = tuple(self._reads_of(position) for position in range(len(model.nodes)))
         computed = {out for node in model.nodes for out in node.outputs if out}
         self._outputs = tuple(o.name for o in model.outputs if o.name in computed and o.name not in self.constants)
-        self._constant_outputs = frozenset(o.name for o in model.outputs if o.name in self.constants)
+        # As they are under any plan: constants that are outputs, and those that nothing reads.
+        self._constants_kept = frozenset(c for c in self.constants if c not in model.consumers or c in self.named_fp32)
 
     def _reads_of(self, position: int) -> _Reads:
         node, rule = self.model.nodes[position], self.rules[position]
@@ -112,7 +113,7 @@ class Flow:
         half: set[str] = set()
         crossing: dict[str, None] = {}
         constants_fp16: set[str] = set()
-        constants_fp32 = set(self._constant_outputs)
+        constants_fp32 = set(self._constants_kept)
         for is_fp16, reads in zip(fp16_nodes, self._reads, strict=True):
             for name, follows in reads.values:
                 if (name in half) != (is_fp16 and follows):

@@ -59,6 +59,7 @@ ANCHOR_KINDS: Mapping[str, str] = {
 }
 """Operators that start a group at fusion granularity, and the kind of group that they start."""
 
+_KEEPS_MASKS_OUT = frozenset({"attention", "softmax"})
 _FOLDS_INTO = frozenset({"conv", "matmul"})
 """A BatchNormalization right after one of these is folded into it by every runtime."""
 
@@ -148,20 +149,29 @@ def _assign(model: Model, rules: list[NodeRule], granularity: Granularity) -> _O
             leader[i] = latest
         else:
             sources.append(i)
-    _join_readers(model, sources, leader)
+    _join_readers(model, sources, leader, kind)
     return _Owner(leader, kind)
 
 
-def _join_readers(model: Model, sources: list[int], leader: list[int]) -> None:
-    """Give nodes that read no group the group of their readers; where these differ, a group of their own."""
+def _join_readers(model: Model, sources: list[int], leader: list[int], kind: dict[int, str]) -> None:
+    """Give nodes that read no group the group of their readers; where these differ, a group of their own.
+
+    Masks stay apart from the softmax that they feed: (1 - mask) * -1e9 must be FP32 where the attention need not be.
+    """
     pending = set(sources)
     for i in sources:  # connected sources that feed nothing in a group yet share one leader
         earlier = [leader[p] for p in _float_producers(model, model.nodes[i]) if p in pending and leader[p] >= 0]
         leader[i] = max(earlier, default=i)
     for i in reversed(sources):
         readers = {leader[c] for out in model.nodes[i].outputs for c in model.consumers.get(out, ()) if leader[c] >= 0}
-        if len(readers) == 1:
+        if len(readers) == 1 and (kind.get(min(readers)) not in _KEEPS_MASKS_OUT or _is_single(model, model.nodes[i])):
             leader[i] = readers.pop()
+
+
+def _is_single(model: Model, node: Node) -> bool:
+    """Whether a node computes single values: a scale, not a mask."""
+    shapes = [model.info(out).shape for out in node.outputs if out]
+    return all(shape is not None and all(dim == 1 for dim in shape) for shape in shapes)
 
 
 def _float_producers(model: Model, node: Node) -> list[int]:

@@ -14,6 +14,8 @@ from mptune.graph.weights import Rounding, chunks, measure_rounding, round_to_fp
 FP16_MAX = 65504.0
 """Largest finite FP16 value, (2 - 2**-10) * 2**15 (IEEE 754-2008, binary16)."""
 _VANISHING_SHARE = 0.01
+_SATURATING = frozenset({"Where", "Clip", "Min", "Max", "Add"})
+"""An infinite constant means something to these. Not to a product: 0 * -inf is NaN, so (1 - mask) * -1e9 fails."""
 
 Severity = Literal["info", "warning", "error"]
 """error: FP16 cannot be right here, the group is pinned to FP32. warning: it may be. info: good to know."""
@@ -106,7 +108,7 @@ def _constant_hazards(flow: Flow, name: str, rounding: Rounding) -> list[Hazard]
             continue
         where = (group.id, node.name, name)
         if rounding.overflowed:
-            saturates = node.op_type in ("Where", "Clip", "Min", "Max", "Add") or _is_mask(flow.model, node)
+            saturates = node.op_type in _SATURATING
             found.append(
                 Hazard(
                     "warning" if saturates else "error",
@@ -142,14 +144,6 @@ def _constant_hazards(flow: Flow, name: str, rounding: Rounding) -> list[Hazard]
                 )
             )
     return found
-
-
-def _is_mask(model: Model, node: Node) -> bool:
-    """Whether a product with a huge constant is a mask: (1 - mask) * -1e9 that is added before a softmax."""
-    if node.op_type not in ("Mul", "Sub"):
-        return False
-    readers = [model.nodes[i] for out in node.outputs for i in model.consumers.get(out, ())]
-    return bool(readers) and all(r.op_type in ("Add", "Unsqueeze", "Expand", "Where", "Reshape") for r in readers)
 
 
 def _range_hazards(flow: Flow, tensor: str, absmax: float) -> list[Hazard]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
@@ -140,12 +141,12 @@ def _attention(model: Model, softmax: Node) -> Pattern | None:
     """
     if softmax.op_type != "Softmax":
         return None
-    inside = {softmax.index}
-    score = _walk_back(model, softmax, inside)
-    value = _walk_forward(model, softmax, inside)
+    score, before = _walk_back(model, softmax)
+    value, after = _walk_forward(model, softmax)
     if score is None or value is None:
-        return Pattern("softmax", softmax.index, tuple(sorted(inside)))
-    inside |= {score.index, value.index}
+        scales = takewhile(lambda n: n.op_type in ("Mul", "Div") and _is_scaling(model, n), before)
+        return Pattern("softmax", softmax.index, tuple(sorted({softmax.index, *(n.index for n in scales)})))
+    inside = {softmax.index, score.index, value.index, *(n.index for n in (*before, *after))}
     for operand in score.inputs:  # torch scales queries and keys by the square root before their product
         scale = _producer(model, operand)
         if scale is not None and scale.op_type in ("Mul", "Div") and _is_scaling(model, scale):
@@ -153,17 +154,15 @@ def _attention(model: Model, softmax: Node) -> Pattern | None:
     return Pattern("attention", softmax.index, tuple(sorted(inside)))
 
 
-def _walk_back(model: Model, softmax: Node, inside: set[int]) -> Node | None:
-    """Collect scale, mask and views before the softmax; return the product that made the scores."""
+def _walk_back(model: Model, softmax: Node) -> tuple[Node | None, list[Node]]:
+    """The product that made the scores, and the scale, mask and views between it and the softmax."""
 
     def step(node: Node) -> Node | None:
         candidates = [_producer(model, i) for i in node.inputs if i and model.info(i).is_float32]
         ranked = [c for c in candidates if c is not None and _leads_to_product(model, c)]
         return ranked[0] if len(ranked) == 1 else None
 
-    product, passed = _walk(step(softmax), step, _SCORE_OPS | _GLUE)
-    inside |= passed
-    return product
+    return _walk(step(softmax), step, _SCORE_OPS | _GLUE)
 
 
 def _leads_to_product(model: Model, node: Node) -> bool:
@@ -181,28 +180,25 @@ def _leads_to_product(model: Model, node: Node) -> bool:
     return False
 
 
-def _walk_forward(model: Model, softmax: Node, inside: set[int]) -> Node | None:
-    """Collect views between the softmax and the product with the values; return that product."""
+def _walk_forward(model: Model, softmax: Node) -> tuple[Node | None, list[Node]]:
+    """The product with the values, and the views between the softmax and it."""
 
     def step(node: Node) -> Node | None:
         following = [r for r in _readers(model, node) if r.op_type not in ("Shape", "Size")]
         return following[0] if len(following) == 1 else None
 
-    product, passed = _walk(step(softmax), step, _GLUE)
-    if product is not None:
-        inside |= passed
-    return product
+    return _walk(step(softmax), step, _GLUE)
 
 
 def _walk(
     at: Node | None, step: Callable[[Node], Node | None], through: frozenset[str]
-) -> tuple[Node | None, set[int]]:
+) -> tuple[Node | None, list[Node]]:
     """Step until a product is reached; return it (None where the way ends before) and the nodes passed."""
-    passed: set[int] = set()
+    passed: list[Node] = []
     while at is not None and at.op_type not in _PRODUCTS:
-        if at.op_type not in through or at.index in passed:
+        if at.op_type not in through:
             return None, passed
-        passed.add(at.index)
+        passed.append(at)
         at = step(at)
     return at, passed
 

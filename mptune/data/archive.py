@@ -1,0 +1,159 @@
+"""NumPy files in and out, never pickled: what users give, and what mptune keeps in the run directory.
+
+Feeds and outputs are kept in one ``.npz`` for all samples. Tensor names may hold any character and shapes may
+differ from sample to sample, so an array is the member ``SAMPLE_INDEX`` (two numbers) and the member ``header``
+holds the names, as JSON in UTF-8 bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mptune.errors import DataError, RunError
+
+_FORMAT = 1
+
+
+def read_array(path: Path) -> np.ndarray:
+    """Read one ``.npy`` file.
+
+    Raises:
+        DataError: no such file, not an array, truncated, or pickled.
+    """
+    content = _read(path, "array")
+    if not isinstance(content, np.ndarray):
+        raise DataError(f"{path} holds several arrays, not one", "rename it: an archive of arrays ends in .npz")
+    return content
+
+
+def read_archive(path: Path) -> dict[str, np.ndarray]:
+    """Read every array of one ``.npz`` file.
+
+    Raises:
+        DataError: no such file, not an archive of arrays, truncated, or pickled.
+    """
+    content = _read(path, "archive of arrays")
+    if isinstance(content, np.ndarray):
+        raise DataError(f"{path} holds one array without a name", "rename it: a single array ends in .npy")
+    for name, array in content.items():
+        if not isinstance(array, np.ndarray):
+            raise DataError(f"{path}: {name!r} is not an array", "write the file with np.savez")
+    return content
+
+
+def _read(path: Path, what: str) -> np.ndarray | dict[str, np.ndarray]:
+    try:
+        # Opened here, because NumPy leaves a damaged archive open where it opened it itself.
+        with path.open("rb") as stream:
+            content = np.load(stream, allow_pickle=False)
+            if isinstance(content, np.ndarray):
+                return content
+            with content:
+                return {name: content[name] for name in content.files}
+    except Exception as error:  # NumPy and zipfile raise nearly anything for a damaged file, tokenizer errors included
+        raise _unreadable(path, error, what) from None
+
+
+def _unreadable(path: Path, error: Exception, what: str) -> DataError:
+    if isinstance(error, FileNotFoundError):
+        return DataError(f"no such file: {path}", "check the path given to --data")
+    if isinstance(error, PermissionError):
+        return DataError(f"{path} cannot be read: permission denied", "check its permissions")
+    if isinstance(error, MemoryError):
+        return DataError(f"{path} does not fit into memory", "give fewer samples, or check that the file is intact")
+    words = str(error).strip()
+    # NumPy takes a file without its magic bytes for a pickle: those that are one begin with the PROTO opcode.
+    if "Object arrays" in words or ("pickle" in words and _begins_with(path, b"\x80")):
+        return DataError(
+            f"{path} holds pickled objects, which mptune does not load (loading them can run code)",
+            "save plain arrays: np.savez(path, name=np.asarray(values, dtype=np.float32))",
+        )
+    reason = words.splitlines()[0] if words and "pickle" not in words else "its content is something else"
+    return DataError(
+        f"{path} is not a NumPy {what}, or it is truncated: {reason}",
+        "write it again with np.savez or np.save, and check that the copy is complete",
+    )
+
+
+def _begins_with(path: Path, magic: bytes) -> bool:
+    with path.open("rb") as stream:
+        return stream.read(len(magic)) == magic
+
+
+def save_samples(path: Path, samples: Sequence[Mapping[str, np.ndarray]]) -> None:
+    """Write one dictionary of arrays per sample; the file is there whole or not at all.
+
+    Raises:
+        DataError: an array's type cannot be stored without pickling (objects, bfloat16).
+        RunError: the file cannot be written.
+    """
+    names: dict[str, int] = {}
+    members: list[tuple[str, np.ndarray]] = []
+    for number, sample in enumerate(samples):
+        for name, array in sample.items():
+            if array.dtype.hasobject or array.dtype.kind == "V":
+                raise DataError(f"{name!r} has type {array.dtype}, which .npz cannot hold", "use numeric tensors only")
+            members.append((f"{number}_{names.setdefault(name, len(names))}", array))
+    header = {"format": _FORMAT, "samples": len(samples), "names": list(names)}
+    members.insert(0, ("header", np.frombuffer(json.dumps(header).encode(), np.uint8)))
+    _write(path, members)
+
+
+def _write(path: Path, members: Sequence[tuple[str, np.ndarray]]) -> None:
+    temporary: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name_of_temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        temporary = Path(name_of_temporary)
+        with os.fdopen(handle, "wb") as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
+            for name, array in members:
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
+        temporary.replace(path)  # atomic: readers see the old file or the whole new one
+    except OSError as error:
+        raise RunError(
+            f"{path} cannot be written: {error.strerror or error}", "check free space and permissions"
+        ) from None
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def read_samples(path: Path) -> tuple[dict[str, np.ndarray], ...]:
+    """Read what ``save_samples`` wrote.
+
+    Raises:
+        DataError: no such file, damaged, or not one of mptune's.
+    """
+    arrays = read_archive(path)
+    foreign = DataError(f"{path} was not written by this mptune", "start the run again with --fresh")
+    try:
+        header: Any = json.loads(arrays.pop("header").tobytes())
+        names = header["names"]
+        if header["format"] != _FORMAT:
+            raise foreign
+        samples: list[dict[str, np.ndarray]] = [{} for _ in range(header["samples"])]
+        for key, array in arrays.items():
+            number, _, index = key.partition("_")
+            samples[int(number)][names[int(index)]] = array
+    except (KeyError, ValueError, IndexError, TypeError):
+        raise foreign from None
+    return tuple(samples)
+
+
+def save_outputs(path: Path, outputs: Sequence[Mapping[str, np.ndarray]]) -> None:
+    """Write the outputs of every sample, in the same form and with the same errors as ``save_samples``."""
+    save_samples(path, outputs)
+
+
+def read_outputs(path: Path) -> tuple[dict[str, np.ndarray], ...]:
+    """Read what ``save_outputs`` wrote, with the same errors as ``read_samples``."""
+    return read_samples(path)

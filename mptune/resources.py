@@ -1,0 +1,98 @@
+"""The TOML files that come with mptune: target profiles and search spaces, in the source tree or installed."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import pydantic
+
+from mptune.errors import MptuneError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Kind = Literal["targets", "spaces"]
+Schema = TypeVar("Schema", bound=pydantic.BaseModel)
+
+
+def _folder(kind: Kind) -> Path:
+    """Where the files of a kind lie: inside the package once installed, beside it in the source tree."""
+    package = Path(__file__).resolve().parent
+    inside = package / "search_spaces"
+    root = inside if inside.is_dir() else package.parent / "search_spaces"
+    return root / "targets" if kind == "targets" else root
+
+
+def names(kind: Kind) -> tuple[str, ...]:
+    """The names of all files of a kind, sorted."""
+    return tuple(sorted(path.stem for path in _folder(kind).glob("*.toml")))
+
+
+def find(kind: Kind, name: str) -> Path:
+    """The path of one of the files that ``names`` lists.
+
+    Raises:
+        KeyError: there is none of that name.
+    """
+    path = _folder(kind) / f"{name}.toml"
+    if name not in names(kind):
+        raise KeyError(name)
+    return path
+
+
+def locate(kind: Kind, name_or_path: str, error: type[MptuneError]) -> Path:
+    """The path that a person means by a known name, or by the path of a TOML file of their own.
+
+    Args:
+        kind: what is looked for.
+        name_or_path: a path ends in ``.toml`` or has a folder in it.
+        error: what is raised.
+
+    Raises:
+        MptuneError: of the type ``error``, with close matches in its hint.
+    """
+    path = Path(name_or_path)
+    if path.suffix == ".toml" or len(path.parts) > 1:
+        if path.is_file():
+            return path
+        raise error(f"no such file: {path}", f"give the path of a TOML file, or a name that `mptune {kind}` lists")
+    known = names(kind)
+    if name_or_path in known:
+        return find(kind, name_or_path)
+    close = difflib.get_close_matches(name_or_path.lower(), known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    what = {"targets": "target", "spaces": "search space"}[kind]
+    raise error(
+        f"there is no {what} {name_or_path!r}",
+        f"{hint}`mptune {kind}` lists them all; a TOML file of your own works too",
+    )
+
+
+def read_toml(path: Path, schema: type[Schema], error: type[MptuneError]) -> Schema:
+    """Read a TOML file that a person wrote, checked against a schema.
+
+    Args:
+        path: the file.
+        schema: the pydantic model of its content.
+        error: what is raised.
+
+    Raises:
+        MptuneError: of the type ``error``: unreadable, not TOML, or a key or value that the schema does not know.
+    """
+    try:
+        document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        return schema.model_validate(document)
+    except OSError as problem:
+        raise error(f"{path} cannot be read: {problem.strerror}", "check the path and its permissions") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        raise error(f"{path} is not TOML: {problem}", "start from one of the files in search_spaces/") from None
+    except pydantic.ValidationError as problem:
+        first = problem.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        message = first["msg"].removeprefix("Value error, ")
+        raise error(f"{path}: {where}: {message}", "the files in search_spaces/ show every key") from None

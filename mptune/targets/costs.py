@@ -1,0 +1,259 @@
+"""What each layer group computes and moves: FLOPs and bytes, counted on concrete shapes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from mptune.graph.groups import LayerGroup
+from mptune.graph.model import Model, Node
+
+Shape = tuple[int, ...]
+
+VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout"})
+"""Operators that only look at their first input in another way: no traffic, no kernel."""
+
+_METADATA = frozenset({"Shape", "Size", "Constant"})
+"""Operators that touch no element at run time."""
+
+_PARTIAL_READS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
+"""Operators that read of their first input only what they return."""
+
+_INPUT_COSTS: Mapping[str, float] = {
+    **dict.fromkeys(("Softmax", "LogSoftmax"), 5.0),
+    **dict.fromkeys(("LayerNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization"), 7.0),
+    **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", "ArgMax", "ArgMin", "TopK", "CumSum"), 1.0),
+}
+"""FLOPs per input element of operators whose output says little: passes over the row times operations per pass."""
+
+
+@dataclass(frozen=True)
+class GroupCost:
+    """What a group computes and moves in one inference.
+
+    Only what enters and leaves the group counts as traffic, with the weights: inside, element-wise nodes are fused
+    into what produces their input.
+
+    Attributes:
+        matrix_flops: in convolutions and matrix products, which tensor cores take; a multiply-add counts 2.
+        vector_flops: in everything else.
+        fp32_bytes: read and written with the group in FP32.
+        fp16_bytes: the same with the group in FP16.
+        matrix_elements: elements of the largest output of a convolution or matrix product.
+        kernels: 0 for groups of views and metadata only, else 1.
+    """
+
+    matrix_flops: float
+    vector_flops: float
+    fp32_bytes: float
+    fp16_bytes: float
+    matrix_elements: int
+    kernels: int
+
+    @property
+    def flops(self) -> float:
+        """All of them."""
+        return self.matrix_flops + self.vector_flops
+
+
+class ShapeTable:
+    """Concrete shapes: observed ones first, then the model's own with symbolic sizes filled in from what was observed.
+
+    A dimension that nothing tells counts as 1.
+    """
+
+    def __init__(self, model: Model, observed: Mapping[str, Shape]) -> None:
+        self._model = model
+        self._observed = observed
+        self._sizes: dict[str, int] = {}
+        for name, shape in observed.items():
+            for dim, size in zip(model.info(name).shape or (), shape, strict=False):
+                if isinstance(dim, str):
+                    self._sizes.setdefault(dim, size)
+
+    def __getitem__(self, tensor: str) -> Shape:
+        if tensor in self._observed:
+            return self._observed[tensor]
+        if tensor in self._model.initializers:
+            return self._model.initializers[tensor].shape
+        dims = self._model.info(tensor).shape or ()
+        return tuple(dim if isinstance(dim, int) else self._sizes.get(dim or "", 1) for dim in dims)
+
+    def elements(self, tensor: str) -> int:
+        """Number of elements of a tensor."""
+        return math.prod(self[tensor])
+
+
+def group_costs(model: Model, groups: Sequence[LayerGroup], shapes: Mapping[str, Shape]) -> dict[str, GroupCost]:
+    """Count FLOPs and bytes of every group.
+
+    Args:
+        model: the model.
+        groups: its layer groups.
+        shapes: concrete shapes by tensor name, such as those observed on the first sample. What is missing is taken
+            from the model, symbolic dimensions by their names.
+
+    Returns:
+        One cost per group id. Nodes in no group are left out (``ungrouped_cost``).
+    """
+    counter = _Counter(model, groups, ShapeTable(model, shapes))
+    nodes = {node.name: node for node in model.nodes}
+    return {group.id: counter.cost([nodes[name] for name in group.nodes], k) for k, group in enumerate(groups)}
+
+
+def ungrouped_cost(model: Model, groups: Sequence[LayerGroup], shapes: Mapping[str, Shape]) -> GroupCost:
+    """What nodes without a precision compute and move together: custom operators, integer and boolean arithmetic."""
+    grouped = {name for group in groups for name in group.nodes}
+    rest = [node for node in model.nodes if node.name not in grouped]
+    return _Counter(model, groups, ShapeTable(model, shapes)).cost(rest, -1)
+
+
+class _Counter:
+    """Who reads and writes what, looked through views."""
+
+    def __init__(self, model: Model, groups: Sequence[LayerGroup], shapes: ShapeTable) -> None:
+        self._model = model
+        self._shapes = shapes
+        self._group_of = {name: k for k, group in enumerate(groups) for name in group.nodes}
+        self._root: dict[str, str] = {}
+        self._readers: dict[str, set[int]] = {}
+        for node in model.nodes:
+            if node.op_type in VIEWS and node.is_standard and node.inputs:
+                root = self._root_of(node.inputs[0])
+                self._root.update((out, root) for out in node.outputs[:1])
+            elif node.op_type not in _METADATA:
+                for name in (*node.inputs, *node.captures):
+                    self._readers.setdefault(self._root_of(name), set()).add(self._owner(node))
+        for output in model.outputs:
+            self._readers.setdefault(self._root_of(output.name), set()).add(-2)  # the caller
+
+    def _root_of(self, tensor: str) -> str:
+        return self._root.get(tensor, tensor)
+
+    def _owner(self, node: Node) -> int:
+        return self._group_of.get(node.name, -1)
+
+    def cost(self, nodes: Sequence[Node], owner: int) -> GroupCost:
+        """The cost of the nodes of one group; ``owner`` is its position, -1 for the nodes in none."""
+        working = [n for n in nodes if not (n.is_standard and n.op_type in VIEWS | _METADATA)]
+        made = {out for node in working for out in node.outputs if out}
+        traffic: dict[str, int] = {}
+        matrix = vector = 0.0
+        largest = 0
+        for node in working:
+            flops, is_matrix = node_flops(node, self._shapes)
+            matrix += flops if is_matrix else 0.0
+            vector += 0.0 if is_matrix else flops
+            written = sum(self._shapes.elements(out) for out in node.outputs if out)
+            largest = max(largest, written if is_matrix else 0)
+            for slot, name in enumerate((*node.inputs, *node.captures)):
+                root = self._root_of(name)
+                if name and root not in made:
+                    partial = node.op_type in _PARTIAL_READS and slot == 0
+                    elements = min(written, self._shapes.elements(name)) if partial else self._shapes.elements(name)
+                    traffic[root] = max(traffic.get(root, 0), elements)
+        for out in made:
+            if self._readers.get(out, set()) - {owner}:
+                traffic[out] = self._shapes.elements(out)
+        return GroupCost(
+            matrix_flops=matrix,
+            vector_flops=vector,
+            fp32_bytes=float(sum(count * self._item_bytes(name, 4) for name, count in traffic.items())),
+            fp16_bytes=float(sum(count * self._item_bytes(name, 2) for name, count in traffic.items())),
+            matrix_elements=largest,
+            kernels=1 if working else 0,
+        )
+
+    def _item_bytes(self, tensor: str, float_bytes: int) -> int:
+        info = self._model.info(tensor)
+        if info.is_float32 or info.dtype in ("undefined", "sequence", "optional", "string"):
+            return float_bytes
+        return info.numpy_dtype.itemsize
+
+
+def node_flops(node: Node, shapes: ShapeTable) -> tuple[float, bool]:
+    """FLOPs of one node, and whether tensor cores can take them.
+
+    Convolutions and matrix products by their definitions in the ONNX operator reference; other operators one FLOP per
+    output element, reductions and norms by their inputs.
+    """
+    matrix = _MATRIX_FLOPS.get(node.op_type) if node.is_standard else None
+    if matrix is not None:
+        return matrix(node, shapes), True
+    out = sum(shapes.elements(name) for name in node.outputs if name)
+    read = max((shapes.elements(name) for name in node.inputs if name), default=0)
+    if node.op_type in _INPUT_COSTS:
+        return _INPUT_COSTS[node.op_type] * read, False
+    if node.op_type.startswith("Reduce"):
+        return float(read), False
+    if node.op_type in ("MaxPool", "AveragePool", "LpPool"):
+        return float(out * math.prod(_ints(node, "kernel_shape"))), False
+    return float(out), False
+
+
+def _attribute(node: Node, name: str) -> object:
+    return next((onnx.helper.get_attribute_value(a) for a in node.proto.attribute if a.name == name), None)
+
+
+def _ints(node: Node, name: str) -> tuple[int, ...]:
+    value = _attribute(node, name)
+    return tuple(int(v) for v in value) if isinstance(value, Sequence) else ()
+
+
+def _last(shape: Shape, back: int = 1) -> int:
+    return shape[-back] if len(shape) >= back else 1
+
+
+def _conv(node: Node, shapes: ShapeTable) -> float:
+    weight = shapes[node.inputs[1]]  # (out channels, in channels / group, *kernel)
+    return 2.0 * shapes.elements(node.outputs[0]) * math.prod(weight[1:])
+
+
+def _conv_transpose(node: Node, shapes: ShapeTable) -> float:
+    weight = shapes[node.inputs[1]]  # (in channels, out channels / group, *kernel)
+    return 2.0 * shapes.elements(node.inputs[0]) * math.prod(weight[1:])
+
+
+def _matmul(node: Node, shapes: ShapeTable) -> float:
+    return 2.0 * shapes.elements(node.outputs[0]) * _last(shapes[node.inputs[0]])
+
+
+def _gemm(node: Node, shapes: ShapeTable) -> float:
+    inner = _last(shapes[node.inputs[0]], 2 if _attribute(node, "transA") else 1)
+    return 2.0 * shapes.elements(node.outputs[0]) * inner
+
+
+def _einsum(node: Node, shapes: ShapeTable) -> float:
+    equation = _attribute(node, "equation")
+    text = equation.decode() if isinstance(equation, bytes) else ""
+    sizes: dict[str, int] = {}
+    for term, name in zip(text.split("->")[0].replace(" ", "").split(","), node.inputs, strict=False):
+        if "..." in term:  # named dimensions only: the batch is in the output, which bounds the count from below
+            return 2.0 * shapes.elements(node.outputs[0]) * _last(shapes[node.inputs[0]])
+        sizes.update(zip(term, shapes[name], strict=False))
+    return 2.0 * math.prod(sizes.values())
+
+
+def _attention(node: Node, shapes: ShapeTable) -> float:
+    """Scores and weighted values: 2 products of 2 FLOPs for every query element and key position."""
+    return 4.0 * shapes.elements(node.inputs[0]) * _last(shapes[node.inputs[1]], 2)
+
+
+def _recurrent(node: Node, shapes: ShapeTable) -> float:
+    """Every step multiplies by the input and the recurrent weights (directions lie in their first axis)."""
+    steps, batch = (*shapes[node.inputs[0]], 1, 1)[:2]
+    return 2.0 * steps * batch * (shapes.elements(node.inputs[1]) + shapes.elements(node.inputs[2]))
+
+
+_MATRIX_FLOPS: Mapping[str, Callable[[Node, ShapeTable], float]] = {
+    **dict.fromkeys(("Conv", "DeformConv"), _conv),
+    "ConvTranspose": _conv_transpose,
+    "MatMul": _matmul,
+    "Gemm": _gemm,
+    "Einsum": _einsum,
+    "Attention": _attention,
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
+}

@@ -1,0 +1,137 @@
+"""Which GPUs are here, asked of the driver's own tool or of a Jetson's device tree. Loads no CUDA, never raises."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+_QUERY = ("index", "uuid", "name", "compute_cap", "memory.total", "driver_version")
+
+_JETSON_CAPABILITIES = {"Thor": (11, 0), "Orin": (8, 7), "Xavier": (7, 2), "TX2": (6, 2), "TX1": (5, 3), "Nano": (5, 3)}
+"""Compute capability by module (NVIDIA's CUDA GPUs page); the first that the model's name holds."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU of this machine.
+
+    Attributes:
+        name: as the driver or the device tree has it.
+        compute_capability: None where the driver is too old to say.
+        memory_gb: total, GB (10^9 bytes); on a Jetson what CPU and GPU share. None where it is not told.
+        driver: version of the driver, or of L4T on a Jetson.
+        index: as CUDA counts the visible devices.
+        is_jetson: an integrated GPU of a Jetson module.
+    """
+
+    name: str
+    compute_capability: tuple[int, int] | None
+    memory_gb: float | None
+    driver: str
+    index: int = 0
+    is_jetson: bool = False
+
+
+def detect_gpus(root: Path = Path("/"), timeout_s: float = 10.0) -> tuple[Gpu, ...]:
+    """List the GPUs that CUDA would see here; empty where there is none or none can be asked.
+
+    ``CUDA_VISIBLE_DEVICES`` is respected where it holds indices or UUIDs of whole GPUs.
+
+    Args:
+        root: of the file system that is looked at for a Jetson's files.
+        timeout_s: a driver that hangs is given up after this long.
+    """
+    jetson = _detect_jetson(root)
+    if jetson is not None:  # its nvidia-smi, where there is one, answers "[N/A]"
+        return (jetson,)
+    rows = _ask_nvidia_smi(timeout_s)
+    visible = _visible([row["index"] for row in rows], [row["uuid"] for row in rows])
+    return tuple(
+        Gpu(
+            name=rows[k]["name"],
+            compute_capability=_capability(rows[k]["compute_cap"]),
+            memory_gb=_memory_gb(rows[k]["memory.total"]),
+            driver=rows[k]["driver_version"],
+            index=index,
+        )
+        for index, k in enumerate(visible)
+    )
+
+
+def _ask_nvidia_smi(timeout_s: float) -> list[dict[str, str]]:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    command = [tool, f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=True,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = csv.reader(done.stdout.splitlines(), skipinitialspace=True)
+    return [dict(zip(_QUERY, (cell.strip() for cell in row), strict=True)) for row in rows if len(row) == len(_QUERY)]
+
+
+def _visible(indices: list[str], uuids: list[str]) -> list[int]:
+    """Positions of the GPUs that ``CUDA_VISIBLE_DEVICES`` leaves, in its order; it ends at the first bad entry."""
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is None or wanted.strip().startswith("MIG"):
+        return list(range(len(indices)))
+    chosen: list[int] = []
+    for entry in (part.strip() for part in wanted.split(",")):
+        matches = [
+            k
+            for k, (i, u) in enumerate(zip(indices, uuids, strict=True))
+            if entry == i or (entry.startswith("GPU-") and u.startswith(entry))
+        ]
+        if len(matches) != 1 or matches[0] in chosen:
+            break
+        chosen += matches
+    return chosen
+
+
+def _capability(text: str) -> tuple[int, int] | None:
+    match = re.fullmatch(r"(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _memory_gb(mebibytes: str) -> float | None:
+    try:
+        return round(float(mebibytes) * 2**20 / 1e9, 1)
+    except ValueError:  # "[N/A]" where CPU and GPU share their memory
+        return None
+
+
+def _detect_jetson(root: Path) -> Gpu | None:
+    model = _read(root / "proc/device-tree/model").strip("\0\n ")
+    if "jetson" not in model.lower():
+        return None
+    capability = next((c for module, c in _JETSON_CAPABILITIES.items() if module.lower() in model.lower()), None)
+    total = re.search(r"^MemTotal:\s*(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
+    release = re.search(r"# R(\d+) .*REVISION: ([\d.]+)", _read(root / "etc/nv_tegra_release"))
+    return Gpu(
+        name=model,
+        compute_capability=capability,
+        memory_gb=round(int(total[1]) * 1024 / 1e9, 1) if total else None,
+        driver=f"L4T {release[1]}.{release[2]}" if release else "",
+        is_jetson=True,
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,191 @@
+"""Target profiles: what a device can do, each figure with its source, read from TOML and matched to the GPU here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pydantic
+
+from mptune import resources
+from mptune.errors import TargetError
+from mptune.targets.detect import Gpu, detect_gpus
+
+__all__ = ["FIGURES", "Gpu", "Target", "detect_gpus", "list_targets", "load_target", "match_target"]
+
+TargetKind = Literal["jetson", "gpu", "cpu"]
+
+FIGURES = (
+    "compute_capability",
+    "sm_count",
+    "fp16_tflops",
+    "fp32_tflops",
+    "tf32_tflops",
+    "bandwidth_gbps",
+    "memory_gb",
+    "l2_mb",
+    "launch_us",
+    "power_modes",
+)
+"""The fields of a profile that need a source."""
+
+_MEMORY_TOLERANCE = 0.15
+"""What a device reports lies within a tenth of the GB in its name; siblings differ by half or double."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The device that engines are for.
+
+    Attributes:
+        name: what ``--target`` takes.
+        title: what people call it.
+        kind: Jetson module, discrete GPU, or the CPU here.
+        fp16_tflops: dense FP16 peak of matrix products (tensor cores where there are), TFLOP/s.
+        fp32_tflops: FP32 peak without TF32, TFLOP/s.
+        bandwidth_gbps: memory bandwidth, GB/s (10^9 bytes).
+        memory_gb: memory that engines can use, GB; None where it depends on the machine.
+        sources: figure -> where it comes from. ``† from memory`` and ``‡ inferred`` are marked as such.
+        compute_capability: of an NVIDIA GPU.
+        sm_count: streaming multiprocessors.
+        tf32_tflops: dense TF32 tensor core peak, TFLOP/s.
+        l2_mb: second level cache, MB.
+        launch_us: fixed cost of one kernel within a CUDA graph, microseconds.
+        power_modes: names only; their caps are read on the device.
+        gpu_names: what drivers and device trees call it; parts of the name, in any case.
+        note: one line that `mptune targets` shows.
+    """
+
+    name: str
+    title: str
+    kind: TargetKind
+    fp16_tflops: float
+    fp32_tflops: float
+    bandwidth_gbps: float
+    launch_us: float
+    sources: Mapping[str, str] = field(default_factory=dict)
+    memory_gb: float | None = None
+    compute_capability: tuple[int, int] | None = None
+    sm_count: int | None = None
+    tf32_tflops: float | None = None
+    l2_mb: float | None = None
+    power_modes: tuple[str, ...] = ()
+    gpu_names: tuple[str, ...] = ()
+    note: str = ""
+
+
+_Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
+
+
+class _TargetFile(pydantic.BaseModel):
+    """A profile as it is written. Only format, title, kind and the figures of the roofline are needed."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal[1]
+    title: str = pydantic.Field(min_length=1)
+    kind: TargetKind
+    fp16_tflops: _Positive
+    fp32_tflops: _Positive
+    bandwidth_gbps: _Positive
+    launch_us: Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
+    memory_gb: _Positive | None = None
+    compute_capability: Annotated[str, pydantic.Field(pattern=r"^\d+\.\d$")] | None = None
+    sm_count: Annotated[int, pydantic.Field(gt=0)] | None = None
+    tf32_tflops: _Positive | None = None
+    l2_mb: _Positive | None = None
+    power_modes: tuple[str, ...] = ()
+    gpu_names: tuple[str, ...] = ()
+    note: str = ""
+    sources: dict[str, str] = {}
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> _TargetFile:
+        unknown = sorted(set(self.sources) - set(FIGURES))
+        if unknown:
+            raise ValueError(f"sources names {unknown[0]!r}, which is no figure")
+        if self.kind != "cpu" and self.compute_capability is None:
+            raise ValueError('compute_capability is missing, such as "8.7"')
+        return self
+
+    def to_target(self, name: str) -> Target:
+        """The frozen record; a figure that is given without a source says so."""
+        values = self.model_dump(exclude={"format", "sources", "compute_capability"})
+        given = [figure for figure in FIGURES if getattr(self, figure)]
+        capability = None if self.compute_capability is None else _capability(self.compute_capability)
+        sources = {figure: self.sources.get(figure, "not stated") for figure in given}
+        return Target(name=name, compute_capability=capability, sources=sources, **values)
+
+
+def _capability(text: str) -> tuple[int, int]:
+    major, _, minor = text.partition(".")
+    return int(major), int(minor)
+
+
+def load_target(name_or_path: str) -> Target:
+    """Read a profile by its name, or from a TOML file of the user's.
+
+    Raises:
+        TargetError: unknown name, no such file, or not a valid profile.
+    """
+    return _read(resources.locate("targets", name_or_path, TargetError))
+
+
+def list_targets() -> tuple[Target, ...]:
+    """All profiles that come with mptune, sorted by name."""
+    return tuple(_read(resources.find("targets", name)) for name in resources.names("targets"))
+
+
+def _read(path: Path) -> Target:
+    return resources.read_toml(path, _TargetFile, TargetError).to_target(path.stem)
+
+
+def match_target(gpu: Gpu) -> Target:
+    """The profile of a GPU: by name and memory; else a stand-in.
+
+    The stand-in has the GPU's own name, compute capability and memory; the other figures are those of the profile
+    whose compute capability is nearest (newer rather than older, then the smaller device), and their sources say so.
+    It is good enough as a prior: the search fits the scale of all gains to its first two builds.
+    """
+    profiles = [target for target in list_targets() if target.kind != "cpu"]
+    fitting = [target for target in profiles if _fits(target, gpu)]
+    if fitting:
+        return max(fitting, key=lambda target: max(len(n) for n in target.gpu_names if n.lower() in gpu.name.lower()))
+    kind: TargetKind = "jetson" if gpu.is_jetson else "gpu"
+    nearest = min(profiles, key=lambda target: _distance(target, gpu, kind))
+    source = f"‡ inferred: that of {nearest.name}, the profile nearest to this GPU"
+    own = {"compute_capability": gpu.compute_capability, "memory_gb": gpu.memory_gb}
+    sources = dict.fromkeys(nearest.sources, source)
+    sources |= {figure: "reported by the driver" for figure, value in own.items() if value is not None}
+    return replace(
+        nearest,
+        name=re.sub(r"[^a-z0-9]+", "-", gpu.name.lower().removeprefix("nvidia")).strip("-") or "gpu",
+        title=gpu.name,
+        kind=kind,
+        compute_capability=gpu.compute_capability or nearest.compute_capability,
+        memory_gb=gpu.memory_gb or nearest.memory_gb,
+        sources=sources,
+        power_modes=(),
+        gpu_names=(),
+        note=f"no profile of its own: peaks and bandwidth are taken from {nearest.name}",
+    )
+
+
+def _fits(target: Target, gpu: Gpu) -> bool:
+    if not any(name.lower() in gpu.name.lower() for name in target.gpu_names):
+        return False
+    if gpu.compute_capability is not None and gpu.compute_capability != target.compute_capability:
+        return False
+    if gpu.memory_gb is None or target.memory_gb is None:
+        return True
+    return abs(gpu.memory_gb / target.memory_gb - 1) <= _MEMORY_TOLERANCE
+
+
+def _distance(target: Target, gpu: Gpu, kind: TargetKind) -> tuple[float, ...]:
+    major, minor = gpu.compute_capability or (8, 6)  # the commonest of those whose driver is too old to say
+    there = target.compute_capability or (0, 0)
+    steps = 10 * (there[0] - major) + there[1] - minor
+    return (float(target.kind != kind), abs(steps) + (0.5 if steps < 0 else 0.0), target.fp16_tflops)

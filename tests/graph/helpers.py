@@ -1,0 +1,69 @@
+"""Run and inspect models in tests."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from mptune.graph.groups import LayerGroup
+from mptune.graph.model import Model
+from mptune.graph.plan import Precision, PrecisionPlan
+
+
+def feeds(model: Model, seed: int = 0, batch: int = 3) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    made = {}
+    for info in model.inputs:
+        shape = [d if isinstance(d, int) else batch for d in info.shape or ()]
+        dtype = info.numpy_dtype
+        made[info.name] = (
+            rng.standard_normal(shape).astype(dtype) if dtype.kind == "f" else rng.integers(0, 2, shape).astype(dtype)
+        )
+    return made
+
+
+def run(path: Path, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """On the CPU, without the optimisation that crashes on FP16 products there, and without reused FP16 buffers."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.enable_mem_pattern = False
+    session = ort.InferenceSession(
+        str(path), options, providers=["CPUExecutionProvider"], disabled_optimizers=["MatmulTransposeFusion"]
+    )
+    names = [o.name for o in session.get_outputs()]
+    return dict(zip(names, session.run(names, dict(feed)), strict=True))
+
+
+def relative_l2(y: np.ndarray, reference: np.ndarray) -> float:
+    y, reference = y.astype(np.float64), reference.astype(np.float64)
+    return float(np.linalg.norm(y - reference) / np.linalg.norm(reference))
+
+
+def plans(model: Model, groups: tuple[LayerGroup, ...], count: int, seed: int = 0) -> list[PrecisionPlan]:
+    rng = random.Random(seed)
+    ids = [g.id for g in groups]
+    both = (Precision.FP16, Precision.FP32)
+    uniform = [PrecisionPlan.uniform(model.sha256, ids, p) for p in both]
+    return uniform + [PrecisionPlan(model.sha256, {i: rng.choice(both) for i in ids}) for _ in range(count)]
+
+
+def check(path: Path) -> onnx.ModelProto:
+    """Full check with strict inference; returns the typed graph."""
+    onnx.checker.check_model(str(path), full_check=True)
+    return onnx.shape_inference.infer_shapes(onnx.load(path), strict_mode=True, check_type=True)
+
+
+def types(path: Path) -> dict[str, int]:
+    proto = check(path)
+    values = (*proto.graph.value_info, *proto.graph.input, *proto.graph.output)
+    found = {v.name: v.type.tensor_type.elem_type for v in values}
+    return found | {i.name: i.data_type for i in proto.graph.initializer}
+
+
+def casts(path: Path, original: int = 0) -> int:
+    return sum(n.op_type == "Cast" for n in onnx.load(path, load_external_data=False).graph.node) - original

@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from mptune.errors import PlanError
+from mptune.graph.flow import Flow
+from mptune.graph.groups import find_groups
+from mptune.graph.model import load_model
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.rewrite import Rewriter, rewrite
+from mptune.graph.weights import WeightBank
+from tests.graph import models
+from tests.graph.helpers import casts, check, feeds, plans, relative_l2, run, types
+
+FAMILIES = {
+    "mlp": models.mlp,
+    "mlp, opset 21": lambda: models.mlp(21),
+    "cnn": models.cnn,
+    "attention": models.attention,
+    "attention with a mask": lambda: models.attention(-1e4),
+    "decomposed LayerNorm": models.decomposed_norm,
+    "decomposed RMSNorm": lambda: models.decomposed_norm(rms=True),
+}
+
+
+def rewriter(path: Path, *, bank: bool = True) -> tuple[Rewriter, tuple[PrecisionPlan, ...], Path]:
+    model = load_model(path)
+    groups = find_groups(model)
+    folder = path.parent / "weights"
+    made = Rewriter(model, groups, WeightBank.write(model, folder) if bank else None)
+    return made, tuple(plans(model, groups, 6)), folder
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_any_plan_checks_runs_and_keeps_the_interface(family: str, tmp_path: Path) -> None:
+    path = models.save(FAMILIES[family](), tmp_path)
+    made, some, folder = rewriter(path)
+    model = made.flow.model
+    feed = feeds(model)
+    reference = run(path, feed)
+    original = onnx.load(path).graph
+    for number, plan in enumerate(some):
+        out = made.write(plan, folder / f"{number}.onnx")
+        typed = check(out).graph
+        assert list(typed.input) == list(original.input)
+        assert [(o.name, o.type.tensor_type.elem_type) for o in typed.output] == [
+            (o.name, o.type.tensor_type.elem_type) for o in original.output
+        ]
+        for name, y in run(out, feed).items():
+            assert relative_l2(y, reference[name]) < 2e-2, plan
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_node_realises_the_plan_with_ideal_casts(family: str, tmp_path: Path) -> None:
+    path = models.save(FAMILIES[family](), tmp_path)
+    made, some, folder = rewriter(path)
+    model = made.flow.model
+    before = sum(n.op_type == "Cast" for n in model.nodes)
+    for plan in some:
+        out = made.write(plan, folder / "t.onnx")
+        found = types(out)
+        nodes = {n.name: n for n in onnx.load(out, load_external_data=False).graph.node}
+        for name, precision in made.node_precisions(plan).items():
+            wanted = TensorProto.FLOAT16 if precision is Precision.FP16 else TensorProto.FLOAT
+            rule = made.flow.rules[next(n.index for n in model.nodes if n.name == name)]
+            realised = [found[nodes[name].output[i]] for i in rule.outputs] + [
+                found[nodes[name].input[i]] for i in rule.inputs
+            ]
+            assert set(realised) <= {wanted}, name
+        assert casts(out, before) == made.boundaries(plan)
+        produced = [n.input[0] for n in nodes.values() if n.op_type == "Cast"]
+        assert len(produced) == len(set(produced)), "one tensor is cast twice"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_fp32_plan_gives_the_model_back_and_bytes_repeat(family: str, tmp_path: Path) -> None:
+    path = models.save(FAMILIES[family](), tmp_path)
+    made, some, folder = rewriter(path)
+    ids = some[0].precision
+    fp32 = PrecisionPlan.uniform(made.flow.model.sha256, ids, Precision.FP32)
+    out = made.export(fp32, folder / "fp32.onnx")
+    proto, original = onnx.load(out), onnx.load(path)
+    assert proto.graph == original.graph
+    assert proto.opset_import == original.opset_import
+    again, _, _ = rewriter(path)
+    for plan in some:
+        assert made.write(plan, folder / "a.onnx").read_bytes() == again.write(plan, folder / "b.onnx").read_bytes()
+
+
+def test_the_bank_and_the_export_hold_the_same_weights(tmp_path: Path) -> None:
+    made, some, folder = rewriter(models.save(models.cnn(), tmp_path))
+    for plan in some:
+        referring = onnx.load(made.write(plan, folder / "a.onnx"))
+        contained = onnx.load(made.export(plan, folder / "b.onnx"))
+        arrays = [{i.name: onnx.numpy_helper.to_array(i) for i in m.graph.initializer} for m in (referring, contained)]
+        assert arrays[0].keys() == arrays[1].keys()
+        assert all(
+            np.array_equal(arrays[0][n], arrays[1][n]) and arrays[0][n].dtype == arrays[1][n].dtype for n in arrays[0]
+        )
+
+
+def test_an_initializer_on_both_sides_exists_once_in_each_type(tmp_path: Path) -> None:
+    proto = models.model(
+        [models.node("MatMul", ["x", "w"], "a", "one"), models.node("MatMul", ["a", "w"], "y", "two")],
+        [models.value("x", [2, 4])],
+        [models.value("y", [2, 4])],
+        [models.weight("w", 4, 4)],
+    )
+    made, _, folder = rewriter(models.save(proto, tmp_path), bank=False)
+    plan = PrecisionPlan(made.flow.model.sha256, {"g000": Precision.FP16, "g001": Precision.FP32})
+    out = onnx.load(made.write(plan, folder / "t.onnx")).graph
+    kinds = {i.name: i.data_type for i in out.initializer}
+    assert kinds == {"w": TensorProto.FLOAT, "w__fp16": TensorProto.FLOAT16}
+    assert np.array_equal(onnx.numpy_helper.to_array(out.initializer[0]), made.flow.model.initializers["w"].numpy())
+
+
+def test_an_output_that_is_also_used_inside_keeps_name_and_type(tmp_path: Path) -> None:
+    proto = models.model(
+        [models.node("MatMul", ["x", "w"], "mid", "one"), models.node("MatMul", ["mid", "w"], "y", "two")],
+        [models.value("x", [2, 4])],
+        [models.value("y", [2, 4]), models.value("mid", [2, 4])],
+        [models.weight("w", 4, 4)],
+    )
+    path = models.save(proto, tmp_path)
+    made, some, folder = rewriter(path)
+    for plan in some:
+        found = types(made.write(plan, folder / "t.onnx"))
+        assert found["y"] == found["mid"] == TensorProto.FLOAT
+
+
+def test_what_a_subgraph_captures_stays_fp32_under_its_name(tmp_path: Path) -> None:
+    then = helper.make_graph([models.node("Neg", ["outer"], "t", "neg")], "then", [], [models.value("t", [2, 4])])
+    other = helper.make_graph([models.node("Abs", ["outer"], "e", "abs")], "else", [], [models.value("e", [2, 4])])
+    proto = models.model(
+        [
+            models.node("MatMul", ["x", "w"], "outer", "product"),
+            models.node("If", ["c"], "picked", "if", then_branch=then, else_branch=other),
+            models.node("MatMul", ["picked", "w"], "m", "after"),
+            models.node("Add", ["m", "outer"], "y", "add"),
+        ],
+        [models.value("x", [2, 4]), models.value("c", [], TensorProto.BOOL)],
+        [models.value("y", [2, 4])],
+        [models.weight("w", 4, 4)],
+    )
+    path = models.save(proto, tmp_path)
+    made, some, folder = rewriter(path)
+    feed = feeds(made.flow.model)
+    for plan in some:
+        out = made.write(plan, folder / "t.onnx")
+        assert types(out)["outer"] == TensorProto.FLOAT
+        assert relative_l2(run(out, feed)["y"], run(path, feed)["y"]) < 1e-2
+
+
+def test_constant_nodes_are_handled_like_initializers(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Constant", [], ["a"], "ca", value_float=0.5),
+        helper.make_node("Constant", [], ["b"], "cb", value_floats=[1.0, 2.0, 3.0, 4.0]),
+        helper.make_node("Constant", [], ["s"], "cs", value_ints=[2, 2]),
+        models.node("MatMul", ["x", "w"], "m", "product"),
+        models.node("Mul", ["m", "a"], "ma", "mul"),
+        models.node("Add", ["ma", "b"], "mb", "add"),
+        models.node("Reshape", ["mb", "s"], "y", "reshape"),
+    ]
+    proto = models.model(nodes, [models.value("x", [1, 4])], [models.value("y", [2, 2])], [models.weight("w", 4, 4)])
+    made, some, folder = rewriter(models.save(proto, tmp_path))
+    graph = onnx.load(made.write(some[0], folder / "t.onnx"), load_external_data=False).graph
+    assert [n.op_type for n in graph.node] == ["Cast", "Constant", "MatMul", "Mul", "Add", "Reshape", "Cast"]
+    assert {"a__fp16", "b__fp16", "w__fp16"} == {i.name for i in graph.initializer}
+    check(folder / "t.onnx")
+
+
+def test_casts_and_filled_tensors_take_the_plans_type(tmp_path: Path) -> None:
+    nodes = [
+        models.node("Cast", ["i"], "f", "cast", to=TensorProto.FLOAT),
+        models.node("ConstantOfShape", ["shape"], "zeros", "fill"),
+        models.node("Add", ["f", "zeros"], "z", "add"),
+        models.node("MatMul", ["z", "w"], "y", "product"),
+    ]
+    proto = models.model(
+        nodes,
+        [models.value("i", [2, 4], TensorProto.INT64)],
+        [models.value("y", [2, 4])],
+        [models.weight("w", 4, 4), models.constant("shape", [2, 4], np.int64)],
+    )
+    made, some, folder = rewriter(models.save(proto, tmp_path))
+    found = types(made.write(some[0], folder / "t.onnx"))
+    assert found["f"] == found["zeros"] == found["z"] == TensorProto.FLOAT16
+    assert casts(folder / "t.onnx", original=1) == 1
+
+
+def test_inputs_that_must_keep_their_type_do(tmp_path: Path) -> None:
+    nodes = [
+        models.node("Relu", ["x"], "r", "relu"),
+        models.node("Resize", ["r", "", "scales"], "big", "resize"),
+        models.node("Pow", ["big", "three"], "p", "pow"),
+        models.node("TopK", ["p", "k"], ["values", "indices"], "topk"),
+        models.node("LayerNormalization", ["values", "g"], ["n", "mean", "inv"], "norm"),
+    ]
+    proto = models.model(
+        nodes,
+        [models.value("x", [1, 1, 4, 4])],
+        [models.value(n, [1, 1, 8, None]) for n in ("n", "mean")],
+        [
+            models.constant("scales", [1, 1, 2, 2]),
+            models.constant("three", 3, np.int64),
+            models.constant("k", [4], np.int64),
+            models.weight("g", 4),
+        ],
+    )
+    path = models.save(proto, tmp_path)
+    made, some, folder = rewriter(path)
+    out = made.write(some[0], folder / "t.onnx")
+    found = types(out)
+    assert found["scales"] == found["mean"] == TensorProto.FLOAT
+    assert found["big"] == found["p"] == found["values"] == TensorProto.FLOAT16
+    run(out, feeds(made.flow.model))
+
+
+def test_custom_operators_and_quantisation_stay_fp32(tmp_path: Path) -> None:
+    nodes = [
+        models.node("QuantizeLinear", ["x", "scale", "zero"], "q", "q"),
+        models.node("DequantizeLinear", ["q", "scale", "zero"], "d", "dq"),
+        models.node("MatMul", ["d", "w"], "m", "product"),
+        helper.make_node("Mystery", ["m"], ["y"], "mystery", domain="com.example"),
+    ]
+    proto = models.model(
+        nodes,
+        [models.value("x", [2, 4])],
+        [models.value("y", [2, 4])],
+        [models.constant("scale", 1e-9), models.constant("zero", 0, np.uint8), models.weight("w", 4, 4)],
+    )
+    proto.graph.value_info.append(models.value("d", [2, 4]))
+    proto.graph.value_info.append(models.value("m", [2, 4]))
+    made, some, folder = rewriter(models.save(proto, tmp_path))
+    assert made.node_precisions(some[0]) == {"product": Precision.FP16}
+    graph = onnx.load(made.write(some[0], folder / "t.onnx"), load_external_data=False).graph
+    assert [n.op_type for n in graph.node] == [
+        "QuantizeLinear",
+        "DequantizeLinear",
+        "Cast",
+        "MatMul",
+        "Cast",
+        "Mystery",
+    ]
+
+
+def test_names_that_look_like_ours_are_left_alone(tmp_path: Path) -> None:
+    proto = models.model(
+        [models.node("MatMul", ["x", "w"], "x__fp16", "one"), models.node("MatMul", ["x__fp16", "w"], "y", "two")],
+        [models.value("x", [2, 4])],
+        [models.value("y", [2, 4])],
+        [models.weight("w", 4, 4)],
+    )
+    made, some, folder = rewriter(models.save(proto, tmp_path))
+    for plan in some:
+        check(made.write(plan, folder / "t.onnx"))
+
+
+def test_refuses_another_models_plan_and_incomplete_plans(tmp_path: Path) -> None:
+    made, some, _ = rewriter(models.save(models.mlp(), tmp_path))
+    flow: Flow = made.flow
+    with pytest.raises(PlanError, match="another model"):
+        flow.resolve(PrecisionPlan("0" * 64, some[0].precision))
+    with pytest.raises(PlanError, match="lacks"):
+        flow.resolve(PrecisionPlan(flow.model.sha256, {"g000": Precision.FP16}))
+    with pytest.raises(PlanError, match="has not"):
+        flow.resolve(PrecisionPlan(flow.model.sha256, {**some[0].precision, "g999": Precision.FP16}))
+
+
+def test_rewrite_in_memory(tmp_path: Path) -> None:
+    model = load_model(models.save(models.mlp(), tmp_path))
+    groups = find_groups(model)
+    proto = rewrite(model, PrecisionPlan.uniform(model.sha256, [g.id for g in groups], Precision.FP16))
+    onnx.checker.check_model(proto, full_check=True)
+    assert {i.data_type for i in proto.graph.initializer} == {TensorProto.FLOAT16}

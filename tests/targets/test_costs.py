@@ -1,0 +1,194 @@
+"""FLOPs and bytes, counted by hand on small models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from mptune.graph.groups import LayerGroup, find_groups
+from mptune.graph.model import Model, load_model
+from mptune.targets.costs import GroupCost, ShapeTable, group_costs, node_flops, ungrouped_cost
+
+Build = Callable[..., Model]
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Build:
+    """A model from nodes, shapes of its inputs and outputs, and shapes of its weights."""
+
+    def make(nodes, inputs, outputs, weights=None, opset=17, types=None) -> Model:
+        types = types or {}
+        values = [
+            [helper.make_tensor_value_info(n, types.get(n, TensorProto.FLOAT), s) for n, s in side.items()]
+            for side in (inputs, outputs)
+        ]
+        initializers = [
+            numpy_helper.from_array(w if isinstance(w, np.ndarray) else np.ones(w, np.float32), n)
+            for n, w in (weights or {}).items()
+        ]
+        graph = helper.make_graph(nodes, "g", *values, initializers)
+        domains = {node.domain for node in nodes} - {""}
+        imports = [helper.make_opsetid("", opset), *(helper.make_opsetid(d, 1) for d in domains)]
+        path = tmp_path / "m.onnx"
+        onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=9), path)
+        return load_model(path)
+
+    return make
+
+
+def flops(model: Model, op: str, shapes=None) -> tuple[float, bool]:
+    node = next(n for n in model.nodes if n.op_type == op)
+    return node_flops(node, ShapeTable(model, shapes or {}))
+
+
+def together(model: Model, *nodes: str) -> GroupCost:
+    group = LayerGroup("g", "g", "other", nodes or tuple(n.name for n in model.nodes), {})
+    return group_costs(model, [group], {})["g"]
+
+
+class TestFlops:
+    def test_conv(self, build: Build) -> None:
+        node = helper.make_node("Conv", ["x", "w", "b"], ["y"], strides=[2, 2], pads=[1, 1, 1, 1])
+        model = build([node], {"x": [2, 3, 8, 8]}, {"y": [2, 16, 4, 4]}, {"w": [16, 3, 3, 3], "b": [16]})
+        assert flops(model, "Conv") == (2 * (2 * 16 * 4 * 4) * (3 * 3 * 3), True)
+
+    def test_depthwise_conv(self, build: Build) -> None:
+        node = helper.make_node("Conv", ["x", "w"], ["y"], group=4)
+        model = build([node], {"x": [1, 4, 8, 8]}, {"y": [1, 4, 6, 6]}, {"w": [4, 1, 3, 3]})
+        assert flops(model, "Conv") == (2 * (4 * 6 * 6) * 9, True)
+
+    def test_conv_transpose(self, build: Build) -> None:
+        node = helper.make_node("ConvTranspose", ["x", "w"], ["y"], strides=[2, 2])
+        model = build([node], {"x": [1, 4, 5, 5]}, {"y": [1, 6, 10, 10]}, {"w": [4, 6, 2, 2]})
+        assert flops(model, "ConvTranspose") == (2 * (4 * 5 * 5) * (6 * 2 * 2), True)
+
+    def test_matmul_with_batch(self, build: Build) -> None:
+        node = helper.make_node("MatMul", ["a", "b"], ["y"])
+        model = build([node], {"a": [2, 3, 5, 7], "b": [7, 11]}, {"y": [2, 3, 5, 11]})
+        assert flops(model, "MatMul") == (2 * 2 * 3 * 5 * 11 * 7, True)
+
+    @pytest.mark.parametrize("transposed", [0, 1])
+    def test_gemm(self, build: Build, transposed: int) -> None:
+        node = helper.make_node("Gemm", ["a", "b"], ["y"], transA=transposed)
+        model = build([node], {"a": [7, 5] if transposed else [5, 7], "b": [7, 11]}, {"y": [5, 11]})
+        assert flops(model, "Gemm") == (2 * 5 * 11 * 7, True)
+
+    def test_einsum(self, build: Build) -> None:
+        node = helper.make_node("Einsum", ["a", "b"], ["y"], equation="bij, bkj -> bik")
+        model = build([node], {"a": [2, 3, 5], "b": [2, 7, 5]}, {"y": [2, 3, 7]})
+        assert flops(model, "Einsum") == (2 * 2 * 3 * 5 * 7, True)
+
+    def test_attention(self, build: Build) -> None:
+        node = helper.make_node("Attention", ["q", "k", "v"], ["y"])
+        shapes = {"q": [1, 4, 10, 8], "k": [1, 4, 20, 8], "v": [1, 4, 20, 8]}
+        model = build([node], shapes, {"y": [1, 4, 10, 8]}, opset=23)
+        assert flops(model, "Attention") == (2 * 2 * 4 * 10 * 20 * 8, True)
+
+    def test_lstm(self, build: Build) -> None:
+        node = helper.make_node("LSTM", ["x", "w", "r"], ["y"], hidden_size=6)
+        model = build([node], {"x": [9, 2, 5]}, {"y": [9, 1, 2, 6]}, {"w": [1, 24, 5], "r": [1, 24, 6]})
+        assert flops(model, "LSTM") == (2 * 9 * 2 * (24 * 5 + 24 * 6), True)
+
+    @pytest.mark.parametrize(
+        ("node", "out", "expected"),
+        [
+            (helper.make_node("Relu", ["x"], ["y"]), [2, 8, 8], 128),
+            (helper.make_node("Softmax", ["x"], ["y"]), [2, 8, 8], 5 * 128),
+            (helper.make_node("ReduceMean", ["x"], ["y"], axes=[1, 2], keepdims=0), [2], 128),
+            (helper.make_node("GlobalAveragePool", ["x"], ["y"]), [2, 8, 1], 128),
+            (helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[3]), [2, 8, 6], 96 * 3),
+        ],
+        ids=lambda value: value.op_type if isinstance(value, onnx.NodeProto) else None,
+    )
+    def test_the_rest(self, build: Build, node, out, expected: int) -> None:
+        model = build([node], {"x": [2, 8, 8]}, {"y": out})
+        assert flops(model, node.op_type) == (expected, False)
+
+
+class TestTraffic:
+    def test_only_the_rim_of_a_group_and_its_weights_count(self, build: Build) -> None:
+        nodes = [
+            helper.make_node("MatMul", ["x", "w"], ["h"], "mm"),
+            helper.make_node("Add", ["h", "b"], ["i"], "bias"),
+            helper.make_node("Relu", ["i"], ["y"], "act"),
+        ]
+        model = build(nodes, {"x": [4, 8]}, {"y": [4, 16]}, {"w": [8, 16], "b": [16]})
+        got = together(model)
+        elements = 4 * 8 + 8 * 16 + 16 + 4 * 16
+        assert (got.fp32_bytes, got.fp16_bytes) == (4 * elements, 2 * elements)
+        assert (got.matrix_flops, got.vector_flops) == (2 * 4 * 16 * 8, 2 * 4 * 16)
+        assert got.flops == got.matrix_flops + got.vector_flops
+        assert got.matrix_elements == 64
+        assert got.kernels == 1
+
+    def test_what_another_group_reads_is_written(self, build: Build) -> None:
+        nodes = [
+            helper.make_node("Relu", ["x"], ["h"], "a"),
+            helper.make_node("Neg", ["h"], ["i"], "b"),
+            helper.make_node("Add", ["h", "i"], ["y"], "c"),
+        ]
+        model = build(nodes, {"x": [10]}, {"y": [10]})
+        groups = [LayerGroup("g0", "", "", ("a", "b"), {}), LayerGroup("g1", "", "", ("c",), {})]
+        costs = group_costs(model, groups, {})
+        assert costs["g0"].fp32_bytes == 4 * (10 + 10 + 10)  # x in; h and i out
+        assert costs["g1"].fp32_bytes == 4 * (10 + 10 + 10)
+
+    def test_views_are_free_and_looked_through(self, build: Build) -> None:
+        nodes = [
+            helper.make_node("Relu", ["x"], ["h"], "a"),
+            helper.make_node("Reshape", ["h", "shape"], ["i"], "view"),
+            helper.make_node("Neg", ["i"], ["y"], "b"),
+        ]
+        model = build(nodes, {"x": [2, 5]}, {"y": [10]}, {"shape": np.array([10])})
+        groups = [LayerGroup(f"g{k}", "", "", (name,), {}) for k, name in enumerate(("a", "view", "b"))]
+        costs = group_costs(model, groups, {})
+        assert costs["g0"].fp32_bytes == 4 * (10 + 10)
+        assert costs["g1"] == GroupCost(0, 0, 0, 0, 0, 0)
+        assert costs["g2"].fp32_bytes == 4 * (10 + 10)
+
+    def test_a_view_that_is_an_output_is_written_by_its_producer(self, build: Build) -> None:
+        nodes = [helper.make_node("Relu", ["x"], ["h"], "a"), helper.make_node("Flatten", ["h"], ["y"], "view")]
+        model = build(nodes, {"x": [2, 5]}, {"y": [2, 5]})
+        assert together(model, "a").fp32_bytes == 4 * (10 + 10)
+
+    def test_a_lookup_reads_what_it_returns(self, build: Build) -> None:
+        node = helper.make_node("Gather", ["table", "ids"], ["y"], "look")
+        model = build([node], {"ids": [3]}, {"y": [3, 8]}, {"table": [1000, 8]}, types={"ids": TensorProto.INT64})
+        got = together(model)
+        assert got.fp32_bytes == 4 * (24 + 24) + 8 * 3
+        assert got.fp16_bytes == 2 * (24 + 24) + 8 * 3
+
+    def test_one_tensor_is_read_once_by_a_group(self, build: Build) -> None:
+        model = build([helper.make_node("Mul", ["x", "x"], ["y"], "sq")], {"x": [10]}, {"y": [10]})
+        assert together(model).fp32_bytes == 4 * (10 + 10)
+
+
+class TestShapes:
+    def test_observed_shapes_win_and_bind_symbols(self, build: Build) -> None:
+        nodes = [helper.make_node("Relu", ["x"], ["h"]), helper.make_node("Neg", ["h"], ["y"])]
+        model = build(nodes, {"x": ["n", 4]}, {"y": ["n", 4]})
+        assert ShapeTable(model, {})["h"] == (1, 4)
+        assert ShapeTable(model, {"x": (6, 4)})["h"] == (6, 4)
+        assert ShapeTable(model, {"x": (6, 4), "h": (5, 4)})["h"] == (5, 4)
+
+    def test_what_is_unknown_counts_one(self, build: Build) -> None:
+        model = build(
+            [helper.make_node("Odd", ["x"], ["h"], domain="mine"), helper.make_node("Relu", ["h"], ["y"])],
+            {"x": [3]},
+            {"y": None},
+        )
+        assert ShapeTable(model, {}).elements("h") == 1
+        assert ShapeTable(model, {}).elements("nothing of that name") == 1
+
+
+def test_nodes_without_a_precision_are_counted_apart(build: Build) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["h"], "act"), helper.make_node("Odd", ["h"], ["y"], "odd", domain="mine")]
+    model = build(nodes, {"x": [30]}, {"y": [30]})
+    groups = find_groups(model)
+    assert [group.nodes for group in groups] == [("act",)]
+    assert ungrouped_cost(model, groups, {}).fp32_bytes == 4 * (30 + 30)

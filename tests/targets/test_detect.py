@@ -1,0 +1,139 @@
+"""What is here: read from real programs and files that stand where the driver's would."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from mptune.targets.detect import Gpu, detect_gpus
+
+H200 = "0, GPU-aaaa, NVIDIA H200, 9.0, 143771, 570.124.06"
+L4 = "1, GPU-bbbb, NVIDIA L4, 8.9, 23034, 570.124.06"
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the stand-in for nvidia-smi is a shell script")
+
+
+@pytest.fixture(autouse=True)
+def _only_what_the_test_puts_there(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.fixture
+def smi(tmp_path: Path):
+    def write(body: str) -> None:
+        tool = tmp_path / "bin" / "nvidia-smi"
+        tool.parent.mkdir()
+        tool.write_text(f"#!/bin/sh\n{body}\n")
+        tool.chmod(0o755)
+
+    return write
+
+
+def prints(*lines: str) -> str:
+    return "\n".join(f"echo '{line}'" for line in lines)
+
+
+def test_no_driver(tmp_path: Path) -> None:
+    assert detect_gpus(tmp_path) == ()
+
+
+def test_rows_become_gpus(smi, tmp_path: Path) -> None:
+    smi(prints(H200, L4))
+    assert detect_gpus(tmp_path) == (
+        Gpu("NVIDIA H200", (9, 0), 150.8, "570.124.06", 0),
+        Gpu("NVIDIA L4", (8, 9), 24.2, "570.124.06", 1),
+    )
+
+
+def test_it_is_asked_for_plain_csv(smi, tmp_path: Path) -> None:
+    smi(f'echo "$@" > "{tmp_path}/asked"')
+    detect_gpus(tmp_path)
+    query, form = (tmp_path / "asked").read_text().split()
+    assert query.startswith("--query-gpu=index,uuid,name,compute_cap")
+    assert form == "--format=csv,noheader,nounits"
+
+
+def test_what_is_not_told_is_none(smi, tmp_path: Path) -> None:
+    smi(prints("0, GPU-c, NVIDIA GB10, [N/A], [N/A], 580.1"))
+    assert detect_gpus(tmp_path) == (Gpu("NVIDIA GB10", None, None, "580.1"),)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "exit 9",
+        "kill -9 $$",
+        prints('Field "compute_cap" is not a valid field to query.') + "\nexit 2",
+        prints("No devices were found"),
+        "while :; do :; done",
+        "printf '\\377\\376\\000'",
+    ],
+    ids=["fails", "crashes", "old driver", "no devices", "hangs", "garbage"],
+)
+def test_a_driver_in_trouble_is_no_gpu(smi, tmp_path: Path, body: str) -> None:
+    smi(body)
+    assert detect_gpus(tmp_path, timeout_s=0.5) == ()
+
+
+def test_a_tool_that_is_no_program(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nvidia-smi").write_bytes(b"\x7fELF broken")
+    (tmp_path / "bin" / "nvidia-smi").chmod(0o755)
+    assert detect_gpus(tmp_path) == ()
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        ("1", ["NVIDIA L4"]),
+        ("1,0", ["NVIDIA L4", "NVIDIA H200"]),
+        ("GPU-bb", ["NVIDIA L4"]),
+        ("0,7,1", ["NVIDIA H200"]),
+        ("", []),
+        ("-1", []),
+        ("MIG-1234", ["NVIDIA H200", "NVIDIA L4"]),
+    ],
+)
+def test_cuda_visible_devices(smi, tmp_path: Path, monkeypatch, visible: str, names: list[str]) -> None:
+    smi(prints(H200, L4))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found = detect_gpus(tmp_path)
+    assert [gpu.name for gpu in found] == names
+    assert [gpu.index for gpu in found] == list(range(len(names)))
+
+
+def put(root: Path, **files: str) -> None:
+    where = {"model": "proc/device-tree/model", "meminfo": "proc/meminfo", "release": "etc/nv_tegra_release"}
+    for name, text in files.items():
+        path = root / where[name]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def test_a_jetson_is_known_by_its_device_tree(smi, tmp_path: Path) -> None:
+    smi(prints("0, [N/A], Orin (nvgpu), [N/A], [N/A], 540.4.0"))
+    put(
+        tmp_path,
+        model="NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super\0",
+        meminfo="MemTotal:        7802072 kB\nMemFree: 1 kB\n",
+        release="# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64\n",
+    )
+    name = "NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super"
+    assert detect_gpus(tmp_path) == (Gpu(name, (8, 7), 8.0, "L4T 36.4.3", is_jetson=True),)
+
+
+def test_a_jetson_that_tells_little(tmp_path: Path) -> None:
+    put(tmp_path, model="NVIDIA Jetson Next")
+    assert detect_gpus(tmp_path) == (Gpu("NVIDIA Jetson Next", None, None, "", is_jetson=True),)
+
+
+def test_another_board(tmp_path: Path) -> None:
+    put(tmp_path, model="Raspberry Pi 5 Model B")
+    assert detect_gpus(tmp_path) == ()
+
+
+def test_the_machine_that_runs_the_tests() -> None:
+    assert isinstance(detect_gpus(), tuple)

@@ -1,0 +1,183 @@
+"""The additive law: its terms follow the device, its boundaries follow the rewriter's rules."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from mptune.graph.flow import Flow
+from mptune.graph.groups import LayerGroup, find_groups
+from mptune.graph.model import Model, load_model
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.targets import roofline as module
+from mptune.targets.costs import GroupCost
+from mptune.targets.roofline import cast_ms, group_ms, roofline
+from mptune.targets.target import Target, list_targets, load_target
+
+DEVICE = Target("d", "D", "gpu", fp16_tflops=100.0, fp32_tflops=10.0, bandwidth_gbps=100.0, launch_us=2.0, sm_count=10)
+FULL = 10 * module.TILE_ELEMENTS
+"""Output elements that keep every multiprocessor of DEVICE busy for one wave."""
+
+
+def branched(path: Path) -> Model:
+    """Matrix product, activation, a branch that joins, a captured tensor, many outputs, a custom operator."""
+    inner = helper.make_graph(
+        [helper.make_node("Identity", ["h"], ["t"])],
+        "then",
+        [],
+        [helper.make_tensor_value_info("t", TensorProto.FLOAT, None)],
+    )
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], "mm1"),
+        helper.make_node("Tanh", ["h"], ["s"], "act"),
+        helper.make_node("MatMul", ["s", "w"], ["k"], "mm2"),
+        helper.make_node("Add", ["k", "h"], ["r"], "join"),
+        helper.make_node("Odd", ["r"], ["o"], "odd", domain="mine"),
+        helper.make_node("MatMul", ["o", "w"], ["y"], "mm3"),
+        helper.make_node("Shape", ["k"], ["size"], "shape"),
+        helper.make_node("If", ["c"], ["z"], "if", then_branch=inner, else_branch=inner),
+        helper.make_node("LayerNormalization", ["k", "one"], ["n"], "ln"),
+    ]
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [info("x", TensorProto.FLOAT, ["b", 64]), info("c", TensorProto.BOOL, [])],
+        [info(name, TensorProto.FLOAT, None) for name in ("y", "k", "z", "n")] + [info("size", TensorProto.INT64, [2])],
+        [
+            numpy_helper.from_array(np.eye(64, dtype=np.float32), "w"),
+            numpy_helper.from_array(np.ones(64, np.float32), "one"),
+        ],
+        value_info=[info("o", TensorProto.FLOAT, ["b", 64])],
+    )
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=9), path)
+    return load_model(path)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Model:
+    return branched(tmp_path_factory.mktemp("roofline") / "m.onnx")
+
+
+@pytest.fixture(scope="module")
+def groups(model: Model) -> tuple[LayerGroup, ...]:
+    return find_groups(model, "op")
+
+
+def plan_of(model: Model, groups, fp16) -> PrecisionPlan:
+    return PrecisionPlan(model.sha256, {g.id: Precision.FP16 if g.id in fp16 else Precision.FP32 for g in groups})
+
+
+class TestGroupTime:
+    def test_computing_is_bound_by_the_peak_of_the_precision(self) -> None:
+        cost = GroupCost(matrix_flops=8e9, vector_flops=0, fp32_bytes=4, fp16_bytes=2, matrix_elements=FULL, kernels=1)
+        launch = 2e-3
+        assert group_ms(cost, DEVICE, Precision.FP32) == pytest.approx(8e9 / (10e9 * module.MATRIX_EFFICIENCY) + launch)
+        assert group_ms(cost, DEVICE, Precision.FP16) == pytest.approx(
+            8e9 / (100e9 * module.MATRIX_EFFICIENCY) + launch
+        )
+
+    def test_moving_is_bound_by_the_bandwidth(self) -> None:
+        cost = GroupCost(0, 10, fp32_bytes=4e8, fp16_bytes=2e8, matrix_elements=0, kernels=1)
+        ms = 4e8 / (100e6 * module.BANDWIDTH_EFFICIENCY)
+        assert group_ms(cost, DEVICE, Precision.FP32) == pytest.approx(ms + 2e-3)
+        assert group_ms(cost, DEVICE, Precision.FP16) == pytest.approx(ms / 2 + 2e-3)
+
+    def test_a_small_product_leaves_multiprocessors_idle(self) -> None:
+        one = GroupCost(8e9, 0, 0, 0, matrix_elements=module.TILE_ELEMENTS, kernels=0)
+        full, more = replace(one, matrix_elements=FULL), replace(one, matrix_elements=FULL + 1)
+        time = {c.matrix_elements: group_ms(c, DEVICE, Precision.FP32) for c in (one, full, more)}
+        assert time[module.TILE_ELEMENTS] == pytest.approx(10 * time[FULL])
+        assert time[FULL + 1] > 1.5 * time[FULL]
+        assert group_ms(one, replace(DEVICE, sm_count=None), Precision.FP32) == pytest.approx(time[FULL])
+
+    def test_nothing_to_do_takes_no_time(self) -> None:
+        assert group_ms(GroupCost(0, 0, 0, 0, 0, 0), DEVICE, Precision.FP16) == 0.0
+
+    def test_a_cast_reads_four_bytes_and_writes_two(self) -> None:
+        moving = 6e6 / (100e6 * module.BANDWIDTH_EFFICIENCY)
+        assert cast_ms(1_000_000, DEVICE) == pytest.approx(moving + module.CAST_LAUNCH_SHARE * 2e-3)
+
+
+class TestLaw:
+    def test_all_fp32_is_the_base(self, model: Model, groups) -> None:
+        terms = roofline(model, groups, DEVICE, {})
+        assert terms.predict(plan_of(model, groups, ())) == terms.base_ms > 0
+
+    def test_all_fp16_saves_all_gains_and_pays_the_fixed_boundaries(self, model: Model, groups) -> None:
+        terms = roofline(model, groups, DEVICE, {"x": (4096, 64)})
+        every = {g.id for g in groups}
+        paid = sum(b.cost_ms for b in terms.boundaries if b.producer_group is None or b.fp32_consumer)
+        expected = terms.base_ms - sum(terms.gains_ms.values()) + paid
+        assert terms.predict(plan_of(model, groups, every)) == pytest.approx(expected)
+        assert all(gain > 0 for gain in terms.gains_ms.values())
+
+    def test_one_group_pays_for_its_own_boundaries(self, model: Model, groups) -> None:
+        terms = roofline(model, groups, DEVICE, {})
+        name = next(g.id for g in groups if "act" in g.nodes)
+        touched = [b for b in terms.boundaries if name == b.producer_group or name in b.consumer_groups]
+        assert {b.tensor for b in touched} == {"h", "s"}
+        expected = terms.base_ms - terms.gains_ms[name] + sum(b.cost_ms for b in touched)
+        assert terms.predict(plan_of(model, groups, {name})) == pytest.approx(expected)
+
+    @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(data=st.data())
+    def test_boundaries_are_crossed_exactly_where_the_rewriter_casts(self, model: Model, data) -> None:
+        for granularity in ("op", "fusion"):
+            groups = find_groups(model, granularity)
+            chosen = data.draw(st.sets(st.sampled_from([g.id for g in groups])))
+            plan = plan_of(model, groups, chosen)
+            crossed = {b.tensor for b in roofline(model, groups, DEVICE, {}).boundaries if b.is_crossed(plan)}
+            assert crossed == set(Flow(model, groups).resolve(plan).crossing)
+
+    def test_fixed_readers_and_producers(self, model: Model, groups) -> None:
+        found = {b.tensor: b for b in roofline(model, groups, DEVICE, {}).boundaries}
+        assert found["x"].producer_group is None  # a model input
+        assert found["o"].producer_group is None  # made by an operator without a precision
+        assert found["h"].fp32_consumer  # captured by a subgraph
+        assert found["k"].fp32_consumer  # an output of the model; Shape reads any type
+        assert found["r"].consumer_groups == ()  # read only by the operator without a precision
+        assert found["r"].fp32_consumer
+        assert not found["s"].fp32_consumer
+        assert "w" not in found  # weights are converted, never cast
+
+    def test_a_tensor_with_many_readers_is_one_boundary(self, model: Model, groups) -> None:
+        found = [b for b in roofline(model, groups, DEVICE, {}).boundaries if b.tensor == "h"]
+        assert len(found) == 1
+        assert len(found[0].consumer_groups) == 2
+
+    def test_pinned_groups_gain_nothing(self, model: Model, groups) -> None:
+        pinned = tuple(replace(g, pinned="because") for g in groups)
+        assert set(roofline(model, pinned, DEVICE, {}).gains_ms.values()) == {0.0}
+
+    def test_larger_shapes_take_longer(self, model: Model, groups) -> None:
+        small, large = (roofline(model, groups, DEVICE, {"x": (rows, 64)}) for rows in (1, 100_000))
+        assert large.base_ms > 10 * small.base_ms
+        assert {b.tensor: b.cost_ms for b in large.boundaries}["s"] > {b.tensor: b.cost_ms for b in small.boundaries}[
+            "s"
+        ]
+
+    def test_where_fp16_is_slow_its_gain_is_negative(self, model: Model, groups) -> None:
+        slow = replace(DEVICE, fp16_tflops=0.001, fp32_tflops=1.0, sm_count=None)
+        gains = roofline(model, groups, slow, {"x": (1024, 64)}).gains_ms
+        assert min(gains.values()) < 0
+
+    @pytest.mark.parametrize("target", list_targets(), ids=lambda target: target.name)
+    def test_every_profile_predicts(self, model: Model, groups, target: Target) -> None:
+        terms = roofline(model, groups, target, {"x": (1024, 64)})
+        fp16 = terms.predict(plan_of(model, groups, {g.id for g in groups}))
+        assert 0 < fp16 < np.inf
+
+    def test_a_faster_device_is_faster(self, model: Model, groups) -> None:
+        shapes = {"x": (4096, 64)}
+        times = [roofline(model, groups, load_target(n), shapes).base_ms for n in ("jetson-orin-nano-8gb", "h200")]
+        assert times[0] > times[1]

@@ -1,0 +1,148 @@
+"""Profiles: complete, with sources, and matched to GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mptune import resources
+from mptune.errors import TargetError
+from mptune.targets.target import FIGURES, Gpu, Target, list_targets, load_target, match_target
+
+MINE = """
+format = 1
+title = "My board"
+kind = "jetson"
+compute_capability = "8.7"
+fp16_tflops = 10
+fp32_tflops = 1.5
+bandwidth_gbps = 50
+launch_us = 4
+"""
+
+
+@pytest.fixture
+def profile(tmp_path: Path):
+    def write(text: str) -> str:
+        (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
+        return str(tmp_path / "mine.toml")
+
+    return write
+
+
+@pytest.mark.parametrize("target", list_targets(), ids=lambda target: target.name)
+class TestBundled:
+    def test_every_figure_has_a_source(self, target: Target) -> None:
+        given = {figure for figure in FIGURES if getattr(target, figure)}
+        assert set(target.sources) == given
+        assert "not stated" not in target.sources.values()
+
+    def test_loads_by_name(self, target: Target) -> None:
+        assert load_target(target.name) == target
+
+    def test_what_every_target_needs(self, target: Target) -> None:
+        assert target.title
+        assert target.note
+        if target.kind != "cpu":
+            assert target.compute_capability
+            assert target.sm_count
+            assert target.memory_gb
+            assert target.gpu_names
+            assert target.fp16_tflops > target.fp32_tflops
+
+    def test_jetson_peaks_follow_from_multiprocessors_and_clock(self, target: Target) -> None:
+        if target.kind == "jetson":
+            assert target.sm_count is not None
+            clock_ghz = float(target.sources["fp16_tflops"].rsplit(" x ", 1)[1].removesuffix(" MHz")) / 1000
+            assert target.fp16_tflops == pytest.approx(target.sm_count * 2048 * clock_ghz / 1000, rel=0.02)
+            assert target.fp32_tflops == pytest.approx(target.sm_count * 256 * clock_ghz / 1000, rel=0.05)
+
+
+def test_the_profiles_that_are_promised() -> None:
+    kinds = {t.name: t.kind for t in list_targets()}
+    assert kinds["jetson-orin-nano-8gb"] == kinds["jetson-agx-orin-64gb"] == "jetson"
+    assert kinds["h200"] == "gpu"
+    assert kinds["cpu"] == "cpu"
+    assert load_target("h200").compute_capability == (9, 0)
+
+
+class TestFileOfTheUser:
+    def test_only_the_figures_of_the_roofline_are_needed(self, profile) -> None:
+        got = load_target(profile(MINE + '[sources]\nbandwidth_gbps = "measured"\n'))
+        assert (got.name, got.title, got.compute_capability, got.bandwidth_gbps) == ("mine", "My board", (8, 7), 50.0)
+        assert got.sources["bandwidth_gbps"] == "measured"
+        assert got.sources["fp16_tflops"] == "not stated"
+        assert got.memory_gb is None
+        assert "memory_gb" not in got.sources
+
+    @pytest.mark.parametrize(
+        ("old", "new", "match"),
+        [
+            ("format = 1", "format = 2", "format: Input should be 1"),
+            ("bandwidth_gbps = 50", "bandwidth_gbps = 0", "bandwidth_gbps: Input should be greater than 0"),
+            ("bandwidth_gbps = 50", "bandwidth_gbps = inf", "bandwidth_gbps: Input should be a finite number"),
+            ("bandwidth_gbps = 50", "", "bandwidth_gbps: Field required"),
+            ('kind = "jetson"', 'kind = "tpu"', "kind: Input should be 'jetson', 'gpu' or 'cpu'"),
+            ('"8.7"', '"87"', "compute_capability: String should match"),
+            ('compute_capability = "8.7"', "", "compute_capability is missing"),
+            ("launch_us = 4", "launch_us = 4\nlaunch_ms = 4", "launch_ms: Extra inputs"),
+            ("launch_us = 4", 'launch_us = 4\n[sources]\nspeed = "x"', "sources names 'speed'"),
+        ],
+    )
+    def test_misfit(self, profile, old: str, new: str, match: str) -> None:
+        path = profile(MINE.replace(old, new))
+        with pytest.raises(TargetError, match=match) as caught:
+            load_target(path)
+        assert "mine.toml" in caught.value.message
+        assert caught.value.hint
+
+    def test_unknown_name(self) -> None:
+        with pytest.raises(TargetError, match="there is no target 'h20'") as caught:
+            load_target("h20")
+        assert "h200" in caught.value.hint
+        assert "`mptune targets`" in caught.value.hint
+
+
+class TestMatch:
+    @pytest.mark.parametrize(
+        ("gpu", "name"),
+        [
+            (Gpu("NVIDIA H200", (9, 0), 150.8, "570"), "h200"),
+            (Gpu("NVIDIA H100 80GB HBM3", (9, 0), 85.5, "570"), "h100"),
+            (Gpu("NVIDIA A100-PCIE-40GB", (8, 0), 42.9, "570"), "a100-40gb"),
+            (Gpu("Tesla T4", (7, 5), 16.1, "570"), "t4"),
+            (Gpu("NVIDIA L4", (8, 9), 24.2, "570"), "l4"),
+            (Gpu("NVIDIA GeForce RTX 4090", None, 25.8, "470"), "rtx-4090"),
+            (Gpu("NVIDIA Jetson AGX Orin Developer Kit", (8, 7), 65.9, "L4T 36.4"), "jetson-agx-orin-64gb"),
+            (Gpu("NVIDIA Jetson AGX Orin Developer Kit", (8, 7), 32.1, "L4T 36.4"), "jetson-agx-orin-32gb"),
+            (Gpu("NVIDIA Jetson AGX Orin Industrial", (8, 7), 65.9, ""), "jetson-agx-orin-industrial"),
+            (Gpu("NVIDIA Jetson Orin Nano Developer Kit", (8, 7), 7.99, "L4T 36.4"), "jetson-orin-nano-8gb"),
+            (Gpu("NVIDIA Jetson Orin Nano Developer Kit", (8, 7), None, "L4T 36.4"), "jetson-orin-nano-4gb"),
+        ],
+    )
+    def test_by_name_and_memory(self, gpu: Gpu, name: str) -> None:
+        assert match_target(gpu) == load_target(name)
+
+    def test_a_sibling_with_other_memory_is_another_device(self) -> None:
+        got = match_target(Gpu("NVIDIA A100-SXM4-80GB", (8, 0), 85.9, "570"))
+        assert got.name == "a100-sxm4-80gb"
+        assert got.memory_gb == 85.9
+        assert got.fp16_tflops == load_target("a100-40gb").fp16_tflops
+
+    def test_a_gpu_without_a_profile_gets_a_stand_in_that_says_so(self) -> None:
+        got = match_target(Gpu("NVIDIA GeForce RTX 3090", (8, 6), 25.8, "550"))
+        assert (got.name, got.title, got.kind) == ("geforce-rtx-3090", "NVIDIA GeForce RTX 3090", "gpu")
+        assert got.compute_capability == (8, 6)
+        assert got.sources["compute_capability"] == got.sources["memory_gb"] == "reported by the driver"
+        assert got.sources["fp16_tflops"].startswith("‡ inferred")
+        assert got.note.startswith("no profile of its own")
+        assert got.name not in resources.names("targets")
+
+    def test_an_unknown_jetson_takes_after_a_jetson(self) -> None:
+        got = match_target(Gpu("NVIDIA Jetson AGX Thor Developer Kit", (11, 0), 131.0, "L4T 38.2", is_jetson=True))
+        assert got.kind == "jetson"
+        assert got.compute_capability == (11, 0)
+
+    def test_nothing_but_a_name(self) -> None:
+        assert match_target(Gpu("???", None, None, "")).name == "gpu"
