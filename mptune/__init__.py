@@ -16,7 +16,6 @@ _HOME = {
     "pick": "mptune.api",
     "report": "mptune.api",
     "apply": "mptune.api",
-    "SearchResult": "mptune.api",
     "SearchSettings": "mptune.settings",
     "Precision": "mptune.graph.plan",
     "PrecisionPlan": "mptune.graph.plan",
@@ -33,7 +32,7 @@ _HOME = {
 __all__ = ["__version__", *_HOME]  # noqa: PLE0604
 
 if TYPE_CHECKING:
-    from mptune.api import SearchResult, apply, pick, report, search
+    from mptune.api import apply, pick, report, search
     from mptune.errors import MptuneError
     from mptune.graph.groups import LayerGroup, find_groups
     from mptune.graph.model import Model, load_model

@@ -1,0 +1,67 @@
+"""Time a model's uniform precisions on the GPU here in one run: FP32, TF32, all-FP16, and a mixed model if given.
+
+    python -m benchmarks.precisions vit_s.onnx vit_s.npz --mixed vit_s.mptune/chosen/model.onnx
+
+ONNX Runtime's CUDA provider with CUDA graphs; the rounds are interleaved, and ratios are to FP32 of the same round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.common import save, workspace
+from mptune.data.accuracy import compare_outputs
+from mptune.data.calibration import read_samples
+from mptune.engines.onnxruntime import SessionOptions, open_session
+from mptune.graph.groups import find_groups
+from mptune.graph.model import load_model
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.rewrite import Rewriter
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--mixed", type=Path, action="append", default=[], help="another ONNX file; may be repeated")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--samples", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--provider", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    model = load_model(options.model)
+    groups = find_groups(model)
+    with tempfile.TemporaryDirectory() as folder:
+        space = workspace(options.model.resolve(), options.data, Path(folder), options.samples, options.batch)
+        fp16 = space.weights_dir / "fp16.onnx"
+        Rewriter(model, groups).export(
+            PrecisionPlan.uniform(model.sha256, [g.id for g in groups], Precision.FP16), fp16
+        )
+        cases = {"FP32": (options.model, False), "TF32": (options.model, True), "all-FP16": (fp16, False)}
+        cases |= {path.parent.parent.name or path.name: (path, False) for path in options.mixed}
+        sessions = {n: open_session(p, SessionOptions(options.provider, tf32=t)) for n, (p, t) in cases.items()}
+        samples = read_samples(space.samples("search"))
+        reference = [sessions["FP32"].run(s) for s in samples]
+        repetitions = sessions["FP32"].calibrate(samples[0])
+        rounds = [
+            {n: s.time(samples[0], repetitions).median_ms for n, s in sessions.items()} for _ in range(options.rounds)
+        ]
+        rows = {}
+        for name, session in sessions.items():
+            error = compare_outputs([session.run(s) for s in samples], reference).value("relative_l2")
+            ms = float(np.median([r[name] for r in rounds]))
+            speedup = float(np.median([r["FP32"] / r[name] for r in rounds]))
+            rows[name] = {"median_ms": ms, "speedup": speedup, "relative_l2": error}
+            print(f"{name:<24} {ms:8.4f} ms  {speedup:5.2f}x  relative L2 {error:.2e}")
+        save(options.json, {"model": options.model.name, "batch": options.batch, "rows": rows, "rounds": rounds})
+        for session in sessions.values():
+            session.close()
+
+
+if __name__ == "__main__":
+    main()

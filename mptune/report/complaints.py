@@ -1,0 +1,56 @@
+"""An exception as a person gets to see it: one line on what is wrong, one on what to do, and the exit code."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+
+from mptune.errors import MptuneError
+
+EXIT_ERROR = 1
+EXIT_USAGE = 2
+
+_FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+@dataclass(frozen=True)
+class Complaint:
+    """What to say about an exception.
+
+    Attributes:
+        message: what is wrong, one line.
+        hint: what to do about it, one line; empty where there is nothing to do.
+        exit_code: of the process.
+    """
+
+    message: str
+    hint: str
+    exit_code: int = EXIT_ERROR
+
+
+def is_usage(error: BaseException) -> bool:
+    """Whether Typer itself found the command line wrong (its exception classes moved between versions)."""
+    return hasattr(error, "format_message") and getattr(error, "exit_code", None) == EXIT_USAGE
+
+
+def explain(error: BaseException) -> Complaint:
+    """Put any exception into words."""
+    if isinstance(error, MptuneError):
+        return Complaint(error.message, error.hint, error.exit_code)
+    if is_usage(error):
+        context = getattr(error, "ctx", None)
+        command = "mptune" if context is None else str(context.command_path)
+        message = str(error.format_message()).strip().rstrip(".")  # type: ignore[attr-defined]
+        return Complaint(
+            message[:1].lower() + message[1:], f"`{command} --help` shows what is expected, with an example", EXIT_USAGE
+        )
+    if isinstance(error, OSError) and error.errno in _FULL_DISK:
+        where = f" ({error.filename})" if error.filename else ""
+        return Complaint(f"no space left on the disk{where}", "free some, then run the same command again")
+    if isinstance(error, PermissionError):
+        return Complaint(f"not permitted: {error.filename}", "check who owns it, or give another path")
+    words = " ".join(str(error).split())
+    return Complaint(
+        f"unexpected {type(error).__name__}{': ' if words else ''}{words}",
+        "this is a fault of mptune: run again with --debug for the traceback, and report it",
+    )

@@ -1,0 +1,20 @@
+"""The rich consoles that progress and tables are written on."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TextIO
+
+from rich.console import Console
+
+PLAIN_WIDTH = 100
+"""Columns where there is no terminal to ask."""
+
+
+def make_console(stream: TextIO) -> Console:
+    """A console that keeps within the terminal, and within 100 columns where there is none.
+
+    ``NO_COLOR`` and ``COLUMNS`` are honoured by rich itself.
+    """
+    width = None if stream.isatty() else shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns
+    return Console(file=stream, width=width, highlight=False, soft_wrap=False)

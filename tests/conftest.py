@@ -1,0 +1,139 @@
+"""Shared fixtures: small real ONNX models, samples for them, and the ``gpu`` marker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+OPSET = 17
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests that need a GPU where there is none, and say so."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    from mptune.targets.detect import detect_gpus
+
+    if not detect_gpus():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU; nvidia-smi shows none here"))
+
+
+def _weight(name: str, *shape: int, scale: float = 0.2) -> TensorProto:
+    generator = np.random.default_rng(sum(name.encode()))
+    return numpy_helper.from_array(generator.normal(0, scale, shape).astype(np.float32), name)
+
+
+def _constant(name: str, values: np.ndarray) -> TensorProto:
+    return numpy_helper.from_array(values.astype(np.float32), name)
+
+
+def _save(
+    path: Path,
+    nodes: list[onnx.NodeProto],
+    inputs: list[onnx.ValueInfoProto],
+    outputs: list[onnx.ValueInfoProto],
+    weights: list[TensorProto],
+) -> Path:
+    graph = helper.make_graph(nodes, path.stem, inputs, outputs, weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8)
+    onnx.checker.check_model(model, full_check=True)
+    onnx.save(model, path)
+    return path
+
+
+def save_mlp(path: Path) -> Path:
+    """Two blocks of LayerNormalization, Gemm, Relu, Gemm; Softmax; Gemm. Dynamic batch, 32 features in, 8 out."""
+    nodes: list[onnx.NodeProto] = []
+    weights: list[TensorProto] = []
+    value = "x"
+    for block in ("block0", "block1"):
+        norm, wide, relu, narrow = (f"{block}.{part}" for part in ("norm", "wide", "relu", "narrow"))
+        weights += [_constant(f"{block}.gain", np.ones(32)), _constant(f"{block}.shift", np.zeros(32))]
+        weights += [_weight(f"{block}.w1", 32, 64), _weight(f"{block}.b1", 64)]
+        weights += [_weight(f"{block}.w2", 64, 32), _weight(f"{block}.b2", 32)]
+        nodes += [
+            helper.make_node(
+                "LayerNormalization", [value, f"{block}.gain", f"{block}.shift"], [norm], f"{block}/norm", epsilon=1e-5
+            ),
+            helper.make_node("Gemm", [norm, f"{block}.w1", f"{block}.b1"], [wide], f"{block}/fc1/Gemm"),
+            helper.make_node("Relu", [wide], [relu], f"{block}/fc1/Relu"),
+            helper.make_node("Gemm", [relu, f"{block}.w2", f"{block}.b2"], [narrow], f"{block}/fc2/Gemm"),
+        ]
+        value = narrow
+    nodes += [
+        helper.make_node("Softmax", [value], ["shares"], "mixing/Softmax", axis=-1),
+        helper.make_node("Gemm", ["shares", "head.w", "head.b"], ["y"], "head/Gemm"),
+    ]
+    weights += [_weight("head.w", 32, 8), _weight("head.b", 8)]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 32])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 8])]
+    return _save(path, nodes, inputs, outputs, weights)
+
+
+def save_cnn(path: Path) -> Path:
+    """Two convolutions with batch norm and Relu, global pooling, Gemm; static batch of 2, 3 x 16 x 16 in, 10 out."""
+    nodes: list[onnx.NodeProto] = []
+    weights: list[TensorProto] = []
+    value, channels = "image", 3
+    for index, width in enumerate((8, 16)):
+        scope = f"stem{index}"
+        weights += [_weight(f"{scope}.w", width, channels, 3, 3), _weight(f"{scope}.b", width)]
+        weights += [_constant(f"{scope}.scale", np.ones(width)), _constant(f"{scope}.mean", np.zeros(width))]
+        weights += [_constant(f"{scope}.shift", np.zeros(width)), _constant(f"{scope}.var", np.ones(width))]
+        names = [f"{scope}.{part}" for part in ("conv", "norm", "relu")]
+        nodes += [
+            helper.make_node(
+                "Conv", [value, f"{scope}.w", f"{scope}.b"], [names[0]], f"{scope}/Conv", pads=[1] * 4, strides=[2, 2]
+            ),
+            helper.make_node(
+                "BatchNormalization",
+                [names[0], f"{scope}.scale", f"{scope}.shift", f"{scope}.mean", f"{scope}.var"],
+                [names[1]],
+                f"{scope}/BatchNormalization",
+            ),
+            helper.make_node("Relu", [names[1]], [names[2]], f"{scope}/Relu"),
+        ]
+        value, channels = names[2], width
+    nodes += [
+        helper.make_node("GlobalAveragePool", [value], ["pooled"], "pool/GlobalAveragePool"),
+        helper.make_node("Flatten", ["pooled"], ["flat"], "pool/Flatten"),
+        helper.make_node("Gemm", ["flat", "head.w", "head.b"], ["logits"], "head/Gemm"),
+    ]
+    weights += [_weight("head.w", 16, 10), _weight("head.b", 10)]
+    inputs = [helper.make_tensor_value_info("image", TensorProto.FLOAT, [2, 3, 16, 16])]
+    outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [2, 10])]
+    return _save(path, nodes, inputs, outputs, weights)
+
+
+@pytest.fixture(scope="session")
+def mlp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The path of ``save_mlp``'s model; do not write beside it."""
+    return save_mlp(tmp_path_factory.mktemp("models") / "mlp.onnx")
+
+
+@pytest.fixture(scope="session")
+def cnn_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The path of ``save_cnn``'s model; do not write beside it."""
+    return save_cnn(tmp_path_factory.mktemp("models") / "cnn.onnx")
+
+
+@pytest.fixture(scope="session")
+def mlp_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight samples for the MLP, as .npz."""
+    path = tmp_path_factory.mktemp("data") / "mlp.npz"
+    np.savez(path, x=np.random.default_rng(7).normal(size=(8, 32)).astype(np.float32))
+    return path
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """An empty run directory."""
+    path = tmp_path / "model.mptune"
+    path.mkdir()
+    return path

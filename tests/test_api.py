@@ -1,0 +1,462 @@
+"""The whole way from a model to a run directory, on the fake toolchain and once for real; the run directory's rules."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from mptune import api
+from mptune.engines.base import ReferenceReport, TensorRange
+from mptune.errors import (
+    BaselineError,
+    DataError,
+    ModelError,
+    PlanError,
+    RunError,
+    SettingsError,
+    SpaceError,
+    TargetError,
+)
+from mptune.graph.groups import find_groups
+from mptune.graph.model import load_model
+from mptune.rundir import open_run
+from mptune.search.front import Front
+from tests.conftest import save_cnn, save_mlp
+from tests.fakes import FAST, Diary, FakeToolchain, Law
+
+
+@pytest.fixture
+def place(tmp_path: Path, mlp_data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with model.onnx and data.npz."""
+    save_mlp(tmp_path / "model.onnx")
+    shutil.copy(mlp_data, tmp_path / "data.npz")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def make_toolchain(model: str = "model.onnx", **options: object) -> FakeToolchain:
+    ids = [g.id for g in find_groups(load_model(model))]
+    return FakeToolchain(Law(ids), **options)  # type: ignore[arg-type]
+
+
+def search(toolchain: FakeToolchain, model: str = "model.onnx", **settings: object) -> Front:
+    wanted = {"data": "data.npz", "budget": 12, "target": "cpu", "latency": FAST, **settings}
+    return api.search(model, open_toolchain=toolchain.open, **wanted)
+
+
+def test_a_search_leaves_a_whole_run_directory(place: Path) -> None:
+    toolchain, diary = make_toolchain(), Diary()
+    front = search(toolchain, listener=diary)
+    run = place / "model.mptune"
+    assert front.run_dir.resolve() == run
+    assert {p.name for p in run.iterdir()} == {
+        "run.json", "run.lock", "study.journal", "weights", "front.json", "report.html", "chosen", "engines", "logs",
+        "data",
+    }  # fmt: skip
+    assert json.loads((run / "front.json").read_text()) == front.to_json()
+    assert {p.name for p in (run / "chosen").iterdir()} >= {"model.onnx", "plan.json", "infer.py", "README.txt"}
+    onnx.checker.check_model(run / "chosen" / "model.onnx", full_check=True)
+    assert front.chosen is not None
+    assert json.loads((run / "chosen" / "plan.json").read_text())["precision"] == {
+        g: str(p) for g, p in front.chosen.plan.precision.items()
+    }
+    assert (toolchain.opened, toolchain.closed, toolchain.observed) == (1, 1, 1)
+    assert front.evaluations == len(toolchain.built) == 12
+    assert front.fp32.latency.median_ms == pytest.approx(10.0, rel=1e-2)
+    assert all(p.confirmed for p in front.points)
+    assert diary.stages[:2] == ["reference", "observing ranges"]
+    document = json.loads((run / "run.json").read_text())
+    assert document["format"] == 1
+    assert document["model"]["sha256"] == front.model_sha256
+    assert document["target"]["device"] == "Fake 1000"
+    assert document["environment"]["versions"] == {"fake": "1.0"}
+    assert document["data"]["samples"] == 8
+
+
+def test_the_same_command_again_opens_no_toolchain(place: Path) -> None:
+    first = search(make_toolchain())
+    files = {p: p.stat().st_mtime_ns for p in (place / "model.mptune").rglob("*") if p.is_file()}
+    toolchain = make_toolchain()
+    assert search(toolchain) == first
+    assert (toolchain.opened, toolchain.calls, toolchain.observed) == (0, [], 0)
+    changed = {p.name for p, t in files.items() if p.stat().st_mtime_ns != t}
+    assert changed <= {"run.lock"}
+
+
+def test_a_larger_budget_adds_exactly_ten(place: Path) -> None:
+    search(make_toolchain())
+    more = make_toolchain()
+    front = search(more, budget=22)
+    assert len(more.built) == 10
+    assert front.evaluations == 22
+    assert more.observed == 0
+
+
+def test_an_exhausted_space_opens_no_toolchain(place: Path) -> None:
+    groups = len(make_toolchain().law.groups)
+    first = make_toolchain()
+    front = search(first, budget=2**groups + 5)
+    assert front.evaluations == len(first.built) == 2**groups
+    again = make_toolchain()
+    assert search(again, budget=2**groups + 5) == front
+    assert again.opened == 0
+
+
+def test_ctrl_c_and_on(place: Path) -> None:
+    interrupted = make_toolchain(interrupt_after=5)
+    with pytest.raises(KeyboardInterrupt):
+        search(interrupted)
+    assert interrupted.closed == 1
+    rest = make_toolchain()
+    front = search(rest)
+    assert front.evaluations == 12
+    assert len(rest.built) == 7
+    assert not set(rest.built) & set(interrupted.built)
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from tests.test_api import make_toolchain, search
+print(search(make_toolchain(delay_s=0.02, diary=Path("diary")), budget=30).evaluations)
+"""
+
+
+def test_kill_9_in_the_middle_of_a_search(place: Path) -> None:
+    root = Path(__file__).resolve().parent.parent
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    command, diary = [sys.executable, "-c", KILLED], place / "diary"
+    for kill_at in (4, 12):
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+        while process.poll() is None and (not diary.exists() or len(diary.read_text().splitlines()) < kill_at):
+            pass
+        assert process.poll() is None, "the search ended before it could be killed"
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "30\n", done.stderr
+    built = [f for f, which in map(json.loads, diary.read_text().splitlines()) if which == "search"]
+    assert len(set(built)) == 30
+    assert len(built) <= 32, "only what was in work when a kill came is built again"
+    assert api.report("model.mptune").evaluations == 30
+
+
+def test_report_needs_neither_model_nor_data_nor_lock(place: Path) -> None:
+    front = search(make_toolchain())
+    (place / "model.onnx").unlink()
+    (place / "data.npz").unlink()
+    with open_run(place / "model.mptune"):
+        assert api.report("model.mptune") == front
+
+
+def test_pick(place: Path) -> None:
+    search(make_toolchain())
+    run = place / "model.mptune"
+    front = api.pick(run, max_error=1e-20)
+    assert not front.limits_met
+    assert front.chosen == front.fp32
+    exact = api.pick(run, max_latency_ms=1000.0)
+    assert exact.chosen == front.fp32
+    fastest = api.pick(run, plan=front.points[0].plan.fingerprint)
+    assert fastest.chosen == front.points[0]
+    assert json.loads((run / "front.json").read_text())["chosen"] == front.points[0].plan.fingerprint
+    chosen = json.loads((run / "chosen" / "plan.json").read_text())["precision"]
+    assert chosen == {g: str(p) for g, p in front.points[0].plan.precision.items()}
+    assert api.report(run) == fastest
+    assert api.pick(run, knee=True).chosen_reason == "the knee of the front"
+    with pytest.raises(PlanError):
+        api.pick(run, plan="no such plan")
+    with pytest.raises(SettingsError, match="exclude"):
+        api.pick(run, knee=True, max_error=1.0)
+    assert api.report(run).chosen_reason == "the knee of the front", "a pick that failed changes nothing"
+
+
+def test_limits_of_a_search(place: Path) -> None:
+    assert not search(make_toolchain(), max_error=1e-20).limits_met
+    assert search(make_toolchain(), max_error=1e-2).limits_met
+
+
+def test_apply(place: Path) -> None:
+    front = search(make_toolchain())
+    written = api.apply("model.onnx", "model.mptune/chosen/plan.json", "mixed.onnx")
+    assert written.read_bytes() == (place / "model.mptune/chosen/model.onnx").read_bytes()
+    with pytest.raises(RunError, match="exists already"):
+        api.apply("model.onnx", front.fp32.plan, "mixed.onnx")
+    save_cnn(place / "cnn.onnx")
+    with pytest.raises(PlanError, match="another model"):
+        api.apply("cnn.onnx", front.fp32.plan, "other.onnx")
+    with pytest.raises(PlanError, match="cannot read"):
+        api.apply("model.onnx", "no-plan.json", "other.onnx")
+    with pytest.raises(PlanError, match="not those of"):
+        api.apply("model.onnx", replace(front.fp32.plan, precision={}), "other.onnx")
+    assert not (place / "other.onnx").exists()
+
+
+def test_another_metric_needs_no_new_build(place: Path) -> None:
+    first = search(make_toolchain())
+    again = make_toolchain()
+    front = search(again, metric="max_abs")
+    assert again.built == []
+    assert front.metric == "max_abs"
+    assert front.evaluations == first.evaluations
+    assert api.report("model.mptune").metric == "max_abs"
+    assert search(make_toolchain()).points == first.points
+
+
+def test_ranges_shape_the_search(place: Path) -> None:
+    ranges = {
+        "block0.wide": TensorRange(700.0, (1, 64)),
+        "block1.wide": TensorRange(1e5, (1, 64)),
+    }
+    toolchain = make_toolchain(ranges=ranges)
+    front = search(toolchain, budget=30)
+    groups = find_groups(load_model("model.onnx"))
+    pinned = {g.id for g in groups if "block1/fc1/Gemm" in g.nodes}
+    assert pinned
+    assert front.fp16 is not None
+    assert set(front.fp16.plan.fp32_groups) >= pinned
+    run = json.loads((place / "model.mptune/data/observed.json").read_text())
+    assert run["tensors"]["block1.wide"]["absmax"] == 1e5
+
+
+def test_a_broken_baseline_is_no_precision_problem(place: Path) -> None:
+    spoilt = ReferenceReport("Fake", {"y": {"non_finite": 1.0, "zero_fraction": 0.0, "absmax": 1.0}}, 0.0)
+    toolchain = make_toolchain(report=spoilt)
+    with pytest.raises(BaselineError, match="precision is not the problem"):
+        search(toolchain)
+    assert toolchain.calls == []
+    assert search(make_toolchain()).evaluations == 12, "once it is mended the same command goes on"
+
+
+def test_warnings_stay_with_the_run(place: Path) -> None:
+    diary = Diary()
+    front = search(make_toolchain(), data=None, listener=diary)
+    assert any("random inputs" in w for w in front.warnings)
+    assert sum("random inputs" in w for w in diary.warnings) == 1
+    assert any("random inputs" in w for w in api.report("model.mptune").warnings)
+
+
+# -- settings and the run directory ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"budgte": 3}, SettingsError, "no setting 'budgte'"),
+        ({"budget": 0}, SettingsError, "--budget"),
+        ({"metric": "relativ_l2"}, SettingsError, "relativ_l2"),
+        ({"sampler": "bayes"}, SettingsError, "no sampler"),
+        ({"space": "defualt"}, SpaceError, "defualt"),
+        ({"data": "none.npz"}, DataError, "none.npz"),
+        ({"model": "none.onnx"}, ModelError, "none.onnx"),
+    ],
+)
+def test_what_is_wrong_is_told(place: Path, changes: dict[str, str], error: type[Exception], message: str) -> None:
+    toolchain = make_toolchain()
+    with pytest.raises(error, match=message):
+        search(toolchain, **changes)  # type: ignore[arg-type]
+    assert toolchain.opened == 0
+
+
+def test_an_unknown_target_is_told(place: Path) -> None:
+    with pytest.raises(TargetError, match="jetsn"):
+        api.search("model.onnx", data="data.npz", target="jetsn")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"seed": 1}, "seed"),
+        ({"target": "auto"}, "target"),
+        ({"engine": "onnxruntime"}, "engine"),
+        ({"space": "transformer"}, "space"),
+        ({"tf32": True}, "tf32"),
+        ({"data": "other.npz"}, "data"),
+        ({"data": None}, "data"),
+        ({"storage": "sqlite:///x.db"}, "storage"),
+    ],
+)
+def test_settings_that_change_what_is_measured_cannot_change(
+    place: Path, changes: dict[str, object], named: str
+) -> None:
+    front = search(make_toolchain())
+    np.savez("other.npz", x=np.zeros((4, 32), np.float32))
+    toolchain = make_toolchain()
+    with pytest.raises(RunError, match=f"another {named}|other {named}") as told:
+        search(toolchain, **changes)
+    assert "--fresh" in told.value.hint
+    assert "--out" in told.value.hint
+    assert toolchain.opened == 0
+    assert search(toolchain) == front
+
+
+def test_another_batch_cannot_be_resumed(place: Path) -> None:
+    from mptune.settings import DataSettings
+
+    search(make_toolchain())
+    with pytest.raises(RunError, match="another batch"):
+        search(make_toolchain(), data_settings=DataSettings(batch=2))
+
+
+def test_another_device_cannot_be_resumed(place: Path) -> None:
+    search(make_toolchain())
+    with pytest.raises(RunError, match=r"Fake 1000 before, .*Fake 2000 now"):
+        search(make_toolchain(device="Fake 2000"), budget=13)
+
+
+def test_another_model_is_refused(place: Path) -> None:
+    search(make_toolchain())
+    save_cnn(place / "cnn.onnx")
+    with pytest.raises(RunError, match="another model"):
+        search(make_toolchain("cnn.onnx"), "cnn.onnx", data=None, out="model.mptune")
+
+
+def test_fresh_moves_the_old_run_aside(place: Path) -> None:
+    search(make_toolchain())
+    old = {p.name for p in (place / "model.mptune").iterdir()}
+    for number in (1, 2):
+        toolchain = make_toolchain()
+        search(toolchain, fresh=True, seed=number)
+        assert len(toolchain.built) == 12
+        assert {p.name for p in (place / f"model.mptune.old-{number}").iterdir()} == old
+    assert api.report("model.mptune.old-1").evaluations == 12
+
+
+def test_a_run_directory_in_use_is_refused_with_the_pid(place: Path) -> None:
+    with open_run(place / "model.mptune"), pytest.raises(RunError, match=rf"in use .*\(pid {os.getpid()}\)"):
+        search(make_toolchain())
+    with open_run(place / "model.mptune"), pytest.raises(RunError, match="in use"):
+        search(make_toolchain(), fresh=True)
+    assert not (place / "model.mptune.old-1").exists()
+
+
+def test_a_directory_with_other_files_is_refused(place: Path) -> None:
+    (place / "model.mptune").mkdir()
+    (place / "model.mptune/thesis.tex").write_text("my only copy")
+    for fresh in (False, True):
+        with pytest.raises(RunError, match=r"holds other files \(thesis.tex\)"):
+            search(make_toolchain(), fresh=fresh)
+    assert [p.name for p in (place / "model.mptune").iterdir()] == ["thesis.tex"]
+
+
+def test_a_file_in_the_way_is_refused(place: Path) -> None:
+    (place / "model.mptune").write_text("a file")
+    with pytest.raises(RunError, match="is a file"):
+        search(make_toolchain())
+    with pytest.raises(RunError, match="cannot write"):
+        search(make_toolchain(), out="model.onnx/run")
+    assert (place / "model.mptune").read_text() == "a file"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_place_that_cannot_be_written_is_told(place: Path) -> None:
+    closed = place / "closed"
+    closed.mkdir(mode=0o500)
+    with pytest.raises(RunError, match="cannot write") as told:
+        search(make_toolchain(), out="closed/run")
+    assert "--out" in told.value.hint
+
+
+def test_a_newer_run_is_refused(place: Path) -> None:
+    search(make_toolchain())
+    path = place / "model.mptune/run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
+    for call in (lambda: search(make_toolchain()), lambda: api.report("model.mptune")):
+        with pytest.raises(RunError, match="newer mptune") as told:
+            call()
+        assert "upgrade" in told.value.hint
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"format": 1}', "{"])
+def test_a_broken_run_json_is_told(place: Path, text: str) -> None:
+    search(make_toolchain())
+    (place / "model.mptune/run.json").write_text(text)
+    with pytest.raises(RunError, match=r"run\.json"):
+        search(make_toolchain())
+
+
+def test_what_is_no_run_is_told(place: Path) -> None:
+    with pytest.raises(RunError, match="does not exist"):
+        api.report("nothing.mptune")
+    with pytest.raises(RunError, match="no run directory"):
+        api.pick(place, knee=True)
+
+
+def test_a_run_without_evaluations_is_told(place: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        search(make_toolchain(interrupt_after=0))
+    with pytest.raises(RunError, match="no evaluation"):
+        api.report("model.mptune")
+
+
+def test_a_database_instead_of_the_journal(place: Path) -> None:
+    url = f"sqlite:///{place / 'shared.db'}"
+    front = search(make_toolchain(), storage=url)
+    assert not (place / "model.mptune/study.journal").exists()
+    assert api.report("model.mptune") == front
+    again = make_toolchain()
+    assert search(again, storage=url) == front
+    assert again.opened == 0
+
+
+# -- a full disk ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one megabyte."""
+    mount = tmp_path / "disk"
+    mount.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mount)], capture_output=True, text=True, check=False
+    )
+    if made.returncode:
+        pytest.skip(f"no tmpfs can be mounted here: {made.stderr.strip()}")
+    yield mount
+    subprocess.run(["umount", str(mount)], check=False)
+
+
+def free_bytes(path: Path) -> int:
+    return shutil.disk_usage(path).free
+
+
+@pytest.mark.parametrize("room", [0, 20_000, 60_000, 100_000, 200_000])
+def test_a_full_disk_is_told_and_nothing_is_lost(place: Path, small_disk: Path, room: int) -> None:
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(b"x" * max(0, free_bytes(small_disk) - room))
+    first = make_toolchain()
+    with pytest.raises(RunError, match=r"[Dd]isk full|No space") as told:
+        search(first, out=small_disk / "run", budget=300)
+    assert "space" in told.value.hint
+    ballast.unlink()
+    rest = make_toolchain()
+    front = search(rest, out=small_disk / "run", budget=20)
+    assert front.evaluations >= 20 or front.evaluations == 2 ** len(first.law.groups)
+    assert len(set(first.built) & set(rest.built)) <= 1, "only the evaluation that could not be written is repeated"
+
+
+# -- for real ------------------------------------------------------------------------------------------------------
+
+
+def test_a_real_search_predicts_and_emulates(place: Path) -> None:
+    front = api.search("model.onnx", data="data.npz", target="jetson-orin-nano-8gb", budget=6)
+    assert front.evaluations == 6
+    assert front.failures == 0
+    assert front.fp32.latency.source == "predicted"
+    assert front.fp32.error_source == "emulated"
+    assert front.fp16 is not None
+    assert 1e-5 < front.fp16.error_value < 1e-2
+    assert not any(p.confirmed for p in front.points)
+    assert front.target == "jetson-orin-nano-8gb"
+    assert api.search("model.onnx", data="data.npz", target="jetson-orin-nano-8gb", budget=6) == front

@@ -1,0 +1,118 @@
+"""The house: lower floors never import higher ones, and each outside package stays on its floor."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "mptune"
+
+FLOORS = {
+    "mptune": 0,  # __version__ alone; the public names in it are imported on first use
+    "mptune.errors": 0,
+    "mptune.settings": 0,
+    "mptune.resources": 0,
+    "mptune.graph": 1,
+    "mptune.data": 1,
+    "mptune.targets": 1,
+    "mptune.engines": 2,
+    "mptune.search": 3,
+    "mptune.rundir": 3,
+    "mptune.report": 4,
+    "mptune.api": 5,
+    "mptune.cli": 6,
+    "mptune.__main__": 7,
+}
+
+HOMES = {
+    "optuna": ("mptune.search",),
+    "tensorrt": ("mptune.engines",),
+    "tensorrt_rtx": ("mptune.engines",),
+    "onnxruntime": ("mptune.engines",),
+    "cuda": ("mptune.engines",),
+    "rich": ("mptune.report",),
+    "typer": ("mptune.cli",),
+    "torch": (),
+}
+
+PRINTERS = {"mptune.cli", "mptune.report.terminal"}
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def _module(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _part(module: str) -> str:
+    """The key of FLOORS for a module: mptune.graph.plan -> mptune.graph."""
+    return ".".join(module.split(".")[:2])
+
+
+def _imports(path: Path) -> list[tuple[str, int]]:
+    """Every module that a file imports, inside functions and under TYPE_CHECKING too, with the line."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, node.lineno) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
+            assert node.module is not None
+            if node.module == "mptune":
+                found += [(f"mptune.{alias.name}", node.lineno) for alias in node.names]
+            else:
+                found.append((node.module, node.lineno))
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=_module)
+def test_lower_floors_never_import_higher_ones(path: Path) -> None:
+    module = _module(path)
+    if module == "mptune":
+        return  # its imports are for type checkers: the next test of the public API holds the rest
+    assert _part(module) in FLOORS, f"{module} has no floor: add it to FLOORS, and to CONTRIBUTING.md"
+    floor = FLOORS[_part(module)]
+    for imported, line in _imports(path):
+        part = _part(imported)
+        if imported.split(".")[0] == "mptune" and part in FLOORS:
+            assert FLOORS[part] <= floor, f"{module}:{line} is on floor {floor} and imports {imported} above it"
+
+
+@pytest.mark.parametrize("path", FILES, ids=_module)
+def test_outside_packages_stay_on_their_floor(path: Path) -> None:
+    module = _module(path)
+    for imported, line in _imports(path):
+        homes = HOMES.get(imported.split(".")[0])
+        if homes is not None:
+            assert _part(module) in homes, f"{module}:{line} imports {imported}, which belongs to {homes or 'no floor'}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=_module)
+def test_only_the_command_line_prints_or_exits(path: Path) -> None:
+    module = _module(path)
+    if module in PRINTERS:
+        return
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            assert name != "print", f"{module}:{node.lineno} prints"
+            if not module.startswith("mptune.engines"):  # the worker's child is a process of its own
+                assert name not in {"sys.exit", "exit", "quit", "os._exit"}, f"{module}:{node.lineno} exits"
+
+
+@pytest.mark.parametrize("path", FILES, ids=_module)
+def test_every_file_says_what_it_is_about(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), f"{path} has no docstring"
+
+
+def test_every_public_name_can_be_imported() -> None:
+    import mptune
+
+    for name in mptune.__all__:
+        assert getattr(mptune, name) is not None
+    assert set(mptune.__all__) <= set(dir(mptune))
+    with pytest.raises(AttributeError, match="no attribute 'serch'"):
+        mptune.serch  # noqa: B018

@@ -1,0 +1,354 @@
+"""The command line as its users meet it: what it says, where it says it, and the exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mptune import __version__
+from mptune.cli import main, parse_duration
+from mptune.errors import MptuneError, SettingsError
+from mptune.graph.groups import find_groups
+from mptune.graph.model import load_model
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.report.complaints import explain
+
+COMMANDS = ("search", "report", "pick", "apply", "targets", "spaces", "doctor")
+
+
+def run_cli(
+    *arguments: str, cwd: Path | None = None, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run ``mptune`` as a process, without a terminal."""
+    return subprocess.run(
+        [sys.executable, "-m", "mptune.cli", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+        cwd=cwd,
+        env={**os.environ, **(environment or {})},
+    )
+
+
+def complaint_of(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    """The error line and the hint line; nothing else may be on stderr, nothing at all on stdout."""
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.splitlines()
+    assert len(lines) == 2, captured.err
+    assert lines[0].startswith("error: ")
+    assert lines[1].startswith("hint: ")
+    assert not lines[0].endswith(".")
+    return lines[0], lines[1]
+
+
+@pytest.fixture
+def plan_path(mlp_path: Path, tmp_path: Path) -> Path:
+    """A plan.json that puts every group of the MLP in FP16."""
+    model = load_model(mlp_path)
+    plan = PrecisionPlan.uniform(model.sha256, [g.id for g in find_groups(model)], Precision.FP16)
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(plan.to_json()))
+    return path
+
+
+def test_version_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"mptune {__version__}\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    captured = capsys.readouterr()
+    assert f"Example:\n    mptune {command}" in captured.out
+    assert captured.err == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "missing command"),
+        (["serch"], "no such command"),
+        (["search"], "missing argument 'MODEL'"),
+        (["search", "m.onnx", "--bugdet", "3"], "no such option"),
+        (["search", "m.onnx", "--budget", "many"], "--budget"),
+        (["search", "m.onnx", "--budget", "0"], "--budget is 0"),
+        (["search", "m.onnx", "--batch", "0"], "--batch is 0"),
+        (["search", "m.onnx", "--seed", "-1"], "--seed is -1"),
+        (["search", "m.onnx", "--engine", "cuda"], "--engine"),
+        (["search", "m.onnx", "--timeout", "soon"], "--timeout soon is not a duration"),
+        (["search", "m.onnx", "--timeout", "0s"], "--timeout is 0 s"),
+        (["search", "m.onnx", "--max-error", "-1"], "--max-error is -1"),
+        (["search", "m.onnx", "--max-error", "1", "--max-latency-ms", "1"], "--max-error and --max-latency-ms exclude"),
+        (["search", "m.onnx", "--metric", "relative_l3"], "unknown metric 'relative_l3'"),
+        (["pick", "run"], "nothing says which plan to pick"),
+        (["pick", "run", "--knee", "--plan", "3f2a"], "--knee and --plan exclude"),
+        (["pick", "run", "--max-latency-ms", "0"], "--max-latency-ms is 0"),
+        (["apply", "m.onnx", "plan.json"], "missing option '--out'"),
+    ],
+)
+def test_a_wrong_command_line_exits_with_2(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    error, _ = complaint_of(capsys)
+    assert says in error
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["search", "nowhere.onnx"], "nowhere.onnx"),
+        (["report", "nowhere.mptune"], "nowhere.mptune"),
+        (["pick", "nowhere.mptune", "--knee"], "nowhere.mptune"),
+        (["apply", "nowhere.onnx", "{plan}", "-o", "out.onnx"], "nowhere.onnx"),
+        (["apply", "{model}", "nowhere.json", "-o", "out.onnx"], "nowhere.json"),
+        (["apply", "{model}", "{model}", "-o", "out.onnx"], "plan"),
+        (["apply", "{model}", "{plan}", "-o", "."], "is a directory"),
+        (["apply", "{cnn}", "{plan}", "-o", "out.onnx"], "another model"),
+        (["search", "{model}", "--target", "jetson-orin-nano-9gb"], "jetson-orin-nano-9gb"),
+        (["search", "{model}", "--space", "defualt"], "defualt"),
+        (["search", "{model}", "--data", "nowhere.npz"], "nowhere.npz"),
+        (["search", "{plan}"], "plan.json"),
+    ],
+)
+def test_what_cannot_be_done_exits_with_1(
+    arguments: list[str],
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mlp_path: Path,
+    cnn_path: Path,
+    plan_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = [a.format(model=mlp_path, cnn=cnn_path, plan=plan_path) for a in arguments]
+    assert main(named) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    error, hint = captured.err.splitlines()[-2:]  # progress and warnings may stand before
+    assert error.startswith("error: ")
+    assert says in error
+    assert hint.startswith("hint: ")
+    assert not (tmp_path / "out.onnx").exists()
+
+
+def test_apply_writes_the_mixed_model(
+    mlp_path: Path, plan_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "mixed.onnx"
+    assert main(["apply", str(mlp_path), str(plan_path), "-o", str(out)]) == 0
+    assert capsys.readouterr().out == f"{out}\n"
+    types = {c.dtype for c in load_model(out).initializers.values()}
+    assert "float16" in types
+
+
+def test_apply_overwrites_only_when_told_to(
+    mlp_path: Path, plan_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "mixed.onnx"
+    out.write_text("mine")
+    command = ["apply", str(mlp_path), str(plan_path), "-o", str(out)]
+    assert main(command) == 1
+    error, hint = complaint_of(capsys)
+    assert "exists already" in error
+    assert "--force" in hint
+    assert out.read_text() == "mine"
+    assert main([*command, "--force"]) == 0
+    assert load_model(out).nodes
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["mixed.onnx", "plan.json"]
+
+
+def test_apply_that_fails_keeps_the_old_output(mlp_path: Path, tmp_path: Path) -> None:
+    out, plan = tmp_path / "mixed.onnx", tmp_path / "broken.json"
+    out.write_text("mine")
+    plan.write_text('{"format": 1, "model_sha256": "", "precision": {"g999": "fp16"}}')
+    assert main(["apply", str(mlp_path), str(plan), "-o", str(out), "--force"]) == 1
+    assert out.read_text() == "mine"
+
+
+def test_apply_never_overwrites_what_it_reads(
+    mlp_path: Path, plan_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = mlp_path.read_bytes()
+    assert main(["apply", str(mlp_path), str(plan_path), "-o", str(mlp_path), "--force"]) == 1
+    assert "made from" in complaint_of(capsys)[0]
+    assert mlp_path.read_bytes() == before
+
+
+@pytest.fixture(scope="module")
+def searched(mlp_path: Path, mlp_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of a short search for a device that is not here; copy it before changing it."""
+    run = tmp_path_factory.mktemp("runs") / "mlp.mptune"
+    done = run_cli(*search_command(mlp_path, mlp_data, run), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == json.loads((run / "front.json").read_text())
+    assert "[6/6]" in done.stderr
+    return run
+
+
+def search_command(model: Path, data: Path, run: Path, budget: int = 6) -> list[str]:
+    """A search whose latencies are predicted, wherever the tests run."""
+    target = ["--target", "jetson-orin-nano-8gb", "--budget", str(budget)]
+    return ["search", str(model), "--data", str(data), "--out", str(run), *target]
+
+
+def test_search_again_answers_from_the_record(
+    searched: Path, mlp_path: Path, mlp_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(searched, tmp_path / "run"))
+    assert main(search_command(mlp_path, mlp_data, run)) == 0
+    captured = capsys.readouterr()
+    assert "[6/6]" not in captured.err
+    assert "PREDICTED for jetson-orin-nano-8gb" in captured.out
+
+
+def test_report_reads_the_run_directory_alone(searched: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(searched), "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == json.loads((searched / "front.json").read_text())
+    assert captured.err == ""
+    assert main(["report", str(searched)]) == 0
+    assert "PREDICTED for jetson-orin-nano-8gb" in capsys.readouterr().out
+
+
+def test_pick_by_id_rewrites_the_choice(searched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Path(shutil.copytree(searched, tmp_path / "run"))
+    front = json.loads((run / "front.json").read_text())
+    other = front["baseline"]["fp16"]["plan"]
+    assert other != front["chosen"]
+    assert main(["pick", str(run), "--plan", other]) == 0
+    assert other in capsys.readouterr().out
+    assert json.loads((run / "front.json").read_text())["chosen"] == other
+    precision = json.loads((run / "chosen" / "plan.json").read_text())["precision"]
+    assert "fp16" in precision.values()
+    assert main(["pick", str(run), "--plan", "feedbeef"]) == 1
+    assert "no plan 'feedbeef'" in complaint_of(capsys)[0]
+
+
+def test_limits_that_no_plan_meets_exit_with_3(
+    searched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(searched, tmp_path / "run"))
+    assert main(["pick", str(run), "--max-latency-ms", "1e-6"]) == 3
+    assert "limits not met: no plan has latency <= 1e-06 ms" in capsys.readouterr().out
+    assert main(["report", str(run), "--json"]) == 3
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["points"]
+    assert "no plan has latency <= 1e-06 ms" in captured.err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
+def test_interrupted_says_how_to_go_on(mlp_path: Path, mlp_data: Path, tmp_path: Path) -> None:
+    command = search_command(mlp_path, mlp_data, tmp_path / "my run.mptune", budget=64)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mptune.cli", *command, "--fresh"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        while not process.stderr.readline().startswith("[ 3/64]"):
+            assert process.poll() is None
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the worker is hit too
+        lines = process.stderr.read().splitlines()
+        assert process.stdout.read() == ""
+        assert process.wait(timeout=60) == 130
+    assert lines[-2:] == ["interrupted", f"hint: to go on, run: {shlex.join(['mptune', *command])}"]
+    assert not any("Traceback" in line for line in lines)
+    resumed = run_cli(*search_command(mlp_path, mlp_data, tmp_path / "my run.mptune", budget=5), "--json")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "all-fp32" not in resumed.stderr, "what was evaluated is not evaluated again"
+
+
+@pytest.mark.parametrize("command", ["targets", "spaces", "doctor"])
+def test_lists_are_tables_or_json(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command]) == 0
+    table = capsys.readouterr().out
+    assert main([command, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    items = document["toolchains"] if command == "doctor" else document
+    assert items
+    for item in items:
+        assert item["name"] in table
+
+
+def test_doctor_says_how_to_install_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["environment"]["versions"]["python"]
+    for status in document["toolchains"]:
+        assert status["available"] or status["reason"]
+
+
+def test_a_traceback_only_with_debug(tmp_path: Path) -> None:
+    plain = run_cli("report", "nowhere.mptune", cwd=tmp_path)
+    assert "Traceback" not in plain.stderr
+    for asked in (
+        run_cli("--debug", "report", "nowhere.mptune", cwd=tmp_path),
+        run_cli("report", "nowhere.mptune", "--debug", cwd=tmp_path),
+        run_cli("report", "nowhere.mptune", cwd=tmp_path, environment={"MPTUNE_DEBUG": "1"}),
+    ):
+        assert asked.returncode == plain.returncode == 1
+        assert "Traceback" in asked.stderr
+        assert asked.stderr.endswith(plain.stderr)
+
+
+def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mptune.cli", "targets", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    errors = process.stderr.read().decode()
+    process.stderr.close()
+    assert process.wait(timeout=120) == 0
+    assert errors == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30s", 30), ("90m", 5400), ("8h", 28800), ("1h30m", 5400), ("1.5h", 5400), ("45", 45), (" 2m5s ", 125)],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "h", "8 hours", "-5s", "5d", "30s2h", "nan"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(SettingsError, match="is not a duration"):
+        parse_duration(text)
+
+
+def test_every_exception_has_words(tmp_path: Path) -> None:
+    import errno
+
+    full = explain(OSError(errno.ENOSPC, "No space left on device", "weights.bin"))
+    assert "no space left" in full.message
+    assert "weights.bin" in full.message
+    assert explain(PermissionError(errno.EACCES, "denied", "run.json")).message == "not permitted: run.json"
+    assert explain(MptuneError("m", "h")).hint == "h"
+    fault = explain(ValueError("two\nlines"))
+    assert fault.message == "unexpected ValueError: two lines"
+    assert "--debug" in fault.hint
+    assert explain(ValueError()).message == "unexpected ValueError"
+    for complaint in (full, fault):
+        assert complaint.exit_code == 1
+        assert complaint.hint
