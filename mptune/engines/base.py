@@ -1,0 +1,270 @@
+"""What crosses the border of the engine floor: failures, measurements, and the toolchain's protocol.
+
+A job that fails is a value, ``Failure``, that says at which stage, of what kind, with which words and where
+the log lies. No sentinel number ever stands in for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from mptune.data.accuracy import OutputError
+from mptune.engines.environment import Environment
+from mptune.engines.latency import Latency, Repetitions
+from mptune.graph.plan import PrecisionPlan
+
+Source = Literal["measured", "predicted", "emulated"]
+SampleSet = Literal["search", "held_out"]
+
+
+class Stage(str, Enum):
+    """Where a job failed."""
+
+    START = "start"
+    """The worker process itself."""
+    BUILD = "build"
+    """Rewritten model to engine (for ONNX Runtime: to a session)."""
+    RUN = "run"
+    """Computing the outputs."""
+    TIME = "time"
+    """Taking the latency."""
+
+
+class FailureKind(str, Enum):
+    """Why a job failed."""
+
+    TIMEOUT = "timeout"
+    CRASH = "crash"
+    OUT_OF_MEMORY = "out of memory"
+    UNSUPPORTED = "unsupported"
+    INVALID_MODEL = "invalid model"
+    DISK_FULL = "disk full"
+    DEVICE_LOST = "device lost"
+    WORKER = "worker did not start"
+    ERROR = "error"
+
+
+_MACHINE_FAULTS = frozenset({FailureKind.DISK_FULL, FailureKind.DEVICE_LOST, FailureKind.WORKER})
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A job that did not give a result.
+
+    Attributes:
+        stage: where it failed.
+        kind: why.
+        message: one line, in the failing library's own words where it had any.
+        log_path: what the worker printed meanwhile; None where nothing was kept.
+    """
+
+    stage: Stage
+    kind: FailureKind
+    message: str
+    log_path: Path | None = None
+
+    @property
+    def is_machine_fault(self) -> bool:
+        """Whether the machine is at fault, not the plan: told as FAIL and tried again."""
+        return self.kind in _MACHINE_FAULTS
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as JSON types."""
+        log_path = None if self.log_path is None else str(self.log_path)
+        return {"stage": self.stage.value, "kind": self.kind.value, "message": self.message, "log_path": log_path}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Failure:
+        """Inverse of ``to_json``."""
+        log_path = document["log_path"]
+        return cls(
+            Stage(document["stage"]),
+            FailureKind(document["kind"]),
+            document["message"],
+            None if log_path is None else Path(log_path),
+        )
+
+
+class EngineError(Exception):
+    """Raised inside the worker by sessions and CUDA calls; the worker hands it to the parent as a ``Failure``.
+
+    Attributes:
+        kind: why.
+        message: one informative line.
+    """
+
+    def __init__(self, kind: FailureKind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+
+    def __reduce__(self) -> tuple[type[EngineError], tuple[FailureKind, str]]:
+        """Pickle with both fields."""
+        return type(self), (self.kind, self.message)
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """The paths that every job of one run shares. Only paths and figures cross the worker's pipe, never tensors.
+
+    Attributes:
+        model_path: the user's untouched model.
+        weights_dir: the weight bank; typed and emulated models are written here, beside it.
+        data_dir: ``search.npz`` and ``held_out.npz`` (samples), ``search_reference.npz`` and so on (reference outputs).
+        engines_dir: engines that toolchains build.
+        logs_dir: one file per failed job.
+    """
+
+    model_path: Path
+    weights_dir: Path
+    data_dir: Path
+    engines_dir: Path
+    logs_dir: Path
+
+    def samples(self, which: SampleSet) -> Path:
+        """Path of a set of samples."""
+        return self.data_dir / f"{which}.npz"
+
+    def reference(self, which: SampleSet) -> Path:
+        """Path of the reference outputs of a set of samples."""
+        return self.data_dir / f"{which}_reference.npz"
+
+
+@dataclass(frozen=True)
+class ReferenceReport:
+    """What taking the reference showed, for the checks before the search.
+
+    Attributes:
+        provider: what computed it, such as ``CUDAExecutionProvider``; TF32 is always off.
+        outputs: output name -> {"non_finite", "zero_fraction", "absmax"} over all samples.
+        repeat_error: largest relative L2 between two runs on the same sample, over outputs.
+        identical_rows_error: largest relative L2 between the rows of a batch of identical rows; None where not taken.
+        batch_size_error: largest relative L2 between a row computed alone and the same row in a larger batch; None
+            where the batch is not dynamic.
+        warnings: one line each, ending with what to do.
+    """
+
+    provider: str
+    outputs: Mapping[str, Mapping[str, float]]
+    repeat_error: float
+    identical_rows_error: float | None = None
+    batch_size_error: float | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TensorRange:
+    """What one tensor held on the search samples.
+
+    Attributes:
+        absmax: largest finite magnitude.
+        shape: concrete shape on the first sample.
+        non_finite: how many values were NaN or infinite.
+    """
+
+    absmax: float
+    shape: tuple[int, ...]
+    non_finite: int = 0
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What evaluating one plan gave.
+
+    Attributes:
+        latency: of the plan's engine. Where measured, scaled by the drift of the FP32 baseline since it was first
+            measured (``drift``), so that figures taken hours apart can be compared.
+        baseline: the FP32 baseline measured in the same minutes, not scaled; None where latency is predicted.
+        drift: first baseline median / this baseline median, the factor already applied to ``latency``.
+        error: against the reference.
+        error_source: ``measured`` by the target's own engine or ``emulated``.
+        build_s: seconds to build the engine.
+        engine_path: the engine file, where the toolchain builds one.
+        warnings: one line each, ending with what to do.
+    """
+
+    latency: Latency
+    baseline: Latency | None
+    drift: float
+    error: OutputError
+    error_source: Literal["measured", "emulated"]
+    build_s: float
+    engine_path: Path | None = None
+    warnings: tuple[str, ...] = ()
+
+
+class Session(Protocol):
+    """A loaded engine, inside the worker. Closing it frees what it holds on the device.
+
+    ``run`` and ``time`` are synchronous for the caller: when they return, the device has finished. What goes wrong
+    is raised as ``EngineError`` (or a bare ``MemoryError``). ``close`` is idempotent.
+    """
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the session had to do without, one line each, ending with what to do."""
+        ...
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Compute all outputs, by name, on the host."""
+        ...
+
+    def calibrate(self, feeds: Mapping[str, np.ndarray]) -> Repetitions:
+        """Find how often to repeat. Called on the baseline only; candidates get the baseline's repetitions."""
+        ...
+
+    def time(self, feeds: Mapping[str, np.ndarray], repetitions: Repetitions) -> Latency:
+        """Time the engine alone, with the data already on the device."""
+        ...
+
+    def close(self) -> None:
+        """Free the engine."""
+        ...
+
+
+class Toolchain(Protocol):
+    """Who builds the engine, who computes the outputs and who times it, for one target. Lives in the parent.
+
+    Every method that builds or runs anything does so in a worker process under a deadline; a plan that fails comes
+    back as a ``Failure``. Methods may be called in any order after ``open``.
+    """
+
+    name: str
+    device: str
+    latency_source: Literal["measured", "predicted"]
+    error_source: Literal["measured", "emulated"]
+
+    def environment(self) -> Environment:
+        """Versions, driver, clocks and warnings."""
+        ...
+
+    def reference(self, which: SampleSet) -> ReferenceReport | Failure:
+        """Compute the reference outputs of a set of samples in true FP32 and keep them in the workspace."""
+        ...
+
+    def observe(self) -> Mapping[str, TensorRange] | Failure:
+        """Run the model once over the search samples and reduce every float tensor on the fly."""
+        ...
+
+    def evaluate(
+        self, plan: PrecisionPlan, which: SampleSet = "search", *, fresh: bool = False
+    ) -> Measurement | Failure:
+        """Build, run and time one plan; ``fresh`` does so in a worker process of its own."""
+        ...
+
+    def close(self) -> None:
+        """End the worker. Idempotent."""
+        ...
+
+    def __enter__(self) -> Toolchain: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

@@ -1,0 +1,191 @@
+"""The worker's own end of the pipe: takes jobs, runs them, answers. Imports nothing heavy before a job needs it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import faulthandler
+import os
+import pickle
+import signal
+import struct
+import sys
+import traceback
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol, TypeVar
+
+from mptune.engines.base import EngineError, Failure, FailureKind, Stage
+from mptune.errors import MptuneError
+
+HEADER = struct.Struct("!Q")
+"""A message is its length in bytes, then a pickle of ``(kind, value)``."""
+
+Message = tuple[str, Any]
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Job(Protocol[T_co]):
+    """Work for the worker: a frozen dataclass that pickles to a few kilobytes."""
+
+    def run(self, state: WorkerState) -> T_co:
+        """Do it. What is returned must be picklable and small."""
+        ...
+
+
+class WorkerState:
+    """What lives in the worker from job to job."""
+
+    def __init__(self, announce: Callable[[Stage], None] = lambda stage: None) -> None:
+        self._announce = announce
+        self._cache: dict[str, tuple[Hashable, Any]] = {}
+        self.stage = Stage.BUILD
+
+    def enter(self, stage: Stage) -> None:
+        """Say which stage begins, so that a crash or timeout in it is told as such."""
+        self.stage = stage
+        self._announce(stage)
+
+    def cached(self, slot: str, key: Hashable, make: Callable[[], T]) -> T:
+        """The value kept in a slot, made anew (and the old one closed) when the key is another."""
+        if slot in self._cache and self._cache[slot][0] == key:
+            value: T = self._cache[slot][1]
+            return value
+        self.drop(slot)
+        made = make()
+        self._cache[slot] = (key, made)
+        return made
+
+    def drop(self, slot: str) -> None:
+        """Close and forget what a slot holds."""
+        entry = self._cache.pop(slot, None)
+        close = getattr(entry[1], "close", None) if entry is not None else None
+        if close is not None:
+            close()
+
+    def close(self) -> None:
+        """Close and forget everything."""
+        for slot in list(self._cache):
+            with contextlib.suppress(Exception):
+                self.drop(slot)
+
+
+def encode(message: Message) -> bytes:
+    """A message as it goes over the pipe."""
+    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    return HEADER.pack(len(body)) + body
+
+
+def main() -> None:
+    """Serve until the parent closes the pipe. Arguments: request fd, answer fd, the parent's process number."""
+    requests, answers, parent = (int(argument) for argument in sys.argv[1:4])
+    for fd in (requests, answers):
+        os.set_inheritable(fd, False)  # A grandchild that outlives us must not keep the parent waiting.
+    _die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides.
+    faulthandler.enable(sys.stderr)
+
+    def send(message: Message) -> None:
+        _write(answers, encode(message))
+
+    state = WorkerState(lambda stage: send(("stage", stage)))
+    try:
+        while (message := _receive(requests)) is not None:
+            if message[0] == "start":
+                _start(message[1])
+                send(("ready", os.getpid()))
+            else:
+                answer = _answer(message[1], state)
+                sys.stdout.flush()
+                sys.stderr.flush()
+                _write(answers, answer)
+    except BrokenPipeError:
+        pass  # The parent is gone.
+    finally:
+        state.close()
+
+
+def _answer(job: Job[Any] | Exception, state: WorkerState) -> bytes:
+    """Run a job and encode what came of it; never raises for what a job does."""
+    state.enter(Stage.BUILD)
+    try:
+        if isinstance(job, Exception):
+            raise job
+        return encode(("result", job.run(state)))
+    except MptuneError as error:
+        return encode(("error", error))
+    except SystemExit:
+        raise
+    except BaseException as error:
+        traceback.print_exc()
+        failure = Failure(state.stage, *describe(error))
+    return encode(("failure", failure))
+
+
+def describe(error: BaseException) -> tuple[FailureKind, str]:
+    """Kind and one line for an exception that a job raised."""
+    if isinstance(error, EngineError):
+        return error.kind, error.message
+    if isinstance(error, MemoryError):
+        return FailureKind.OUT_OF_MEMORY, f"out of memory: {error}" if str(error) else "out of memory"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return FailureKind.DISK_FULL, str(error)
+    lines = str(error).strip().splitlines()
+    return FailureKind.ERROR, f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _start(settings: dict[str, Any]) -> None:
+    sys.path[:] = settings["sys_path"]
+    limit = settings["memory_limit_bytes"]
+    if limit is not None:
+        import resource
+
+        # Address space, not resident memory: it is what the kernel can enforce. CUDA maps far more than it uses, so
+        # a limit fits CPU work only.
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _die_with(parent: int) -> None:
+    """On Linux have the kernel kill this process when the parent dies, even while native code is stuck."""
+    if sys.platform != "linux":
+        return
+    import ctypes
+
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)  # It died before the line above.
+
+
+def _receive(fd: int) -> Message | None:
+    """The next request; None at end-of-file. A job that does not unpickle comes back as the exception it raised."""
+    header = _read(fd, HEADER.size)
+    if header is None:
+        return None
+    body = _read(fd, HEADER.unpack(header)[0])
+    if body is None:
+        return None
+    try:
+        message: Message = pickle.loads(body)
+    except Exception as error:
+        return ("job", error)
+    return message
+
+
+def _read(fd: int, size: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < size:
+        piece = os.read(fd, min(size - len(data), 1 << 20))
+        if not piece:
+            return None
+        data += piece
+    return bytes(data)
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

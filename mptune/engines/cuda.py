@@ -1,0 +1,304 @@
+"""CUDA streams, events, graphs and device buffers over ``cuda.bindings.runtime`` (cuda-python), shared by all sessions.
+
+cuda-python is optional and imported on first use. Every call's error code is checked; a bad one raises
+``EngineError`` with CUDA's own name and words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from mptune.engines.base import EngineError, FailureKind
+from mptune.engines.latency import Repetitions, warm_up
+
+INSTALL = "pip install 'mptune[cuda]'"
+
+# A device that is gone or refuses work is the machine's fault and worth another try. The rest of the sticky errors
+# (illegal address, launch failure, assert) come from a kernel, so from the plan: they count as a crash.
+_OUT_OF_MEMORY = frozenset({"cudaErrorMemoryAllocation"})
+_DEVICE_LOST = frozenset(
+    {
+        "cudaErrorNoDevice",
+        "cudaErrorInvalidDevice",
+        "cudaErrorDevicesUnavailable",
+        "cudaErrorDeviceUninitialized",
+        "cudaErrorECCUncorrectable",
+        "cudaErrorNvlinkUncorrectable",
+        "cudaErrorHardwareStackError",
+        "cudaErrorInsufficientDriver",
+        "cudaErrorSystemNotReady",
+        "cudaErrorSystemDriverMismatch",
+        "cudaErrorCompatNotSupportedOnDevice",
+        "cudaErrorInitializationError",
+        "cudaErrorUnknown",
+    }
+)
+_CRASHED = frozenset(
+    {
+        "cudaErrorIllegalAddress",
+        "cudaErrorLaunchFailure",
+        "cudaErrorLaunchTimeout",
+        "cudaErrorAssert",
+        "cudaErrorMisalignedAddress",
+        "cudaErrorInvalidAddressSpace",
+        "cudaErrorInvalidPc",
+        "cudaErrorIllegalInstruction",
+    }
+)
+
+
+@lru_cache(maxsize=1)
+def runtime() -> Any:
+    """The module ``cuda.bindings.runtime``.
+
+    Raises:
+        EngineError: cuda-python is not installed or does not load.
+    """
+    try:
+        from cuda.bindings import runtime as module
+    except Exception as error:  # Besides ImportError, a broken driver library raises RuntimeError on import.
+        message = f"cuda-python is not usable ({error}); {INSTALL} installs it"
+        raise EngineError(FailureKind.UNSUPPORTED, message) from error
+    return module
+
+
+def unavailable_reason() -> str | None:
+    """Why CUDA cannot be used through cuda-python here; None where it can."""
+    try:
+        count = device_count()
+    except EngineError as error:
+        return error.message
+    return None if count else "no CUDA device is visible"
+
+
+def kind_of(name: str) -> FailureKind:
+    """The kind of failure that a CUDA error of this name (such as ``cudaErrorMemoryAllocation``) is."""
+    if name in _OUT_OF_MEMORY:
+        return FailureKind.OUT_OF_MEMORY
+    if name in _DEVICE_LOST:
+        return FailureKind.DEVICE_LOST
+    if name in _CRASHED:
+        return FailureKind.CRASH
+    return FailureKind.ERROR
+
+
+def check(result: tuple[Any, ...], call: str) -> Any:
+    """Unpack what a cuda-python call returned: nothing, one value or a tuple of values.
+
+    Args:
+        result: the call's tuple; its first item is the error code.
+        call: the function's name, for the message.
+
+    Raises:
+        EngineError: the error code is not success.
+    """
+    code, values = result[0], result[1:]
+    if int(code) != 0:
+        name = str(getattr(code, "name", code))
+        words = ""
+        error, text = runtime().cudaGetErrorString(code)
+        if int(error) == 0 and text is not None:
+            words = ": " + (text.decode(errors="replace") if isinstance(text, bytes) else str(text))
+        raise EngineError(kind_of(name), f"{call} failed with {name}{words}")
+    if not values:
+        return None
+    return values[0] if len(values) == 1 else values
+
+
+def device_count() -> int:
+    """Number of visible CUDA devices; 0 also where there is no driver."""
+    code, count = runtime().cudaGetDeviceCount()
+    if getattr(code, "name", "") in {"cudaErrorNoDevice", "cudaErrorInsufficientDriver"}:
+        return 0
+    return int(check((code, count), "cudaGetDeviceCount"))
+
+
+def versions() -> tuple[int, int]:
+    """CUDA versions of the driver and of the runtime as CUDA counts them: 12060 is 12.6; 0 where there is no driver."""
+    cudart = runtime()
+    driver = check(cudart.cudaDriverGetVersion(), "cudaDriverGetVersion")
+    return int(driver), int(check(cudart.cudaRuntimeGetVersion(), "cudaRuntimeGetVersion"))
+
+
+def set_device(index: int) -> None:
+    """Make a device the current one of this thread."""
+    check(runtime().cudaSetDevice(index), "cudaSetDevice")
+
+
+def synchronize_device() -> None:
+    """Wait until the current device has finished everything."""
+    check(runtime().cudaDeviceSynchronize(), "cudaDeviceSynchronize")
+
+
+class Stream:
+    """A CUDA stream of its own that does not wait for the default stream."""
+
+    def __init__(self) -> None:
+        cudart = runtime()
+        flags = cudart.cudaStreamNonBlocking
+        self.handle: Any = check(cudart.cudaStreamCreateWithFlags(flags), "cudaStreamCreateWithFlags")
+
+    @property
+    def address(self) -> int:
+        """The ``cudaStream_t`` as an integer, as engines take it."""
+        return int(self.handle)
+
+    def synchronize(self) -> None:
+        """Wait until everything enqueued so far has finished."""
+        check(runtime().cudaStreamSynchronize(self.handle), "cudaStreamSynchronize")
+
+    def abandon_capture(self) -> None:
+        """End a capture that went wrong, whatever state it is in; where none is under way nothing happens."""
+        code, graph = runtime().cudaStreamEndCapture(self.handle)
+        if int(code) == 0 and graph is not None:
+            runtime().cudaGraphDestroy(graph)
+        runtime().cudaGetLastError()  # Reading the error clears it.
+
+    def close(self) -> None:
+        """Destroy the stream. Idempotent; errors of a context that is lost already are left unsaid."""
+        handle, self.handle = self.handle, None
+        if handle is not None:
+            runtime().cudaStreamDestroy(handle)
+
+
+class Event:
+    """A CUDA event that keeps its time (resolution about half a microsecond)."""
+
+    def __init__(self) -> None:
+        self.handle: Any = check(runtime().cudaEventCreate(), "cudaEventCreate")
+
+    def record(self, stream: Stream) -> None:
+        """Put the event behind everything enqueued on the stream so far."""
+        check(runtime().cudaEventRecord(self.handle, stream.handle), "cudaEventRecord")
+
+    def synchronize(self) -> None:
+        """Wait until the event has happened."""
+        check(runtime().cudaEventSynchronize(self.handle), "cudaEventSynchronize")
+
+    def elapsed_ms(self, end: Event) -> float:
+        """Milliseconds from this event to a later one; both must have happened."""
+        return float(check(runtime().cudaEventElapsedTime(self.handle, end.handle), "cudaEventElapsedTime"))
+
+    def close(self) -> None:
+        """Destroy the event. Idempotent."""
+        handle, self.handle = self.handle, None
+        if handle is not None:
+            runtime().cudaEventDestroy(handle)
+
+
+class Graph:
+    """A captured CUDA graph, ready to be launched.
+
+    The caller enqueues once and synchronises before the capture, and captures again when shapes or addresses change.
+    """
+
+    def __init__(self, stream: Stream, enqueue: Callable[[], None]) -> None:
+        """Capture what ``enqueue`` puts on the stream.
+
+        Raises:
+            EngineError: something in it cannot be captured; the stream is usable again afterwards.
+        """
+        cudart = runtime()
+        self.handle: Any = None
+        mode = cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        check(cudart.cudaStreamBeginCapture(stream.handle, mode), "cudaStreamBeginCapture")
+        try:
+            enqueue()
+        except BaseException:
+            stream.abandon_capture()  # Left open, it would poison every later call on the stream.
+            raise
+        graph = check(cudart.cudaStreamEndCapture(stream.handle), "cudaStreamEndCapture")
+        try:
+            self.handle = check(cudart.cudaGraphInstantiate(graph, 0), "cudaGraphInstantiate")
+        finally:
+            cudart.cudaGraphDestroy(graph)
+
+    def launch(self, stream: Stream) -> None:
+        """Enqueue the graph."""
+        check(runtime().cudaGraphLaunch(self.handle, stream.handle), "cudaGraphLaunch")
+
+    def close(self) -> None:
+        """Destroy the graph. Idempotent."""
+        handle, self.handle = self.handle, None
+        if handle is not None:
+            runtime().cudaGraphExecDestroy(handle)
+
+
+class DeviceBuffer:
+    """Memory on the device for one array of a fixed shape and type."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.shape, self.dtype = shape, np.dtype(dtype)
+        self.nbytes = int(np.prod(shape, dtype=np.int64)) * self.dtype.itemsize
+        # At least one byte: an empty tensor still needs an address that is not null.
+        self.address: int | None = int(check(runtime().cudaMalloc(max(1, self.nbytes)), "cudaMalloc"))
+
+    def upload(self, array: np.ndarray, stream: Stream) -> None:
+        """Copy a host array of this shape and type to the device and wait for it."""
+        host = np.ascontiguousarray(array, dtype=self.dtype)
+        if host.shape != self.shape:
+            raise ValueError(f"shape {host.shape} does not fit a buffer of shape {self.shape}")
+        cudart = runtime()
+        kind = cudart.cudaMemcpyKind.cudaMemcpyHostToDevice
+        copied = cudart.cudaMemcpyAsync(self.address, host.ctypes.data, self.nbytes, kind, stream.handle)
+        check(copied, "cudaMemcpyAsync")
+        stream.synchronize()
+
+    def download(self, stream: Stream) -> np.ndarray:
+        """Wait for the stream and copy to a new host array."""
+        host = np.empty(self.shape, self.dtype)
+        cudart = runtime()
+        kind = cudart.cudaMemcpyKind.cudaMemcpyDeviceToHost
+        copied = cudart.cudaMemcpyAsync(host.ctypes.data, self.address, self.nbytes, kind, stream.handle)
+        check(copied, "cudaMemcpyAsync")
+        stream.synchronize()
+        return host
+
+    def close(self) -> None:
+        """Free the memory. Idempotent."""
+        address, self.address = self.address, None
+        if address is not None:
+            runtime().cudaFree(address)
+
+
+def time_on_stream(
+    enqueue: Callable[[], None], stream: Stream, repetitions: Repetitions, clock: Callable[[], float]
+) -> tuple[tuple[float, ...], float]:
+    """Warm up, then time executions by events around them on their stream.
+
+    At most two values are in flight, as in trtexec: the device never waits for the host, and the queue stays short.
+
+    Returns:
+        milliseconds per execution, and the median host time of one enqueue in milliseconds.
+    """
+
+    def run_once() -> None:
+        enqueue()
+        stream.synchronize()
+
+    warm_up(run_once, clock, repetitions)
+    pairs: list[tuple[Event, Event]] = []
+    enqueue_ms: list[float] = []
+    try:
+        for index in range(repetitions.iterations):
+            start, end = Event(), Event()
+            pairs.append((start, end))
+            if index >= 2:
+                pairs[index - 2][1].synchronize()
+            before = clock()
+            start.record(stream)
+            for _ in range(repetitions.executions_per_value):
+                enqueue()
+            end.record(stream)
+            enqueue_ms.append((clock() - before) / repetitions.executions_per_value)
+        stream.synchronize()
+        values = tuple(start.elapsed_ms(end) / repetitions.executions_per_value for start, end in pairs)
+    finally:
+        for pair in pairs:
+            for event in pair:
+                event.close()
+    return values, float(np.median(enqueue_ms))

@@ -1,0 +1,294 @@
+"""What a latency depends on beside the engine: versions, machine, GPU state, other processes, with warnings.
+
+Versions come from package metadata, so nothing heavy is imported; GPU facts come from nvidia-smi where there is one.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = (
+    "mptune",
+    "numpy",
+    "onnx",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "optuna",
+    "tensorrt",
+    "tensorrt-lean",
+    "tensorrt-rtx",
+    "cuda-bindings",
+)
+_QUERY_TIMEOUT_S = 10.0
+_GPU_FIELDS = (
+    "index,name,memory.total,memory.used,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit,"
+    "temperature.gpu"
+)
+# Bits of nvmlClocksEventReasons (nvml.h) that slow the GPU down against its owner's will. Idle, application clocks
+# and sync boost are not among them.
+_THROTTLE_BITS = {
+    0x04: "power cap",
+    0x08: "hardware slowdown",
+    0x20: "software thermal limit",
+    0x40: "hardware thermal limit",
+    0x80: "power brake",
+}
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """One GPU as nvidia-smi shows it at one moment; None where it does not say.
+
+    Attributes:
+        index: nvidia-smi's index.
+        name: product name.
+        memory_mb: total memory in MiB.
+        memory_used_mb: used memory in MiB, by everyone.
+        driver: driver version.
+        sm_clock_mhz: current clock of the multiprocessors.
+        max_sm_clock_mhz: their highest clock.
+        memory_clock_mhz: current clock of the memory.
+        power_w: power drawn.
+        power_limit_w: enforced limit.
+        temperature_c: core temperature.
+        throttle: why the clocks are held down right now, empty when they are not.
+    """
+
+    index: int
+    name: str
+    memory_mb: float | None = None
+    memory_used_mb: float | None = None
+    driver: str | None = None
+    sm_clock_mhz: float | None = None
+    max_sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    temperature_c: float | None = None
+    throttle: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The machine at one moment.
+
+    Attributes:
+        versions: package (or ``python``, ``cuda driver``) -> version, only what is there.
+        os: operating system and kernel.
+        cpu: model name.
+        cpu_count: logical processors that this process may use.
+        gpus: GPUs by nvidia-smi; empty where there is none.
+        warnings: one line each, ending with what to do.
+    """
+
+    versions: Mapping[str, str]
+    os: str
+    cpu: str
+    cpu_count: int
+    gpus: tuple[GpuState, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def with_warnings(self, *warnings: str) -> Environment:
+        """The same with more warnings."""
+        return replace(self, warnings=(*self.warnings, *warnings))
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as JSON types."""
+        return {
+            "versions": dict(self.versions),
+            "os": self.os,
+            "cpu": self.cpu,
+            "cpu_count": self.cpu_count,
+            "gpus": [{**asdict(gpu), "throttle": list(gpu.throttle)} for gpu in self.gpus],
+            "warnings": list(self.warnings),
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Environment:
+        """Inverse of ``to_json``."""
+        return cls(
+            versions=dict(document["versions"]),
+            os=document["os"],
+            cpu=document["cpu"],
+            cpu_count=document["cpu_count"],
+            gpus=tuple(GpuState(**{**gpu, "throttle": tuple(gpu["throttle"])}) for gpu in document["gpus"]),
+            warnings=tuple(document["warnings"]),
+        )
+
+
+def describe_environment() -> Environment:
+    """Take stock of the machine. Never raises for what is missing."""
+    gpus = read_gpus()
+    found = {"python": platform.python_version(), **installed_versions()}
+    cuda = _cuda_of_driver() if gpus else None
+    if cuda:
+        found["cuda driver"] = cuda
+    warnings = [warning for gpu in gpus for warning in state_warnings(gpu)]
+    warnings += process_warnings(foreign_gpu_processes()) if gpus else []
+    return Environment(
+        versions=found,
+        os=platform.platform(),
+        cpu=cpu_model(),
+        cpu_count=_cpu_count(),
+        gpus=gpus,
+        warnings=tuple(warnings),
+    )
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of the packages that bear on a result, by package metadata."""
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def read_gpus() -> tuple[GpuState, ...]:
+    """The state of every GPU that nvidia-smi shows; empty where there is none."""
+    text = _nvidia_smi(f"--query-gpu={_GPU_FIELDS}", "--format=csv,noheader,nounits")
+    # Asked for apart: drivers renamed the field, and nvidia-smi refuses a whole query for one unknown field.
+    reasons = _nvidia_smi("--query-gpu=clocks_throttle_reasons.active", "--format=csv,noheader") or _nvidia_smi(
+        "--query-gpu=clocks_event_reasons.active", "--format=csv,noheader"
+    )
+    return parse_gpus(text or "", reasons or "")
+
+
+def parse_gpus(text: str, reasons: str = "") -> tuple[GpuState, ...]:
+    """Read nvidia-smi's CSV: one line per GPU in ``_GPU_FIELDS``, and one hexadecimal bit mask per GPU."""
+    masks = [line.strip() for line in reasons.splitlines() if line.strip()]
+    gpus: list[GpuState] = []
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) != len(_GPU_FIELDS.split(",")) or not fields[0].isdigit():
+            continue
+        numbers = [_number(field) for field in fields]
+        gpus.append(
+            GpuState(
+                index=int(fields[0]),
+                name=fields[1],
+                memory_mb=numbers[2],
+                memory_used_mb=numbers[3],
+                driver=fields[4],
+                sm_clock_mhz=numbers[5],
+                max_sm_clock_mhz=numbers[6],
+                memory_clock_mhz=numbers[7],
+                power_w=numbers[8],
+                power_limit_w=numbers[9],
+                temperature_c=numbers[10],
+                throttle=_throttle(masks[len(gpus)]) if len(gpus) < len(masks) else (),
+            )
+        )
+    return tuple(gpus)
+
+
+def state_warnings(now: GpuState, before: GpuState | None = None) -> tuple[str, ...]:
+    """What is wrong with a GPU for timing.
+
+    Args:
+        now: read right after a timing, or at rest.
+        before: read at the same point of an earlier timing; clocks that fell since then are a warning.
+    """
+    warnings = []
+    if now.throttle:
+        reasons = ", ".join(now.throttle)
+        warnings.append(f"{now.name} is throttled ({reasons}): cool it, raise its power limit or lock lower clocks")
+    then_mhz, now_mhz = before.sm_clock_mhz if before else None, now.sm_clock_mhz
+    if then_mhz and now_mhz and now_mhz < 0.95 * then_mhz:
+        warnings.append(
+            f"{now.name}'s clock fell from {then_mhz:.0f} to {now_mhz:.0f} MHz during the run:"
+            " lock the clocks (nvidia-smi --lock-gpu-clocks, or jetson_clocks)"
+        )
+    return tuple(warnings)
+
+
+def foreign_gpu_processes() -> tuple[tuple[int, str], ...]:
+    """Compute processes on the GPUs that are not this process or its kin: (pid, name)."""
+    text = _nvidia_smi("--query-compute-apps=pid,process_name", "--format=csv,noheader")
+    import psutil  # type: ignore[import-untyped]
+
+    listed = parse_processes(text or "")
+    if not listed:
+        return ()
+    me = psutil.Process()
+    kin = {me.pid, *(p.pid for p in me.parents()), *(p.pid for p in me.children(recursive=True))}
+    # In a container nvidia-smi shows the host's process numbers: one that is unknown here may be our own.
+    return tuple((pid, name) for pid, name in listed if pid not in kin and psutil.pid_exists(pid))
+
+
+def parse_processes(text: str) -> tuple[tuple[int, str], ...]:
+    """Read nvidia-smi's CSV of compute processes."""
+    found = []
+    for line in text.splitlines():
+        pid, _, name = line.partition(",")
+        if pid.strip().isdigit():
+            found.append((int(pid), Path(name.strip()).name))
+    return tuple(found)
+
+
+def process_warnings(processes: Sequence[tuple[int, str]]) -> list[str]:
+    """A warning for other processes on the GPU."""
+    if not processes:
+        return []
+    names = ", ".join(f"{name} ({pid})" for pid, name in processes)
+    return [f"other processes use the GPU and disturb the timing: stop {names}"]
+
+
+def _throttle(mask: str) -> tuple[str, ...]:
+    try:
+        bits = int(mask, 16)
+    except ValueError:
+        return ()
+    return tuple(reason for bit, reason in _THROTTLE_BITS.items() if bits & bit)
+
+
+def _number(field: str) -> float | None:
+    try:
+        return float(field)
+    except ValueError:
+        return None
+
+
+def _cuda_of_driver() -> str | None:
+    match = re.search(r"CUDA Version:\s*([0-9.]+)", _nvidia_smi() or "")
+    return match.group(1) if match else None
+
+
+def _nvidia_smi(*arguments: str) -> str | None:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    try:
+        done = subprocess.run(
+            [program, *arguments], capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def cpu_model() -> str:
+    """The CPU's model name."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    match = re.search(r"^(?:model name|Hardware|Model)\s*:\s*(.+)$", text, re.MULTILINE)
+    return match.group(1).strip() if match else platform.processor() or platform.machine()
+
+
+def _cpu_count() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,282 @@
+"""How a latency is taken and summed up: warm-up, frozen repetitions, robust statistics, warnings that say what to do.
+
+The definition is trtexec's GPU compute time (NVIDIA/TensorRT ``samples/common/sampleReporting``): the engine alone,
+data already on the device, median and percentiles of many values. On a CPU it is the same with a monotonic clock.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from mptune.settings import LatencySettings
+
+MIN_SPAN_MS = 1.0
+"""One timed value that spans less than this is dominated by the clock's and the launch's own cost."""
+
+TARGET_SPAN_MS = 4.0
+"""Span of one value on the baseline: candidates are up to about four times as fast and share its repetitions."""
+
+HOST_BOUND_RATIO = 0.8
+"""Enqueue over compute time above which the host, not the device, sets the latency (trtexec's own warning)."""
+
+_BOOTSTRAP_CHUNK = 4_000_000
+_MAX_PROBES = 1_000_000
+
+
+@dataclass(frozen=True)
+class Repetitions:
+    """How often an engine is executed for one latency: calibrated once on the baseline, frozen for every candidate.
+
+    Attributes:
+        warmup_iterations: untimed executions, at least this many.
+        iterations: timed values.
+        executions_per_value: back-to-back executions that one value spans; the value is their mean.
+        warmup_ms: the warm-up also lasts at least this long, since candidates are faster than the baseline.
+    """
+
+    warmup_iterations: int
+    iterations: int
+    executions_per_value: int = 1
+    warmup_ms: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as JSON types."""
+        return {
+            "warmup_iterations": self.warmup_iterations,
+            "iterations": self.iterations,
+            "executions_per_value": self.executions_per_value,
+            "warmup_ms": self.warmup_ms,
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Repetitions:
+        """Inverse of ``to_json``."""
+        return cls(
+            int(document["warmup_iterations"]),
+            int(document["iterations"]),
+            int(document["executions_per_value"]),
+            float(document["warmup_ms"]),
+        )
+
+
+@dataclass(frozen=True)
+class Latency:
+    """The latency of one engine, in milliseconds per execution.
+
+    Attributes:
+        median_ms: median of the values.
+        p90_ms: 90th percentile, ``percentile``.
+        p99_ms: 99th percentile.
+        ci95_ms: bootstrap interval of the median (95 % unless the settings say otherwise).
+        cv: coefficient of variation, standard deviation over mean.
+        source: ``measured`` on the target or ``predicted`` by the roofline.
+        raw_ms: every value, in the order taken; empty where predicted.
+        transfer_ms: host to device and back, measured apart and contained in no other figure; None where not taken.
+        warnings: one line each, ending with what to do.
+    """
+
+    median_ms: float
+    p90_ms: float
+    p99_ms: float
+    ci95_ms: tuple[float, float]
+    cv: float
+    source: Literal["measured", "predicted"]
+    raw_ms: tuple[float, ...] = ()
+    transfer_ms: float | None = None
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def predicted(cls, ms: float) -> Latency:
+        """A latency that was computed, not taken: no spread."""
+        return cls(ms, ms, ms, (ms, ms), 0.0, "predicted")
+
+    def scaled(self, factor: float) -> Latency:
+        """Every engine time multiplied by ``factor`` (drift correction); transfers stay as they were."""
+        low, high = self.ci95_ms
+        return replace(
+            self,
+            median_ms=self.median_ms * factor,
+            p90_ms=self.p90_ms * factor,
+            p99_ms=self.p99_ms * factor,
+            ci95_ms=(low * factor, high * factor),
+            raw_ms=tuple(round(value * factor, 6) for value in self.raw_ms),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as JSON types."""
+        return {
+            "median_ms": self.median_ms,
+            "p90_ms": self.p90_ms,
+            "p99_ms": self.p99_ms,
+            "ci95_ms": list(self.ci95_ms),
+            "cv": self.cv,
+            "source": self.source,
+            "raw_ms": list(self.raw_ms),
+            "transfer_ms": self.transfer_ms,
+            "warnings": list(self.warnings),
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Latency:
+        """Inverse of ``to_json``; raw values, transfer and warnings may be absent."""
+        low, high = document["ci95_ms"]
+        return cls(
+            float(document["median_ms"]),
+            float(document["p90_ms"]),
+            float(document["p99_ms"]),
+            (float(low), float(high)),
+            float(document["cv"]),
+            document["source"],
+            tuple(float(value) for value in document.get("raw_ms", ())),
+            document.get("transfer_ms"),
+            tuple(document.get("warnings", ())),
+        )
+
+
+def monotonic_ms() -> float:
+    """The host's clock in milliseconds."""
+    return time.perf_counter_ns() / 1e6
+
+
+def percentile(sorted_values: Sequence[float] | np.ndarray, p: float) -> float:
+    """The p-th percentile (0 to 100) of ascending values: ``sorted[n - 1 - int((1 - p/100) * n)]``, as trtexec."""
+    n = len(sorted_values)
+    # The nudge keeps (1 - 0.9) * 10 = 0.99999... from being truncated to 0.
+    return float(sorted_values[max(0, n - 1 - int((1.0 - p / 100.0) * n + 1e-9))])
+
+
+def bootstrap_median_interval(
+    values: np.ndarray, samples: int, confidence: float, seed: int = 0
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of the median (Efron 1979), deterministic for a seed.
+
+    Args:
+        values: one-dimensional, at least one value.
+        samples: number of resamples.
+        confidence: coverage between 0 and 1.
+        seed: of the resampling.
+    """
+    generator = np.random.default_rng(seed)
+    rows = max(1, _BOOTSTRAP_CHUNK // len(values))
+    medians = [
+        np.median(values[generator.integers(0, len(values), size=(min(rows, samples - start), len(values)))], axis=1)
+        for start in range(0, samples, rows)
+    ]
+    tail = (1.0 - confidence) / 2.0
+    low, high = np.quantile(np.concatenate(medians), [tail, 1.0 - tail])
+    return float(low), float(high)
+
+
+def summarise(
+    raw_ms: Sequence[float],
+    settings: LatencySettings | None = None,
+    *,
+    executions_per_value: int = 1,
+    enqueue_ms: float | None = None,
+    transfer_ms: float | None = None,
+) -> Latency:
+    """Sum up measured values.
+
+    Args:
+        raw_ms: milliseconds per execution, in the order taken; not empty.
+        settings: bootstrap and warning thresholds.
+        executions_per_value: executions that each value spans.
+        enqueue_ms: median host time of one enqueue where the device runs asynchronously.
+        transfer_ms: data transfer, measured apart.
+    """
+    settings = settings or LatencySettings()
+    values = np.asarray(raw_ms, dtype=np.float64)
+    if not len(values):
+        raise ValueError("no values to sum up")
+    ordered = np.sort(values)
+    median = float(np.median(ordered))
+    mean = float(values.mean())
+    cv = float(values.std(ddof=1)) / mean if len(values) > 1 and mean > 0 else 0.0
+    return Latency(
+        median_ms=median,
+        p90_ms=percentile(ordered, 90),
+        p99_ms=percentile(ordered, 99),
+        ci95_ms=bootstrap_median_interval(values, settings.bootstrap_samples, settings.confidence),
+        cv=cv,
+        source="measured",
+        raw_ms=tuple(round(float(value), 6) for value in values),
+        transfer_ms=None if transfer_ms is None else round(transfer_ms, 6),
+        warnings=_warnings(median, cv, settings, executions_per_value, enqueue_ms),
+    )
+
+
+def _warnings(
+    median: float, cv: float, settings: LatencySettings, executions_per_value: int, enqueue_ms: float | None
+) -> tuple[str, ...]:
+    warnings = []
+    if cv > settings.max_cv:
+        warnings.append(
+            f"latency varies by {cv:.1%} (limit {settings.max_cv:.1%}): close other programs and lock the clocks"
+        )
+    span = median * executions_per_value
+    if span < MIN_SPAN_MS:
+        warnings.append(f"one timed value spans only {span:.3f} ms, near the clock's own cost: use a larger --batch")
+    if enqueue_ms is not None and enqueue_ms > HOST_BOUND_RATIO * median:
+        warnings.append(
+            f"host-bound: enqueueing takes {enqueue_ms:.3f} ms of {median:.3f} ms, so precision hardly shows: use a"
+            " larger --batch or remove what keeps the model from running as a CUDA graph"
+        )
+    return tuple(warnings)
+
+
+def calibrate(run_once: Callable[[], None], clock: Callable[[], float], settings: LatencySettings) -> Repetitions:
+    """Find the repetitions on the baseline.
+
+    Args:
+        run_once: one synchronous execution.
+        clock: milliseconds, monotonic.
+        settings: the durations and the least number of values to reach.
+    """
+    run_once()  # Lazy initialisation must not enter the estimate.
+    spans: list[float] = []
+    start = clock()
+    for _ in range(_MAX_PROBES):
+        before = clock()
+        run_once()
+        after = clock()
+        spans.append(after - before)
+        if len(spans) >= 3 and after - start >= settings.warmup_ms:
+            break
+    # The later half: the clocks have settled by then. The floor keeps a coarse clock from dividing by zero.
+    once_ms = max(float(np.median(spans[len(spans) // 2 :])), 1e-4)
+    executions = max(1, math.ceil(TARGET_SPAN_MS / once_ms))
+    return Repetitions(
+        warmup_iterations=max(1, math.ceil(settings.warmup_ms / once_ms)),
+        iterations=max(settings.min_iterations, math.ceil(settings.duration_ms / (once_ms * executions))),
+        executions_per_value=executions,
+        warmup_ms=settings.warmup_ms,
+    )
+
+
+def warm_up(run_once: Callable[[], None], clock: Callable[[], float], repetitions: Repetitions) -> None:
+    """Execute untimed until both the count and the duration are reached."""
+    start = clock()
+    done = 0
+    while done < repetitions.warmup_iterations or (clock() - start < repetitions.warmup_ms and done < _MAX_PROBES):
+        run_once()
+        done += 1
+
+
+def time_on_host(
+    run_once: Callable[[], None], clock: Callable[[], float], repetitions: Repetitions
+) -> tuple[float, ...]:
+    """Warm up, then time synchronous executions with a host clock; milliseconds per execution."""
+    warm_up(run_once, clock, repetitions)
+    values = []
+    for _ in range(repetitions.iterations):
+        before = clock()
+        for _ in range(repetitions.executions_per_value):
+            run_once()
+        values.append((clock() - before) / repetitions.executions_per_value)
+    return tuple(values)

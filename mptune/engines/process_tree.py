@@ -1,0 +1,99 @@
+"""Starting the worker process, killing it with everything it started, and reading why the kernel may have killed it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+
+_REAP_TIMEOUT_S = 10.0
+
+
+def absolute_sys_path() -> tuple[str, ...]:
+    """This process' import path without reliance on the working directory."""
+    return tuple(str(Path(entry).absolute()) if entry else str(Path.cwd()) for entry in sys.path)
+
+
+_spawner: tuple[int, ThreadPoolExecutor] | None = None
+_spawner_lock = threading.Lock()
+
+
+def spawn(command: list[str], fds: tuple[int, ...], output: int) -> subprocess.Popen[bytes]:
+    """Start the process from a thread that lives as long as this process does.
+
+    Linux sends the parent-death signal when the *thread* that started the child ends, so a caller's short-lived
+    thread must not be the one.
+    """
+    global _spawner
+    with _spawner_lock:
+        if _spawner is None or _spawner[0] != os.getpid():  # A fork does not take the thread along.
+            _spawner = (os.getpid(), ThreadPoolExecutor(1, thread_name_prefix="mptune-spawn"))
+        executor = _spawner[1]
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=fds[:2],
+            start_new_session=True,
+            # The working directory must not shadow modules (Python 3.11 and up); the import path is the parent's.
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(absolute_sys_path()), "PYTHONSAFEPATH": "1"},
+        )
+
+    return executor.submit(start).result()
+
+
+def kill_tree(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that leads a session of its own, its process group and all its descendants; reap it.
+
+    A process that is gone already leaves its orphans in its process group, where they are still found.
+    """
+    victims: list[psutil.Process] = []
+    if process.poll() is None:
+        victims = _freeze_descendants(process.pid)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for victim in victims:
+        with contextlib.suppress(psutil.Error):
+            victim.kill()
+    with contextlib.suppress(OSError):
+        process.kill()
+    # A process in an uninterruptible system call (a driver that hangs) dies later; nobody should wait for that.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_REAP_TIMEOUT_S)
+
+
+def _freeze_descendants(pid: int) -> list[psutil.Process]:
+    """Stop a process and list its descendants, stopped as well: what is stopped cannot start new ones meanwhile."""
+    victims: list[psutil.Process] = []
+    with contextlib.suppress(psutil.Error):
+        root = psutil.Process(pid)
+        root.suspend()
+        victims = root.children(recursive=True)
+        for victim in victims:
+            with contextlib.suppress(psutil.Error):
+                victim.suspend()
+        victims += [late for late in root.children(recursive=True) if late not in victims]
+    return victims
+
+
+def oom_kills() -> int | None:
+    """How often the kernel has killed for want of memory since boot (Linux 4.13 and up); None where unknown."""
+    try:
+        lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        name, _, value = line.partition(" ")
+        if name == "oom_kill":
+            return int(value)
+    return None

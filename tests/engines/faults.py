@@ -1,0 +1,209 @@
+"""Jobs that misbehave, to be run in a real worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mptune.engines.base import EngineError, FailureKind, Stage
+from mptune.engines.child import WorkerState
+from mptune.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Echo:
+    """Behaves."""
+
+    value: Any
+
+    def run(self, state: WorkerState) -> Any:
+        sys.stdout.write("this is printed, and nobody should see it")
+        return self.value
+
+
+@dataclass(frozen=True)
+class Pid:
+    def run(self, state: WorkerState) -> int:
+        return os.getpid()
+
+
+@dataclass(frozen=True)
+class SysPath:
+    def run(self, state: WorkerState) -> list[str]:
+        return sys.path
+
+
+@dataclass(frozen=True)
+class Count:
+    """How often the worker's cache was filled."""
+
+    key: int
+
+    def run(self, state: WorkerState) -> int:
+        calls = state.cached("calls", 0, list)
+        state.cached("counted", self.key, lambda: calls.append(self.key))
+        return len(calls)
+
+
+@dataclass(frozen=True)
+class Signalled:
+    """Is killed by a signal in a stage."""
+
+    number: int
+    stage: Stage = Stage.RUN
+
+    def run(self, state: WorkerState) -> None:
+        state.enter(self.stage)
+        os.write(1, b"last words")
+        os.kill(os.getpid(), self.number)
+
+
+@dataclass(frozen=True)
+class Abort:
+    """Ends as C++ does that throws past its last handler."""
+
+    words: str = ""
+
+    def run(self, state: WorkerState) -> None:
+        os.write(2, self.words.encode())
+        os.abort()
+
+
+@dataclass(frozen=True)
+class Hang:
+    """Never returns; starts processes first, one of them in a session of its own."""
+
+    pids: Path
+
+    def run(self, state: WorkerState) -> None:
+        state.enter(Stage.TIME)
+        command = [sys.executable, "-c", "import time; time.sleep(3600)"]
+        started = [subprocess.Popen(command), subprocess.Popen(command, start_new_session=True)]
+        self.pids.write_text(" ".join(str(pid) for pid in (os.getpid(), *(p.pid for p in started))))
+        while True:
+            pass
+
+
+@dataclass(frozen=True)
+class OrphanAndCrash:
+    """Crashes and leaves a process behind that holds every inherited descriptor."""
+
+    pids: Path
+
+    def run(self, state: WorkerState) -> None:
+        command = [sys.executable, "-c", "import time; time.sleep(3600)"]
+        self.pids.write_text(str(subprocess.Popen(command, close_fds=False).pid))
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
+@dataclass(frozen=True)
+class Gorge:
+    """Allocates until it is stopped."""
+
+    def run(self, state: WorkerState) -> None:
+        eaten = []
+        while True:
+            eaten.append(np.zeros(1 << 24))  # Address space is what is limited: no page needs to be touched.
+
+
+@dataclass(frozen=True)
+class Babble:
+    """Prints megabytes past Python, then does as told."""
+
+    megabytes: int
+    fails: bool
+
+    def run(self, state: WorkerState) -> str:
+        os.write(1, b"the beginning\n")
+        for _ in range(self.megabytes):
+            line = b"x" * 1023 + b"\n"
+            os.write(1, line * 1024)
+        os.write(2, b"the end\n")
+        if self.fails:
+            raise ValueError("first line\nsecond line")
+        return "done"
+
+
+@dataclass(frozen=True)
+class Raise:
+    error: BaseException
+
+    def run(self, state: WorkerState) -> None:
+        raise self.error
+
+
+@dataclass(frozen=True)
+class RaiseEngineError:
+    kind: FailureKind
+    stage: Stage = Stage.BUILD
+
+    def run(self, state: WorkerState) -> None:
+        state.enter(self.stage)
+        raise EngineError(self.kind, "in its own words")
+
+
+@dataclass(frozen=True)
+class RaiseModelError:
+    def run(self, state: WorkerState) -> None:
+        raise ModelError("the model is odd", "mend it")
+
+
+@dataclass(frozen=True)
+class Unpicklable:
+    def run(self, state: WorkerState) -> Any:
+        return threading.Lock()
+
+
+class Trap:
+    """Pickles, but does not unpickle."""
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return int, ("not a number",)
+
+
+@dataclass(frozen=True)
+class ReturnTrap:
+    def run(self, state: WorkerState) -> Any:
+        return Trap()
+
+
+@dataclass(frozen=True)
+class BeTrap:
+    """Cannot be unpickled in the worker."""
+
+    trap: Trap
+
+    def run(self, state: WorkerState) -> None:
+        raise AssertionError
+
+
+@dataclass(frozen=True)
+class Exit:
+    status: int
+
+    def run(self, state: WorkerState) -> None:
+        sys.exit(self.status)
+
+
+@dataclass(frozen=True)
+class HardExit:
+    status: int
+
+    def run(self, state: WorkerState) -> None:
+        os._exit(self.status)
+
+
+@dataclass(frozen=True)
+class Garble:
+    """Writes rubbish where answers go."""
+
+    def run(self, state: WorkerState) -> None:
+        os.write(int(sys.argv[2]), b"\xff" * 64)

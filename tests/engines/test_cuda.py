@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mptune.engines import cuda
+from mptune.engines.base import EngineError, FailureKind
+from mptune.engines.latency import Repetitions, monotonic_ms
+from mptune.engines.onnxruntime import CudaSession, SessionOptions
+from mptune.settings import LatencySettings
+
+QUICK = LatencySettings(warmup_ms=5.0, duration_ms=5.0, min_iterations=10, bootstrap_samples=50)
+
+
+def has_device() -> bool:
+    return cuda.unavailable_reason() is None
+
+
+def test_without_a_device_the_reason_is_told() -> None:
+    if has_device():
+        pytest.skip("there is a CUDA device here")
+    assert cuda.unavailable_reason()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("cudaErrorMemoryAllocation", FailureKind.OUT_OF_MEMORY),
+        ("cudaErrorNoDevice", FailureKind.DEVICE_LOST),
+        ("cudaErrorIllegalAddress", FailureKind.CRASH),
+        ("cudaErrorInvalidValue", FailureKind.ERROR),
+    ],
+)
+def test_the_kind_of_a_cuda_error(name: str, kind: FailureKind) -> None:
+    assert cuda.kind_of(name) is kind
+
+
+def test_every_named_error_is_one_of_cudas() -> None:
+    bindings = pytest.importorskip("cuda.bindings.runtime", reason="needs cuda-python")
+    known = bindings.cudaError_t.__members__
+    for names in (cuda._OUT_OF_MEMORY, cuda._DEVICE_LOST, cuda._CRASHED):
+        assert names <= known.keys()
+
+
+def test_calls_are_unpacked_and_checked() -> None:
+    bindings = pytest.importorskip("cuda.bindings.runtime", reason="needs cuda-python")
+    success = bindings.cudaError_t.cudaSuccess
+    assert cuda.check((success,), "call") is None
+    assert cuda.check((success, 3), "call") == 3
+    assert cuda.check((success, 3, 4), "call") == (3, 4)
+    with pytest.raises(EngineError, match=r"cudaMalloc failed with cudaErrorMemoryAllocation: out of memory") as caught:
+        cuda.check((bindings.cudaError_t.cudaErrorMemoryAllocation, None), "cudaMalloc")
+    assert caught.value.kind is FailureKind.OUT_OF_MEMORY
+
+
+@pytest.mark.gpu
+def test_buffers_keep_what_they_are_given() -> None:
+    stream = cuda.Stream()
+    for array in (np.arange(12, dtype=np.float32).reshape(3, 4), np.zeros((0, 2), np.int64), np.array(True)):
+        buffer = cuda.DeviceBuffer(array.shape, array.dtype)
+        buffer.upload(array, stream)
+        np.testing.assert_array_equal(buffer.download(stream), array)
+        buffer.close()
+        buffer.close()
+    with pytest.raises(ValueError, match="does not fit"):
+        cuda.DeviceBuffer((2,), np.dtype(np.float32)).upload(np.zeros(3, np.float32), stream)
+    stream.close()
+    stream.close()
+
+
+@pytest.mark.gpu
+def test_events_time_what_lies_between_them() -> None:
+    stream, start, end = cuda.Stream(), cuda.Event(), cuda.Event()
+    assert stream.address
+    start.record(stream)
+    end.record(stream)
+    end.synchronize()
+    assert start.elapsed_ms(end) >= 0.0
+    for thing in (start, end, stream):
+        thing.close()
+        thing.close()
+
+
+@pytest.mark.gpu
+def test_a_graph_replays_what_was_captured() -> None:
+    bindings = cuda.runtime()
+    stream = cuda.Stream()
+    source, target = (cuda.DeviceBuffer((4,), np.dtype(np.float32)) for _ in range(2))
+
+    def enqueue() -> None:
+        kind = bindings.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+        copied = bindings.cudaMemcpyAsync(target.address, source.address, source.nbytes, kind, stream.handle)
+        cuda.check(copied, "cudaMemcpyAsync")
+
+    graph = cuda.Graph(stream, enqueue)
+    for value in (1.0, 2.0):
+        source.upload(np.full(4, value, np.float32), stream)
+        graph.launch(stream)
+        np.testing.assert_array_equal(target.download(stream), np.full(4, value, np.float32))
+    values, enqueue_ms = cuda.time_on_stream(lambda: graph.launch(stream), stream, Repetitions(3, 12, 4), monotonic_ms)
+    assert len(values) == 12
+    assert enqueue_ms > 0.0
+    graph.close()
+    graph.close()
+
+    def fail() -> None:
+        enqueue()
+        raise ValueError("in the middle of a capture")
+
+    with pytest.raises(ValueError, match="in the middle"):
+        cuda.Graph(stream, fail)
+    enqueue()
+    stream.synchronize()
+    for buffer in (source, target):
+        buffer.close()
+    stream.close()
+
+
+@pytest.mark.gpu
+def test_a_cuda_session_uses_graph_stream_and_events(mlp_path: Path) -> None:
+    session = CudaSession(mlp_path, SessionOptions("cuda", latency=QUICK))
+    feeds = {"x": np.ones((4, 32), np.float32)}
+    latency = session.time(feeds, session.calibrate(feeds))
+    assert session.warnings == (), session.warnings
+    assert latency.transfer_ms is not None
+    assert latency.transfer_ms > 0.0
+    session.close()
+
+
+@pytest.mark.gpu
+def test_tf32_changes_the_result_and_is_off_by_default(tmp_path: Path) -> None:
+    import onnx
+    from onnx import TensorProto, helper
+
+    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [512, 512]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "x"], ["y"])], "g", info[:1], info[1:])
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    x = np.random.default_rng(0).normal(size=(512, 512)).astype(np.float32)
+    exact = x.astype(np.float64) @ x.astype(np.float64)
+    errors = []
+    for tf32 in (False, True):
+        session = CudaSession(path, SessionOptions("cuda", tf32=tf32, latency=QUICK))
+        errors.append(float(np.linalg.norm(session.run({"x": x})["y"] - exact) / np.linalg.norm(exact)))
+        session.close()
+    assert errors[0] < 1e-6
+    assert errors[1] > 1e-5  # Compute capability 8.0 and up; an older GPU has no TF32.

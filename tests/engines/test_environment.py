@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from mptune.engines.environment import (
+    Environment,
+    GpuState,
+    describe_environment,
+    foreign_gpu_processes,
+    parse_gpus,
+    parse_processes,
+    process_warnings,
+    read_gpus,
+    state_warnings,
+)
+
+TWO_GPUS = """\
+0, NVIDIA H200, 143771, 512, 570.86.15, 1980, 1980, 3201, 120.50, 700.00, 35
+1, NVIDIA H200, 143771, 0, 570.86.15, 345, 1980, 3201, [N/A], [Not Supported], 31
+"""
+
+
+def test_the_environment_names_what_is_here_and_survives_json() -> None:
+    environment = describe_environment()
+    assert environment.versions["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert {"numpy", "onnx"} <= environment.versions.keys()
+    assert environment.cpu
+    assert environment.cpu_count >= 1
+    assert Environment.from_json(json.loads(json.dumps(environment.to_json()))) == environment
+
+
+def test_an_environment_with_gpus_survives_json() -> None:
+    environment = Environment({"python": "3.12"}, "Linux", "a CPU", 2, parse_gpus(TWO_GPUS, "0x4\n0x0\n"), ("a: b",))
+    assert Environment.from_json(json.loads(json.dumps(environment.to_json()))) == environment
+    assert environment.with_warnings("c: d").warnings == ("a: b", "c: d")
+
+
+def test_gpus_are_read_with_what_the_driver_leaves_out() -> None:
+    first, second = parse_gpus(TWO_GPUS, "0x0000000000000048\n0x0000000000000001\n")
+    assert (first.index, first.name, first.driver) == (0, "NVIDIA H200", "570.86.15")
+    assert (first.sm_clock_mhz, first.power_w, first.temperature_c) == (1980.0, 120.5, 35.0)
+    assert first.throttle == ("hardware slowdown", "hardware thermal limit")
+    assert (second.power_w, second.power_limit_w, second.throttle) == (None, None, ())
+
+
+def test_unreadable_answers_are_no_gpus() -> None:
+    assert parse_gpus("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.") == ()
+    assert parse_gpus(TWO_GPUS, "[N/A]\n")[0].throttle == ()
+
+
+def test_throttling_and_falling_clocks_are_warnings_with_a_cure() -> None:
+    before = GpuState(0, "GPU", sm_clock_mhz=1980.0)
+    assert state_warnings(before, before) == ()
+    (fell,) = state_warnings(GpuState(0, "GPU", sm_clock_mhz=1200.0), before)
+    assert "1980 to 1200" in fell
+    assert fell.rpartition(": ")[2].startswith(("lock", " lock"))
+    (throttled,) = state_warnings(GpuState(0, "GPU", throttle=("power cap",)))
+    assert "power cap" in throttled
+
+
+def test_other_processes_are_named() -> None:
+    listed = parse_processes("123, /usr/bin/python3\n[N/A], x\n456, [Not Found]\n")
+    assert listed == ((123, "python3"), (456, "[Not Found]"))
+    (warning,) = process_warnings(listed)
+    assert "python3 (123)" in warning
+    assert process_warnings([]) == []
+
+
+def fake_nvidia_smi(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program in place of the driver's."""
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!{sys.executable}\nimport sys\narguments = ' '.join(sys.argv[1:])\n{script}")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+
+def test_the_driver_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = f"""
+if 'clocks_throttle_reasons' in arguments:
+    sys.exit('Field "clocks_throttle_reasons.active" is not a valid field to query.')
+if 'clocks_event_reasons' in arguments:
+    print('0x40'), print('0x0')
+elif '--query-gpu' in arguments:
+    print({TWO_GPUS!r}, end='')
+elif '--query-compute-apps' in arguments:
+    print('1, /sbin/init'), print('{os.getpid()}, python'), print('999999999, other')
+else:
+    print('| NVIDIA-SMI 570.86.15   Driver Version: 570.86.15   CUDA Version: 12.8 |')
+"""
+    fake_nvidia_smi(tmp_path, script, monkeypatch)
+    gpus = read_gpus()
+    assert [gpu.throttle for gpu in gpus] == [("hardware thermal limit",), ()]
+    environment = describe_environment()
+    assert environment.versions["cuda driver"] == "12.8"
+    assert any("throttled" in warning for warning in environment.warnings)
+    # Our own process and one that does not exist here are not foreign.
+    assert {pid for pid, _ in foreign_gpu_processes()} <= {1}
+
+
+def test_a_driver_that_fails_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_nvidia_smi(tmp_path, "sys.exit(9)", monkeypatch)
+    assert read_gpus() == ()
+    assert foreign_gpu_processes() == ()
