@@ -239,7 +239,7 @@ class DeviceBuffer:
 
     def upload(self, array: np.ndarray, stream: Stream) -> None:
         """Copy a host array of this shape and type to the device and wait for it."""
-        host = np.ascontiguousarray(array, dtype=self.dtype)
+        host = np.asarray(array, dtype=self.dtype, order="C")
         if host.shape != self.shape:
             raise ValueError(f"shape {host.shape} does not fit a buffer of shape {self.shape}")
         cudart = runtime()

@@ -116,6 +116,10 @@ class OrtSession:
         self._session = None
         gc.collect()
 
+    @property
+    def _on_cpu(self) -> bool:
+        return self.options.provider == "cpu"
+
     def _open_session(self) -> Any:
         if self._session is None:
             raise EngineError(FailureKind.ERROR, "the session is closed")
@@ -130,9 +134,17 @@ class OrtSession:
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _LOG_WARNING
+        # Planned buffers corrupt FP16 norms from the second run on (microsoft/onnxruntime#27768).
+        options.enable_mem_pattern = not self._on_cpu
         model = self._model if isinstance(self._model, bytes) else str(self._model)
         # Without enable_fallback=0 a CUDA failure becomes a slow CPU session behind the caller's back.
-        return _translated(lambda: onnxruntime.InferenceSession(model, options, providers=providers, enable_fallback=0))
+        # On the CPU this fusion crashes the process on an FP16 norm before an FP16 product (ONNX Runtime 1.31.1).
+        disabled = ["MatmulTransposeFusion"] if self._on_cpu else []
+        return _translated(
+            lambda: onnxruntime.InferenceSession(
+                model, options, providers=providers, disabled_optimizers=disabled, enable_fallback=0
+            )
+        )
 
 
 class CpuSession(OrtSession):
@@ -157,7 +169,7 @@ class CpuSession(OrtSession):
         def bind() -> Any:
             binding = session.io_binding()
             for name, array in feeds.items():
-                binding.bind_cpu_input(name, np.ascontiguousarray(array))
+                binding.bind_cpu_input(name, np.asarray(array, order="C"))
             for name in self.output_names:
                 binding.bind_output(name, "cpu")
             return binding
@@ -292,6 +304,7 @@ class CudaSession(OrtSession):
 
     def _bound(self, feeds: Mapping[str, np.ndarray]) -> Callable[[], None]:
         """Put the feeds on the device, run once (which captures the graph) and return what enqueues one execution."""
+        self._open_session()
         try:
             bound = self._bind(feeds)
         except EngineError as error:
@@ -313,7 +326,7 @@ class CudaSession(OrtSession):
         if bound is not None:
             # A captured graph reads from the addresses it saw: new values go to the old place.
             for name, array in feeds.items():
-                _translated(partial(bound.inputs[name].update_inplace, np.ascontiguousarray(array)))
+                _translated(partial(bound.inputs[name].update_inplace, np.asarray(array, order="C")))
         else:
             bound = self._new_binding(feeds)
             self._bindings[key] = bound
@@ -340,7 +353,7 @@ class CudaSession(OrtSession):
             binding = session.io_binding()
             inputs = {}
             for name, array in feeds.items():
-                inputs[name] = onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), "cuda", device)
+                inputs[name] = onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), "cuda", device)
                 binding.bind_ortvalue_input(name, inputs[name])
             for name in self.output_names:
                 value = outputs.get(name)
@@ -357,7 +370,7 @@ class CudaSession(OrtSession):
     def _time_transfers(self, feeds: Mapping[str, np.ndarray]) -> float:
         """Median milliseconds of all inputs to the device plus all outputs back."""
         bound = self._bind(feeds)
-        host = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
+        host = {name: np.asarray(array, order="C") for name, array in feeds.items()}
         values = []
         for _ in range(_TRANSFER_VALUES):
             before = monotonic_ms()
@@ -383,9 +396,10 @@ def graph_obstacle(model: Path | bytes) -> str | None:
     """The first op of a model that a CUDA graph cannot capture, in words; None where there is none."""
     import onnx
 
-    proto = (
-        onnx.load_from_string(model) if isinstance(model, bytes) else onnx.load(str(model), load_external_data=False)
-    )
+    def load() -> onnx.ModelProto:
+        return onnx.load_from_string(model) if isinstance(model, bytes) else onnx.load(model, load_external_data=False)
+
+    proto = _translated(load)
     for node in proto.graph.node:
         if node.op_type in _NOT_CAPTURABLE:
             return f"{node.op_type} ({node.name or 'unnamed'})"

@@ -112,7 +112,7 @@ def open_toolchain(
     if gpu is not None and choice == "onnxruntime":
         raise TargetError(f"--engine onnxruntime cannot measure on {gpu.name}: {reason}", _CUDA_INSTALL)
     where = f"{target.title} is not here" if gpu is None else f"{gpu.name} cannot be measured ({reason})"
-    warning = f"{where}: latency is predicted and errors are emulated; run `mptune confirm` on the device"
+    warning = f"{where}: latency is predicted and errors are emulated; search again on the device to measure both"
     provider: Provider = "cuda" if reason is None else "cpu"
     return PredictedToolchain(target, workspace, model, groups, settings, provider, (warning,))
 

@@ -75,7 +75,7 @@ class PrecisionPlan:
         """
         unknown = [group for group in changes if group not in self.precision]
         if unknown:
-            raise PlanError(f"the plan has no group {unknown[0]!r}", "`mptune inspect MODEL` lists the groups")
+            raise PlanError(f"the plan has no group {unknown[0]!r}", "chosen/plan.json of a run lists the groups")
         return PrecisionPlan(self.model_sha256, {**self.precision, **changes})
 
     def to_json(self, nodes: Mapping[str, Precision] | None = None) -> dict[str, Any]:
