@@ -359,7 +359,7 @@ def test_a_file_in_the_way_is_refused(place: Path) -> None:
     assert (place / "model.mptune").read_text() == "a file"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
 def test_a_place_that_cannot_be_written_is_told(place: Path) -> None:
     closed = place / "closed"
     closed.mkdir(mode=0o500)
@@ -425,6 +425,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip(f"no tmpfs can be mounted here: {made.stderr.strip()}")
     yield mount
     subprocess.run(["umount", str(mount)], check=False)
+
+
+def test_a_read_only_file_system_is_told(place: Path, small_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(RunError, match=r"cannot write .*Read-only") as told:
+        search(make_toolchain(), out=small_disk / "run")
+    assert "--out" in told.value.hint
 
 
 def free_bytes(path: Path) -> int:

@@ -1,0 +1,243 @@
+"""What the command line and a notebook call: search, report, pick, apply. Wires the floors; measures nothing itself."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from mptune.data.tasks import resolve_metric
+from mptune.engines.environment import Environment, describe_environment
+from mptune.errors import PlanError, RunError, SettingsError
+from mptune.graph.groups import Granularity, LayerGroup, find_groups
+from mptune.graph.model import Model, load_model
+from mptune.graph.plan import PrecisionPlan
+from mptune.graph.rewrite import Rewriter
+from mptune.graph.weights import WeightBank
+from mptune.report.artifacts import write_chosen
+from mptune.report.html import write_report
+from mptune.rundir import ChoiceSection, RunDirectory, RunFile, open_run, read_run
+from mptune.search.durable import full_disk_told, write_json
+from mptune.search.front import Front
+from mptune.search.record import StudyRecord
+from mptune.search.sampler import check_sampler
+from mptune.search.session import OpenToolchain, Session, front_of, storage_url
+from mptune.search.study import read_study
+from mptune.search.tuner import Listener, Silent
+from mptune.settings import SearchSettings
+
+__all__ = ["apply", "pick", "report", "search"]
+
+
+def search(
+    model: str | Path,
+    *,
+    listener: Listener | None = None,
+    open_toolchain: OpenToolchain | None = None,
+    **settings: Any,
+) -> Front:
+    """Find which layer groups of a model can run in FP16. The same call again resumes, or answers from the record.
+
+    Args:
+        model: path of an ONNX model.
+        listener: hears of the progress.
+        open_toolchain: who evaluates plans, in place of ``mptune.engines.toolchain.open_toolchain``.
+        **settings: the fields of ``SearchSettings``.
+
+    Returns:
+        The front, confirmed, with one plan chosen and written to ``chosen/`` in the run directory.
+
+    Raises:
+        SettingsError: a setting is unknown or out of range.
+        ModelError: the model cannot be read, typed or tuned.
+        DataError: the calibration data do not fit the model.
+        SpaceError: the search space is unknown or invalid.
+        TargetError: the target or engine is unknown or not to be had here.
+        BaselineError: the FP32 baseline is broken already.
+        RunError: the run directory cannot be used, or the machine failed again and again.
+        KeyboardInterrupt: passed on; the same call resumes.
+    """
+    wanted = _settings(settings)
+    resolve_metric(wanted.metric)
+    check_sampler(wanted.sampler)
+    loaded = load_model(model)
+    path = wanted.out or Path(f"{Path(model).stem}.mptune")
+    with full_disk_told(path), open_run(path, fresh=wanted.fresh) as run:
+        session = Session(run, loaded, wanted, listener or Silent(), open_toolchain)
+        with contextlib.closing(session):
+            front = session.run()
+            _write_outcome(run, front, session.record, loaded, session.groups, session.environment)
+    return front
+
+
+def report(run: str | Path) -> Front:
+    """Read a front again from its run directory alone: no model, no data, no measurement, no lock.
+
+    Raises:
+        RunError: it is no run directory, or holds no baseline yet.
+    """
+    directory, file = read_run(run)
+    with contextlib.closing(_read_record(directory, file)) as record:
+        return front_of(directory, file, record)
+
+
+def pick(
+    run: str | Path,
+    *,
+    max_error: float | None = None,
+    max_latency_ms: float | None = None,
+    knee: bool = False,
+    plan: str | None = None,
+) -> Front:
+    """Choose another plan of a finished search and write ``chosen/`` and ``front.json`` anew.
+
+    Args:
+        run: the run directory.
+        max_error: take the fastest plan whose error is at most this.
+        max_latency_ms: take the most exact plan that is at most this slow.
+        knee: take the knee of the front.
+        plan: take this one, by its fingerprint or the beginning of it.
+
+    Raises:
+        SettingsError: ways to choose that exclude each other.
+        PlanError: no such plan, or it is not feasible.
+        RunError: it is no run directory, or another process uses it.
+        ModelError: the model is no longer where it was.
+    """
+    ways = [max_error is not None or max_latency_ms is not None, knee, plan is not None]
+    if sum(ways) > 1:
+        raise SettingsError("limits, the knee and a plan's id exclude each other", "give one of them")
+    directory, file = read_run(run)
+    with (
+        full_disk_told(directory.path),
+        open_run(directory.path),
+        contextlib.closing(_read_record(directory, file)) as record,
+    ):
+        file = file.model_copy(
+            update={"choice": ChoiceSection(max_error=max_error, max_latency_ms=max_latency_ms, plan=plan)}
+        )
+        front = front_of(directory, file, record)
+        loaded = load_model(file.model.path)
+        if loaded.sha256 != file.model.sha256:
+            raise RunError(
+                f"{file.model.path} has changed since the search", "put the model back, or search again with --fresh"
+            )
+        groups = find_groups(loaded, file.measured["granularity"])
+        environment = None if file.environment is None else Environment.from_json(file.environment)
+        _write_outcome(directory, front, record, loaded, groups, environment)
+        directory.save(file)
+        return front
+
+
+def apply(model: str | Path, plan: PrecisionPlan | str | Path, out: str | Path) -> Path:
+    """Write the mixed-precision model of a plan, self-contained.
+
+    Args:
+        model: path of the ONNX model that the plan was made for.
+        plan: a plan, or the path of a plan.json.
+        out: where to write; must not exist.
+
+    Returns:
+        The path written.
+
+    Raises:
+        RunError: ``out`` exists already or cannot be written.
+        ModelError: the model cannot be read, typed or tuned.
+        PlanError: the plan cannot be read, or belongs to another model.
+    """
+    target = Path(out)
+    if target.exists():
+        raise RunError(f"{target} exists already", "give another path; nothing was overwritten")
+    if not isinstance(plan, PrecisionPlan):
+        plan = _read_plan(Path(plan))
+    loaded = load_model(model)
+    if plan.model_sha256 and plan.model_sha256 != loaded.sha256:
+        raise PlanError(
+            f"the plan was made for another model (sha256 {plan.model_sha256[:12]}, {model} has {loaded.sha256[:12]})",
+            "give the model that was searched",
+        )
+    with full_disk_told(target):
+        return Rewriter(loaded, _groups_of(loaded, plan)).export(plan, target)
+
+
+def _settings(given: dict[str, Any]) -> SearchSettings:
+    unknown = sorted(set(given) - set(SearchSettings.__dataclass_fields__))
+    if unknown:
+        raise SettingsError(
+            f"there is no setting {unknown[0]!r}", f"there are {', '.join(SearchSettings.__dataclass_fields__)}"
+        )
+    paths = {name: Path(given[name]) for name in ("data", "out") if given.get(name) is not None}
+    return SearchSettings(**{**given, **paths})
+
+
+def _read_plan(path: Path) -> PrecisionPlan:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise PlanError(f"cannot read the plan {path}: {reason}", "plans are written as chosen/plan.json") from None
+    return PrecisionPlan.from_json(text, str(path))
+
+
+def _groups_of(model: Model, plan: PrecisionPlan) -> tuple[LayerGroup, ...]:
+    """The groups that the plan speaks of: a plan does not say at which granularity it was made."""
+    for granularity in get_args(Granularity):
+        groups = find_groups(model, granularity)
+        if {group.id for group in groups} == set(plan.precision):
+            return groups
+    raise PlanError(
+        f"the plan has {len(plan.precision)} groups, which are not those of {model.path}",
+        "it was made for another model, or by another version of mptune: search again",
+    )
+
+
+def _read_record(directory: RunDirectory, file: RunFile) -> StudyRecord:
+    return read_study(
+        model_sha256=file.model.sha256,
+        name=file.study,
+        metric=file.settings["metric"],
+        journal=directory.journal,
+        url=storage_url(file.storage),
+    )
+
+
+def _write_outcome(
+    run: RunDirectory,
+    front: Front,
+    record: StudyRecord,
+    model: Model,
+    groups: Sequence[LayerGroup],
+    environment: Environment | None,
+) -> None:
+    """Write ``chosen/``, ``report.html`` and, as the mark that all of it is there, ``front.json``."""
+    document = front.to_json()
+    if _is_written(run, document):
+        return
+    environment = environment or describe_environment()
+    if front.chosen is not None:
+        bank = WeightBank.write(model, run.weights)
+        write_chosen(front, front.chosen, model, groups, run.chosen, environment, bank)
+    write_report(front, record.evaluations(), groups, run.report_html, environment)
+    write_json(run.front_json, document)
+    _delete_dominated_engines(run, front, record)
+
+
+def _is_written(run: RunDirectory, document: dict[str, Any]) -> bool:
+    try:
+        plan = PrecisionPlan.from_json((run.chosen / "plan.json").read_text(encoding="utf-8"))
+        same = bool(json.loads(run.front_json.read_text(encoding="utf-8")) == document)
+    except (OSError, ValueError, PlanError):
+        return False
+    return same and plan.fingerprint == document["chosen"] and run.report_html.exists()
+
+
+def _delete_dominated_engines(run: RunDirectory, front: Front, record: StudyRecord) -> None:
+    """Free the space of engines that are not on the front; only files that lie in the run's own directory."""
+    kept = {e.engine_path for e in (*front.points, front.fp32, front.fp16, front.chosen) if e is not None}
+    for evaluation in record.evaluations():
+        path = evaluation.engine_path
+        if path is not None and path not in kept and Path(path).parent.resolve() == run.engines.resolve():
+            with contextlib.suppress(OSError):
+                Path(path).unlink()

@@ -1,0 +1,309 @@
+"""The run directory: its paths, its lock, and run.json, which says what the run was made with.
+
+One process at a time writes a run directory. Nothing in it is ever deleted that a person might miss: ``fresh`` moves
+the whole directory aside.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import filelock
+import pydantic
+
+from mptune import __version__
+from mptune.engines.base import Workspace
+from mptune.errors import RunError
+from mptune.search.durable import write_json, writing
+
+RUN_FORMAT = 1
+
+_OWN = frozenset(
+    {
+        "run.json",
+        "run.lock",
+        "study.journal",
+        "weights",
+        "front.json",
+        "report.html",
+        "chosen",
+        "engines",
+        "logs",
+        "data",
+    }
+)
+
+_FRESH_HINT = "give it a run directory of its own with --out DIR, or start over with --fresh (nothing is deleted)"
+
+
+class _Section(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelSection(_Section):
+    """Which model the run is about."""
+
+    path: str
+    sha256: str
+
+
+class TargetSection(_Section):
+    """What the figures were taken on."""
+
+    name: str
+    engine: str
+    device: str
+    latency_source: str
+    error_source: str
+
+
+class DataSection(_Section):
+    """The calibration data; the hash is of all samples' names, types, shapes and values."""
+
+    source: str
+    sha256: str
+    samples: int
+    is_random: bool
+
+
+class ChoiceSection(_Section):
+    """How the plan in ``chosen/`` was chosen: by limits, by its fingerprint, or (all null) as the knee."""
+
+    max_error: float | None = None
+    max_latency_ms: float | None = None
+    plan: str | None = None
+
+
+class RunFile(_Section):
+    """The content of run.json.
+
+    ``measured`` are the settings that change what is measured: they must not change within a run. ``settings`` are
+    those of the last search, for the record.
+    """
+
+    format: int = RUN_FORMAT
+    mptune: str = __version__
+    model: ModelSection
+    measured: dict[str, Any]
+    settings: dict[str, Any]
+    seeds: dict[str, int]
+    storage: str | None = None
+    study: str
+    data: DataSection | None = None
+    target: TargetSection | None = None
+    environment: dict[str, Any] | None = None
+    choice: ChoiceSection = ChoiceSection()
+    warnings: tuple[str, ...] = ()
+
+
+class RunDirectory:
+    """The paths of one run, and its run.json. Made by ``open_run`` (to write) or ``read_run`` (to read)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.run_json = path / "run.json"
+        self.lock = path / "run.lock"
+        self.journal = path / "study.journal"
+        self.weights = path / "weights"
+        self.front_json = path / "front.json"
+        self.report_html = path / "report.html"
+        self.chosen = path / "chosen"
+        self.engines = path / "engines"
+        self.logs = path / "logs"
+        self.data = path / "data"
+        self.observed_json = self.data / "observed.json"
+
+    def workspace(self, model_path: Path) -> Workspace:
+        """The paths that jobs share; their directories exist afterwards.
+
+        Raises:
+            RunError: the directory cannot be written.
+        """
+        for directory in (self.weights, self.engines, self.logs, self.data):
+            with writing(directory):
+                directory.mkdir(exist_ok=True)
+        return Workspace(model_path, self.weights, self.data, self.engines, self.logs)
+
+    def load(self) -> RunFile | None:
+        """Read run.json; None where there is none.
+
+        Raises:
+            RunError: unreadable, not mptune's, or of a newer format.
+        """
+        try:
+            document = json.loads(self.run_json.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self.run_json} cannot be read: {error}", _FRESH_HINT) from None
+        written = document.get("format") if isinstance(document, dict) else None
+        if isinstance(written, int) and written > RUN_FORMAT:
+            raise RunError(
+                f"{self.path} was written by a newer mptune (run format {written}, this one reads {RUN_FORMAT})",
+                "upgrade mptune: pip install --upgrade mptune",
+            )
+        try:
+            return RunFile.model_validate(document)
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise RunError(f"{self.run_json} is not a run of mptune: {where}: {first['msg']}", _FRESH_HINT) from None
+
+    def save(self, file: RunFile) -> None:
+        """Write run.json, whole or not at all.
+
+        Raises:
+            RunError: the disk is full, or the directory cannot be written.
+        """
+        write_json(self.run_json, file.model_dump(mode="json"))
+
+
+def read_run(path: str | Path) -> tuple[RunDirectory, RunFile]:
+    """Open a run directory to read it. Needs no lock: a search may be writing at the same time.
+
+    Raises:
+        RunError: it is no run directory.
+    """
+    run = RunDirectory(Path(path))
+    file = run.load()
+    if file is None:
+        what = "is no run directory (it has no run.json)" if run.path.is_dir() else "does not exist"
+        raise RunError(f"{path} {what}", "`mptune search MODEL` makes one: MODEL.mptune in the working directory")
+    return run, file
+
+
+@contextmanager
+def open_run(path: Path, *, fresh: bool = False) -> Iterator[RunDirectory]:
+    """Create or open a run directory to write it, and hold its lock meanwhile.
+
+    Args:
+        path: the directory.
+        fresh: move what is there aside first, to ``NAME.old-1`` (or the next free number).
+
+    Raises:
+        RunError: it cannot be written, holds other files than a run's, or another process uses it.
+    """
+    run = RunDirectory(path)
+    _refuse_foreign(run)
+    if fresh and path.exists():
+        with _locked(run):
+            pass  # Nobody else is in it.
+        _move_aside(path)
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+    with _locked(run):
+        yield run
+
+
+def check_same(run: RunDirectory, known: RunFile, model_sha256: str, measured: Mapping[str, Any]) -> None:
+    """Refuse to go on with a run that was made with another model or other settings.
+
+    Raises:
+        RunError: naming what differs.
+    """
+    if known.model.sha256 != model_sha256:
+        raise RunError(f"{run.path} belongs to another model: {known.model.path} had another content", _FRESH_HINT)
+    for name in {**known.measured, **measured}:
+        _same(run, name, known.measured.get(name), measured.get(name))
+
+
+def check_storage(run: RunDirectory, known: RunFile, storage: str | None) -> None:
+    """Refuse to go on with a run that is kept in another storage (URLs without their passwords).
+
+    Raises:
+        RunError: they differ.
+    """
+    _same(run, "storage", known.storage, storage)
+
+
+def check_data(run: RunDirectory, known: RunFile, data: DataSection) -> None:
+    """Refuse to go on with a run that was made with other calibration data.
+
+    Raises:
+        RunError: the samples differ.
+    """
+    if known.data is not None and known.data.sha256 != data.sha256:
+        raise RunError(
+            f"{run.path} was made with other data ({known.data.source}, {known.data.samples} samples; "
+            f"{data.source}, {data.samples} samples now)",
+            f"give the same --data, {_FRESH_HINT}",
+        )
+
+
+def check_target(run: RunDirectory, known: RunFile, target: TargetSection) -> None:
+    """Refuse to go on with a run whose figures were taken on another device.
+
+    Raises:
+        RunError: target, engine or device differ.
+    """
+    if known.target is not None and known.target != target:
+        before, now = known.target, target
+        raise RunError(
+            f"{run.path} was made with another target ({before.name}: {before.engine} on {before.device} before, "
+            f"{now.name}: {now.engine} on {now.device} now)",
+            f"go on where it was made, {_FRESH_HINT}",
+        )
+
+
+def _same(run: RunDirectory, name: str, before: Any, now: Any) -> None:
+    if before != now:
+        shown = "" if name.endswith("content") else f" ({before!r} before, {now!r} now)"
+        raise RunError(f"{run.path} was made with another {name}{shown}", f"go on with the same {name}, {_FRESH_HINT}")
+
+
+def _refuse_foreign(run: RunDirectory) -> None:
+    if run.path.exists() and not run.path.is_dir():
+        raise RunError(f"{run.path} is a file, not a directory", "choose another run directory with --out DIR")
+    try:
+        entries = sorted(entry.name for entry in run.path.iterdir()) if run.path.exists() else []
+    except OSError as error:
+        raise RunError(f"cannot read {run.path}: {error.strerror}", "choose another place with --out DIR") from None
+    if "run.json" in entries:
+        return
+    foreign = [name for name in entries if name not in _OWN and not name.startswith(".")]
+    if foreign:
+        raise RunError(
+            f"{run.path} is not a run directory, and it holds other files ({', '.join(foreign[:3])})",
+            "choose another directory with --out DIR; nothing was written",
+        )
+
+
+@contextmanager
+def _locked(run: RunDirectory) -> Iterator[None]:
+    holder = _holder(run.lock)
+    lock = filelock.FileLock(run.lock, timeout=0)
+    with writing(run.path):
+        try:
+            lock.acquire()
+        except filelock.Timeout:  # An OSError itself, so it must not reach ``writing``.
+            raise RunError(
+                f"{run.path} is in use by another process{holder}",
+                "wait for it, or give this search a run directory of its own with --out DIR",
+            ) from None
+    try:
+        # For the message above; a lock that cannot hold it still locks.
+        with suppress(OSError):
+            run.lock.write_text(f"{os.getpid()}\n", encoding="ascii")
+        yield
+    finally:
+        lock.release()
+
+
+def _holder(lock: Path) -> str:
+    with suppress(OSError, ValueError):
+        return f" (pid {int(lock.read_text(encoding='ascii'))})"
+    return ""
+
+
+def _move_aside(path: Path) -> Path:
+    number = 1
+    while (aside := path.with_name(f"{path.name}.old-{number}")).exists():
+        number += 1
+    with writing(path):
+        path.rename(aside)
+    return aside

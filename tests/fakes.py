@@ -1,0 +1,239 @@
+"""A toolchain that runs nothing: plans obey an additive law, and it fails, lies or drifts where it is told to.
+
+It implements ``mptune.engines.base.Toolchain`` whole, so that everything above the engines is tested for real.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+import numpy as np
+
+from mptune.data.accuracy import OutputError
+from mptune.engines.base import (
+    Failure,
+    FailureKind,
+    Measurement,
+    ReferenceReport,
+    SampleSet,
+    Stage,
+    TensorRange,
+)
+from mptune.engines.environment import Environment
+from mptune.engines.latency import Latency, summarise
+from mptune.graph.groups import LayerGroup
+from mptune.graph.model import Model
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.settings import LatencySettings
+
+SHA = "0" * 64
+FAST = LatencySettings(bootstrap_samples=20)
+SOUND_REFERENCE = ReferenceReport(
+    "FakeProvider", {"y": {"non_finite": 0.0, "zero_fraction": 0.0, "absmax": 1.0}}, repeat_error=0.0
+)
+
+
+def make_groups(count: int, kind: str = "matmul") -> tuple[LayerGroup, ...]:
+    """Groups g000, g001, ... of one node each."""
+    return tuple(
+        LayerGroup(f"g{i:03d}", f"layer{i}/{kind}", kind, (f"layer{i}/MatMul",), {"MatMul": 1}) for i in range(count)
+    )
+
+
+@dataclass
+class Law:
+    """What plans cost and err, by group id. Deterministic for the groups.
+
+    Latency is ``base - gains of FP16 groups + boundary cost for each neighbour of another precision``; the error is the
+    root of the summed squares of the FP16 groups' errors.
+    """
+
+    groups: Sequence[str]
+    base_ms: float = 10.0
+    boundary_ms: float = 0.02
+    fp32_error: float = 2e-7
+    gains: Mapping[str, float] = field(default_factory=dict)
+    errors: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        generator = np.random.default_rng(len(self.groups))
+        count = max(1, len(self.groups))
+        gains = generator.uniform(0.2, 1.0, len(self.groups)) * self.base_ms / count
+        errors = 10 ** generator.uniform(-5, -2, len(self.groups))
+        self.gains = {**dict(zip(self.groups, map(float, gains), strict=True)), **self.gains}
+        self.errors = {**dict(zip(self.groups, map(float, errors), strict=True)), **self.errors}
+
+    def latency_ms(self, plan: PrecisionPlan) -> float:
+        precisions = [plan.precision[g] for g in self.groups]
+        crossings = sum(a is not b for a, b in pairwise(precisions))
+        return self.base_ms - sum(self.gains[g] for g in plan.fp16_groups) + self.boundary_ms * crossings
+
+    def error(self, plan: PrecisionPlan) -> float:
+        return math.sqrt(self.fp32_error**2 + sum(self.errors[g] ** 2 for g in plan.fp16_groups))
+
+
+@dataclass
+class FakeToolchain:
+    """See the module.
+
+    Attributes:
+        law: what plans cost and err.
+        fails: a plan with any of these groups in FP16 does not build.
+        crashes: the same, as a crash while running.
+        non_finite: a plan with any of these groups in FP16 gives NaN.
+        faults: how many faults of the machine come before evaluations work; below 0 they never end.
+        fault_kind: their kind.
+        noise: relative spread of the measured values.
+        held_out_factor: held-out errors are this much larger.
+        fails_fresh: fingerprints that fail when they are confirmed.
+        drifts: baseline medians that come one after another, as factors of the true one; the last stays.
+        delay_s: each evaluation takes this long.
+        diary: file to which each evaluation is appended as a JSON line when it begins.
+        interrupt_after: KeyboardInterrupt when this many evaluations are done.
+    """
+
+    law: Law
+    fails: Collection[str] = ()
+    crashes: Collection[str] = ()
+    non_finite: Collection[str] = ()
+    faults: int = 0
+    fault_kind: FailureKind = FailureKind.DEVICE_LOST
+    noise: float = 1e-4
+    held_out_factor: float = 1.1
+    fails_fresh: Collection[str] = ()
+    drifts: Sequence[float] = ()
+    delay_s: float = 0.0
+    diary: Path | None = None
+    interrupt_after: int | None = None
+    statistics: Sequence[str] = ("relative_l2", "max_abs", "non_finite")
+    report: ReferenceReport | Failure = SOUND_REFERENCE
+    ranges: Mapping[str, TensorRange] | Failure = field(default_factory=dict)
+    name: str = "fake"
+    device: str = "Fake 1000"
+    latency_source: Literal["measured", "predicted"] = "measured"
+    error_source: Literal["measured", "emulated"] = "measured"
+    opened: int = 0
+    closed: int = 0
+    calls: list[tuple[str, SampleSet, bool]] = field(default_factory=list)
+    observed: int = 0
+
+    @property
+    def built(self) -> list[str]:
+        """Fingerprints evaluated on the search samples, in order."""
+        return [fingerprint for fingerprint, which, _ in self.calls if which == "search"]
+
+    def environment(self) -> Environment:
+        return Environment(versions={"fake": "1.0"}, os="none", cpu="none", cpu_count=1)
+
+    def reference(self, which: SampleSet) -> ReferenceReport | Failure:
+        return self.report
+
+    def observe(self) -> Mapping[str, TensorRange] | Failure:
+        self.observed += 1
+        return self.ranges
+
+    def evaluate(
+        self, plan: PrecisionPlan, which: SampleSet = "search", *, fresh: bool = False
+    ) -> Measurement | Failure:
+        if self.interrupt_after is not None and len(self.calls) >= self.interrupt_after:
+            raise KeyboardInterrupt
+        self.calls.append((plan.fingerprint, which, fresh))
+        if self.diary is not None:
+            with self.diary.open("a") as file:
+                file.write(json.dumps([plan.fingerprint, which]) + "\n")
+        if self.delay_s:
+            time.sleep(self.delay_s)
+        if self.faults:
+            self.faults -= 1
+            return Failure(Stage.RUN, self.fault_kind, "the machine is on fire")
+        half = set(plan.fp16_groups)
+        if half & set(self.fails):
+            return Failure(Stage.BUILD, FailureKind.ERROR, "no kernel for this")
+        if half & set(self.crashes) or (fresh and plan.fingerprint in self.fails_fresh):
+            return Failure(Stage.RUN, FailureKind.CRASH, "segmentation fault", Path("worker.log"))
+        return self._measurement(plan, which, bool(half & set(self.non_finite)))
+
+    def _measurement(self, plan: PrecisionPlan, which: SampleSet, non_finite: bool) -> Measurement:
+        error = self.law.error(plan) * (self.held_out_factor if which == "held_out" else 1.0)
+        values = {
+            "relative_l2": (math.nan if non_finite else error,) * 2,
+            "max_abs": (math.nan if non_finite else 1 / (1 + error),) * 2,
+            "non_finite": (3.0 if non_finite else 0.0,) * 2,
+        }
+        true_ms, baseline, drift = self.law.latency_ms(plan), None, 1.0
+        if self.latency_source == "predicted":
+            latency = Latency.predicted(true_ms)
+        else:
+            seen = self.drifts[min(len(self.calls), len(self.drifts)) - 1] if self.drifts else 1.0
+            drift = 1.0 / seen
+            baseline = self._timed(self.law.base_ms * seen, 0)
+            latency = self._timed(true_ms * seen, len(self.calls)).scaled(drift)
+        return Measurement(
+            latency=latency,
+            baseline=baseline,
+            drift=drift,
+            error=OutputError({"y": {name: values[name] for name in self.statistics}}),
+            error_source=self.error_source,
+            build_s=0.1,
+        )
+
+    def _timed(self, ms: float, seed: int) -> Latency:
+        spread = np.random.default_rng(seed).normal(1.0, self.noise, 11) if self.noise else np.ones(11)
+        return summarise([float(ms * s) for s in spread], FAST, executions_per_value=1000)
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def __enter__(self) -> FakeToolchain:
+        self.opened += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def open(self, workspace: object, model: Model, groups: Sequence[LayerGroup], settings: object) -> FakeToolchain:
+        """For ``mptune.api.search(open_toolchain=...)``: the law must be of the model's groups."""
+        assert [g.id for g in groups] == list(self.law.groups)
+        return self
+
+
+@dataclass
+class Diary:
+    """A listener that keeps what it hears."""
+
+    stages: list[str] = field(default_factory=list)
+    done: list[str] = field(default_factory=list)
+    failures: list[tuple[str, Failure | str]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    counts: list[tuple[int, int]] = field(default_factory=list)
+
+    def stage(self, text: str) -> None:
+        self.stages.append(text)
+
+    def evaluated(self, evaluation: object, done: int, budget: int) -> None:
+        self.done.append(evaluation.plan.fingerprint)  # type: ignore[attr-defined]
+        self.counts.append((done, budget))
+
+    def failed(self, plan: PrecisionPlan, origin: str, failure: Failure | str, done: int, budget: int) -> None:
+        self.failures.append((plan.fingerprint, failure))
+        self.counts.append((done, budget))
+
+    def warning(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+def make_plan(bits: str, sha: str = SHA) -> PrecisionPlan:
+    """``make_plan("010")``: g000 and g002 in FP32, g001 in FP16."""
+    return PrecisionPlan(
+        sha, {f"g{i:03d}": Precision.FP16 if bit == "1" else Precision.FP32 for i, bit in enumerate(bits)}
+    )

@@ -1,0 +1,186 @@
+"""The confirmed front: rounds, held-out errors, pooled latencies, points that fail, resuming."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mptune.engines.latency import Latency, summarise
+from mptune.errors import PlanError, RunError
+from mptune.search.confirm import (
+    confirm,
+    confirmed_evaluations,
+    confirmed_front,
+    missing,
+    points_to_confirm,
+    pool_latencies,
+    rounds_needed,
+)
+from mptune.search.evaluation import ORIGIN_FP16, ORIGIN_FP32
+from mptune.search.front import Front, pareto
+from mptune.search.outcome import Choice, Facts, build_front, find_plan
+from mptune.search.record import StudyRecord
+from mptune.search.space import SearchSpace
+from mptune.search.tuner import Silent, Tuner
+from mptune.settings import SearchSettings, WorkerSettings
+from tests.fakes import FAST, SHA, Diary, FakeToolchain, Law
+from tests.search.conftest import OpenRecord
+from tests.search.factory import make_evaluation
+
+SETTINGS = SearchSettings(budget=15, latency=FAST, worker=WorkerSettings(retries=1))
+FACTS = Facts(Path("m.mptune"), Path("m.onnx"), SHA, "cpu", "fake", "Fake 1000", ("mind the gap",))
+
+
+def make_toolchain(space: SearchSpace, **options: object) -> FakeToolchain:
+    return FakeToolchain(Law([g.id for g in space.groups]), **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def searched(open_record: OpenRecord, space: SearchSpace) -> StudyRecord:
+    record = open_record()
+    Tuner(record, space, make_toolchain(space), SETTINGS, Silent()).run()
+    return record
+
+
+def front_of(record: StudyRecord, **choice: object) -> Front:
+    return build_front(record, FACTS, Choice(**choice), SETTINGS)  # type: ignore[arg-type]
+
+
+def test_rounds_are_fresh_interleaved_and_on_held_out_samples(searched: StudyRecord, space: SearchSpace) -> None:
+    toolchain, diary = make_toolchain(space), Diary()
+    points = [p.plan.fingerprint for p in points_to_confirm(searched.evaluations())]
+    confirm(searched, toolchain, SETTINGS, diary, rounds=3)
+    assert toolchain.calls == [(p, "held_out", True) for p in points * 3]
+    assert points[0] == space.seeds[0].plan.fingerprint
+    assert space.seeds[1].plan.fingerprint in points
+    assert diary.stages == [f"confirming {len(points)} plans"]
+
+
+def test_the_confirmed_front(searched: StudyRecord, space: SearchSpace) -> None:
+    confirm(searched, make_toolchain(space, held_out_factor=2.0), SETTINGS, Diary(), rounds=3)
+    front = front_of(searched)
+    assert all(p.confirmed and p.held_out is not None for p in front.points)
+    assert all(p.held_out_value == pytest.approx(2 * p.error_value) for p in front.points)
+    assert all(len(p.latency.raw_ms) == 33 for p in front.points)
+    assert front.points == pareto(front.points)
+    assert front.fp32.confirmed
+    assert front.fp16 is not None
+    assert front.fp16.origin == ORIGIN_FP16
+    assert front.fp16.confirmed
+    assert all(p.speedup == pytest.approx(front.fp32.latency.median_ms / p.latency.median_ms) for p in front.points)
+    assert front.chosen in front.points
+    assert front.warnings[0] == "mind the gap"
+    assert 0 < front.hypervolume < 1
+    assert (front.evaluations, front.failures) == (15, 0)
+
+
+def test_a_confirmation_is_not_repeated_and_goes_on_where_it_was(searched: StudyRecord, space: SearchSpace) -> None:
+    interrupted = make_toolchain(space, interrupt_after=4)
+    with pytest.raises(KeyboardInterrupt):
+        confirm(searched, interrupted, SETTINGS, Diary(), rounds=3)
+    assert not front_of(searched).points[-1].confirmed, "one round is not three"
+    rest = make_toolchain(space)
+    confirm(searched, rest, SETTINGS, Diary(), rounds=3)
+    points = points_to_confirm(searched.evaluations())
+    assert len(rest.calls) == 3 * len(points) - 4
+    again = make_toolchain(space)
+    confirm(searched, again, SETTINGS, Diary(), rounds=3)
+    assert again.calls == []
+    assert missing(searched, points, 3) == []
+
+
+def test_a_predicted_latency_is_never_confirmed(open_record: OpenRecord, space: SearchSpace) -> None:
+    record = open_record()
+    toolchain = make_toolchain(space, latency_source="predicted", error_source="emulated")
+    Tuner(record, space, toolchain, SETTINGS, Silent()).run()
+    rounds = rounds_needed(SETTINGS, "predicted")
+    assert rounds == 1
+    confirm(record, toolchain, SETTINGS, Diary(), rounds)
+    front = front_of(record)
+    assert all(p.held_out is not None and not p.confirmed for p in front.points)
+    assert {p.latency.source for p in front.points} == {"predicted"}
+
+
+def test_a_point_that_fails_is_dropped_with_a_warning(searched: StudyRecord, space: SearchSpace) -> None:
+    fastest = pareto(searched.evaluations())[0]
+    toolchain = make_toolchain(space, fails_fresh={fastest.plan.fingerprint})
+    confirm(searched, toolchain, SETTINGS, Diary(), rounds=3)
+    assert sum(call[0] == fastest.plan.fingerprint for call in toolchain.calls) == 1
+    front = front_of(searched)
+    assert fastest.plan not in [p.plan for p in front.points]
+    assert any(fastest.plan.fingerprint in w and "segmentation fault" in w for w in front.warnings)
+    again = make_toolchain(space)
+    confirm(searched, again, SETTINGS, Diary(), rounds=3)
+    assert again.calls == []
+
+
+def test_a_point_that_is_not_finite_on_held_out_samples_is_dropped(searched: StudyRecord, space: SearchSpace) -> None:
+    confirm(searched, make_toolchain(space, non_finite={g.id for g in space.groups}), SETTINGS, Diary(), rounds=1)
+    points, warnings = confirmed_evaluations(searched, 1, FAST)
+    assert [p.origin for p in points] == [ORIGIN_FP32]
+    assert all("not finite on the held-out samples" in w for w in warnings)
+
+
+def test_a_broken_machine_stops_the_confirmation(searched: StudyRecord, space: SearchSpace) -> None:
+    toolchain, diary = make_toolchain(space, faults=1), Diary()
+    confirm(searched, toolchain, SETTINGS, diary, rounds=1)
+    assert "trying again" in diary.warnings[0]
+    with pytest.raises(RunError, match="2 times in a row"):
+        confirm(searched, make_toolchain(space, faults=-1), SETTINGS, Diary(), rounds=2)
+
+
+def test_processes_that_differ_widen_the_interval() -> None:
+    rounds = [summarise([ms] * 9 + [ms * 1.001], FAST) for ms in (5.0, 5.4, 5.1)]
+    pooled = pool_latencies(rounds, FAST)
+    assert pooled.ci95_ms[0] <= 5.0
+    assert pooled.ci95_ms[1] >= 5.4
+    assert pooled.median_ms == pytest.approx(5.1, abs=0.01)
+    one = Latency.predicted(3.0)
+    assert pool_latencies([one, one], FAST) == one
+
+
+def test_the_front_reads_the_same_by_either_error() -> None:
+    points = [
+        make_evaluation(1.0, 1e-2, held_out=1e-2, number=1),
+        make_evaluation(2.0, 2e-3, held_out=5e-3, number=2),
+        make_evaluation(3.0, 3e-3, held_out=4e-3, number=3),
+        make_evaluation(4.0, 1e-5, held_out=1e-5, number=4),
+    ]
+    front = confirmed_front(points)
+    assert [p.number for p in front] == [1, 2, 4]
+    assert front == pareto(front) == pareto(front, error=lambda e: e.error_value)
+
+
+def test_limits_and_picks(searched: StudyRecord) -> None:
+    front = front_of(searched)
+    tight = front_of(searched, max_error=1e-20)
+    assert not tight.limits_met
+    assert tight.chosen == front.points[-1]
+    other = next(e for e in searched.evaluations() if e.plan not in [p.plan for p in front.points])
+    picked = front_of(searched, plan=other.plan.fingerprint[:8])
+    assert picked.chosen is not None
+    assert picked.chosen.plan == other.plan
+    with pytest.raises(PlanError, match="'zzz'"):
+        front_of(searched, plan="zzz")
+    with pytest.raises(PlanError, match="no plan ''"):
+        front_of(searched, plan="")
+
+
+def test_finding_a_plan() -> None:
+    known = [make_evaluation(1.0, 1e-3, number=n) for n in range(300)]
+    with pytest.raises(PlanError, match="several plans"):
+        find_plan(known, known[0].plan.fingerprint[0])
+    whole = known[7].plan.fingerprint
+    assert find_plan(known, whole) == known[7]
+    typo = whole[:-1] + ("0" if whole[-1] != "0" else "1")
+    with pytest.raises(PlanError) as told:
+        find_plan(known, typo)
+    assert whole in told.value.hint
+    with pytest.raises(PlanError, match="not feasible"):
+        find_plan([make_evaluation(1.0, float("nan"), number=3)], make_evaluation(1.0, 1.0, number=3).plan.fingerprint)
+
+
+def test_no_baseline_no_front(open_record: OpenRecord) -> None:
+    with pytest.raises(RunError, match="no evaluation of all-FP32"):
+        front_of(open_record())
