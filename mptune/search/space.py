@@ -19,6 +19,9 @@ from mptune.graph.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.search.evaluation import ORIGIN_FP16, ORIGIN_FP32
 
+PREFIXES = {"quarter": 0.25, "half": 0.5, "three quarters": 0.75}
+"""Shares of the groups, from the inputs on, that stay FP32, as in Polygraphy's bisection: few boundaries."""
+
 LARGE_ACTIVATION = 512.0
 """Absolute value past which NVIDIA's AutoCast keeps a node in FP32 (Model-Optimizer, modelopt/onnx/autocast)."""
 
@@ -250,6 +253,10 @@ def _seeds(
     large = over_threshold(model, space.groups, absmax, LARGE_ACTIVATION)
     if large:
         seeds.append(Seed(f"seed: activations over {LARGE_ACTIVATION:g} in FP32", mixed(large)))
+    seeds += [
+        Seed(f"seed: first {name} in FP32", mixed(space.free[: round(share * len(space.free))]))
+        for name, share in PREFIXES.items()
+    ]
     unique: dict[str, Seed] = {}
     for seed in seeds:
         unique.setdefault(seed.plan.fingerprint, seed)

@@ -25,7 +25,7 @@ def open_study(
     identity: Mapping[str, Any],
     journal: Path,
     url: str | None = None,
-    sampler: str = "tpe",
+    sampler: str = "local",
     seed: int = 0,
 ) -> tuple[StudyRecord, tuple[str, ...]]:
     """Create the study of a run, or open the one that is there.

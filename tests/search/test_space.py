@@ -118,10 +118,10 @@ def test_a_pattern_that_matches_nothing_is_a_warning(tmp_path: Path, mlp: tuple[
 def test_large_activations_make_a_seed(tmp_path: Path, mlp: tuple[Model, tuple[LayerGroup, ...]]) -> None:
     model, groups = mlp
     named = write_space(tmp_path, "")
-    assert len(make_space(model, groups, named, absmax={"x": 511.0}).seeds) == 2
+    origin = "seed: activations over 512 in FP32"
+    assert all(seed.origin != origin for seed in make_space(model, groups, named, absmax={"x": 511.0}).seeds)
     space = make_space(model, groups, named, absmax={"block1.narrow": 600.0})
-    seed = space.seeds[-1]
-    assert seed.origin == "seed: activations over 512 in FP32"
+    seed = next(seed for seed in space.seeds if seed.origin == origin)
     names = {g.id: g.nodes for g in groups}
     held = {node for g in seed.plan.fp32_groups for node in names[g]}
     assert {"block1/fc2/Gemm", "mixing/Softmax"} <= held
@@ -137,3 +137,10 @@ def test_a_group_that_cannot_be_fp16_says_why(tmp_path: Path, mlp: tuple[Model, 
 
 def test_plans_are_of_the_model() -> None:
     assert make_plan("01") != make_plan("01", sha="1" * 64)
+
+
+def test_prefixes_are_seeds_with_few_boundaries(tmp_path: Path, mlp: tuple[Model, tuple[LayerGroup, ...]]) -> None:
+    space = make_space(*mlp, write_space(tmp_path, ""))
+    prefixes = {seed.origin: seed.plan.fp32_groups for seed in space.seeds if seed.origin.startswith("seed: first")}
+    assert prefixes["seed: first half in FP32"] == space.free[: len(space.free) // 2]
+    assert all(kept == space.free[: len(kept)] for kept in prefixes.values())

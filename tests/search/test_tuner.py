@@ -32,7 +32,7 @@ def make_toolchain(space: SearchSpace, **options: object) -> FakeToolchain:
     return FakeToolchain(Law([g.id for g in space.groups]), **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "nsga2", "random"])
+@pytest.mark.parametrize("sampler", ["local", "tpe", "nsga2", "random"])
 def test_budget_counts_seeds_and_no_plan_is_built_twice(
     open_record: OpenRecord, space: SearchSpace, sampler: str
 ) -> None:
@@ -45,7 +45,7 @@ def test_budget_counts_seeds_and_no_plan_is_built_twice(
     assert [e.origin for e in record.evaluations()[:2]] == [ORIGIN_FP32, ORIGIN_FP16]
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "nsga2", "random"])
+@pytest.mark.parametrize("sampler", ["local", "tpe", "nsga2", "random"])
 def test_a_larger_budget_adds_exactly_the_difference(open_record: OpenRecord, space: SearchSpace, sampler: str) -> None:
     first = make_toolchain(space)
     make_tuner(open_record(sampler=sampler), space, first, budget=15).run()
