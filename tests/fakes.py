@@ -93,7 +93,7 @@ class FakeToolchain:
         fault_kind: their kind.
         noise: relative spread of the measured values.
         held_out_factor: held-out errors are this much larger.
-        fails_fresh: fingerprints that fail when they are confirmed.
+        fails_fresh: fingerprints that fail once the worker has been restarted.
         drifts: baseline medians that come one after another, as factors of the true one; the last stays.
         delay_s: each evaluation takes this long.
         diary: file to which each evaluation is appended as a JSON line when it begins.
@@ -122,7 +122,8 @@ class FakeToolchain:
     error_source: Literal["measured", "emulated"] = "measured"
     opened: int = 0
     closed: int = 0
-    calls: list[tuple[str, SampleSet, bool]] = field(default_factory=list)
+    calls: list[tuple[str, SampleSet, int]] = field(default_factory=list)
+    restarts: int = 0
     observed: int = 0
 
     @property
@@ -140,12 +141,13 @@ class FakeToolchain:
         self.observed += 1
         return self.ranges
 
-    def evaluate(
-        self, plan: PrecisionPlan, which: SampleSet = "search", *, fresh: bool = False
-    ) -> Measurement | Failure:
+    def restart(self) -> None:
+        self.restarts += 1
+
+    def evaluate(self, plan: PrecisionPlan, which: SampleSet = "search") -> Measurement | Failure:
         if self.interrupt_after is not None and len(self.calls) >= self.interrupt_after:
             raise KeyboardInterrupt
-        self.calls.append((plan.fingerprint, which, fresh))
+        self.calls.append((plan.fingerprint, which, self.restarts))
         if self.diary is not None:
             with self.diary.open("a") as file:
                 file.write(json.dumps([plan.fingerprint, which]) + "\n")
@@ -157,7 +159,7 @@ class FakeToolchain:
         half = set(plan.fp16_groups)
         if half & set(self.fails):
             return Failure(Stage.BUILD, FailureKind.ERROR, "no kernel for this")
-        if half & set(self.crashes) or (fresh and plan.fingerprint in self.fails_fresh):
+        if half & set(self.crashes) or (self.restarts and plan.fingerprint in self.fails_fresh):
             return Failure(Stage.RUN, FailureKind.CRASH, "segmentation fault", Path("worker.log"))
         return self._measurement(plan, which, bool(half & set(self.non_finite)))
 

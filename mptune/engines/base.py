@@ -253,10 +253,12 @@ class Toolchain(Protocol):
         """Run the model once over the search samples and reduce every float tensor on the fly."""
         ...
 
-    def evaluate(
-        self, plan: PrecisionPlan, which: SampleSet = "search", *, fresh: bool = False
-    ) -> Measurement | Failure:
-        """Build, run and time one plan; ``fresh`` does so in a worker process of its own."""
+    def evaluate(self, plan: PrecisionPlan, which: SampleSet = "search") -> Measurement | Failure:
+        """Build, run and time one plan."""
+        ...
+
+    def restart(self) -> None:
+        """End the worker process: what comes next runs in a fresh one."""
         ...
 
     def close(self) -> None:

@@ -110,6 +110,10 @@ class OrtToolchain:
             self._ranges = ranges
         return self._ranges
 
+    def restart(self) -> None:
+        """See ``Toolchain``."""
+        self._worker.close()
+
     def close(self) -> None:
         """See ``Toolchain``."""
         self._worker.close()
@@ -130,12 +134,6 @@ class OrtToolchain:
         """A path beside the weight bank, of this process alone: several may search in one run directory."""
         return self.workspace.weights_dir / f"{name}-{os.getpid()}.onnx"
 
-    def _call(self, job: Any, fresh: bool) -> Any:
-        """Run a job in the standing worker or in one of its own."""
-        if not fresh:
-            return self._worker.call(job, self.timeout_s)
-        with Worker(self.workspace.logs_dir, self.settings.worker) as worker:
-            return worker.call(job, self.timeout_s)
 
 
 @dataclass(frozen=True)
@@ -188,9 +186,7 @@ class OnnxRuntimeToolchain(OrtToolchain):
     def __enter__(self) -> OnnxRuntimeToolchain:
         return self
 
-    def evaluate(
-        self, plan: PrecisionPlan, which: SampleSet = "search", *, fresh: bool = False
-    ) -> Measurement | Failure:
+    def evaluate(self, plan: PrecisionPlan, which: SampleSet = "search") -> Measurement | Failure:
         """See ``Toolchain``."""
         if self._rewriter is None:
             from mptune.graph.rewrite import Rewriter
@@ -212,7 +208,7 @@ class OnnxRuntimeToolchain(OrtToolchain):
                 repetitions=record.repetitions if record else None,
                 metric=self.settings.metric,
             )
-            result: MeasureResult | Failure = self._call(job, fresh)
+            result: MeasureResult | Failure = self._worker.call(job, self.timeout_s)
         finally:
             path.unlink(missing_ok=True)
         return result if isinstance(result, Failure) else self._corrected(result)
@@ -298,9 +294,7 @@ class PredictedToolchain(OrtToolchain):
     def __enter__(self) -> PredictedToolchain:
         return self
 
-    def evaluate(
-        self, plan: PrecisionPlan, which: SampleSet = "search", *, fresh: bool = False
-    ) -> Measurement | Failure:
+    def evaluate(self, plan: PrecisionPlan, which: SampleSet = "search") -> Measurement | Failure:
         """See ``Toolchain``."""
         if self._emulator is None:
             from mptune.graph.emulate import Emulator
@@ -318,7 +312,7 @@ class PredictedToolchain(OrtToolchain):
                 self.provider,
                 self.settings.metric,
             )
-            result = self._call(job, fresh)
+            result = self._worker.call(job, self.timeout_s)
         finally:
             path.unlink(missing_ok=True)
         if isinstance(result, Failure):

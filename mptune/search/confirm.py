@@ -55,7 +55,9 @@ def missing(record: StudyRecord, points: Iterable[Evaluation], rounds: int) -> l
 def confirm(
     record: StudyRecord, toolchain: Toolchain, settings: SearchSettings, listener: Listener, rounds: int
 ) -> None:
-    """Measure what is missing. Rounds are interleaved, so that a slow drift of the machine meets all points alike.
+    """Measure what is missing, each round in a fresh process.
+
+    Rounds are interleaved, so that a slow drift of the machine meets all points alike.
 
     Raises:
         RunError: the machine failed again and again, or the record cannot be written.
@@ -66,7 +68,11 @@ def confirm(
     plans = len({point.plan.fingerprint for _, point in todo})
     listener.stage(f"confirming {plans} plans" if plans > 1 else "confirming 1 plan")
     failed: set[str] = set()
+    last: int | None = None
     for number, point in todo:
+        if number != last:
+            toolchain.restart()
+            last = number
         if point.plan.fingerprint in failed:
             continue
         result = _measure(toolchain, point.plan, settings.worker.retries, listener)
@@ -129,7 +135,7 @@ def confirmed_front(points: Iterable[Evaluation]) -> tuple[Evaluation, ...]:
 
 def _measure(toolchain: Toolchain, plan: PrecisionPlan, retries: int, listener: Listener) -> Measurement | Failure:
     for attempt in range(1, retries + 2):
-        result = toolchain.evaluate(plan, "held_out", fresh=True)
+        result = toolchain.evaluate(plan, "held_out")
         if not isinstance(result, Failure) or not result.is_machine_fault:
             return result
         if attempt > retries:

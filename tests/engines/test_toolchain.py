@@ -77,7 +77,7 @@ def test_the_cpu_is_measured(
         assert mixed.baseline is not None
         assert 1e-6 < mixed.error.value("relative_l2") < 1e-1
         assert len(mixed.latency.raw_ms) == len(base.latency.raw_ms)
-        held_out = measured(tools.evaluate(fp16, "held_out", fresh=True))
+        held_out = measured(tools.evaluate(fp16, "held_out"))
         assert held_out.error != mixed.error
     left = {path.suffix for path in mlp_workspace.weights_dir.iterdir()}
     assert ".onnx" not in left
@@ -107,7 +107,8 @@ def test_a_profile_is_predicted_and_emulated(
         assert base.baseline is None
         assert base.error.value("relative_l2") == 0.0
         assert 1e-5 < mixed.error.value("relative_l2") < 1e-1
-        assert measured(tools.evaluate(fp16, fresh=True)).error == mixed.error
+        tools.restart()
+        assert measured(tools.evaluate(fp16)).error == mixed.error
         one = fp32.replace({fp16.fp16_groups[0]: Precision.FP16})
         assert measured(tools.evaluate(one)).error.value("relative_l2") > 0
     assert not list(mlp_workspace.weights_dir.glob("*.onnx"))
@@ -274,4 +275,4 @@ def test_the_gpu_here_is_measured(
         assert base.error.value("relative_l2") < 1e-5
         assert 1e-5 < mixed.error.value("relative_l2") < 1e-1
         assert mixed.latency.transfer_ms is not None
-        measured(tools.evaluate(fp16, "held_out", fresh=True))
+        measured(tools.evaluate(fp16, "held_out"))
