@@ -27,6 +27,7 @@ from mptune.search.session import OpenToolchain, Session, front_of, storage_url
 from mptune.search.study import read_study
 from mptune.search.tuner import Listener, Silent
 from mptune.settings import SearchSettings
+from mptune.targets.target import load_target
 
 __all__ = ["apply", "pick", "report", "search"]
 
@@ -62,6 +63,8 @@ def search(
     wanted = _settings(settings)
     resolve_metric(wanted.metric)
     check_sampler(wanted.sampler)
+    if wanted.target != "auto":
+        load_target(wanted.target)
     loaded = load_model(model)
     path = wanted.out or Path(f"{Path(model).stem}.mptune")
     with full_disk_told(path), open_run(path, fresh=wanted.fresh) as run:

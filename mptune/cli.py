@@ -262,7 +262,6 @@ def search(
       mptune search model.onnx --data samples.npz --max-error 1e-2 --budget 100
       mptune search model.onnx --target jetson-orin-nano-8gb --out nano.mptune
     """
-    _at_most_one({"--max-error": max_error, "--max-latency-ms": max_latency_ms})
     settings: dict[str, Any] = {
         "budget": budget,
         "data": data,
@@ -344,12 +343,12 @@ def pick(
       mptune pick model.mptune --max-error 1e-3
       mptune pick model.mptune --plan 3f2a91c04b1d
     """
-    given = {"--max-error": max_error, "--max-latency-ms": max_latency_ms, "--knee": knee, "--plan": plan}
-    if _at_most_one(given) == 0:
-        raise SettingsError("nothing says which plan to pick", f"give one of {', '.join(given)}")
-    for name, limit in (("--max-error", max_error), ("--max-latency-ms", max_latency_ms)):
-        if limit is not None and not limit > 0:
-            raise SettingsError(f"{name} is {limit}", "give a number above 0")
+    limit = max_error if max_error is not None else max_latency_ms
+    if _at_most_one({"a limit": limit, "--knee": knee, "--plan": plan}) == 0:
+        raise SettingsError("nothing says which plan to pick", "give --max-error, --max-latency-ms, --knee or --plan")
+    for name, value in (("--max-error", max_error), ("--max-latency-ms", max_latency_ms)):
+        if value is not None and not value > 0:
+            raise SettingsError(f"{name} is {value}", "give a number above 0")
     from mptune import api
 
     _finish(api.pick(run, max_error=max_error, max_latency_ms=max_latency_ms, knee=knee, plan=plan), json_)

@@ -1,0 +1,192 @@
+"""The README's command on the model that comes with mptune, as a person types it; and with engines that misbehave."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from mptune import api
+from mptune.engines.base import Failure, FailureKind, Measurement, SampleSet, Workspace
+from mptune.engines.ort_toolchains import PredictedToolchain
+from mptune.graph.groups import LayerGroup, find_groups
+from mptune.graph.model import Model, load_model
+from mptune.graph.plan import PrecisionPlan
+from mptune.search.evaluation import Evaluation
+from mptune.search.tuner import Silent
+from mptune.settings import SearchSettings, WorkerSettings
+from mptune.targets.target import load_target
+from tests.engines import faults
+
+MODELS = Path(__file__).parent.parent / "benchmarks" / "models"
+MODEL, DATA = MODELS / "digits_vit.onnx", MODELS / "digits_calib.npz"
+
+
+def mptune(*arguments: object, where: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mptune.cli", *map(str, arguments)]
+    return subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=200)
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the README's command ran, with a smaller budget."""
+    folder = tmp_path_factory.mktemp("digits")
+    done = mptune("search", MODEL, "--data", DATA, "--budget", 24, "--target", "jetson-orin-nano-8gb", where=folder)
+    assert done.returncode == 0, done.stderr
+    assert "PREDICTED for jetson-orin-nano-8gb" in done.stdout
+    return folder
+
+
+def test_the_front_shows_the_trade_off(searched: Path) -> None:
+    front = json.loads((searched / "digits_vit.mptune" / "front.json").read_text())
+    points = front["points"]
+    assert len(points) >= 4
+    assert [p["latency"]["median_ms"] for p in points] == sorted(p["latency"]["median_ms"] for p in points)
+    errors = [p["error"]["value"] for p in points]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] == 0
+    assert {p["latency"]["source"] for p in points} == {"predicted"}
+    assert {p["error"]["source"] for p in points} == {"emulated"}
+    assert all(p["error"]["held_out"] is not None for p in points)
+    assert front["evaluations"] == 24
+    assert front["failures"] == 0
+
+
+def test_the_chosen_model_is_the_plan_and_runs_without_mptune(searched: Path) -> None:
+    chosen = searched / "digits_vit.mptune" / "chosen"
+    onnx.checker.check_model(str(chosen / "model.onnx"), full_check=True)
+    command = [sys.executable, "-I", "infer.py", "--data", "in.npz", "--save", "out.npz", "--iterations", "3"]
+    images = np.load(DATA)["image"]
+    np.savez(chosen / "in.npz", image=images)
+    done = subprocess.run([*command, "--provider", "cpu"], cwd=chosen, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    logits = np.load(chosen / "out.npz")["logits"]
+    assert logits.shape == (len(images), 10)
+    assert logits.dtype == np.float32
+    plan = json.loads((chosen / "plan.json").read_text())
+    front = json.loads((chosen.parent / "front.json").read_text())
+    point = next(p for p in front["points"] if p["plan"] == front["chosen"])
+    assert sum(p == "fp16" for p in plan["precision"].values()) == point["fp16_groups"]
+
+
+def test_the_same_command_again_starts_no_trial(searched: Path) -> None:
+    again = mptune("search", MODEL, "--data", DATA, "--budget", 24, "--target", "jetson-orin-nano-8gb", where=searched)
+    assert again.returncode == 0
+    assert "/24]" not in again.stderr
+    assert (
+        mptune("report", "digits_vit.mptune", where=searched).stdout.splitlines()[7:] == again.stdout.splitlines()[7:]
+    )
+
+
+def test_impossible_limits_exit_with_3_and_keep_the_run(searched: Path) -> None:
+    limits = ("--max-error", 1e-9, "--max-latency-ms", 1e-3)
+    picked = mptune("pick", "digits_vit.mptune", *limits, where=searched)
+    assert picked.returncode == 3
+    assert "no plan has error <= 1e-09 and latency <= 0.001 ms" in picked.stdout + picked.stderr
+    assert mptune("pick", "digits_vit.mptune", "--knee", where=searched).returncode == 0
+
+
+IMAGES = np.zeros((4, 1, 8, 8), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"picture": IMAGES, "other": IMAGES}, "image"),
+        ({"image": IMAGES, "extra": IMAGES}, "extra"),
+        ({"image": np.zeros((4, 3, 8, 8), np.float32)}, "shape"),
+        ({"image": IMAGES.astype(np.float64)}, "float64"),
+        ({"image": np.full_like(IMAGES, np.nan)}, "NaN"),
+    ],
+    ids=["missing", "extra", "misshapen", "mistyped", "nan"],
+)
+def test_wrong_data_is_one_line_and_a_hint(arrays: dict[str, np.ndarray], words: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", **arrays)  # type: ignore[arg-type]
+    done = mptune("search", MODEL, "--data", "data.npz", where=tmp_path)
+    assert_told(done, words)
+
+
+def test_a_pickled_array_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "data.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    assert_told(mptune("search", MODEL, "--data", "data.npy", where=tmp_path), "pickle")
+
+
+def assert_told(done: subprocess.CompletedProcess[str], words: str) -> None:
+    assert done.returncode == 1
+    assert done.stdout == ""
+    error, hint = done.stderr.strip().splitlines()[-2:]
+    assert error.startswith("error: ")
+    assert words in error
+    assert hint.startswith("hint: ")
+    assert "Traceback" not in done.stderr
+
+
+class Misbehaving(PredictedToolchain):
+    """The real toolchain, but some groups in FP16 bring the worker down, each in another way."""
+
+    faults: dict[str, Any]
+
+    def evaluate(self, plan: PrecisionPlan, which: SampleSet = "search") -> Measurement | Failure:
+        for group, fault in self.faults.items():
+            if group in plan.fp16_groups:
+                failure = self._worker.call(fault, 2.0)
+                assert isinstance(failure, Failure)
+                return failure
+        return super().evaluate(plan, which)
+
+
+class Heard(Silent):
+    """Keeps what the search says."""
+
+    def __init__(self) -> None:
+        self.failures: list[Failure] = []
+        self.evaluations: list[Evaluation] = []
+
+    def failed(self, plan: PrecisionPlan, origin: str, failure: Failure | str, done: int, budget: int) -> None:
+        assert isinstance(failure, Failure)
+        self.failures.append(failure)
+
+    def evaluated(self, evaluation: Evaluation, done: int, budget: int) -> None:
+        self.evaluations.append(evaluation)
+
+
+def test_the_search_goes_on_whatever_the_worker_does(tmp_path: Path) -> None:
+    groups = find_groups(load_model(MODEL))
+    bad = {  # the seeds meet each: all-FP16, then those with more and more of the first groups in FP32
+        groups[0].id: faults.Hang(tmp_path / "pids"),
+        groups[9].id: faults.Gorge(),
+        groups[24].id: faults.Babble(8, fails=True),
+        groups[30].id: faults.Abort("terminate called"),
+    }
+
+    def opened(space: Workspace, model: Model, groups: Sequence[LayerGroup], settings: SearchSettings) -> Misbehaving:
+        made = Misbehaving(load_target("jetson-orin-nano-8gb"), space, model, groups, settings)
+        made.faults = bad
+        return made
+
+    heard = Heard()
+    front = api.search(
+        MODEL,
+        listener=heard,
+        open_toolchain=opened,
+        data=DATA,
+        budget=14,
+        out=tmp_path / "run.mptune",
+        worker=WorkerSettings(memory_limit_bytes=3 << 30),
+    )
+    assert front.evaluations == 14
+    assert front.failures == len(heard.failures) >= 4
+    kinds = {f.kind for f in heard.failures}
+    assert kinds >= {FailureKind.TIMEOUT, FailureKind.OUT_OF_MEMORY, FailureKind.ERROR, FailureKind.CRASH}
+    assert len(heard.evaluations) == 14 - len(heard.failures)
+    assert all(f.log_path is not None and f.log_path.exists() for f in heard.failures)
+    assert len(front.points) >= 1
+    for point in front.points:
+        assert not set(bad) & set(point.plan.fp16_groups)
