@@ -52,7 +52,9 @@ def main() -> None:
         run = Path(folder) / "digits_vit.mptune"
         text = printed([*ARGUMENTS.split(), "--out", str(run)]).replace(f"{run.parent}/", "")
     console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115, PTH123
-    console.print(Text.assemble(("$ ", "bold green"), f"mptune {ARGUMENTS}"), soft_wrap=True)
+    console.print(
+        Text.assemble(("$ ", "bold green"), f"mptune {ARGUMENTS}".replace(" --data", " \\\n    --data")), soft_wrap=True
+    )
     console.print(Text.from_ansi(text.rstrip().replace(f"{ROOT}/", "")), soft_wrap=True)
     svg = console.export_svg(title="mptune")
     # No fonts from elsewhere: the page must not call another host.
