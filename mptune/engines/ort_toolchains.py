@@ -135,7 +135,6 @@ class OrtToolchain:
         return self.workspace.weights_dir / f"{name}-{os.getpid()}.onnx"
 
 
-
 @dataclass(frozen=True)
 class TimingRecord:
     """What the first measurement of a run fixes for all later ones, on this device, resumed runs included.
