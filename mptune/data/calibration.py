@@ -39,6 +39,7 @@ from mptune.data.checks import (
     shape_text,
     split_rows,
 )
+from mptune.data.plausibility import random_looking
 from mptune.errors import DataError
 from mptune.settings import DataSettings
 
@@ -132,6 +133,12 @@ def load_calibration(
             raise DataError(f"input {info.name!r} is of type {info.dtype}", "mptune feeds numeric tensors only")
     if path is None:
         return _random(inputs, settings, seed)
+    loaded = _load(path, inputs, settings)
+    suspects = (f"{suspect.reason}: {suspect.cure}" for suspect in random_looking(loaded.samples))
+    return replace(loaded, warnings=(*loaded.warnings, *suspects))
+
+
+def _load(path: Path, inputs: Sequence[TensorInfo], settings: DataSettings) -> CalibrationSet:
     if path.is_dir():
         return _load_folder(path, inputs, settings)
     suffix = path.suffix.lower()

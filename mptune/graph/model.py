@@ -18,6 +18,8 @@ import onnx.shape_inference
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from mptune.errors import ModelError
+from mptune.graph.inference import infer_types, last_line
+from mptune.graph.structure import check_structure
 from mptune.graph.tensors import (
     Initializer,
     TensorInfo,
@@ -26,7 +28,6 @@ from mptune.graph.tensors import (
     external_location,
     is_external,
     make_initializer,
-    tensor_nbytes,
     type_of,
 )
 
@@ -34,11 +35,8 @@ STANDARD_DOMAINS = frozenset({"", "ai.onnx"})
 MIN_OPSET = 9
 """Below opset 9 the operators' schemas lack the FP16 types that rewriting relies on (Cast-9, ConstantOfShape-9)."""
 
-_INLINE_LIMIT = 4096
-"""Initializers up to this many bytes stay in the graph for shape inference: shapes, axes, scales."""
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Node:
     """One node of the main graph.
 
@@ -112,16 +110,19 @@ def load_model(path: str | Path) -> Model:
     """
     path = Path(path)
     proto = _read(path)
+    check_structure(proto, path)
     if proto.functions:
-        proto = onnx.inliner.inline_local_functions(proto)
+        proto = _inlined(proto, path)
     opset = _check_opset(proto, path)
     base_dir = path.resolve().parent
     for tensor in all_tensors(proto.graph):
         if is_external(tensor):
             external_location(tensor, base_dir)
-    nodes = _sorted_nodes(proto.graph, path)
-    initializers = _initializers(proto.graph, nodes, base_dir)
-    tensors = _infer_types(proto, nodes, initializers, path)
+    names = _names(proto.graph)
+    nodes = _sorted_nodes(proto.graph, names, path)
+    initializers = _initializers(proto.graph, nodes, names, base_dir)
+    opaque = (out for node in nodes if not node.is_standard for out in node.outputs)
+    tensors = infer_types(proto, [node.proto for node in nodes], initializers, opaque, names, path)
     graph_inputs = [TensorInfo(i.name, *type_of(i.type)) for i in proto.graph.input]
     model = Model(
         path=path,
@@ -143,7 +144,14 @@ def load_model(path: str | Path) -> Model:
 def _read(path: Path) -> onnx.ModelProto:
     if path.is_dir():
         raise ModelError(f"{path} is a folder, not an ONNX file", "give the .onnx file inside it")
+    if path.exists() and not path.is_file():
+        raise ModelError(f"{path} is not a file", "mptune takes an .onnx file, and reads it more than once")
     try:
+        if path.stat().st_size >= 1 << 31:
+            raise ModelError(
+                f"{path} is larger than 2 GiB, where protobuf ends: no ONNX file",
+                "export it with its weights in external data",
+            )
         data = path.read_bytes()
     except FileNotFoundError:
         raise ModelError(f"no such file: {path}", "check the path; mptune takes an .onnx file") from None
@@ -157,6 +165,17 @@ def _read(path: Path) -> onnx.ModelProto:
     if not proto.graph.node or not proto.ir_version:
         raise ModelError(f"{path} holds no ONNX graph", hint)
     return proto
+
+
+def _inlined(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
+    """The model with its local functions written out."""
+    try:
+        return onnx.inliner.inline_local_functions(proto)
+    except Exception as error:  # onnx raises ValidationError, InferenceError, ValueError and RuntimeError
+        raise ModelError(
+            f"{path}: a local function cannot be inlined: {last_line(error)}",
+            "onnx.inliner.inline_local_functions(model) says more",
+        ) from None
 
 
 def _check_opset(proto: onnx.ModelProto, path: Path) -> int:
@@ -191,28 +210,34 @@ def _captures(node: onnx.NodeProto) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _sorted_nodes(graph: onnx.GraphProto, path: Path) -> tuple[Node, ...]:
+def _names(graph: onnx.GraphProto) -> dict[str, str]:
+    """One object for each name, made in one go: at 50,000 nodes, look-ups take as long as memory takes to answer."""
+    made: dict[str, str] = {}
+    for value in (*graph.input, *graph.initializer):
+        made.setdefault(value.name, value.name)
+    for node in graph.node:
+        for name in node.output:
+            made.setdefault(name, name)
+    return made
+
+
+def _sorted_nodes(graph: onnx.GraphProto, same: dict[str, str], path: Path) -> tuple[Node, ...]:
     """Name the nodes uniquely and bring them into topological order, keeping the file's order where it is one."""
     known = {i.name for i in graph.input} | {i.name for i in graph.initializer}
     known |= {s.values.name for s in graph.sparse_initializer}
     known.add("")
-    taken: set[str] = {n.name for n in graph.node if n.name}
-    used: set[str] = set()
+    names = _unique_names(graph)
     made: dict[str, int] = {}
-    names, needs = [], []
+    needs = []
     for position, proto in enumerate(graph.node):
-        name = proto.name or f"{proto.op_type}_{position}"
-        if name in used or (not proto.name and name in taken):
-            stem, count = name, 2
-            while (name := f"{stem}_{count}") in taken or name in used:
-                count += 1
-        used.add(name)
-        names.append(name)
         for out in proto.output:
             if out and (out in made or out in known):
                 raise ModelError(f"{path}: {out!r} is computed twice", "the file is not valid ONNX; export it again")
             made[out] = position
         needs.append(_captures(proto))
+    for output in graph.output:
+        if output.name not in made and output.name not in known:
+            raise ModelError(f"{path}: nothing computes the output {output.name!r}", "export the model again")
     order: list[int] = []
     state = bytearray(len(names))  # 0 unseen, 1 open, 2 done
     for root in range(len(names)):
@@ -228,7 +253,7 @@ def _sorted_nodes(graph: onnx.GraphProto, path: Path) -> tuple[Node, ...]:
             ]
             if state[at] == 1 and waiting:
                 raise ModelError(f"{path}: the graph has a cycle through {names[at]!r}", "export the model again")
-            for i in proto.input:
+            for i in (*proto.input, *needs[at]):
                 if i not in known and i not in made:
                     raise ModelError(f"{path}: {names[at]!r} reads {i!r}, which nothing computes", "export it again")
             state[at] = 1
@@ -238,19 +263,39 @@ def _sorted_nodes(graph: onnx.GraphProto, path: Path) -> tuple[Node, ...]:
                 state[at] = 2
                 order.append(at)
                 stack.pop()
+    one = same.setdefault
+    protos = [graph.node[at] for at in order]
     return tuple(
         Node(
             index,
             names[at],
-            graph.node[at].op_type,
-            graph.node[at].domain,
-            tuple(graph.node[at].input),
-            tuple(graph.node[at].output),
-            needs[at],
-            graph.node[at],
+            one(proto.op_type, proto.op_type),
+            one(proto.domain, proto.domain),
+            tuple([one(name, name) for name in proto.input]),
+            tuple([one(name, name) for name in proto.output]),
+            tuple([one(name, name) for name in needs[at]]),
+            proto,
         )
-        for index, at in enumerate(order)
+        for index, (at, proto) in enumerate(zip(order, protos, strict=True))
     )
+
+
+def _unique_names(graph: onnx.GraphProto) -> list[str]:
+    """The nodes' names; made where there is none, numbered where one is there again."""
+    taken = {node.name for node in graph.node}
+    used: set[str] = set()
+    count: dict[str, int] = {}
+    names = []
+    for position, node in enumerate(graph.node):
+        name = node.name or f"{node.op_type}_{position}"
+        if name in used or (not node.name and name in taken):
+            stem, number = name, count.get(name, 2)
+            while (name := f"{stem}_{number}") in taken or name in used:
+                number += 1
+            count[stem] = number + 1
+        used.add(name)
+        names.append(name)
+    return names
 
 
 def _consumers(nodes: tuple[Node, ...]) -> dict[str, tuple[int, ...]]:
@@ -262,59 +307,19 @@ def _consumers(nodes: tuple[Node, ...]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(indices) for name, indices in readers.items()}
 
 
-def _initializers(graph: onnx.GraphProto, nodes: tuple[Node, ...], base_dir: Path) -> dict[str, Initializer]:
+def _initializers(
+    graph: onnx.GraphProto, nodes: tuple[Node, ...], names: Mapping[str, str], base_dir: Path
+) -> dict[str, Initializer]:
     graph_inputs = {i.name for i in graph.input}
     found = {}
     for proto in graph.initializer:
-        found[proto.name] = make_initializer(proto.name, proto, base_dir, overridable=proto.name in graph_inputs)
+        name = names[proto.name]
+        found[name] = make_initializer(name, proto, base_dir, overridable=name in graph_inputs)
     for node in nodes:
         if node.op_type == "Constant" and node.is_standard:
             value = constant_value(node.proto)
             if value is not None:
                 found[node.outputs[0]] = make_initializer(node.outputs[0], value, base_dir, node_index=node.index)
-    return found
-
-
-def _infer_types(
-    proto: onnx.ModelProto, nodes: tuple[Node, ...], initializers: Mapping[str, Initializer], path: Path
-) -> dict[str, TensorInfo]:
-    """Type every value with ONNX's strict inference, on a copy that holds no large weights.
-
-    Old value_info is not trusted, except for the outputs of operators that ONNX cannot infer.
-    """
-    slim = onnx.ModelProto()
-    slim.ir_version = max(proto.ir_version, 4)  # from 4 on, initializers need not be inputs
-    slim.opset_import.extend(proto.opset_import)
-    graph = slim.graph
-    graph.name = proto.graph.name or "graph"
-    graph.node.extend(n.proto for n in nodes)
-    graph.input.extend(proto.graph.input)
-    declared = {i.name for i in graph.input}
-    for tensor in proto.graph.initializer:
-        if not is_external(tensor) and tensor_nbytes(tensor) <= _INLINE_LIMIT:
-            graph.initializer.append(tensor)
-        elif tensor.name not in declared:
-            graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
-    for sparse in proto.graph.sparse_initializer:
-        graph.input.append(
-            onnx.helper.make_tensor_value_info(sparse.values.name, sparse.values.data_type, list(sparse.dims))
-        )
-    graph.output.extend(proto.graph.output)
-    opaque = {out for n in nodes if not n.is_standard for out in n.outputs}
-    graph.value_info.extend(v for v in proto.graph.value_info if v.name in opaque)
-    try:
-        typed = onnx.shape_inference.infer_shapes(slim, check_type=True, strict_mode=not opaque, data_prop=True)
-    except Exception as error:  # onnx raises InferenceError, TypeError, RuntimeError and ValueError for a bad model
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = lines[-1] if lines else type(error).__name__
-        raise ModelError(
-            f"{path} does not type-check: {reason}", "onnx.checker.check_model(path, full_check=True) says more"
-        ) from None
-    found = {}
-    for value in (*typed.graph.input, *typed.graph.value_info, *typed.graph.output):
-        found[value.name] = TensorInfo(value.name, *type_of(value.type))
-    for initializer in initializers.values():
-        found[initializer.name] = TensorInfo(initializer.name, initializer.dtype, initializer.shape)
     return found
 
 

@@ -83,7 +83,8 @@ def _tap(graph: onnx.GraphProto, tensor: str, suffix: str, infinity: str, zero: 
     magnitude = add("Abs", [tensor], "abs")
     finite = add("Less", [magnitude, infinity], "finite")
     kept = add("Where", [finite, magnitude, zero], "kept")
-    absmax = add("ReduceMax", [kept], "absmax", keepdims=0)
+    largest = add("ReduceMax", [kept], "largest", keepdims=0)
+    absmax = add("Max", [largest, zero], "absmax")  # of no values at all: 0, not -infinity
     infinite = add("Not", [finite], "not_finite")
     ones = add("Cast", [infinite], "ones", to=onnx.TensorProto.FLOAT)
     count = add("ReduceSum", [ones], "count", keepdims=0)

@@ -6,7 +6,7 @@ both ``tensor(float)`` and ``tensor(float16)``. ``_EXCEPTIONS`` holds, with its 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -54,14 +54,32 @@ _EXCEPTIONS: dict[str, _Exception] = {
     "RandomNormalLike": _Exception("states its type in an attribute; computed once in FP32, then cast"),
     "RandomUniform": _Exception("states its type in an attribute; computed once in FP32, then cast"),
     "RandomUniformLike": _Exception("states its type in an attribute; computed once in FP32, then cast"),
+    "Bernoulli": _Exception("its output takes the input's type, or one that an attribute states"),
     "Multinomial": _Exception("samples from exact probabilities"),
     "EyeLike": _Exception("states its type in an attribute; computed once in FP32, then cast"),
     "Range": _Exception("counts: FP16 has no odd integer above 2048"),
+    "OneHot": _Exception("indices and depth count: FP16 has no odd integer above 2048", frozenset({0, 1})),
+    "BitCast": _Exception("reads the bits, which FP16 changes"),
+    "MelWeightMatrix": _Exception("its edges are frequencies: FP16 would move them"),
+    "Optional": _Exception("an optional's type is part of its own"),
+    "OptionalGetElement": _Exception("an optional's type is part of its own"),
+    "OptionalHasElement": _Exception("an optional's type is part of its own"),
+    "QLinearConv": _Exception("scales must stay FP32: small scales vanish in FP16"),
+    "QLinearMatMul": _Exception("scales must stay FP32: small scales vanish in FP16"),
     "NonMaxSuppression": _Exception("the operator exists in FP32 only"),
 }
 
 _READS_ANY = frozenset({"Shape", "Size", "Cast"})
 """Operators that take any type and give the same answer: no Cast is spent on what they read."""
+
+
+_OPAQUE: Mapping[str, str] = {
+    "sequence": "a sequence, which keeps its type",
+    "optional": "an optional, which keeps its type",
+    "map": "a map, which keeps its type",
+    "sparse_tensor": "a sparse tensor, which keeps its type",
+    "undefined": "of a type that ONNX cannot infer",
+}
 
 
 def node_rule(model: Model, node: Node) -> NodeRule:
@@ -84,9 +102,12 @@ def _standard_rule(node: Node, info: Callable[[str], TensorInfo], opset: int) ->
         return NodeRule(fixed=exception.reason)
     float_inputs = [i for i, name in enumerate(node.inputs) if name and info(name).is_float32]
     if node.op_type in _READS_ANY:
-        return _reads_any_rule(node, float_inputs)
+        return _reads_any_rule(node, float_inputs, info)
     if node.op_type == "ConstantOfShape":
         return _constant_of_shape_rule(node, info)
+    for name in (*node.inputs, *node.outputs):
+        if name and info(name).dtype in _OPAQUE:
+            return NodeRule(fixed=f"{name!r} is {_OPAQUE[info(name).dtype]}")
     kept = exception.inputs if exception else frozenset()
     inputs = tuple(i for i in float_inputs if i not in kept and schema.input_admits_fp16(i))
     bound = {schema.input_type(i) for i in inputs}
@@ -98,11 +119,16 @@ def _standard_rule(node: Node, info: Callable[[str], TensorInfo], opset: int) ->
     return NodeRule(inputs, outputs)
 
 
-def _reads_any_rule(node: Node, float_inputs: list[int]) -> NodeRule:
-    makes_float = node.op_type == "Cast" and any(
-        a.name == "to" and a.i == onnx.TensorProto.FLOAT for a in node.proto.attribute
-    )
-    return NodeRule((), (0,) if makes_float else (), tuple(float_inputs), "to" if makes_float else None)
+def _reads_any_rule(node: Node, float_inputs: list[int], info: Callable[[str], TensorInfo]) -> NodeRule:
+    reads_any = tuple(float_inputs)
+    makes_float = node.op_type == "Cast" and info(node.outputs[0]).is_float32
+    if not makes_float:
+        return NodeRule(reads_any=reads_any)
+    if info(node.inputs[0]).dtype in ("float", "float16"):
+        return NodeRule(reads_any=reads_any, fixed="computes nothing: folded where a plan makes it needless")
+    if info(node.inputs[0]).dtype == "string":
+        return NodeRule(fixed="parses text; done once in FP32, then cast")
+    return NodeRule((), (0,), reads_any, "to")
 
 
 def _constant_of_shape_rule(node: Node, info: Callable[[str], TensorInfo]) -> NodeRule:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ import onnx.numpy_helper
 from mptune.errors import ModelError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TensorInfo:
     """Type and shape of one value.
 
@@ -49,7 +50,7 @@ class TensorInfo:
             raise ModelError(f"{self.name!r} is a {self.dtype}, not a tensor", "mptune feeds tensors only") from None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Initializer:
     """A constant of the model: a graph initializer, or the value of a Constant node.
 
@@ -86,10 +87,10 @@ class Initializer:
         try:
             return np.memmap(where.path, dtype=dtype, mode="r", offset=where.offset, shape=self.shape)
         except (OSError, ValueError) as error:
-            raise ModelError(f"external data of {self.name!r} cannot be read: {error}", _EXTERNAL_HINT) from None
+            raise ModelError(f"external data of {self.name!r} cannot be read: {error}", EXTERNAL_HINT) from None
 
 
-_EXTERNAL_HINT = "keep the model's .onnx file and its data files together in one folder"
+EXTERNAL_HINT = "keep the model's .onnx file and its data files together in one folder"
 
 
 @dataclass(frozen=True)
@@ -110,30 +111,35 @@ def external_location(tensor: onnx.TensorProto, base_dir: Path) -> ExternalPlace
     """Where external data lies; refuses what leaves the model's folder (path traversal) or does not fit its file."""
     entries = {e.key: e.value for e in tensor.external_data}
     location = entries.get("location", "")
-    path = (base_dir / location).resolve()
+    try:
+        path = (base_dir / location).resolve()
+    except (OSError, RuntimeError, ValueError):  # a loop of links, a null character
+        path = base_dir
     if not location or Path(location).is_absolute() or not path.is_relative_to(base_dir):
         raise ModelError(
-            f"external data of {tensor.name!r} points outside the model's folder: {location!r}", _EXTERNAL_HINT
+            f"external data of {tensor.name!r} points outside the model's folder: {location!r}", EXTERNAL_HINT
         )
     expected = tensor_nbytes(tensor)
     try:
         offset = int(entries.get("offset", 0))
         length = int(entries.get("length", expected))
-        size = path.stat().st_size
     except ValueError:
-        raise ModelError(f"external data of {tensor.name!r} has a bad offset or length", _EXTERNAL_HINT) from None
-    except OSError:
-        raise ModelError(f"external data of {tensor.name!r} is missing: {location}", _EXTERNAL_HINT) from None
+        raise ModelError(f"external data of {tensor.name!r} has a bad offset or length", EXTERNAL_HINT) from None
+    if not path.is_file():
+        raise ModelError(f"external data of {tensor.name!r} is missing: {location!r}", EXTERNAL_HINT)
+    size = path.stat().st_size
     if offset < 0 or length != expected or offset + length > size:
         raise ModelError(
-            f"external data of {tensor.name!r} does not fit {location}: {length} of {expected} bytes at {offset}, "
+            f"external data of {tensor.name!r} does not fit {location!r}: {length} of {expected} bytes at {offset}, "
             f"the file has {size}",
-            _EXTERNAL_HINT,
+            EXTERNAL_HINT,
         )
     return ExternalPlace(path, offset, length)
 
 
-_ITEM_BITS: dict[int, int] = {onnx.TensorProto.INT4: 4, onnx.TensorProto.UINT4: 4}
+_TYPE_NAMES: dict[int, str] = {code: name.lower() for name, code in onnx.TensorProto.DataType.items()}
+_PACKED_BITS = {"int4": 4, "uint4": 4, "float4e2m1": 4, "int2": 2, "uint2": 2}
+_ITEM_BITS = {code: _PACKED_BITS[name] for code, name in _TYPE_NAMES.items() if name in _PACKED_BITS}
 
 
 def tensor_nbytes(tensor: onnx.TensorProto) -> int:
@@ -142,7 +148,7 @@ def tensor_nbytes(tensor: onnx.TensorProto) -> int:
     Raises:
         ModelError: an element type that the installed onnx does not know.
     """
-    count = int(np.prod(tensor.dims, dtype=np.int64))
+    count = math.prod(tensor.dims)
     if tensor.data_type == onnx.TensorProto.STRING:
         return sum(len(s) for s in tensor.string_data)
     try:
@@ -151,7 +157,12 @@ def tensor_nbytes(tensor: onnx.TensorProto) -> int:
         raise ModelError(
             f"{tensor.name!r} has unknown element type {tensor.data_type}", "export the model again"
         ) from None
-    return (count * bits + 7) // 8
+    return int(count * bits + 7) // 8
+
+
+def is_known_type(code: int) -> bool:
+    """Whether ``code`` is an element type of ONNX, ``UNDEFINED`` included."""
+    return code in _TYPE_NAMES
 
 
 def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
@@ -181,7 +192,7 @@ def make_initializer(
     name: str, proto: onnx.TensorProto, base_dir: Path, *, overridable: bool = False, node_index: int | None = None
 ) -> Initializer:
     """Describe a constant that a graph holds under ``name``."""
-    dtype = onnx.TensorProto.DataType.Name(proto.data_type).lower()
+    dtype = _TYPE_NAMES[proto.data_type]
     return Initializer(name, dtype, tuple(proto.dims), tensor_nbytes(proto), proto, base_dir, overridable, node_index)
 
 
@@ -204,7 +215,7 @@ def type_of(proto: onnx.TypeProto) -> tuple[str, tuple[int | str | None, ...] | 
     if kind != "tensor_type":
         return (kind.removesuffix("_type") if kind else "undefined"), None
     tensor = proto.tensor_type
-    dtype = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
+    dtype = _TYPE_NAMES[tensor.elem_type]
     if not tensor.HasField("shape"):
         return dtype, None
     dims: list[int | str | None] = []

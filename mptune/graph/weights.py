@@ -14,11 +14,12 @@ from typing import BinaryIO
 
 import numpy as np
 import onnx
+import onnx.helper
 import onnx.numpy_helper
 
-from mptune.errors import RunError
+from mptune.errors import ModelError, RunError
 from mptune.graph.model import Model
-from mptune.graph.tensors import Initializer
+from mptune.graph.tensors import EXTERNAL_HINT, Initializer, external_location, is_external
 
 FP32_FILE = "fp32.bin"
 FP16_FILE = "fp16.bin"
@@ -28,7 +29,11 @@ _BANK_FROM_BYTES = 1024
 _ALIGN = 4096
 """Page size: lets a runtime map a tensor instead of copying it (onnx/docs/ExternalData.md)."""
 _CHUNK = 1 << 22
-_UNBANKABLE = frozenset({"string", "int4", "uint4", "float4e2m1"})
+"""Values that are read at once."""
+UNBANKABLE = frozenset({"string", "int4", "uint4", "int2", "uint2", "float4e2m1"})
+"""Element types whose values do not lie one after the other in whole bytes."""
+_FP16_OVERFLOW = 65520.0
+"""From here on FP32 rounds to infinity: half a unit in the last place above 65504, ties to even."""
 
 
 @dataclass(frozen=True)
@@ -58,18 +63,47 @@ def round_to_fp16(values: np.ndarray) -> np.ndarray:
 
 def measure_rounding(tensor: str, values: np.ndarray, rounded: np.ndarray) -> Rounding:
     """Compare a constant with its rounded copy."""
-    finite = np.isfinite(values)
-    absmax = float(np.max(np.abs(values), where=finite, initial=0.0))
-    overflowed = int(np.count_nonzero(finite & ~np.isfinite(rounded)))
-    vanished = int(np.count_nonzero((values != 0) & (rounded == 0)))
-    return Rounding(tensor, absmax, overflowed, vanished, int(values.size))
+    absmax = float(max(np.max(values, initial=0.0), -np.min(values, initial=0.0)))
+    overflowed = 0
+    if not absmax < _FP16_OVERFLOW:  # also where it is NaN
+        finite = np.isfinite(values)
+        absmax = float(np.max(np.abs(values), where=finite, initial=0.0))
+        overflowed = int(np.count_nonzero(finite & ~np.isfinite(rounded)))
+    vanished = np.count_nonzero(values != 0) - np.count_nonzero(rounded != 0)
+    return Rounding(tensor, absmax, overflowed, int(vanished), int(values.size))
 
 
 def chunks(constant: Initializer) -> Iterator[np.ndarray]:
-    """The values, flat, a few megabytes at a time: reading a huge constant never holds all of it."""
+    """The values, flat, a few megabytes at a time, at least one chunk: reading a huge constant never holds all of it.
+
+    Raises:
+        ModelError: the external data cannot be read.
+    """
+    if is_external(constant.proto) and constant.nbytes:
+        yield from _external_chunks(constant)
+        return
     flat = constant.numpy().reshape(-1)
     for start in range(0, max(flat.size, 1), _CHUNK):
-        yield np.array(flat[start : start + _CHUNK])
+        yield flat[start : start + _CHUNK]
+
+
+def _external_chunks(constant: Initializer) -> Iterator[np.ndarray]:
+    """Plain reads: the pages of a memory map would count as this process's memory."""
+    where = external_location(constant.proto, constant.base_dir)
+    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(constant.proto.data_type))
+    try:
+        with where.path.open("rb") as file:
+            file.seek(where.offset)
+            left = where.length
+            while left:
+                block = file.read(min(left, _CHUNK * dtype.itemsize))
+                if not block:
+                    raise ModelError(f"external data of {constant.name!r} ends early", "leave the model's files alone")
+                left -= len(block)
+                yield np.frombuffer(block, dtype)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ModelError(f"external data of {constant.name!r} cannot be read: {reason}", EXTERNAL_HINT) from None
 
 
 @dataclass(frozen=True)
@@ -109,7 +143,7 @@ class WeightBank:
             RunError: the directory cannot be written, or the disk is full.
         """
         wanted = {
-            n for n, c in model.initializers.items() if c.nbytes >= _BANK_FROM_BYTES and c.dtype not in _UNBANKABLE
+            n for n, c in model.initializers.items() if c.nbytes >= _BANK_FROM_BYTES and c.dtype not in UNBANKABLE
         }
         halves = {
             n for n in wanted if model.initializers[n].dtype == "float" and (convertible is None or n in convertible)

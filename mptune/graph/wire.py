@@ -6,7 +6,9 @@ Format: protobuf.dev/programming-guides/encoding.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 # Field numbers in onnx.proto.
 MODEL_GRAPH = 7
@@ -14,10 +16,45 @@ GRAPH_NODE = 1
 GRAPH_INITIALIZER = 5
 NODE_INPUT = 1
 NODE_OUTPUT = 2
+NODE_NAME = 3
+TENSOR_RAW_DATA = 9
+
+_SMALL = tuple(
+    [bytes((value,)) for value in range(0x80)]
+    + [bytes((value & 0x7F | 0x80, value >> 7)) for value in range(0x80, 0x1000)]
+)
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A field that is too large to be held: its first bytes, and what gives the rest a chunk at a time.
+
+    Attributes:
+        head: tags and lengths, and whatever is small.
+        rest_size: bytes that ``chunks`` gives in all.
+        chunks: called for each writing anew.
+    """
+
+    head: bytes
+    rest_size: int
+    chunks: Callable[[], Iterable[bytes]]
+
+    def __len__(self) -> int:
+        return len(self.head) + self.rest_size
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self.head
+        yield from self.chunks()
+
+
+Piece = bytes | Streamed
+"""A part of a file: bytes, or a promise of them."""
 
 
 def varint(value: int) -> bytes:
     """A non-negative integer, seven bits a byte, least significant first."""
+    if value < 0x1000:
+        return _SMALL[value]
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -26,11 +63,40 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
+def opening(number: int, size: int) -> bytes:
+    """What stands before the ``size`` bytes of a length-delimited field."""
+    return varint(number << 3 | 2) + varint(size)
+
+
 def field(number: int, payload: bytes) -> bytes:
-    """A length-delimited field: a string, bytes or a message."""
+    """A length-delimited field: bytes or a message."""
     return varint(number << 3 | 2) + varint(len(payload)) + payload
+
+
+def string(number: int, value: str) -> bytes:
+    """A string field."""
+    return field(number, value.encode())
 
 
 def strings(number: int, values: Iterable[str]) -> bytes:
     """A repeated string field."""
-    return b"".join(field(number, value.encode()) for value in values)
+    return b"".join([field(number, value.encode()) for value in values])
+
+
+def total_size(pieces: Iterable[Piece]) -> int:
+    """Bytes of all pieces together."""
+    return sum(map(len, pieces))
+
+
+def join(pieces: Iterable[Piece]) -> bytes:
+    """All pieces as one."""
+    return b"".join([piece if isinstance(piece, bytes) else b"".join(piece) for piece in pieces])
+
+
+def merged(pieces: Sequence[Piece]) -> list[Piece]:
+    """The same in as few pieces as can be."""
+    try:
+        return [b"".join(pieces)]  # type: ignore[arg-type]
+    except TypeError:  # a promise among them
+        runs = itertools.groupby(pieces, lambda piece: isinstance(piece, bytes))
+        return [part for held, run in runs for part in ([join(run)] if held else run)]

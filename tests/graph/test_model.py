@@ -153,3 +153,38 @@ def test_refuses_external_data_that_is_missing_or_too_short(tmp_path: Path) -> N
     assert "does not fit" in refused(tmp_path / "a.onnx").message
     (tmp_path / "a.bin").unlink()
     assert "missing" in refused(tmp_path / "a.onnx").message
+
+
+def test_types_around_a_large_constant_node(tmp_path: Path) -> None:
+    big = models.node("Constant", [], "c", "big", value=models.weight("", 64, 64))
+    nodes = [big, models.node("MatMul", ["x", "c"], "y", "product")]
+    path = models.save(models.model(nodes, [models.value("x", [2, 64])], [models.value("y", None)]), tmp_path)
+    model = load_model(path)
+    assert model.info("y").shape == (2, 64)
+    assert model.initializers["c"].node_index == 0
+
+
+def test_types_what_onnx_crashes_on_beside_operators_of_other_domains(tmp_path: Path) -> None:
+    """Strict or not, onnx 1.23 ends the process at an EyeLike whose input it has no type for."""
+    nodes = [
+        models.node("Custom", ["x"], "u", "custom", domain="com.example"),
+        models.node("EyeLike", ["u"], "e", "eye", dtype=TensorProto.FLOAT),
+        models.node("MatMul", ["x", "x"], "m", "product"),
+        models.node("Add", ["m", "e"], "y", "add"),
+    ]
+    path = models.save(models.model(nodes, [models.value("x", [2, 2])], [models.value("y", [2, 2])]), tmp_path)
+    model = load_model(path)
+    assert model.info("e").is_float32
+    assert model.nodes[1].op_type == "EyeLike"
+
+
+def test_refuses_a_subgraph_that_reads_or_gives_out_what_it_cannot(tmp_path: Path) -> None:
+    def with_branch(read: str, out: str) -> Path:
+        then = helper.make_graph([models.node("Neg", [read], "t")], "then", [], [models.value(out, [2])])
+        other = helper.make_graph([models.node("Abs", ["x"], "e")], "else", [], [models.value("e", [2])])
+        nodes = [models.node("If", ["c"], "y", "if", then_branch=then, else_branch=other)]
+        inputs = [models.value("x", [2]), models.value("c", [], TensorProto.BOOL)]
+        return models.save(models.model(nodes, inputs, [models.value("y", [2])]), tmp_path)
+
+    assert "nothing computes" in refused(with_branch("nowhere", "t")).message
+    assert "does not compute" in refused(with_branch("x", "x")).message

@@ -1,0 +1,101 @@
+"""Do calibration samples look like real inputs, or like random numbers that someone put in their place?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+_MIN_VALUES = 1024
+_MIN_RANK = 3
+"""Vectors of features may well be uncorrelated; images, sounds, sequences and feature maps are not."""
+_MAX_VALUES = 1 << 20
+_MAX_CORRELATION = 0.05
+"""Neighbours in a natural image correlate at 0.9 and more; in N independent values by about 1 / sqrt(N)."""
+_MIN_LENGTH = 4
+_TOLERANCE = 0.05
+
+
+@dataclass(frozen=True)
+class RandomLooking:
+    """An input whose samples look drawn.
+
+    Attributes:
+        name: of the input.
+        distribution: ``standard normal`` or ``uniform``.
+        correlation: of neighbouring values, the largest over the axes.
+    """
+
+    name: str
+    distribution: str
+    correlation: float
+
+    @property
+    def reason(self) -> str:
+        """One line."""
+        return (
+            f"the samples of input {self.name!r} look like random numbers ({self.distribution}, neighbours correlate"
+            f" at {self.correlation:.2f})"
+        )
+
+    @property
+    def cure(self) -> str:
+        """One line."""
+        return "precision is decided on what real inputs make the network compute: give those"
+
+
+def random_looking(samples: Sequence[Mapping[str, np.ndarray]]) -> tuple[RandomLooking, ...]:
+    """The inputs whose values look drawn, unless another floating-point input of rank 3 or more looks real.
+
+    A model that takes noise beside an image (diffusion, flow matching) is fed as it should be.
+    """
+    found, real = [], False
+    for name in samples[0] if samples else ():
+        arrays = [sample[name] for sample in samples]
+        if arrays[0].dtype.kind != "f" or arrays[0].ndim < _MIN_RANK:
+            continue
+        suspect = _suspect(name, arrays)
+        if suspect is None:
+            real = True
+        else:
+            found.append(suspect)
+    return () if real else tuple(found)
+
+
+def _suspect(name: str, arrays: Sequence[np.ndarray]) -> RandomLooking | None:
+    budget = max(1, _MAX_VALUES // len(arrays))
+    few = [array for array in arrays if array.size <= budget] or [arrays[0]]
+    values = np.concatenate([np.asarray(array, np.float64).reshape(-1) for array in few])
+    if values.size < _MIN_VALUES or not np.isfinite(values).all():
+        return None
+    distribution = _distribution(values)
+    if not distribution:
+        return None
+    rank = min(array.ndim for array in few)
+    correlation = max(abs(float(np.mean([_correlation(array, axis) for array in few]))) for axis in range(1, rank))
+    return RandomLooking(name, distribution, correlation) if correlation < _MAX_CORRELATION else None
+
+
+def _distribution(values: np.ndarray) -> str:
+    """The generator that the values may come from, by range, mean, deviation and kurtosis; "" for none."""
+    mean, deviation = float(values.mean()), float(values.std())
+    if deviation == 0:
+        return ""
+    kurtosis = float((((values - mean) / deviation) ** 4).mean())  # 3 for normal, 1.8 for uniform values
+    if abs(mean) < _TOLERANCE and abs(deviation - 1) < _TOLERANCE and abs(kurtosis - 3) < 0.3:
+        return "standard normal"
+    low, high = float(values.min()), float(values.max())
+    centre, spread = (low + high) / 2, high - low
+    flat = abs(mean - centre) < _TOLERANCE * spread and abs(deviation - spread / 12**0.5) < _TOLERANCE * spread
+    return "uniform" if flat and abs(kurtosis - 1.8) < 0.1 else ""
+
+
+def _correlation(array: np.ndarray, axis: int) -> float:
+    """Of neighbours along an axis."""
+    if array.shape[axis] < _MIN_LENGTH:
+        return 0.0
+    values = np.moveaxis(np.asarray(array, np.float64), axis, 0)
+    a, b = values[:-1], values[1:]
+    scale = float(a.std() * b.std())
+    return float(((a - a.mean()) * (b - b.mean())).mean()) / scale if scale > 0 else 0.0

@@ -1,0 +1,206 @@
+"""ONNX files with something wrong in them, each the same for the same seed, and what must hold of all of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import onnx
+from google.protobuf.message import Message
+from onnx import TensorProto, helper
+
+from mptune.errors import MptuneError
+from mptune.graph.groups import find_groups
+from mptune.graph.hazards import find_hazards
+from mptune.graph.model import load_model
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.rewrite import Rewriter
+from tests.graph import models
+
+_INTEGERS = (0, 1, -1, 2, 3, 7, 10, 11, 16, 17, 127, 255, 2**31 - 1, -(2**31), 2**40, 2**62, -(2**62))
+_FLOATS = (float("nan"), float("inf"), 0.0, -1.0, 1e30)
+_TEXTS = ("", "x", "y", "é\u2028", "Relu", "If", "Loop", "Constant", "Resize", "ai.onnx.ml", "com.microsoft", "value")
+
+
+def _with_subgraphs() -> onnx.ModelProto:
+    """A Loop whose state is FP32, an If on its result, a product."""
+    vector, flag = models.value("s", [2]), models.value("c", [], TensorProto.BOOL)
+    body = helper.make_graph(
+        [models.node("Add", ["s", "s"], "s2"), models.node("Identity", ["c"], "c2")],
+        "body",
+        [models.value("i", [], TensorProto.INT64), flag, vector],
+        [models.value("c2", [], TensorProto.BOOL), models.value("s2", [2])],
+    )
+    then = helper.make_graph([models.node("Neg", ["l"], "t")], "then", [], [models.value("t", [2])])
+    other = helper.make_graph([models.node("Abs", ["l"], "e")], "else", [], [models.value("e", [2])])
+    nodes = [
+        models.node("Loop", ["n", "k", "x"], "l", "loop", body=body),
+        models.node("If", ["k"], "z", "if", then_branch=then, else_branch=other),
+        models.node("MatMul", ["z", "w"], "y", "product"),
+    ]
+    inputs = [
+        models.value("x", [2]),
+        models.value("n", [], TensorProto.INT64),
+        models.value("k", [], TensorProto.BOOL),
+    ]
+    return models.model(nodes, inputs, [models.value("y", [2])], [models.weight("w", 2, 2)])
+
+
+def _with_functions() -> onnx.ModelProto:
+    """A local function that calls another."""
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.example", 1)]
+    inner = helper.make_function("com.example", "Act", ["a"], ["b"], [helper.make_node("Relu", ["a"], ["b"])], opsets)
+    calls = [helper.make_node("Act", ["a"], ["c"], domain="com.example"), helper.make_node("Relu", ["c"], ["b"])]
+    outer = helper.make_function("com.example", "Twice", ["a"], ["b"], calls, opsets)
+    call = helper.make_node("Twice", ["x"], ["y"], domain="com.example")
+    proto = models.model([call], [models.value("x", [2])], [models.value("y", [2])])
+    proto.functions.extend([inner, outer])
+    return proto
+
+
+@cache
+def originals() -> dict[str, bytes]:
+    """Name -> an ONNX file that is whole."""
+    paths = [p for folder in ("corpus", "exported") for p in sorted((Path(__file__).parent / folder).glob("*.onnx"))]
+    found = {path.stem: path.read_bytes() for path in paths}
+    made = {
+        "mlp": models.mlp(),
+        "cnn": models.cnn(),
+        "attention": models.attention(-1e9),
+        "norm": models.decomposed_norm(),
+        "subgraphs": _with_subgraphs(),
+        "functions": _with_functions(),
+    }
+    return found | {name: proto.SerializeToString() for name, proto in made.items()}
+
+
+def write_companions(folder: Path) -> None:
+    """Put the external data that some of the files refer to into ``folder``."""
+    for data in (Path(__file__).parent / "corpus").glob("*.bin"):
+        (folder / data.name).write_bytes(data.read_bytes())
+
+
+def mutant(seed: int) -> bytes:
+    """One damaged file: bytes flipped, cut off, or one to three fields removed, repeated, swapped or replaced."""
+    rng = random.Random(seed)
+    files = originals()
+    data = files[rng.choice(sorted(files))]
+    kind = rng.random()
+    if kind < 0.25:
+        return _flipped(rng, data)
+    if kind < 0.3:
+        return data[: rng.randrange(len(data))]
+    proto = onnx.ModelProto.FromString(data)
+    for _ in range(rng.randint(1, 3)):
+        _damage(rng, rng.choice(_messages(proto)))
+    return bytes(proto.SerializeToString())
+
+
+def _flipped(rng: random.Random, data: bytes) -> bytes:
+    damaged = bytearray(data)
+    for _ in range(rng.choice((1, 1, 2, 4, 16))):
+        damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+    return bytes(damaged)
+
+
+def _messages(message: Any) -> list[Any]:
+    """The message and all below it."""
+    found = [message]
+    for _, value in message.ListFields():
+        for inner in [value] if isinstance(value, Message) else value if _is_repeated(value) else ():
+            if isinstance(inner, Message):
+                found += _messages(inner)
+    return found
+
+
+def _is_repeated(value: object) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Message))
+
+
+def _damage(rng: random.Random, message: Any) -> None:
+    fields = message.ListFields()
+    if not fields:
+        return
+    field, value = rng.choice(fields)
+    if rng.random() < 0.3:
+        message.ClearField(field.name)
+        return
+    try:
+        if _is_repeated(value):
+            _damage_repeated(rng, value)
+        elif not isinstance(value, Message):
+            setattr(message, field.name, _another(rng, value))
+    except ValueError:  # an integer that the field cannot hold
+        message.ClearField(field.name)
+
+
+def _damage_repeated(rng: random.Random, values: Any) -> None:
+    at, other = rng.randrange(len(values)), rng.randrange(len(values))
+    kind = rng.random()
+    if kind < 0.3:
+        del values[at]
+    elif isinstance(values[at], Message):
+        copy = type(values[at])()
+        copy.CopyFrom(values[at])
+        if kind < 0.6:
+            values.add().CopyFrom(copy)
+        else:
+            values[at].CopyFrom(values[other])
+            values[other].CopyFrom(copy)
+    elif kind < 0.5:
+        values.append(values[at])
+    else:
+        values[at] = _another(rng, values[at]) if kind < 0.8 else values[other]
+
+
+def _another(rng: random.Random, value: object) -> object:
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return rng.choice(_INTEGERS)
+    if isinstance(value, float):
+        return rng.choice(_FLOATS)
+    if isinstance(value, str):
+        return rng.choice((*_TEXTS, value + "q"))
+    assert isinstance(value, bytes)
+    return rng.choice((b"", value[:-1], value + b"x", value * 3))
+
+
+def outcome(path: Path, seed: int) -> str:
+    """What inspecting and rewriting the file comes to: ``result``, or the one line of its error.
+
+    Raises:
+        AssertionError: a changed interface, an invalid model made of a valid one, or an error without a hint.
+    """
+    try:
+        model = load_model(path)
+        groups = find_groups(model)
+        find_hazards(model, groups)
+        rewriter = Rewriter(model, groups)
+        rng = random.Random(seed)
+        mixed = {group.id: rng.choice(tuple(Precision)) for group in groups}
+        for plan in (PrecisionPlan(model.sha256, mixed), PrecisionPlan(model.sha256, dict.fromkeys(mixed, "fp16"))):
+            rewriter.boundaries(plan)
+            check_result(path, rewriter.export(plan, path.with_name("typed.onnx")))
+    except MptuneError as error:
+        told = error
+    else:
+        return "result"
+    assert told.hint
+    assert "\n" not in told.message + told.hint
+    return told.message
+
+
+def check_result(path: Path, typed: Path) -> None:
+    """The interface is the original's, and the model is valid where the original is."""
+    before, after = onnx.load(path, load_external_data=False).graph, onnx.load(typed, load_external_data=False).graph
+    assert list(before.input) == list(after.input)
+    assert list(before.output) == list(after.output)
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+    except Exception:  # it raises whatever is at hand
+        return
+    onnx.checker.check_model(str(typed), full_check=True)

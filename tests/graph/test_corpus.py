@@ -1,0 +1,114 @@
+"""A few random plans of every model of the corpus; ``benchmarks/corpus.py`` takes a hundred of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from mptune.graph.emulate import Emulator
+from mptune.graph.groups import find_groups
+from mptune.graph.hazards import find_hazards, pinned_by_hazards
+from mptune.graph.model import load_model
+from mptune.graph.observe import write_observing_model
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.rewrite import Rewriter
+from mptune.graph.weights import WeightBank
+from tests.graph import rtx
+from tests.graph.corpus import make
+from tests.graph.helpers import feeds, plans, relative_l2, run
+from tests.graph.verify import is_inferable, same_graph, verify
+
+CORPUS = sorted((Path(__file__).parent / "corpus").glob("*.onnx"))
+DISCONTINUOUS = frozenset({"detector", "detector_topk", "qdq"})
+"""Which boxes survive, and which integer a value becomes, may turn on one rounding."""
+NOT_IN_TENSORRT_RTX = {
+    "custom_domain": "Plugin not found",
+    "detector": "NonMaxSuppression",
+    "sequences": "SplitToSequence",
+}
+"""Refused in FP32 already, with these words in the message."""
+
+
+def test_the_corpus_is_what_its_script_writes(tmp_path: Path) -> None:
+    make.write(tmp_path)
+    written = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    here = {p.name: p.read_bytes() for p in CORPUS[0].parent.iterdir() if p.suffix in (".onnx", ".bin")}
+    assert written.keys() == here.keys()
+    for name, data in here.items():
+        assert len(data) <= 100_000
+        if name.endswith(".bin"):
+            assert np.allclose(np.frombuffer(written[name], np.float32), np.frombuffer(data, np.float32))
+        else:
+            assert [n.op_type for n in onnx.load_model_from_string(written[name]).graph.node] == [
+                n.op_type for n in onnx.load_model_from_string(data).graph.node
+            ]
+
+
+@pytest.mark.parametrize("path", CORPUS, ids=lambda p: p.stem)
+def test_plans_are_valid_ideal_and_run(path: Path, tmp_path: Path) -> None:
+    model = load_model(path)
+    bank = WeightBank.write(model, tmp_path)
+    feed = feeds(model)
+    if "keep" in feed:
+        feed["keep"][..., 0] = 1  # a row that is masked everywhere is NaN in FP16: a hazard of its own
+    reference = run(path, feed)
+    for granularity in ("fusion", "op"):
+        groups = find_groups(model, granularity)  # type: ignore[arg-type]
+        pinned = pinned_by_hazards(find_hazards(model, groups))
+        rewriter, emulator = Rewriter(model, groups, bank), Emulator(model, groups, bank)
+        for plan in plans(model, groups, 2, seed=len(granularity)):
+            out = rewriter.write(plan, tmp_path / "typed.onnx")
+            verify(rewriter, plan, out)
+            run(out, feed)
+            safe = plan.replace(dict.fromkeys(pinned, Precision.FP32))
+            for written in (rewriter.write(safe, out), emulator.write(safe, tmp_path / "emulated.onnx")):
+                for name, y in run(written, feed).items():
+                    assert y.dtype == reference[name].dtype
+                    if path.stem not in DISCONTINUOUS and y.dtype.kind == "f":
+                        assert relative_l2(y, reference[name]) < 2e-2, (written.name, name)
+
+
+@pytest.mark.parametrize("path", CORPUS, ids=lambda p: p.stem)
+def test_the_fp32_plan_is_the_model(path: Path, tmp_path: Path) -> None:
+    model = load_model(path)
+    groups = find_groups(model)
+    fp32 = PrecisionPlan.uniform(model.sha256, [g.id for g in groups], Precision.FP32)
+    out = Rewriter(model, groups).export(fp32, tmp_path / "fp32.onnx")
+    feed = feeds(model)
+    reference = run(path, feed)
+    for name, y in run(out, feed).items():
+        assert np.array_equal(y, reference[name])
+    if path.stem not in ("local_functions", "external_data"):
+        assert same_graph(onnx.load(out).graph, onnx.load(path).graph)
+
+
+@pytest.mark.parametrize("path", CORPUS, ids=lambda p: p.stem)
+def test_every_value_is_observed(path: Path, tmp_path: Path) -> None:
+    model = load_model(path)
+    bank = WeightBank.write(model, tmp_path)
+    taps = write_observing_model(model, bank, tmp_path / "observing.onnx")
+    if is_inferable(model):
+        onnx.checker.check_model(str(tmp_path / "observing.onnx"), full_check=True)
+    found = run(tmp_path / "observing.onnx", feeds(model))
+    for tap in taps:
+        assert found[tap.non_finite] == 0
+        assert np.isfinite(found[tap.absmax])
+        assert found[tap.absmax] >= 0
+
+
+@pytest.mark.parametrize("path", CORPUS, ids=lambda p: p.stem)
+def test_tensorrt_rtx_takes_typed_models(path: Path, tmp_path: Path) -> None:
+    """Parsed as a strongly typed network; some of them built for SM 8.6, 8.9 and 12.0."""
+    trt = rtx.require()
+    model = load_model(path)
+    groups = find_groups(model)
+    rewriter = Rewriter(model, groups, WeightBank.write(model, tmp_path))
+    for number, plan in enumerate(plans(model, groups, 2)):
+        said = rtx.refusal(trt, rewriter.write(plan, tmp_path / "typed.onnx"), build=number != 1)
+        if path.stem in NOT_IN_TENSORRT_RTX:
+            assert number == 1 or NOT_IN_TENSORRT_RTX[path.stem] in str(said)
+        else:
+            assert said is None, plan
