@@ -17,6 +17,7 @@ _HOME = {
     "search": "mptune.api",
     "pick": "mptune.api",
     "report": "mptune.api",
+    "inspect": "mptune.api",
     "apply": "mptune.api",
     "SearchSettings": "mptune.settings",
     "Precision": "mptune.graph.plan",
@@ -28,18 +29,20 @@ _HOME = {
     "rewrite": "mptune.graph.rewrite",
     "Evaluation": "mptune.search.evaluation",
     "Front": "mptune.search.front",
+    "Inspection": "mptune.inspection",
     "MptuneError": "mptune.errors",
 }
 
 __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
-    from mptune.api import apply, pick, report, search
+    from mptune.api import apply, inspect, pick, report, search
     from mptune.errors import MptuneError
     from mptune.graph.groups import LayerGroup, find_groups
     from mptune.graph.model import Model, load_model
     from mptune.graph.plan import Precision, PrecisionPlan
     from mptune.graph.rewrite import rewrite
+    from mptune.inspection import Inspection
     from mptune.search.evaluation import Evaluation
     from mptune.search.front import Front
     from mptune.settings import SearchSettings

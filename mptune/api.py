@@ -1,21 +1,22 @@
-"""What the command line and a notebook call: search, report, pick, apply. Wires the floors; measures nothing itself."""
+"""What the command line and a notebook call: search, report, pick, inspect, apply. Wires the floors."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
+from mptune.applying import refuse, resolve_plan, write_model
 from mptune.data.tasks import resolve_metric
 from mptune.engines.environment import Environment, describe_environment
 from mptune.errors import PlanError, RunError, SettingsError
-from mptune.graph.groups import Granularity, LayerGroup, find_groups
+from mptune.graph.groups import LayerGroup, find_groups
 from mptune.graph.model import Model, load_model
 from mptune.graph.plan import PrecisionPlan
-from mptune.graph.rewrite import Rewriter
 from mptune.graph.weights import WeightBank
+from mptune.inspection import Inspection, inspect_model
 from mptune.report.artifacts import write_chosen
 from mptune.report.html import write_report
 from mptune.rundir import ChoiceSection, RunDirectory, RunFile, open_run, read_run
@@ -24,12 +25,13 @@ from mptune.search.front import Front
 from mptune.search.record import StudyRecord
 from mptune.search.sampler import check_sampler
 from mptune.search.session import OpenToolchain, Session, front_of, storage_url
+from mptune.search.space import load_space
 from mptune.search.study import read_study
 from mptune.search.tuner import Listener, Silent
 from mptune.settings import SearchSettings
 from mptune.targets.target import load_target
 
-__all__ = ["apply", "pick", "report", "search"]
+__all__ = ["apply", "inspect", "pick", "report", "search"]
 
 
 def search(
@@ -134,13 +136,47 @@ def pick(
         return front
 
 
-def apply(model: str | Path, plan: PrecisionPlan | str | Path, out: str | Path) -> Path:
-    """Write the mixed-precision model of a plan, self-contained.
+def inspect(
+    model: str | Path, *, data: str | Path | None = None, space: str = "default", batch: int = 1, budget: int = 50
+) -> Inspection:
+    """Take a model apart as a search would: groups, operators, FLOPs, bytes, hazards and what they pin.
+
+    Args:
+        model: path of an ONNX model.
+        data: calibration samples; with them the model is run once over each, and the values seen are judged, too.
+        space: name or path of the search space whose granularity and pins count.
+        batch: rows per sample where the batch is dynamic.
+        budget: evaluations of the search to come, where the space's granularity is ``auto``.
+
+    Raises:
+        ModelError: the model cannot be read, typed or tuned.
+        SpaceError: the search space is unknown or invalid.
+        DataError: the data do not fit the model.
+        BaselineError: the model does not run on them in FP32.
+    """
+    named = load_space(space)
+    return inspect_model(load_model(model), named, None if data is None else Path(data), batch, budget)
+
+
+def apply(
+    model: str | Path,
+    plan: PrecisionPlan | str | Path | None,
+    out: str | Path,
+    *,
+    keep_fp32: Sequence[str] = (),
+    force: bool = False,
+    warn: Callable[[str], object] | None = None,
+) -> Path:
+    """Write the mixed-precision model of a plan, self-contained; past 2 GiB its weights lie beside it.
 
     Args:
         model: path of the ONNX model that the plan was made for.
-        plan: a plan, or the path of a plan.json.
-        out: where to write; must not exist.
+        plan: a plan, the path of a plan.json (a search's, or one by hand that names nodes), or None for FP16 wherever
+            FP16 can be right.
+        out: where to write.
+        keep_fp32: patterns as in search-space files; what they mean is FP32 whatever the plan says.
+        force: overwrite ``out``.
+        warn: hears what is not as it was asked for, one line each.
 
     Returns:
         The path written.
@@ -148,21 +184,22 @@ def apply(model: str | Path, plan: PrecisionPlan | str | Path, out: str | Path) 
     Raises:
         RunError: ``out`` exists already or cannot be written.
         ModelError: the model cannot be read, typed or tuned.
-        PlanError: the plan cannot be read, or belongs to another model.
+        PlanError: the plan cannot be read, or belongs to another model, or a pattern means nothing.
     """
     target = Path(out)
-    if target.exists():
-        raise RunError(f"{target} exists already", "give another path; nothing was overwritten")
-    if not isinstance(plan, PrecisionPlan):
-        plan = _read_plan(Path(plan))
+    if isinstance(plan, str):
+        plan = Path(plan)
+    if target.is_dir() or (target.exists() and not force):
+        refuse(target)  # before a large model is read
+    if isinstance(plan, Path) and target.exists() and plan.exists() and target.samefile(plan):
+        raise PlanError(f"{target} is what the mixed model is made from", "give another path with -o")
     loaded = load_model(model)
-    if plan.model_sha256 and plan.model_sha256 != loaded.sha256:
-        raise PlanError(
-            f"the plan was made for another model (sha256 {plan.model_sha256[:12]}, {model} has {loaded.sha256[:12]})",
-            "give the model that was searched",
-        )
-    with full_disk_told(target):
-        return Rewriter(loaded, _groups_of(loaded, plan)).export(plan, target)
+    resolved = resolve_plan(loaded, plan, keep_fp32)
+    written = write_model(loaded, resolved, target, force=force)
+    for text in resolved.warnings:
+        if warn is not None:
+            warn(text)
+    return written
 
 
 def _settings(given: dict[str, Any]) -> SearchSettings:
@@ -173,27 +210,6 @@ def _settings(given: dict[str, Any]) -> SearchSettings:
         )
     paths = {name: Path(given[name]) for name in ("data", "out") if given.get(name) is not None}
     return SearchSettings(**{**given, **paths})
-
-
-def _read_plan(path: Path) -> PrecisionPlan:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise PlanError(f"cannot read the plan {path}: {reason}", "plans are written as chosen/plan.json") from None
-    return PrecisionPlan.from_json(text, str(path))
-
-
-def _groups_of(model: Model, plan: PrecisionPlan) -> tuple[LayerGroup, ...]:
-    """The groups that the plan speaks of: a plan does not say at which granularity it was made."""
-    for granularity in get_args(Granularity):
-        groups = find_groups(model, granularity)
-        if {group.id for group in groups} == set(plan.precision):
-            return groups
-    raise PlanError(
-        f"the plan has {len(plan.precision)} groups, which are not those of {model.path}",
-        "it was made for another model, or by another version of mptune: search again",
-    )
 
 
 def _read_record(directory: RunDirectory, file: RunFile) -> StudyRecord:

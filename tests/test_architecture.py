@@ -20,8 +20,11 @@ FLOORS = {
     "mptune.engines": 2,
     "mptune.search": 3,
     "mptune.rundir": 3,
+    "mptune.inspection": 3,
+    "mptune.applying": 4,
     "mptune.report": 4,
     "mptune.api": 5,
+    "mptune.commands": 6,
     "mptune.cli": 6,
     "mptune.__main__": 7,
 }
@@ -33,11 +36,11 @@ HOMES = {
     "onnxruntime": ("mptune.engines",),
     "cuda": ("mptune.engines",),
     "rich": ("mptune.report",),
-    "typer": ("mptune.cli",),
+    "typer": ("mptune.cli", "mptune.commands"),
     "torch": (),
 }
 
-PRINTERS = {"mptune.cli", "mptune.report.terminal"}
+PRINTERS = {"mptune.cli", "mptune.commands.common", "mptune.report.terminal"}
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 

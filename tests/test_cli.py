@@ -20,8 +20,9 @@ from mptune.graph.groups import find_groups
 from mptune.graph.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.report.complaints import explain
+from tests.graph import models
 
-COMMANDS = ("search", "report", "pick", "apply", "targets", "spaces", "doctor")
+COMMANDS = ("search", "report", "pick", "inspect", "apply", "targets", "spaces", "doctor")
 
 
 def run_cli(
@@ -95,6 +96,10 @@ def test_help_shows_an_example(command: str, capsys: pytest.CaptureFixture[str])
         (["pick", "run", "--max-error", "1", "--knee"], "a limit and --knee exclude"),
         (["pick", "run", "--max-latency-ms", "0"], "--max-latency-ms is 0"),
         (["apply", "m.onnx", "plan.json"], "missing option '--out'"),
+        (["apply", "m.onnx", "-o", "out.onnx"], "nothing says which plan to apply"),
+        (["apply", "m.onnx", "plan.json", "--fp16-all", "-o", "out.onnx"], "PLAN and --fp16-all exclude"),
+        (["inspect"], "missing argument 'MODEL'"),
+        (["inspect", "m.onnx", "--batch", "0"], "--batch is 0"),
     ],
 )
 def test_a_wrong_command_line_exits_with_2(
@@ -118,6 +123,12 @@ def test_a_wrong_command_line_exits_with_2(
         (["apply", "{model}", "{model}", "-o", "out.onnx"], "plan"),
         (["apply", "{model}", "{plan}", "-o", "."], "is a directory"),
         (["apply", "{cnn}", "{plan}", "-o", "out.onnx"], "another model"),
+        (["apply", "{model}", "--keep-fp32", "op:Conv", "-o", "out.onnx"], "op:Conv matches nothing"),
+        (["apply", "{model}", "--fp16-all", "-o", "{plan}/out.onnx"], "plan.json"),
+        (["inspect", "nowhere.onnx"], "nowhere.onnx"),
+        (["inspect", "{plan}"], "plan.json"),
+        (["inspect", "{model}", "--space", "defualt"], "defualt"),
+        (["inspect", "{model}", "--data", "nowhere.npz"], "nowhere.npz"),
         (["search", "{model}", "--target", "jetson-orin-nano-9gb"], "jetson-orin-nano-9gb"),
         (["search", "{model}", "--space", "defualt"], "defualt"),
         (["search", "{model}", "--data", "nowhere.npz"], "nowhere.npz"),
@@ -170,6 +181,37 @@ def test_apply_overwrites_only_when_told_to(
     assert main([*command, "--force"]) == 0
     assert load_model(out).nodes
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mixed.onnx", "plan.json"]
+
+
+def test_apply_without_a_plan(mlp_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "mixed.onnx"
+    kept = ["--keep-fp32", "kind:norm", "--keep-fp32", "head/*"]
+    for options, halves in ((["--fp16-all"], 14), (["--fp16-all", *kept], 8), (kept, 8)):
+        assert main(["apply", str(mlp_path), "-o", str(out), "--force", *options]) == 0
+        captured = capsys.readouterr()
+        assert (captured.out, captured.err) == (f"{out}\n", "")
+        assert sum(c.dtype == "float16" for c in load_model(out).initializers.values()) == halves
+
+
+def test_apply_says_what_it_did_not_split(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, plan, out = models.save(models.decomposed_norm(), tmp_path), tmp_path / "plan.json", tmp_path / "mixed.onnx"
+    plan.write_text('{"nodes": {"*": "fp16", "op:Sqrt": "fp32"}}')
+    assert main(["apply", str(path), str(plan), "-o", str(out)]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == f"{out}\n"
+    assert captured.err.startswith("warning: norm (LayerNorm written out) is indivisible")
+
+
+def test_inspect_prints_tables_or_json(mlp_path: Path, mlp_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(mlp_path), "--data", str(mlp_data)]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert "observed on 8 samples of mlp.npz" in captured.out
+    assert main(["inspect", str(mlp_path), "--batch", "2", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["shapes"]["assumed"] == {"batch": 2}
+    assert [g["name"] for g in document["groups"]] == [g.name for g in find_groups(load_model(mlp_path))]
+    assert all(f"{g['id']}  " in captured.out for g in document["groups"])
 
 
 def test_apply_that_fails_keeps_the_old_output(mlp_path: Path, tmp_path: Path) -> None:
@@ -253,7 +295,8 @@ def test_limits_that_no_plan_meets_exit_with_3(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 def test_interrupted_says_how_to_go_on(mlp_path: Path, mlp_data: Path, tmp_path: Path) -> None:
-    command = search_command(mlp_path, mlp_data, tmp_path / "my run.mptune", budget=64)
+    # The default sampler knows this little model after a dozen plans, and would be done before the interruption.
+    command = [*search_command(mlp_path, mlp_data, tmp_path / "my run.mptune", budget=64), "--sampler", "random"]
     process = subprocess.Popen(
         [sys.executable, "-m", "mptune.cli", *command, "--fresh"],
         stdout=subprocess.PIPE,

@@ -1,0 +1,1 @@
+"""The commands of ``mptune``, by subject. ``mptune.cli`` puts them together."""

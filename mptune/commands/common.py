@@ -1,0 +1,124 @@
+"""What the commands share: how they print, how they stop, and the arguments that several take.
+
+Data go to stdout, progress, warnings and errors to stderr.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from mptune.errors import SettingsError
+
+if TYPE_CHECKING:
+    from mptune.search.front import Front
+
+EXIT_LIMITS_NOT_MET = 3
+EXIT_INTERRUPTED = 130
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+@dataclass
+class Invocation:
+    """What holds for one run of the program, whatever the command.
+
+    Attributes:
+        arguments: the command line as given, without the program's name.
+        debug: show tracebacks.
+    """
+
+    arguments: list[str]
+    debug: bool = False
+
+
+def guarded(command: Command) -> Command:
+    """Take what Typer would turn into other exit codes than ours before it sees it."""
+
+    @functools.wraps(command)
+    def wrapper(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise typer.Exit(reader_left()) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(interrupted("")) from None
+
+    return wrapper  # type: ignore[return-value]
+
+
+def reader_left() -> int:
+    """Whoever read our output has seen enough (``mptune report RUN | head``): that is no error."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def interrupted(resume: str) -> int:
+    """Say so, with the command that goes on; the exit code."""
+    complain("interrupted", resume and f"to go on, run: {resume}")
+    return EXIT_INTERRUPTED
+
+
+def complain(message: str, hint: str = "") -> None:
+    """One line on stderr that says what is wrong, and one that says what to do."""
+    print(message, file=sys.stderr)
+    if hint:
+        print(f"hint: {hint}", file=sys.stderr)
+
+
+def say(text: object) -> None:
+    """One line on stdout."""
+    print(text)
+
+
+def print_json(document: Any) -> None:
+    """JSON on stdout."""
+    # Non-finite numbers are strings already; one that is not would be invalid JSON, so it is refused here.
+    print(json.dumps(document, indent=2, allow_nan=False))
+
+
+def finish(front: Front, as_json: bool) -> None:
+    """Print the front and leave with 3 where no plan meets the limits asked for."""
+    if as_json:
+        print_json(front.to_json())
+    else:
+        from mptune.report.terminal import print_front
+
+        print_front(front)
+    if not front.limits_met:
+        if as_json:
+            complain(f"warning: {front.chosen_reason}")
+        raise typer.Exit(EXIT_LIMITS_NOT_MET)
+
+
+def at_most_one(given: dict[str, Any]) -> int:
+    """Count the options given.
+
+    Raises:
+        SettingsError: more than one.
+    """
+    names = [name for name, value in given.items() if value is not None and value is not False]
+    if len(names) > 1:
+        raise SettingsError(f"{names[0]} and {names[1]} exclude each other", "give one of them")
+    return len(names)
+
+
+ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="The ONNX model, FP32.")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The run directory of a search.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+MaxErrorOption = Annotated[
+    float | None, typer.Option(metavar="X", help="Choose the fastest plan that errs at most this much.")
+]
+MaxLatencyOption = Annotated[
+    float | None,
+    typer.Option(metavar="X", help="Choose the most exact plan that takes at most this many milliseconds."),
+]

@@ -1,0 +1,75 @@
+"""``mptune targets``, ``spaces`` and ``doctor``: what there is to choose from, and what this machine can do."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from mptune.commands.common import JsonOption, guarded, print_json
+
+
+@guarded
+def targets(json_: JsonOption = False) -> None:
+    """List the devices that have a profile.
+
+    The sources of the figures, power modes and notes are in the --json form.
+
+    \b
+    Example:
+      mptune targets
+      mptune search model.onnx --target jetson-orin-nano-8gb
+    """
+    from mptune.targets.target import list_targets
+
+    found = list_targets()
+    if json_:
+        print_json([asdict(target) for target in found])
+        return
+    from mptune.report.listings import print_targets
+
+    print_targets(found)
+
+
+@guarded
+def spaces(json_: JsonOption = False) -> None:
+    """List the search spaces.
+
+    A search space says which groups are pinned, and which plans are tried first.
+
+    \b
+    Example:
+      mptune spaces
+      mptune search model.onnx --space transformer
+    """
+    from mptune.search.space import list_spaces
+
+    found = list_spaces()
+    if json_:
+        print_json(
+            [{"name": s.name, "path": str(s.path), "sha256": s.sha256, **s.file.model_dump(mode="json")} for s in found]
+        )
+        return
+    from mptune.report.listings import print_spaces
+
+    print_spaces(found)
+
+
+@guarded
+def doctor(json_: JsonOption = False) -> None:
+    """Show what this machine can do, and what is missing.
+
+    Versions, the GPU, which toolchains are ready, and the command that installs those that are not.
+
+    \b
+    Example:
+      mptune doctor
+    """
+    from mptune.engines.environment import describe_environment
+    from mptune.engines.toolchain import list_toolchains
+
+    environment, toolchains = describe_environment(), list_toolchains()
+    if json_:
+        print_json({"environment": environment.to_json(), "toolchains": [asdict(status) for status in toolchains]})
+        return
+    from mptune.report.listings import print_doctor
+
+    print_doctor(environment, toolchains)

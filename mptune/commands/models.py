@@ -1,0 +1,96 @@
+"""``mptune inspect`` and ``apply``: look at a model, carry out a plan on it. No search, no run directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mptune.commands.common import JsonOption, ModelArgument, complain, guarded, print_json, say
+from mptune.errors import SettingsError
+from mptune.settings import DataSettings, SearchSettings
+
+
+@guarded
+def inspect(
+    model: ModelArgument,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Calibration samples: the values seen on them are judged, too."),
+    ] = None,
+    space: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="The search space whose groups and pins are shown.")
+    ] = SearchSettings().space,
+    batch: Annotated[
+        int, typer.Option(metavar="N", help="Rows per sample where the batch is dynamic.")
+    ] = DataSettings().batch,
+    json_: JsonOption = False,
+) -> None:
+    """Show layer groups, operators, costs and hazards of a model.
+
+    FLOPs and bytes of each group, where FP16 cannot be right, what that pins, and why.
+
+    \b
+    Example:
+      mptune inspect model.onnx
+      mptune inspect model.onnx --data samples.npz
+      mptune inspect model.onnx --json | jq '.groups[] | select(.pinned)'
+    """
+    if batch < 1:
+        raise SettingsError(f"--batch is {batch}", "give at least 1")
+    from mptune import api
+
+    inspection = api.inspect(model, data=data, space=space, batch=batch)
+    if json_:
+        print_json(inspection.to_json())
+        return
+    from mptune.report.inspection import print_inspection
+
+    print_inspection(inspection)
+
+
+@guarded
+def apply(
+    model: ModelArgument,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT.onnx", help="Where to write the mixed model.")],
+    plan: Annotated[
+        Path | None,
+        typer.Argument(metavar="[PLAN]", help="A plan.json, of a search or written by hand.", show_default=False),
+    ] = None,
+    fp16_all: Annotated[bool, typer.Option("--fp16-all", help="No PLAN: FP16 wherever FP16 can be right.")] = False,
+    keep_fp32: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Keep these groups in FP32, with or without a PLAN: op:Softmax, kind:norm or a glob. Repeatable.",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the output file.")] = False,
+) -> None:
+    """Write the mixed-precision model of a plan.
+
+    A plan by hand names nodes: {"nodes": {"*/attn/*": "fp16", "op:Softmax": "fp32"}}. The last line that names a node
+    counts, what no line names is FP32, and what is indivisible stays together.
+
+    \b
+    Example:
+      mptune apply model.onnx model.mptune/chosen/plan.json -o mixed.onnx
+      mptune apply model.onnx --fp16-all -o fp16.onnx
+      mptune apply model.onnx --keep-fp32 kind:norm --keep-fp32 "head/*" -o mixed.onnx
+    """
+    if plan is None and not fp16_all and not keep_fp32:
+        raise SettingsError("nothing says which plan to apply", "give a plan.json, --fp16-all or --keep-fp32 PATTERN")
+    if plan is not None and fp16_all:
+        raise SettingsError("PLAN and --fp16-all exclude each other", "give one of them")
+    from mptune import api
+
+    written = api.apply(
+        model,
+        plan,
+        out,
+        keep_fp32=keep_fp32 or (),
+        force=force,
+        warn=lambda text: complain(f"warning: {text}"),
+    )
+    say(written)

@@ -1,0 +1,193 @@
+"""``mptune search``, ``report`` and ``pick``: make a run, read it, choose from it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mptune.commands.common import (
+    Invocation,
+    JsonOption,
+    MaxErrorOption,
+    MaxLatencyOption,
+    ModelArgument,
+    RunArgument,
+    at_most_one,
+    finish,
+    guarded,
+    interrupted,
+)
+from mptune.errors import SettingsError
+from mptune.settings import DataSettings, SearchSettings
+
+_SEARCH = SearchSettings()
+_DATA = DataSettings()
+_DURATION = re.compile(r"(?:(?P<h>\d+(?:\.\d+)?)h)?(?:(?P<m>\d+(?:\.\d+)?)m)?(?:(?P<s>\d+(?:\.\d+)?)s?)?")
+
+
+class Engine(str, Enum):
+    """The toolchain families that ``--engine`` takes."""
+
+    AUTO = "auto"
+    TENSORRT = "tensorrt"
+    TENSORRT_RTX = "tensorrt-rtx"
+    ONNXRUNTIME = "onnxruntime"
+
+
+_ENGINE = Engine(_SEARCH.engine)
+
+
+def parse_duration(text: str) -> float:
+    """Read ``8h``, ``90m``, ``1h30m``, ``30s`` or plain seconds.
+
+    Returns:
+        Seconds.
+
+    Raises:
+        SettingsError: the text is no duration.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if match is None or not any(match.groups()):
+        raise SettingsError(f"--timeout {text} is not a duration", "write 8h, 90m, 1h30m, 30s or plain seconds")
+    hours, minutes, seconds = (float(match[unit] or 0) for unit in "hms")
+    return hours * 3600 + minutes * 60 + seconds
+
+
+@guarded
+def search(
+    context: typer.Context,
+    model: ModelArgument,
+    budget: Annotated[int, typer.Option(metavar="N", help="Plans to evaluate, seeds included.")] = _SEARCH.budget,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH", help="Calibration samples: .npz, a folder of .npz or .npy. Default: random inputs."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Run directory. Default: the model's name + .mptune, here.")
+    ] = None,
+    target: Annotated[
+        str, typer.Option(metavar="auto|NAME|FILE", help="The device to tune for; `mptune targets` lists the names.")
+    ] = _SEARCH.target,
+    space: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="What may be FP16; `mptune spaces` lists the names.")
+    ] = _SEARCH.space,
+    engine: Annotated[Engine, typer.Option(help="Who builds and runs the candidates.")] = _ENGINE,
+    max_error: MaxErrorOption = None,
+    max_latency_ms: MaxLatencyOption = None,
+    metric: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME|script.py:function",
+            help="relative_l2, max_abs, cosine_distance, ... or a function of your own.",
+        ),
+    ] = _SEARCH.metric,
+    batch: Annotated[int, typer.Option(metavar="N", help="Rows per sample where the batch is dynamic.")] = _DATA.batch,
+    timeout: Annotated[
+        str | None, typer.Option(metavar="8h", help="Start no new evaluation after 8h, 90m, 30s or plain seconds.")
+    ] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Optuna storage to share. Default: a journal in the run directory."),
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of the split, the sampler and random inputs.")] = _SEARCH.seed,
+    json_: JsonOption = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start over; what the run directory holds is moved aside.")
+    ] = False,
+    sampler: Annotated[str, typer.Option(metavar="NAME", help="Who proposes plans.")] = _SEARCH.sampler,
+    tf32: Annotated[bool, typer.Option("--tf32", help="Let FP32 groups use TF32. The reference never does.")] = False,
+) -> None:
+    """Search: evaluate plans, keep the front, write the chosen model.
+
+    The same command again goes on where it stopped. Ctrl-C is safe at any time.
+
+    \b
+    Example:
+      mptune search model.onnx --data samples.npz
+      mptune search model.onnx --data samples.npz --max-error 1e-2 --budget 100
+      mptune search model.onnx --target jetson-orin-nano-8gb --out nano.mptune
+    """
+    settings: dict[str, Any] = {
+        "budget": budget,
+        "data": data,
+        "out": out,
+        "target": target,
+        "space": space,
+        "engine": engine.value,
+        "max_error": max_error,
+        "max_latency_ms": max_latency_ms,
+        "metric": metric,
+        "timeout_s": None if timeout is None else parse_duration(timeout),
+        "storage": storage,
+        "seed": seed,
+        "fresh": fresh,
+        "sampler": sampler,
+        "tf32": tf32,
+        "data_settings": DataSettings(batch=batch),
+    }
+    SearchSettings(**settings)  # a value out of range is refused before anything heavy is imported
+    try:
+        from mptune import api
+        from mptune.report.progress import TerminalListener
+
+        with TerminalListener(max_error=max_error, max_latency_ms=max_latency_ms) as listener:
+            front = api.search(model, listener=listener, **settings)
+    except KeyboardInterrupt:
+        raise typer.Exit(interrupted(_resume_command(context))) from None
+    finish(front, json_)
+
+
+def _resume_command(context: typer.Context) -> str:
+    """The command as it was given, but for ``--fresh``, which would start over."""
+    invocation = context.find_root().obj
+    given = invocation.arguments if isinstance(invocation, Invocation) else sys.argv[1:]
+    return shlex.join(["mptune", *(argument for argument in given if argument != "--fresh")])
+
+
+@guarded
+def report(run: RunArgument, json_: JsonOption = False) -> None:
+    """Show the front of a search, from its run directory alone.
+
+    \b
+    Example:
+      mptune report model.mptune
+      mptune report model.mptune --json | jq '.points[].latency.median_ms'
+    """
+    from mptune import api
+
+    finish(api.report(run), json_)
+
+
+@guarded
+def pick(
+    run: RunArgument,
+    max_error: MaxErrorOption = None,
+    max_latency_ms: MaxLatencyOption = None,
+    knee: Annotated[bool, typer.Option("--knee", help="Choose where more speed begins to cost more error.")] = False,
+    plan: Annotated[str | None, typer.Option(metavar="ID", help="Choose the plan with this id in the table.")] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Choose another point of the front and write chosen/ anew. Nothing is measured again.
+
+    \b
+    Example:
+      mptune pick model.mptune --max-error 1e-3
+      mptune pick model.mptune --plan 3f2a91c04b1d
+    """
+    limit = max_error if max_error is not None else max_latency_ms
+    if at_most_one({"a limit": limit, "--knee": knee, "--plan": plan}) == 0:
+        raise SettingsError("nothing says which plan to pick", "give --max-error, --max-latency-ms, --knee or --plan")
+    for name, value in (("--max-error", max_error), ("--max-latency-ms", max_latency_ms)):
+        if value is not None and not value > 0:
+            raise SettingsError(f"{name} is {value}", "give a number above 0")
+    from mptune import api
+
+    finish(api.pick(run, max_error=max_error, max_latency_ms=max_latency_ms, knee=knee, plan=plan), json_)

@@ -1,0 +1,277 @@
+"""What a model is made of, as a search would see it: groups, operators, FLOPs, bytes, hazards and pins."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mptune.data.calibration import CalibrationSet, load_calibration
+from mptune.data.numbers import encode_float
+from mptune.data.plausibility import random_looking
+from mptune.engines.base import Failure, TensorRange, Workspace
+from mptune.engines.ort_toolchains import PredictedToolchain
+from mptune.graph.groups import Granularity, LayerGroup, find_fitting_groups, find_groups
+from mptune.graph.hazard import SEVERITIES
+from mptune.graph.hazards import Hazard, find_hazards
+from mptune.graph.model import Model
+from mptune.graph.op_rules import node_rule
+from mptune.graph.shapes import static_shapes
+from mptune.graph.tensors import TensorInfo
+from mptune.search.preflight import did_not_run
+from mptune.search.space import NamedSpace, Pin, make_space
+from mptune.settings import DataSettings, SearchSettings
+from mptune.targets.costs import VIEWS, GroupCost, ShapeTable, group_costs, node_flops, ungrouped_cost
+from mptune.targets.target import load_target
+
+_WEIGHTS = frozenset({"float", "float16", "double", "bfloat16"})
+
+
+@dataclass(frozen=True)
+class InspectedGroup:
+    """One layer group.
+
+    Attributes:
+        group: what it holds.
+        cost: what it computes and moves.
+        pin: its precision and the reason, where it is not searched.
+        repeats: how many groups of the model have its structure, itself included.
+    """
+
+    group: LayerGroup
+    cost: GroupCost
+    pin: Pin | None
+    repeats: int
+
+
+@dataclass(frozen=True)
+class OperatorSummary:
+    """All nodes of one operator.
+
+    Attributes:
+        name: with the domain where that is not ONNX's own.
+        count: how many nodes.
+        grouped: how many of them have a precision.
+        flops: of all of them.
+        fixed: why the others have none; "" where nothing is FP32 about them.
+    """
+
+    name: str
+    count: int
+    grouped: int
+    flops: float
+    fixed: str
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What ``inspect_model`` found.
+
+    Attributes:
+        model: what was inspected.
+        parameters: how many floating-point constants there are.
+        weight_bytes: in how many bytes.
+        granularity: of the groups.
+        space: name of the search space whose pins count.
+        groups: in topological order.
+        operators: by FLOPs, the most first.
+        rest: what nodes without a precision compute and move together.
+        hazards: the most severe first.
+        assumed: symbolic dimension -> the size that FLOPs and bytes are told for; empty where shapes were observed.
+        unknown_shapes: how many FP32 values have no known shape, and count as one element per unknown dimension.
+        observed: what the samples are called whose values and shapes were observed; None where none were.
+        samples: how many.
+        warnings: one line each.
+    """
+
+    model: Model
+    parameters: int
+    weight_bytes: int
+    granularity: Granularity
+    space: str
+    groups: tuple[InspectedGroup, ...]
+    operators: tuple[OperatorSummary, ...]
+    rest: GroupCost
+    hazards: tuple[Hazard, ...]
+    assumed: Mapping[str, int]
+    unknown_shapes: int
+    observed: str | None
+    samples: int
+    warnings: tuple[str, ...]
+
+    @property
+    def flops(self) -> float:
+        """Of the whole model, one inference."""
+        return self.rest.flops + sum(g.cost.flops for g in self.groups)
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``mptune inspect --json`` prints."""
+        model = self.model
+        return {
+            "model": {
+                "path": str(model.path),
+                "sha256": model.sha256,
+                "opset": model.opset,
+                "nodes": len(model.nodes),
+                "parameters": self.parameters,
+                "weight_bytes": self.weight_bytes,
+                "inputs": [_value(info) for info in model.inputs],
+                "outputs": [_value(info) for info in model.outputs],
+            },
+            "granularity": self.granularity,
+            "space": self.space,
+            "shapes": {"assumed": dict(self.assumed), "observed": self.observed, "unknown": self.unknown_shapes},
+            "samples": self.samples,
+            "groups": [_group(g) for g in self.groups],
+            "operators": [
+                {"name": o.name, "nodes": o.count, "with_precision": o.grouped, "flops": o.flops, "fixed": o.fixed}
+                for o in self.operators
+            ],
+            "rest": _cost(self.rest),
+            "hazards": [{**h.to_json(), "value": encode_float(h.value)} for h in self.hazards],
+            "warnings": list(self.warnings),
+        }
+
+
+def _value(info: TensorInfo) -> dict[str, Any]:
+    return {"name": info.name, "dtype": info.dtype, "shape": None if info.shape is None else list(info.shape)}
+
+
+def _cost(cost: GroupCost) -> dict[str, float]:
+    return {"flops": cost.flops, "fp32_bytes": cost.fp32_bytes, "fp16_bytes": cost.fp16_bytes}
+
+
+def _group(inspected: InspectedGroup) -> dict[str, Any]:
+    group, pin = inspected.group, inspected.pin
+    return {
+        "id": group.id,
+        "name": group.name,
+        "kind": group.kind,
+        "ops": dict(group.ops),
+        "nodes": list(group.nodes),
+        "pattern": group.pattern,
+        "repeats": inspected.repeats,
+        **_cost(inspected.cost),
+        "pinned": None if pin is None else {"precision": str(pin.precision), "reason": pin.reason},
+    }
+
+
+def inspect_model(
+    model: Model, named: NamedSpace, data: Path | None = None, batch: int = 1, budget: int | None = None
+) -> Inspection:
+    """Take a model apart as a search with this space and these data would.
+
+    Args:
+        model: the model.
+        named: the search space: its granularity and pins.
+        data: calibration samples; with them the model is run once over each, in a worker, and values are observed.
+        batch: rows per sample where the batch is dynamic.
+        budget: evaluations, for granularity ``auto``.
+
+    Raises:
+        DataError: the data do not fit the model.
+        BaselineError: the model does not run on them in FP32.
+    """
+    granularity: Granularity = named.file.granularity
+    if granularity == "auto":
+        granularity, groups = find_fitting_groups(model, budget or SearchSettings().budget)
+    else:
+        groups = find_groups(model, granularity)
+    samples, ranges = None, dict[str, TensorRange]()
+    assumed: Mapping[str, int] = {}
+    if data is None:
+        static = static_shapes(model, batch)
+        shapes, assumed = static.shapes, static.assumed
+    else:
+        settings = DataSettings(batch=batch)
+        samples = load_calibration(data, model.inputs, settings, seed=0)
+        samples = replace(samples, samples=samples.samples[: settings.max_search_samples])
+        ranges = dict(_observe(model, groups, samples))
+        shapes = {name: seen.shape for name, seen in ranges.items()}
+    absmax = {name: seen.absmax for name, seen in ranges.items()}
+    hazards = _sorted([*find_hazards(model, groups, absmax), *_input_hazards(samples)])
+    space = make_space(model, groups, named, hazards, absmax)
+    costs = group_costs(model, groups, shapes)
+    repeats = Counter(group.pattern for group in groups)
+    told = [h.reason for h in hazards if h.kind == "input"]
+    warnings = [w for w in (samples.warnings if samples else ()) if not any(reason in w for reason in told)]
+    floats = [c for c in model.initializers.values() if c.dtype in _WEIGHTS]
+    return Inspection(
+        model=model,
+        parameters=sum(ShapeTable(model, {}).elements(c.name) for c in floats),
+        weight_bytes=sum(c.nbytes for c in floats),
+        granularity=granularity,
+        space=named.name,
+        groups=tuple(InspectedGroup(g, costs[g.id], space.pinned.get(g.id), repeats[g.pattern]) for g in groups),
+        operators=_operators(model, groups, ShapeTable(model, shapes)),
+        rest=ungrouped_cost(model, groups, shapes),
+        hazards=hazards,
+        assumed=assumed,
+        unknown_shapes=_unknown(model, shapes),
+        observed=None if samples is None else samples.source,
+        samples=0 if samples is None else len(samples.samples),
+        warnings=(*warnings, *_non_finite(ranges), *space.warnings),
+    )
+
+
+def _observe(model: Model, groups: Sequence[LayerGroup], samples: CalibrationSet) -> Mapping[str, TensorRange]:
+    """Run the model over the samples in a worker and see what every value holds."""
+    with tempfile.TemporaryDirectory(prefix="mptune-inspect-") as folder:
+        places = [Path(folder) / name for name in ("weights", "data", "engines", "logs")]
+        for place in places:
+            place.mkdir()
+        workspace = Workspace(model.path.resolve(), *places)
+        samples.save(workspace.samples("search"))
+        with PredictedToolchain(load_target("cpu"), workspace, model, groups, SearchSettings()) as toolchain:
+            ranges = toolchain.observe()
+    if isinstance(ranges, Failure):
+        raise did_not_run("the model cannot be observed in FP32", replace(ranges, log_path=None))  # the log is gone
+    return ranges
+
+
+def _sorted(hazards: Sequence[Hazard]) -> tuple[Hazard, ...]:
+    return tuple(sorted(hazards, key=lambda hazard: SEVERITIES.index(hazard.severity)))
+
+
+def _input_hazards(samples: CalibrationSet | None) -> list[Hazard]:
+    if samples is None:
+        return []
+    return [
+        Hazard("warning", "input", None, None, found.name, found.correlation, found.reason, found.cure)
+        for found in random_looking(samples.samples)
+    ]
+
+
+def _non_finite(ranges: Mapping[str, TensorRange]) -> list[str]:
+    spoilt = {tensor: seen.non_finite for tensor, seen in ranges.items() if seen.non_finite}
+    if not spoilt:
+        return []
+    tensor, count = next(iter(spoilt.items()))
+    more = f" and {len(spoilt) - 1} others" if len(spoilt) > 1 else ""
+    return [
+        f"tensor {tensor!r}{more} holds NaN or Inf in FP32 already ({count} values): look for masks of -inf or a"
+        " division by zero"
+    ]
+
+
+def _unknown(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    computed = [out for node in model.nodes for out in node.outputs if out and model.info(out).is_float32]
+    return sum(name not in shapes and name not in model.initializers for name in computed)
+
+
+def _operators(model: Model, groups: Sequence[LayerGroup], shapes: ShapeTable) -> tuple[OperatorSummary, ...]:
+    grouped = {name for group in groups for name in group.nodes}
+    found: dict[str, OperatorSummary] = {}
+    for node in model.nodes:
+        if node.op_type == "Constant" and node.is_standard:
+            continue
+        name = node.op_type if node.is_standard else f"{node.domain}.{node.op_type}"
+        before = found.get(name, OperatorSummary(name, 0, 0, 0.0, ""))
+        fixed = before.fixed or ("" if node.name in grouped else node_rule(model, node).fixed or "")
+        flops = 0.0 if node.has_subgraph or node.op_type in VIEWS else node_flops(node, shapes)[0]
+        here = node.name in grouped
+        found[name] = OperatorSummary(name, before.count + 1, before.grouped + here, before.flops + flops, fixed)
+    return tuple(sorted(found.values(), key=lambda o: (-o.flops, -o.count, o.name)))

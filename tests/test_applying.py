@@ -1,0 +1,207 @@
+"""``mptune.apply`` without a search: plans by nodes, plans by patterns, and files that are never overwritten."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import mptune
+import mptune.graph.rewrite
+from mptune.errors import PlanError, RunError
+from mptune.graph.groups import find_groups
+from mptune.graph.model import load_model
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.rewrite import Rewriter
+from tests.graph import models
+from tests.graph.helpers import relative_l2, run
+from tests.graph.models import constant, node, value, weight
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Write a plan.json."""
+
+    def written(**document: object) -> Path:
+        path = tmp_path / "plan.json"
+        path.write_text(json.dumps(document))
+        return path
+
+    return written
+
+
+def fp16_weights(path: Path) -> set[str]:
+    halves = (c for c in load_model(path).initializers.values() if c.dtype == "float16")
+    return {c.name.removesuffix("__fp16") for c in halves}
+
+
+def test_a_plan_by_nodes(mlp_path: Path, tmp_path: Path, write: Write) -> None:
+    plan = write(nodes={"block0/*": "fp16", "block0/fc2/*": "fp32"})
+    out = mptune.apply(mlp_path, plan, tmp_path / "out.onnx")
+    assert fp16_weights(out) == {"block0.w1", "block0.b1", "block0.gain", "block0.shift"}
+    feed = {"x": np.random.default_rng(0).standard_normal((3, 32)).astype(np.float32)}
+    assert 0 < relative_l2(run(out, feed)["y"], run(mlp_path, feed)["y"]) < 1e-2
+
+
+def test_what_would_be_split_is_told_to_the_caller(tmp_path: Path, write: Write) -> None:
+    path = models.save(models.attention(mask=-1e4), tmp_path)
+    told: list[str] = []
+    plan = write(nodes={"*": "fp16", "op:Softmax": "fp32"})
+    out = mptune.apply(path, plan, tmp_path / "out.onnx", warn=told.append)
+    assert fp16_weights(out) >= {"wq", "wk", "wv"}
+    assert ["attention core" in text for text in told] == [True]
+
+
+def test_fp16_where_it_can_be_right(tmp_path: Path) -> None:
+    path = models.save(models.attention(mask=-1e9), tmp_path)
+    told: list[str] = []
+    out = mptune.apply(path, None, tmp_path / "out.onnx", warn=told.append)
+    assert fp16_weights(out) == {"wq", "wk", "wv", "scale"}
+    assert len(told) == 1
+    assert told[0].startswith("mask (g003) stays in FP32: huge: 1e+09 exceeds")
+
+
+def test_a_plan_by_nodes_is_obeyed_and_doubted(tmp_path: Path, write: Write) -> None:
+    path = models.save(models.attention(mask=-1e9), tmp_path)
+    told: list[str] = []
+    out = mptune.apply(path, write(nodes={"*": "fp16"}), tmp_path / "out.onnx", warn=told.append)
+    assert "huge" in fp16_weights(out)
+    assert any("FP16 cannot be right there" in text for text in told)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "kept"),
+    [
+        (["kind:norm"], {"block0.gain", "block0.shift", "block1.gain", "block1.shift"}),
+        (["op:Softmax", "head/*"], {"head.w", "head.b"}),
+        (["block1/*"], {f"block1.{n}" for n in ("gain", "shift", "w1", "b1", "w2", "b2")}),
+    ],
+)
+def test_patterns_that_stay_in_fp32(patterns: list[str], kept: set[str], mlp_path: Path, tmp_path: Path) -> None:
+    out = mptune.apply(mlp_path, None, tmp_path / "out.onnx", keep_fp32=patterns)
+    weights = {c.name for c in load_model(mlp_path).initializers.values()}
+    assert fp16_weights(out) == weights - kept
+
+
+def test_patterns_on_top_of_a_plan(mlp_path: Path, tmp_path: Path, write: Write) -> None:
+    out = mptune.apply(mlp_path, write(nodes={"*": "fp16"}), tmp_path / "out.onnx", keep_fp32=["block0/*", "block1/*"])
+    assert fp16_weights(out) == {"head.w", "head.b"}
+    model = load_model(mlp_path)
+    plan = PrecisionPlan.uniform(model.sha256, [g.id for g in find_groups(model)], Precision.FP16)
+    again = mptune.apply(mlp_path, plan, tmp_path / "again.onnx", keep_fp32=["block0/*", "block1/*"])
+    assert fp16_weights(again) == {"head.w", "head.b"}
+
+
+@pytest.mark.parametrize("granularity", ["op", "fusion", "block"])
+def test_a_plan_of_any_granularity_is_known_by_its_nodes(granularity: str, tmp_path: Path, write: Write) -> None:
+    """Two granularities may have equally many groups; the nodes tell which one is meant."""
+    path = models.save(models.decomposed_norm(), tmp_path)
+    model = load_model(path)
+    groups = find_groups(model, granularity)  # type: ignore[arg-type]
+    plan = PrecisionPlan(model.sha256, {g.id: list(Precision)[k % 2] for k, g in enumerate(groups)})
+    expected = Rewriter(model, groups).export(plan, tmp_path / "expected.onnx")
+    document = plan.to_json(Rewriter(model, groups).node_precisions(plan))
+    assert mptune.apply(path, write(**document), tmp_path / "out.onnx").read_bytes() == expected.read_bytes()
+
+
+def test_a_plan_of_other_groups_is_carried_out_by_its_nodes(mlp_path: Path, tmp_path: Path, write: Write) -> None:
+    told: list[str] = []
+    plan = write(format=1, precision={"g000": "fp16"}, nodes={"head/Gemm": "fp16", "mixing/Softmax": "fp32"})
+    out = mptune.apply(mlp_path, plan, tmp_path / "out.onnx", warn=told.append)
+    assert fp16_weights(out) == {"head.w", "head.b"}
+    assert "another version's" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("document", "says"),
+    [
+        ("", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[1]", "neither 'precision' nor 'nodes'"),
+        ("{}", "neither 'precision' nor 'nodes'"),
+        ('{"nodes": {}}', "neither 'precision' nor 'nodes'"),
+        ('{"nodes": ["*"]}', "'nodes' is not an object"),
+        ('{"nodes": {"*": "fp8"}}', "precision 'fp8'"),
+        ('{"nodes": {"*": ["fp16"]}}', "precision ['fp16']"),
+        ('{"nodes": {"*": "fp16"}, "format": 9}', "format 9"),
+        ('{"nodes": {"*": "fp16"}, "keep": []}', "no 'keep'"),
+        ('{"nodes": {"*/conv/*": "fp16"}}', "names no node"),
+        ('{"nodes": {"*": "fp16"}, "model_sha256": "12"}', "another model"),
+        ('{"precision": {"g000": "fp16"}}', "which are not those of"),
+        ('{"precision": ["g000"]}', "no 'precision' object"),
+        ('{"precision": {"g000": "fp8"}}', "fp8"),
+        ("\udcff", "not JSON"),
+    ],
+)
+def test_what_is_no_plan(document: str, says: str, mlp_path: Path, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_bytes(document.encode(errors="surrogateescape"))
+    with pytest.raises(PlanError) as told:
+        mptune.apply(mlp_path, path, tmp_path / "out.onnx")
+    assert says in told.value.message
+    assert "\n" not in told.value.message
+    assert told.value.hint
+    assert not (tmp_path / "out.onnx").exists()
+
+
+def test_precision_and_nodes_that_contradict_each_other(mlp_path: Path, tmp_path: Path, write: Write) -> None:
+    model = load_model(mlp_path)
+    plan = PrecisionPlan.uniform(model.sha256, [g.id for g in find_groups(model)], Precision.FP16).to_json()
+    with pytest.raises(PlanError, match="contradict"):
+        mptune.apply(mlp_path, write(**{**plan, "nodes": {"head/Gemm": "fp32"}}), tmp_path / "out.onnx")
+
+
+def test_a_pattern_that_means_nothing(mlp_path: Path, tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="--keep-fp32 op:Conv matches nothing"):
+        mptune.apply(mlp_path, None, tmp_path / "out.onnx", keep_fp32=["op:Conv"])
+
+
+def big(folder: Path) -> Path:
+    """A model whose weights lie in big.onnx.data."""
+    proto = models.model(
+        [node("MatMul", ["x", "w"], "a", "one"), node("Mul", ["a", "k"], "y", "two")],
+        [value("x", [2, 64])],
+        [value("y", [2, 64])],
+        [weight("w", 64, 64), constant("k", 2.0)],
+    )
+    onnx.save(proto, folder / "big.onnx", save_as_external_data=True, location="big.onnx.data", size_threshold=1024)
+    return folder / "big.onnx"
+
+
+def test_never_overwrites_without_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, out, data = big(tmp_path), tmp_path / "out.onnx", tmp_path / "out.onnx.data"
+    monkeypatch.setattr(mptune.graph.rewrite, "SELF_CONTAINED_LIMIT", 0)  # as if the weights passed 2 GiB
+    data.write_text("mine")
+    with pytest.raises(RunError, match=r"out\.onnx\.data exists already"):
+        mptune.apply(source, None, out)
+    assert data.read_text() == "mine"
+    assert not out.exists()
+    assert mptune.apply(source, None, out, force=True) == out
+    onnx.checker.check_model(str(out), full_check=True)
+    before = out.read_bytes(), data.read_bytes()
+    with pytest.raises(RunError, match=r"out\.onnx exists already"):
+        mptune.apply(source, None, out)
+    assert (out.read_bytes(), data.read_bytes()) == before
+
+
+def test_never_overwrites_what_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = big(tmp_path)
+    before = source.read_bytes(), (tmp_path / "big.onnx.data").read_bytes()
+    with pytest.raises(PlanError, match="made from"):
+        mptune.apply(source, None, source, force=True)
+    monkeypatch.setattr(mptune.graph.rewrite, "SELF_CONTAINED_LIMIT", 0)
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(PlanError, match="made from"):
+        mptune.apply(source, None, tmp_path / "link" / "big.onnx", force=True)
+    moved = tmp_path / "other.onnx"
+    moved.write_bytes(source.read_bytes())
+    source.unlink()
+    with pytest.raises(PlanError, match=r"big\.onnx\.data is what the mixed model is made from"):
+        mptune.apply(moved, None, source, force=True)
+    assert (tmp_path / "big.onnx.data").read_bytes() == before[1]

@@ -1,0 +1,155 @@
+"""``mptune.inspect`` and what a person sees of it."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mptune
+from mptune.errors import BaselineError, DataError, SpaceError
+from mptune.inspection import Inspection
+from mptune.report.inspection import print_inspection, quantity
+from tests.graph import models
+from tests.graph.models import constant, node, value, weight
+
+DIGITS = Path(__file__).parent.parent / "benchmarks" / "models" / "digits_vit.onnx"
+
+
+def shown(inspection: Inspection, monkeypatch: pytest.MonkeyPatch, columns: int = 100) -> str:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    stream = io.StringIO()
+    print_inspection(inspection, stream)
+    return stream.getvalue()
+
+
+def test_without_data_sizes_are_assumed_and_said_so(mlp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = mptune.inspect(mlp_path, batch=4)
+    assert dict(found.assumed) == {"batch": 4}
+    assert found.observed is None
+    assert found.unknown_shapes == 0
+    gemm = next(o for o in found.operators if o.name == "Gemm")
+    assert gemm.flops == 2 * 4 * (4 * 32 * 64 + 32 * 8)
+    assert found.parameters == sum(c.nbytes for c in found.model.initializers.values()) / 4
+    assert [g.repeats for g in found.groups if g.group.name == "block0/fc1"] == [2]
+    text = shown(found, monkeypatch)
+    assert "ASSUMED: batch = 4" in text
+    assert "hazards: none found" in text
+    assert "give --data" in text
+
+
+def test_with_data_ranges_are_observed_and_pin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [
+        node("MatMul", ["x", "w"], "a", "/one/MatMul"),
+        node("Mul", ["a", "big"], "b", "/scale/Mul"),
+        node("Relu", ["b"], "c", "/scale/Relu"),
+        node("MatMul", ["c", "w"], "d", "/two/MatMul"),
+        node("Div", ["d", "big"], "y", "/back/Div"),
+    ]
+    constants = [constant("w", np.eye(4)), constant("big", 3e4)]
+    path = models.save(models.model(nodes, [value("x", ["n", 4])], [value("y", ["n", 4])], constants), tmp_path)
+    np.savez(tmp_path / "data.npz", x=np.full((3, 4), 5.0, np.float32))
+    assert not any(g.pin for g in mptune.inspect(path).groups)
+    found = mptune.inspect(path, data=tmp_path / "data.npz", batch=3)
+    assert found.observed == "data.npz"
+    assert found.samples == 1
+    pins = {g.group.name: g.pin.reason for g in found.groups if g.pin is not None}
+    assert set(pins) == {"one", "two"}
+    assert "reached 1.5e+05" in pins["one"]
+    text = shown(found, monkeypatch)
+    assert "observed on 1 samples of data.npz" in text
+    assert "FP32 pinned" in text
+    assert "FP32 g000: b: reached 1.5e+05 on the calibration data, FP16 ends at 65504" in text
+    document = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert [g["pinned"]["precision"] for g in document["groups"]] == ["fp32", "fp32"]
+    assert document["shapes"] == {"assumed": {}, "observed": "data.npz", "unknown": 0}
+    assert document["hazards"][0]["severity"] == "error"
+
+
+def test_random_samples_are_a_hazard_and_told_once(cnn_path: Path, tmp_path: Path) -> None:
+    drawn = np.random.default_rng(0).standard_normal((8, 3, 16, 16)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", image=drawn)
+    found = mptune.inspect(cnn_path, data=tmp_path / "data.npz")
+    assert [(h.severity, h.kind, h.tensor) for h in found.hazards] == [("warning", "input", "image")]
+    assert found.warnings == ()
+
+
+def test_nan_inside_is_told(tmp_path: Path) -> None:
+    nodes = [node("Log", ["x"], "l", "log"), node("Relu", ["l"], "m", "relu"), node("Min", ["m", "one"], "y", "min")]
+    proto = models.model(nodes, [value("x", [1, 4])], [value("y", [1, 4])], [constant("one", 1.0)])
+    np.savez(tmp_path / "data.npz", x=np.array([[-1, 1, 2, 3]], np.float32))
+    found = mptune.inspect(models.save(proto, tmp_path), data=tmp_path / "data.npz")
+    assert any("holds NaN or Inf in FP32 already" in text for text in found.warnings)
+
+
+def test_the_space_decides_granularity_and_pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = tmp_path / "mine.toml"
+    space.write_text('format = 1\ngranularity = "block"\n[pin]\nfp32 = ["stem"]\n')
+    found = mptune.inspect(DIGITS, space=str(space))
+    assert found.granularity == "block"
+    assert [g.group.name for g in found.groups if g.pin] == ["stem"]
+    text = shown(found, monkeypatch)
+    assert "at block granularity" in text
+    assert f"FP32 g000: pinned to fp32 by 'stem' of {space}" in text
+    space.write_text('format = 1\ngranularity = "auto"\n')
+    assert mptune.inspect(DIGITS, space=str(space), budget=17).granularity == "fusion"
+    assert mptune.inspect(DIGITS, space=str(space), budget=4).granularity == "block"
+
+
+@pytest.mark.parametrize("columns", [80, 100, 140])
+def test_tables_fit_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = shown(mptune.inspect(DIGITS), monkeypatch, columns).splitlines()
+    start, end = lines.index("groups"), lines.index("operators")
+    rows = lines[start + 1 : end - 1]
+    assert len(rows) == 1 + 34
+    assert max(len(line.rstrip()) for line in rows) <= columns
+    assert all(row.startswith("g0") for row in rows[1:])
+    assert all(row.rstrip().endswith("free") for row in rows[1:])
+    assert ("LayerNorm" in "".join(rows)) == (columns >= 96)
+
+
+def test_hazards_of_one_kind_are_told_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes, x = [], "x"
+    for k in range(9):
+        nodes += [node("Mul", [x, "huge"], f"a{k}", f"scale{k}"), node("MatMul", [f"a{k}", "w"], f"x{k}", f"m{k}")]
+        x = f"x{k}"
+    constants = [weight("w", 4, 4), constant("huge", 1e6)]
+    path = models.save(models.model(nodes, [value("x", [2, 4])], [value(x, None)], constants), tmp_path)
+    text = shown(mptune.inspect(path), monkeypatch)
+    assert text.count("1e+06 exceeds FP16's 65504") == 2, "as a hazard, and as the reason of the pins"
+    assert "and 2 more" in text, "eight groups: the first product comes with two scales"
+    assert "-> " in text
+
+
+def test_operators_without_a_precision_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [node("MatMul", ["x", "w"], "a", "m"), node("Mystery", ["a"], "y", "odd", domain="com.example")]
+    proto = models.model(nodes, [value("x", [4, 4])], [value("y", [4, 4])], [weight("w", 4, 4)])
+    text = shown(mptune.inspect(models.save(proto, tmp_path)), monkeypatch)
+    assert "com.example.Mystery" in text
+    assert "operator of the domain 'com.example'" in text
+
+
+def test_what_is_wrong_is_told(mlp_path: Path, mlp_data: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such file"):
+        mptune.inspect(mlp_path, data=tmp_path / "nowhere.npz")
+    with pytest.raises(SpaceError, match="nowhere"):
+        mptune.inspect(mlp_path, space="nowhere")
+    nodes = [node("Reshape", ["x", "shape"], "y", "r"), node("Relu", ["y"], "z", "relu")]
+    proto = models.model(nodes, [value("x", ["n", 32])], [value("z", None)], [constant("shape", [7, 7], np.int64)])
+    with pytest.raises(BaselineError, match="cannot be observed in FP32") as told:
+        mptune.inspect(models.save(proto, tmp_path), data=mlp_data)
+    assert "mptune-inspect-" not in told.value.hint, "a log that is gone is not named"
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (12345, "12.3 kB"), (999_960, "1.00 MB"), (1.5e9, "1.50 GB"),
+        (123.4e12, "123 TB"),
+    ],
+)  # fmt: skip
+def test_quantities(number: float, text: str) -> None:
+    assert quantity(number, "B") == text
