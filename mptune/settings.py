@@ -111,7 +111,7 @@ class SearchSettings:
     seed: int = 0
     fresh: bool = False
     tf32: bool = False
-    sampler: str = "local"
+    sampler: str = "precision"
     confirm_rounds: int = 3
     data_settings: DataSettings = field(default_factory=DataSettings)
     latency: LatencySettings = field(default_factory=LatencySettings)

@@ -33,6 +33,7 @@ from mptune.graph.groups import LayerGroup
 from mptune.graph.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import LatencySettings
+from mptune.targets.roofline import Boundary, LatencyTerms
 
 SHA = "0" * 64
 FAST = LatencySettings(bootstrap_samples=20)
@@ -88,6 +89,7 @@ class FakeToolchain:
         law: what plans cost and err.
         fails: a plan with any of these groups in FP16 does not build.
         crashes: the same, as a crash while running.
+        emulation_fails: emulating any of these groups crashes.
         non_finite: a plan with any of these groups in FP16 gives NaN.
         faults: how many faults of the machine come before evaluations work; below 0 they never end.
         fault_kind: their kind.
@@ -125,6 +127,8 @@ class FakeToolchain:
     calls: list[tuple[str, SampleSet, int]] = field(default_factory=list)
     restarts: int = 0
     observed: int = 0
+    emulation_fails: Collection[str] = ()
+    emulated: list[str] = field(default_factory=list)
 
     @property
     def built(self) -> list[str]:
@@ -140,6 +144,17 @@ class FakeToolchain:
     def observe(self) -> Mapping[str, TensorRange] | Failure:
         self.observed += 1
         return self.ranges
+
+    def emulate(self, plans: Sequence[PrecisionPlan]) -> tuple[OutputError, ...] | Failure:
+        self.emulated += [plan.fingerprint for plan in plans]
+        if self.emulation_fails and any(set(self.emulation_fails) & set(plan.fp16_groups) for plan in plans):
+            return Failure(Stage.RUN, FailureKind.CRASH, "segmentation fault", Path("worker.log"))
+        return tuple(self._output_error(plan, 1.0) for plan in plans)
+
+    def latency_terms(self) -> LatencyTerms | Failure:
+        pairs = pairwise(self.law.groups)
+        boundaries = tuple(Boundary(f"t{b}", a, (b,), self.law.boundary_ms) for a, b in pairs)
+        return LatencyTerms(self.law.base_ms, dict(self.law.gains), boundaries)
 
     def restart(self) -> None:
         self.restarts += 1
@@ -161,15 +176,19 @@ class FakeToolchain:
             return Failure(Stage.BUILD, FailureKind.ERROR, "no kernel for this")
         if half & set(self.crashes) or (self.restarts and plan.fingerprint in self.fails_fresh):
             return Failure(Stage.RUN, FailureKind.CRASH, "segmentation fault", Path("worker.log"))
-        return self._measurement(plan, which, bool(half & set(self.non_finite)))
+        return self._measurement(plan, which)
 
-    def _measurement(self, plan: PrecisionPlan, which: SampleSet, non_finite: bool) -> Measurement:
-        error = self.law.error(plan) * (self.held_out_factor if which == "held_out" else 1.0)
+    def _output_error(self, plan: PrecisionPlan, factor: float) -> OutputError:
+        non_finite = bool(set(plan.fp16_groups) & set(self.non_finite))
+        error = self.law.error(plan) * factor
         values = {
             "relative_l2": (math.nan if non_finite else error,) * 2,
             "max_abs": (math.nan if non_finite else 1 / (1 + error),) * 2,
             "non_finite": (3.0 if non_finite else 0.0,) * 2,
         }
+        return OutputError({"y": {name: values[name] for name in self.statistics}})
+
+    def _measurement(self, plan: PrecisionPlan, which: SampleSet) -> Measurement:
         true_ms, baseline, drift = self.law.latency_ms(plan), None, 1.0
         if self.latency_source == "predicted":
             latency = Latency.predicted(true_ms)
@@ -182,7 +201,7 @@ class FakeToolchain:
             latency=latency,
             baseline=baseline,
             drift=drift,
-            error=OutputError({"y": {name: values[name] for name in self.statistics}}),
+            error=self._output_error(plan, self.held_out_factor if which == "held_out" else 1.0),
             error_source=self.error_source,
             build_s=0.1,
         )

@@ -34,6 +34,7 @@ from mptune.rundir import open_run
 from mptune.search.front import Front
 from tests.conftest import save_cnn, save_mlp
 from tests.fakes import FAST, Diary, FakeToolchain, Law
+from tests.graph import models
 
 
 @pytest.fixture
@@ -48,6 +49,19 @@ def place(tmp_path: Path, mlp_data: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 def make_toolchain(model: str = "model.onnx", **options: object) -> FakeToolchain:
     ids = [g.id for g in find_groups(load_model(model))]
     return FakeToolchain(Law(ids), **options)  # type: ignore[arg-type]
+
+
+def save_deep(path: Path) -> None:
+    """Two modules of six products, every other one with a residual: 18 groups of nodes, 12 of layers, 2 of blocks."""
+    nodes, x = [], "x"
+    for k in range(12):
+        scope = f"/blocks.{k // 6}/fc{k}"
+        nodes.append(models.node("MatMul", [x, "w"], f"m{k}", f"{scope}/MatMul"))
+        if k % 2:
+            nodes.append(models.node("Add", [f"m{k}", x], f"r{k}", f"{scope}/Add"))
+        x = nodes[-1].output[0]
+    proto = models.model(nodes, [models.value("x", [1, 8])], [models.value(x, [1, 8])], [models.weight("w", 8, 8)])
+    path.write_bytes(proto.SerializeToString())
 
 
 def search(toolchain: FakeToolchain, model: str = "model.onnx", **settings: object) -> Front:
@@ -106,7 +120,7 @@ def test_a_larger_budget_adds_exactly_ten(place: Path) -> None:
 def test_an_exhausted_space_opens_no_toolchain(place: Path) -> None:
     groups = len(make_toolchain().law.groups)
     first = make_toolchain()
-    front = search(first, budget=2**groups + 5)
+    front = search(first, budget=2**groups + 5, sampler="random")
     assert front.evaluations == len(first.built) == 2**groups
     again = make_toolchain()
     assert search(again, budget=2**groups + 5) == front
@@ -129,7 +143,7 @@ KILLED = """
 import sys
 from pathlib import Path
 from tests.test_api import make_toolchain, search
-print(search(make_toolchain(delay_s=0.02, diary=Path("diary")), budget=30).evaluations)
+print(search(make_toolchain(delay_s=0.02, diary=Path("diary")), budget=30, sampler="local").evaluations)
 """
 
 
@@ -201,6 +215,27 @@ def test_apply(place: Path) -> None:
     with pytest.raises(PlanError, match="not those of"):
         api.apply("model.onnx", replace(front.fp32.plan, precision={}), "other.onnx")
     assert not (place / "other.onnx").exists()
+
+
+def test_auto_granularity_fits_the_first_budget_and_stays(place: Path) -> None:
+    """A larger budget resumes the run: the groups stay those that were measured."""
+    (place / "auto.toml").write_text('format = 1\ngranularity = "auto"\n')
+    save_deep(place / "model.onnx")
+    model = load_model("model.onnx")
+    sizes = [len(find_groups(model, g)) for g in ("op", "fusion", "block")]
+    assert sizes == [18, 12, 2]
+
+    def toolchain(count: int) -> FakeToolchain:
+        return FakeToolchain(Law([f"g{k:03d}" for k in range(count)]))
+
+    first = search(toolchain(12), space="auto.toml", budget=6, data=None)
+    assert len(first.fp32.plan.precision) == 12
+    assert json.loads((place / "model.mptune/run.json").read_text())["measured"]["granularity"] == "fusion"
+    more = search(toolchain(12), space="auto.toml", budget=9, data=None)
+    assert (len(more.fp32.plan.precision), more.evaluations) == (12, 9), "9 alone would have allowed 18"
+    assert api.pick("model.mptune", knee=True).evaluations == 9
+    coarse = search(toolchain(2), space="auto.toml", budget=4, data=None, out=place / "coarse.mptune")
+    assert len(coarse.fp32.plan.precision) == 2
 
 
 def test_another_metric_needs_no_new_build(place: Path) -> None:

@@ -6,12 +6,12 @@ the log lies. No sentinel number ever stands in for one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from mptune.data.accuracy import OutputError
 from mptune.engines.environment import Environment
 from mptune.engines.latency import Latency, Repetitions
 from mptune.graph.plan import PrecisionPlan
+
+if TYPE_CHECKING:
+    from mptune.targets.roofline import LatencyTerms
 
 Source = Literal["measured", "predicted", "emulated"]
 SampleSet = Literal["search", "held_out"]
@@ -255,6 +258,17 @@ class Toolchain(Protocol):
 
     def evaluate(self, plan: PrecisionPlan, which: SampleSet = "search") -> Measurement | Failure:
         """Build, run and time one plan."""
+        ...
+
+    def emulate(self, plans: Sequence[PrecisionPlan]) -> tuple[OutputError, ...] | Failure:
+        """The errors of plans on the search samples, by emulation, whatever the target: no engine is built for them.
+
+        Of the first few samples only, since these errors are a prior.
+        """
+        ...
+
+    def latency_terms(self) -> LatencyTerms | Failure:
+        """What the roofline predicts for the target: a prior where latency is measured, else the very law."""
         ...
 
     def restart(self) -> None:

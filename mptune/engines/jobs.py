@@ -193,6 +193,40 @@ class OutputsJob:
 
 
 @dataclass(frozen=True)
+class ErrorsJob:
+    """Run several emulated models over the same samples, one after another, and compare each with the reference.
+
+    Attributes:
+        models: the models.
+        samples: file of samples.
+        reference: file of reference outputs on the same samples.
+        provider: who computes.
+        metric: the objective, so that task metrics are taken too.
+        first: how many of the samples are taken at most; None takes all.
+    """
+
+    models: tuple[Path, ...]
+    samples: Path
+    reference: Path
+    provider: Provider
+    metric: str = "relative_l2"
+    first: int | None = None
+
+    def run(self, state: WorkerState) -> tuple[OutputError, ...]:
+        """See the class."""
+        return tuple(self._error(state, model) for model in self.models)
+
+    def _error(self, state: WorkerState, model: Path) -> OutputError:
+        state.enter(Stage.BUILD)
+        session = open_session(model, SessionOptions(self.provider, timing=False))
+        try:
+            state.enter(Stage.RUN)
+            return _output_error(state, session, self.samples, self.reference, self.metric, self.first)
+        finally:
+            session.close()
+
+
+@dataclass(frozen=True)
 class MeasureResult:
     """What ``MeasureJob`` found.
 
@@ -354,10 +388,12 @@ def _facts(values: Sequence[np.ndarray]) -> dict[str, float]:
     }
 
 
-def _output_error(state: WorkerState, session: OrtSession, samples: Path, reference: Path, metric: str) -> OutputError:
-    wanted = state.cached(f"reference {reference}", _identity(reference), partial(read_outputs, reference))
+def _output_error(
+    state: WorkerState, session: OrtSession, samples: Path, reference: Path, metric: str, first: int | None = None
+) -> OutputError:
+    wanted = state.cached(f"reference {reference}", _identity(reference), partial(read_outputs, reference))[:first]
     _, extra = state.cached("metric", metric, partial(resolve_metric, metric))
-    outputs = [session.run(sample) for sample in _samples(state, samples)]
+    outputs = [session.run(sample) for sample in _samples(state, samples)[:first]]
     for got, expected in zip(outputs, wanted, strict=True):
         for name, array in expected.items():
             # The plan's doing (a detector keeps another number of boxes), so no error of the user's.

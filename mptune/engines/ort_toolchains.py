@@ -11,9 +11,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
+from mptune.data.accuracy import OutputError
 from mptune.engines.base import Failure, Measurement, ReferenceReport, SampleSet, Stage, TensorRange, Workspace
 from mptune.engines.environment import Environment, describe_environment
-from mptune.engines.jobs import MeasureJob, MeasureResult, ObserveJob, OutputsJob, ReferenceJob
+from mptune.engines.jobs import ErrorsJob, MeasureJob, MeasureResult, ObserveJob, OutputsJob, ReferenceJob
 from mptune.engines.latency import Latency, Repetitions
 from mptune.engines.onnxruntime import Provider
 from mptune.engines.worker import Worker
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 DRIFT_WARNING = 0.1
 """A baseline that moved by more than this share since it was first measured is a warning."""
+
+EMULATED_SAMPLES = 8
+"""So many samples tell the error of a group well enough; evaluations take all."""
 
 CPU_WARNING = (
     "FP16 is seldom faster on a CPU, where ONNX Runtime computes most of it in FP32 and pays for the Casts: give"
@@ -77,6 +81,8 @@ class OrtToolchain:
         self._worker = Worker(workspace.logs_dir, settings.worker)
         self._bank: WeightBank | None = None
         self._ranges: Mapping[str, TensorRange] | None = None
+        self._emulator: Emulator | None = None
+        self._terms: LatencyTerms | None = None
 
     @property
     def timeout_s(self) -> float:
@@ -109,6 +115,36 @@ class OrtToolchain:
                 return ranges
             self._ranges = ranges
         return self._ranges
+
+    def emulate(self, plans: Sequence[PrecisionPlan]) -> tuple[OutputError, ...] | Failure:
+        """See ``Toolchain``."""
+        paths = [self._write_emulation(plan) for plan in plans]
+        try:
+            search, reference = self.workspace.samples("search"), self.workspace.reference("search")
+            job = ErrorsJob(tuple(paths), search, reference, self.provider, self.settings.metric, EMULATED_SAMPLES)
+            return self._worker.call(job, self.timeout_s)
+        finally:
+            for path in paths:
+                path.unlink(missing_ok=True)
+
+    def _write_emulation(self, plan: PrecisionPlan) -> Path:
+        from mptune.graph.emulate import Emulator
+
+        if self._emulator is None:
+            self._emulator = Emulator(self._model, self._groups, self._weight_bank())
+        return self._emulator.write(plan, self._scratch(f"emulated-{plan.fingerprint}"))
+
+    def latency_terms(self) -> LatencyTerms | Failure:
+        """See ``Toolchain``."""
+        from mptune.targets.roofline import roofline
+
+        if self._terms is None:
+            ranges = self.observe()
+            if isinstance(ranges, Failure):
+                return replace(ranges, stage=Stage.TIME)
+            shapes = {tensor: seen.shape for tensor, seen in ranges.items()}
+            self._terms = roofline(self._model, self._groups, self.target, shapes)
+        return self._terms
 
     def restart(self) -> None:
         """See ``Toolchain``."""
@@ -287,22 +323,16 @@ class PredictedToolchain(OrtToolchain):
         super().__init__(target, workspace, model, groups, settings, provider, warnings)
         self.name, self.device = "emulation", target.title
         self.latency_source, self.error_source = "predicted", "emulated"
-        self._emulator: Emulator | None = None
-        self._terms: LatencyTerms | None = None
 
     def __enter__(self) -> PredictedToolchain:
         return self
 
     def evaluate(self, plan: PrecisionPlan, which: SampleSet = "search") -> Measurement | Failure:
         """See ``Toolchain``."""
-        if self._emulator is None:
-            from mptune.graph.emulate import Emulator
-
-            self._emulator = Emulator(self._model, self._groups, self._weight_bank())
-        terms = self._latency_terms()
+        terms = self.latency_terms()
         if isinstance(terms, Failure):
             return terms
-        path = self._emulator.write(plan, self._scratch(plan.fingerprint))
+        path = self._write_emulation(plan)
         try:
             job = OutputsJob(
                 path,
@@ -324,14 +354,3 @@ class PredictedToolchain(OrtToolchain):
             error_source="emulated",
             build_s=result.build_s,
         )
-
-    def _latency_terms(self) -> LatencyTerms | Failure:
-        from mptune.targets.roofline import roofline
-
-        if self._terms is None:
-            ranges = self.observe()
-            if isinstance(ranges, Failure):
-                return replace(ranges, stage=Stage.TIME)
-            shapes = {tensor: seen.shape for tensor, seen in ranges.items()}
-            self._terms = roofline(self._model, self._groups, self.target, shapes)
-        return self._terms

@@ -6,6 +6,7 @@ process dies, a trial either still runs (and is taken up again) or its outcome i
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Mapping
@@ -21,9 +22,11 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from mptune.engines.base import Failure, Measurement
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.search.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
-from mptune.search.sampler import CONSTRAINT_ATTR, HAS_TRIAL_CONSTRAINTS
+from mptune.search.precision import MEASURED_ATTR, PROMISE_ATTR, PrecisionSampler
+from mptune.search.sampler import CONSTRAINT_ATTR, HAS_TRIAL_CONSTRAINTS, derive_seed
 from mptune.search.space import SearchSpace
 from mptune.search.storage import storing
+from mptune.search.surrogate import Prior
 
 LEAST_ERROR = 1e-12
 """Errors told to the sampler are at least this, so that their logarithm exists."""
@@ -32,6 +35,7 @@ IDENTITY = "mptune"
 """Note under which a study says what it was made with."""
 
 _FIRST_BASELINE = "first baseline, ms"
+_NORMAL_95 = 1.96
 _CHOICES = ("fp32", "fp16")
 _DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 
@@ -114,7 +118,17 @@ class StudyRecord:
         """Number of trials of any state."""
         return len(self._trials())
 
+    def promises(self) -> list[float]:
+        """What the proposals that were evaluated had promised, in their order: growth of the hypervolume, 0 to 1."""
+        return [t.user_attrs[PROMISE_ATTR] for t in self._trials(*_DONE) if PROMISE_ATTR in t.user_attrs]
+
     # -- asking and telling -------------------------------------------------------------------------------------
+
+    def guide(self, prior: Prior, seed: int) -> None:
+        """Let ``PrecisionSampler`` propose from now on, with what is known before any build."""
+        # Other metrics have no error past which a plan is worthless: the largest one seen bounds the front.
+        scale = None if self.metric == "relative_l2" else math.inf
+        self._study.sampler = PrecisionSampler(prior, derive_seed(seed, 0), scale)
 
     def enqueue(self, plan: PrecisionPlan, origin: str, attempt: int = 0) -> None:
         """Let a plan be asked next, unless it is enqueued already."""
@@ -142,6 +156,10 @@ class StudyRecord:
         """Record an evaluation: COMPLETE where it is finite, else PRUNED with its constraint violated."""
         with storing(self._where):
             _constrain(proposal.trial, violated=not evaluation.is_finite)
+            low, high = evaluation.latency.ci95_ms
+            measured = {"latency_ms": evaluation.latency.median_ms, "sd_ms": (high - low) / (2 * _NORMAL_95)}
+            if math.isfinite(measured["latency_ms"]) and math.isfinite(measured["sd_ms"]):
+                proposal.trial.set_user_attr(MEASURED_ATTR, measured)
             proposal.trial.set_user_attr("evaluation", evaluation.to_json())
             self._finish(proposal.number, evaluation)
 

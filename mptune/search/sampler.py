@@ -14,6 +14,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from mptune.errors import SettingsError
+from mptune.search.precision import PrecisionSampler
 
 CONSTRAINT_ATTR = "constraint"
 """Trial attribute: 0.0 for a feasible plan, 1.0 for one that cannot build or is not finite."""
@@ -102,7 +103,12 @@ def _random(seed: int, groups: int, options: Mapping[str, Any]) -> BaseSampler:
     return RandomSampler(seed=seed)
 
 
+def _precision(seed: int, groups: int, options: Mapping[str, Any]) -> BaseSampler:
+    return PrecisionSampler(seed=seed)
+
+
 _SAMPLERS: dict[str, Callable[[int, int, Mapping[str, Any]], BaseSampler]] = {
+    "precision": _precision,
     "local": _local,
     "tpe": _tpe,
     "nsga2": _nsga2,

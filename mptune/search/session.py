@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from mptune.data.calibration import CalibrationSet, load_calibration
-from mptune.engines.base import Toolchain, Workspace
+from mptune.engines.base import Failure, Toolchain, Workspace
 from mptune.engines.environment import Environment
 from mptune.engines.toolchain import choose_target, open_toolchain
 from mptune.errors import RunError
-from mptune.graph.groups import LayerGroup, find_groups
+from mptune.graph.groups import Granularity, LayerGroup, find_fitting_groups, find_groups
 from mptune.graph.hazards import find_hazards
 from mptune.graph.model import Model
 from mptune.graph.weights import WeightBank
@@ -38,10 +38,11 @@ from mptune.search.outcome import Choice, Facts, build_front
 from mptune.search.preflight import check_baseline
 from mptune.search.prepare import Observations, observe, samples_sha256, save_samples
 from mptune.search.record import StudyRecord
+from mptune.search.sensitivity import SENSITIVITY_JSON, find_sensitivity, make_prior
 from mptune.search.space import NamedSpace, SearchSpace, load_space, make_space
 from mptune.search.storage import without_password
 from mptune.search.study import open_study
-from mptune.search.tuner import Listener, Tuner, is_exhausted
+from mptune.search.tuner import Listener, Tuner, has_converged, is_exhausted
 from mptune.settings import LatencySettings, SearchSettings
 
 STORAGE_VARIABLE = "MPTUNE_STORAGE"
@@ -74,6 +75,7 @@ class Session:
         self._target_name = ""
         self._told: set[str] = set()
         self._file: RunFile
+        self._granularity: Granularity
         self._workspace: Workspace
 
     @property
@@ -88,7 +90,7 @@ class Session:
     def run(self) -> Front:
         """Everything that is not recorded yet, then the front. See ``mptune.api.search`` for what is raised."""
         named = load_space(self._settings.space)
-        self.groups = find_groups(self._model, named.file.granularity)
+        self._granularity, self.groups = self._find_groups(named)
         self._file = self._begin(named)
         data = load_calibration(
             self._settings.data, self._model.inputs, self._settings.data_settings, self._settings.seed
@@ -110,12 +112,22 @@ class Session:
         self._save(warnings=tuple(dict.fromkeys(warnings)))
         return front_of(self._run, self._file, self.record)
 
+    def _find_groups(self, named: NamedSpace) -> tuple[Granularity, tuple[LayerGroup, ...]]:
+        """The space's groups; ``auto`` fits the budget of the first search, so that a larger one resumes the run."""
+        granularity: Granularity = named.file.granularity
+        if granularity == "auto":
+            known = self._run.load()
+            if known is None:
+                return find_fitting_groups(self._model, self._settings.budget)
+            granularity = known.measured["granularity"]
+        return granularity, find_groups(self._model, granularity)
+
     # -- run.json -----------------------------------------------------------------------------------------------
 
     def _begin(self, named: NamedSpace) -> RunFile:
         """Check run.json against what is asked for, or write the first one."""
         settings, model = self._settings, self._model
-        measured = _measured(settings, named, self.groups)
+        measured = _measured(settings, named, self._granularity, self.groups)
         storage = None if settings.storage is None else without_password(settings.storage)
         recorded = {
             "budget": settings.budget,
@@ -198,7 +210,10 @@ class Session:
 
     def _search(self, space: SearchSpace) -> None:
         record, settings = self.record, self._settings
-        if record.spent < settings.budget and not is_exhausted(record, space):
+        done = is_exhausted(record, space) or has_converged(record, settings)
+        if record.spent < settings.budget and not done:
+            if settings.sampler == "precision":
+                self._guide(space)
             stop = Tuner(record, space, self._open_toolchain(), settings, self._listener).run()
             self._listener.stage(f"stopped: {stop.value}")
         baseline = record.baseline()
@@ -207,6 +222,21 @@ class Session:
         rounds = rounds_needed(settings, baseline.latency.source)
         if missing(record, points_to_confirm(record.evaluations()), rounds):
             confirm(record, self._open_toolchain(), settings, self._listener, rounds)
+
+    def _guide(self, space: SearchSpace) -> None:
+        """Give the sampler what is known before any build: one-group errors and the roofline's terms."""
+        if not space.free or self._settings.budget <= len(space.seeds):
+            return
+        toolchain, metric = self._open_toolchain(), self._settings.metric
+        path = self._workspace.data_dir / SENSITIVITY_JSON
+        sensitivity = find_sensitivity(space, toolchain, metric, path, self._listener)
+        terms = toolchain.latency_terms()
+        if isinstance(terms, Failure):
+            self._warn(f"no latency can be predicted, so the search learns it from builds alone: {terms.message}")
+        exact = toolchain.latency_source == "predicted"
+        known = None if isinstance(terms, Failure) else terms
+        self.record.guide(make_prior(space, sensitivity, known, exact=exact), self._settings.seed)
+        self._listener.stage("searching")
 
     def _open_toolchain(self) -> Toolchain:
         """The toolchain, opened when it is first needed: a run that is finished already needs none."""
@@ -287,7 +317,9 @@ def storage_url(recorded: str | None) -> str | None:
     return url
 
 
-def _measured(settings: SearchSettings, named: NamedSpace, groups: Sequence[LayerGroup]) -> dict[str, Any]:
+def _measured(
+    settings: SearchSettings, named: NamedSpace, granularity: Granularity, groups: Sequence[LayerGroup]
+) -> dict[str, Any]:
     """The settings that change what is measured, as JSON types: they cannot change within a run."""
     content = "\n".join(f"{g.id} {' '.join(g.nodes)}" for g in groups)
     data = settings.data_settings
@@ -296,7 +328,7 @@ def _measured(settings: SearchSettings, named: NamedSpace, groups: Sequence[Laye
         "engine": settings.engine,
         "space": settings.space,
         "space's content": named.sha256,
-        "granularity": named.file.granularity,
+        "granularity": granularity,
         "layer groups' content": hashlib.sha256(content.encode()).hexdigest(),
         "batch": data.batch,
         "random_samples": data.random_samples,

@@ -1,0 +1,299 @@
+"""The additive law of SEARCH.md with its uncertainties: prior from sensitivity and roofline, posterior from builds.
+
+Latency is ``base - gains of the FP16 groups + costs of the crossed boundaries``, linear and Gaussian. The squared error
+is ``exp(u) summed over the FP16 groups``, with Gaussian ``u``; its posterior is taken by iterated extended Kalman steps
+(Gauss-Newton; Bell and Cathey, IEEE TAC 38(2), 1993). How far the prior and the law can be trusted is not assumed:
+of a few widths and noises the most probable given the evaluations are taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from mptune.search.cut import Bools, Floats, Tie
+
+ERROR_FLOOR = 1e-7
+"""Errors are told apart down to this (as in ``mptune.search.front``)."""
+
+_GAIN_WIDTHS = (0.1, 0.3, 0.6, 1.2)
+_ERROR_WIDTHS = (0.15, 0.6, 2.0, 4.5)
+_ERROR_NOISE = 0.1
+"""Of the log of a squared error, by which the law of squares misses: 5 % of the error."""
+
+_LAW_NOISES = (3e-4, 2e-3, 6e-3, 1.2e-2)
+"""Shares of the base latency by which the additive law may miss: 2e-3 was measured on an H200, tactics make it more."""
+
+_OVERFLOW, _SEEN_OVERFLOW, _CLEARED = 0.01, 0.97, 1e-4
+_STEPS = 8
+_LARGEST_STEP = 2.0
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What is known of a search space before any build, as plain data; all sequences are parallel to ``groups``.
+
+    Attributes:
+        groups: ids of the free groups.
+        log_square_errors: log of each group's squared error when it alone is FP16; ``inf`` where that overflows. None
+            where nothing is known.
+        gains_ms: what FP16 gains in each group, up to a common factor that the builds of all-FP32 and all-FP16 fix.
+            None where nothing is known.
+        ties: the boundaries, by position of the groups.
+        tie_costs_ms: what each costs, in the same unit as the gains.
+        fixed_gain_ms: what groups that are FP16 under every plan of the space gain, against all-FP32.
+        exact: the latency terms are the very law that latencies are predicted by.
+    """
+
+    groups: tuple[str, ...]
+    log_square_errors: tuple[float, ...] | None = None
+    gains_ms: tuple[float, ...] | None = None
+    ties: tuple[Tie, ...] = ()
+    tie_costs_ms: tuple[float, ...] = ()
+    fixed_gain_ms: float = 0.0
+    exact: bool = False
+
+
+@dataclass(frozen=True)
+class Observations:
+    """What has been evaluated, or is being evaluated.
+
+    Attributes:
+        plans: observations x groups, True is FP16.
+        latency_ms: median; NaN where none was taken.
+        latency_sd_ms: its standard error as measured; 0 where unknown or predicted.
+        error: objective error; NaN where there is none.
+        finite: 1.0 where the plan built and its outputs are finite, 0.0 where not, NaN while it runs.
+        base_ms: latency of all-FP32; NaN before it is known.
+        base_sd_ms: its standard error.
+    """
+
+    plans: Bools
+    latency_ms: Floats
+    latency_sd_ms: Floats
+    error: Floats
+    finite: Floats
+    base_ms: float
+    base_sd_ms: float = 0.0
+
+
+class Linear:
+    """A Gaussian over parameters and what linear observations teach of it, in the observations' space (few rows)."""
+
+    def __init__(self, mean: Floats, sd: Floats) -> None:
+        self.mean = mean
+        self.sd = sd
+        self._jacobian: Floats = np.zeros((0, len(mean)))
+        self._noise: Floats = np.zeros(0)
+        self._gain: Floats = np.zeros((len(mean), 0))
+        self.posterior_mean = mean
+
+    def update(self, jacobian: Floats, values: Floats, noise: Floats) -> float:
+        """Condition on ``values = jacobian @ parameters + noise``; returns the log evidence up to a constant."""
+        spread = self.sd**2
+        cross = spread[:, None] * jacobian.T
+        matrix = jacobian @ cross + np.diag(noise**2)
+        residual = values - jacobian @ self.mean
+        try:
+            factor = np.linalg.cholesky(matrix)
+        except np.linalg.LinAlgError:
+            factor = np.linalg.cholesky(matrix + np.eye(len(matrix)) * (1e-9 * np.trace(matrix) + 1e-300))
+        inverse = np.linalg.inv(factor)
+        solved = inverse.T @ (inverse @ residual)
+        self._gain = cross @ (inverse.T @ inverse)
+        self._jacobian, self._noise = jacobian, noise
+        self.posterior_mean = self.mean + cross @ solved
+        return float(-0.5 * residual @ solved - np.log(np.diag(factor)).sum())
+
+    def sample(self, generator: np.random.Generator, count: int) -> Floats:
+        """Draws from the posterior (Matheron's rule), count x parameters."""
+        offsets = generator.normal(size=(count, len(self.mean))) * self.sd
+        misses = generator.normal(size=(count, len(self._noise))) * self._noise
+        drawn: Floats = self.posterior_mean + offsets - (offsets @ self._jacobian.T + misses) @ self._gain.T
+        return drawn
+
+
+class LatencyModel:
+    """Posterior of ``latency saved against all-FP32 = gains - boundary costs``, in milliseconds."""
+
+    def __init__(self, prior: Prior, seen: Observations) -> None:
+        """Condition the prior on what has been timed."""
+        self._prior = prior
+        self._groups = len(prior.groups)
+        self.base_ms = seen.base_ms
+        timed = np.isfinite(seen.latency_ms)
+        if not prior.fixed_gain_ms:
+            timed &= seen.plans.any(axis=1)  # The baseline itself says nothing about what is saved against it.
+        rows = self._rows(seen.plans[timed])
+        saved = seen.base_ms - seen.latency_ms[timed]
+        gains, costs = self._scaled(rows, saved)
+        fixed = prior.fixed_gain_ms * self._scale
+        mean = np.concatenate([gains, costs, [fixed]])
+        # A group that seems to gain nothing may still gain something.
+        typical = np.concatenate([np.full(len(gains), _mean(np.abs(gains))), np.full(len(costs), _mean(costs)), [0.0]])
+        best = -math.inf
+        for width, law in [(1e-4, 1e-6)] if prior.exact else product(_GAIN_WIDTHS, _LAW_NOISES):
+            sd = np.maximum(width * (np.abs(mean) + 0.25 * typical), 1e-9 * seen.base_ms)
+            # All savings are told against one timing of the baseline, and share its miss.
+            sd[-1] = math.hypot(sd[-1], seen.base_sd_ms)
+            model = Linear(mean, sd)
+            noise = np.hypot(seen.latency_sd_ms[timed], law * seen.base_ms)
+            # Widths and noises are a little apart in probability before anything is seen.
+            evidence = model.update(rows, saved, noise) - 0.5 * math.log(width / 0.5) ** 2 if len(rows) else 0.0
+            if evidence > best:
+                best, self._model, self.noise_ms = evidence, model, float(law * seen.base_ms)
+
+    def _rows(self, plans: Bools) -> Floats:
+        crossed = [tie.crossed(plans) for tie in self._prior.ties]
+        columns = [*plans.T, *(-c.astype(float) for c in crossed), np.ones(len(plans))]
+        return np.column_stack(columns).astype(float)
+
+    def _scaled(self, rows: Floats, saved: Floats) -> tuple[Floats, Floats]:
+        """The prior's terms in milliseconds of this machine: scaled by what all evaluated plans saved."""
+        prior = self._prior
+        known = prior.gains_ms is not None
+        gains = np.array(prior.gains_ms if prior.gains_ms is not None else np.full(self._groups, 1.0))
+        costs = np.maximum(np.array(prior.tie_costs_ms, dtype=float), 0.0)
+        self._scale = 1.0
+        if prior.exact:
+            return gains, costs
+        if not known:
+            # Half of the base is what FP16 saves at best, when nothing else is known.
+            gains = gains * 0.4 * self.base_ms / max(1, self._groups)
+            costs = np.full(len(costs), 0.1 * _mean(gains))
+        terms = np.concatenate([gains, costs, [prior.fixed_gain_ms]])
+        expected = rows @ terms
+        largest = int(np.argmax(np.abs(expected))) if len(expected) else -1
+        if largest >= 0 and expected[largest] > 0 and saved[largest] > 0:
+            self._scale = float(saved[largest] / expected[largest])
+        elif len(saved) and np.abs(gains).sum() > 0.9 * self.base_ms:
+            self._scale = float(0.5 * self.base_ms / np.abs(gains).sum())
+        return gains * self._scale, costs * self._scale
+
+    def mean(self) -> Floats:
+        """Gains, costs (>= 0) and the fixed gain."""
+        mean: Floats = self._clipped(self._model.posterior_mean[None])[0]
+        return mean
+
+    def samples(self, generator: np.random.Generator, count: int) -> Floats:
+        """Draws of the same, count x parameters."""
+        drawn: Floats = self._clipped(self._model.sample(generator, count))
+        return drawn
+
+    def _clipped(self, parameters: Floats) -> Floats:
+        clipped: Floats = parameters.copy()
+        clipped[:, self._groups : -1] = np.maximum(clipped[:, self._groups : -1], 0.0)
+        return clipped
+
+    def predict(self, plans: Bools, parameters: Floats) -> Floats:
+        """Latency in ms, draws x plans."""
+        latency: Floats = self.base_ms - parameters @ self._rows(plans).T
+        return latency
+
+
+class ErrorModel:
+    """Posterior of the one-group errors: ``log(error ** 2) = log(floor ** 2 + sum(exp(u_i)))`` over FP16 groups."""
+
+    def __init__(self, prior: Prior, seen: Observations) -> None:
+        """Condition the prior on the errors that are known."""
+        known = np.isfinite(seen.error) & (seen.finite > 0)
+        self._plans = seen.plans[known].astype(float)
+        self._values = np.log(np.maximum(seen.error[known], ERROR_FLOOR) ** 2)
+        mean = self._prior_mean(prior)
+        self._floor = ERROR_FLOOR**2
+        informative = self._values > math.log(self._floor) + 0.1
+        self._plans, self._values = self._plans[informative], self._values[informative]
+        widths = _ERROR_WIDTHS if prior.log_square_errors is not None else (4.5,)
+        fits = [self._fit(mean, np.full(len(mean), width), math.log(width)) for width in widths]
+        self._model, self.typical, _ = max(fits, key=lambda fit: fit[2])
+
+    def _prior_mean(self, prior: Prior) -> Floats:
+        count = len(prior.groups)
+        if prior.log_square_errors is None:
+            # Whatever the most inexact plan erred, spread over its groups.
+            level = (self._values - np.log(np.maximum(self._plans.sum(axis=1), 1.0))).max(initial=math.log(1e-6))
+            return np.full(count, level)
+        mean = np.array(prior.log_square_errors, dtype=float)
+        finite = np.isfinite(mean)
+        mean[np.isposinf(mean) | np.isnan(mean)] = mean[finite].max(initial=math.log(1e-2))
+        bounded: Floats = np.maximum(mean, math.log(ERROR_FLOOR**2) - 10.0)
+        return bounded
+
+    def _predict(self, u: Floats) -> tuple[Floats, Floats]:
+        parts = self._plans * np.exp(u)
+        total = parts.sum(axis=1) + self._floor
+        return np.log(total), parts / total[:, None]
+
+    def _fit(self, mean: Floats, sd: Floats, log_width: float) -> tuple[Linear, Floats, float]:
+        model, u = Linear(mean, sd), mean.copy()
+        if not len(self._values):
+            return model, u, -log_width
+        noise = np.full(len(self._values), _ERROR_NOISE)
+
+        def loss(at: Floats) -> float:
+            miss = (self._values - self._predict(at)[0]) / noise
+            return float(miss @ miss + (((at - mean) / sd) ** 2).sum())
+
+        evidence, now = 0.0, loss(u)
+        for _ in range(_STEPS):
+            value, jacobian = self._predict(u)
+            evidence = model.update(jacobian, self._values - value + jacobian @ u, noise)
+            step = np.clip(model.posterior_mean - u, -_LARGEST_STEP, _LARGEST_STEP)
+            while (then := loss(u + step)) > now and np.abs(step).max() > 1e-3:
+                step = step / 2
+            if then > now:
+                break
+            u, before, now = u + step, now, then
+            if before - now < 1e-3 * max(1.0, now):
+                break
+        model.posterior_mean = u
+        return model, u, evidence - 0.1 * log_width
+
+    def samples(self, generator: np.random.Generator, count: int) -> Floats:
+        """Draws of ``u``, count x groups."""
+        return np.clip(self._model.sample(generator, count), -60.0, 10.0)
+
+    def predict(self, plans: Bools, u: Floats) -> Floats:
+        """Errors, draws x plans."""
+        error: Floats = np.sqrt(np.exp(u) @ plans.T.astype(float) + self._floor)
+        return error
+
+
+def overflow_probabilities(prior: Prior, seen: Observations) -> Floats:
+    """Per group, how probable it is that FP16 fails there: cleared by a finite plan, raised jointly by a failed one."""
+    chances = np.full(len(prior.groups), _OVERFLOW)
+    if prior.log_square_errors is not None:
+        chances[~np.isfinite(prior.log_square_errors) & (np.array(prior.log_square_errors) > -np.inf)] = _SEEN_OVERFLOW
+    good, bad = seen.plans[seen.finite == 1.0], seen.plans[seen.finite == 0.0]
+    chances[good.any(axis=0)] = _CLEARED
+    if not len(bad):
+        return chances
+    # The smallest sets first: they say most. Twice, since what one blames on a group another need not explain.
+    prior_odds = chances.copy()
+    blame = np.zeros((len(bad), len(chances)))
+    for _ in range(3):
+        for row in np.argsort(bad.sum(axis=1), kind="stable"):
+            others = 1.0 - (1.0 - prior_odds) * np.prod(np.delete(1.0 - blame, row, axis=0), axis=0)
+            suspects = np.where(bad[row], others, 0.0)
+            some = 1.0 - np.prod(1.0 - suspects)
+            raised = suspects / max(some, 1e-12)
+            blame[row] = np.where(bad[row], np.clip((raised - others) / np.maximum(1.0 - others, 1e-12), 0.0, 1.0), 0.0)
+    raised_to: Floats = np.clip(1.0 - (1.0 - prior_odds) * np.prod(1.0 - blame, axis=0), 0.0, 1.0 - 1e-9)
+    return raised_to
+
+
+def stack(plans: Sequence[Bools], groups: int) -> Bools:
+    """Plans of several sources, each once, in the order of their first occurrence."""
+    rows = np.concatenate([np.asarray(p, dtype=bool).reshape(-1, groups) for p in plans])
+    packed = np.packbits(rows, axis=1)
+    _, first = np.unique(packed.view([("", packed.dtype)] * packed.shape[1]).ravel(), return_index=True)
+    kept: Bools = rows[np.sort(first)]
+    return kept
+
+
+def _mean(values: Floats) -> float:
+    return float(values.mean()) if len(values) else 0.0

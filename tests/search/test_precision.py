@@ -1,0 +1,196 @@
+"""PrecisionSampler by itself: with Optuna alone, resumed, in parallel, and where there is nothing to find."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution
+from optuna.trial import TrialState
+
+from mptune.search.cut import Tie
+from mptune.search.evaluation import ORIGIN_SAMPLER
+from mptune.search.precision import PROMISE_ATTR, PrecisionSampler, observe_trials
+from mptune.search.sampler import make_sampler
+from mptune.search.surrogate import Prior
+from mptune.search.tuner import PATIENCE, Stop
+from tests.search.conftest import OpenRecord, make_small_space
+from tests.search.test_sampler import CAST, ERRORS, GAIN, GROUPS, beaten, law, searched
+from tests.search.test_tuner import make_toolchain, make_tuner
+
+PRIOR = Prior(
+    groups=tuple(GROUPS),
+    log_square_errors=tuple(math.log(ERRORS[g] ** 2) for g in GROUPS),
+    gains_ms=(GAIN,) * len(GROUPS),
+    ties=tuple(Tie((i, i + 1)) for i in range(len(GROUPS) - 1)),
+    tie_costs_ms=(CAST,) * (len(GROUPS) - 1),
+)
+SPACE = {g: CategoricalDistribution(("fp32", "fp16")) for g in GROUPS}
+
+
+def area(study: optuna.Study) -> float:
+    """Hypervolume with the latency of all-FP32 and the worst error as reference."""
+    points = sorted((t.values[0], -math.log(max(t.values[1], 1e-7))) for t in study.best_trials)
+    top, total = -math.log(3e-2), 0.0
+    for latency, height in points:
+        if height > top:
+            total += max(0.0, len(GROUPS) - latency) * (height - top)
+            top = height
+    return total
+
+
+@pytest.mark.parametrize("prior", [PRIOR, None])
+def test_it_finds_more_than_tpe(prior: Prior | None) -> None:
+    mine = searched(PrecisionSampler(prior, seed=0), trials=30)
+    tpe = searched(make_sampler("tpe", 0, len(GROUPS)), trials=30)
+    assert area(mine) > area(tpe)
+    if prior is not None:
+        assert beaten(mine) > beaten(tpe)
+
+
+def test_no_plan_is_proposed_twice() -> None:
+    study = searched(PrecisionSampler(PRIOR, seed=0), trials=30)
+    assert len({tuple(sorted(t.params.items())) for t in study.trials}) == 30
+
+
+def test_the_same_study_and_seed_give_the_same_plan() -> None:
+    first, second = (searched(PrecisionSampler(PRIOR, seed=3), trials=12) for _ in range(2))
+    assert [t.params for t in first.trials] == [t.params for t in second.trials]
+
+
+def test_it_keeps_no_state_so_a_resumed_study_goes_on_as_if_nothing_had_happened() -> None:
+    whole = searched(PrecisionSampler(PRIOR, seed=3), trials=12)
+    resumed = searched(PrecisionSampler(PRIOR, seed=3), trials=7)
+    resumed.sampler = PrecisionSampler(PRIOR, seed=3)
+    for _ in range(5):
+        trial = resumed.ask(SPACE)
+        resumed.tell(trial, law(trial.params))
+    assert [t.params for t in whole.trials] == [t.params for t in resumed.trials]
+
+
+def test_parallel_workers_see_each_others_plans() -> None:
+    study = searched(PrecisionSampler(PRIOR, seed=0), trials=6)
+    running = [study.ask(SPACE) for _ in range(4)]
+    assert len({tuple(sorted(t.params.items())) for t in running}) == 4
+
+
+def test_what_fails_is_avoided() -> None:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(directions=["minimize", "minimize"], sampler=PrecisionSampler(PRIOR, seed=0))
+    study.enqueue_trial(dict.fromkeys(GROUPS, "fp32"))
+    failed = 0
+    for _ in range(30):
+        trial = study.ask(SPACE)
+        if trial.params["g005"] == "fp16":
+            failed += 1
+            study.tell(trial, state=TrialState.PRUNED)
+        else:
+            study.tell(trial, law(trial.params))
+    assert failed <= 6
+
+
+def test_a_promise_is_kept_with_the_trial_and_falls() -> None:
+    study = searched(PrecisionSampler(PRIOR, seed=0), trials=40)
+    promises = [t.user_attrs[PROMISE_ATTR] for t in study.trials[2:]]
+    assert len(promises) == 38
+    assert min(promises) >= 0
+    assert np.mean(promises[:5]) > 10 * np.mean(promises[-5:])
+
+
+def test_before_the_baseline_it_proposes_at_random_and_then_learns() -> None:
+    study = optuna.create_study(directions=["minimize", "minimize"], sampler=PrecisionSampler(PRIOR, seed=0))
+    trial = study.ask(SPACE)
+    assert PROMISE_ATTR not in trial.user_attrs
+    assert set(trial.params) == set(GROUPS)
+    study.tell(trial, law(trial.params))
+    study.enqueue_trial(dict.fromkeys(GROUPS, "fp32"))
+    study.tell(study.ask(SPACE), law(dict.fromkeys(GROUPS, "fp32")))
+    assert observe_trials(study.trials, GROUPS, -1).base_ms == len(GROUPS)
+    number = study.ask(SPACE).number
+    assert PROMISE_ATTR in study.trials[number].user_attrs
+
+
+def test_the_seed_can_be_drawn_anew() -> None:
+    sampler = PrecisionSampler(seed=3)
+    sampler.reseed_rng()
+    study = optuna.create_study(sampler=sampler)
+    assert study.ask({"x": CategoricalDistribution(("fp32", "fp16"))}).params["x"] in ("fp32", "fp16")
+
+
+def small(groups: int, **options: object) -> Prior:
+    ids = tuple(f"g{i:03d}" for i in range(groups))
+    return Prior(ids, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8, 14])
+@pytest.mark.parametrize("case", ["errors are zero", "overflow", "slower", "flat", "noisy"])
+def test_degenerate_laws_end_well(open_record: OpenRecord, groups: int, case: str) -> None:
+    space = make_small_space(groups)
+    record, toolchain = open_record(space), make_toolchain(space, noise=0.2 if case == "noisy" else 1e-4)
+    ids = [g.id for g in space.groups]
+    options: dict[str, object] = {"log_square_errors": (-12.0,) * groups, "gains_ms": (0.5,) * groups}
+    if case == "errors are zero":
+        toolchain.law.errors = dict.fromkeys(ids, 0.0)
+        options["log_square_errors"] = (-32.0,) * groups
+    elif case == "overflow":
+        toolchain.non_finite = set(ids)
+        options["log_square_errors"] = (math.inf,) * groups
+    elif case == "slower":
+        toolchain.law.gains = dict.fromkeys(ids, -0.3)
+        options["gains_ms"] = (-0.3,) * groups
+    elif case == "flat":
+        options = {}
+    record.guide(small(groups, **options), 0)
+    stop = make_tuner(record, space, toolchain, budget=20).run()
+    assert len(toolchain.built) == len(set(toolchain.built)) == record.spent
+    assert stop in (Stop.BUDGET, Stop.CONVERGED, Stop.EXHAUSTED)
+    assert record.spent == min(20, 2**groups) or stop is Stop.CONVERGED
+
+
+def test_nothing_more_to_gain_stops_the_search_and_stays_stopped(open_record: OpenRecord) -> None:
+    space = make_small_space(10)
+    record, toolchain = open_record(space), make_toolchain(space, non_finite={g.id for g in space.groups})
+    record.guide(small(10, log_square_errors=(math.inf,) * 10, gains_ms=(0.5,) * 10), 0)
+    assert make_tuner(record, space, toolchain, budget=100).run() is Stop.CONVERGED
+    spent = record.spent
+    assert PATIENCE <= spent < 40
+    assert make_tuner(record, space, toolchain, budget=100).run() is Stop.CONVERGED
+    assert record.spent == spent
+    random = open_record(space, sampler="random")
+    assert make_tuner(random, space, toolchain, budget=spent + 3, sampler="random").run() is Stop.BUDGET
+    assert random.spent == spent + 3
+
+
+def test_a_run_of_another_sampler_goes_on(open_record: OpenRecord) -> None:
+    space = make_small_space(8)
+    make_tuner(open_record(space, sampler="random"), space, make_toolchain(space), budget=10).run()
+    record = open_record(space, sampler="precision")
+    record.guide(small(8, log_square_errors=(-12.0,) * 8, gains_ms=(0.5,) * 8), 0)
+    make_tuner(record, space, make_toolchain(space), budget=14).run()
+    assert record.spent == 14
+    assert len(record.promises()) == 4
+    assert all(e.origin == ORIGIN_SAMPLER for e in record.evaluations()[2:])
+
+
+def test_a_shared_database_serves_two_workers(tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path / 'study.db'}"
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    studies = [
+        optuna.create_study(
+            storage=storage,
+            study_name="s",
+            load_if_exists=True,
+            directions=["minimize", "minimize"],
+            sampler=PrecisionSampler(PRIOR, seed=seed),
+        )
+        for seed in (0, 1)
+    ]
+    studies[0].enqueue_trial(dict.fromkeys(GROUPS, "fp32"))
+    for _ in range(6):
+        trials = [study.ask(SPACE) for study in studies]
+        for study, trial in zip(studies, trials, strict=True):
+            study.tell(trial, law(trial.params))
+    assert len({tuple(sorted(t.params.items())) for t in studies[0].trials}) == 12

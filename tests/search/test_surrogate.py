@@ -1,0 +1,133 @@
+"""The posterior recovers a law that it was given evaluations of."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from mptune.search.cut import Tie
+from mptune.search.surrogate import (
+    ErrorModel,
+    LatencyModel,
+    Linear,
+    Observations,
+    Prior,
+    overflow_probabilities,
+    stack,
+)
+
+GROUPS = 10
+IDS = tuple(f"g{i}" for i in range(GROUPS))
+TIES = tuple(Tie((i, i + 1)) for i in range(GROUPS - 1))
+RNG = np.random.default_rng(0)
+GAINS = RNG.uniform(0.1, 1.0, GROUPS)
+COSTS = RNG.uniform(0.0, 0.1, len(TIES))
+SQUARES = RNG.uniform(-18.0, -9.0, GROUPS)
+BASE = 12.0
+
+
+def law(plans: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    crossed = np.array([tie.crossed(plans) for tie in TIES])
+    return BASE - plans @ GAINS + COSTS @ crossed, np.sqrt(plans @ np.exp(SQUARES) + 1e-14)
+
+
+def seen(plans: np.ndarray, finite: np.ndarray | None = None) -> Observations:
+    latency, error = law(plans)
+    count = len(plans)
+    return Observations(plans, latency, np.full(count, 1e-3), error, np.ones(count) if finite is None else finite, BASE)
+
+
+def prior(**options: object) -> Prior:
+    rng = np.random.default_rng(1)
+    known = {
+        "log_square_errors": tuple(SQUARES + rng.normal(0, 2.0, GROUPS)),
+        "gains_ms": tuple(7.0 * GAINS * rng.lognormal(0, 0.5, GROUPS)),
+        "ties": TIES,
+        "tie_costs_ms": tuple(7.0 * COSTS * rng.lognormal(0, 0.5, len(TIES))),
+        **options,
+    }
+    return Prior(IDS, **known)  # type: ignore[arg-type]
+
+
+PLANS = np.vstack([np.zeros(GROUPS, dtype=bool), np.ones(GROUPS, dtype=bool), RNG.random((60, GROUPS)) < 0.5])
+NEW = RNG.random((30, GROUPS)) < 0.5
+
+
+def test_latency_is_learnt_from_a_prior_in_other_units() -> None:
+    model = LatencyModel(prior(), seen(PLANS))
+    predicted = model.predict(NEW, model.mean()[None])[0]
+    assert np.abs(predicted - law(NEW)[0]).max() < 0.03
+    draws = model.samples(np.random.default_rng(0), 50)
+    assert (draws[:, GROUPS:-1] >= 0).all()
+    assert np.abs(model.predict(NEW, draws) - law(NEW)[0]).mean() < 0.05
+
+
+def test_two_builds_fix_the_scale() -> None:
+    model = LatencyModel(prior(), seen(PLANS[:2]))
+    assert model.predict(PLANS[1:2], model.mean()[None])[0, 0] == pytest.approx(law(PLANS[1:2])[0][0], rel=0.02)
+
+
+def test_exact_terms_are_the_law() -> None:
+    exact = prior(gains_ms=tuple(GAINS), tie_costs_ms=tuple(COSTS), exact=True)
+    model = LatencyModel(exact, seen(PLANS[:1]))
+    assert model.predict(NEW, model.mean()[None])[0] == pytest.approx(law(NEW)[0], rel=1e-6)
+
+
+def test_errors_are_learnt_from_a_prior_that_is_wrong() -> None:
+    model = ErrorModel(prior(), seen(PLANS))
+    ratio = model.predict(NEW, model.typical[None])[0] / law(NEW)[1]
+    assert np.quantile(np.abs(np.log(ratio)), 0.9) < 0.1
+    before = ErrorModel(prior(), seen(PLANS[:1]))
+    assert np.abs(np.log(before.predict(NEW, before.typical[None])[0] / law(NEW)[1])).max() > 0.5
+
+
+def test_a_true_prior_stays(tmp_path: object) -> None:
+    model = ErrorModel(prior(log_square_errors=tuple(SQUARES)), seen(PLANS))
+    assert np.abs(model.typical - SQUARES).max() < 0.3
+    assert np.std(model.samples(np.random.default_rng(0), 200), axis=0).max() < 0.3
+
+
+def test_flat_priors_predict_something() -> None:
+    flat = Prior(IDS)
+    observed = seen(PLANS)
+    latency, error = LatencyModel(flat, observed), ErrorModel(flat, observed)
+    assert np.abs(latency.predict(NEW, latency.mean()[None])[0] - law(NEW)[0]).max() < 0.6
+    assert np.isfinite(error.predict(NEW, error.typical[None])).all()
+
+
+def test_finite_plans_clear_and_failed_ones_raise_jointly() -> None:
+    plans = np.zeros((3, GROUPS), dtype=bool)
+    plans[0, :4] = True
+    plans[1, 3:6] = True
+    chances = overflow_probabilities(prior(), seen(plans, np.array([1.0, 0.0, np.nan])))
+    assert chances[:4].max() < 0.01
+    assert chances[4] == pytest.approx(chances[5])
+    assert 0.4 < chances[4] < 0.7
+    assert chances[6] == pytest.approx(0.01)
+    plans[2, [3, 4, 6]] = True
+    chances = overflow_probabilities(prior(), seen(plans, np.array([1.0, 0.0, 1.0])))
+    assert chances[5] > 0.9
+    assert chances[4] < 0.05
+
+
+def test_an_overflow_seen_by_emulation_is_believed() -> None:
+    squares = (math.inf, *SQUARES[1:])
+    assert overflow_probabilities(prior(log_square_errors=squares), seen(PLANS[:1]))[0] > 0.9
+    model = ErrorModel(prior(log_square_errors=squares), seen(PLANS[:1]))
+    assert np.isfinite(model.typical).all()
+
+
+def test_a_gaussian_update_by_hand() -> None:
+    model = Linear(np.array([1.0, 2.0]), np.array([1.0, 1.0]))
+    model.update(np.array([[1.0, 0.0]]), np.array([3.0]), np.array([1.0]))
+    assert model.posterior_mean == pytest.approx([2.0, 2.0])
+    draws = model.sample(np.random.default_rng(0), 20000)
+    assert draws.mean(axis=0) == pytest.approx([2.0, 2.0], abs=0.03)
+    assert draws.var(axis=0) == pytest.approx([0.5, 1.0], abs=0.03)
+
+
+def test_stacked_plans_come_once() -> None:
+    one = np.array([[True, False], [False, False]])
+    assert stack([one, one[::-1]], 2).tolist() == one.tolist()
