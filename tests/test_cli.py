@@ -303,6 +303,8 @@ def test_interrupted_says_how_to_go_on(mlp_path: Path, mlp_data: Path, tmp_path:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # A test run in the background ignores Ctrl-C, and what it starts would inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     with process:
         assert process.stdout is not None
