@@ -8,6 +8,7 @@ and outputs bound on the device, and replays a CUDA graph where capture works; T
 from __future__ import annotations
 
 import gc
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -73,7 +74,7 @@ def open_session(model: Path | bytes, options: SessionOptions) -> OrtSession:
     return CudaSession(model, options) if options.provider == "cuda" else CpuSession(model, options)
 
 
-class OrtSession:
+class OrtSession(ABC):
     """What both providers share: loading, running on host arrays, error translation. Implements ``Session``."""
 
     def __init__(self, model: Path | bytes, options: SessionOptions) -> None:
@@ -103,13 +104,13 @@ class OrtSession:
         values = _translated(lambda: session.run(None, dict(feeds), options))
         return dict(zip(self.output_names, (np.asarray(value) for value in values), strict=True))
 
+    @abstractmethod
     def calibrate(self, feeds: Mapping[str, np.ndarray]) -> Repetitions:
         """See ``Session``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def time(self, feeds: Mapping[str, np.ndarray], repetitions: Repetitions) -> Latency:
         """See ``Session``."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """See ``Session``."""
