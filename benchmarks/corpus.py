@@ -14,9 +14,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.common import save
+from mptune.engines.tensorrt import Library, load_library
 from mptune.graph.emulate import Emulator
 from mptune.graph.groups import find_groups
 from mptune.graph.model import load_model
@@ -58,7 +58,7 @@ class Row:
     failures: tuple[str, ...] = ()
 
 
-def measure(path: Path, count: int, trt: Any, built: int) -> Row:
+def measure(path: Path, count: int, trt: Library | None, built: int) -> Row:
     """Half of the plans at each granularity."""
     model = load_model(path)
     row = Row(path.stem, len(model.nodes), len(find_groups(model)))
@@ -92,7 +92,7 @@ def _measure_plan(row: Row, rewriter: Rewriter, emulator: Emulator, plan: Precis
         row.failures += (f"{plan.fingerprint}: {type(error).__name__}: {error}",)
 
 
-def _build(row: Row, rewriter: Rewriter, some: Sequence[PrecisionPlan], trt: Any, folder: Path) -> None:
+def _build(row: Row, rewriter: Rewriter, some: Sequence[PrecisionPlan], trt: Library, folder: Path) -> None:
     fp32 = PrecisionPlan.uniform(some[0].model_sha256, some[0].precision, Precision.FP32)
     row.refused = row.refused or rtx.refusal(trt, rewriter.write(fp32, folder / "typed.onnx"))
     if row.refused:
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", nargs="*", default=None, help="only these models of the corpus")
     parser.add_argument("--json", type=Path, default=None)
     options = parser.parse_args(arguments)
-    trt = __import__("tensorrt_rtx") if options.tensorrt_rtx else None
+    trt = load_library("tensorrt-rtx") if options.tensorrt_rtx else None
     chosen = [path for path in CORPUS if options.model is None or path.stem in options.model]
     columns = (("nodes", 6), ("groups", 7), ("plans", 6), ("distinct", 9), ("valid", 6), ("run", 5), ("casts", 7))
     print(f"{'model':<18}{''.join(f'{name:>{width}}' for name, width in columns)}  TensorRT-RTX")

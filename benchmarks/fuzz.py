@@ -1,8 +1,9 @@
-"""Load, inspect and rewrite damaged ONNX files: a result or one clear error each.
+"""Damaged ONNX files through ``mptune inspect`` and ``mptune apply``: a result or one clear error each.
 
     python -m benchmarks.fuzz --count 500
 
-Batches run in processes of their own, so that a crash in native code is a row of the table and not the end of it.
+What must hold of each is in ``tests/graph/mutate.py``. Batches run in processes of their own, so that a crash in native
+code is a row of the table and not the end of it, and that what native code says past the commands is seen.
 """
 
 from __future__ import annotations
@@ -42,13 +43,16 @@ def outcomes(first: int, last: int) -> Counter[str]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
         text, how = done.stdout, f"exit status {done.returncode}"
+        past_commands = done.stderr.splitlines() if done.returncode == 0 else []
     except subprocess.TimeoutExpired as expired:
-        text, how = (expired.stdout or b"").decode(), f"more than {TIMEOUT_S} s"
+        text, how, past_commands = (expired.stdout or b"").decode(), f"more than {TIMEOUT_S} s", []
     lines = text.splitlines()
     found = Counter(line.removeprefix("is ") for line in lines if line.startswith("is "))
     tried = sum(line.startswith("seed ") for line in lines)
     if found.total() < tried:
         found[f"seed {first + tried - 1}: {how}"] += 1
+    if past_commands:
+        found[f"seeds {first} to {last - 1}: on stderr, past the commands: {past_commands[0]}"] += 1
     if first + tried < last:
         found += outcomes(first + tried, last) if tried else Counter({f"batch {first}: {how}": last - first})
     return found

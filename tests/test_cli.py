@@ -62,6 +62,15 @@ def plan_path(mlp_path: Path, tmp_path: Path) -> Path:
     return path
 
 
+def test_a_models_names_cannot_break_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    proto = models.product([[1e6] * 8] * 8)
+    proto.graph.node[0].name = "a\nb\u2028\x1b[31m"
+    path = models.save(proto, tmp_path)
+    assert main(["apply", str(path), "--fp16-all", "-o", str(tmp_path / "out.onnx")]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(r"warning: a\nb\u2028\x1b[31m")
+
+
 def test_version_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"mptune {__version__}\n"

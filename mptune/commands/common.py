@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -68,11 +69,23 @@ def interrupted(resume: str) -> int:
     return EXIT_INTERRUPTED
 
 
+def resume_command(context: typer.Context) -> str:
+    """The command as it was given, but for ``--fresh``, which would start over."""
+    invocation = context.find_root().obj
+    given = invocation.arguments if isinstance(invocation, Invocation) else sys.argv[1:]
+    return shlex.join(["mptune", *(argument for argument in given if argument != "--fresh")])
+
+
 def complain(message: str, hint: str = "") -> None:
     """One line on stderr that says what is wrong, and one that says what to do."""
-    print(message, file=sys.stderr)
+    print(_one_line(message), file=sys.stderr)
     if hint:
-        print(f"hint: {hint}", file=sys.stderr)
+        print(f"hint: {_one_line(hint)}", file=sys.stderr)
+
+
+def _one_line(text: str) -> str:
+    """The text with line breaks and control characters written out: a model's names may hold any."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def say(text: object) -> None:

@@ -3,196 +3,158 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import compress
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import onnx
-import onnx.helper
-import onnx.numpy_helper
 
 from mptune.errors import RunError
 from mptune.graph import wire
 from mptune.graph.flow import Flow, Resolution
-from mptune.graph.model import Model, Node
+from mptune.graph.model import Model
+from mptune.graph.names import Flags, Positions
+from mptune.graph.segments import Reads, Segment, Segmenter, Spelling
 from mptune.graph.tensors import Initializer
-from mptune.graph.weights import WeightBank, inline_tensor, round_to_fp16
+from mptune.graph.weights import WeightBank, inline_tensor
 
 SELF_CONTAINED_LIMIT = 1_900_000_000
 """Bytes up to which one file holds the model: protobuf messages end at 2 GiB."""
 
-_CAST_CACHE = 1 << 16
-_HOLD_BELOW_BYTES = 1 << 16
-
-
-class Suffixed(dict[str, str]):
-    """Name -> the name with a suffix, made once: look-ups compare objects, not letters."""
-
-    def __init__(self, suffix: str) -> None:
-        super().__init__()
-        self._suffix = suffix
-
-    def __missing__(self, name: str) -> str:
-        self[name] = made = name + self._suffix
-        return made
+_OPENINGS = 1 << 12
+"""Sizes of nodes below this have their opening in the table."""
 
 
 @dataclass(frozen=True)
-class Spelling:
-    """The names that FP16 nodes use under every plan.
+class Changes:
+    """Where a variant differs from what its ``Spelling`` says: names and nodes by exception.
 
     Attributes:
-        constants: FP32 constants -> what FP16 nodes read in their place.
-        outputs: values -> what FP16 nodes compute in their place.
-        retyped: whether FP16 nodes that state their output's type in an attribute state FP16.
-    """
-
-    constants: Mapping[str, str]
-    outputs: Mapping[str, str]
-    retyped: bool
-
-
-@dataclass(frozen=True)
-class Variant:
-    """How a variant's nodes differ from the model's, beside what ``Spelling`` says.
-
-    Attributes:
-        follow: new names of what FP16 nodes read at inputs that follow their precision.
-        other: new names of FP32 values everywhere else.
-        any_type: new names for operators that read either type.
-        after: value -> the nodes that stand right after its producer.
+        names: new names of the values that the model's own Casts read and compute, by who reads them.
+        behind: value -> the nodes that stand right after its producer instead.
         lead: nodes before all others.
-        constants: initializers, as fields of the graph.
         dropped: indices of nodes that the variant leaves out.
     """
 
-    follow: Mapping[str, str]
-    other: Mapping[str, str]
-    any_type: Mapping[str, str]
-    after: Mapping[str, bytes]
-    lead: Sequence[bytes]
-    constants: Sequence[wire.Piece]
-    dropped: Collection[int]
+    names: Mapping[Reads, Mapping[str, str]] = field(default_factory=dict)
+    behind: Mapping[str, bytes] = field(default_factory=dict)
+    lead: Sequence[bytes] = ()
+    dropped: Collection[int] = ()
 
 
-_FOLLOW, _OTHER, _ANY_TYPE = range(3)
+class _Renamable(NamedTuple):
+    """A segment whose input a change may rename: its position among the segments, and its node's index."""
 
-
-class _Names(NamedTuple):
-    """A node's inputs and outputs in one precision, as fields, where no variant says otherwise.
-
-    ``variable``: the inputs that a variant may rename, as (slot, name in the model, which of the variant's maps).
-    """
-
-    fields: tuple[bytes, ...]
-    rest_size: int
-    variable: tuple[tuple[int, str, int], ...]
-
-    def spell(self, maps: Sequence[Mapping[str, str]], inputs: Mapping[str, bytes]) -> bytes:
-        """The beginning of the node as a field of the graph, up to its name, under the names of a variant."""
-        fields = list(self.fields)
-        for slot, name, kind in self.variable:
-            renamed = maps[kind].get(name)
-            if renamed is not None:
-                fields[slot] = inputs[renamed]
-        names = b"".join(fields)
-        return wire.opening(wire.GRAPH_NODE, len(names) + self.rest_size) + names
-
-
-class _Inputs(dict[str, bytes]):
-    """Name -> the field of a node that reads it."""
-
-    def __missing__(self, name: str) -> bytes:
-        self[name] = made = wire.string(wire.NODE_INPUT, name)
-        return made
+    position: int
+    node: int
+    segment: Segment
 
 
 class Parts:
-    """The pieces of one model: each node's names in either precision, its unchanging rest, and the frame around them.
+    """The pieces of one model in all their forms, and the frame around them.
 
-    A node is three pieces: its inputs and outputs, everything else about it, and what a variant puts behind it. A plan
-    costs one selection over all nodes, and work only where a name changes.
+    A node is an opening, which depends on its size, and its segments; behind it stand the nodes that make other forms
+    of its outputs. Which form each piece takes is arithmetic on the plan's flags, so a plan costs a few passes over
+    arrays, one selection from a table and one joining of bytes.
     """
 
-    def __init__(self, flow: Flow, spelling: Spelling) -> None:
+    def __init__(self, flow: Flow, spelling: Spelling, may_stand_behind: Flags) -> None:
+        """Take the model apart; ``may_stand_behind``: values that some plan makes another form of, [flow.values]."""
         self.flow = flow
-        self.model = model = flow.model
-        self._spelling = spelling
-        self._inputs = _Inputs()
-        rests = [_held(node) for node in model.nodes]
-        retyped = (n for n in model.nodes if flow.rules[n.index].attribute and spelling.retyped)
-        self._retyped = {n.index: _node_rest(_retype(n)) for n in retyped}
-        self._fp32_names = [self._names(node, False, len(rest)) for node, rest in zip(model.nodes, rests, strict=True)]
-        self._fp16_names = [
-            self._names(node, True, len(self._retyped.get(node.index, rest)))
-            for node, rest in zip(model.nodes, rests, strict=True)
-        ]
-        unchanged: tuple[Mapping[str, str], ...] = ({}, {}, {})
-        self._fp16_heads = [names.spell(unchanged, self._inputs) for names in self._fp16_names]
-        self._fp32: list[wire.Piece] = [b""] * (3 * len(model.nodes))
-        self._fp32[0::3] = [names.spell(unchanged, self._inputs) for names in self._fp32_names]
-        self._fp32[1::3] = rests
-        self._frame, self._graph_rest = _frame(model)
+        segmenter = Segmenter(flow, spelling)
+        segments: list[Segment] = []
+        owner: list[int] = []
+        self._renamable: list[_Renamable] = []
+        for node in flow.model.nodes:
+            for segment in segmenter.segments(node):
+                if segment.name in segmenter.cast_names:
+                    self._renamable.append(_Renamable(len(segments), node.index, segment))
+                segments.append(segment)
+                owner.append(node.index)
+        self._owner = np.array(owner, np.intp)
+        self._value = np.array([flow.values.position.get(segment.name, -1) for segment in segments], np.intp)
+        self._first = np.searchsorted(self._owner, np.arange(len(flow.model.nodes)))
+        self._behind_value = np.flatnonzero(may_stand_behind)
+        names = [*compress(flow.values, may_stand_behind.tolist())]
+        behind = [spelling.behind(name, is_half) for name in names for is_half in (False, True)]
+        self._fill_table([form for segment in segments for form in segment.forms], behind)
+        self._order_pieces(names)
+        self._frame, self._graph_rest = _frame(flow.model)
 
-    def _names(self, node: Node, is_fp16: bool, rest_size: int) -> _Names:
-        rule, model, spelling = self.flow.rules[node.index], self.flow.model, self._spelling
-        inputs, outputs = list(node.inputs), list(node.outputs)
-        variable = []
-        for slot, name in enumerate(node.inputs):
-            follows = is_fp16 and slot in rule.inputs
-            if follows and name in spelling.constants:
-                inputs[slot] = spelling.constants[name]
-            elif model.info(name).dtype in ("float", "float16"):
-                variable.append((slot, name, _FOLLOW if follows else _ANY_TYPE if slot in rule.reads_any else _OTHER))
-        if is_fp16 and rule.outputs:
-            outputs = [spelling.outputs.get(name, name) for name in outputs]
-        fields = [self._inputs[name] for name in inputs]
-        return _Names((*fields, wire.strings(wire.NODE_OUTPUT, outputs)), rest_size, tuple(variable))
+    def _fill_table(self, forms: Sequence[wire.Piece], behind: Sequence[bytes]) -> None:
+        """Nothing, openings by size, each segment's four forms, the two forms of what stands behind each value."""
+        openings = (wire.opening(wire.GRAPH_NODE, size) for size in range(1, _OPENINGS))
+        table = [b"", *openings, *forms, *behind]
+        self._table = wire.Table(table)
+        self._segments_at = np.arange(_OPENINGS, _OPENINGS + len(forms), 4)
+        self._behind_at = np.arange(_OPENINGS + len(forms), len(table), 2)
 
-    def put_together(self, resolution: Resolution, variant: Variant) -> list[wire.Piece]:
-        """The serialised variant in pieces."""
-        fp16_nodes, nodes, producer = resolution.fp16_nodes, self.model.nodes, self.model.producer
-        together: list[wire.Piece] = self._fp32.copy()
-        together[0::3] = [
-            half if is_fp16 else full
-            for is_fp16, half, full in zip(fp16_nodes, self._fp16_heads, self._fp32[0::3], strict=True)
-        ]
-        for index, rest in self._retyped.items():
-            if fp16_nodes[index]:
-                together[3 * index + 1] = rest
-        maps = (variant.follow, variant.other, variant.any_type)
-        for index in self._readers(maps):
-            names = self._fp16_names[index] if fp16_nodes[index] else self._fp32_names[index]
-            together[3 * index] = names.spell(maps, self._inputs)
-        for name, behind in variant.after.items():
-            if name in producer:
-                index = producer[name]
-                together[3 * index + 2] = behind if len(nodes[index].outputs) == 1 else _behind(nodes[index], variant)
-        for index in variant.dropped:
-            together[3 * index : 3 * index + 3] = (b"", b"", b"")
-        graph = [*variant.lead, *wire.merged(together), *wire.merged(variant.constants), self._graph_rest]
+    def _order_pieces(self, names: Sequence[str]) -> None:
+        """How openings, segments and what stands behind these values follow each other in the file, and the inverse."""
+        behind = np.array([self.flow.model.producer.get(name, -1) for name in names], np.intp)
+        nodes = np.arange(len(self._first))
+        self._node_of = np.concatenate((nodes, self._owner, behind))
+        kinds = np.repeat((0, 1, 2), (len(nodes), len(self._owner), len(behind)))
+        self._order = np.lexsort((kinds, self._node_of))
+        self._place = np.empty_like(self._order)
+        self._place[self._order] = np.arange(len(self._order))
+
+    def put_together(
+        self, resolution: Resolution, behind: Flags, constants: wire.Piece, changes: Changes
+    ) -> list[wire.Piece]:
+        """The serialised variant in pieces.
+
+        Args:
+            resolution: the plan's.
+            behind: values that nodes stand behind, [flow.values].
+            constants: all initializers, as fields of the graph.
+            changes: what else is different.
+        """
+        half = np.append(resolution.half.flags, False)  # the last serves segments of no value (-1)
+        segments = self._segments_at + 2 * resolution.fp16_nodes[self._owner] + half[self._value]
+        sizes = self._table.sizes[segments]
+        renamed = self._renamed(resolution.fp16_nodes, changes)
+        for position, piece in renamed.items():
+            sizes[position] = len(piece)
+        sizes = np.add.reduceat(sizes, self._first)
+        openings = np.where(sizes < _OPENINGS, sizes, 0)
+        shown = np.where(behind[self._behind_value], self._behind_at + half[self._behind_value], 0)
+        chosen = np.concatenate((openings, segments, shown))
+        if changes.dropped:
+            gone = np.zeros(len(sizes) + 1, np.bool_)
+            gone[[*changes.dropped]] = True
+            chosen[gone[self._node_of]] = 0
+        instead = {int(self._place[at]): piece for at, piece in self._exceptions(sizes, renamed, changes)}
+        nodes = self._table.selected(chosen[self._order], instead)
+        graph = [*changes.lead, nodes, constants, self._graph_rest]
         return [self._frame + wire.opening(wire.MODEL_GRAPH, wire.total_size(graph)), *graph]
 
-    def _readers(self, maps: Iterable[Iterable[str]]) -> set[int]:
-        """The nodes that read a value under a new name."""
-        consumers = self.model.consumers
-        return {index for renamed in maps for name in renamed for index in consumers.get(name, ())}
+    def _exceptions(
+        self, sizes: Positions, renamed: Mapping[int, wire.Piece], changes: Changes
+    ) -> Iterator[tuple[int, wire.Piece]]:
+        """What stands in the place of a piece from the table: its position among all pieces, and itself."""
+        for node in np.flatnonzero(sizes >= _OPENINGS).tolist():
+            if node not in changes.dropped:
+                yield node, wire.opening(wire.GRAPH_NODE, int(sizes[node]))
+        for position, piece in renamed.items():
+            yield len(sizes) + position, piece
+        for name, nodes in changes.behind.items():
+            number = np.searchsorted(self._behind_value, self.flow.values.position[name])
+            yield len(sizes) + len(self._owner) + int(number), nodes
 
-
-def _behind(node: Node, variant: Variant) -> bytes:
-    """What stands behind a node with several outputs, in their order."""
-    return b"".join([variant.after[name] for name in node.outputs if name in variant.after])
-
-
-def _held(node: Node) -> wire.Piece:
-    """What stands behind a node's inputs and outputs; where that is large, only a promise of it."""
-    rest = _node_rest(node)
-    if len(rest) < _HOLD_BELOW_BYTES:
-        return rest
-    return wire.Streamed(b"", len(rest), lambda: (_node_rest(node),))
+    def _renamed(self, fp16_nodes: Flags, changes: Changes) -> dict[int, wire.Piece]:
+        """Segment -> what stands in its place where a change renames its input."""
+        renamed = {}
+        for position, node, segment in self._renamable:
+            is_fp16 = bool(fp16_nodes[node])
+            name = changes.names.get(segment.reads[is_fp16], {}).get(segment.name)
+            if name is not None and node not in changes.dropped:
+                renamed[position] = segment.renamed(name, is_fp16)
+        return renamed
 
 
 def _frame(model: Model) -> tuple[bytes, bytes]:
@@ -214,34 +176,6 @@ def _frame(model: Model) -> tuple[bytes, bytes]:
     return frame.SerializeToString(deterministic=True), graph.SerializeToString(deterministic=True)
 
 
-def _retype(node: Node) -> Node:
-    """The node with the attribute that states its output's type set to FP16."""
-    proto = onnx.NodeProto()
-    proto.CopyFrom(node.proto)
-    if node.op_type == "Cast":
-        next(a for a in proto.attribute if a.name == "to").i = onnx.TensorProto.FLOAT16
-    else:  # ConstantOfShape: FP32 zero where it has no value
-        values = [onnx.numpy_helper.to_array(a.t) for a in proto.attribute if a.name == "value"]
-        del proto.attribute[:]
-        value = round_to_fp16(values[0] if values else np.zeros(1, np.float32))
-        proto.attribute.append(onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(value)))
-    return replace(node, proto=proto)
-
-
-def _node_rest(node: Node) -> bytes:
-    """Everything about a node but its inputs and outputs, serialised; its name made unique."""
-    whole = bytes(node.proto.SerializeToString(deterministic=True))
-    names = wire.strings(wire.NODE_INPUT, node.inputs) + wire.strings(wire.NODE_OUTPUT, node.outputs)
-    if node.proto.name == node.name and whole.startswith(names):
-        return whole[len(names) :]
-    proto = onnx.NodeProto()
-    proto.CopyFrom(node.proto)
-    del proto.input[:]
-    del proto.output[:]
-    proto.name = node.name
-    return bytes(proto.SerializeToString(deterministic=True))
-
-
 def _without_graph(proto: onnx.ModelProto) -> onnx.ModelProto:
     frame = onnx.ModelProto()
     for descriptor, value in proto.ListFields():
@@ -254,14 +188,13 @@ def _without_graph(proto: onnx.ModelProto) -> onnx.ModelProto:
     return frame
 
 
-@lru_cache(_CAST_CACHE)
 def cast_node(tensor: str, result: str, to: int, name: str) -> bytes:
     """A Cast, as a field of the graph."""
     names = wire.string(wire.NODE_INPUT, tensor) + wire.string(wire.NODE_OUTPUT, result)
     return wire.field(wire.GRAPH_NODE, names + wire.string(wire.NODE_NAME, name) + _cast_rest(to))
 
 
-@lru_cache
+@cache
 def _cast_rest(to: int) -> bytes:
     """What all Casts to one type have in common."""
     proto = onnx.NodeProto(op_type="Cast")

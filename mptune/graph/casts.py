@@ -7,12 +7,13 @@ Under the all-FP32 plan every Cast stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 
 import onnx
 
 from mptune.graph.model import Model, Node
+from mptune.graph.names import Marked
 
 _FLOATS = ("float", "float16")
 
@@ -70,21 +71,20 @@ class Folds:
 
 
 class Folding:
-    """Resolves the model's own Casts under one plan, while ``Flow.resolve`` goes over the nodes."""
+    """Resolves the model's own Casts under one plan; marks what that makes cross, and which constants it reads."""
 
     def __init__(
         self,
         named: frozenset[str],
         is_fp16: Callable[[str], bool],
-        crossing: dict[str, None],
-        constants: frozenset[str],
-        constants_fp16: set[str],
-        constants_fp32: set[str],
+        crossing: Marked,
+        constants_fp16: Marked,
+        constants_fp32: Marked,
     ) -> None:
         self._named = named
         self._is_fp16 = is_fp16  # computed in FP16, by the model itself or by the plan
         self._crossing = crossing
-        self._constants = constants
+        self._constants = constants_fp32.names
         self._constants_fp16 = constants_fp16
         self._constants_fp32 = constants_fp32
         self._root: dict[str, str] = {}
@@ -95,7 +95,7 @@ class Folding:
         self._read_wide: set[str] = set()
         self._read_any: set[str] = set()
 
-    def pass_cast(self, cast: OwnCast, half: set[str]) -> None:
+    def pass_cast(self, cast: OwnCast, half: Set[str]) -> None:
         """Note a Cast of the model, in topological order."""
         root = self._root.get(cast.source, cast.source)
         if cast.widens and not self._is_fp16(root) and self._is_fp16(cast.source):
@@ -111,10 +111,10 @@ class Folding:
             if root in self._constants:
                 self._constants_fp16.add(root)
             elif not self._is_fp16(root):
-                self._crossing[root] = None
+                self._crossing.add(root)
         elif self._planned[name] and name not in self._named:
             self._wide[name] = root
-            self._crossing[root] = None
+            self._crossing.add(root)
         else:
             self._read_wide.add(name)
 

@@ -5,10 +5,11 @@ A constant passes through a few megabytes at a time, so its size does not matter
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
+import numpy as np
 import onnx
 
 from mptune.graph import wire
@@ -61,10 +62,10 @@ class Shelf:
     def __init__(self, flow: Flow, bank: WeightBank | None, source: ConstantSource, half_suffix: str) -> None:
         self._source = source
         self._suffix = half_suffix
-        self._fixed: list[wire.Piece] = []
         self._free: list[Initializer] = []
         self._dropped: set[int] = set()
         self._nodes: dict[str, int] = {}
+        fixed: list[wire.Piece] = []
         for name, constant in flow.model.initializers.items():
             stays_node = constant.node_index is not None and (bank is None or name not in bank.fp32)
             if constant.node_index is not None and not stays_node:
@@ -74,28 +75,25 @@ class Shelf:
                 if stays_node and constant.node_index is not None:
                     self._nodes[name] = constant.node_index
             elif not stays_node:
-                self._fixed.append(source(constant, name, False))
-        self._names = [constant.name for constant in self._free]
-        self._full: list[wire.Piece | None] = [b"" if name in self._nodes else None for name in self._names]
-        self._half: list[wire.Piece | None] = [None] * len(self._names)
+                fixed.append(source(constant, name, False))
+        self._fixed = np.arange(len(fixed))
+        # Behind the fixed ones: those of FP32 type as they are, then in FP16, each made when a plan first needs it.
+        self._table = wire.Table([*fixed, *[b""] * (2 * len(self._free))])
+        unmade = [*(c.name not in self._nodes for c in self._free), *[True] * len(self._free)]
+        self._unmade = np.array(unmade, np.bool_)
 
-    def take(self, resolution: Resolution) -> tuple[list[wire.Piece], set[int]]:
+    def take(self, resolution: Resolution) -> tuple[wire.Piece, set[int]]:
         """The constants that a plan needs, as fields of the graph, and the indices of Constant nodes to leave out."""
-        full = self._chosen(resolution.constants_fp32, self._full, half=False)
-        half = self._chosen(resolution.constants_fp16, self._half, half=True)
+        wanted = np.concatenate((resolution.constants_fp32.flags, resolution.constants_fp16.flags))
+        for position in np.flatnonzero(wanted & self._unmade).tolist():
+            half, which = divmod(position, len(self._free))
+            constant = self._free[which]
+            name = constant.name + self._suffix if half else constant.name
+            self._table[len(self._fixed) + position] = self._source(constant, name, bool(half))
+        self._unmade &= ~wanted
+        chosen = np.concatenate((self._fixed, len(self._fixed) + np.flatnonzero(wanted)))
         unread = {index for name, index in self._nodes.items() if name not in resolution.constants_fp32}
-        return [*self._fixed, *full, *half], self._dropped | unread
-
-    def _chosen(self, wanted: Container[str], known: list[wire.Piece | None], half: bool) -> list[wire.Piece]:
-        chosen: list[wire.Piece] = []
-        for position, name in enumerate(self._names):
-            if name in wanted:
-                piece = known[position]
-                if piece is None:
-                    piece = self._source(self._free[position], name + self._suffix if half else name, half)
-                    known[position] = piece
-                chosen.append(piece)
-        return chosen
+        return self._table.selected(chosen), self._dropped | unread
 
 
 class DataFile:

@@ -8,23 +8,62 @@ computes in FP32 and drops the roundings between nodes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from mptune.graph.assemble import (
-    Parts,
-    Spelling,
-    Variant,
-    cast_node,
-    write_pieces,
-)
+import numpy as np
+
+from mptune.graph.assemble import Changes, Parts, cast_node, write_pieces
 from mptune.graph.constants import Shelf, banked, inline
 from mptune.graph.flow import Flow, Resolution, new_suffix
-from mptune.graph.groups import LayerGroup
-from mptune.graph.model import Model
+from mptune.graph.groups import VIEWS, LayerGroup
+from mptune.graph.model import Model, Node
+from mptune.graph.names import Marked
 from mptune.graph.plan import PrecisionPlan
 from mptune.graph.rewrite import FP16, FP32
+from mptune.graph.segments import Reads, Spelling
 from mptune.graph.weights import WeightBank
+
+_CHOOSES = VIEWS - {"Cast", "Dropout"} | {"Concat", "Gather", "GatherElements", "GatherND", "Relu"}
+"""Operators whose every output value is one of their input values, or zero."""
+
+
+def needs_rounding(flow: Flow, node: Node) -> bool:
+    """Whether what a node computes from FP16 values may be no FP16 value: else a rounding would change nothing."""
+    floats = {slot for slot, name in enumerate(node.inputs) if name and flow.model.info(name).is_float32}
+    return node.op_type not in _CHOOSES or not floats <= set(flow.rules[node.index].inputs)
+
+
+class _Rounded(Spelling):
+    """Every value stays FP32, and is FP16's nearest where the plan has it in FP16."""
+
+    retyped = False
+
+    def __init__(self, model: Model, rough: Marked) -> None:
+        self._rough = rough
+        self._raw = new_suffix(model, "raw")
+        self.half_suffix = new_suffix(model, "half")
+        self._rounded = new_suffix(model, "rounded")
+
+    def constant(self, name: str) -> str:
+        return name + self._rounded
+
+    def computed(self, name: str) -> str:
+        return name + self._raw if name in self._rough else name
+
+    def in_fp16(self, name: str, is_half: bool) -> str:
+        return name if is_half else name + self._rounded
+
+    def in_fp32(self, name: str, is_half: bool) -> str:
+        return name
+
+    def behind(self, name: str, is_half: bool) -> bytes:
+        source, half = self.computed(name) if is_half else name, name + self.half_suffix
+        to_fp32 = cast_node(half, self.in_fp16(name, is_half), FP32, name + self._rounded)
+        return cast_node(source, half, FP16, half) + to_fp32
+
+    def rounded_constant(self, name: str) -> bytes:
+        """A constant that is stored in FP16, in FP32 again."""
+        return cast_node(name + self.half_suffix, self.constant(name), FP32, self.constant(name))
 
 
 class Emulator:
@@ -32,14 +71,17 @@ class Emulator:
 
     def __init__(self, model: Model, groups: Sequence[LayerGroup], bank: WeightBank | None = None) -> None:
         self.flow = Flow(model, groups)
-        self._model = model
-        self._raw = new_suffix(model, "raw")
-        self._half = new_suffix(model, "half")
-        self._rounded = new_suffix(model, "rounded")
-        constants = {c: c + self._rounded for c in self.flow.constants}
-        outputs = {t: t + self._raw for t in self.flow.narrowable}
-        self._parts = Parts(self.flow, Spelling(constants, outputs, retyped=False))
-        self._shelf = Shelf(self.flow, bank, inline if bank is None else banked(bank), self._half)
+        rough = (
+            node.outputs[slot]
+            for node, rule in zip(model.nodes, self.flow.rules, strict=True)
+            if needs_rounding(self.flow, node)
+            for slot in rule.outputs
+        )
+        self._rough = self.flow.values.marked(rough)
+        self._spelling = _Rounded(model, self._rough)
+        self._parts = Parts(self.flow, self._spelling, self.flow.may_cross | self._rough.flags)
+        source = inline if bank is None else banked(bank)
+        self._shelf = Shelf(self.flow, bank, source, self._spelling.half_suffix)
 
     def write(self, plan: PrecisionPlan, path: Path) -> Path:
         """Write the emulation to ``path``, which must lie in the weight bank's folder.
@@ -49,27 +91,23 @@ class Emulator:
             RunError: the file cannot be written, or the disk is full.
         """
         resolution = self.flow.resolve(plan)
-        # The model's own Casts all stay here, and need what they read.
-        own = {c.source for c in self.flow.own_casts} & self.flow.constants
-        resolution = replace(resolution, constants_fp32=resolution.constants_fp32 | own)
-        return write_pieces(path, self._parts.put_together(resolution, self._variant(resolution)))
-
-    def _variant(self, resolution: Resolution) -> Variant:
-        after = {t: self._round(t + self._raw, t, t) for t in resolution.half}
-        rounded = [t for t in resolution.crossing if t not in resolution.half]
-        after |= {t: self._round(t, t + self._rounded, t) for t in rounded}
-        lead = [after[t] for t in rounded if t not in self._model.producer]
+        half, crossing = resolution.half.flags, resolution.crossing.flags
+        for cast in self.flow.own_casts:  # they all stay here, and need what they read
+            if cast.source in self.flow.constants:
+                resolution.constants_fp32.add(cast.source)
         constants, dropped = self._shelf.take(resolution)
-        for name in self._model.initializers:
-            if name in resolution.constants_fp16:
-                lead.append(cast_node(name + self._half, name + self._rounded, FP32, name + self._rounded))
-        follow = {t: t + self._rounded for t in rounded}
-        for name, root in resolution.folds.narrow.items():
-            if root in follow or root in resolution.constants_fp16:
-                follow[name] = root + self._rounded
-        return Variant(follow, {}, {}, after, lead, constants, dropped)
+        rounded = [self._spelling.rounded_constant(name) for name in resolution.constants_fp16]
+        changes = Changes({Reads.FP16: self._narrow(resolution)}, lead=rounded, dropped=dropped)
+        behind = np.where(half, self._rough.flags, crossing)
+        return write_pieces(path, self._parts.put_together(resolution, behind, constants, changes))
 
-    def _round(self, source: str, result: str, stem: str) -> bytes:
-        """To FP16 and back."""
-        half = stem + self._half
-        return cast_node(source, half, FP16, half) + cast_node(half, result, FP32, stem + self._rounded)
+    def _narrow(self, resolution: Resolution) -> dict[str, str]:
+        """What FP16 nodes read in place of the results of the model's own Casts to FP32."""
+        rounded = {}
+        for name, root in resolution.folds.narrow.items():
+            if root in resolution.constants_fp16:
+                rounded[name] = self._spelling.constant(root)
+            else:
+                crosses = root in resolution.crossing and root not in resolution.half
+                rounded[name] = self._spelling.in_fp16(root, False) if crosses else name
+        return rounded

@@ -134,7 +134,7 @@ def load_model(path: str | Path) -> Model:
         tensors=tensors,
         initializers=initializers,
         producer={out: node.index for node in nodes for out in node.outputs if out},
-        consumers=_consumers(nodes),
+        consumers=consumers_of(nodes),
         proto=proto,
     )
     _check_tunable(model)
@@ -298,7 +298,8 @@ def _unique_names(graph: onnx.GraphProto) -> list[str]:
     return names
 
 
-def _consumers(nodes: tuple[Node, ...]) -> dict[str, tuple[int, ...]]:
+def consumers_of(nodes: tuple[Node, ...]) -> dict[str, tuple[int, ...]]:
+    """Tensor -> indices of the nodes that read it, captures by subgraphs included, each node once."""
     readers: dict[str, dict[int, None]] = {}
     for node in nodes:
         for name in (*node.inputs, *node.captures):

@@ -7,32 +7,50 @@ index and boolean values are untouched; the same plan gives the same bytes; the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
 
-from mptune.graph.assemble import (
-    SELF_CONTAINED_LIMIT,
-    Parts,
-    Spelling,
-    Suffixed,
-    Variant,
-    cast_node,
-    write_pieces,
-    writing,
-)
-from mptune.graph.casts import Folds
+from mptune.graph.assemble import SELF_CONTAINED_LIMIT, Changes, Parts, cast_node, write_pieces, writing
 from mptune.graph.constants import ConstantSource, DataFile, Shelf, banked, inline
 from mptune.graph.flow import Flow, Resolution, new_suffix
 from mptune.graph.groups import LayerGroup, find_groups
 from mptune.graph.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.segments import Reads, Spelling
 from mptune.graph.weights import WeightBank
 from mptune.graph.wire import Piece, join, total_size
 
 FP32 = onnx.TensorProto.FLOAT
 FP16 = onnx.TensorProto.FLOAT16
+
+
+class _Typed(Spelling):
+    """Values change type where the plan says; one that must keep its name in FP32 leaves it to a copy."""
+
+    retyped = True
+
+    def __init__(self, flow: Flow, to_fp16: str, to_fp32: str) -> None:
+        self._named = flow.named
+        self._to_fp16 = to_fp16
+        self._to_fp32 = to_fp32
+
+    def constant(self, name: str) -> str:
+        return name + self._to_fp16
+
+    def computed(self, name: str) -> str:
+        return self.in_fp16(name, True)
+
+    def in_fp16(self, name: str, is_half: bool) -> str:
+        return name if is_half and name not in self._named else name + self._to_fp16
+
+    def in_fp32(self, name: str, is_half: bool) -> str:
+        return name + self._to_fp32 if is_half and name not in self._named else name
+
+    def behind(self, name: str, is_half: bool) -> bytes:
+        fp16, fp32 = self.in_fp16(name, is_half), self.in_fp32(name, is_half)
+        return cast_node(fp16, fp32, FP32, name + self._to_fp32) if is_half else cast_node(fp32, fp16, FP16, fp16)
 
 
 class Rewriter:
@@ -43,12 +61,8 @@ class Rewriter:
         self._model = model
         self._bank = bank
         self._to_fp16 = new_suffix(model, "fp16")
-        self._to_fp32 = new_suffix(model, "fp32")
-        self._fp16_name, self._fp32_name = Suffixed(self._to_fp16), Suffixed(self._to_fp32)
-        constants = {c: self._fp16_name[c] for c in self.flow.constants}
-        # An FP16 value under a name that must stay FP32 leaves it to an FP32 copy.
-        outputs = {t: self._fp16_name[t] for t in self.flow.narrowable & self.flow.named}
-        self._parts = Parts(self.flow, Spelling(constants, outputs, retyped=True))
+        self._spelling = _Typed(self.flow, self._to_fp16, new_suffix(model, "fp32"))
+        self._parts = Parts(self.flow, self._spelling, self.flow.may_cross)
         self._stored = self._shelf(inline if bank is None else banked(bank))
 
     def write(self, plan: PrecisionPlan, path: Path) -> Path:
@@ -97,55 +111,46 @@ class Rewriter:
 
     def _pieces(self, plan: PrecisionPlan, shelf: Shelf) -> list[Piece]:
         resolution = self.flow.resolve(plan)
-        return self._parts.put_together(resolution, self._variant(resolution, shelf))
+        constants, dropped = shelf.take(resolution)
+        changes = Changes(dropped=dropped)
+        if self.flow.own_casts:
+            changes = self._folded(resolution, dropped)
+        return self._parts.put_together(resolution, resolution.crossing.flags, constants, changes)
 
     def _shelf(self, source: ConstantSource) -> Shelf:
         return Shelf(self.flow, self._bank, source, self._to_fp16)
 
-    def _variant(self, resolution: Resolution, shelf: Shelf) -> Variant:
-        half, named, folds = resolution.half, self.flow.named, resolution.folds
-        to_fp16, to_fp32 = self._fp16_name, self._fp32_name
-        moved = {t: to_fp16[t] for t in half & named}  # FP16 values that must leave their name to an FP32 copy
-        follow = dict(moved)
-        other: dict[str, str] = {}
-        after: dict[str, bytes] = {}
-        for t in resolution.crossing:
-            adopted = folds.adopted.get(t)
-            if t in half and t in named:
-                after[t] = cast_node(to_fp16[t], t, FP32, to_fp32[t])
-                continue
-            result = adopted.result if adopted else (to_fp32 if t in half else to_fp16)[t]
-            name = self._model.nodes[adopted.index].name if adopted else result
-            after[t] = cast_node(t, result, FP32 if t in half else FP16, name)
-            (other if t in half else follow)[t] = result
-        any_type = dict(moved)
-        if self.flow.own_casts:
-            constants_fp16 = {c: to_fp16[c] for c in resolution.constants_fp16}
-            self._fold(folds, {**follow, **constants_fp16}, follow, other, any_type)
-        constants, dropped = shelf.take(resolution)
-        lead = [after[t] for t in resolution.crossing if t not in self._model.producer]
-        return Variant(follow, other, any_type, after, lead, constants, dropped | folds.dropped)
+    def _folded(self, resolution: Resolution, dropped: set[int]) -> Changes:
+        """Let what read the results of needless Casts read their roots."""
+        half, folds = resolution.half, resolution.folds
+        adopted = {root: cast.result for root, cast in folds.adopted.items()}
 
-    @staticmethod
-    def _fold(
-        folds: Folds,
-        in_fp16: Mapping[str, str],
-        follow: dict[str, str],
-        other: dict[str, str],
-        any_type: dict[str, str],
-    ) -> None:
-        """Let what read the results of needless Casts read their roots; ``in_fp16``: names of values in FP16."""
-
-        def narrow(root: str) -> str:
-            while root not in in_fp16 and root in folds.folded:
+        def in_fp16(root: str) -> str:
+            while root in folds.folded:
                 root = folds.folded[root]
-            return in_fp16.get(root, root)
+            if root in resolution.constants_fp16:
+                return self._spelling.constant(root)
+            if root in half:
+                return self._spelling.in_fp16(root, True)
+            return adopted.get(root, self._spelling.in_fp16(root, False)) if root in resolution.crossing else root
 
-        follow.update((name, narrow(root)) for name, root in folds.narrow.items())
-        other.update((name, other.get(root, root)) for name, root in folds.wide.items())
-        other.update((name, narrow(root)) for name, root in folds.folded.items())
-        for name, root in folds.either.items():
-            any_type[name] = narrow(root) if root in folds.folded else any_type.get(root, root)
+        def in_fp32(root: str) -> str:
+            return adopted.get(root, self._spelling.in_fp32(root, True))
+
+        follow = {t: result for t, result in adopted.items() if t not in half}
+        other = {t: result for t, result in adopted.items() if t in half}
+        behind = {
+            t: cast_node(t, cast.result, FP32 if t in half else FP16, self._model.nodes[cast.index].name)
+            for t, cast in folds.adopted.items()
+        }
+        follow |= {name: in_fp16(root) for name, root in folds.narrow.items()}
+        other |= {name: in_fp32(root) for name, root in folds.wide.items()}
+        other |= {name: in_fp16(root) for name, root in folds.folded.items()}
+        either = {
+            name: in_fp16(root) if root in folds.folded or root in half else root for name, root in folds.either.items()
+        }
+        names = {Reads.FP16: follow, Reads.FP32: other, Reads.AS_COMPUTED: either}
+        return Changes(names, behind, dropped=dropped | folds.dropped)
 
 
 def rewrite(model: Model, plan: PrecisionPlan, groups: Sequence[LayerGroup] | None = None) -> onnx.ModelProto:

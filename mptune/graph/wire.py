@@ -6,9 +6,11 @@ Format: protobuf.dev/programming-guides/encoding.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 # Field numbers in onnx.proto.
 MODEL_GRAPH = 7
@@ -19,6 +21,7 @@ NODE_OUTPUT = 2
 NODE_NAME = 3
 TENSOR_RAW_DATA = 9
 
+_AT_ONCE = 1 << 10
 _SMALL = tuple(
     [bytes((value,)) for value in range(0x80)]
     + [bytes((value & 0x7F | 0x80, value >> 7)) for value in range(0x80, 0x1000)]
@@ -83,6 +86,11 @@ def strings(number: int, values: Iterable[str]) -> bytes:
     return b"".join([field(number, value.encode()) for value in values])
 
 
+def prefixed(prefix: bytes, piece: Piece) -> Piece:
+    """A piece with something before it."""
+    return prefix + piece if isinstance(piece, bytes) else replace(piece, head=prefix + piece.head)
+
+
 def total_size(pieces: Iterable[Piece]) -> int:
     """Bytes of all pieces together."""
     return sum(map(len, pieces))
@@ -93,10 +101,44 @@ def join(pieces: Iterable[Piece]) -> bytes:
     return b"".join([piece if isinstance(piece, bytes) else b"".join(piece) for piece in pieces])
 
 
-def merged(pieces: Sequence[Piece]) -> list[Piece]:
-    """The same in as few pieces as can be."""
-    try:
-        return [b"".join(pieces)]  # type: ignore[arg-type]
-    except TypeError:  # a promise among them
-        runs = itertools.groupby(pieces, lambda piece: isinstance(piece, bytes))
-        return [part for held, run in runs for part in ([join(run)] if held else run)]
+class Table:
+    """Many small pieces, of which a file takes some in some order.
+
+    Attributes:
+        sizes: of the pieces, in bytes.
+    """
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self._pieces = np.fromiter(pieces, object, len(pieces))
+        self.sizes = np.fromiter(map(len, pieces), np.intp, len(pieces))
+
+    def __setitem__(self, position: int, piece: Piece) -> None:
+        self._pieces[position] = piece
+        self.sizes[position] = len(piece)
+
+    def selected(self, chosen: NDArray[np.intp], instead: Mapping[int, Piece] | None = None) -> Streamed:
+        """The chosen pieces as one. They are joined while it is written, at a time as many as fit the caches.
+
+        Args:
+            chosen: positions in the table.
+            instead: position among the chosen -> what stands there instead.
+        """
+        size = int(self.sizes[chosen].sum())
+        exceptions: dict[int, list[tuple[int, Piece]]] = {}
+        for position, piece in (instead or {}).items():
+            size += len(piece) - int(self.sizes[chosen[position]])
+            exceptions.setdefault(position // _AT_ONCE, []).append((position % _AT_ONCE, piece))
+        return Streamed(b"", size, lambda: self._joined(chosen, exceptions))
+
+    def _joined(
+        self, chosen: NDArray[np.intp], exceptions: Mapping[int, Sequence[tuple[int, Piece]]]
+    ) -> Iterator[bytes]:
+        for number in range(-(-len(chosen) // _AT_ONCE)):
+            pieces = self._pieces[chosen[number * _AT_ONCE : (number + 1) * _AT_ONCE]].tolist()
+            for position, piece in exceptions.get(number, ()):
+                pieces[position] = piece
+            try:
+                yield b"".join(pieces)
+            except TypeError:  # a promise among them
+                for piece in pieces:
+                    yield from (piece,) if isinstance(piece, bytes) else piece

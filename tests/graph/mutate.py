@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import random
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,12 +16,7 @@ import onnx
 from google.protobuf.message import Message
 from onnx import TensorProto, helper
 
-from mptune.errors import MptuneError
-from mptune.graph.groups import find_groups
-from mptune.graph.hazards import find_hazards
-from mptune.graph.model import load_model
-from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.graph.rewrite import Rewriter
+from mptune.cli import main
 from tests.graph import models
 
 _INTEGERS = (0, 1, -1, 2, 3, 7, 10, 11, 16, 17, 127, 255, 2**31 - 1, -(2**31), 2**40, 2**62, -(2**62))
@@ -169,29 +168,77 @@ def _another(rng: random.Random, value: object) -> object:
     return rng.choice((b"", value[:-1], value + b"x", value * 3))
 
 
-def outcome(path: Path, seed: int) -> str:
-    """What inspecting and rewriting the file comes to: ``result``, or the one line of its error.
+@dataclass(frozen=True)
+class Said:
+    """What one run of the program left: its exit code, and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+
+def mptune(*arguments: str) -> Said:
+    """Run a command in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(arguments)
+    return Said(code, out.getvalue(), err.getvalue())
+
+
+def complaint(said: Said) -> str | None:
+    """The one line of the error that a command ended in; None where it has a result.
 
     Raises:
-        AssertionError: a changed interface, an invalid model made of a valid one, or an error without a hint.
+        AssertionError: another exit code, a traceback, a fault of mptune's own, or no hint.
     """
-    try:
-        model = load_model(path)
-        groups = find_groups(model)
-        find_hazards(model, groups)
-        rewriter = Rewriter(model, groups)
-        rng = random.Random(seed)
-        mixed = {group.id: rng.choice(tuple(Precision)) for group in groups}
-        for plan in (PrecisionPlan(model.sha256, mixed), PrecisionPlan(model.sha256, dict.fromkeys(mixed, "fp16"))):
-            rewriter.boundaries(plan)
-            check_result(path, rewriter.export(plan, path.with_name("typed.onnx")))
-    except MptuneError as error:
-        told = error
+    lines = said.err.splitlines()
+    assert said.code in (0, 1), said
+    if said.code == 0:
+        assert all(line.startswith("warning: ") for line in lines), said.err
+        return None
+    assert [line.partition(": ")[0] for line in lines] == ["error", "hint"], said.err
+    assert not lines[0].startswith("error: unexpected"), said.err
+    assert not said.out
+    return lines[0].removeprefix("error: ")
+
+
+def outcome(path: Path, seed: int) -> str:
+    """What ``inspect`` and ``apply`` make of the file: ``result``, or the one line of their error.
+
+    Raises:
+        AssertionError: what ``complaint`` refuses, commands that disagree, a changed interface, or an invalid model
+            made of a valid one.
+    """
+    out = path.with_name("mixed.onnx")
+    out.unlink(missing_ok=True)
+    inspected = mptune("inspect", str(path), "--json")
+    told = complaint(inspected)
+    assert complaint(mptune("apply", str(path), "--fp16-all", "-o", str(out), "--force")) == told
+    if told is not None:
+        assert not out.exists()
+        return told
+    check_result(path, out)
+    plan = _plan(random.Random(seed), json.loads(inspected.out), path.with_name("plan.json"))
+    assert complaint(mptune("apply", str(path), *plan, "-o", str(out), "--force")) is None
+    check_result(path, out)
+    return "result"
+
+
+def _plan(rng: random.Random, inspection: dict[str, Any], path: Path) -> list[str]:
+    """Arguments that say which plan to apply: one by groups, one by nodes, or patterns of what stays FP32."""
+    groups = inspection["groups"]
+    if not groups:
+        return ["--fp16-all"]
+    kind = rng.choice(("groups", "nodes", "patterns"))
+    if kind == "patterns":
+        return ["--keep-fp32", f"kind:{rng.choice(groups)['kind']}", "--keep-fp32", rng.choice(groups)["id"]]
+    plan: dict[str, Any] = {"model_sha256": inspection["model"]["sha256"]}
+    if kind == "groups":
+        plan["precision"] = {group["id"]: rng.choice(("fp16", "fp32")) for group in groups}
     else:
-        return "result"
-    assert told.hint
-    assert "\n" not in told.message + told.hint
-    return told.message
+        plan["nodes"] = {node: rng.choice(("fp16", "fp32")) for group in groups for node in group["nodes"]}
+    path.write_text(json.dumps(plan), encoding="utf-8")
+    return [str(path)]
 
 
 def check_result(path: Path, typed: Path) -> None:

@@ -150,10 +150,14 @@ def test_a_data_file_that_is_not_published_goes_away(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("d.data*"))
 
 
-def test_pieces_are_merged_around_promises() -> None:
+def test_a_table_gives_pieces_promises_and_what_stands_instead_in_order() -> None:
     promise = wire.Streamed(b"c", 2, lambda: [b"d", b"e"])
-    assert wire.merged([b"a", b"b"]) == [b"ab"]
-    merged = wire.merged([b"a", b"b", promise, b"f", b"g"])
-    assert merged == [b"ab", promise, b"fg"]
-    assert wire.join(merged) == b"abcdefg"
-    assert wire.total_size(merged) == 7
+    table = wire.Table([b"", b"ab", promise, b"fg"])
+    whole = table.selected(np.array([1, 2, 3, 0]))
+    assert wire.join([whole]) == wire.join([whole]) == b"abcdefg"
+    assert len(whole) == 7
+    table[1] = b"x"
+    many = table.selected(np.arange(5000) % 2, {1: b"yes", 4998: promise})
+    assert wire.join([many]) == b"yes" + b"x" * 2498 + b"cdex"
+    assert len(many) == 3 + 2498 + 4
+    assert wire.join([table.selected(np.arange(0))]) == b""

@@ -1,4 +1,7 @@
-"""Damaged ONNX files: a result or one clear error, never a changed interface. ``benchmarks/fuzz.py`` tries more."""
+"""Damaged ONNX files through ``inspect`` and ``apply``: a result or one clear error, never a changed interface.
+
+``benchmarks/fuzz.py`` tries more.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,16 @@ from onnx import TensorProto, helper
 from mptune.errors import ModelError
 from mptune.graph.model import load_model
 from tests.graph import models
-from tests.graph.mutate import mutant, originals, outcome, write_companions
+from tests.graph.mutate import Said, check_result, complaint, mutant, originals, outcome, write_companions
 
 COUNT = int(os.environ.get("MPTUNE_FUZZ_COUNT", "150"))
 CHUNK = 25
 
 
 @pytest.mark.parametrize("first", range(0, COUNT, CHUNK))
-def test_a_damaged_file_gives_a_result_or_one_error(first: int, tmp_path: Path) -> None:
+def test_a_damaged_file_gives_a_result_or_one_error(
+    first: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     write_companions(tmp_path)
     path = tmp_path / "mutant.onnx"
     for seed in range(first, min(first + CHUNK, COUNT)):
@@ -29,6 +34,38 @@ def test_a_damaged_file_gives_a_result_or_one_error(first: int, tmp_path: Path) 
             outcome(path, seed)
         except Exception as error:
             raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
+    assert capfd.readouterr() == ("", ""), "native code wrote past the commands"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        Said(1, "", "Traceback (most recent call last):\nValueError: x\n"),
+        Said(1, "", "error: unexpected ValueError: x\nhint: report it\n"),
+        Said(1, "", "error: x\n"),
+        Said(1, "", "error: x\nand more\nhint: y\n"),
+        Said(1, "half a table", "error: x\nhint: y\n"),
+        Said(2, "", "error: x\nhint: y\n"),
+        Said(0, "", "something\n"),
+    ],
+)
+def test_what_is_no_clear_error_is_seen(said: Said) -> None:
+    with pytest.raises(AssertionError):
+        complaint(said)
+
+
+def test_a_changed_interface_and_a_spoilt_model_are_seen(tmp_path: Path) -> None:
+    path = models.save(models.mlp(), tmp_path)
+    for damage in (
+        lambda graph: setattr(graph.input[0].type.tensor_type, "elem_type", TensorProto.FLOAT16),
+        lambda graph: graph.output.append(models.value("another", [1])),
+        lambda graph: graph.node[0].input.append("nowhere"),
+    ):
+        proto = models.mlp()
+        damage(proto.graph)
+        onnx.save(proto, tmp_path / "typed.onnx")
+        with pytest.raises((AssertionError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError)):
+            check_result(path, tmp_path / "typed.onnx")
 
 
 def test_mutants_are_the_same_for_the_same_seed_and_differ_between_seeds() -> None:

@@ -16,6 +16,7 @@ from mptune.graph.rewrite import Rewriter, rewrite
 from mptune.graph.weights import WeightBank
 from tests.graph import models
 from tests.graph.helpers import casts, check, feeds, plans, relative_l2, run, types
+from tests.graph.verify import verify
 
 FAMILIES = {
     "mlp": models.mlp,
@@ -114,6 +115,29 @@ def test_names_that_look_like_ours_are_left_alone(tmp_path: Path) -> None:
     made, some, folder = rewriter(models.save(proto, tmp_path))
     for plan in some:
         check(made.write(plan, folder / "t.onnx"))
+
+
+def test_nodes_of_many_inputs_and_of_many_bytes(tmp_path: Path) -> None:
+    """Longer than what a table of openings has, and one so large that it is only read while it is written."""
+    names = [f"{'value' * 40}{i}" for i in range(30)]
+    nodes = [models.node("Relu", ["x"], name, f"relu{i}") for i, name in enumerate(names)]
+    nodes += [models.node("Concat", [*names, "x", names[0]], "all", "concat", axis=0), models.node("Neg", ["all"], "y")]
+    nodes[-1].doc_string = "long " * 20_000
+    proto = models.model(nodes, [models.value("x", [1, 2])], [models.value("y", [32, 2])])
+    model = load_model(models.save(proto, tmp_path))
+    groups = find_groups(model, "op")
+    made = Rewriter(model, groups)
+    for plan in plans(model, groups, 4):
+        out = made.export(plan, tmp_path / "typed.onnx")
+        verify(made, plan, out)
+        assert [n.doc_string for n in onnx.load(out).graph.node if n.op_type == "Neg"] == [nodes[-1].doc_string]
+
+
+def test_the_order_of_a_plan_does_not_matter(tmp_path: Path) -> None:
+    made, some, folder = rewriter(models.save(models.attention(), tmp_path))
+    for plan in some:
+        turned = PrecisionPlan(plan.model_sha256, dict(reversed(plan.precision.items())))
+        assert made.write(turned, folder / "a.onnx").read_bytes() == made.write(plan, folder / "b.onnx").read_bytes()
 
 
 def test_refuses_another_models_plan_and_incomplete_plans(tmp_path: Path) -> None:
