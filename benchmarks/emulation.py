@@ -1,68 +1,196 @@
-"""Hold emulated FP16 errors against those of real FP16 engines on the GPU here: one layer group at a time.
+"""Hold emulated FP16 errors against those of real FP16 engines: every layer group alone, and random plans.
 
     python -m benchmarks.emulation benchmarks/models/digits_vit.onnx benchmarks/models/digits_calib.npz
+    python -m benchmarks.emulation vit_s.onnx vit_s.npz --plans benchmarks/results/h200_plans_vit_s.json
+    python -m benchmarks.emulation vit_s.onnx vit_s.npz --time
 
-Both are relative L2 against true FP32 on the same samples. Without a GPU there is nothing to hold it against.
+Both are relative L2 against true FP32 on the same samples. What was measured comes from a file of
+``benchmarks.measured_plans``, whose emulated errors are taken too unless ``--again`` is given; without a file the plans
+are measured on the GPU here. ``--few`` emulates as a search does before it builds, on the first rows only; ``--time``
+does so with every group alone, holds it against nothing, and needs no GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.common import one_group_plans, require, save, workspace
+from benchmarks.common import (
+    bits_of,
+    check_groups,
+    one_group_plans,
+    plan_of,
+    read_measured_plans,
+    require,
+    rounded,
+    save,
+)
+from benchmarks.common import workspace as make_workspace
+from benchmarks.measured_plans import random_plans
+from mptune.data.accuracy import OutputError
+from mptune.engines.base import Workspace
 from mptune.engines.environment import read_gpus
 from mptune.engines.ort_toolchains import OnnxRuntimeToolchain, PredictedToolchain
-from mptune.graph.groups import find_groups
-from mptune.graph.model import load_model
-from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.groups import LayerGroup, find_groups
+from mptune.graph.model import Model, load_model
+from mptune.graph.plan import PrecisionPlan
 from mptune.settings import LatencySettings, SearchSettings
 from mptune.targets.target import load_target
+
+_AT_A_TIME = 8
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One plan's errors; infinite where it failed or is not finite."""
+
+    kind: str
+    precision: str
+    measured: float
+    emulated: float = math.nan
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How the finite errors of some plans agree, and which plans overflow in one of both only."""
+
+    plans: int
+    log_correlation: float
+    median_ratio: float
+    ratios: tuple[float, float]
+    overflow_in_both: int
+    only_measured: tuple[str, ...]
+    only_emulated: tuple[str, ...]
+
+
+def agreement(pairs: Sequence[Pair]) -> Agreement:
+    measured, emulated = (np.array([getattr(p, what) for p in pairs]) for what in ("measured", "emulated"))
+    both = np.isfinite(measured) & np.isfinite(emulated) & (measured > 0) & (emulated > 0)
+    ratio = emulated[both] / measured[both]
+    correlation = np.corrcoef(np.log(measured[both]), np.log(emulated[both]))[0, 1] if both.sum() > 2 else math.nan
+    return Agreement(
+        len(pairs),
+        float(correlation),
+        float(np.median(ratio)) if len(ratio) else math.nan,
+        (float(ratio.min()), float(ratio.max())) if len(ratio) else (math.nan, math.nan),
+        int((np.isinf(measured) & np.isinf(emulated)).sum()),
+        tuple(p.precision for p in pairs if math.isinf(p.measured) and math.isfinite(p.emulated)),
+        tuple(p.precision for p in pairs if math.isinf(p.emulated) and math.isfinite(p.measured)),
+    )
+
+
+def value(error: OutputError) -> float:
+    return error.value("relative_l2") if error.non_finite == 0 else math.inf
+
+
+def measure(space: Workspace, model: Model, groups: Sequence[LayerGroup], random: int) -> list[Pair]:
+    gpus = read_gpus()
+    if not gpus:
+        raise SystemExit("no GPU here: give the figures of one with --plans")
+    settings = SearchSettings(latency=LatencySettings(warmup_ms=1, duration_ms=1))
+    plans = [("one-group", plan) for plan in one_group_plans(model, groups).values()]
+    plans += [("random", plan_of(model, groups, bits)) for bits in random_plans(groups, random, seed=0)]
+    pairs = []
+    target = load_target("h200")
+    with OnnxRuntimeToolchain(target, space, model, groups, settings, "cuda", device=gpus[0].name) as toolchain:
+        require(toolchain.reference("search"))
+        for kind, plan in plans:
+            pairs.append(Pair(kind, bits_of(groups, plan), value(require(toolchain.evaluate(plan)).error)))
+    return pairs
+
+
+def emulate(
+    space: Workspace, model: Model, groups: Sequence[LayerGroup], plans: Sequence[PrecisionPlan], *, few: bool
+) -> list[float]:
+    provider = "cuda" if read_gpus() else "cpu"
+    with PredictedToolchain(load_target("h200"), space, model, groups, SearchSettings(), provider) as toolchain:  # type: ignore[arg-type]
+        require(toolchain.reference("search"))
+        require(toolchain.observe())
+        started = time.perf_counter()
+        if few:
+            parts = [plans[k : k + _AT_A_TIME] for k in range(0, len(plans), _AT_A_TIME)]
+            errors = [error for part in parts for error in require(toolchain.emulate(part))]
+        else:
+            errors = [require(toolchain.evaluate(plan)).error for plan in plans]
+        taken_s = time.perf_counter() - started
+        samples = len(next(iter(next(iter(errors[0].per_output.values())).values())))
+        print(f"{len(plans)} plans emulated on {samples} samples each in {taken_s:.1f} s ({provider})")
+    return [value(error) for error in errors]
+
+
+def report(groups: Sequence[LayerGroup], pairs: Sequence[Pair]) -> dict[str, Agreement]:
+    found = {}
+    for kind in ("one-group", "random"):
+        chosen = [pair for pair in pairs if pair.kind == kind]
+        if not chosen:
+            continue
+        if kind == "one-group":
+            print(f"{'group':<34} {'measured':>10} {'emulated':>10} {'ratio':>6}")
+            for p in chosen:
+                ratio = p.emulated / p.measured if p.measured > 0 and math.isfinite(p.measured) else math.nan
+                print(f"{name_of(groups, p.precision)[:34]:<34} {p.measured:>10.3e} {p.emulated:>10.3e} {ratio:>6.3f}")
+        found[kind] = a = agreement(chosen)
+        print(f"{a.plans} {kind} plans: log-correlation {a.log_correlation:.5f}, median ratio {a.median_ratio:.3f}, "
+              f"extremes {a.ratios[0]:.3f} to {a.ratios[1]:.3f}; {a.overflow_in_both} overflow in both, "
+              f"{len(a.only_measured)} as measured only, {len(a.only_emulated)} as emulated only")  # fmt: skip
+        for what, plans in (("measured", a.only_measured), ("emulated", a.only_emulated)):
+            for bits in plans if kind == "one-group" else ():
+                print(f"  overflows as {what} only: {name_of(groups, bits)}")
+    return found
+
+
+def name_of(groups: Sequence[LayerGroup], bits: str) -> str:
+    return " ".join(group.name for group, bit in zip(groups, bits, strict=True) if bit == "1")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("data", type=Path)
+    parser.add_argument("--plans", type=Path, help="a file of benchmarks.measured_plans")
+    parser.add_argument("--again", action="store_true", help="emulate here, whatever the file says")
+    parser.add_argument("--few", action="store_true", help="emulate as a search does before it builds; implies --again")
+    parser.add_argument("--time", action="store_true", help="only say how long the one-group errors of a search take")
+    parser.add_argument("--random", type=int, default=100, help="random plans; without --plans")
+    parser.add_argument("--first", type=int, help="so many plans of each kind only; with --time, spread over the model")
     parser.add_argument("--samples", type=int, default=48)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    gpus = read_gpus()
-    if not gpus:
-        raise SystemExit("no GPU here: emulated errors have nothing to be held against")
     model = load_model(options.model)
     groups = find_groups(model)
-    plans = one_group_plans(model, groups)
-    plans["all"] = PrecisionPlan.uniform(model.sha256, [g.id for g in groups], Precision.FP16)
-    settings = SearchSettings(latency=LatencySettings(warmup_ms=1, duration_ms=1))
-    target = load_target("h200")
-    errors: dict[str, list[float]] = {"measured": [], "emulated": []}
     with tempfile.TemporaryDirectory() as folder:
-        space = workspace(options.model.resolve(), options.data, Path(folder), options.samples, options.batch)
-        measured = OnnxRuntimeToolchain(target, space, model, groups, settings, "cuda", device=gpus[0].name)
-        emulated = PredictedToolchain(target, space, model, groups, settings, "cpu")
-        with measured, emulated:
-            require(measured.reference("search"))
-            for plan in plans.values():
-                errors["measured"].append(require(measured.evaluate(plan)).error.value("relative_l2"))
-            require(emulated.reference("search"))
-            for plan in plans.values():
-                errors["emulated"].append(require(emulated.evaluate(plan)).error.value("relative_l2"))
-    taken, rounded = np.array(errors["measured"]), np.array(errors["emulated"])
-    ratio = rounded / taken
-    names = [g.name for g in groups] + ["all-FP16"]
-    print(f"{'group':<34} {'measured':>10} {'emulated':>10} {'ratio':>6}")
-    for name, m, e, r in zip(names, taken, rounded, ratio, strict=True):
-        print(f"{name[:34]:<34} {m:>10.3e} {e:>10.3e} {r:>6.3f}")
-    one = slice(0, len(groups))
-    correlation = float(np.corrcoef(np.log(taken[one]), np.log(rounded[one]))[0, 1])
-    print(f"{len(groups)} groups on {gpus[0].name}: log-correlation {correlation:.5f}, median ratio "
-          f"{np.median(ratio[one]):.3f}, extremes {ratio[one].min():.3f} to {ratio[one].max():.3f}")  # fmt: skip
-    save(options.json, {"groups": names, **errors, "log_correlation": correlation})
+        space = make_workspace(options.model.resolve(), options.data, Path(folder), options.samples, options.batch)
+        if options.time:
+            alone = list(one_group_plans(model, groups).values())
+            chosen = np.linspace(0, len(alone) - 1, min(options.first or len(alone), len(alone))).astype(int)
+            emulate(space, model, groups, [alone[index] for index in chosen], few=True)
+            return
+        if options.plans is None:
+            pairs = measure(space, model, groups, options.random)
+        else:
+            known = read_measured_plans(options.plans)
+            check_groups(known, groups)
+            pairs = [
+                Pair(p.kind, p.precision, p.error, math.nan if p.emulated is None else p.emulated)
+                for kind in ("one-group", "random")
+                for p in known.of_kind(kind)[: options.first]
+            ]
+        if options.again or options.few or any(math.isnan(pair.emulated) for pair in pairs):
+            plans = [plan_of(model, groups, pair.precision) for pair in pairs]
+            errors = emulate(space, model, groups, plans, few=options.few)
+            pairs = [replace(pair, emulated=error) for pair, error in zip(pairs, errors, strict=True)]
+    found = report(groups, pairs)
+    rows = [{**asdict(p), "measured": rounded(p.measured), "emulated": rounded(p.emulated)} for p in pairs]
+    document = {"model": options.model.stem, "agreement": {kind: asdict(a) for kind, a in found.items()}, "plans": rows}
+    save(options.json, document, lists=("plans",))
 
 
 if __name__ == "__main__":

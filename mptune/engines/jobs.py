@@ -17,7 +17,7 @@ import numpy as np
 from mptune.data.accuracy import OutputError, compare_outputs
 from mptune.data.calibration import read_outputs, read_samples, save_outputs
 from mptune.data.tasks import resolve_metric
-from mptune.engines.base import EngineError, FailureKind, ReferenceReport, Stage, TensorRange
+from mptune.engines.base import EngineError, FailureKind, ReferenceReport, Session, Stage, TensorRange
 from mptune.engines.child import WorkerState
 from mptune.engines.environment import GpuState, foreign_gpu_processes, process_warnings, read_gpus, state_warnings
 from mptune.engines.latency import Latency, Repetitions, summarise
@@ -95,7 +95,7 @@ class ReferenceJob:
         session = open_session(self.model, SessionOptions(self.provider, tf32=False, timing=False))
         try:
             state.enter(Stage.RUN)
-            samples = _samples(state, self.samples)
+            samples = cached_samples(state, self.samples)
             outputs = [session.run(sample) for sample in samples]
             again = session.run(samples[0])
             rows = _identical_rows(session, samples[0])
@@ -134,7 +134,7 @@ class ObserveJob:
         ranges: dict[str, TensorRange] = {}
         try:
             state.enter(Stage.RUN)
-            for sample in _samples(state, self.samples):
+            for sample in cached_samples(state, self.samples):
                 values = session.run(sample)
                 for tap in self.taps:
                     seen = ranges.get(tap.tensor)
@@ -146,84 +146,6 @@ class ObserveJob:
         finally:
             session.close()
         return ranges
-
-
-@dataclass(frozen=True)
-class OutputsResult:
-    """What ``OutputsJob`` found.
-
-    Attributes:
-        error: against the reference.
-        build_s: seconds to the session.
-    """
-
-    error: OutputError
-    build_s: float
-
-
-@dataclass(frozen=True)
-class OutputsJob:
-    """Run a model over samples and compare with the reference; used for emulated models, whose latency says nothing.
-
-    Attributes:
-        model: the model.
-        samples: file of samples.
-        reference: file of reference outputs on the same samples.
-        provider: who computes.
-        metric: the objective, so that task metrics are taken too.
-    """
-
-    model: Path
-    samples: Path
-    reference: Path
-    provider: Provider
-    metric: str = "relative_l2"
-
-    def run(self, state: WorkerState) -> OutputsResult:
-        """See the class."""
-        started = time.perf_counter()
-        session = open_session(self.model, SessionOptions(self.provider, timing=False))
-        build_s = time.perf_counter() - started
-        try:
-            state.enter(Stage.RUN)
-            error = _output_error(state, session, self.samples, self.reference, self.metric)
-        finally:
-            session.close()
-        return OutputsResult(error, build_s)
-
-
-@dataclass(frozen=True)
-class ErrorsJob:
-    """Run several emulated models over the same samples, one after another, and compare each with the reference.
-
-    Attributes:
-        models: the models.
-        samples: file of samples.
-        reference: file of reference outputs on the same samples.
-        provider: who computes.
-        metric: the objective, so that task metrics are taken too.
-        first: how many of the samples are taken at most; None takes all.
-    """
-
-    models: tuple[Path, ...]
-    samples: Path
-    reference: Path
-    provider: Provider
-    metric: str = "relative_l2"
-    first: int | None = None
-
-    def run(self, state: WorkerState) -> tuple[OutputError, ...]:
-        """See the class."""
-        return tuple(self._error(state, model) for model in self.models)
-
-    def _error(self, state: WorkerState, model: Path) -> OutputError:
-        state.enter(Stage.BUILD)
-        session = open_session(model, SessionOptions(self.provider, timing=False))
-        try:
-            state.enter(Stage.RUN)
-            return _output_error(state, session, self.samples, self.reference, self.metric, self.first)
-        finally:
-            session.close()
 
 
 @dataclass(frozen=True)
@@ -278,24 +200,23 @@ class MeasureJob:
 
     def run(self, state: WorkerState) -> MeasureResult:
         """See the class."""
-        feed = _samples(state, self.timing_samples)[0]
-        open_baseline = partial(
-            open_session, self.baseline, SessionOptions(self.provider, tf32=False, latency=self.latency)
-        )
-        baseline = state.cached("baseline", (*_identity(self.baseline), self.provider, self.latency), open_baseline)
+        feed = cached_samples(state, self.timing_samples)[0]
+        key = (*file_identity(self.baseline), self.provider, self.latency)
+        baseline = state.cached("baseline", key, partial(self._open, self.baseline, tf32=False))
         started = time.perf_counter()
-        candidate = open_session(self.model, SessionOptions(self.provider, tf32=self.tf32, latency=self.latency))
+        candidate = self._open(self.model, tf32=self.tf32)
         build_s = time.perf_counter() - started
         try:
             state.enter(Stage.RUN)
-            error = _output_error(state, candidate, self.samples, self.reference, self.metric)
+            outputs = [candidate.run(sample) for sample in cached_samples(state, self.samples)]
+            error = output_error(state, outputs, self.reference, self.metric)
             state.enter(Stage.TIME)
             repetitions = self.repetitions or baseline.calibrate(feed)
             before = baseline.time(feed, repetitions)
             latency = candidate.time(feed, repetitions)
             device_warnings = self._device_warnings(state)
             after = baseline.time(feed, repetitions)
-            warnings = (*candidate.warnings, *baseline.warnings, *device_warnings)
+            warnings = (*candidate.warnings, *baseline.warnings, *self._compare(candidate, baseline), *device_warnings)
         finally:
             candidate.close()
         return MeasureResult(
@@ -306,6 +227,13 @@ class MeasureJob:
             build_s=build_s,
             warnings=tuple(dict.fromkeys(warnings)),
         )
+
+    def _open(self, model: Path, *, tf32: bool) -> Session:
+        return open_session(model, SessionOptions(self.provider, tf32=tf32, latency=self.latency))
+
+    def _compare(self, candidate: Session, baseline: Session) -> tuple[str, ...]:
+        """Warnings about what the candidate's engine does beside the baseline's; ONNX Runtime does not say."""
+        return ()
 
     def _device_warnings(self, state: WorkerState) -> tuple[str, ...]:
         """Throttling, fallen clocks and other processes, read while the clocks are still where the timing had them."""
@@ -388,12 +316,21 @@ def _facts(values: Sequence[np.ndarray]) -> dict[str, float]:
     }
 
 
-def _output_error(
-    state: WorkerState, session: OrtSession, samples: Path, reference: Path, metric: str, first: int | None = None
-) -> OutputError:
-    wanted = state.cached(f"reference {reference}", _identity(reference), partial(read_outputs, reference))[:first]
+def output_error(state: WorkerState, outputs: Sequence[Outputs], reference: Path, metric: str) -> OutputError:
+    """Hold the outputs on the first samples against the reference.
+
+    Args:
+        state: keeps what is read.
+        outputs: of each sample.
+        reference: file of reference outputs on the same samples; there may be more of them.
+        metric: the objective, so that task metrics are taken too.
+
+    Raises:
+        EngineError: an output has another shape than the reference.
+    """
+    known = state.cached(f"reference {reference}", file_identity(reference), partial(read_outputs, reference))
+    wanted = known[: len(outputs)]
     _, extra = state.cached("metric", metric, partial(resolve_metric, metric))
-    outputs = [session.run(sample) for sample in _samples(state, samples)[:first]]
     for got, expected in zip(outputs, wanted, strict=True):
         for name, array in expected.items():
             # The plan's doing (a detector keeps another number of boxes), so no error of the user's.
@@ -403,11 +340,12 @@ def _output_error(
     return compare_outputs(outputs, wanted, extra)
 
 
-def _samples(state: WorkerState, path: Path) -> tuple[dict[str, np.ndarray], ...]:
-    return state.cached(f"samples {path}", _identity(path), partial(read_samples, path))
+def cached_samples(state: WorkerState, path: Path) -> tuple[dict[str, np.ndarray], ...]:
+    """The samples in a file, read once per worker."""
+    return state.cached(f"samples {path}", file_identity(path), partial(read_samples, path))
 
 
-def _identity(path: Path) -> tuple[str, int, int]:
+def file_identity(path: Path) -> tuple[str, int, int]:
     """Changes when the file is written anew."""
     facts = path.stat()
     return str(path), facts.st_mtime_ns, facts.st_size

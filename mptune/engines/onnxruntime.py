@@ -3,11 +3,17 @@
 ONNX Runtime is imported when the first session opens. Its CUDA provider runs here on one explicit stream, with inputs
 and outputs bound on the device, and replays a CUDA graph where capture works; TF32 is off unless asked for
 (provider option ``use_tf32`` is on by default and costs about as much accuracy as FP16).
+
+Switching that option off keeps FP16 convolutions from tensor cores too: on an H200 an all-FP16 ResNet-50 takes 1.63 ms
+so, and 1.42 ms where TF32 is switched off by NVIDIA's own environment variable (``NO_TF32``) and the option is left on,
+with the same FP32 results to the last bit. CUDA's libraries read the variable once, so it must be there when the
+process starts.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -40,6 +46,10 @@ _NOT_CAPTURABLE = frozenset(
         *("SequenceAt", "SequenceConstruct", "SplitToSequence", "ConcatFromSequence", "StringNormalizer"),
     }
 )
+
+
+NO_TF32: Mapping[str, str] = {"NVIDIA_TF32_OVERRIDE": "0"}
+"""Environment of a process in which no library of CUDA uses TF32, whatever it is asked for."""
 
 
 @dataclass(frozen=True)
@@ -282,7 +292,7 @@ class CudaSession(OrtSession):
     def _providers(self, graph: bool) -> list[Any]:
         options = {
             "device_id": str(self.options.device),
-            "use_tf32": "1" if self.options.tf32 else "0",
+            "use_tf32": "1" if self.options.tf32 or NO_TF32.items() <= os.environ.items() else "0",
             "enable_cuda_graph": "1" if graph else "0",
         }
         if self._stream is not None:

@@ -5,24 +5,34 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from mptune.data.accuracy import OutputError
-from mptune.engines.base import Failure, Measurement, ReferenceReport, SampleSet, Stage, TensorRange, Workspace
+from mptune.engines.base import (
+    Failure,
+    Measurement,
+    Progress,
+    ReferenceReport,
+    SampleSet,
+    Stage,
+    TensorRange,
+    Workspace,
+)
 from mptune.engines.environment import Environment, describe_environment
-from mptune.engines.jobs import ErrorsJob, MeasureJob, MeasureResult, ObserveJob, OutputsJob, ReferenceJob
+from mptune.engines.jobs import MeasureJob, MeasureResult, ObserveJob, ReferenceJob
 from mptune.engines.latency import Latency, Repetitions
-from mptune.engines.onnxruntime import Provider
+from mptune.engines.onnxruntime import NO_TF32, Provider
 from mptune.engines.worker import Worker
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import SearchSettings
 
 if TYPE_CHECKING:
-    from mptune.graph.emulate import Emulator
+    from mptune.engines.emulation import Emulation
     from mptune.graph.groups import LayerGroup
     from mptune.graph.model import Model
     from mptune.graph.rewrite import Rewriter
@@ -33,9 +43,6 @@ if TYPE_CHECKING:
 DRIFT_WARNING = 0.1
 """A baseline that moved by more than this share since it was first measured is a warning."""
 
-EMULATED_SAMPLES = 8
-"""So many samples tell the error of a group well enough; evaluations take all."""
-
 CPU_WARNING = (
     "FP16 is seldom faster on a CPU, where ONNX Runtime computes most of it in FP32 and pays for the Casts: give"
     " --target a GPU or a profile (`mptune targets` lists them)"
@@ -43,10 +50,9 @@ CPU_WARNING = (
 
 
 class OrtToolchain:
-    """What the toolchains on ONNX Runtime share: the worker, the reference, the observed ranges."""
+    """What the toolchains on ONNX Runtime share: the worker, the reference, the observed ranges, the emulation."""
 
     name: str
-    device: str
     latency_source: Literal["measured", "predicted"]
     error_source: Literal["measured", "emulated"]
 
@@ -57,8 +63,10 @@ class OrtToolchain:
         model: Model,
         groups: Sequence[LayerGroup],
         settings: SearchSettings,
-        provider: Provider,
+        provider: Provider = "cpu",
         warnings: Sequence[str] = (),
+        *,
+        device: str = "",
     ) -> None:
         """Make the toolchain; nothing starts before it is needed.
 
@@ -70,7 +78,9 @@ class OrtToolchain:
             settings: of the search.
             provider: who computes.
             warnings: what was passed over on the way to this toolchain, for ``environment``.
+            device: name of the GPU or CPU that is timed; the target's where none is.
         """
+        self.device = device or target.title
         self.target = target
         self.workspace = workspace
         self.settings = settings
@@ -78,10 +88,10 @@ class OrtToolchain:
         self._model = model
         self._groups = groups
         self._warnings = tuple(warnings)
-        self._worker = Worker(workspace.logs_dir, settings.worker)
+        self._worker = Worker(workspace.logs_dir, settings.worker, {} if settings.tf32 else NO_TF32)
         self._bank: WeightBank | None = None
         self._ranges: Mapping[str, TensorRange] | None = None
-        self._emulator: Emulator | None = None
+        self._emulation: Emulation | None = None
         self._terms: LatencyTerms | None = None
 
     @property
@@ -118,21 +128,38 @@ class OrtToolchain:
 
     def emulate(self, plans: Sequence[PrecisionPlan]) -> tuple[OutputError, ...] | Failure:
         """See ``Toolchain``."""
-        paths = [self._write_emulation(plan) for plan in plans]
-        try:
-            search, reference = self.workspace.samples("search"), self.workspace.reference("search")
-            job = ErrorsJob(tuple(paths), search, reference, self.provider, self.settings.metric, EMULATED_SAMPLES)
-            return self._worker.call(job, self.timeout_s)
-        finally:
-            for path in paths:
-                path.unlink(missing_ok=True)
+        return self._emulate(plans, "search", few=True)
 
-    def _write_emulation(self, plan: PrecisionPlan) -> Path:
-        from mptune.graph.emulate import Emulator
+    @property
+    def emulation_holds(self) -> bool:
+        """See ``Toolchain``."""
+        return True
 
-        if self._emulator is None:
-            self._emulator = Emulator(self._model, self._groups, self._weight_bank())
-        return self._emulator.write(plan, self._scratch(f"emulated-{plan.fingerprint}"))
+    def _emulate(
+        self, plans: Sequence[PrecisionPlan], which: SampleSet, *, few: bool
+    ) -> tuple[OutputError, ...] | Failure:
+        if self._emulation is None:
+            from mptune.engines.emulation import Emulation
+
+            self._emulation = Emulation(
+                *self._as_computed(),
+                self._weight_bank(),
+                self.workspace,
+                self.provider,
+                self.settings,
+                partial(self._worker.call, timeout_s=self.timeout_s),
+                self._shapes,
+            )
+        return self._emulation.errors(plans, which, few=few)
+
+    def _as_computed(self) -> tuple[Model, Sequence[LayerGroup]]:
+        """The model and its groups with a node for each step after which the target's engine rounds."""
+        return self._model, self._groups
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Concrete shapes of the FP32 values; none where they cannot be observed."""
+        ranges = self.observe()
+        return {} if isinstance(ranges, Failure) else {tensor: seen.shape for tensor, seen in ranges.items()}
 
     def latency_terms(self) -> LatencyTerms | Failure:
         """See ``Toolchain``."""
@@ -142,9 +169,12 @@ class OrtToolchain:
             ranges = self.observe()
             if isinstance(ranges, Failure):
                 return replace(ranges, stage=Stage.TIME)
-            shapes = {tensor: seen.shape for tensor, seen in ranges.items()}
-            self._terms = roofline(self._model, self._groups, self.target, shapes)
+            self._terms = roofline(self._model, self._groups, self.target, self._shapes())
         return self._terms
+
+    def listen(self, heard: Callable[[Progress], None]) -> None:
+        """See ``Toolchain``."""
+        self._worker.heard = heard
 
     def restart(self) -> None:
         """See ``Toolchain``."""
@@ -153,6 +183,8 @@ class OrtToolchain:
     def close(self) -> None:
         """See ``Toolchain``."""
         self._worker.close()
+        if self._emulation is not None:
+            self._emulation.close()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -196,38 +228,48 @@ class TimingRecord:
 class OnnxRuntimeToolchain(OrtToolchain):
     """Builds, computes and times with ONNX Runtime on the GPU or the CPU here."""
 
-    def __init__(
-        self,
-        target: Target,
-        workspace: Workspace,
-        model: Model,
-        groups: Sequence[LayerGroup],
-        settings: SearchSettings,
-        provider: Provider,
-        warnings: Sequence[str] = (),
-        *,
-        device: str,
-    ) -> None:
-        """See ``OrtToolchain``; ``device`` is the name of the GPU or CPU here."""
-        if provider == "cpu":
-            warnings = (*warnings, CPU_WARNING)
-        super().__init__(target, workspace, model, groups, settings, provider, warnings)
-        self.name, self.device = "onnxruntime", device
-        self.latency_source, self.error_source = "measured", "measured"
-        self._rewriter: Rewriter | None = None
-        self._baseline: Path | None = None
-        self._record: TimingRecord | None = None
+    name = "onnxruntime"
+    latency_source: Literal["measured", "predicted"] = "measured"
+    error_source: Literal["measured", "emulated"] = "measured"
+    _timed_by: str | None = None
+    _rewriter: Rewriter | None = None
+    _baseline: Path | None = None
+    _record: TimingRecord | None = None
 
     def __enter__(self) -> OnnxRuntimeToolchain:
         return self
 
+    def environment(self) -> Environment:
+        """See ``Toolchain``."""
+        found = super().environment()
+        return found.with_warnings(CPU_WARNING) if (self._timed_by or self.provider) == "cpu" else found
+
+    @property
+    def emulation_holds(self) -> bool:
+        """See ``Toolchain``; the CPU provider computes FP16 in FP32, and leaves out roundings between nodes."""
+        return (self._timed_by or self.provider) != "cpu"
+
+    def _as_computed(self) -> tuple[Model, Sequence[LayerGroup]]:
+        if (self._timed_by or self.provider) != "cuda":
+            return super()._as_computed()
+        from mptune.graph.spelled import spell_out
+
+        return spell_out(self._model, self._groups)
+
     def evaluate(self, plan: PrecisionPlan, which: SampleSet = "search") -> Measurement | Failure:
         """See ``Toolchain``."""
+        record = self._record = self._record or self._read_record()
+        result = self._measure(plan, which, record.repetitions if record else None)
+        return result if isinstance(result, Failure) else self._corrected(result)
+
+    def _measure(
+        self, plan: PrecisionPlan, which: SampleSet, repetitions: Repetitions | None
+    ) -> MeasureResult | Failure:
+        """Build, run and time one plan beside the baseline; without ``repetitions`` they are calibrated."""
         if self._rewriter is None:
             from mptune.graph.rewrite import Rewriter
 
             self._rewriter = Rewriter(self._model, self._groups, self._weight_bank())
-        record = self._record = self._record or self._read_record()
         path = self._rewriter.write(plan, self._scratch(plan.fingerprint))
         try:
             job = MeasureJob(
@@ -240,13 +282,12 @@ class OnnxRuntimeToolchain(OrtToolchain):
                 # The all-FP32 plan is the baseline, so it is built as the baseline is.
                 tf32=self.settings.tf32 and bool(plan.fp16_groups),
                 latency=self.settings.latency,
-                repetitions=record.repetitions if record else None,
+                repetitions=repetitions,
                 metric=self.settings.metric,
             )
-            result: MeasureResult | Failure = self._worker.call(job, self.timeout_s)
+            return self._worker.call(job, self.timeout_s)
         finally:
             path.unlink(missing_ok=True)
-        return result if isinstance(result, Failure) else self._corrected(result)
 
     def close(self) -> None:
         """See ``Toolchain``."""
@@ -286,7 +327,7 @@ class OnnxRuntimeToolchain(OrtToolchain):
 
     @property
     def _record_path(self) -> Path:
-        device = re.sub(r"[^a-z0-9]+", "-", f"{self.provider} {self.device}".lower()).strip("-")
+        device = re.sub(r"[^a-z0-9]+", "-", f"{self._timed_by or self.provider} {self.device}".lower()).strip("-")
         return self.workspace.data_dir / f"timing-{device}.json"
 
     def _read_record(self) -> TimingRecord | None:
@@ -309,20 +350,9 @@ class OnnxRuntimeToolchain(OrtToolchain):
 class PredictedToolchain(OrtToolchain):
     """Predicts latency by the target's roofline and emulates FP16's roundings: needs no device of that kind."""
 
-    def __init__(
-        self,
-        target: Target,
-        workspace: Workspace,
-        model: Model,
-        groups: Sequence[LayerGroup],
-        settings: SearchSettings,
-        provider: Provider = "cpu",
-        warnings: Sequence[str] = (),
-    ) -> None:
-        """See ``OrtToolchain``."""
-        super().__init__(target, workspace, model, groups, settings, provider, warnings)
-        self.name, self.device = "emulation", target.title
-        self.latency_source, self.error_source = "predicted", "emulated"
+    name = "emulation"
+    latency_source: Literal["measured", "predicted"] = "predicted"
+    error_source: Literal["measured", "emulated"] = "emulated"
 
     def __enter__(self) -> PredictedToolchain:
         return self
@@ -332,25 +362,14 @@ class PredictedToolchain(OrtToolchain):
         terms = self.latency_terms()
         if isinstance(terms, Failure):
             return terms
-        path = self._write_emulation(plan)
-        try:
-            job = OutputsJob(
-                path,
-                self.workspace.samples(which),
-                self.workspace.reference(which),
-                self.provider,
-                self.settings.metric,
-            )
-            result = self._worker.call(job, self.timeout_s)
-        finally:
-            path.unlink(missing_ok=True)
-        if isinstance(result, Failure):
-            return result
+        errors = self._emulate([plan], which, few=False)
+        if isinstance(errors, Failure):
+            return errors
         return Measurement(
             latency=Latency.predicted(terms.predict(plan)),
             baseline=None,
             drift=1.0,
-            error=result.error,
+            error=errors[0],
             error_source="emulated",
-            build_s=result.build_s,
+            build_s=0.0,
         )

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,8 +26,10 @@ _spawner: tuple[int, ThreadPoolExecutor] | None = None
 _spawner_lock = threading.Lock()
 
 
-def spawn(command: list[str], fds: tuple[int, ...], output: int) -> subprocess.Popen[bytes]:
-    """Start the process from a thread that lives as long as this process does.
+def spawn(
+    command: list[str], fds: tuple[int, ...], output: int, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start the process from a thread that lives as long as this process does, with more environment variables.
 
     Linux sends the parent-death signal when the *thread* that started the child ends, so a caller's short-lived
     thread must not be the one.
@@ -37,6 +40,9 @@ def spawn(command: list[str], fds: tuple[int, ...], output: int) -> subprocess.P
             _spawner = (os.getpid(), ThreadPoolExecutor(1, thread_name_prefix="mptune-spawn"))
         executor = _spawner[1]
 
+    # The working directory must not shadow modules (Python 3.11 and up); the import path is the parent's.
+    python_path = {"PYTHONPATH": os.pathsep.join(absolute_sys_path()), "PYTHONSAFEPATH": "1"}
+
     def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             command,
@@ -46,7 +52,12 @@ def spawn(command: list[str], fds: tuple[int, ...], output: int) -> subprocess.P
             pass_fds=fds[:2],
             start_new_session=True,
             # The working directory must not shadow modules (Python 3.11 and up); the import path is the parent's.
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(absolute_sys_path()), "PYTHONSAFEPATH": "1"},
+            env={
+                **os.environ,
+                **environment,
+                "PYTHONPATH": os.pathsep.join(absolute_sys_path()),
+                "PYTHONSAFEPATH": "1",
+            },
         )
 
     return executor.submit(start).result()

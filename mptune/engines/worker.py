@@ -22,11 +22,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from mptune.engines.base import Failure, FailureKind, Stage
+from mptune.engines.base import Failure, FailureKind, Progress, Stage
 from mptune.engines.child import HEADER, Job, Message, encode
 from mptune.engines.process_tree import absolute_sys_path, kill_tree, oom_kills, spawn
 from mptune.errors import MptuneError
@@ -52,9 +53,21 @@ class Worker:
     Thread-safe: calls queue up. Ends its process when closed or when the parent goes away, however it goes.
     """
 
-    def __init__(self, logs_dir: Path, settings: WorkerSettings | None = None) -> None:
+    def __init__(
+        self, logs_dir: Path, settings: WorkerSettings | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Wire the parts; the process starts later.
+
+        Args:
+            logs_dir: gets a file for each failed job.
+            settings: limits and retries.
+            environment: more environment variables of the process.
+        """
+        self.heard: Callable[[Progress], None] = lambda progress: None
+        """Hears how far a long job is, in the thread that waits for it."""
         self._logs_dir = logs_dir
         self._settings = settings or WorkerSettings()
+        self._environment = dict(environment or {})
         self._lock = threading.Lock()
         self._process: _Process | None = None
         self._jobs_done = 0
@@ -108,7 +121,8 @@ class Worker:
                 return failure
         process = self._process
         assert process is not None
-        stage, outcome = process.exchange(encode(("job", job)), time.monotonic() + timeout_s, Stage.BUILD)
+        deadline = time.monotonic() + timeout_s
+        stage, outcome = process.exchange(encode(("job", job)), deadline, Stage.BUILD, self.heard)
         if outcome is None:
             return self._fail(Failure(stage, FailureKind.TIMEOUT, f"no result after {timeout_s:g} s"), job, retire=True)
         kind, value = outcome
@@ -137,10 +151,11 @@ class Worker:
         limits = {"memory_limit_bytes": self._settings.memory_limit_bytes, "sys_path": absolute_sys_path()}
         timeout_s = self._settings.start_timeout_s
         try:
-            self._process = _Process()
+            self._process = _Process(self._environment)
         except OSError as error:
             return Failure(Stage.START, FailureKind.WORKER, f"the worker process could not be started: {error}")
-        _, outcome = self._process.exchange(encode(("start", limits)), time.monotonic() + timeout_s, Stage.START)
+        deadline = time.monotonic() + timeout_s
+        _, outcome = self._process.exchange(encode(("start", limits)), deadline, Stage.START, self.heard)
         if outcome is not None and outcome[0] == "ready":
             self._process.output.clear()
             return None
@@ -221,7 +236,7 @@ class Output:
 class _Process:
     """One worker process with its three pipes: requests, answers, output."""
 
-    def __init__(self) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
         self.output = Output()
         self._buffer = bytearray()
         self._oom_kills = oom_kills()
@@ -239,7 +254,7 @@ class _Process:
             str(os.getpid()),
         ]
         try:
-            self._popen = spawn(command, theirs, print_write)
+            self._popen = spawn(command, theirs, print_write, environment)
         except BaseException:
             for fd in ours:
                 os.close(fd)
@@ -258,8 +273,10 @@ class _Process:
     def is_alive(self) -> bool:
         return self._popen.poll() is None
 
-    def exchange(self, request: bytes, deadline: float, stage: Stage) -> tuple[Stage, Message | None]:
-        """Send a request and wait for its answer, all under one deadline.
+    def exchange(
+        self, request: bytes, deadline: float, stage: Stage, heard: Callable[[Progress], None]
+    ) -> tuple[Stage, Message | None]:
+        """Send a request and wait for its answer, all under one deadline; progress goes to ``heard`` meanwhile.
 
         Returns:
             the stage reached, and the answer: None past the deadline, ("gone", None) where the worker ended without
@@ -291,10 +308,13 @@ class _Process:
                     return stage, ("gone", None)
                 self._buffer += data
                 for message in self._messages():
-                    if message[0] != "stage":
+                    if message[0] == "stage":
+                        stage = message[1]
+                    elif message[0] == "progress":
+                        heard(message[1])
+                    else:
                         self.drain()
                         return stage, message
-                    stage = message[1]
 
     def _messages(self) -> Any:
         """The complete messages in the buffer."""

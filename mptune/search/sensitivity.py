@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mptune.data.accuracy import OutputError
 from mptune.data.numbers import decode_float, encode_float
-from mptune.engines.base import Failure, Toolchain
+from mptune.engines.base import Toolchain
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.search.cut import Tie
 from mptune.search.durable import write_json
+from mptune.search.oracle import emulate_plans
 from mptune.search.space import SearchSpace
 from mptune.search.surrogate import ERROR_FLOOR, Prior
-from mptune.search.tuner import Listener, machine_error
+from mptune.search.tuner import Listener
 from mptune.targets.roofline import LatencyTerms
 
 SENSITIVITY_JSON = "sensitivity.json"
@@ -81,26 +81,11 @@ def find_sensitivity(
         done = len(space.free) - len(missing) + start
         listener.stage(f"sensitivity: {done} of {len(space.free)} groups")
         few = missing[start : start + _AT_A_TIME]
-        errors = _emulate(toolchain, [fp32.replace({group: Precision.FP16}) for group in few], metric)
+        plans = [fp32.replace({group: Precision.FP16}) for group in few]
+        errors = (error.value for error in emulate_plans(toolchain, plans, metric))
         known = Sensitivity(metric, {**known.errors, **dict(zip(few, errors, strict=True))})
         known.save(path)
     return known
-
-
-def _emulate(toolchain: Toolchain, plans: Sequence[PrecisionPlan], metric: str) -> list[float]:
-    result = toolchain.emulate(plans)
-    if not isinstance(result, Failure):
-        return [_value(error, metric) for error in result]
-    if result.is_machine_fault:
-        raise machine_error(result, 1)
-    if len(plans) == 1:
-        return [math.inf]
-    return [error for plan in plans for error in _emulate(toolchain, [plan], metric)]
-
-
-def _value(error: OutputError, metric: str) -> float:
-    value = error.value(metric)
-    return value if error.non_finite == 0 and math.isfinite(value) else math.inf
 
 
 def make_prior(space: SearchSpace, sensitivity: Sensitivity, terms: LatencyTerms | None, *, exact: bool) -> Prior:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mptune.engines.base import EngineError, FailureKind, Stage
+from mptune.engines.base import EngineError, FailureKind, Progress, Stage
 from mptune.engines.child import WorkerState
 from mptune.errors import ModelError
 
@@ -30,9 +30,37 @@ class Echo:
 
 
 @dataclass(frozen=True)
+class Report:
+    """Tells its progress from several threads at once, as builders do."""
+
+    threads: int
+    steps: int
+
+    def run(self, state: WorkerState) -> str:
+        def tell(name: str) -> None:
+            for step in range(self.steps):
+                state.report(Progress(name, step + 1, self.steps))
+
+        tellers = [threading.Thread(target=tell, args=(f"phase {k}",)) for k in range(self.threads)]
+        for teller in tellers:
+            teller.start()
+        for teller in tellers:
+            teller.join()
+        return "told"
+
+
+@dataclass(frozen=True)
 class Pid:
     def run(self, state: WorkerState) -> int:
         return os.getpid()
+
+
+@dataclass(frozen=True)
+class Variable:
+    name: str
+
+    def run(self, state: WorkerState) -> str | None:
+        return os.environ.get(self.name)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ import numpy as np
 
 from mptune.data.archive import save_samples
 from mptune.engines.base import Failure
-from mptune.engines.jobs import OutputsJob, ReferenceJob
+from mptune.engines.emulation import ErrorsJob
+from mptune.engines.jobs import ReferenceJob
 from mptune.engines.worker import Worker
 from mptune.graph.groups import find_groups
 from mptune.graph.model import load_model
@@ -41,9 +42,9 @@ def test_an_fp16_norm_before_a_product_neither_crashes_nor_changes_from_run_to_r
     with Worker(tmp_path / "logs", WorkerSettings()) as worker:
         reference = worker.call(ReferenceJob(path, tmp_path / "samples.npz", tmp_path / "reference.npz", "cpu"), 60)
         assert not isinstance(reference, Failure), reference
-        job = OutputsJob(typed, tmp_path / "samples.npz", tmp_path / "reference.npz", "cpu")
+        job = ErrorsJob((typed,), tmp_path / "samples.npz", tmp_path / "reference.npz", "cpu")
         result = worker.call(job, 60)
     assert not isinstance(result, Failure), result
-    errors = result.error.per_output["y"]["relative_l2"]
+    errors = result[0].per_output["y"]["relative_l2"]
     assert len(set(errors)) == 1, "the same sample gives the same error every time"
     assert 0 < errors[0] < 1e-2

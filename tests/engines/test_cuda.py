@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -7,8 +8,10 @@ import pytest
 
 from mptune.engines import cuda
 from mptune.engines.base import EngineError, FailureKind
+from mptune.engines.child import WorkerState
 from mptune.engines.latency import Repetitions, monotonic_ms
-from mptune.engines.onnxruntime import CudaSession, SessionOptions
+from mptune.engines.onnxruntime import NO_TF32, CudaSession, SessionOptions
+from mptune.engines.worker import Worker
 from mptune.settings import LatencySettings
 
 QUICK = LatencySettings(warmup_ms=5.0, duration_ms=5.0, min_iterations=10, bootstrap_samples=50)
@@ -129,8 +132,9 @@ def test_a_cuda_session_uses_graph_stream_and_events(mlp_path: Path) -> None:
     session.close()
 
 
-@pytest.mark.gpu
-def test_tf32_changes_the_result_and_is_off_by_default(tmp_path: Path) -> None:
+@pytest.fixture
+def product(tmp_path: Path) -> Path:
+    """A model that multiplies a 512 x 512 matrix by itself."""
     import onnx
     from onnx import TensorProto, helper
 
@@ -138,12 +142,37 @@ def test_tf32_changes_the_result_and_is_off_by_default(tmp_path: Path) -> None:
     graph = helper.make_graph([helper.make_node("MatMul", ["x", "x"], ["y"])], "g", info[:1], info[1:])
     path = tmp_path / "m.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def product_error(path: Path, *, tf32: bool) -> float:
     x = np.random.default_rng(0).normal(size=(512, 512)).astype(np.float32)
     exact = x.astype(np.float64) @ x.astype(np.float64)
-    errors = []
-    for tf32 in (False, True):
-        session = CudaSession(path, SessionOptions("cuda", tf32=tf32, latency=QUICK))
-        errors.append(float(np.linalg.norm(session.run({"x": x})["y"] - exact) / np.linalg.norm(exact)))
-        session.close()
-    assert errors[0] < 1e-6
-    assert errors[1] > 1e-5  # Compute capability 8.0 and up; an older GPU has no TF32.
+    session = CudaSession(path, SessionOptions("cuda", tf32=tf32, latency=QUICK))
+    error = float(np.linalg.norm(session.run({"x": x})["y"] - exact) / np.linalg.norm(exact))
+    session.close()
+    return error
+
+
+@dataclass(frozen=True)
+class ProductError:
+    path: Path
+    tf32: bool
+
+    def run(self, state: WorkerState) -> float:
+        return product_error(self.path, tf32=self.tf32)
+
+
+@pytest.mark.gpu
+def test_tf32_changes_the_result_and_is_off_by_default(product: Path) -> None:
+    assert product_error(product, tf32=False) < 1e-6
+    assert product_error(product, tf32=True) > 1e-5  # Compute capability 8.0 and up; an older GPU has no TF32.
+
+
+@pytest.mark.gpu
+def test_the_environment_variable_switches_tf32_off_whatever_the_option_says(product: Path, tmp_path: Path) -> None:
+    with Worker(tmp_path / "logs", environment=NO_TF32) as worker:
+        for tf32 in (False, True):
+            error = worker.call(ProductError(product, tf32), 60.0)
+            assert isinstance(error, float), error
+            assert error < 1e-6

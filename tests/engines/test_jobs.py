@@ -11,7 +11,7 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 from mptune.data.calibration import CalibrationSet, read_outputs, save_outputs
 from mptune.engines.base import EngineError, ReferenceReport
 from mptune.engines.child import WorkerState
-from mptune.engines.jobs import MeasureJob, ObserveJob, OutputsJob, ProbeJob, ReferenceJob, relative_l2
+from mptune.engines.jobs import MeasureJob, ObserveJob, ProbeJob, ReferenceJob, relative_l2
 from mptune.engines.latency import Repetitions
 from mptune.graph.model import load_model
 from mptune.graph.observe import write_observing_model
@@ -152,38 +152,6 @@ def prepare(folder: Path, shift: float = 0.0) -> tuple[Path, Path, Path]:
     CalibrationSet(tuple({"x": feed} for feed in feeds), "test", False).save(folder / "s.npz")
     save_outputs(folder / "r.npz", [{"y": feed + np.float32(shift)} for feed in feeds])
     return model, folder / "s.npz", folder / "r.npz"
-
-
-def test_errors_are_taken_per_sample(tmp_path: Path) -> None:
-    model, samples, reference = prepare(tmp_path, shift=1.0)
-    result = OutputsJob(model, samples, reference, "cpu").run(WorkerState())
-    assert result.error.per_output["y"]["max_abs"] == (1.0, 1.0)
-    assert result.build_s > 0
-
-
-def test_files_that_changed_are_read_again(tmp_path: Path) -> None:
-    model, samples, reference = prepare(tmp_path)
-    state, job = WorkerState(), OutputsJob(model, samples, reference, "cpu")
-    assert job.run(state).error.value("max_abs") == 0.0
-    reference.unlink()
-    prepare(tmp_path, shift=2.0)
-    assert job.run(state).error.value("max_abs") == 2.0
-
-
-def test_a_users_metric_is_taken_too(tmp_path: Path) -> None:
-    model, samples, reference = prepare(tmp_path, shift=1.0)
-    script = tmp_path / "mine.py"
-    script.write_text("def metric(outputs, reference):\n    return float(outputs['y'].sum())\n")
-    metric = f"{script}:metric"
-    result = OutputsJob(model, samples, reference, "cpu", metric).run(WorkerState())
-    assert result.error.value(metric) == pytest.approx((7 + 14) / 2)
-
-
-def test_outputs_of_another_shape_are_the_plans_failure(tmp_path: Path) -> None:
-    model, samples, reference = prepare(tmp_path)
-    save_outputs(reference, [{"y": np.zeros((2, 2), np.float32)}] * 2)
-    with pytest.raises(EngineError, match=r"shape \(1, 2\), the reference has \(2, 2\)"):
-        OutputsJob(model, samples, reference, "cpu").run(WorkerState())
 
 
 def test_a_measurement_keeps_the_baselines_session_open(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mptune.engines.base import Failure, FailureKind, Stage
+from mptune.engines.base import Failure, FailureKind, Progress, Stage
 from mptune.engines.worker import KEEP_BYTES, Output, Worker
 from mptune.errors import ModelError
 from mptune.settings import WorkerSettings
@@ -55,12 +55,29 @@ def assert_works(worker: Worker) -> None:
     assert worker.call(faults.Echo(("still", "here")), PLENTY_S) == ("still", "here")
 
 
+def test_progress_reaches_the_parent_while_it_waits(worker: Worker) -> None:
+    heard: list[Progress] = []
+    worker.heard = heard.append
+    assert worker.call(faults.Report(threads=4, steps=200), PLENTY_S) == "told"
+    assert len(heard) == 800
+    for name in {progress.phase for progress in heard}:
+        assert [one.done for one in heard if one.phase == name] == list(range(1, 201))
+    assert_works(worker)
+    assert len(heard) == 800
+
+
 def test_a_job_runs_in_another_process_and_leaves_no_log(worker: Worker, logs: Path) -> None:
     pid = worker.call(faults.Pid(), PLENTY_S)
     assert pid == worker.pid != os.getpid()
     assert worker.call(faults.Echo({"a": [1, None]}), PLENTY_S) == {"a": [1, None]}
     assert worker.call(faults.Pid(), PLENTY_S) == pid
     assert not list(logs.glob("*"))
+
+
+def test_a_worker_gets_its_environment_variables_and_the_parent_does_not(logs: Path) -> None:
+    with Worker(logs, environment={"MPTUNE_TEST": "of the worker"}) as worker:
+        assert worker.call(faults.Variable("MPTUNE_TEST"), PLENTY_S) == "of the worker"
+    assert "MPTUNE_TEST" not in os.environ
 
 
 def test_a_large_result_crosses_whole(worker: Worker) -> None:

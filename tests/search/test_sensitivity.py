@@ -16,7 +16,7 @@ from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.errors import RunError
 from mptune.graph.groups import find_groups
 from mptune.graph.model import load_model
-from mptune.graph.plan import Precision
+from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.search.evaluation import Evaluation
 from mptune.search.record import StudyRecord
 from mptune.search.sensitivity import Sensitivity, find_sensitivity, make_prior
@@ -149,12 +149,16 @@ def test_a_search_takes_them_before_it_builds_and_spends_no_budget(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     save_mlp(tmp_path / "model.onnx")
-    groups = [g.id for g in find_groups(load_model("model.onnx"))]
+    model = load_model("model.onnx")
+    groups = [g.id for g in find_groups(model)]
+    fp32 = PrecisionPlan.uniform(model.sha256, groups, Precision.FP32)
+    alone = [fp32.replace({group: Precision.FP16}).fingerprint for group in groups]
     toolchain, diary = FakeToolchain(Law(groups)), Diary()
     options = {"target": "cpu", "latency": FAST, "open_toolchain": toolchain.open}
     front = api.search("model.onnx", budget=budget, listener=diary, **options)
     told = [stage for stage in diary.stages if stage.startswith("sensitivity")]
     assert front.evaluations == budget
-    assert len(toolchain.emulated) == (len(groups) if budget > 10 else 0)
+    assert toolchain.emulated[: len(groups)] == (alone if budget > 10 else [])
+    assert len(toolchain.emulated) == len(set(toolchain.emulated))
     assert bool(told) == (budget > 10)
     assert (tmp_path / "model.mptune" / "data" / "sensitivity.json").exists() == (budget > 10)
