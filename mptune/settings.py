@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from mptune.errors import SettingsError
 
@@ -56,6 +58,83 @@ class WorkerSettings:
 
 
 @dataclass(frozen=True)
+class ShapeRange:
+    """The shapes of one dynamic input that an engine is built for: an optimization profile's, in TensorRT's words.
+
+    Attributes:
+        name: of the input.
+        smallest: every dimension's smallest size.
+        usual: the shape that the engine is tuned for.
+        largest: every dimension's largest size.
+    """
+
+    name: str
+    smallest: tuple[int, ...]
+    usual: tuple[int, ...]
+    largest: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse what is no range.
+
+        Raises:
+            SettingsError: the ranks differ, or a size is not within its bounds.
+        """
+        if not len(self.smallest) == len(self.usual) == len(self.largest):
+            raise SettingsError(f"--shapes {self.name}: the three shapes differ in rank", _SHAPES_HINT)
+        if not all(0 <= a <= b <= c for a, b, c in zip(self.smallest, self.usual, self.largest, strict=True)):
+            raise SettingsError(f"--shapes {self.name}: the shapes are not in ascending order", _SHAPES_HINT)
+
+    @classmethod
+    def parse(cls, text: str) -> ShapeRange:
+        """Read ``name:1x3x224x224,4x3x224x224,8x3x224x224``, or ``name:8x3x224x224`` for one shape.
+
+        Raises:
+            SettingsError: the text is no range of shapes.
+        """
+        name, _, shapes = text.rpartition(":")
+        parts = shapes.split(",")
+        if not name or len(parts) not in (1, 3) or not all(re.fullmatch(r"\d+(x\d+)*", part) for part in parts):
+            raise SettingsError(f"--shapes {text} is not understood", _SHAPES_HINT)
+        smallest, usual, largest = (tuple(int(size) for size in part.split("x")) for part in (parts * 3)[:3])
+        return cls(name, smallest, usual, largest)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> ShapeRange:
+        """Inverse of ``dataclasses.asdict``, after a way through JSON."""
+        return cls(document["name"], *(tuple(document[part]) for part in ("smallest", "usual", "largest")))
+
+
+_SHAPES_HINT = "write NAME:SMALLEST,USUAL,LARGEST, such as x:1x3x224x224,4x3x224x224,8x3x224x224"
+
+
+@dataclass(frozen=True)
+class TensorRtSettings:
+    """How TensorRT and TensorRT-RTX build engines.
+
+    Attributes:
+        workspace_mb: most scratch memory that a kernel may take, MiB; None leaves it to TensorRT (all of the device's).
+        optimization_level: TensorRT's builder optimization level, 0 (fast builds) to 5 (most tactics tried).
+        timing_cache: share what TensorRT measured of its tactics among the builds of a run, which makes them faster
+            and more alike; TensorRT-RTX measures nothing at build time and has none.
+    """
+
+    workspace_mb: int | None = None
+    optimization_level: int = 3
+    timing_cache: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be meant.
+
+        Raises:
+            SettingsError: a value is out of range.
+        """
+        if self.workspace_mb is not None and self.workspace_mb < 1:
+            raise SettingsError(f"the workspace is limited to {self.workspace_mb} MiB", "give at least 1, or no limit")
+        if not 0 <= self.optimization_level <= 5:
+            raise SettingsError(f"the optimization level is {self.optimization_level}", "give 0 to 5; 3 is the default")
+
+
+@dataclass(frozen=True)
 class DataSettings:
     """Calibration samples.
 
@@ -94,7 +173,12 @@ class SearchSettings:
         fresh: start over: what the run directory holds is moved aside, never deleted.
         tf32: let the FP32 groups of candidates use TF32 (the reference never does).
         sampler: who proposes plans.
-        confirm_rounds: fresh processes in which each point of the front is measured again.
+        confirm_rounds: fresh processes in which points of the front are measured again.
+        confirm_points: so many points of a longer front are; the baselines, both ends, the knee and the chosen plan
+            always.
+        shapes: of dynamic inputs, for engines that are built for a range of them; what is not named is taken from the
+            data.
+        tensorrt: how TensorRT builds.
     """
 
     budget: int = 50
@@ -113,6 +197,9 @@ class SearchSettings:
     tf32: bool = False
     sampler: str = "precision"
     confirm_rounds: int = 3
+    confirm_points: int = 15
+    shapes: tuple[ShapeRange, ...] = ()
+    tensorrt: TensorRtSettings = field(default_factory=TensorRtSettings)
     data_settings: DataSettings = field(default_factory=DataSettings)
     latency: LatencySettings = field(default_factory=LatencySettings)
     worker: WorkerSettings = field(default_factory=WorkerSettings)
@@ -134,3 +221,7 @@ class SearchSettings:
             raise SettingsError(f"--timeout is {self.timeout_s:g} s", "give a duration above 0, such as 8h or 90m")
         if self.seed < 0:
             raise SettingsError(f"--seed is {self.seed}", "give 0 or a positive integer")
+        named = [one.name for one in self.shapes]
+        twice = next((name for name in named if named.count(name) > 1), None)
+        if twice is not None:
+            raise SettingsError(f"--shapes names input {twice!r} twice", "give each input once")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 HEAVY = ("onnxruntime", "optuna", "onnx", "torch", "tensorrt", "tensorrt_rtx", "cuda", "scipy", "sqlalchemy")
-OPTIONAL = ("tensorrt", "tensorrt_rtx", "cuda", "torch", "psycopg", "sklearn")
+OPTIONAL = ("tensorrt", "tensorrt_rtx", "tensorrt_lean", "cuda", "torch", "psycopg", "sklearn")
 
 LIST_HEAVY = f"""
 import json, sys
@@ -66,3 +67,22 @@ import mptune.api
     )
     assert done.returncode == 0, done.stderr
     assert '"tensorrt"' in done.stdout
+    assert "tensorrt-rtx is not installed" in done.stdout
+
+
+def test_searches_without_the_optional_packages(mlp_path: Path, tmp_path: Path) -> None:
+    """Measured on the CPU, and predicted for an RTX GPU, for which no engine can be built then."""
+    done = run_python(
+        BLOCK_OPTIONAL
+        + f"""
+import mptune.api
+from mptune.settings import LatencySettings
+quick = LatencySettings(warmup_ms=1.0, duration_ms=1.0, bootstrap_samples=50)
+for target, engine in (("cpu", "onnxruntime"), ("rtx-4500-ada", "emulation")):
+    out = {str(tmp_path)!r} + "/" + target
+    front = mptune.api.search({str(mlp_path)!r}, target=target, budget=3, out=out, latency=quick, confirm_rounds=1)
+    assert front.engine == engine, front.engine
+    assert all(point.engine_path is None for point in front.points)
+"""
+    )
+    assert done.returncode == 0, done.stderr

@@ -6,7 +6,7 @@ the log lies. No sentinel number ever stands in for one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -47,7 +47,12 @@ class FailureKind(str, Enum):
     CRASH = "crash"
     OUT_OF_MEMORY = "out of memory"
     UNSUPPORTED = "unsupported"
+    """An operator, type or device that the engine does not know."""
     INVALID_MODEL = "invalid model"
+    PARSER = "parser error"
+    """TensorRT's ONNX parser refuses the model for another reason than an unknown operator."""
+    NO_TACTIC = "no tactic"
+    """TensorRT knows the operators, but finds no kernel that computes a layer in the types asked for."""
     DISK_FULL = "disk full"
     DEVICE_LOST = "device lost"
     WORKER = "worker did not start"
@@ -111,6 +116,21 @@ class EngineError(Exception):
     def __reduce__(self) -> tuple[type[EngineError], tuple[FailureKind, str]]:
         """Pickle with both fields."""
         return type(self), (self.kind, self.message)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a long job is, told while it runs.
+
+    Attributes:
+        phase: what is being done, in the library's own words.
+        done: steps that are finished.
+        steps: how many there are.
+    """
+
+    phase: str
+    done: int
+    steps: int
 
 
 @dataclass(frozen=True)
@@ -267,8 +287,17 @@ class Toolchain(Protocol):
         """
         ...
 
+    @property
+    def emulation_holds(self) -> bool:
+        """Whether engines round every value that a plan puts in FP16, so that their errors are the emulated ones."""
+        ...
+
     def latency_terms(self) -> LatencyTerms | Failure:
         """What the roofline predicts for the target: a prior where latency is measured, else the very law."""
+        ...
+
+    def listen(self, heard: Callable[[Progress], None]) -> None:
+        """Have the progress of long builds told, while ``evaluate`` waits for them and in its thread."""
         ...
 
     def restart(self) -> None:

@@ -10,11 +10,12 @@ import pickle
 import signal
 import struct
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Hashable
 from typing import Any, Protocol, TypeVar
 
-from mptune.engines.base import EngineError, Failure, FailureKind, Stage
+from mptune.engines.base import EngineError, Failure, FailureKind, Progress, Stage
 from mptune.errors import MptuneError
 
 HEADER = struct.Struct("!Q")
@@ -39,8 +40,14 @@ class Job(Protocol[T_co]):
 class WorkerState:
     """What lives in the worker from job to job."""
 
-    def __init__(self, announce: Callable[[Stage], None] = lambda stage: None) -> None:
+    def __init__(
+        self,
+        announce: Callable[[Stage], None] = lambda stage: None,
+        report: Callable[[Progress], None] = lambda progress: None,
+    ) -> None:
         self._announce = announce
+        self.report = report
+        """Tells the parent how far a long job is. May be called from any thread."""
         self._cache: dict[str, tuple[Hashable, Any]] = {}
         self.stage = Stage.BUILD
 
@@ -88,10 +95,13 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides.
     faulthandler.enable(sys.stderr)
 
-    def send(message: Message) -> None:
-        _write(answers, encode(message))
+    whole = threading.Lock()
 
-    state = WorkerState(lambda stage: send(("stage", stage)))
+    def send(message: Message) -> None:
+        with whole:  # Builders report their progress from threads of their own.
+            _write(answers, encode(message))
+
+    state = WorkerState(lambda stage: send(("stage", stage)), lambda progress: send(("progress", progress)))
     try:
         while (message := _receive(requests)) is not None:
             if message[0] == "start":

@@ -16,6 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from mptune.targets.jetson import JetsonState, read_jetson
+
 _PACKAGES = (
     "mptune",
     "numpy",
@@ -88,6 +90,7 @@ class Environment:
         cpu_count: logical processors that this process may use.
         gpus: GPUs by nvidia-smi; empty where there is none.
         warnings: one line each, ending with what to do.
+        jetson: module, JetPack, power mode and clocks of a Jetson; None elsewhere.
     """
 
     versions: Mapping[str, str]
@@ -96,6 +99,7 @@ class Environment:
     cpu_count: int
     gpus: tuple[GpuState, ...] = ()
     warnings: tuple[str, ...] = ()
+    jetson: JetsonState | None = None
 
     def with_warnings(self, *warnings: str) -> Environment:
         """The same with more warnings."""
@@ -110,11 +114,13 @@ class Environment:
             "cpu_count": self.cpu_count,
             "gpus": [{**asdict(gpu), "throttle": list(gpu.throttle)} for gpu in self.gpus],
             "warnings": list(self.warnings),
+            "jetson": None if self.jetson is None else self.jetson.to_json(),
         }
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Environment:
-        """Inverse of ``to_json``."""
+        """Inverse of ``to_json``; runs of earlier versions name no Jetson."""
+        jetson = document.get("jetson")
         return cls(
             versions=dict(document["versions"]),
             os=document["os"],
@@ -122,11 +128,16 @@ class Environment:
             cpu_count=document["cpu_count"],
             gpus=tuple(GpuState(**{**gpu, "throttle": tuple(gpu["throttle"])}) for gpu in document["gpus"]),
             warnings=tuple(document["warnings"]),
+            jetson=None if jetson is None else JetsonState.from_json(jetson),
         )
 
 
-def describe_environment() -> Environment:
-    """Take stock of the machine. Never raises for what is missing."""
+def describe_environment(root: Path = Path("/")) -> Environment:
+    """Take stock of the machine. Never raises for what is missing.
+
+    Args:
+        root: of the file system that is looked at for a Jetson's files.
+    """
     gpus = read_gpus()
     found = {"python": platform.python_version(), **installed_versions()}
     cuda = _cuda_of_driver() if gpus else None
@@ -141,6 +152,7 @@ def describe_environment() -> Environment:
         cpu_count=_cpu_count(),
         gpus=gpus,
         warnings=tuple(warnings),
+        jetson=read_jetson(root),
     )
 
 

@@ -13,28 +13,61 @@ from onnx import TensorProto, helper
 from mptune.engines.base import EngineError, Session
 from mptune.engines.latency import Repetitions
 from mptune.engines.onnxruntime import Provider, SessionOptions, graph_obstacle, open_session
+from mptune.engines.tensorrt import RTX_CAPABILITIES, Kind, load_library
+from mptune.engines.tensorrt_builder import BuildOptions, build_engine
+from mptune.engines.tensorrt_session import EngineOptions, TensorRtSession
 from mptune.settings import LatencySettings
+from mptune.targets.target import detect_gpus
+from tests.graph.rtx import outlines
 
 QUICK = LatencySettings(warmup_ms=1.0, duration_ms=1.0, min_iterations=10, bootstrap_samples=50)
 Opener = Callable[[Path], Session]
 
 
-@pytest.fixture(
-    params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu), pytest.param("cuda-no-graph", marks=pytest.mark.gpu)]
-)
-def opened(request: pytest.FixtureRequest) -> Iterator[Opener]:
-    """Opens sessions of one implementation and closes them in the end."""
-    provider: Provider = "cpu" if request.param == "cpu" else "cuda"
-    latency = LatencySettings(**{**vars(QUICK), "cuda_graph": request.param != "cuda-no-graph"})
-    sessions: list[Session] = []
+ON_GPU = ("cuda", "cuda-no-graph", "tensorrt", "tensorrt-no-graph", "tensorrt-rtx")
 
-    def open_one(model: Path) -> Session:
-        sessions.append(open_session(model, SessionOptions(provider, latency=latency)))
+
+@pytest.fixture(params=["cpu", *(pytest.param(name, marks=pytest.mark.gpu) for name in ON_GPU)])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
+    """Opens sessions of one implementation and closes them in the end."""
+    name = request.param.removesuffix("-no-graph")
+    latency = LatencySettings(**{**vars(QUICK), "cuda_graph": name == request.param})
+    sessions: list[Session] = []
+    if name in ("tensorrt", "tensorrt-rtx"):
+        open_one = _tensorrt_opener(name, latency, tmp_path)
+    else:
+        provider: Provider = "cpu" if name == "cpu" else "cuda"
+
+        def open_one(model: Path) -> Session:
+            return open_session(model, SessionOptions(provider, latency=latency))
+
+    def open_and_keep(model: Path) -> Session:
+        sessions.append(open_one(model))
         return sessions[-1]
 
-    yield open_one
+    yield open_and_keep
     for session in sessions:
         session.close()
+
+
+def _tensorrt_opener(kind: Kind, latency: LatencySettings, folder: Path) -> Opener:
+    """Builds an engine for one to four rows, then opens it."""
+    try:
+        library = load_library(kind)
+    except EngineError as error:
+        pytest.skip(error.message)
+    capability = detect_gpus()[0].compute_capability
+    if kind == "tensorrt-rtx" and capability not in RTX_CAPABILITIES:
+        pytest.skip(f"TensorRT-RTX does not run on compute capability {capability}")
+    options = BuildOptions(kind, capabilities=() if capability is None else (capability,))
+
+    def open_one(model: Path) -> Session:
+        samples = () if not model.exists() else outlines(model)
+        path = folder / f"{model.stem}.engine"
+        path.write_bytes(build_engine(library, model, options, samples).memory)
+        return TensorRtSession(path, EngineOptions(kind, latency))
+
+    return open_one
 
 
 def rows(count: int, seed: int = 0) -> dict[str, np.ndarray]:

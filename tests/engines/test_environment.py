@@ -18,6 +18,7 @@ from mptune.engines.environment import (
     read_gpus,
     state_warnings,
 )
+from tests.targets.jetson_files import ORIN_NANO_SUPER, put_files
 
 TWO_GPUS = """\
 0, NVIDIA H200, 143771, 512, 570.86.15, 1980, 1980, 3201, 120.50, 700.00, 35
@@ -38,6 +39,16 @@ def test_an_environment_with_gpus_survives_json() -> None:
     environment = Environment({"python": "3.12"}, "Linux", "a CPU", 2, parse_gpus(TWO_GPUS, "0x4\n0x0\n"), ("a: b",))
     assert Environment.from_json(json.loads(json.dumps(environment.to_json()))) == environment
     assert environment.with_warnings("c: d").warnings == ("a: b", "c: d")
+
+
+def test_a_jetson_is_described_and_survives_json(tmp_path: Path) -> None:
+    environment = describe_environment(put_files(tmp_path, ORIN_NANO_SUPER))
+    assert environment.jetson is not None
+    assert environment.jetson.power_mode == "MAXN_SUPER"
+    assert Environment.from_json(json.loads(json.dumps(environment.to_json()))) == environment
+    assert describe_environment(tmp_path / "elsewhere").jetson is None
+    older = {name: value for name, value in environment.to_json().items() if name != "jetson"}
+    assert Environment.from_json(older).jetson is None
 
 
 def test_gpus_are_read_with_what_the_driver_leaves_out() -> None:

@@ -65,6 +65,7 @@ def test_the_cpu_is_measured(
     with open_toolchain("auto", load_target("cpu"), mlp_workspace, model, groups, settings) as tools:
         assert isinstance(tools, OnnxRuntimeToolchain)
         assert (tools.name, tools.latency_source, tools.error_source) == ("onnxruntime", "measured", "measured")
+        assert not tools.emulation_holds
         assert any("seldom faster on a CPU" in warning for warning in tools.environment().warnings)
         for which in ("search", "held_out"):
             assert not isinstance(tools.reference(which), Failure)
@@ -96,6 +97,7 @@ def test_a_profile_is_predicted_and_emulated(
     with open_toolchain("auto", target, mlp_workspace, model, groups, settings) as tools:
         assert isinstance(tools, PredictedToolchain)
         assert (tools.latency_source, tools.error_source) == ("predicted", "emulated")
+        assert tools.emulation_holds
         assert any("predicted" in warning for warning in tools.environment().warnings)
         for which in ("search", "held_out"):
             assert not isinstance(tools.reference(which), Failure)
@@ -184,15 +186,6 @@ def test_a_deadline_that_passes_is_a_timeout(
     assert failure.kind is FailureKind.TIMEOUT
 
 
-@pytest.mark.parametrize("engine", ["tensorrt", "tensorrt-rtx"])
-def test_tensorrt_is_not_supported_yet(
-    engine: str, mlp_workspace: Workspace, model: Model, groups: tuple[LayerGroup, ...], settings: SearchSettings
-) -> None:
-    with pytest.raises(TargetError, match="not supported by this version of mptune yet") as caught:
-        open_toolchain(engine, load_target("cpu"), mlp_workspace, model, groups, settings)  # type: ignore[arg-type]
-    assert "onnxruntime" in caught.value.hint
-
-
 def test_a_named_target_is_taken_at_its_word() -> None:
     choice = choose_target("cpu")
     assert (choice.target.name, choice.why) == ("cpu", "")
@@ -239,8 +232,8 @@ def test_every_toolchain_says_how_it_stands() -> None:
     statuses = {status.name: status for status in list_toolchains()}
     assert statuses["onnxruntime-cpu"].available
     assert all(status.reason for status in statuses.values())
-    assert not statuses["tensorrt"].available
-    assert "not supported by this version" in statuses["tensorrt-rtx"].reason
+    assert statuses.keys() == {"onnxruntime-cuda", "onnxruntime-cpu", "tensorrt", "tensorrt-rtx"}
+    assert all(status.available or status.install or "no GPU" in status.reason for status in statuses.values())
 
 
 def test_a_workspace_may_have_any_name(mlp_path: Path, tmp_path: Path, settings: SearchSettings) -> None:

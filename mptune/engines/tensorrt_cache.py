@@ -1,0 +1,114 @@
+"""What TensorRT knows from earlier, in files that the processes of a run share under a lock.
+
+TensorRT's timing cache (what it measured of its tactics) makes builds faster and more alike; TensorRT-RTX's runtime
+cache (the kernels that it compiled) makes first runs faster. Nothing depends on either: a file that cannot be used is
+replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+_LOCK_TIMEOUT_S = 60.0
+
+
+class TimingCache:
+    """One file and what TensorRT makes of it. The lock is held to read and to write, not while an engine is built.
+
+    A file that cannot be used (damaged, or of another version or GPU) is replaced by a fresh one, with a warning.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = filelock.FileLock(path.with_name(path.name + ".lock"), timeout=_LOCK_TIMEOUT_S)
+        self._seen = b""
+        self._attached: Any = None
+
+    def attach(self, config: Any, log: Any) -> list[str]:
+        """Give the file's content to a builder's configuration.
+
+        Args:
+            config: an ``IBuilderConfig``.
+            log: the builder's log; TensorRT says there that a file is damaged, and goes on with an empty cache.
+
+        Returns:
+            Warnings, one line each.
+        """
+        try:
+            self._seen = self._read()
+        except (OSError, filelock.Timeout) as error:
+            return [f"no timing cache ({error}): builds take longer; make {self._path} readable"]
+        warned = len(log.warnings)
+        timing_cache = config.create_timing_cache(self._seen)
+        damaged = any("timing cache" in text.lower() for text in log.warnings[warned:])
+        problem = "is damaged" if damaged or timing_cache is None else ""
+        if not problem and not config.set_timing_cache(timing_cache, ignore_mismatch=False):
+            problem = "was written by another version of TensorRT or on another GPU"
+        self._attached = timing_cache  # The configuration does not own it.
+        if not problem:
+            return []
+        self._attached = config.create_timing_cache(b"")
+        config.set_timing_cache(self._attached, ignore_mismatch=False)
+        return [f"the timing cache {problem}: a fresh one takes its place, nothing is to be done ({self._path})"]
+
+    def save(self, config: Any) -> list[str]:
+        """Write what the build has added, with what other processes have written meanwhile.
+
+        Returns:
+            Warnings, one line each.
+        """
+        timing_cache = config.get_timing_cache()
+        if timing_cache is None:
+            return []
+        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
+        try:
+            with self._lock:
+                written = self._path.read_bytes() if self._path.exists() else b""
+                if written != self._seen:
+                    timing_cache.combine(config.create_timing_cache(written), ignore_mismatch=False)
+                temporary.write_bytes(bytes(memoryview(timing_cache.serialize())))
+                temporary.replace(self._path)
+        except (OSError, filelock.Timeout) as error:
+            _remove(temporary)
+            return [f"the timing cache could not be written ({error}): later builds take longer; free some space"]
+        return []
+
+    def _read(self) -> bytes:
+        with self._lock:
+            return self._path.read_bytes() if self._path.exists() else b""
+
+
+class RuntimeCache:
+    """The kernels that TensorRT-RTX has compiled for this GPU, of all engines of a run."""
+
+    def __init__(self, path: Path, runtime_config: Any) -> None:
+        """Read the file and give it to the configuration of a context that is to be made."""
+        self._path = path
+        self._lock = filelock.FileLock(path.with_name(path.name + ".lock"), timeout=_LOCK_TIMEOUT_S)
+        self._runtime_cache: Any = runtime_config.create_runtime_cache()
+        with contextlib.suppress(OSError, filelock.Timeout), self._lock:
+            if path.exists():
+                # A file of another GPU or version is refused and left out: kernels are compiled again, no more.
+                self._runtime_cache.deserialize(path.read_bytes())
+        runtime_config.set_runtime_cache(self._runtime_cache)
+
+    def save(self) -> None:
+        """Write the file anew; what cannot be written is compiled again."""
+        runtime_cache, self._runtime_cache = self._runtime_cache, None
+        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
+        try:
+            with self._lock:
+                temporary.write_bytes(bytes(memoryview(runtime_cache.serialize())))
+                temporary.replace(self._path)
+        except (OSError, filelock.Timeout):
+            _remove(temporary)
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)

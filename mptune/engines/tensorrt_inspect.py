@@ -1,0 +1,132 @@
+"""The types in which an engine really computes, by TensorRT's inspector, held against the plan.
+
+Strongly typed networks compute in the types of the graph, but 10.0 to 10.11 have them in part, and a fused kernel is
+free inside. The inspector's JSON differs between 10 and 11: type and format are one text in 10 (``Format/Datatype``)
+and two in 11, and ``Bindings`` became ``I/O Tensors`` (NVIDIA's guide "Migrating IEngineInspector Usage from TensorRT
+10.x to 11.x"; the key ``Datatype`` stands in TensorRT-RTX 1.7's library). Both are read here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mptune.graph.plan import Precision
+
+_TYPE_KEYS = ("Datatype", "DataType", "Format/Datatype", "Format/DataType", "Format")
+# "Row major linear FP16 format", "Channel major FP16 format where channel % 8 == 0", "Half"; not the BFloat16 of BF16.
+_HALF = re.compile(r"(?<!B)FP16|(?<!B)Float16|\bHalf\b", re.IGNORECASE)
+_SINGLE = re.compile(r"FP32|Float32|(?<!B)\bFloat\b|\bTF32\b", re.IGNORECASE)
+_NODE = re.compile(r"^\[ONNX Layer: (?P<name>.*)\]$", re.DOTALL)
+_SEPARATORS = re.compile(r"[\x1e\x1f]")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of a built engine.
+
+    Attributes:
+        name: TensorRT's.
+        nodes: names of the ONNX nodes that it came from; empty for a reformat of TensorRT's own.
+        inputs: floating types of its inputs, as far as they are known.
+        outputs: of its outputs.
+    """
+
+    name: str
+    nodes: tuple[str, ...]
+    inputs: frozenset[Precision]
+    outputs: frozenset[Precision]
+
+
+def read_layers(information: str) -> tuple[Layer, ...]:
+    """Read the inspector's JSON.
+
+    Returns:
+        The layers that say more than their name; empty where the engine was built without detailed verbosity.
+    """
+    try:
+        document = json.loads(information)
+    except ValueError:
+        return ()
+    listed = document.get("Layers", ()) if isinstance(document, dict) else ()
+    return tuple(_layer(entry) for entry in listed if isinstance(entry, dict))
+
+
+def type_warnings(
+    nodes: Mapping[str, Precision], layers: Sequence[Layer], baseline: Sequence[Layer]
+) -> tuple[str, ...]:
+    """Hold an engine against its plan and against the all-FP32 engine.
+
+    A layer is judged where all its nodes are to have the same precision: what is fused across a boundary has both.
+
+    Args:
+        nodes: precision of every node that the plan decides, by the node's name.
+        layers: of the plan's engine.
+        baseline: of the all-FP32 engine.
+
+    Returns:
+        Warnings, one line each.
+    """
+    warnings = []
+    realised = _realised(nodes, layers)
+    if Precision.FP16 in nodes.values() and realised and realised == _realised(nodes, baseline):
+        warnings.append(
+            "the engine computes in the very types of the all-FP32 engine, so the plan changed nothing: update"
+            " TensorRT, or take the plan for FP32"
+        )
+    other = [(layer, wanted) for layer in layers if (wanted := _broken(nodes, layer)) is not None]
+    if other and not warnings:
+        layer, wanted = other[0]
+        got = ", ".join(sorted(precision.value for precision in layer.outputs))
+        warnings.append(
+            f"{len(other)} of {len(layers)} layers of the engine run in another type than the plan says, such as"
+            f" {layer.name!r} ({got} in place of {wanted.value}): the figures are the engine's all the same; update"
+            " TensorRT if they are to be the plan's"
+        )
+    return tuple(warnings)
+
+
+def _layer(entry: Mapping[str, Any]) -> Layer:
+    metadata = str(entry.get("Metadata") or "")
+    found = (_NODE.match(part.strip()) for part in _SEPARATORS.split(metadata))
+    return Layer(
+        name=str(entry.get("Name", "")),
+        nodes=tuple(match["name"] for match in found if match),
+        inputs=_types(entry.get("Inputs", ())),
+        outputs=_types(entry.get("Outputs", ())),
+    )
+
+
+def _types(tensors: Any) -> frozenset[Precision]:
+    found = (_type(one) for one in tensors if isinstance(one, dict)) if isinstance(tensors, list) else ()
+    return frozenset(precision for precision in found if precision is not None)
+
+
+def _type(description: Mapping[str, Any]) -> Precision | None:
+    """The floating type of a tensor; None for integers, other floats, and where TensorRT does not say."""
+    text = next((str(description[key]) for key in _TYPE_KEYS if description.get(key)), "")
+    if _HALF.search(text):
+        return Precision.FP16
+    return Precision.FP32 if _SINGLE.search(text) else None
+
+
+def _realised(nodes: Mapping[str, Precision], layers: Sequence[Layer]) -> dict[str, frozenset[Precision]]:
+    """Types of the inputs and outputs of the layers that each of the plan's nodes became part of."""
+    realised: dict[str, frozenset[Precision]] = {}
+    for layer in layers:
+        for node in layer.nodes:
+            if node in nodes:
+                realised[node] = realised.get(node, frozenset()) | layer.inputs | layer.outputs
+    return {node: types for node, types in realised.items() if types}
+
+
+def _broken(nodes: Mapping[str, Precision], layer: Layer) -> Precision | None:
+    """The precision that a layer should have and whose type none of its outputs has."""
+    wanted = {nodes.get(node) for node in layer.nodes}
+    if len(wanted) != 1 or not layer.outputs:
+        return None
+    precision = wanted.pop()
+    return precision if precision is not None and precision not in layer.outputs else None

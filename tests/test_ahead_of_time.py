@@ -1,0 +1,65 @@
+"""A whole search for an RTX GPU that is not here: predicted, emulated, and built by TensorRT-RTX."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mptune import api
+from mptune.engines.tensorrt import is_installed, load_library
+from mptune.engines.tensorrt_builder import engine_faults
+from mptune.engines.toolchain import detect_gpus
+from mptune.errors import BaselineError
+
+pytestmark = [
+    pytest.mark.skipif(not is_installed("tensorrt-rtx"), reason="tensorrt-rtx is not installed"),
+    pytest.mark.skipif(bool(detect_gpus()), reason="needs a machine without a GPU"),
+]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "data.npz"
+    np.savez(path, x=np.random.default_rng(0).normal(size=(6, 32)).astype(np.float32))
+    return path
+
+
+def test_the_front_has_engines_and_the_chosen_one_ships(
+    mlp_path: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    front = api.search(mlp_path, target="rtx-4500-ada", budget=5, data=data, out=run)
+    assert (front.engine, front.fp32.latency.source, front.fp32.error_source) == (
+        "tensorrt-rtx",
+        "predicted",
+        "emulated",
+    )
+    library = load_library("tensorrt-rtx")
+    document = json.loads((run / "front.json").read_text())
+    kept = {Path(point["engine"]) for point in (*document["points"], *filter(None, document["baseline"].values()))}
+    assert kept == set((run / "engines").glob("*.engine"))
+    for path in kept:
+        assert engine_faults(library, path.read_bytes()) == ()
+    assert front.chosen is not None
+    assert front.chosen.engine_path is not None
+    shipped = run / "chosen" / "model.engine"
+    assert shipped.read_bytes() == Path(front.chosen.engine_path).read_bytes()
+    # A run that was moved still finds its engines.
+    moved = run.rename(tmp_path / "moved")
+    (moved / "chosen" / "model.engine").unlink()
+    monkeypatch.chdir(tmp_path)
+    other = next(point for point in (front.fp32, front.fp16) if point is not None and point is not front.chosen)
+    api.pick(moved, plan=other.plan.fingerprint)
+    assert other.engine_path is not None
+    name = Path(other.engine_path).name
+    assert (moved / "chosen" / "model.engine").read_bytes() == (moved / "engines" / name).read_bytes()
+
+
+def test_a_model_that_tensorrt_rtx_does_not_take_is_told_before_the_search(tmp_path: Path) -> None:
+    model = Path(__file__).parent / "graph" / "corpus" / "custom_domain.onnx"
+    with pytest.raises(BaselineError, match=r"FusedMatMul node .*Plugin not found") as caught:
+        api.search(model, target="rtx-4500-ada", budget=4, out=tmp_path / "run")
+    assert "another --engine" in caught.value.hint
