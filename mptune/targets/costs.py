@@ -161,17 +161,19 @@ class _Counter:
         return GroupCost(
             matrix_flops=matrix,
             vector_flops=vector,
-            fp32_bytes=float(sum(count * self._item_bytes(name, 4) for name, count in traffic.items())),
-            fp16_bytes=float(sum(count * self._item_bytes(name, 2) for name, count in traffic.items())),
+            fp32_bytes=float(sum(count * item_bytes(self._model, name, 4) for name, count in traffic.items())),
+            fp16_bytes=float(sum(count * item_bytes(self._model, name, 2) for name, count in traffic.items())),
             matrix_elements=largest,
             kernels=1 if working else 0,
         )
 
-    def _item_bytes(self, tensor: str, float_bytes: int) -> int:
-        info = self._model.info(tensor)
-        if info.is_float32 or info.dtype in ("undefined", "sequence", "optional", "string"):
-            return float_bytes
-        return info.numpy_dtype.itemsize
+
+def item_bytes(model: Model, tensor: str, float_bytes: int) -> int:
+    """Bytes of one element of a value; ``float_bytes`` where it is FP32 or its type is not known."""
+    info = model.info(tensor)
+    if info.is_float32 or info.dtype in ("undefined", "sequence", "optional", "string"):
+        return float_bytes
+    return info.numpy_dtype.itemsize
 
 
 def node_flops(node: Node, shapes: ShapeTable) -> tuple[float, bool]:

@@ -10,6 +10,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from mptune.targets.jetson import read_jetson
+
 _QUERY = ("index", "uuid", "name", "compute_cap", "memory.total", "driver_version")
 
 _JETSON_CAPABILITIES = {"Thor": (11, 0), "Orin": (8, 7), "Xavier": (7, 2), "TX2": (6, 2), "TX1": (5, 3), "Nano": (5, 3)}
@@ -27,6 +29,8 @@ class Gpu:
         driver: version of the driver, or of L4T on a Jetson.
         index: as CUDA counts the visible devices.
         is_jetson: an integrated GPU of a Jetson module.
+        part: number of the Jetson module; empty where it is not told.
+        max_mhz: highest clock that a Jetson's power mode allows; None where it is not told.
     """
 
     name: str
@@ -35,6 +39,8 @@ class Gpu:
     driver: str
     index: int = 0
     is_jetson: bool = False
+    part: str = ""
+    max_mhz: float | None = None
 
 
 def detect_gpus(root: Path = Path("/"), timeout_s: float = 10.0) -> tuple[Gpu, ...]:
@@ -115,23 +121,16 @@ def _memory_gb(mebibytes: str) -> float | None:
 
 
 def _detect_jetson(root: Path) -> Gpu | None:
-    model = _read(root / "proc/device-tree/model").strip("\0\n ")
-    if "jetson" not in model.lower():
+    jetson = read_jetson(root)
+    if jetson is None:
         return None
-    capability = next((c for module, c in _JETSON_CAPABILITIES.items() if module.lower() in model.lower()), None)
-    total = re.search(r"^MemTotal:\s*(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
-    release = re.search(r"# R(\d+) .*REVISION: ([\d.]+)", _read(root / "etc/nv_tegra_release"))
+    model = jetson.model.lower()
     return Gpu(
-        name=model,
-        compute_capability=capability,
-        memory_gb=round(int(total[1]) * 1024 / 1e9, 1) if total else None,
-        driver=f"L4T {release[1]}.{release[2]}" if release else "",
+        name=jetson.model,
+        compute_capability=next((c for name, c in _JETSON_CAPABILITIES.items() if name.lower() in model), None),
+        memory_gb=jetson.memory_gb,
+        driver=f"L4T {jetson.l4t}" if jetson.l4t else "",
         is_jetson=True,
+        part=jetson.part,
+        max_mhz=jetson.gpu_max_mhz,
     )
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ import pydantic
 from mptune import resources
 from mptune.errors import TargetError
 from mptune.targets.detect import Gpu, detect_gpus
+from mptune.targets.jetson import same_memory
 
 __all__ = ["FIGURES", "Gpu", "Target", "detect_gpus", "list_targets", "load_target", "match_target"]
 
@@ -21,6 +23,7 @@ TargetKind = Literal["jetson", "gpu", "cpu"]
 FIGURES = (
     "compute_capability",
     "sm_count",
+    "gpu_mhz",
     "fp16_tflops",
     "fp32_tflops",
     "tf32_tflops",
@@ -31,9 +34,6 @@ FIGURES = (
     "power_modes",
 )
 """The fields of a profile that need a source."""
-
-_MEMORY_TOLERANCE = 0.15
-"""What a device reports lies within a tenth of the GB in its name; siblings differ by half or double."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,13 @@ class Target:
         sources: figure -> where it comes from. ``† from memory`` and ``‡ inferred`` are marked as such.
         compute_capability: of an NVIDIA GPU.
         sm_count: streaming multiprocessors.
+        gpu_mhz: clock that the peaks hold at; given for Jetsons, whose power modes cap it.
         tf32_tflops: dense TF32 tensor core peak, TFLOP/s.
         l2_mb: second level cache, MB.
         launch_us: fixed cost of one kernel within a CUDA graph, microseconds.
         power_modes: names only; their caps are read on the device.
         gpu_names: what drivers and device trees call it; parts of the name, in any case.
+        part_numbers: of the Jetson modules that the profile is for, such as ``p3767-0005``.
         note: one line that `mptune targets` shows.
     """
 
@@ -70,10 +72,12 @@ class Target:
     memory_gb: float | None = None
     compute_capability: tuple[int, int] | None = None
     sm_count: int | None = None
+    gpu_mhz: float | None = None
     tf32_tflops: float | None = None
     l2_mb: float | None = None
     power_modes: tuple[str, ...] = ()
     gpu_names: tuple[str, ...] = ()
+    part_numbers: tuple[str, ...] = ()
     note: str = ""
 
 
@@ -95,10 +99,12 @@ class _TargetFile(pydantic.BaseModel):
     memory_gb: _Positive | None = None
     compute_capability: Annotated[str, pydantic.Field(pattern=r"^\d+\.\d$")] | None = None
     sm_count: Annotated[int, pydantic.Field(gt=0)] | None = None
+    gpu_mhz: _Positive | None = None
     tf32_tflops: _Positive | None = None
     l2_mb: _Positive | None = None
     power_modes: tuple[str, ...] = ()
     gpu_names: tuple[str, ...] = ()
+    part_numbers: tuple[Annotated[str, pydantic.Field(pattern=r"^p\d{4}-\d{4}$")], ...] = ()
     note: str = ""
     sources: dict[str, str] = {}
 
@@ -144,16 +150,20 @@ def _read(path: Path) -> Target:
 
 
 def match_target(gpu: Gpu) -> Target:
-    """The profile of a GPU: by name and memory; else a stand-in.
+    """The profile of a GPU: by its module's number, else by name and memory; else a stand-in.
+
+    Of several profiles of one Jetson module, that whose clock is nearest to the highest that the power mode allows;
+    where that is not known, the slowest, which promises least.
 
     The stand-in has the GPU's own name, compute capability and memory; the other figures are those of the profile
     whose compute capability is nearest (newer rather than older, then the smaller device), and their sources say so.
     It is good enough as a prior: the search fits the scale of all gains to its first two builds.
     """
     profiles = [target for target in list_targets() if target.kind != "cpu"]
-    fitting = [target for target in profiles if _fits(target, gpu)]
+    fitting = [target for target in profiles if gpu.part and gpu.part in target.part_numbers]
+    fitting = fitting or [target for target in profiles if _fits(target, gpu)]
     if fitting:
-        return max(fitting, key=lambda target: max(len(n) for n in target.gpu_names if n.lower() in gpu.name.lower()))
+        return max(fitting, key=lambda target: (_named(target, gpu), *_clocked(target, gpu)))
     kind: TargetKind = "jetson" if gpu.is_jetson else "gpu"
     nearest = min(profiles, key=lambda target: _distance(target, gpu, kind))
     source = f"‡ inferred: that of {nearest.name}, the profile nearest to this GPU"
@@ -170,8 +180,22 @@ def match_target(gpu: Gpu) -> Target:
         sources=sources,
         power_modes=(),
         gpu_names=(),
+        part_numbers=(),
         note=f"no profile of its own: peaks and bandwidth are taken from {nearest.name}",
     )
+
+
+def _named(target: Target, gpu: Gpu) -> int:
+    """How much of the GPU's name the profile knows, in letters."""
+    return max((len(name) for name in target.gpu_names if name.lower() in gpu.name.lower()), default=0)
+
+
+def _clocked(target: Target, gpu: Gpu) -> tuple[float, float]:
+    """The larger, the nearer the profile's clock is to the device's; then the lower the clock."""
+    mhz = target.gpu_mhz or 0.0
+    if gpu.max_mhz is None or not mhz:
+        return 0.0, -mhz
+    return -abs(math.log(gpu.max_mhz / mhz)), -mhz
 
 
 def _fits(target: Target, gpu: Gpu) -> bool:
@@ -181,7 +205,7 @@ def _fits(target: Target, gpu: Gpu) -> bool:
         return False
     if gpu.memory_gb is None or target.memory_gb is None:
         return True
-    return abs(gpu.memory_gb / target.memory_gb - 1) <= _MEMORY_TOLERANCE
+    return same_memory(gpu.memory_gb, target.memory_gb)
 
 
 def _distance(target: Target, gpu: Gpu, kind: TargetKind) -> tuple[float, ...]:

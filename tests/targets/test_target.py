@@ -54,7 +54,10 @@ class TestBundled:
     def test_jetson_peaks_follow_from_multiprocessors_and_clock(self, target: Target) -> None:
         if target.kind == "jetson":
             assert target.sm_count is not None
-            clock_ghz = float(target.sources["fp16_tflops"].rsplit(" x ", 1)[1].removesuffix(" MHz")) / 1000
+            assert target.gpu_mhz is not None
+            assert target.part_numbers
+            clock_ghz = target.gpu_mhz / 1000
+            assert target.sources["fp16_tflops"].endswith(f" x {target.gpu_mhz:g} MHz")
             assert target.fp16_tflops == pytest.approx(target.sm_count * 2048 * clock_ghz / 1000, rel=0.02)
             assert target.fp32_tflops == pytest.approx(target.sm_count * 256 * clock_ghz / 1000, rel=0.05)
 
@@ -63,6 +66,10 @@ def test_the_profiles_that_are_promised() -> None:
     kinds = {t.name: t.kind for t in list_targets()}
     assert kinds["jetson-orin-nano-8gb"] == kinds["jetson-agx-orin-64gb"] == "jetson"
     assert kinds["h200"] == "gpu"
+    modules = {"agx-orin-64gb", "agx-orin-32gb", "agx-orin-industrial"}
+    modules |= {f"orin-{m}{s}" for m in ("nx-16gb", "nx-8gb", "nano-8gb", "nano-4gb") for s in ("", "-super")}
+    assert {f"jetson-{m}" for m in modules} == {name for name, kind in kinds.items() if kind == "jetson"}
+    assert {"t4", "a100-40gb", "l4", "rtx-4090", "rtx-4500-ada", "h100", "h200"} <= set(kinds)
     assert kinds["cpu"] == "cpu"
     assert load_target("h200").compute_capability == (9, 0)
 
@@ -87,6 +94,7 @@ class TestFileOfTheUser:
             ('"8.7"', '"87"', "compute_capability: String should match"),
             ('compute_capability = "8.7"', "", "compute_capability is missing"),
             ("launch_us = 4", "launch_us = 4\nlaunch_ms = 4", "launch_ms: Extra inputs"),
+            ("launch_us = 4", 'launch_us = 4\npart_numbers = ["Orin"]', "part_numbers.0: String should match"),
             ("launch_us = 4", 'launch_us = 4\n[sources]\nspeed = "x"', "sources names 'speed'"),
         ],
     )

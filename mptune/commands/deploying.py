@@ -1,0 +1,96 @@
+"""``mptune confirm`` and ``export``: take a run to a device, and measure its front there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mptune.commands.common import (
+    EXIT_LIMITS_NOT_MET,
+    JsonOption,
+    RunArgument,
+    complain,
+    guarded,
+    interrupted,
+    print_json,
+    resume_command,
+    say,
+)
+from mptune.commands.searching import Engine, EngineOption
+from mptune.settings import SearchSettings
+
+_SEARCH = SearchSettings()
+
+
+@guarded
+def confirm(
+    context: typer.Context,
+    run: RunArgument,
+    target: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|NAME|FILE",
+            help="The device: auto takes the search's own where it is here, else the GPU here.",
+        ),
+    ] = _SEARCH.target,
+    engine: EngineOption = Engine.AUTO,
+    json_: JsonOption = False,
+) -> None:
+    """Measure the front of a search on the device here, and say whether its ranking held.
+
+    Needs the run directory alone, of a search on any machine. Builds every plan of the front and the seeds with what is
+    installed here, measures latency and held-out error in fresh processes, and writes the confirmed front, its page and
+    the chosen model and engine to RUN/confirmed/DEVICE. The same command again goes on where it stopped.
+
+    \b
+    Example:
+      mptune confirm model.mptune
+      mptune confirm model.mptune --target cpu --json | jq .agreement
+      mptune pick model.mptune/confirmed/h200-onnxruntime --max-latency-ms 2.5
+    """
+    try:
+        from mptune import api
+        from mptune.report.progress import TerminalListener
+
+        with TerminalListener() as listener:
+            found = api.confirm(run, target=target, engine=engine.value, listener=listener)
+    except KeyboardInterrupt:
+        raise typer.Exit(interrupted(resume_command(context))) from None
+    if json_:
+        print_json(found.to_json())
+    else:
+        from mptune.report.confirmation import print_confirmation
+
+        print_confirmation(found)
+    if not found.front.limits_met:
+        if json_:
+            complain(f"warning: {found.front.chosen_reason}")
+        raise typer.Exit(EXIT_LIMITS_NOT_MET)
+
+
+@guarded
+def export(
+    run: RunArgument,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="RUN.tar.gz", help="Where to write. Default: the run's name + .tar.gz, here."
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the output file.")] = False,
+) -> None:
+    """Pack a run into one file to take to a device.
+
+    Holds what `mptune confirm` needs: the record, the samples with their references, the model and its weights; no
+    engines, no logs.
+
+    \b
+    Example:
+      mptune export model.mptune -o run.tar.gz
+      scp run.tar.gz device: && ssh device "tar xzf run.tar.gz && mptune confirm model.mptune"
+    """
+    from mptune import api
+
+    say(api.export(run, out, force=force, warn=lambda text: complain(f"warning: {text}")))

@@ -1,0 +1,251 @@
+"""A Jetson as its own files describe it: module, JetPack, power mode, clocks; and what of that belies a profile.
+
+Nothing here is assumed from a table of power modes: their caps differ from module to module and from one JetPack to
+the next, so they are read on the device. Never raises: what cannot be read is None or empty.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mptune.targets.target import Target
+
+_JETPACKS = {
+    "36.4.4": "6.2.1",
+    "36.4.3": "6.2",
+    "36.4.0": "6.1",
+    "36.3.0": "6.0",
+    "35.6.0": "5.1.4",
+    "35.5.0": "5.1.3",
+    "35.4.1": "5.1.2",
+    "35.3.1": "5.1.1",
+    "35.2.1": "5.1",
+}
+"""JetPack by L4T release, where the package ``nvidia-jetpack`` is not installed (NVIDIA's JetPack archive)."""
+
+_JETPACK_MAJORS = {"35": "5", "36": "6", "38": "7", "39": "7"}
+_NVPMODEL = "usr/sbin/nvpmodel"
+_NVPMODEL_TIMEOUT_S = 10.0
+_MEMORY_TOLERANCE = 0.15
+"""What a device reports lies within a tenth of the GB in its name; siblings differ by half or double."""
+
+_CLOCK_TOLERANCE = 0.05
+"""The steps of the clock are finer; profiles round it."""
+
+
+@dataclass(frozen=True)
+class JetsonState:
+    """A Jetson at one moment; None or empty where it does not say.
+
+    Attributes:
+        model: of the device tree, such as ``NVIDIA Jetson Orin Nano Developer Kit``.
+        part: number of the module, such as ``p3767-0005``; the carrier board may be anyone's.
+        memory_gb: what CPU and GPU share, less what the firmware keeps, GB (10^9 bytes).
+        l4t: release of Jetson Linux, such as ``36.4.3``.
+        jetpack: such as ``6.2``, or ``6`` where only the series is known.
+        power_mode: name of the mode that nvpmodel has set.
+        power_modes: names of the modes that it could set.
+        gpu_mhz: clock of the GPU now.
+        gpu_min_mhz: lowest clock that the governor may choose; equal to the highest where ``jetson_clocks`` ran.
+        gpu_max_mhz: highest clock that the power mode allows.
+        memory_mhz: clock of the memory now; told to root only.
+    """
+
+    model: str
+    part: str = ""
+    memory_gb: float | None = None
+    l4t: str = ""
+    jetpack: str = ""
+    power_mode: str = ""
+    power_modes: tuple[str, ...] = ()
+    gpu_mhz: float | None = None
+    gpu_min_mhz: float | None = None
+    gpu_max_mhz: float | None = None
+    memory_mhz: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as JSON types."""
+        return {**asdict(self), "power_modes": list(self.power_modes)}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> JetsonState:
+        """Inverse of ``to_json``."""
+        return cls(**{**document, "power_modes": tuple(document["power_modes"])})
+
+    def facts(self) -> list[tuple[str, str]]:
+        """The device as (name, value) lines, what is not known left out."""
+        clock = ""
+        if self.gpu_max_mhz is not None:
+            now = "" if self.gpu_mhz is None else f"{self.gpu_mhz:.0f} of "
+            clock = f"{now}{self.gpu_max_mhz:.0f} MHz"
+        lines = [
+            ("Jetson", f"{self.model}{f' ({self.part})' if self.part else ''}"),
+            ("JetPack", f"{self.jetpack or '?'} (L4T {self.l4t})" if self.l4t else self.jetpack),
+            ("power mode", self.power_mode),
+            ("GPU clock", clock),
+            ("memory clock", "" if self.memory_mhz is None else f"{self.memory_mhz:.0f} MHz"),
+        ]
+        return [(name, value) for name, value in lines if value]
+
+
+def read_jetson(root: Path = Path("/")) -> JetsonState | None:
+    """Read the device's files; None where this is no Jetson.
+
+    Args:
+        root: of the file system that is looked at.
+    """
+    model = _text(root / "proc/device-tree/model").strip("\0\n ")
+    if "jetson" not in model.lower():
+        return None
+    total = re.search(r"^MemTotal:\s*(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
+    compatible = _text(root / "proc/device-tree/compatible").split("\0")
+    release = re.search(r"# R(\d+) .*REVISION: ([\d.]+)", _text(root / "etc/nv_tegra_release"))
+    l4t = f"{release[1]}.{release[2]}" if release else ""
+    modes = _power_modes(root)
+    clocks = _gpu_clocks(root)
+    memory = _number(root / "sys/kernel/debug/bpmp/debug/clk/emc/rate")
+    return JetsonState(
+        model=model,
+        part=_part(compatible),
+        memory_gb=round(int(total[1]) * 1024 / 1e9, 1) if total else None,
+        l4t=l4t,
+        jetpack=_jetpack(root, l4t),
+        power_mode=_power_mode(root, modes),
+        power_modes=tuple(modes.values()),
+        gpu_mhz=clocks.get("cur_freq"),
+        gpu_min_mhz=clocks.get("min_freq"),
+        gpu_max_mhz=clocks.get("max_freq"),
+        memory_mhz=None if memory is None else memory / 1e6,
+    )
+
+
+def profile_warnings(target: Target, jetson: JetsonState) -> tuple[str, ...]:
+    """What of the device here is not what a profile's figures hold for, one line each, ending with what to do."""
+    warnings = []
+    if not _is_module(target, jetson):
+        memory = "" if jetson.memory_gb is None else f", {jetson.memory_gb:g} GB"
+        part = f", module {jetson.part}" if jetson.part else ""
+        warnings.append(
+            f"this is {jetson.model}{part}{memory}, and the target is {target.title}: what was predicted holds for "
+            "another module; give --target the profile of this one"
+        )
+    highest, assumed = jetson.gpu_max_mhz, target.gpu_mhz
+    if highest is not None and assumed is not None and abs(highest / assumed - 1) > _CLOCK_TOLERANCE:
+        mode = f"power mode {jetson.power_mode}" if jetson.power_mode else "the power mode"
+        warnings.append(
+            f"{mode} lets the GPU run at {highest:.0f} MHz, the profile {target.name} holds for {assumed:.0f} MHz: "
+            "set the mode that will be deployed (sudo nvpmodel -m ID), and go by what is measured in it"
+        )
+    if highest is not None and jetson.gpu_min_mhz is not None and jetson.gpu_min_mhz < highest:
+        warnings.append(
+            f"the GPU's clock floats between {jetson.gpu_min_mhz:.0f} and {highest:.0f} MHz: lock it for measuring "
+            "(sudo jetson_clocks)"
+        )
+    return tuple(warnings)
+
+
+def _is_module(target: Target, jetson: JetsonState) -> bool:
+    """Whether the module is the profile's; what the device does not say cannot belie it."""
+    if target.kind != "jetson":
+        return False
+    if jetson.part and target.part_numbers:
+        return jetson.part in target.part_numbers
+    if target.gpu_names and not any(name.lower() in jetson.model.lower() for name in target.gpu_names):
+        return False
+    if jetson.memory_gb is None or target.memory_gb is None:
+        return True
+    return same_memory(jetson.memory_gb, target.memory_gb)
+
+
+def same_memory(reported_gb: float, named_gb: float) -> bool:
+    """Whether what a device reports can be the memory in a product's name."""
+    return abs(reported_gb / named_gb - 1) <= _MEMORY_TOLERANCE
+
+
+def _part(compatible: Sequence[str]) -> str:
+    """``nvidia,p3767-0005`` among ``nvidia,p3768-0000+p3767-0005-super``, ``nvidia,p3767-0005``, ``nvidia,tegra234``.
+
+    Where a carrier board's maker left the second out, the module stands behind the carrier board in the first.
+    """
+    for pattern in (r"nvidia,(p\d{4}-\d{4})", r".*\+(p\d{4}-\d{4}).*"):
+        for entry in compatible:
+            match = re.fullmatch(pattern, entry.strip())
+            if match:
+                return match[1]
+    return ""
+
+
+def _jetpack(root: Path, l4t: str) -> str:
+    """By the installed package; else by the release of Jetson Linux, the series at least."""
+    status = _text(root / "var/lib/dpkg/status")
+    package = re.search(r"^Package: nvidia-jetpack\n(?:.+\n)*?Version: ([\d.]+)", status, re.MULTILINE)
+    if package:
+        return package[1]
+    return _JETPACKS.get(l4t) or _JETPACK_MAJORS.get(l4t.partition(".")[0], "")
+
+
+def _power_modes(root: Path) -> dict[int, str]:
+    """Id -> name of every mode in ``/etc/nvpmodel.conf``."""
+    found = re.findall(
+        r"^\s*<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+)\s*>", _text(root / "etc/nvpmodel.conf"), re.MULTILINE
+    )
+    return {int(number): name.removeprefix("MODE_") for number, name in found}
+
+
+def _power_mode(root: Path, modes: Mapping[int, str]) -> str:
+    """What ``nvpmodel -q`` says; where it says nothing, what it has left in its file of state."""
+    asked = re.search(r"^NV Power Mode:\s*(\S+)", _ask(root / _NVPMODEL, "-q"), re.MULTILINE)
+    if asked:
+        return asked[1].removeprefix("MODE_")
+    kept = re.search(r"pmode:(\d+)", _text(root / "var/lib/nvpmodel/status"))
+    return modes.get(int(kept[1]), "") if kept else ""
+
+
+def _gpu_clocks(root: Path) -> dict[str, float]:
+    """MHz by devfreq's name; the GPU is ``17000000.gpu`` on JetPack 6 and ``17000000.ga10b`` on JetPack 5."""
+    for pattern in ("*.gpu", "*.ga10b", "*.gv11b"):
+        for folder in sorted((root / "sys/class/devfreq").glob(pattern)):
+            read = {name: _number(folder / name) for name in ("cur_freq", "min_freq", "max_freq")}
+            clocks = {name: value / 1e6 for name, value in read.items() if value}
+            if clocks:
+                return clocks
+    return {}
+
+
+def _ask(tool: Path, *arguments: str) -> str:
+    """What a tool prints; nothing where it is not there, fails or hangs."""
+    if not tool.is_file():
+        return ""
+    try:
+        done = subprocess.run(
+            [str(tool), *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_NVPMODEL_TIMEOUT_S,
+            check=True,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout
+
+
+def _number(path: Path) -> float | None:
+    try:
+        return float(_text(path))
+    except ValueError:
+        return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,129 @@
+"""How much memory a model needs: its weights, and the most that is alive at once of what it computes.
+
+A walk over the nodes in topological order: a value is alive from the node that computes it to the last that reads it.
+Runtimes fuse, which spares values, and keep workspaces, which costs some: the figure is for deciding whether a model
+fits on a device at all. What the subgraphs of If, Loop and Scan hold inside is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mptune.graph.model import Model
+from mptune.graph.plan import Precision
+from mptune.targets.costs import VIEWS, Shape, ShapeTable, item_bytes
+from mptune.targets.target import Target, TargetKind
+
+USABLE: Mapping[TargetKind, float] = {"jetson": 0.75, "gpu": 0.95, "cpu": 0.75}
+"""Share of the memory that a model can count on. On a Jetson the CPU, the system and the desktop live in it too."""
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """What all-FP32 and all-FP16 need, in bytes; mixed plans lie between.
+
+    Attributes:
+        fp32_weights: constants as they are.
+        fp16_weights: with every FP32 constant in FP16.
+        fp32_activations: the most that is alive at once of inputs, outputs and values between.
+        fp16_activations: the same with every FP32 value in FP16 but for inputs and outputs, which keep their types.
+        fp32_peak: name of the node at which ``fp32_activations`` is reached.
+        fp16_peak: name of the node at which ``fp16_activations`` is reached.
+    """
+
+    fp32_weights: int
+    fp16_weights: int
+    fp32_activations: int
+    fp16_activations: int
+    fp32_peak: str
+    fp16_peak: str
+
+    def total(self, precision: Precision) -> int:
+        """Weights and activations of all-FP32 or all-FP16, in bytes."""
+        if precision is Precision.FP16:
+            return self.fp16_weights + self.fp16_activations
+        return self.fp32_weights + self.fp32_activations
+
+
+def memory_need(model: Model, shapes: Mapping[str, Shape]) -> MemoryNeed:
+    """Walk through a model and see what is alive.
+
+    Args:
+        model: the model.
+        shapes: concrete shapes by tensor name; what is missing is taken from the model (``ShapeTable``).
+    """
+    table = ShapeTable(model, shapes)
+    fp32, fp32_peak = _peak(model, table, 4)
+    fp16, fp16_peak = _peak(model, table, 2)
+    constants = model.initializers.values()
+    return MemoryNeed(
+        fp32_weights=sum(c.nbytes for c in constants),
+        fp16_weights=sum(c.nbytes // 2 if c.dtype == "float" else c.nbytes for c in constants),
+        fp32_activations=fp32,
+        fp16_activations=fp16,
+        fp32_peak=fp32_peak,
+        fp16_peak=fp16_peak,
+    )
+
+
+def _peak(model: Model, table: ShapeTable, float_bytes: int) -> tuple[int, str]:
+    """The most bytes alive at once, and the name of the node at which they are."""
+    ends = _ends(model)
+    interface = {info.name for info in (*model.inputs, *model.outputs)}
+
+    def size(tensor: str) -> int:
+        return table.elements(tensor) * item_bytes(model, tensor, 4 if tensor in interface else float_bytes)
+
+    given = [info.name for info in model.inputs]  # the caller keeps them
+    alive = sum(size(tensor) for tensor in given)
+    peak, where = alive, ""
+    leaving: dict[int, int] = {}
+    for node in model.nodes:
+        made = {out: size(out) for out in node.outputs if out in ends}
+        alive += sum(made.values())
+        for out, count in made.items():
+            end = max(ends[out], node.index)
+            leaving[end] = leaving.get(end, 0) + count
+        if alive > peak:
+            peak, where = alive, node.name
+        alive -= leaving.pop(node.index, 0)
+    return peak, where
+
+
+def _ends(model: Model) -> dict[str, int]:
+    """Value that has memory of its own -> index of the last node that reads it or looks at it in another shape."""
+    root: dict[str, str] = {}
+    ends: dict[str, int] = {}
+    outputs = {info.name for info in model.outputs}
+    for node in model.nodes:
+        for name in (*node.inputs, *node.captures):
+            ends[root.get(name, name)] = node.index
+        for position, out in enumerate(node.outputs):
+            if not out or out in model.initializers:
+                continue
+            views = node.op_type in VIEWS and node.is_standard and position == 0 and bool(node.inputs)
+            if views and node.inputs[0] not in model.initializers and out not in outputs:
+                root[out] = root.get(node.inputs[0], node.inputs[0])
+            else:
+                ends.setdefault(out, node.index)
+    ends.update((name, len(model.nodes)) for name in outputs)
+    computed = {out for node in model.nodes for out in node.outputs if out and out not in model.initializers}
+    return {name: end for name, end in ends.items() if name in computed and name not in root}
+
+
+def memory_warnings(need: MemoryNeed, target: Target) -> tuple[str, ...]:
+    """A warning where a model will not fit on a device, or only just; all-FP32 counts, since it is the baseline."""
+    if target.memory_gb is None:
+        return ()
+    usable = target.memory_gb * 1e9 * USABLE[target.kind]
+    fp32, fp16 = need.total(Precision.FP32), need.total(Precision.FP16)
+    if fp32 <= usable:
+        return ()
+    shared = ", which the system shares" if target.kind == "jetson" else ""
+    fits = "all-FP16 does not fit either" if fp16 > usable else f"all-FP16 needs {fp16 / 1e9:.2g} GB"
+    return (
+        f"all-FP32, the baseline, needs about {fp32 / 1e9:.2g} GB of memory (weights {need.fp32_weights / 1e9:.2g}, "
+        f"activations {need.fp32_activations / 1e9:.2g} at {need.fp32_peak!r}), {target.title} has "
+        f"{target.memory_gb:g} GB{shared}; {fits}: give a smaller --batch or smaller inputs",
+    )

@@ -1,0 +1,167 @@
+"""A Jetson's own files, under a root directory that holds such files, and what in them belies a profile."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mptune.targets.detect import Gpu, detect_gpus
+from mptune.targets.jetson import JetsonState, profile_warnings, read_jetson
+from mptune.targets.target import list_targets, load_target, match_target
+from tests.targets.jetson_files import ORIN_NANO_SUPER, put_files, put_nvpmodel
+
+NANO = JetsonState(
+    model="NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super",
+    part="p3767-0005",
+    memory_gb=7.8,
+    l4t="36.4.3",
+    jetpack="6.2",
+    power_mode="MAXN_SUPER",
+    power_modes=("15W", "25W", "MAXN_SUPER"),
+    gpu_mhz=306.0,
+    gpu_min_mhz=306.0,
+    gpu_max_mhz=1020.0,
+    memory_mhz=3199.0,
+)
+
+
+def test_everything_is_read(tmp_path: Path) -> None:
+    assert read_jetson(put_files(tmp_path, ORIN_NANO_SUPER)) == NANO
+
+
+def test_another_board_is_no_jetson(tmp_path: Path) -> None:
+    assert read_jetson(put_files(tmp_path, {"proc/device-tree/model": "Raspberry Pi 5 Model B\0"})) is None
+    assert read_jetson(tmp_path / "empty") is None
+
+
+def test_a_jetson_that_tells_only_its_name(tmp_path: Path) -> None:
+    state = read_jetson(put_files(tmp_path, {"proc/device-tree/model": "NVIDIA Jetson Next\0"}))
+    assert state == JetsonState("NVIDIA Jetson Next")
+    assert state.facts() == [("Jetson", "NVIDIA Jetson Next")]
+
+
+@pytest.mark.parametrize(
+    ("compatible", "part"),
+    [
+        ("nvidia,p3737-0000+p3701-0005\0nvidia,p3701-0005\0nvidia,tegra234\0", "p3701-0005"),
+        ("nvidia,p3768-0000+p3767-0001\0nvidia,tegra234\0", "p3767-0001"),
+        ("acme,board\0nvidia,p3767-0003\0nvidia,tegra234\0", "p3767-0003"),
+        ("acme,board\0nvidia,tegra234\0", ""),
+    ],
+)
+def test_the_module_is_known_on_any_carrier_board(tmp_path: Path, compatible: str, part: str) -> None:
+    state = read_jetson(put_files(tmp_path, ORIN_NANO_SUPER, **{"device-tree_compatible": compatible}))
+    assert state is not None
+    assert state.part == part
+
+
+@pytest.mark.parametrize(
+    ("release", "jetpack"),
+    [
+        ("# R36 (release), REVISION: 4.4, GCID: 1", "6.2.1"),
+        ("# R36 (release), REVISION: 9.9, GCID: 1", "6"),
+        ("# R35 (release), REVISION: 4.1, GCID: 1", "5.1.2"),
+        ("# R39 (release), REVISION: 0, GCID: 1", "7"),
+        ("# R99 (release), REVISION: 1.0, GCID: 1", ""),
+        ("nonsense", ""),
+    ],
+)
+def test_without_its_package_jetpack_follows_from_jetson_linux(tmp_path: Path, release: str, jetpack: str) -> None:
+    state = read_jetson(put_files(tmp_path, ORIN_NANO_SUPER, dpkg_status=None, etc_nv_tegra_release=release))
+    assert state is not None
+    assert state.jetpack == jetpack
+
+
+def test_jetpack_5_calls_its_gpu_ga10b(tmp_path: Path) -> None:
+    files = {name.replace("17000000.gpu", "17000000.ga10b"): text for name, text in ORIN_NANO_SUPER.items()}
+    state = read_jetson(put_files(tmp_path, files))
+    assert state is not None
+    assert (state.gpu_mhz, state.gpu_max_mhz) == (306.0, 1020.0)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the stand-in for nvpmodel is a shell script")
+class TestPowerMode:
+    @pytest.mark.parametrize(
+        ("body", "mode"),
+        [
+            ("echo 'NV Power Mode: 25W'; echo 1", "25W"),
+            ("echo 'NVPM WARN: power mode is not set!'\necho 'NV Power Mode: MODE_15W'\necho 0", "15W"),
+            ("echo 'NVPM ERROR: Error opening /dev'; exit 1", "MAXN_SUPER"),
+            ("kill -9 $$", "MAXN_SUPER"),
+            ("true", "MAXN_SUPER"),
+        ],
+        ids=["answers", "warns first", "fails", "crashes", "says nothing"],
+    )
+    def test_nvpmodel_is_asked_and_its_file_read_where_it_fails(self, tmp_path: Path, body: str, mode: str) -> None:
+        put_files(tmp_path, ORIN_NANO_SUPER)
+        put_nvpmodel(tmp_path, f'test "$1" = -q || exit 9\n{body}')
+        state = read_jetson(tmp_path)
+        assert state is not None
+        assert state.power_mode == mode
+
+    def test_a_mode_that_the_configuration_lacks(self, tmp_path: Path) -> None:
+        state = read_jetson(put_files(tmp_path, ORIN_NANO_SUPER, nvpmodel_status="pmode:0009"))
+        assert state is not None
+        assert state.power_mode == ""
+
+
+def test_json_and_facts() -> None:
+    assert JetsonState.from_json(json.loads(json.dumps(NANO.to_json()))) == NANO
+    facts = dict(NANO.facts())
+    assert facts["Jetson"].endswith("Super (p3767-0005)")
+    assert facts["JetPack"] == "6.2 (L4T 36.4.3)"
+    assert facts["power mode"] == "MAXN_SUPER"
+    assert facts["GPU clock"] == "306 of 1020 MHz"
+
+
+class TestProfile:
+    locked = replace(NANO, gpu_min_mhz=1020.0, gpu_mhz=1020.0)
+
+    def test_the_profile_of_the_device_is_no_warning(self) -> None:
+        assert profile_warnings(load_target("jetson-orin-nano-8gb-super"), self.locked) == ()
+
+    def test_another_clock(self) -> None:
+        (text,) = profile_warnings(load_target("jetson-orin-nano-8gb"), self.locked)
+        assert "power mode MAXN_SUPER lets the GPU run at 1020 MHz" in text
+        assert "jetson-orin-nano-8gb holds for 625 MHz" in text
+        capped = replace(NANO, power_mode="25W", gpu_min_mhz=408.0, gpu_max_mhz=408.0, part="p3767-0000")
+        (text,) = profile_warnings(load_target("jetson-orin-nx-16gb-super"), capped)
+        assert "power mode 25W lets the GPU run at 408 MHz" in text
+
+    def test_a_floating_clock(self) -> None:
+        (text,) = profile_warnings(load_target("jetson-orin-nano-8gb-super"), NANO)
+        assert "between 306 and 1020 MHz" in text
+        assert "jetson_clocks" in text
+
+    @pytest.mark.parametrize("state", [locked, replace(locked, part="")], ids=["by part", "by name and memory"])
+    @pytest.mark.parametrize("name", ["jetson-orin-nx-8gb-super", "jetson-orin-nano-4gb-super", "h200"])
+    def test_another_module(self, name: str, state: JetsonState) -> None:
+        text = profile_warnings(load_target(name), state)[0]
+        assert "another module" in text
+        assert "7.8 GB" in text
+
+    def test_what_is_not_told_is_not_held_against_it(self) -> None:
+        assert profile_warnings(load_target("jetson-orin-nano-4gb"), JetsonState("NVIDIA Jetson Orin Nano")) == ()
+
+
+class TestMatch:
+    @pytest.mark.parametrize("target", [t for t in list_targets() if t.kind == "jetson"], ids=lambda t: t.name)
+    def test_every_module_is_known_by_its_number_and_clock(self, target) -> None:
+        for part in target.part_numbers:
+            gpu = Gpu("NVIDIA Jetson on a board of ours", (8, 7), None, "", 0, True, part, target.gpu_mhz)
+            assert match_target(gpu) == target
+
+    def test_super_by_the_clock_that_the_power_mode_allows(self, tmp_path: Path) -> None:
+        (gpu,) = detect_gpus(put_files(tmp_path, ORIN_NANO_SUPER))
+        assert match_target(gpu).name == "jetson-orin-nano-8gb-super"
+        assert match_target(replace(gpu, max_mhz=612.0)).name == "jetson-orin-nano-8gb"
+        assert match_target(replace(gpu, max_mhz=None)).name == "jetson-orin-nano-8gb", "promises least"
+
+    def test_by_name_and_memory_where_the_number_is_new(self, tmp_path: Path) -> None:
+        compatible = "nvidia,p9999-0000\0nvidia,tegra234\0"
+        (gpu,) = detect_gpus(put_files(tmp_path, ORIN_NANO_SUPER, **{"device-tree_compatible": compatible}))
+        assert match_target(gpu).name == "jetson-orin-nano-8gb-super"

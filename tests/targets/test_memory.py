@@ -1,0 +1,160 @@
+"""Peak memory against models whose peak is known by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from mptune.graph.model import Model, load_model
+from mptune.graph.plan import Precision
+from mptune.targets.memory import memory_need, memory_warnings
+from mptune.targets.target import load_target
+
+KB = 1024
+Build = Callable[..., Model]
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Build:
+    """A model from nodes, shapes of its inputs and outputs, and its weights."""
+
+    def make(nodes, inputs, outputs, **weights: np.ndarray) -> Model:
+        values = [
+            [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in side.items()]
+            for side in (inputs, outputs)
+        ]
+        initializers = [numpy_helper.from_array(w, n) for n, w in weights.items()]
+        graph = helper.make_graph(nodes, "g", *values, initializers)
+        imports = [helper.make_opsetid("", 17)]
+        onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=9), tmp_path / "m.onnx")
+        return load_model(tmp_path / "m.onnx")
+
+    return make
+
+
+def node(op: str, inputs: str, outputs: str, **attributes) -> onnx.NodeProto:
+    return helper.make_node(op, inputs.split(), outputs.split(), outputs.split()[0] + "_node", **attributes)
+
+
+def test_a_chain_holds_its_input_and_two_values(build: Build) -> None:
+    """x and y are 1 KiB, a and b 4 KiB: at b all of x, a and b are alive."""
+    model = build(
+        [node("Concat", "x x x x", "a", axis=0), node("Relu", "a", "b"), node("MaxPool", "b", "y", kernel_shape=[4])],
+        {"x": [1, 1, 256]},
+        {"y": [4, 1, 253]},
+    )
+    need = memory_need(model, {})
+    assert need.fp32_activations == KB + 4 * KB + 4 * KB
+    assert need.fp32_peak == "b_node"
+    # In FP16 a and b are halved, x stays; the output, which stays FP32, makes the last node the peak.
+    assert need.fp16_activations == KB + 2 * KB + 4 * 253 * 4
+    assert need.fp16_peak == "y_node"
+    assert need.fp32_weights == need.fp16_weights == 0
+
+
+def test_a_skip_keeps_its_value_alive(build: Build) -> None:
+    """a is read by the last node, so at c all of x, a, b and c are alive; at y b is gone."""
+    model = build(
+        [node("Relu", "x", "a"), node("Sigmoid", "a", "b"), node("Tanh", "b", "c"), node("Add", "a c", "y")],
+        {"x": [256]},
+        {"y": [256]},
+    )
+    need = memory_need(model, {})
+    assert need.fp32_activations == 4 * KB
+    assert need.fp16_activations == KB + 3 * KB // 2 + KB // 2  # at y: x, y whole, a and c halved
+    assert need.fp32_peak == "c_node"
+
+
+def test_a_view_has_no_memory_of_its_own_but_keeps_what_it_looks_at(build: Build) -> None:
+    model = build(
+        [
+            node("Relu", "x", "a"),
+            node("Reshape", "a flat", "v"),
+            node("Sigmoid", "x", "b"),
+            node("Reshape", "b flat", "w"),
+            node("Add", "v w", "y"),
+        ],
+        {"x": [16, 16]},
+        {"y": [256]},
+        flat=np.array([256], np.int64),
+    )
+    need = memory_need(model, {})
+    assert need.fp32_activations == 4 * KB
+    assert need.fp32_peak == "y_node"
+
+
+def test_a_view_that_is_an_output_is_a_copy(build: Build) -> None:
+    model = build([node("Relu", "x", "a"), node("Flatten", "a", "y", axis=0)], {"x": [16, 16]}, {"y": [1, 256]})
+    assert memory_need(model, {}).fp32_activations == 3 * KB
+
+
+def test_outputs_stay_to_the_end(build: Build) -> None:
+    model = build(
+        [node("Relu", "x", "y"), node("Sigmoid", "x", "a"), node("Tanh", "a", "z")],
+        {"x": [256]},
+        {"y": [256], "z": [256]},
+    )
+    assert memory_need(model, {}).fp32_activations == 4 * KB
+
+
+def test_weights_and_other_types(build: Build) -> None:
+    """TopK's indices are 8 bytes each whatever the precision; FP32 weights are halved, integers not."""
+    model = build(
+        [
+            node("MatMul", "x w", "a"),
+            node("TopK", "a k", "best places", axis=1),
+            node("Cast", "places", "p", to=TensorProto.FLOAT),
+            node("Add", "best p", "y"),
+        ],
+        {"x": [1, 64]},
+        {"y": [1, 32]},
+        w=np.ones((64, 256), np.float32),
+        k=np.array([32], np.int64),
+    )
+    need = memory_need(model, {})
+    assert need.fp32_weights == 64 * 256 * 4 + 8
+    assert need.fp16_weights == 64 * 256 * 2 + 8
+    assert need.fp32_activations == 64 * 4 + 256 * 4 + 32 * 4 + 32 * 8  # at TopK
+    assert need.fp16_activations == 64 * 4 + 256 * 2 + 32 * 2 + 32 * 8
+    assert need.total(Precision.FP16) == need.fp16_weights + need.fp16_activations
+    assert need.total(Precision.FP32) == need.fp32_weights + need.fp32_activations
+
+
+def test_observed_shapes_count(build: Build) -> None:
+    model = build([node("Relu", "x", "y")], {"x": ["batch", 4]}, {"y": ["batch", 4]})
+    assert memory_need(model, {"x": (32, 4), "y": (32, 4)}).fp32_activations == 2 * 32 * 4 * 4
+
+
+def test_real_models_need_less_in_fp16(mlp_path: Path, cnn_path: Path) -> None:
+    for path in (mlp_path, cnn_path):
+        need = memory_need(load_model(path), {})
+        assert need.fp16_weights == pytest.approx(need.fp32_weights / 2)
+        assert need.fp32_activations / 2 <= need.fp16_activations < need.fp32_activations
+
+
+class TestWarning:
+    @pytest.fixture
+    def need(self, build: Build):
+        return memory_need(build([node("Relu", "x", "y")], {"x": [1]}, {"y": [1]}), {})
+
+    def test_what_fits_is_no_warning(self, need) -> None:
+        for name in ("jetson-orin-nano-4gb", "h200", "cpu"):
+            assert memory_warnings(need, load_target(name)) == ()
+
+    def test_what_does_not_fit(self, need) -> None:
+        large = replace(need, fp32_weights=3_000_000_000, fp16_weights=1_500_000_000, fp32_activations=1_200_000_000)
+        (text,) = memory_warnings(large, load_target("jetson-orin-nano-4gb"))
+        assert "about 4.2 GB of memory (weights 3, activations 1.2" in text
+        assert "has 4 GB, which the system shares; all-FP16 needs 1.5 GB" in text
+        assert "--batch" in text
+        assert memory_warnings(large, load_target("jetson-orin-nano-8gb")) == ()
+
+    def test_not_even_in_fp16(self, need) -> None:
+        huge = replace(need, fp32_weights=400_000_000_000, fp16_weights=200_000_000_000)
+        assert "all-FP16 does not fit either" in memory_warnings(huge, load_target("h200"))[0]

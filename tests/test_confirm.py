@@ -1,0 +1,517 @@
+"""``confirm`` and ``export``: a search that was predicted, taken elsewhere without its model, and measured there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pytest
+
+from mptune import api
+from mptune.cli import main
+from mptune.engines.base import Failure, Measurement, SampleSet, Workspace
+from mptune.engines.environment import Environment
+from mptune.errors import BaselineError, DataError, RunError, TargetError
+from mptune.graph.groups import LayerGroup, find_groups
+from mptune.graph.model import Model, load_model
+from mptune.graph.plan import PrecisionPlan
+from mptune.graph.weights import WeightBank
+from mptune.rundir import read_run
+from mptune.search.confirmation import Confirmation
+from mptune.search.front import Front
+from mptune.settings import LatencySettings
+from mptune.targets.jetson import JetsonState
+from tests.conftest import save_mlp
+from tests.fakes import FAST, Diary, FakeToolchain, Law
+
+QUICK = LatencySettings(warmup_ms=1.0, duration_ms=2.0, bootstrap_samples=20)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory, mlp_data: Path) -> Path:
+    """A folder with model.onnx, data.npz, and model.mptune, in which that model was searched."""
+    folder = tmp_path_factory.mktemp("base")
+    save_mlp(folder / "model.onnx")
+    shutil.copy(mlp_data, folder / "data.npz")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        predict()
+    return folder
+
+
+@pytest.fixture
+def place(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it as the working directory."""
+    shutil.copytree(base, tmp_path, dirs_exist_ok=True)
+    run_json = tmp_path / "model.mptune" / "run.json"
+    run_json.write_text(run_json.read_text().replace(str(base), str(tmp_path)))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def searched(place: Path) -> Front:
+    """What was predicted there."""
+    return api.report("model.mptune")
+
+
+@pytest.fixture
+def prepared(searched: Front) -> tuple[Front, FakeToolchain]:
+    """And a device that obeys the same law at twice the latency, with held-out errors a little larger."""
+    return searched, FakeToolchain(law(base_ms=20.0, boundary_ms=0.04), held_out_factor=1.3)
+
+
+def law(**options: float | Mapping[str, float]) -> Law:
+    return Law([g.id for g in find_groups(load_model("model.onnx"))], **options)  # type: ignore[arg-type]
+
+
+def predict(run: str = "model.mptune", **settings: object) -> Front:
+    """A search on a fake that predicts for a device elsewhere; it takes no references, so they are put there."""
+    fake = FakeToolchain(
+        law(), latency_source="predicted", error_source="emulated", device="Elsewhere", name="emulation"
+    )
+    wanted = {"data": "data.npz", "budget": 12, "target": "h200", "latency": FAST, "out": Path(run), **settings}
+    front = api.search("model.onnx", open_toolchain=fake.open, **wanted)
+    for which in ("search", "held_out"):
+        np.savez(Path(run) / "data" / f"{which}_reference.npz", y=np.zeros(1, np.float32))
+    return front
+
+
+def confirm(fake: FakeToolchain, run: str = "model.mptune", **options: object) -> Confirmation:
+    return api.confirm(run, open_toolchain=fake.open, **options)  # type: ignore[arg-type]
+
+
+HERE = Path("model.mptune/confirmed/fake-1000-fake")
+
+
+def test_every_plan_of_the_front_and_every_seed_is_measured(prepared) -> None:
+    searched, fake = prepared
+    found = confirm(fake)
+    wanted = {p.plan.fingerprint for p in (*searched.points, searched.fp32, searched.fp16)}
+    assert wanted <= {plan.searched.plan.fingerprint for plan in found.plans}
+    seeds = {plan.searched.origin for plan in found.plans if plan.searched.origin.startswith("seed: ")}
+    assert {"seed: all-fp32", "seed: all-fp16", "seed: norm and softmax in FP32"} <= seeds
+    for plan in found.plans:
+        assert plan.searched.latency.source == "predicted"
+        assert plan.searched.error_source == "emulated"
+        assert plan.measured is not None
+        assert plan.measured.confirmed
+        assert plan.measured.latency.source == "measured"
+        assert plan.measured.error_source == "measured"
+        assert plan.measured.latency.median_ms == pytest.approx(fake.law.latency_ms(plan.searched.plan), rel=1e-2)
+        assert plan.measured.held_out_value == pytest.approx(1.3 * fake.law.error(plan.searched.plan))
+    medians = [plan.measured.latency.median_ms for plan in found.plans if plan.measured]
+    assert medians == sorted(medians)
+    plans = len(found.plans)
+    assert len(fake.calls) == 4 * plans, "once each, then three rounds"
+    assert fake.calls[:1] == [(searched.fp32.plan.fingerprint, "search", 0)]
+    rounds = [(process, which) for _, which, process in fake.calls[plans:]]
+    assert rounds == [(process, "held_out") for process in (1, 2, 3) for _ in range(plans)]
+
+
+def test_a_prediction_that_holds_and_one_that_does_not(prepared) -> None:
+    _, fake = prepared
+    found = confirm(fake)
+    assert found.latency.tau == pytest.approx(1.0)
+    assert found.error.tau == pytest.approx(1.0)
+    assert found.latency.verdict == found.error.verdict == "held"
+    gains = {group: -gain for group, gain in law().gains.items()}
+    contrary = FakeToolchain(law(gains=gains), device="Contrary")
+    found = confirm(contrary)
+    assert found.latency.tau is not None
+    assert found.latency.tau < 0
+    assert found.latency.verdict.startswith("did not hold")
+    assert found.error.verdict == "held"
+
+
+def test_a_confirmation_is_a_run_directory_of_its_own(prepared) -> None:
+    _, fake = prepared
+    before = Path("model.mptune/front.json").read_bytes()
+    found = confirm(fake)
+    document = json.loads((HERE / "front.json").read_text())
+    assert document == found.to_json()
+    assert document["points"] == [found.front._point(p) for p in found.front.points]
+    assert document["agreement"]["latency"]["kendall_tau"] == 1.0
+    assert document["search"]["latency_source"] == "predicted"
+    assert all(p["latency"]["source"] == "measured" for p in document["points"])
+    assert (HERE / "chosen" / "model.onnx").exists()
+    assert "Kendall&#x27;s tau 1.00" in (HERE / "report.html").read_text()
+    assert Path("model.mptune/front.json").read_bytes() == before, "the prediction stays"
+    assert not list((HERE / "data").glob("*.npz")), "samples were lent"
+    assert api.report(HERE) == found.front
+
+
+def test_another_plan_can_be_picked_of_what_was_measured(prepared) -> None:
+    _, fake = prepared
+    found = confirm(fake)
+    other = next(p for p in found.front.points if found.front.chosen is None or p.plan != found.front.chosen.plan)
+    picked = api.pick(HERE, plan=other.plan.fingerprint)
+    assert picked.chosen is not None
+    assert picked.chosen.plan == other.plan
+    document = json.loads((HERE / "front.json").read_text())
+    assert document["chosen"] == other.plan.fingerprint
+    assert document["agreement"] == found.to_json()["agreement"]
+    assert "Kendall&#x27;s tau" in (HERE / "report.html").read_text()
+    written = json.loads((HERE / "chosen" / "plan.json").read_text())["precision"]
+    assert written == {g: str(p) for g, p in other.plan.precision.items()}
+    for call in (api.confirm, api.export):
+        with pytest.raises(RunError, match="is a confirmation already"):
+            call(HERE)
+
+
+def test_it_goes_on_where_it_was_and_measures_nothing_twice(prepared) -> None:
+    _, fake = prepared
+    interrupted = replace(fake, interrupt_after=5, calls=[])
+    with pytest.raises(KeyboardInterrupt):
+        confirm(interrupted)
+    assert not (HERE / "front.json").exists()
+    later = replace(fake, interrupt_after=17, calls=[])
+    with pytest.raises(KeyboardInterrupt):
+        confirm(later)
+    rest = replace(fake, calls=[])
+    found = confirm(rest)
+    calls = [call[:2] for call in (*interrupted.calls, *later.calls, *rest.calls)]
+    plans = len(found.plans)
+    assert len(calls) == 4 * plans
+    assert sorted(c for c in calls if c[1] == "search") == sorted(
+        (p.searched.plan.fingerprint, "search") for p in found.plans
+    )
+    again = replace(fake, calls=[])
+    assert confirm(again) == found
+    assert again.calls == []
+
+
+def test_a_front_that_has_grown_is_confirmed_further(prepared) -> None:
+    _, fake = prepared
+    first = confirm(fake)
+    predict(budget=30)
+    more = replace(fake, calls=[])
+    found = confirm(more)
+    new = {p.searched.plan.fingerprint for p in found.plans} - {p.searched.plan.fingerprint for p in first.plans}
+    assert {fingerprint for fingerprint, _, _ in more.calls} == new
+    assert all(plan.measured is not None for plan in found.plans)
+
+
+def test_another_search_moves_the_old_confirmation_aside(prepared) -> None:
+    _, fake = prepared
+    confirm(fake)
+    predict(seed=5, fresh=True)
+    again = replace(fake, calls=[])
+    shutil.move("model.mptune.old-1/confirmed", "model.mptune/confirmed")
+    confirm(again)
+    assert again.calls
+    assert Path(f"{HERE}.old-1", "front.json").exists()
+
+
+def test_a_plan_that_fails_on_the_device_is_told(prepared, capsys: pytest.CaptureFixture[str]) -> None:
+    searched, fake = prepared
+    half = next(p for p in searched.points if p.plan.fp16_groups).plan.fp16_groups[0]
+    sick = next(g for g in fake.law.groups if g != half)
+    broken = replace(fake, fails=(half,), non_finite=(sick,), device="Fake 1000")
+    found = confirm(broken)
+    failed = {plan.searched.plan.fingerprint: plan.failure for plan in found.plans if plan.measured is None}
+    assert failed
+    assert any("no kernel for this" in text for text in failed.values())
+    kept = {p.plan.fingerprint for p in found.front.points}
+    assert not kept & failed.keys()
+    from mptune.report.confirmation import print_confirmation
+
+    print_confirmation(found)
+    assert "(all-fp16): build, error: no kernel for this" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_broken_baseline_stops_it(prepared) -> None:
+    _, fake = prepared
+    with pytest.raises(BaselineError, match="is off by"):
+        confirm(replace(fake, law=replace(fake.law, fp32_error=0.5)))
+
+
+def test_what_only_predicts_confirms_nothing(prepared) -> None:
+    _, fake = prepared
+    with pytest.raises(TargetError, match="cannot be measured here") as caught:
+        confirm(replace(fake, latency_source="predicted"))
+    assert "--target cpu" in caught.value.hint
+    assert not Path("model.mptune/confirmed").exists()
+    with pytest.raises(TargetError, match="H100 SXM cannot be measured here"):
+        api.confirm("model.mptune", target="h100")
+
+
+class Builds(FakeToolchain):
+    """Leaves an engine file of every plan, as TensorRT's toolchain does."""
+
+    def open(self, workspace: object, model: Model, groups: Sequence[LayerGroup], settings: object) -> FakeToolchain:
+        assert isinstance(workspace, Workspace)
+        self.engines = workspace.engines_dir
+        return super().open(workspace, model, groups, settings)
+
+    def evaluate(self, plan: PrecisionPlan, which: SampleSet = "search") -> Measurement | Failure:
+        found = super().evaluate(plan, which)
+        assert isinstance(found, Measurement)
+        path = self.engines / f"{plan.fingerprint}.engine"
+        path.write_text(plan.fingerprint)
+        return replace(found, engine_path=path)
+
+
+def test_the_engine_that_was_measured_ships(searched: Front) -> None:
+    front = confirm(Builds(law())).front
+    assert front.chosen is not None
+    shipped = HERE / "chosen" / "model.engine"
+    assert shipped.read_text() == front.chosen.plan.fingerprint
+    assert "model.engine the very engine" in (HERE / "chosen" / "README.txt").read_text()
+    kept = {p.plan.fingerprint for p in (*front.points, front.fp32, front.fp16) if p is not None}
+    assert {path.stem for path in (HERE / "engines").glob("*.engine")} == kept, "dominated ones are deleted"
+    other = next(p for p in front.points if p.plan != front.chosen.plan)
+    Path("model.mptune").rename("moved.mptune")
+    moved = Path("moved.mptune") / HERE.relative_to("model.mptune")
+    api.pick(moved, plan=other.plan.fingerprint)
+    assert (moved / "chosen" / "model.engine").read_text() == other.plan.fingerprint
+    last = front.points[-1].plan.fingerprint
+    (moved / "engines" / f"{last}.engine").unlink()
+    api.pick(moved, plan=last)
+    assert not (moved / "chosen" / "model.engine").exists(), "never the engine of another plan"
+    assert "model.engine" not in (moved / "chosen" / "README.txt").read_text().partition("What it is")[0]
+
+
+class OnJetson(FakeToolchain):
+    """Measures on an Orin Nano in some power mode."""
+
+    mode = "25W"
+
+    def environment(self) -> Environment:
+        state = JetsonState("NVIDIA Jetson Orin Nano", "p3767-0003", power_mode=self.mode, gpu_max_mhz=918.0)
+        return replace(super().environment(), jetson=state)
+
+
+def test_each_power_mode_has_a_confirmation_of_its_own(searched: Front) -> None:
+    fast = OnJetson(law(), drifts=(1.0,))
+    confirm(fast)
+    slow = OnJetson(law(base_ms=20.0))
+    slow.mode = "15W"
+    found = confirm(slow)
+    names = {path.name for path in Path("model.mptune/confirmed").iterdir()}
+    assert names == {"fake-1000-fake-25w", "fake-1000-fake-15w"}
+    assert found.front.fp32.latency.median_ms == pytest.approx(20.0, rel=1e-2), "not corrected to the other mode"
+    environment = read_run("model.mptune/confirmed/fake-1000-fake-15w")[1].environment
+    assert environment is not None
+    assert environment["jetson"]["power_mode"] == "15W"
+
+
+def test_limits_of_the_search_are_held_against_what_was_measured(place: Path) -> None:
+    assert predict(max_latency_ms=6.0).limits_met
+    slow = FakeToolchain(law(base_ms=20.0))
+    found = confirm(slow)
+    assert not found.front.limits_met
+    assert found.front.chosen is not None
+
+
+def test_a_measured_search_can_be_confirmed_too(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = {"data": "data.npz", "budget": 8, "target": "cpu", "latency": FAST, "out": Path("here.mptune")}
+    front = api.search("model.onnx", open_toolchain=FakeToolchain(law()).open, **wanted)  # type: ignore[arg-type]
+    for which in ("search", "held_out"):
+        np.savez(f"here.mptune/data/{which}_reference.npz", y=np.zeros(1, np.float32))
+    found = confirm(FakeToolchain(law(), device="Fake 2000"), run="here.mptune")
+    assert {plan.searched.latency.source for plan in found.plans} == {"measured"}
+    assert found.latency.verdict == "held"
+    assert not any("the search predicted" in text for text in found.front.warnings)
+    assert api.report("here.mptune") == front
+    from mptune.report.confirmation import print_confirmation
+
+    print_confirmation(found)
+    assert "earlier ms" in capsys.readouterr().out
+
+
+def test_warnings_name_what_the_search_was_for(prepared) -> None:
+    _, fake = prepared
+    diary = Diary()
+    found = confirm(fake, listener=diary, target="auto")
+    assert any("the search predicted h200" in text for text in found.front.warnings)
+    assert set(found.front.warnings) >= set(diary.warnings)
+
+
+class TestDamage:
+    def test_groups_of_another_version(self, prepared) -> None:
+        _, fake = prepared
+        path = Path("model.mptune/run.json")
+        document = json.loads(path.read_text())
+        document["measured"]["layer groups' content"] = "0" * 64
+        path.write_text(json.dumps(document))
+        with pytest.raises(RunError, match="finds other layer groups"):
+            confirm(fake)
+
+    @pytest.mark.parametrize("name", ["held_out.npz", "search_reference.npz"])
+    def test_samples_that_are_missing(self, prepared, name: str) -> None:
+        _, fake = prepared
+        (Path("model.mptune/data") / name).unlink()
+        with pytest.raises(RunError, match=f"{name} is missing"):
+            confirm(fake)
+
+    def test_no_model_and_no_copy(self, prepared) -> None:
+        _, fake = prepared
+        Path("model.mptune/weights/model.onnx").unlink()
+        Path("model.onnx").rename("elsewhere.onnx")
+        for call in (lambda: confirm(fake), lambda: api.export("model.mptune")):
+            with pytest.raises(RunError, match="holds no copy of its model") as caught:
+                call()
+            assert "mptune export" in caught.value.hint
+
+    def test_a_run_of_before_gets_its_copy(self, prepared) -> None:
+        _, fake = prepared
+        Path("model.mptune/weights/model.json").unlink()
+        confirm(fake)
+        assert Path("model.mptune/weights/model.json").exists()
+
+    def test_a_run_without_a_baseline(self, place: Path) -> None:
+        fake = FakeToolchain(law(), interrupt_after=0)
+        with pytest.raises(KeyboardInterrupt):
+            api.search("model.onnx", data="data.npz", fresh=True, latency=FAST, open_toolchain=fake.open)
+        for call in (lambda: confirm(fake), lambda: api.export("model.mptune")):
+            with pytest.raises(RunError, match="no evaluation"):
+                call()
+
+
+def test_the_run_itself_can_be_picked_from_without_its_model(searched: Front) -> None:
+    Path("model.onnx").unlink()
+    other = next(p for p in searched.points if searched.chosen is None or p.plan != searched.chosen.plan)
+    picked = api.pick("model.mptune", plan=other.plan.fingerprint)
+    assert picked.chosen is not None
+    assert picked.chosen.plan == other.plan
+    written = json.loads(Path("model.mptune/chosen/plan.json").read_text())["precision"]
+    assert written == {g: str(p) for g, p in other.plan.precision.items()}
+
+
+class TestExport:
+    def test_it_holds_what_confirm_needs_and_no_more(self, searched: Front) -> None:
+        Path("model.mptune/engines/x.engine").write_text("large")
+        Path("model.mptune/data/timing-cuda.json").write_text("{}")
+        assert api.export("model.mptune") == Path("model.mptune.tar.gz")
+        with tarfile.open("model.mptune.tar.gz") as archive:
+            names = set(archive.getnames())
+        assert names >= {
+            f"model.mptune/{name}"
+            for name in ("run.json", "study.journal", "weights/fp32.bin", "weights/model.onnx", "data/held_out.npz")
+        }
+        assert not [n for n in names if "engine" in n or "timing" in n or "chosen" in n or "logs" in n or ".lock" in n]
+
+    def test_it_overwrites_only_when_told_to(self, searched: Front) -> None:
+        Path("out.tar.gz").write_text("mine")
+        with pytest.raises(RunError, match="exists already"):
+            api.export("model.mptune", "out.tar.gz")
+        assert Path("out.tar.gz").read_text() == "mine"
+        api.export("model.mptune", "out.tar.gz", force=True)
+        assert tarfile.is_tarfile("out.tar.gz")
+        assert not list(Path.cwd().glob(".*.partial"))
+
+    def test_a_run_that_is_not_whole(self, searched: Front) -> None:
+        Path("model.mptune/weights/fp32.bin").unlink()
+        with pytest.raises(RunError, match=r"fp32\.bin is missing"):
+            api.export("model.mptune")
+        assert not Path("model.mptune.tar.gz").exists()
+
+    def test_a_place_that_cannot_be_written(self, searched: Front) -> None:
+        with pytest.raises(RunError, match="cannot write"):
+            api.export("model.mptune", "no/such/folder/out.tar.gz")
+
+    def test_a_metric_of_the_users_own_goes_along_by_hand(
+        self, place: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        Path("mine.py").write_text(
+            "def worst(outputs, reference):\n    return abs(outputs['y'] - reference['y']).max()\n"
+        )
+        wanted = {"data": "data.npz", "budget": 3, "target": "h200", "latency": FAST, "fresh": True}
+        api.search("model.onnx", metric="mine.py:worst", **wanted)  # type: ignore[arg-type]
+        assert main(["export", "model.mptune"]) == 0
+        out, told = capsys.readouterr()
+        assert out == "model.mptune.tar.gz\n"
+        assert told.startswith("warning: the metric is a script of yours: copy mine.py to the device, too")
+        Path("mine.py").unlink()
+        with pytest.raises(DataError, match=r"mine\.py"):
+            confirm(FakeToolchain(law()))
+
+    def test_a_study_in_a_database_becomes_a_journal(self, place: Path) -> None:
+        url = "sqlite:///study.db"
+        front = predict(storage=url, fresh=True)
+        api.export("model.mptune", "out.tar.gz")
+        Path("study.db").unlink()
+        extract("out.tar.gz", "far")
+        far = api.report("far/model.mptune")
+        assert [p.plan for p in far.points] == [p.plan for p in front.points]
+        confirm(FakeToolchain(law()), run="far/model.mptune")
+        assert optuna.logging.get_verbosity() == optuna.logging.INFO
+
+
+def extract(archive: str, folder: str) -> None:
+    with tarfile.open(archive) as packed:
+        if sys.version_info >= (3, 12):
+            packed.extractall(folder, filter="data")
+        else:
+            packed.extractall(folder)
+
+
+def test_for_real_from_a_prediction_to_what_onnx_runtime_measures(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole way as a person goes it, with ONNX Runtime on this CPU as the device and the model deleted."""
+    wanted = {"data": "data.npz", "budget": 8, "target": "h200", "latency": QUICK, "confirm_rounds": 1, "fresh": True}
+    front = api.search("model.onnx", **wanted)  # type: ignore[arg-type]
+    assert front.fp32.latency.source == "predicted"
+    assert any("`mptune confirm`" in text for text in front.warnings)
+    assert main(["export", "model.mptune", "-o", "run.tar.gz"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "run.tar.gz"
+    Path("model.onnx").unlink()
+    shutil.rmtree("model.mptune")
+    extract("run.tar.gz", "device")
+    assert main(["confirm", "device/model.mptune", "--target", "cpu"]) == 0
+    shown, told = capsys.readouterr()
+    assert all(name in shown for name in ("pred. ms", "meas. ms", "emul. err", "meas. err"))
+    assert "latency: Kendall's tau " in shown
+    assert "the predicted ranking " in shown
+    assert "the emulated ranking " in shown
+    assert "the search predicted h200, and this is cpu" in told
+    (home,) = Path("device/model.mptune/confirmed").iterdir()
+    document = json.loads((home / "front.json").read_text())
+    assert document["target"]["engine"] == "onnxruntime"
+    assert document["points"]
+    for point in document["points"]:
+        assert point["latency"]["source"] == "measured"
+        assert point["error"]["source"] == "measured"
+        assert point["error"]["held_out"] is not None
+        assert point["confirmed"]
+    assert all(plan["measured"] is not None for plan in document["plans"])
+    assert (home / "chosen" / "model.onnx").exists()
+    assert main(["confirm", "device/model.mptune", "--target", "cpu", "--json"]) == 0
+    again, told = capsys.readouterr()
+    assert json.loads(again) == document
+    assert "measuring" not in told, "all of it is recorded"
+    assert not any("--budget" in text for text in document["warnings"])
+    assert main(["pick", str(home), "--max-latency-ms", "1e-6"]) == 3
+    assert main(["report", str(home)]) == 3
+    assert main(["confirm", "device/model.mptune", "--target", "cpu"]) == 0, "its own choice again"
+    bank = WeightBank.write(load_model(home / "chosen" / "model.onnx"), place / "bank")
+    assert bank.fp32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["confirm", "nothing"], "does not exist"),
+        (["export", "nothing"], "does not exist"),
+        (["confirm", "model.mptune", "--target", "h20"], "there is no target 'h20'"),
+        (["confirm", "model.mptune", "--target", "cpu", "--engine", "tensorrt"], "tensorrt"),
+    ],
+)
+def test_what_cannot_be_done(
+    searched: Front, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 1
+    out, told = capsys.readouterr()
+    assert out == ""
+    error, hint = told.splitlines()[-2:]
+    assert message in error
+    assert hint.startswith("hint: ")
