@@ -1,19 +1,27 @@
-"""What the benchmarks share: a workspace of their own, and tables."""
+"""What the benchmarks share: a workspace, plans as text, what was measured of them, files of figures."""
 
 from __future__ import annotations
 
 import json
+import math
 import platform
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from mptune.data.calibration import CalibrationSet, load_calibration
+from mptune.data.numbers import decode_float, encode_float
 from mptune.engines.base import Failure, Workspace
 from mptune.engines.environment import describe_environment
 from mptune.graph.groups import LayerGroup
 from mptune.graph.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.search.front import ERROR_FLOOR, REFERENCE_ERROR
 from mptune.settings import DataSettings
 
 T = TypeVar("T")
@@ -44,9 +52,192 @@ def require(result: T | Failure) -> T:
     return result
 
 
-def save(path: Path | None, document: dict[str, Any]) -> None:
-    """Write the figures with the environment they were taken in."""
-    if path is not None:
-        document = {**document, "environment": describe_environment().to_json(), "host": platform.machine()}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(document, indent=1))
+def plan_of(model: Model, groups: Sequence[LayerGroup], bits: str) -> PrecisionPlan:
+    """The plan of a text with one 0 (FP32) or 1 (FP16) per group, in the order of the groups."""
+    chosen = (Precision.FP16 if bit == "1" else Precision.FP32 for bit in bits)
+    return PrecisionPlan(model.sha256, dict(zip((g.id for g in groups), chosen, strict=True)))
+
+
+def bits_of(groups: Sequence[LayerGroup], plan: PrecisionPlan) -> str:
+    """Inverse of ``plan_of``."""
+    return "".join("1" if plan.precision[g.id] is Precision.FP16 else "0" for g in groups)
+
+
+def bools_of(bits: Sequence[str]) -> np.ndarray:
+    """Plans as rows of booleans, True is FP16."""
+    return np.array([[bit == "1" for bit in row] for row in bits], dtype=bool)
+
+
+def hypervolume(latency_ms: np.ndarray, error: np.ndarray, base_ms: float) -> float:
+    """As ``mptune.search.front.hypervolume``, of bare figures; what is not finite has an error of infinity."""
+    gain = 1.0 - latency_ms / base_ms
+    height = np.log(REFERENCE_ERROR / np.maximum(error, ERROR_FLOOR)) / math.log(REFERENCE_ERROR / ERROR_FLOOR)
+    inside = (gain > 0) & (height > 0)
+    order = np.argsort(-gain[inside])
+    gain, height = gain[inside][order], np.maximum.accumulate(height[inside][order])
+    return float(((gain - np.append(gain[1:], 0.0)) * height).sum()) if len(gain) else 0.0
+
+
+class Record:
+    """What was measured of each plan, one JSON line per plan, so that a call that was cut short goes on. Thread-safe.
+
+    The first line holds how the baseline was timed first.
+    """
+
+    def __init__(self, path: Path, groups: int) -> None:
+        self.plans: dict[str, dict[str, Any]] = {}
+        self.emulated: dict[str, float] = {}
+        self.marked: dict[str, list[str]] = {}
+        self.repetitions: dict[str, Any] | None = None
+        self.baseline_ms = math.nan
+        self._path = path
+        self._lock = threading.Lock()
+        for line in path.read_text().splitlines() if path.exists() else ():
+            entry = json.loads(line)
+            if "repetitions" in entry:
+                self.repetitions, self.baseline_ms = entry["repetitions"], entry["baseline_ms"]
+            elif "emulated" in entry:
+                self.emulated[entry["emulated"]] = entry["error"]
+            elif "mark" in entry:
+                self.marked.setdefault(entry["mark"], []).append(entry["of"])
+            elif len(entry["plan"]) == groups:
+                self.plans[entry.pop("plan")] = entry
+
+    def begin(self, repetitions: dict[str, Any], baseline_ms: float) -> None:
+        """Fix the repetitions and the baseline for everything that follows."""
+        self.repetitions, self.baseline_ms = repetitions, baseline_ms
+        self._write({"repetitions": repetitions, "baseline_ms": baseline_ms})
+
+    def add(self, bits: str, entry: dict[str, Any], *, keep: bool = True) -> dict[str, Any]:
+        """Keep what a plan measured; ``keep`` also past this process."""
+        self.plans[bits] = entry
+        if keep:
+            self._write({"plan": bits, **entry})
+        return entry
+
+    def add_emulated(self, bits: str, error: float) -> None:
+        """Keep an emulated error."""
+        self.emulated[bits] = error
+        self._write({"emulated": bits, "error": error})
+
+    def mark(self, bits: str, mark: str) -> None:
+        """Keep what a plan was built for."""
+        self.marked.setdefault(mark, []).append(bits)
+        self._write({"mark": mark, "of": bits})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        with self._lock, self._path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+@dataclass(frozen=True)
+class MeasuredPlan:
+    """A plan in a file of ``benchmarks.measured_plans``.
+
+    Attributes:
+        kind: ``uniform``, ``one-group`` or ``random``.
+        precision: one 0 (FP32) or 1 (FP16) per group.
+        latency_ms: median, NaN where it failed.
+        latency_sd_ms: standard error of it.
+        error: relative L2 of the device's engine, infinite where it failed or is not finite.
+        emulated: relative L2 of the emulation on the same samples; None where it was not taken.
+        statistics: output -> statistic -> value over the samples, of the device's engine.
+    """
+
+    kind: str
+    precision: str
+    latency_ms: float
+    latency_sd_ms: float
+    error: float
+    emulated: float | None
+    statistics: Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class MeasuredPlans:
+    """A file of ``benchmarks.measured_plans``.
+
+    Attributes:
+        model: name of its script in ``benchmarks/models``.
+        device: what measured.
+        groups: id, name and kind of each.
+        shapes: tensor -> concrete shape.
+        baseline_ms: all-FP32.
+        plans: all-FP32 first, then all-FP16.
+    """
+
+    model: str
+    device: str
+    groups: tuple[tuple[str, str, str], ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    baseline_ms: float
+    plans: tuple[MeasuredPlan, ...]
+
+    def of_kind(self, kind: str) -> tuple[MeasuredPlan, ...]:
+        """The plans of one kind."""
+        return tuple(plan for plan in self.plans if plan.kind == kind)
+
+
+def read_measured_plans(path: Path) -> MeasuredPlans:
+    """Read what ``benchmarks.measured_plans`` wrote."""
+    document = json.loads(path.read_text())
+    return MeasuredPlans(
+        document["model"],
+        document["device"],
+        tuple(tuple(group) for group in document["groups"]),
+        {tensor: tuple(shape) for tensor, shape in document["shapes"].items()},
+        document["baseline_ms"],
+        tuple(_measured_plan(plan, document["statistics"]) for plan in document["plans"]),
+    )
+
+
+def _measured_plan(plan: Mapping[str, Any], names: Sequence[str]) -> MeasuredPlan:
+    taken = plan.get("statistics", {})
+    return MeasuredPlan(
+        plan["kind"],
+        plan["precision"],
+        decode_float(plan["latency_ms"]),
+        decode_float(plan["latency_sd_ms"]),
+        decode_float(plan["error"]) if plan["finite"] else math.inf,
+        None if plan.get("emulated") is None else decode_float(plan["emulated"]),
+        {output: dict(zip(names, map(decode_float, values), strict=True)) for output, values in taken.items()},
+    )
+
+
+def check_groups(measured: MeasuredPlans, groups: Sequence[LayerGroup]) -> None:
+    """Stop where a file was measured on other groups than a model has now."""
+    if measured.groups != tuple((g.id, g.name, g.kind) for g in groups):
+        raise SystemExit(f"{measured.model}: the layer groups are not those that were measured; measure again")
+
+
+def rounded(value: float) -> float | str:
+    """Five digits, as JSON can hold it."""
+    return encode_float(float(f"{value:.5g}"))
+
+
+@cache
+def _environment() -> dict[str, Any]:
+    """Asked for once: asking takes its time, and files of figures are written while others are being taken."""
+    return describe_environment().to_json()
+
+
+def save(path: Path | None, document: dict[str, Any], *, lists: Sequence[str] = ()) -> None:
+    """Write the figures with the environment they were taken in.
+
+    Args:
+        path: where; None writes nothing.
+        document: the figures.
+        lists: keys of long lists, of which every item stands on one line.
+    """
+    if path is None:
+        return
+    document = {**document, "environment": _environment(), "host": platform.machine()}
+    apart = {key: document.pop(key) for key in lists if key in document}
+    text = json.dumps(document, indent=1 if not lists else None)
+    for key, items in apart.items():
+        rows = ",\n".join(json.dumps(item, separators=(",", ":")) for item in items)
+        text = f"{text[:-1]},\n{json.dumps(key)}: [\n{rows}\n]}}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text + "\n")
+    temporary.replace(path)

@@ -1,175 +1,91 @@
-"""How much of the front a sampler finds with a budget of builds, on simulated models (SEARCH.md, goals A, C and D).
+"""How much of the front each sampler finds with a budget of builds, on simulated models (SEARCH.md, goals A, C and D).
 
-A simulated model is a chain of groups with branches; each boundary costs a Cast; what a group takes depends a little
-on the precisions of its neighbours (tactics, 5 %), so that the additive law is not the truth; timings are noisy
-(1.5 %); 4 % of the groups overflow in FP16. The sampler is given what the tool would give it: one-group errors as
-emulation finds them (10 % off; one overflow in ten is missed), roofline gains (off by a factor of about 1.6 each, in
-unknown units). Quality is the hypervolume of the true latencies and errors of what was built, as a share of a
-near-exact front's.
+Quality is the hypervolume of the true latencies and errors of what was built, as a share of a near-exact front's; the
+two builds that begin every search, all-FP32 and all-FP16, are counted in. ``benchmarks/simulator.py`` says what is
+simulated. Writes the figures as JSON, and beside it an SVG of the hypervolume against the builds.
 
-    python -m benchmarks.search_quality --groups 12 40 120 --seeds 20 --out benchmarks/results/search_quality.json
+    python -m benchmarks.search_quality --jobs 8 --out benchmarks/results/search_quality.json
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import math
-import time
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+import os
 
-import numpy as np
-import optuna
-from optuna.samplers import BaseSampler
+for _threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_threads, "1")  # before numpy is imported, here and in the workers
 
-from mptune.search.cut import CutSolver, Tie
-from mptune.search.precision import MEASURED_ATTR, PrecisionSampler
-from mptune.search.sampler import CONSTRAINT_ATTR, HAS_TRIAL_CONSTRAINTS, make_sampler
-from mptune.search.surrogate import ERROR_FLOOR, Prior, stack
+import argparse  # noqa: E402
+import importlib.metadata  # noqa: E402
+import json  # noqa: E402
+import platform  # noqa: E402
+import time  # noqa: E402
+import warnings  # noqa: E402
+from collections.abc import Iterable, Iterator, Sequence  # noqa: E402
+from concurrent.futures import ProcessPoolExecutor, as_completed  # noqa: E402
+from functools import lru_cache  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
 
-REFERENCE_ERROR = 3e-2
-TACTIC, TIMING, OVERFLOW, MISSED = 0.05, 0.015, 0.04, 0.1
-SAMPLERS = ("precision", "one decade wrong", "no prior", "prior only", "local", "tpe", "nsga2", "random")
+import numpy as np  # noqa: E402
+import optuna  # noqa: E402
+from optuna.samplers import BaseSampler  # noqa: E402
 
+from benchmarks.curves import draw  # noqa: E402
+from benchmarks.simulator import REFERENCE_ERROR, TIMING, Truth  # noqa: E402
+from mptune.engines.environment import describe_environment  # noqa: E402
+from mptune.search.cut import Bools, CutSolver  # noqa: E402
+from mptune.search.precision import MEASURED_ATTR, PrecisionSampler  # noqa: E402
+from mptune.search.sampler import CONSTRAINT_ATTR, HAS_TRIAL_CONSTRAINTS, make_sampler  # noqa: E402
+from mptune.search.surrogate import stack  # noqa: E402
 
-@dataclass
-class Truth:
-    """One simulated model."""
+EMULATING = ("precision", "profiled", "law known", "one decade wrong")
+LEARNING = (*EMULATING, "not emulated", "no prior")
+SAMPLERS = (*LEARNING, "prior only", "local", "tpe", "nsga2", "gp", "random")
+GP_GROUPS = 40
+"""Optuna's GPSampler is left out above this: it thinks for too long."""
 
-    groups: int
-    seed: int
-
-    def __post_init__(self) -> None:
-        rng = np.random.default_rng([self.seed, self.groups])
-        n = self.groups
-        self.ties = [Tie((i, i + 1)) for i in range(n - 1)]
-        for start in range(0, n - 4, 4):  # a branch: what one group computes is read again three groups later
-            self.ties[start] = Tie((start, start + 1, start + 3))
-        self.ties += [Tie((0,), fp32=True), Tie((n - 1,), fp32=True)]
-        fp32 = rng.lognormal(0.0, 0.8, n)
-        saved = rng.uniform(-0.05, 0.75, n)
-        self.times = np.stack([fp32, fp32 * (1 - saved)], axis=1)
-        self.costs = rng.uniform(0.03, 0.3, len(self.ties)) * (fp32 * saved).mean()
-        self.tactics = np.exp(rng.normal(0.0, TACTIC, (n, 2, 2, 2)))
-        self.tactics[:, 0, 0, 0] = 1.0
-        self.errors = 10 ** rng.uniform(-4.5, -2.2, n)
-        self.overflows = rng.random(n) < OVERFLOW
-        self.missed = self.overflows & (rng.random(n) < MISSED)
-        self.emulated = self.errors * np.exp(rng.normal(0.0, 0.1, n))
-        self.roofline_gains = (self.times[:, 0] - self.times[:, 1]) * rng.lognormal(0.0, 0.5, n) * 0.4
-        self.roofline_costs = self.costs * rng.lognormal(0.0, 0.5, len(self.costs)) * 0.4
-        self.decade = np.log(10.0**2) * rng.normal(0.0, 1.0, n)
-        self.base = float(self.latency(np.zeros((1, n), dtype=bool))[0])
-
-    def latency(self, plans: np.ndarray) -> np.ndarray:
-        half = plans.astype(int)
-        before = np.pad(half, ((0, 0), (1, 0)))[:, :-1]
-        after = np.pad(half, ((0, 0), (0, 1)))[:, 1:]
-        index = np.arange(self.groups)
-        times = self.times[index, half] * self.tactics[index, half, before, after]
-        crossed = np.stack([tie.crossed(plans) for tie in self.ties], axis=1)
-        return times.sum(axis=1) + crossed @ self.costs
-
-    def error(self, plans: np.ndarray) -> np.ndarray:
-        return np.sqrt(plans @ self.errors**2 + ERROR_FLOOR**2)
-
-    def finite(self, plans: np.ndarray) -> np.ndarray:
-        return ~(plans & self.overflows).any(axis=1)
-
-    def hypervolume(self, plans: np.ndarray) -> float:
-        plans = plans[self.finite(plans)]
-        gain = 1 - self.latency(plans) / self.base
-        height = np.log(REFERENCE_ERROR / self.error(plans)) / math.log(REFERENCE_ERROR / ERROR_FLOOR)
-        inside = (gain > 0) & (height > 0)
-        order = np.argsort(-gain[inside])
-        gain, height = gain[inside][order], np.maximum.accumulate(height[inside][order])
-        return float(((gain - np.append(gain[1:], 0.0)) * height).sum()) if len(gain) else 0.0
-
-    def front(self, plans: np.ndarray) -> np.ndarray:
-        plans = plans[self.finite(plans)]
-        latency, error = self.latency(plans), self.error(plans)
-        order = np.lexsort((error, latency))
-        best = np.minimum.accumulate(error[order])
-        return plans[order[np.append(True, best[1:] < best[:-1])]]
-
-    def near_exact(self) -> float:
-        """The hypervolume of the front after cuts over 400 weights and Pareto local search by flips of one and two."""
-        n = self.groups
-        if n <= 12:
-            return self.hypervolume((np.arange(2**n)[:, None] >> np.arange(n) & 1).astype(bool))
-        weights = np.geomspace(1e-2, 1e10, 400) * self.times[:, 0].mean()
-        unary = -(self.times[:, 0] - self.times[:, 1]) + weights[:, None] * self.errors**2
-        unary[:, self.overflows] = self.times.sum()
-        front = self.front(CutSolver(n, self.ties).solve(unary, np.tile(self.costs, (400, 1))))
-        flips = np.eye(n, dtype=bool)
-        flips = np.vstack([flips, flips[:-1] ^ flips[1:], flips[:-2] ^ flips[1:-1] ^ flips[2:]])
-        value = self.hypervolume(front)
-        for _ in range(30):
-            # At 120 groups there are thousands of points: a spread of them is widened at a time.
-            chosen = front[np.unique(np.linspace(0, len(front) - 1, min(len(front), 300)).astype(int))]
-            around = (chosen[:, None, :] ^ flips[None]).reshape(-1, n)
-            front = self.front(stack([front, around], n))
-            before, value = value, self.hypervolume(front)
-            if value < before * (1 + 1e-5):
-                break
-        return value
-
-    def prior(self, kind: str) -> Prior:
-        ids = tuple(f"g{i:03d}" for i in range(self.groups))
-        if kind == "no prior":
-            return Prior(ids)
-        log_squares = np.log(self.emulated**2) + (self.decade if kind == "one decade wrong" else 0.0)
-        log_squares[self.overflows & ~self.missed] = math.inf
-        return Prior(
-            ids,
-            tuple(map(float, log_squares)),
-            tuple(map(float, self.roofline_gains)),
-            tuple(self.ties),
-            tuple(map(float, self.roofline_costs)),
-        )
+SHOWN = (10, 25, 50)
 
 
-def prior_only(truth: Truth, budget: int) -> np.ndarray:
+def prior_only(truth: Truth, budget: int) -> Bools:
     """The front of the prior alone, evenly thinned to the budget: nothing is learnt."""
     prior = truth.prior("precision")
-    squares = np.exp(np.array(prior.log_square_errors))
-    gains = np.array(prior.gains_ms)
+    squares, gains = np.exp(np.array(prior.log_square_errors)), np.array(prior.gains_ms)
     weights = np.geomspace(1e-2, 1e10, 400) * gains.max()
     unary = -gains + weights[:, None] * np.minimum(squares, 1e6)
-    plans = stack(
-        [CutSolver(truth.groups, prior.ties).solve(unary, np.tile(prior.tie_costs_ms, (400, 1)))], truth.groups
-    )
+    optima = CutSolver(truth.groups, prior.ties).solve(unary, np.tile(prior.tie_costs_ms, (400, 1)))
+    plans = stack([optima], truth.groups)
     return plans[np.unique(np.linspace(0, len(plans) - 1, budget).astype(int))]
 
 
 def make(kind: str, truth: Truth) -> BaseSampler:
-    if kind in ("precision", "one decade wrong", "no prior"):
-        return PrecisionSampler(truth.prior(kind), seed=truth.seed)
+    """The sampler of a name."""
+    if kind in LEARNING:
+        emulate = truth.emulate if kind in EMULATING else None
+        return PrecisionSampler(truth.prior(kind), seed=truth.seed, emulate=emulate)
+    if kind == "gp":
+        return optuna.samplers.GPSampler(seed=truth.seed, deterministic_objective=False)
     return make_sampler(kind, truth.seed, truth.groups)
 
 
-def search(truth: Truth, kind: str, budget: int) -> tuple[np.ndarray, list[float]]:
+def search(truth: Truth, kind: str, budget: int) -> tuple[Bools, list[float]]:
     """The plans that were built, in their order, and the seconds of computing that each proposal took."""
     if kind == "prior only":
         return prior_only(truth, budget), []
     rng = np.random.default_rng([truth.seed, 7])
     study = optuna.create_study(directions=["minimize", "minimize"], sampler=make(kind, truth))
-    ids = [f"g{i:03d}" for i in range(truth.groups)]
-    space = {g: optuna.distributions.CategoricalDistribution(("fp32", "fp16")) for g in ids}
+    space = {g: optuna.distributions.CategoricalDistribution(("fp32", "fp16")) for g in truth.ids}
     for precision in ("fp32", "fp16"):
-        study.enqueue_trial(dict.fromkeys(ids, precision))
-    built: dict[bytes, np.ndarray] = {}
+        study.enqueue_trial(dict.fromkeys(truth.ids, precision))
+    built: dict[bytes, Bools] = {}
     seconds: list[float] = []
-    for attempt in range(20 * budget):
+    # GPSampler proposes what it knows again and again, and thinks for seconds each time.
+    for attempt in range((2 if kind == "gp" else 20) * budget):
         started = time.process_time()  # other programs on the machine do not count
         trial = study.ask(space)
         if attempt >= 2:
             seconds.append(time.process_time() - started)
-        plan = np.array([[trial.params[g] == "fp16" for g in ids]])
+        plan = np.array([[trial.params[g] == "fp16" for g in truth.ids]])
         if plan.tobytes() in built:
             study.tell(trial, state=optuna.trial.TrialState.FAIL)
             continue
@@ -190,61 +106,140 @@ def search(truth: Truth, kind: str, budget: int) -> tuple[np.ndarray, list[float
 
 
 def run_one(task: tuple[int, int, str, int]) -> dict[str, Any]:
+    """One search; "reachable" builds the best points of the near-exact front, which no sampler knows."""
     groups, seed, kind, budget = task
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    import warnings
-
     warnings.simplefilter("ignore")
-    truth = Truth(groups, seed)
-    exact = truth.near_exact()
+    truth, front, exact = _model(groups, seed)
+    document = {"groups": groups, "seed": seed, "sampler": kind}
+    if kind == "reachable":
+        # All-FP32 and all-FP16 are built in any case, and are seldom of use.
+        shares = [truth.reachable(front, max(0, b - 2)) / exact for b in range(1, budget + 1)]
+        return {**document, "shares": _rounded(shares), "finite": budget, "propose_ms": None}
     plans, seconds = search(truth, kind, budget)
+    shares = [truth.hypervolume(plans[:b]) / exact for b in range(1, budget + 1)]
     return {
-        "groups": groups,
-        "seed": seed,
-        "sampler": kind,
-        "ratios": {str(b): truth.hypervolume(plans[:b]) / exact for b in (10, 25, 50) if b <= budget},
+        **document,
+        "shares": _rounded(shares),
         "finite": int(truth.finite(plans).sum()),
-        "propose_ms": 1e3 * float(np.median(seconds)) if seconds else None,
+        "propose_ms": round(1e3 * float(np.median(seconds)), 2) if seconds else None,
     }
 
 
+@lru_cache(maxsize=100)
+def _model(groups: int, seed: int) -> tuple[Truth, Bools, float]:
+    truth = Truth(groups, seed)
+    front = truth.near_exact()
+    return truth, front, truth.hypervolume(front)
+
+
+def _rounded(values: Iterable[float]) -> list[float]:
+    return [round(float(value), 4) for value in values]
+
+
+def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the table shows of one sampler's runs at one size."""
+    shares = np.array([run["shares"] for run in runs])
+    timed = [run["propose_ms"] for run in runs if run["propose_ms"] is not None]
+    return {
+        "groups": runs[0]["groups"],
+        "sampler": runs[0]["sampler"],
+        "seeds": len(runs),
+        "median": {str(b): round(float(np.median(shares[:, b - 1])), 4) for b in SHOWN if b <= shares.shape[1]},
+        "10th percentile": round(float(np.quantile(shares[:, -1], 0.1)), 4),
+        "finite": round(float(np.mean([run["finite"] for run in runs])), 1),
+        "propose_ms": round(float(np.median(timed)), 1) if timed else None,
+    }
+
+
+def results(tasks: Sequence[tuple[int, int, str, int]], jobs: int) -> Iterator[dict[str, Any]]:
+    """Every task's result, as it comes; the longest tasks are begun first."""
+    if jobs == 1:
+        yield from map(run_one, tasks)
+        return
+    slow = {
+        "gp": 100,
+        "one decade wrong": 4,
+        "precision": 4,
+        "profiled": 4,
+        "law known": 4,
+        "not emulated": 3,
+        "no prior": 3,
+    }
+    ordered = sorted(tasks, key=lambda task: -task[0] * slow.get(task[2], 1))
+    with ProcessPoolExecutor(jobs) as pool:
+        for done in as_completed([pool.submit(run_one, task) for task in ordered]):
+            yield done.result()
+
+
+def describe(budget: int) -> dict[str, Any]:
+    """Where the figures were taken, and with what."""
+    versions = {}
+    for package in ("numpy", "scipy", "optuna", "torch"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "absent"
+    here = describe_environment().to_json()
+    versions["python"] = platform.python_version()
+    environment = {"versions": versions, **{key: here[key] for key in ("os", "cpu", "cpu_count")}}
+    return {"budget": budget, "reference_error": REFERENCE_ERROR, "environment": environment}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Run, print a table, write."""
+    every = (*SAMPLERS, "reachable")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--groups", type=int, nargs="+", default=[12, 40, 120])
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--samplers", nargs="+", default=list(SAMPLERS), choices=SAMPLERS)
+    parser.add_argument("--samplers", nargs="+", default=list(every), choices=every, metavar="NAME")
     parser.add_argument("--budget", type=int, default=50)
-    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     tasks = [
         (groups, seed, kind, arguments.budget)
         for groups in arguments.groups
         for kind in arguments.samplers
+        if kind != "gp" or groups <= GP_GROUPS
         for seed in range(arguments.seeds)
     ]
-    mapper: Callable[..., Any] = map
-    pool = ProcessPoolExecutor(arguments.workers) if arguments.workers > 1 else None
-    if pool is not None:
-        mapper = pool.map
-    results = []
     print("| groups | sampler | median of 10 | 25 | 50 builds | 10th percentile | finite | ms a proposal |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    for result in mapper(run_one, tasks):
-        results.append(result)
-        mine = [r for r in results if (r["groups"], r["sampler"]) == (result["groups"], result["sampler"])]
+    runs: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    rows = {}
+    for result in results(tasks, arguments.jobs):
+        mine = runs.setdefault((result["groups"], result["sampler"]), [])
+        mine.append(result)
         if len(mine) < arguments.seeds:
             continue
-        columns = [f"{np.median([r['ratios'][b] for r in mine]):.3f}" for b in mine[0]["ratios"]]
-        lowest = np.quantile([list(r["ratios"].values())[-1] for r in mine], 0.1)
-        finite = np.mean([r["finite"] for r in mine])
-        timed = [r["propose_ms"] for r in mine if r["propose_ms"] is not None]
-        spent = f"{np.median(timed):.0f}" if timed else "-"
-        row = [result["groups"], result["sampler"], *columns, f"{lowest:.3f}", f"{finite:.1f}", spent]
-        print("| " + " | ".join(map(str, row)) + " |", flush=True)
+        mine.sort(key=lambda run: run["seed"])
+        row = rows[result["groups"], result["sampler"]] = summary(mine)
+        medians = [f"{median:.3f}" for median in row["median"].values()]
+        spent = "-" if row["propose_ms"] is None else f"{row['propose_ms']:.0f}"
+        cells = [row["groups"], row["sampler"], *medians, f"{row['10th percentile']:.3f}", row["finite"], spent]
+        print("| " + " | ".join(map(str, cells)) + " |", flush=True)
     if arguments.out is not None:
+        order = [(groups, kind) for groups in arguments.groups for kind in arguments.samplers if (groups, kind) in runs]
+        document = {
+            **describe(arguments.budget),
+            "summary": [rows[key] for key in order],
+            "runs": [run for key in order for run in runs[key]],
+        }
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps({"budget": arguments.budget, "runs": results}, indent=1) + "\n")
+        arguments.out.write_text(_document(document))
+        arguments.out.with_suffix(".svg").write_text(draw({key: runs[key] for key in order}))
+
+
+def _document(document: dict[str, Any]) -> str:
+    """JSON in which each item of a list stands on one line."""
+    parts = []
+    for key, value in document.items():
+        text = json.dumps(value)
+        if isinstance(value, list):
+            text = "[\n" + ",\n".join(json.dumps(item, separators=(",", ":")) for item in value) + "\n]"
+        parts.append(f"{json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ __version__ = "0.1.0"
 _HOME = {
     "search": "mptune.api",
     "pick": "mptune.api",
+    "confirm": "mptune.api",
+    "export": "mptune.api",
     "report": "mptune.api",
     "inspect": "mptune.api",
     "apply": "mptune.api",
@@ -29,6 +31,8 @@ _HOME = {
     "rewrite": "mptune.graph.rewrite",
     "Evaluation": "mptune.search.evaluation",
     "Front": "mptune.search.front",
+    "Confirmation": "mptune.search.confirmation",
+    "PrecisionSampler": "mptune.search.precision",
     "Inspection": "mptune.inspection",
     "MptuneError": "mptune.errors",
 }
@@ -36,15 +40,17 @@ _HOME = {
 __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
-    from mptune.api import apply, inspect, pick, report, search
+    from mptune.api import apply, confirm, export, inspect, pick, report, search
     from mptune.errors import MptuneError
     from mptune.graph.groups import LayerGroup, find_groups
     from mptune.graph.model import Model, load_model
     from mptune.graph.plan import Precision, PrecisionPlan
     from mptune.graph.rewrite import rewrite
     from mptune.inspection import Inspection
+    from mptune.search.confirmation import Confirmation
     from mptune.search.evaluation import Evaluation
     from mptune.search.front import Front
+    from mptune.search.precision import PrecisionSampler
     from mptune.settings import SearchSettings
 
 

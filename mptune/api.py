@@ -1,4 +1,4 @@
-"""What the command line and a notebook call: search, report, pick, inspect, apply. Wires the floors."""
+"""What the command line and a notebook call: from search to export, one function each. Wires the floors."""
 
 from __future__ import annotations
 
@@ -18,20 +18,24 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.graph.weights import WeightBank
 from mptune.inspection import Inspection, inspect_model
 from mptune.report.artifacts import write_chosen
+from mptune.report.confirmation import confirmation_section
 from mptune.report.html import write_report
 from mptune.rundir import ChoiceSection, RunDirectory, RunFile, open_run, read_run
+from mptune.search.confirmation import Confirmation
+from mptune.search.confirming import Confirming, read_confirmation, read_record, read_searched
 from mptune.search.durable import full_disk_told, write_json
 from mptune.search.front import Front
+from mptune.search.packing import pack
 from mptune.search.record import StudyRecord
 from mptune.search.sampler import check_sampler
-from mptune.search.session import OpenToolchain, Session, front_of, storage_url
+from mptune.search.session import OpenToolchain, Session, front_of
 from mptune.search.space import load_space
-from mptune.search.study import read_study
+from mptune.search.stored import has_copy, keep_model, load_copy, load_either, load_original
 from mptune.search.tuner import Listener, Silent
-from mptune.settings import SearchSettings
+from mptune.settings import EngineChoice, SearchSettings
 from mptune.targets.target import load_target
 
-__all__ = ["apply", "inspect", "pick", "report", "search"]
+__all__ = ["apply", "confirm", "export", "inspect", "pick", "report", "search"]
 
 
 def search(
@@ -80,11 +84,13 @@ def search(
 def report(run: str | Path) -> Front:
     """Read a front again from its run directory alone: no model, no data, no measurement, no lock.
 
+    Its ``explanation`` says why groups stay FP32, plan by plan, and what each group costs and gains.
+
     Raises:
         RunError: it is no run directory, or holds no baseline yet.
     """
     directory, file = read_run(run)
-    with contextlib.closing(_read_record(directory, file)) as record:
+    with contextlib.closing(read_record(directory, file)) as record:
         return front_of(directory, file, record)
 
 
@@ -108,8 +114,7 @@ def pick(
     Raises:
         SettingsError: ways to choose that exclude each other.
         PlanError: no such plan, or it is not feasible.
-        RunError: it is no run directory, or another process uses it.
-        ModelError: the model is no longer where it was.
+        RunError: it is no run directory, another process uses it, or the model has changed, or is gone without a copy.
     """
     ways = [max_error is not None or max_latency_ms is not None, knee, plan is not None]
     if sum(ways) > 1:
@@ -118,22 +123,105 @@ def pick(
     with (
         full_disk_told(directory.path),
         open_run(directory.path),
-        contextlib.closing(_read_record(directory, file)) as record,
+        contextlib.closing(read_record(directory, file)) as record,
     ):
         file = file.model_copy(
             update={"choice": ChoiceSection(max_error=max_error, max_latency_ms=max_latency_ms, plan=plan)}
         )
         front = front_of(directory, file, record)
-        loaded = load_model(file.model.path)
-        if loaded.sha256 != file.model.sha256:
-            raise RunError(
-                f"{file.model.path} has changed since the search", "put the model back, or search again with --fresh"
-            )
+        confirmation = None if file.confirms is None else _confirmation(directory, file, record)
+        loaded = load_either(directory, file)
         groups = find_groups(loaded, file.measured["granularity"])
         environment = None if file.environment is None else Environment.from_json(file.environment)
-        _write_outcome(directory, front, record, loaded, groups, environment)
+        _write_outcome(directory, front, record, loaded, groups, environment, confirmation)
         directory.save(file)
         return front
+
+
+def confirm(
+    run: str | Path,
+    *,
+    target: str = "auto",
+    engine: EngineChoice = "auto",
+    listener: Listener | None = None,
+    open_toolchain: OpenToolchain | None = None,
+) -> Confirmation:
+    """Build and measure the front of a search, and its seeds, on the device here. The same call again resumes.
+
+    The run directory is enough: it may have been searched on another machine, and the model need not be here.
+
+    Args:
+        run: the run directory of a search.
+        target: the device; ``auto`` takes the search's own where it is here, else the GPU here, else the CPU.
+        engine: toolchain family.
+        listener: hears of the progress.
+        open_toolchain: who evaluates plans, in place of ``mptune.engines.toolchain.open_toolchain``.
+
+    Returns:
+        The confirmed front, written to ``RUN/confirmed/DEVICE`` with one plan chosen, against the search's.
+
+    Raises:
+        RunError: it is no run directory, is not whole, or another process confirms it on the same device.
+        TargetError: the target or engine is unknown, or cannot be measured here.
+        BaselineError: the all-FP32 engine of this device is broken already.
+        KeyboardInterrupt: passed on; the same call resumes.
+    """
+    directory, file = read_run(run)
+    _refuse_confirmation(directory, file)
+    with full_disk_told(directory.path):
+        if not has_copy(directory, file):
+            _keep_copy(directory, file)
+        confirming = Confirming(directory, file, target, engine, listener or Silent(), open_toolchain)
+        with contextlib.closing(confirming):
+            found = confirming.run()
+            _write_outcome(
+                confirming.directory,
+                found.front,
+                confirming.record,
+                confirming.model,
+                confirming.groups,
+                confirming.environment,
+                found,
+            )
+    return found
+
+
+def export(
+    run: str | Path,
+    out: str | Path | None = None,
+    *,
+    force: bool = False,
+    warn: Callable[[str], object] | None = None,
+) -> Path:
+    """Pack what ``confirm`` needs of a run into one file for a device.
+
+    Args:
+        run: the run directory of a search.
+        out: where to write, a .tar.gz; None means the run's name + ``.tar.gz`` in the working directory.
+        force: overwrite ``out``.
+        warn: hears what the file cannot hold, one line each.
+
+    Returns:
+        The path written.
+
+    Raises:
+        RunError: it is no run directory, is not whole or in use, or ``out`` exists already or cannot be written.
+    """
+    directory, file = read_run(run)
+    _refuse_confirmation(directory, file)
+    target = Path(out) if out is not None else Path(f"{directory.path.resolve().name}.tar.gz")
+    if target.is_dir() or (target.exists() and not force):
+        refuse(target)
+    with full_disk_told(target), open_run(directory.path):
+        with contextlib.closing(read_record(directory, file)) as record:
+            front_of(directory, file, record)  # a run without a baseline has nothing to confirm
+        if not has_copy(directory, file):
+            _keep_copy(directory, file)
+        pack(directory, file, target)
+    script, _, function = str(file.settings["metric"]).rpartition(":")
+    if script and function and warn is not None:
+        warn(f"the metric is a script of yours: copy {script} to the device, too, to the same relative path")
+    return target
 
 
 def inspect(
@@ -212,14 +300,23 @@ def _settings(given: dict[str, Any]) -> SearchSettings:
     return SearchSettings(**{**given, **paths})
 
 
-def _read_record(directory: RunDirectory, file: RunFile) -> StudyRecord:
-    return read_study(
-        model_sha256=file.model.sha256,
-        name=file.study,
-        metric=file.settings["metric"],
-        journal=directory.journal,
-        url=storage_url(file.storage),
-    )
+def _refuse_confirmation(directory: RunDirectory, file: RunFile) -> None:
+    if file.confirms is not None:
+        raise RunError(f"{directory.path} is a confirmation already", f"give the run: {directory.path / file.confirms}")
+
+
+def _keep_copy(directory: RunDirectory, file: RunFile) -> None:
+    """The copy of the model for a run that was interrupted, or made before runs had one."""
+    if not Path(file.model.path).exists():
+        load_copy(directory, file)  # raises with what to do
+    model = load_original(file)
+    keep_model(directory, model, find_groups(model, file.measured["granularity"]))
+
+
+def _confirmation(directory: RunDirectory, file: RunFile, record: StudyRecord) -> Confirmation:
+    """What a confirmation has found already."""
+    search = read_run(directory.path / str(file.confirms))
+    return read_confirmation(directory, file, record, search, read_searched(*search))
 
 
 def _write_outcome(
@@ -229,16 +326,20 @@ def _write_outcome(
     model: Model,
     groups: Sequence[LayerGroup],
     environment: Environment | None,
+    confirmation: Confirmation | None = None,
 ) -> None:
     """Write ``chosen/``, ``report.html`` and, as the mark that all of it is there, ``front.json``."""
-    document = front.to_json()
+    document = front.to_json() if confirmation is None else confirmation.to_json()
+    if confirmation is None:
+        keep_model(run, model, groups)
     if _is_written(run, document):
         return
     environment = environment or describe_environment()
     if front.chosen is not None:
         bank = WeightBank.write(model, run.weights)
         write_chosen(front, front.chosen, model, groups, run.chosen, environment, bank)
-    write_report(front, record.evaluations(), groups, run.report_html, environment)
+    extra = "" if confirmation is None else confirmation_section(confirmation)
+    write_report(front, record.evaluations(), groups, run.report_html, environment, extra)
     write_json(run.front_json, document)
     _delete_dominated_engines(run, front, record)
 

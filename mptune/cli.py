@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from mptune import __version__
-from mptune.commands import listing, models, searching
+from mptune.commands import deploying, listing, models, searching
 from mptune.commands.common import Invocation, complain, interrupted, reader_left
 from mptune.commands.searching import parse_duration
 from mptune.report.complaints import explain, is_usage
@@ -90,6 +90,8 @@ for _command in (
     searching.search,
     searching.report,
     searching.pick,
+    deploying.confirm,
+    deploying.export,
     models.inspect,
     models.apply,
     listing.targets,

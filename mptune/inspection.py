@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from mptune.search.preflight import did_not_run
 from mptune.search.space import NamedSpace, Pin, make_space
 from mptune.settings import DataSettings, SearchSettings
 from mptune.targets.costs import VIEWS, GroupCost, ShapeTable, group_costs, node_flops, ungrouped_cost
+from mptune.targets.memory import MemoryNeed, memory_need
 from mptune.targets.target import load_target
 
 _WEIGHTS = frozenset({"float", "float16", "double", "bfloat16"})
@@ -74,6 +75,7 @@ class Inspection:
         model: what was inspected.
         parameters: how many floating-point constants there are.
         weight_bytes: in how many bytes.
+        memory: what all-FP32 and all-FP16 need of it at once.
         granularity: of the groups.
         space: name of the search space whose pins count.
         groups: in topological order.
@@ -90,6 +92,7 @@ class Inspection:
     model: Model
     parameters: int
     weight_bytes: int
+    memory: MemoryNeed
     granularity: Granularity
     space: str
     groups: tuple[InspectedGroup, ...]
@@ -121,6 +124,7 @@ class Inspection:
                 "inputs": [_value(info) for info in model.inputs],
                 "outputs": [_value(info) for info in model.outputs],
             },
+            "memory_bytes": asdict(self.memory),
             "granularity": self.granularity,
             "space": self.space,
             "shapes": {"assumed": dict(self.assumed), "observed": self.observed, "unknown": self.unknown_shapes},
@@ -203,6 +207,7 @@ def inspect_model(
         model=model,
         parameters=sum(ShapeTable(model, {}).elements(c.name) for c in floats),
         weight_bytes=sum(c.nbytes for c in floats),
+        memory=memory_need(model, shapes),
         granularity=granularity,
         space=named.name,
         groups=tuple(InspectedGroup(g, costs[g.id], space.pinned.get(g.id), repeats[g.pattern]) for g in groups),

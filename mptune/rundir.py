@@ -35,6 +35,7 @@ _OWN = frozenset(
         "engines",
         "logs",
         "data",
+        "confirmed",
     }
 )
 
@@ -83,7 +84,8 @@ class RunFile(_Section):
     """The content of run.json.
 
     ``measured`` are the settings that change what is measured: they must not change within a run. ``settings`` are
-    those of the last search, for the record.
+    those of the last search, for the record. ``confirms`` is the way from a confirmation, which is a run directory of
+    its own, to the run that it confirms; null in the run of a search.
     """
 
     format: int = RUN_FORMAT
@@ -99,23 +101,29 @@ class RunFile(_Section):
     environment: dict[str, Any] | None = None
     choice: ChoiceSection = ChoiceSection()
     warnings: tuple[str, ...] = ()
+    confirms: str | None = None
 
 
 class RunDirectory:
-    """The paths of one run, and its run.json. Made by ``open_run`` (to write) or ``read_run`` (to read)."""
+    """The paths of one run, and its run.json. Made by ``open_run`` (to write) or ``read_run`` (to read).
 
-    def __init__(self, path: Path) -> None:
+    A confirmation has its weights and its data from the run that it confirms.
+    """
+
+    def __init__(self, path: Path, confirms: Path | None = None) -> None:
         self.path = path
+        home = path if confirms is None else confirms
         self.run_json = path / "run.json"
         self.lock = path / "run.lock"
         self.journal = path / "study.journal"
-        self.weights = path / "weights"
+        self.weights = home / "weights"
         self.front_json = path / "front.json"
         self.report_html = path / "report.html"
         self.chosen = path / "chosen"
         self.engines = path / "engines"
         self.logs = path / "logs"
-        self.data = path / "data"
+        self.data = home / "data"
+        self.confirmed = path / "confirmed"
         self.observed_json = self.data / "observed.json"
 
     def workspace(self, model_path: Path) -> Workspace:
@@ -174,6 +182,8 @@ def read_run(path: str | Path) -> tuple[RunDirectory, RunFile]:
     if file is None:
         what = "is no run directory (it has no run.json)" if run.path.is_dir() else "does not exist"
         raise RunError(f"{path} {what}", "`mptune search MODEL` makes one: MODEL.mptune in the working directory")
+    if file.confirms is not None:
+        run = RunDirectory(run.path, run.path / file.confirms)
     return run, file
 
 

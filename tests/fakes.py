@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +22,7 @@ from mptune.engines.base import (
     Failure,
     FailureKind,
     Measurement,
+    Progress,
     ReferenceReport,
     SampleSet,
     Stage,
@@ -90,6 +91,7 @@ class FakeToolchain:
         fails: a plan with any of these groups in FP16 does not build.
         crashes: the same, as a crash while running.
         emulation_fails: emulating any of these groups crashes.
+        emulation_holds: as a toolchain says it of its engines.
         non_finite: a plan with any of these groups in FP16 gives NaN.
         faults: how many faults of the machine come before evaluations work; below 0 they never end.
         fault_kind: their kind.
@@ -128,6 +130,7 @@ class FakeToolchain:
     restarts: int = 0
     observed: int = 0
     emulation_fails: Collection[str] = ()
+    emulation_holds: bool = True
     emulated: list[str] = field(default_factory=list)
 
     @property
@@ -155,6 +158,9 @@ class FakeToolchain:
         pairs = pairwise(self.law.groups)
         boundaries = tuple(Boundary(f"t{b}", a, (b,), self.law.boundary_ms) for a, b in pairs)
         return LatencyTerms(self.law.base_ms, dict(self.law.gains), boundaries)
+
+    def listen(self, heard: Callable[[Progress], None]) -> None:
+        """Nothing is built that takes its time."""
 
     def restart(self) -> None:
         self.restarts += 1
@@ -237,6 +243,7 @@ class Diary:
     failures: list[tuple[str, Failure | str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     counts: list[tuple[int, int]] = field(default_factory=list)
+    builds: list[Progress] = field(default_factory=list)
 
     def stage(self, text: str) -> None:
         self.stages.append(text)
@@ -248,6 +255,9 @@ class Diary:
     def failed(self, plan: PrecisionPlan, origin: str, failure: Failure | str, done: int, budget: int) -> None:
         self.failures.append((plan.fingerprint, failure))
         self.counts.append((done, budget))
+
+    def building(self, progress: Progress) -> None:
+        self.builds.append(progress)
 
     def warning(self, text: str) -> None:
         self.warnings.append(text)

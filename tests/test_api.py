@@ -217,7 +217,7 @@ def test_apply(place: Path) -> None:
     assert not (place / "other.onnx").exists()
 
 
-def test_auto_granularity_fits_the_first_budget_and_stays(place: Path) -> None:
+def test_auto_granularity_fits_the_first_budget_and_stays(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A larger budget resumes the run: the groups stay those that were measured."""
     (place / "auto.toml").write_text('format = 1\ngranularity = "auto"\n')
     save_deep(place / "model.onnx")
@@ -234,6 +234,7 @@ def test_auto_granularity_fits_the_first_budget_and_stays(place: Path) -> None:
     more = search(toolchain(12), space="auto.toml", budget=9, data=None)
     assert (len(more.fp32.plan.precision), more.evaluations) == (12, 9), "9 alone would have allowed 18"
     assert api.pick("model.mptune", knee=True).evaluations == 9
+    monkeypatch.setattr("mptune.graph.groups.MOST_GROUPS", 11)
     coarse = search(toolchain(2), space="auto.toml", budget=4, data=None, out=place / "coarse.mptune")
     assert len(coarse.fp32.plan.precision) == 2
 

@@ -54,7 +54,10 @@ def test_the_front_shows_the_trade_off(searched: Path) -> None:
     assert errors[-1] == 0
     assert {p["latency"]["source"] for p in points} == {"predicted"}
     assert {p["error"]["source"] for p in points} == {"emulated"}
-    assert all(p["error"]["held_out"] is not None for p in points)
+    held_out = [p["error"]["held_out"] is not None for p in points]
+    assert (held_out[0], held_out[-1]) == (True, True)
+    # Both baselines count among the points that are taken again, and need not be on the front.
+    assert min(len(points), SearchSettings().confirm_points) - 2 <= sum(held_out) <= SearchSettings().confirm_points
     assert front["evaluations"] == 24
     assert front["failures"] == 0
 

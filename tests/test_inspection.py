@@ -41,6 +41,15 @@ def test_without_data_sizes_are_assumed_and_said_so(mlp_path: Path, monkeypatch:
     assert "give --data" in text
 
 
+def test_memory_in_both_precisions(mlp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batch 4: at fc1 its input of 4 x 32, the norm's of 4 x 32 and its output of 4 x 64 values are alive."""
+    found = mptune.inspect(mlp_path, batch=4)
+    assert found.memory.fp32_weights == found.weight_bytes
+    assert found.memory.fp32_activations == 4 * 4 * (32 + 64 + 64)  # the caller's input, fc1's output and Relu's
+    assert found.to_json()["memory_bytes"]["fp16_weights"] == found.weight_bytes // 2
+    assert "in FP16 (" in shown(found, monkeypatch)
+
+
 def test_with_data_ranges_are_observed_and_pin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = [
         node("MatMul", ["x", "w"], "a", "/one/MatMul"),
@@ -96,7 +105,8 @@ def test_the_space_decides_granularity_and_pins(tmp_path: Path, monkeypatch: pyt
     assert f"FP32 g000: pinned to fp32 by 'stem' of {space}" in text
     space.write_text('format = 1\ngranularity = "auto"\n')
     assert mptune.inspect(DIGITS, space=str(space), budget=17).granularity == "fusion"
-    assert mptune.inspect(DIGITS, space=str(space), budget=4).granularity == "block"
+    assert mptune.inspect(DIGITS, space=str(space), budget=4).granularity == "fusion", "a small budget is no reason"
+    assert mptune.inspect(DIGITS, space=str(space), budget=500).granularity == "op"
 
 
 @pytest.mark.parametrize("columns", [80, 100, 140])

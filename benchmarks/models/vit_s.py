@@ -66,13 +66,14 @@ def draw_weights(model: nn.Module, seed: int) -> None:
             nn.init.trunc_normal_(parameter, std=0.04)
 
 
-def natural_noise(count: int, seed: int) -> np.ndarray:
-    """Images with a 1/f amplitude spectrum: float32 (count, 3, 224, 224), each channel zero mean, unit variance."""
+def natural_noise(count: int, seed: int, size: tuple[int, int] = (SIDE, SIDE)) -> np.ndarray:
+    """Images with a 1/f amplitude spectrum: float32 (count, 3, height, width), each channel of unit variance."""
     rng = np.random.default_rng(seed)
-    frequency = np.hypot(np.fft.fftfreq(SIDE)[:, None], np.fft.rfftfreq(SIDE)[None])
+    height, width = size
+    frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
     frequency[0, 0] = np.inf
-    spectrum = np.fft.rfft2(rng.standard_normal((count, 3, SIDE, SIDE))) / frequency
-    images = np.fft.irfft2(spectrum, (SIDE, SIDE))
+    spectrum = np.fft.rfft2(rng.standard_normal((count, 3, height, width))) / frequency
+    images = np.fft.irfft2(spectrum, size)
     return (images / images.std((2, 3), keepdims=True)).astype(np.float32)
 
 

@@ -3,23 +3,44 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Annotated
+
+import typer
 
 from mptune.commands.common import JsonOption, guarded, print_json
 
 
 @guarded
-def targets(json_: JsonOption = False) -> None:
-    """List the devices that have a profile.
-
-    The sources of the figures, power modes and notes are in the --json form.
+def targets(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME|FILE]",
+            help="One profile, or a file of your own: its figures and sources.",
+            show_default=False,
+        ),
+    ] = None,
+    json_: JsonOption = False,
+) -> None:
+    """List the devices that have a profile, or show one with the source of every figure.
 
     \b
     Example:
       mptune targets
-      mptune search model.onnx --target jetson-orin-nano-8gb
+      mptune targets jetson-orin-nano-8gb-super
+      mptune search model.onnx --target jetson-orin-nano-8gb-super
     """
-    from mptune.targets.target import list_targets
+    from mptune.targets.target import list_targets, load_target
 
+    if name is not None:
+        target = load_target(name)
+        if json_:
+            print_json(asdict(target))
+            return
+        from mptune.report.target import print_target
+
+        print_target(target)
+        return
     found = list_targets()
     if json_:
         print_json([asdict(target) for target in found])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
-import sys
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from mptune.commands.common import (
-    Invocation,
     JsonOption,
     MaxErrorOption,
     MaxLatencyOption,
@@ -22,9 +19,11 @@ from mptune.commands.common import (
     finish,
     guarded,
     interrupted,
+    print_json,
+    resume_command,
 )
 from mptune.errors import SettingsError
-from mptune.settings import DataSettings, SearchSettings
+from mptune.settings import DataSettings, SearchSettings, ShapeRange
 
 _SEARCH = SearchSettings()
 _DATA = DataSettings()
@@ -59,51 +58,70 @@ def parse_duration(text: str) -> float:
     return hours * 3600 + minutes * 60 + seconds
 
 
+BudgetOption = Annotated[int, typer.Option(metavar="N", help="Plans to evaluate, seeds included.")]
+DataOption = Annotated[
+    Path | None,
+    typer.Option(metavar="PATH", help="Calibration samples: .npz, a folder of .npz or .npy. Default: random inputs."),
+]
+OutOption = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Run directory. Default: the model's name + .mptune, here.")
+]
+TargetOption = Annotated[
+    str, typer.Option(metavar="auto|NAME|FILE", help="The device to tune for; `mptune targets` lists the names.")
+]
+SpaceOption = Annotated[
+    str, typer.Option(metavar="NAME|FILE", help="What may be FP16; `mptune spaces` lists the names.")
+]
+EngineOption = Annotated[Engine, typer.Option(help="Who builds and runs the candidates.")]
+MetricOption = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME|script.py:function", help="relative_l2, max_abs, cosine_distance, ... or a function of your own."
+    ),
+]
+BatchOption = Annotated[int, typer.Option(metavar="N", help="Rows per sample where the batch is dynamic.")]
+TimeoutOption = Annotated[
+    str | None, typer.Option(metavar="8h", help="Start no new evaluation after 8h, 90m, 30s or plain seconds.")
+]
+StorageOption = Annotated[
+    str | None, typer.Option(metavar="URL", help="Optuna storage to share. Default: a journal in the run directory.")
+]
+SeedOption = Annotated[int, typer.Option(metavar="N", help="Of the split, the sampler and random inputs.")]
+FreshOption = Annotated[bool, typer.Option("--fresh", help="Start over; what the run directory holds is moved aside.")]
+ShapesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME:MIN,OPT,MAX",
+        help="Shapes that a TensorRT engine takes, such as x:1x32,4x32,8x32; once for each dynamic input. Default: the"
+        " data's.",
+    ),
+]
+SamplerOption = Annotated[str, typer.Option(metavar="NAME", help="Who proposes plans.")]
+Tf32Option = Annotated[bool, typer.Option("--tf32", help="Let FP32 groups use TF32. The reference never does.")]
+
+
 @guarded
 def search(
     context: typer.Context,
     model: ModelArgument,
-    budget: Annotated[int, typer.Option(metavar="N", help="Plans to evaluate, seeds included.")] = _SEARCH.budget,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH", help="Calibration samples: .npz, a folder of .npz or .npy. Default: random inputs."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Run directory. Default: the model's name + .mptune, here.")
-    ] = None,
-    target: Annotated[
-        str, typer.Option(metavar="auto|NAME|FILE", help="The device to tune for; `mptune targets` lists the names.")
-    ] = _SEARCH.target,
-    space: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="What may be FP16; `mptune spaces` lists the names.")
-    ] = _SEARCH.space,
-    engine: Annotated[Engine, typer.Option(help="Who builds and runs the candidates.")] = _ENGINE,
+    budget: BudgetOption = _SEARCH.budget,
+    data: DataOption = None,
+    out: OutOption = None,
+    target: TargetOption = _SEARCH.target,
+    space: SpaceOption = _SEARCH.space,
+    engine: EngineOption = _ENGINE,
     max_error: MaxErrorOption = None,
     max_latency_ms: MaxLatencyOption = None,
-    metric: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME|script.py:function",
-            help="relative_l2, max_abs, cosine_distance, ... or a function of your own.",
-        ),
-    ] = _SEARCH.metric,
-    batch: Annotated[int, typer.Option(metavar="N", help="Rows per sample where the batch is dynamic.")] = _DATA.batch,
-    timeout: Annotated[
-        str | None, typer.Option(metavar="8h", help="Start no new evaluation after 8h, 90m, 30s or plain seconds.")
-    ] = None,
-    storage: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Optuna storage to share. Default: a journal in the run directory."),
-    ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of the split, the sampler and random inputs.")] = _SEARCH.seed,
+    metric: MetricOption = _SEARCH.metric,
+    batch: BatchOption = _DATA.batch,
+    timeout: TimeoutOption = None,
+    storage: StorageOption = None,
+    seed: SeedOption = _SEARCH.seed,
     json_: JsonOption = False,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start over; what the run directory holds is moved aside.")
-    ] = False,
-    sampler: Annotated[str, typer.Option(metavar="NAME", help="Who proposes plans.")] = _SEARCH.sampler,
-    tf32: Annotated[bool, typer.Option("--tf32", help="Let FP32 groups use TF32. The reference never does.")] = False,
+    fresh: FreshOption = False,
+    sampler: SamplerOption = _SEARCH.sampler,
+    tf32: Tf32Option = False,
+    shapes: ShapesOption = None,
 ) -> None:
     """Search: evaluate plans, keep the front, write the chosen model.
 
@@ -131,6 +149,7 @@ def search(
         "fresh": fresh,
         "sampler": sampler,
         "tf32": tf32,
+        "shapes": tuple(ShapeRange.parse(text) for text in shapes or ()),
         "data_settings": DataSettings(batch=batch),
     }
     SearchSettings(**settings)  # a value out of range is refused before anything heavy is imported
@@ -141,29 +160,37 @@ def search(
         with TerminalListener(max_error=max_error, max_latency_ms=max_latency_ms) as listener:
             front = api.search(model, listener=listener, **settings)
     except KeyboardInterrupt:
-        raise typer.Exit(interrupted(_resume_command(context))) from None
+        raise typer.Exit(interrupted(resume_command(context))) from None
     finish(front, json_)
 
 
-def _resume_command(context: typer.Context) -> str:
-    """The command as it was given, but for ``--fresh``, which would start over."""
-    invocation = context.find_root().obj
-    given = invocation.arguments if isinstance(invocation, Invocation) else sys.argv[1:]
-    return shlex.join(["mptune", *(argument for argument in given if argument != "--fresh")])
-
-
 @guarded
-def report(run: RunArgument, json_: JsonOption = False) -> None:
+def report(
+    run: RunArgument,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show what each group costs and gains, and why groups stay FP32.")
+    ] = False,
+    json_: JsonOption = False,
+) -> None:
     """Show the front of a search, from its run directory alone.
 
     \b
     Example:
       mptune report model.mptune
+      mptune report model.mptune --explain
       mptune report model.mptune --json | jq '.points[].latency.median_ms'
     """
     from mptune import api
 
-    finish(api.report(run), json_)
+    front = api.report(run)
+    if not explain:
+        finish(front, json_)
+    elif json_:
+        print_json(front.explanation.to_json(front.metric))
+    else:
+        from mptune.report.explanation import print_explanation
+
+        print_explanation(front)
 
 
 @guarded

@@ -23,10 +23,16 @@ from mptune.graph.repeats import find_runs, structural_hash
 from mptune.graph.scopes import block_scopes, group_name, group_scope, unique_names
 
 Granularity = Literal["op", "fusion", "block", "auto"]
-"""How coarse groups are, the finest first; ``auto`` is the finest that fits a budget."""
+"""How coarse groups are, the finest first; ``auto`` is ``fusion`` but for very many groups or a large budget."""
 
 GROUPS_PER_BUDGET = 2.0
-"""``auto`` allows this many free groups per evaluation: with more, a search starts better at blocks (SEARCH.md)."""
+"""``auto`` takes ``op`` where that makes at most this many free groups per evaluation."""
+
+MOST_GROUPS = 500
+"""``auto`` takes ``block`` where ``fusion`` makes more free groups: each costs an emulated inference before the search,
+and thought per proposal. A small budget is no reason for blocks, not even to start with: knowing what each group errs,
+the sampler finds 1.8 times as much with 10 builds among 120 groups as among their 20 blocks, and blocks that split do
+not catch up before 50 builds (``benchmarks/granularity.py``)."""
 
 ANCHOR_KINDS: Mapping[str, str] = {
     **dict.fromkeys(("Conv", "ConvTranspose", "DeformConv"), "conv"),
@@ -135,7 +141,7 @@ def find_groups(model: Model, granularity: Granularity = "fusion", budget: int |
 
 
 def find_fitting_groups(model: Model, budget: int | None) -> tuple[Granularity, tuple[LayerGroup, ...]]:
-    """The finest granularity whose number of free groups fits a budget (about twice it), and its groups.
+    """The granularity that ``auto`` stands for, and its groups: see ``GROUPS_PER_BUDGET`` and ``MOST_GROUPS``.
 
     Raises:
         PlanError: no budget.
@@ -143,9 +149,10 @@ def find_fitting_groups(model: Model, budget: int | None) -> tuple[Granularity, 
     if budget is None or budget < 1:
         raise PlanError("granularity 'auto' needs a budget", "give the number of evaluations, or choose a granularity")
     partition = _Partition(model)
-    for granularity in ("op", "fusion"):
+    limits: dict[Granularity, float] = {"op": GROUPS_PER_BUDGET * budget, "fusion": MOST_GROUPS}
+    for granularity, most in limits.items():
         groups = partition.groups(granularity)
-        if sum(group.pinned is None for group in groups) <= GROUPS_PER_BUDGET * budget:
+        if sum(group.pinned is None for group in groups) <= most:
             return granularity, groups
     return "block", partition.groups("block")
 

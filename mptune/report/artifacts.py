@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,12 +15,27 @@ from mptune.graph.groups import LayerGroup
 from mptune.graph.model import Model
 from mptune.graph.rewrite import Rewriter
 from mptune.graph.weights import WeightBank
-from mptune.report.text import environment_facts, format_error, format_ms, format_speedup, read_template
+from mptune.report.text import (
+    environment_facts,
+    explain_kept,
+    format_error,
+    format_ms,
+    format_speedup,
+    read_template,
+    weightiest,
+)
+from mptune.search.durable import link_or_copy
 from mptune.search.evaluation import Evaluation
 from mptune.search.front import Front
 
-OWN_FILES = frozenset({"model.onnx", "model.onnx.data", "plan.json", "infer.py", "README.txt"})
+ENGINE_FILE = "model.engine"
+"""The very engine that was measured, where the toolchain builds files: another build may choose other kernels."""
+
+OWN_FILES = frozenset({"model.onnx", "model.onnx.data", ENGINE_FILE, "plan.json", "infer.py", "README.txt"})
 """What mptune writes into ``chosen/`` and may replace. Everything else there belongs to the user."""
+
+MOST_KEPT = 12
+"""So many FP32 groups are named in README.txt."""
 
 
 def write_chosen(
@@ -60,7 +74,10 @@ def write_chosen(
         plan = evaluation.plan.to_json(rewriter.node_precisions(evaluation.plan))
         (fresh / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
         (fresh / "infer.py").write_text(read_template("infer.py.in"), encoding="utf-8")
-        (fresh / "README.txt").write_text(_readme(front, evaluation, environment), encoding="utf-8")
+        engine = _engine(evaluation, directory)
+        (fresh / "README.txt").write_text(_readme(front, evaluation, environment, engine), encoding="utf-8")
+        if engine is not None:
+            link_or_copy(str(engine), str(fresh / ENGINE_FILE))
         _carry_over(directory, fresh)
         if directory.exists():
             directory.rename(old)
@@ -73,6 +90,14 @@ def write_chosen(
         ) from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _engine(evaluation: Evaluation, directory: Path) -> Path | None:
+    """The plan's engine: in the run's own folder, since a run may have been moved, or where it was when measured."""
+    if evaluation.engine_path is None:
+        return None
+    recorded = Path(evaluation.engine_path)
+    return next((path for path in (directory.parent / "engines" / recorded.name, recorded) if path.is_file()), None)
 
 
 def _recover(directory: Path, fresh: Path, old: Path) -> None:
@@ -95,20 +120,12 @@ def _carry_over(directory: Path, fresh: Path) -> None:
         if entry.is_symlink():
             target.symlink_to(entry.readlink())
         elif entry.is_dir():
-            shutil.copytree(entry, target, symlinks=True, copy_function=_link_or_copy)
+            shutil.copytree(entry, target, symlinks=True, copy_function=link_or_copy)
         else:
-            _link_or_copy(str(entry), str(target))
+            link_or_copy(str(entry), str(target))
 
 
-def _link_or_copy(source: str, target: str) -> str:
-    try:
-        os.link(source, target)
-    except OSError:  # a file system without hard links
-        shutil.copy2(source, target)
-    return target
-
-
-def _readme(front: Front, evaluation: Evaluation, environment: Environment | None) -> str:
+def _readme(front: Front, evaluation: Evaluation, environment: Environment | None, engine: Path | None) -> str:
     latency, held_out = evaluation.latency, evaluation.held_out_value
     low, high = latency.ci95_ms
     measured = latency.source == "measured"
@@ -120,6 +137,8 @@ def _readme(front: Front, evaluation: Evaluation, environment: Environment | Non
         "sha256": front.model_sha256,
         "plan": plan.fingerprint,
         "origin": evaluation.origin,
+        "kept": _kept(front, evaluation),
+        "engine_file": _engine_line(engine),
         "fp16_groups": len(plan.fp16_groups),
         "groups": len(plan.precision),
         "reason": front.chosen_reason,
@@ -146,3 +165,20 @@ def _readme(front: Front, evaluation: Evaluation, environment: Environment | Non
         "warnings": "\n".join(f"  - {text}" for text in (*front.warnings, *evaluation.warnings)) or "  none",
     }
     return Template(read_template("README.txt.in")).substitute(facts)
+
+
+def _engine_line(engine: Path | None) -> str:
+    if engine is None:
+        return ""
+    return f"\n{ENGINE_FILE} the very engine that was measured: for this GPU and this version of its library alone"
+
+
+def _kept(front: Front, evaluation: Evaluation) -> str:
+    """The FP32 groups with their reasons, the weightiest first."""
+    kept = weightiest(front.explanation.of(evaluation.plan.fingerprint))
+    lines = [f"  - {explain_kept(group)}" for group in kept[:MOST_KEPT]]
+    if len(kept) > MOST_KEPT:
+        lines.append(f"  - and {len(kept) - MOST_KEPT} more: `mptune report RUN --explain` lists them")
+    if not lines:
+        lines.append("  none" if not evaluation.plan.fp32_groups else "  not known")
+    return "\n".join(lines)

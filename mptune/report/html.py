@@ -26,6 +26,8 @@ from mptune.report.text import (
     group_counts,
     latency_source,
     read_template,
+    reason_counts,
+    reasons_of,
     unique,
 )
 from mptune.search.evaluation import Evaluation
@@ -38,6 +40,7 @@ def write_report(
     groups: Sequence[LayerGroup],
     path: Path,
     environment: Environment | None = None,
+    extra: str = "",
 ) -> None:
     """Write the page, replacing an older one in one step.
 
@@ -47,11 +50,12 @@ def write_report(
         groups: the layer groups of the model, in its order.
         path: where to write; its parent must exist.
         environment: where the figures were taken; None leaves the section out.
+        extra: HTML of sections that follow the table.
 
     Raises:
         RunError: the file cannot be written.
     """
-    page = render(front, evaluations, groups, environment)
+    page = render(front, evaluations, groups, environment, extra)
     partial = path.with_name(f".{path.name}.new")
     try:
         partial.write_text(page, encoding="utf-8")
@@ -67,8 +71,9 @@ def render(
     evaluations: Sequence[Evaluation],
     groups: Sequence[LayerGroup],
     environment: Environment | None = None,
+    extra: str = "",
 ) -> str:
-    """The page as text. Everything that comes from outside is escaped."""
+    """The page as text. Everything that comes from outside is escaped; ``extra`` is HTML already."""
     rows = front_rows(front)
     return Template(read_template("report.html")).substitute(
         title=escape(f"{front.model_path.name} on {front.target} - mptune"),
@@ -76,10 +81,12 @@ def render(
         subtitle=_subtitle(front),
         cards=_cards(front),
         scatter=scatter(front, evaluations),
-        table=_table(rows),
+        table=_table(front, rows),
+        extra=extra,
         sources=f"<p>Latency: {escape(latency_source(front))}.</p><p>Error: {escape(error_source(front))}.</p>",
         map=precision_map(front, groups),
         groups=_groups(front, groups),
+        reasons=_reasons(front, rows, groups),
         outputs=_outputs(front),
         warnings=_warnings(front),
         facts=_facts(front, environment),
@@ -133,11 +140,18 @@ def _card(name: str, value: str, note: str) -> str:
     )
 
 
-def _table(rows: Iterable[Row]) -> str:
-    return "\n".join(_table_row(row) for row in rows)
+def _table(front: Front, rows: Iterable[Row]) -> str:
+    return "\n".join(_table_row(front, row) for row in rows)
 
 
-def _table_row(row: Row) -> str:
+def _because(front: Front, evaluation: Evaluation) -> str:
+    """How many groups stay FP32 for which reason; the baseline needs none."""
+    if evaluation.plan == front.fp32.plan:
+        return "the baseline"
+    return reason_counts(front.explanation.of(evaluation.plan.fingerprint))
+
+
+def _table_row(front: Front, row: Row) -> str:
     evaluation = row.evaluation
     style = "is-chosen" if row.is_chosen else "" if row.on_front else "is-off"
     chosen = '<span class="tag">chosen</span> ' if row.is_chosen else ""
@@ -151,6 +165,7 @@ def _table_row(row: Row) -> str:
         f'<td class="number">{format_error(evaluation.error_value)}</td>',
         f'<td class="number">{format_error(evaluation.held_out_value)}</td>',
         f'<td class="number">{group_counts(evaluation.plan)}</td>',
+        f"<td>{escape(_because(front, evaluation))}</td>",
         f"<td>{chosen}{escape(row.note)}</td>",
         f'<td class="source">{escape(evaluation.latency.source)}, {escape(evaluation.error_source)}</td>',
         f"<td>{'yes' if evaluation.confirmed else 'no'}</td>",
@@ -161,15 +176,38 @@ def _table_row(row: Row) -> str:
 def _groups(front: Front, groups: Sequence[LayerGroup]) -> str:
     if front.chosen is None:
         return ""
+    worths = {worth.group: worth for worth in front.explanation.groups}
+    whys = {kept.group: kept.why for kept in front.explanation.of(front.chosen.plan.fingerprint)}
     lines = []
     for group in groups:
         precision = str(front.chosen.plan.precision.get(group.id, "fp32"))
         style = "pinned" if group.pinned is not None else precision
-        pinned = f"<small>{escape(group.pinned)}</small>" if group.pinned is not None else ""
+        why = whys.get(group.id) or (group.pinned if group.pinned is not None else "")
+        worth = worths.get(group.id)
+        gain = None if worth is None else worth.gain_ms
         lines.append(
             f"<tr><td><code>{escape(group.id)}</code></td><td>{escape(group.name)}</td><td>{escape(group.kind)}</td>"
-            f'<td>{escape(describe_ops(group))}</td><td><span class="dot {style}"></span>{precision.upper()} {pinned}'
-            "</td></tr>"
+            f"<td>{escape(describe_ops(group))}</td>"
+            f'<td class="number">{format_error(None if worth is None else worth.one_group_error)}</td>'
+            f'<td class="number">{"-" if gain is None else f"{gain:.2g}"}</td>'
+            f'<td><span class="dot {style}"></span>{precision.upper()} <small>{escape(why)}</small></td></tr>'
+        )
+    return "\n".join(lines)
+
+
+def _reasons(front: Front, rows: Iterable[Row], groups: Sequence[LayerGroup]) -> str:
+    """Which groups stay FP32 in each plan, by reason."""
+    ids = [group.id for group in groups]
+    lines = []
+    for row in rows:
+        kept = front.explanation.of(row.evaluation.plan.fingerprint)
+        if row.evaluation.plan == front.fp32.plan or not kept:
+            continue
+        told = "<br>".join(f"{escape(word)}: {escape(held)}" for word, held in reasons_of(kept, ids))
+        lines.append(
+            f"<tr><td><code>{row.evaluation.plan.fingerprint}</code></td>"
+            f'<td class="number">{format_ms(row.evaluation.latency.median_ms)}</td>'
+            f'<td class="number">{format_error(row.evaluation.judged_error)}</td><td>{told}</td></tr>'
         )
     return "\n".join(lines)
 

@@ -11,12 +11,15 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from mptune.graph.plan import Precision
 from mptune.report.console import make_console
+from mptune.report.text import cut_front
 
 if TYPE_CHECKING:
     from mptune.graph.hazards import Hazard
     from mptune.graph.tensors import TensorInfo
     from mptune.inspection import Inspection
+    from mptune.targets.memory import MemoryNeed
 
 WIDE = 96
 """From this many columns on there is room for the operators of each group."""
@@ -84,8 +87,22 @@ def _facts(inspection: Inspection) -> list[tuple[str, str]]:
             f"{quantity(inspection.flops, 'FLOP')} and {quantity(traffic[0], 'B')} of traffic in FP32"
             f" ({quantity(traffic[1], 'B')} in FP16)",
         ),
+        ("memory", _memory(inspection.memory)),
         ("shapes", _shapes(inspection)),
     ]
+
+
+def _memory(need: MemoryNeed) -> str:
+    """Weights and what is alive at once, in both precisions."""
+    parts = [
+        f"{quantity(need.total(precision), 'B')} in {precision.upper()} ({quantity(weights, 'B')} of weights, "
+        f"{quantity(activations, 'B')} of values at {peak or 'the inputs'})"
+        for precision, weights, activations, peak in (
+            (Precision.FP32, need.fp32_weights, need.fp32_activations, need.fp32_peak),
+            (Precision.FP16, need.fp16_weights, need.fp16_activations, need.fp16_peak),
+        )
+    ]
+    return "; ".join(parts)
 
 
 def _value(info: TensorInfo) -> str:
@@ -135,17 +152,12 @@ def _groups(inspection: Inspection, width: int) -> Table:
     for item, (id_, kind, *figures, precision) in zip(inspection.groups, fixed, strict=True):
         ops = [Text(_cut(_ops(item.group.ops), for_ops))] if for_ops > 0 else []
         style = "" if item.pin is None else "yellow"
-        table.add_row(id_, Text(_cut_front(item.group.name, for_name)), kind, *ops, *figures, Text(precision, style))
+        table.add_row(id_, Text(cut_front(item.group.name, for_name)), kind, *ops, *figures, Text(precision, style))
     return table
 
 
 def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: max(0, width - 3)] + "..."
-
-
-def _cut_front(text: str, width: int) -> str:
-    """Names differ at their end."""
-    return text if len(text) <= width else "..." + text[len(text) - max(0, width - 3) :]
 
 
 def _ops(ops: Mapping[str, int]) -> str:

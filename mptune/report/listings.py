@@ -24,7 +24,8 @@ WIDE = 96
 """From this many columns on there is room for titles."""
 
 
-def _plain_table(*columns: str, right: Sequence[str] = ()) -> Table:
+def plain_table(*columns: str, right: Sequence[str] = ()) -> Table:
+    """A table without lines; the columns named in ``right`` hold numbers."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", no_wrap=True)
@@ -41,7 +42,7 @@ def print_targets(targets: Sequence[Target], stream: TextIO | None = None) -> No
     console = make_console(sys.stdout if stream is None else stream)
     figures = ("SM", "FP16", "FP32", "GB/s", "GB")
     titles = console.width >= WIDE
-    table = _plain_table("name", *(["title"] if titles else []), "CC", *figures, right=figures)
+    table = plain_table("name", *(["title"] if titles else []), "CC", *figures, right=figures)
     for target in targets:
         capability = target.compute_capability
         table.add_row(
@@ -58,7 +59,7 @@ def print_targets(targets: Sequence[Target], stream: TextIO | None = None) -> No
     console.print()
     for line in (
         "FP16 and FP32 in dense TFLOP/s. \N{DAGGER} from memory, \N{DOUBLE DAGGER} inferred, else from NVIDIA's pages.",
-        "Every figure's source, power modes and notes: mptune targets --json",
+        "Every figure's source, power modes and notes: mptune targets NAME",
         "A profile of your own: --target FILE.toml",
     ):
         console.print(line, soft_wrap=True)

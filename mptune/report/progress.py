@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from mptune.engines.base import Failure
+from mptune.engines.base import Failure, Progress
 from mptune.graph.plan import PrecisionPlan
 from mptune.report.console import make_console
 from mptune.report.text import format_duration, format_error, format_ms, format_speedup, group_counts
@@ -41,6 +41,7 @@ class TerminalListener:
         self._max_error = max_error
         self._max_latency_ms = max_latency_ms
         self._stage = "starting"
+        self._detail = ""
         self._done = 0
         self._budget = 0
         self._resumed_from: int | None = None
@@ -68,7 +69,7 @@ class TerminalListener:
 
     def stage(self, text: str) -> None:
         """Say what is being done now."""
-        self._stage = text
+        self._stage, self._detail = text, ""
         if self._live is None:
             self._print(text)
 
@@ -89,6 +90,10 @@ class TerminalListener:
         if self._live is None:
             self._print(f"[{done:>{len(str(budget))}}/{budget}] {text}")
 
+    def building(self, progress: Progress) -> None:
+        """Show how far a build is; only where lines are redrawn."""
+        self._detail = f": {progress.phase.lower()}, {progress.done} of {progress.steps}"
+
     def warning(self, text: str) -> None:
         """Show a warning once; it stays visible."""
         if text not in self._warned:
@@ -102,7 +107,7 @@ class TerminalListener:
         if self._resumed_from is None:
             self._resumed_from = done - 1
             self._searching_since_s = time.monotonic()
-        self._done, self._budget = done, budget
+        self._done, self._budget, self._detail = done, budget, ""
         if done < budget:
             self._stage = f"evaluating plan {done + 1}"
 
@@ -131,7 +136,7 @@ class TerminalListener:
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="dim", no_wrap=True, min_width=len(self._best_label()))
         grid.add_column(no_wrap=True, overflow="ellipsis")
-        grid.add_row("now", Text(self._stage))
+        grid.add_row("now", Text(self._stage + self._detail))
         if self._best is not None:
             grid.add_row(self._best_label(), Text(_line(self._best), style="green"))
         elif self._done:

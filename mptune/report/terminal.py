@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
@@ -15,6 +14,7 @@ from mptune.report.console import make_console
 from mptune.report.text import (
     describe_engine,
     error_source,
+    explain_kept,
     format_error,
     format_interval,
     format_ms,
@@ -22,14 +22,24 @@ from mptune.report.text import (
     front_rows,
     group_counts,
     latency_source,
+    reason_counts,
+    short_path,
     unique,
+    weightiest,
 )
 
 if TYPE_CHECKING:
+    from mptune.search.evaluation import Evaluation
     from mptune.search.front import Front
 
 WIDE = 100
-"""From this many columns on there is room for the intervals."""
+"""From this many columns on there is room for the intervals or the reasons."""
+
+WIDER = 110
+"""And for both."""
+
+MOST_KEPT = 4
+"""So many of the chosen plan's FP32 groups are named."""
 
 
 def print_front(front: Front, stream: TextIO | None = None) -> None:
@@ -55,7 +65,7 @@ def print_front(front: Front, stream: TextIO | None = None) -> None:
     console.print()
     console.print(_table(front, console.width))
     console.print()
-    _facts(console, [("chosen", _chosen(front)), *_written(front)])
+    _facts(console, [("chosen", _chosen(front)), *_kept(front), *_written(front)])
     for text in unique(front.warnings):
         console.print(Text(f"warning: {text}", style="yellow"), soft_wrap=not console.is_terminal)
     if not front.limits_met:
@@ -77,42 +87,55 @@ def _chosen(front: Front) -> str:
     )
 
 
+def _kept(front: Front) -> list[tuple[str, str]]:
+    """The weightiest of the chosen plan's FP32 groups, each with its reason."""
+    if front.chosen is None or front.chosen.plan == front.fp32.plan:
+        return []
+    kept = weightiest(front.explanation.of(front.chosen.plan.fingerprint))
+    lines = [explain_kept(group) for group in kept[:MOST_KEPT]]
+    if len(kept) > MOST_KEPT:
+        lines.append(f"and {len(kept) - MOST_KEPT} more: mptune report {short_path(front.run_dir)} --explain")
+    return [("in FP32" if index == 0 else "", line) for index, line in enumerate(lines)]
+
+
 def _written(front: Front) -> list[tuple[str, str]]:
     directory = front.run_dir
     written = []
     if (directory / "chosen" / "model.onnx").exists():
-        written.append(("model", f"{_short(directory / 'chosen' / 'model.onnx')}"))
-        written.append(("try it", f"python {_short(directory / 'chosen' / 'infer.py')}"))
+        written.append(("model", f"{short_path(directory / 'chosen' / 'model.onnx')}"))
+        written.append(("try it", f"python {short_path(directory / 'chosen' / 'infer.py')}"))
     if (directory / "report.html").exists():
-        written.append(("page", f"{_short(directory / 'report.html')}"))
+        written.append(("page", f"{short_path(directory / 'report.html')}"))
     other = "--max-error X, --max-latency-ms X, --knee or --plan ID"
-    return [*written, ("another", f"mptune pick {_short(directory)} with {other}")]
+    return [*written, ("another", f"mptune pick {short_path(directory)} with {other}")]
 
 
-def _short(path: Path) -> str:
-    """The path relative to the working directory where it lies below it."""
-    try:
-        return str(path.resolve().relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
+def _because(front: Front, evaluation: Evaluation) -> str:
+    """All-FP32 is the baseline, and needs no reason."""
+    if evaluation.plan == front.fp32.plan:
+        return ""
+    return reason_counts(front.explanation.of(evaluation.plan.fingerprint), most=2)
 
 
 def _table(front: Front, width: int) -> Table:
     rows = front_rows(front)
     emulated = {row.evaluation.error_source for row in rows} == {"measured", "emulated"}
     predicted = any(row.evaluation.latency.source == "predicted" for row in rows)
-    interval = width >= WIDE and any(format_interval(row.evaluation) for row in rows)
+    explained = width >= WIDE and bool(front.explanation.kept)
+    interval = width >= (WIDER if explained else WIDE) and any(format_interval(row.evaluation) for row in rows)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("", no_wrap=True, width=1)
     table.add_column("plan", no_wrap=True)
-    table.add_column("ms (pred.)" if predicted else "ms", justify="right", no_wrap=True)
+    table.add_column("pred. ms" if predicted else "ms", justify="right", no_wrap=True)
     if interval:
         table.add_column("95 %", justify="right", no_wrap=True)
     table.add_column("speedup", justify="right", no_wrap=True)
     table.add_column("error", justify="right", no_wrap=True)
     table.add_column("held-out", justify="right", no_wrap=True)
     table.add_column("FP16/32", justify="right", no_wrap=True)
-    table.add_column("origin")
+    if explained:
+        table.add_column("FP32 because", no_wrap=True)
+    table.add_column("origin", min_width=len("all-FP32"))
     for row in rows:
         evaluation = row.evaluation
         mark = "~" if emulated and evaluation.error_source == "emulated" else ""
@@ -125,6 +148,7 @@ def _table(front: Front, width: int) -> Table:
             mark + format_error(evaluation.error_value),
             format_error(evaluation.held_out_value),
             group_counts(evaluation.plan),
+            *([_because(front, evaluation)] if explained else []),
             row.note,
         ]
         table.add_row(

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 
 from mptune.engines.environment import Environment, GpuState
 from mptune.graph.plan import PrecisionPlan
 from mptune.search.evaluation import Evaluation
+from mptune.search.explanation import Kept, Reason
 from mptune.search.front import Front
+
+REASON_WORDS = {
+    Reason.PINNED: "pinned",
+    Reason.OVERFLOW: "overflow",
+    Reason.ERROR: "error",
+    Reason.BOUNDARIES: "casts",
+    Reason.UNTRIED: "not tried",
+    Reason.UNKNOWN: "unknown",
+}
+"""Reasons in a word each, for tables; in the order in which they are listed."""
 
 
 def read_template(name: str) -> str:
@@ -65,6 +78,67 @@ def format_duration(seconds: float) -> str:
 def group_counts(plan: PrecisionPlan) -> str:
     """FP16 groups / FP32 groups."""
     return f"{len(plan.fp16_groups)}/{len(plan.fp32_groups)}"
+
+
+def short_path(path: Path) -> str:
+    """The path relative to the working directory where it lies below it."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def cut_front(text: str, width: int) -> str:
+    """The end of a text that is too long, since names differ at their end."""
+    return text if len(text) <= width else "..." + text[len(text) - max(0, width - 3) :]
+
+
+def reason_counts(kept: Iterable[Kept], most: int = len(Reason)) -> str:
+    """How many groups stay FP32 for which reason, such as ``12 error 2 casts``.
+
+    Args:
+        kept: the groups.
+        most: so many of the reasons, those that hold most groups, are told.
+    """
+    counts = Counter(group.reason for group in kept)
+    told = [reason for reason, _ in counts.most_common(most)]
+    return " ".join(f"{counts[reason]} {word}" for reason, word in REASON_WORDS.items() if reason in told)
+
+
+def id_ranges(ids: Iterable[str], every: Iterable[str]) -> str:
+    """Ids with neighbours drawn together, such as ``g000, g003-g007``.
+
+    Args:
+        ids: which to list.
+        every: all there are, in the order of the model.
+    """
+    place = {group: index for index, group in enumerate(every)}
+    runs: list[list[str]] = []
+    for group in sorted(ids, key=place.__getitem__):
+        if runs and place[group] == place[runs[-1][-1]] + 1:
+            runs[-1].append(group)
+        else:
+            runs.append([group])
+    return ", ".join(run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def reasons_of(kept: Iterable[Kept], every: Iterable[str]) -> list[tuple[str, str]]:
+    """The FP32 groups of a plan by reason: (the reason in a word, their ids)."""
+    groups, ids = list(kept), list(every)
+    found = ((word, [k.group for k in groups if k.reason is reason]) for reason, word in REASON_WORDS.items())
+    return [(word, id_ranges(held, ids)) for word, held in found if held]
+
+
+def explain_kept(kept: Kept) -> str:
+    """One FP32 group with its name and why it is FP32."""
+    reason = "pinned: " if kept.reason is Reason.PINNED else ""
+    return f"{kept.group} {kept.name}: {reason}{kept.why}"
+
+
+def weightiest(kept: Iterable[Kept]) -> list[Kept]:
+    """The groups whose reason a person wants to know first: overflow, large errors, Casts; pins last."""
+    ranks = {Reason.OVERFLOW: 0, Reason.ERROR: 1, Reason.PINNED: 3}
+    return sorted(kept, key=lambda k: (ranks.get(k.reason, 2), -(k.one_group_error or 0.0)))
 
 
 @dataclass(frozen=True)
@@ -155,9 +229,11 @@ def unique(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def environment_facts(environment: Environment) -> list[tuple[str, str]]:
-    """The machine as (name, value) lines: system, CPU, GPUs, then the version of every package."""
+    """The machine as (name, value) lines: system, CPU, GPUs or the Jetson, then the version of every package."""
     facts = [("system", environment.os), ("CPU", f"{environment.cpu}, {environment.cpu_count} cores")]
     facts += [(f"GPU {gpu.index}", _describe_gpu(gpu)) for gpu in environment.gpus] or [("GPU", "none")]
+    if environment.jetson is not None:
+        facts = [*facts[:2], *environment.jetson.facts()]
     return [*facts, *sorted(environment.versions.items())]
 
 

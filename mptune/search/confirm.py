@@ -1,11 +1,14 @@
 """The confirmed front: its points measured again in fresh processes, their error taken on held-out samples.
 
+A long front is confirmed in part: what a person takes from it, and so many of the others as show that it holds.
+
 Each measurement is a note in the study (``confirm:FINGERPRINT:ROUND``), written when it is taken: an interrupted
 confirmation goes on where it was, and the same command again measures nothing.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +19,7 @@ from mptune.engines.base import Failure, Measurement, Toolchain
 from mptune.engines.latency import Latency, summarise
 from mptune.graph.plan import PrecisionPlan
 from mptune.search.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
-from mptune.search.front import pareto
+from mptune.search.front import ERROR_FLOOR, choose, knee, pareto
 from mptune.search.record import StudyRecord
 from mptune.search.tuner import Listener, machine_error
 from mptune.settings import LatencySettings, SearchSettings
@@ -24,11 +27,57 @@ from mptune.settings import LatencySettings, SearchSettings
 _PREFIX = "confirm:"
 
 
-def points_to_confirm(evaluations: Sequence[Evaluation]) -> tuple[Evaluation, ...]:
+def candidates(evaluations: Sequence[Evaluation]) -> tuple[Evaluation, ...]:
     """The front, all-FP32 and all-FP16, each once, in the order in which they are measured: the baseline first."""
     seeds = [e for e in evaluations if e.origin in (ORIGIN_FP32, ORIGIN_FP16) and e.is_finite]
     unique = {e.plan.fingerprint: e for e in (*seeds, *pareto(evaluations))}
     return tuple(sorted(unique.values(), key=lambda e: (e.origin != ORIGIN_FP32, e.latency.median_ms)))
+
+
+def points_to_confirm(record: StudyRecord, settings: SearchSettings, rounds: int) -> tuple[Evaluation, ...]:
+    """Which of the candidates to measure again, in their order: at most ``settings.confirm_points``, or a few more.
+
+    The baselines, both ends of the front, its knee and the plan that is chosen always are, then what has been measured
+    already, then those of the rest that lie farthest from all of these. Where confirming changes the choice, the plan
+    that is chosen now comes in too.
+
+    Args:
+        record: the study.
+        settings: how many, and the limits that the choice is made by.
+        rounds: how many each point should have.
+    """
+    evaluations = record.evaluations()
+    every = candidates(evaluations)
+    if len(every) <= settings.confirm_points:
+        return every
+    front = pareto(evaluations)
+    now = confirmed_front(confirmed_evaluations(record, rounds, settings.latency)[0])
+    picks = [knee(front)] + [choose(p, settings.max_error, settings.max_latency_ms)[0] for p in (front, now)]
+    notes = record.notes(_PREFIX)
+    wanted = {e.plan.fingerprint for e in (*picks, *front[:1], *front[-1:]) if e is not None}
+    wanted |= {e.plan.fingerprint for e in every if e.origin in (ORIGIN_FP32, ORIGIN_FP16)}
+    wanted |= {e.plan.fingerprint for e in every if _rounds_of(notes, e.plan)}
+    taken = [e for e in every if e.plan.fingerprint in wanted]
+    rest = [e for e in every if e.plan.fingerprint not in wanted]
+    taken += _spread(rest, taken, settings.confirm_points - len(taken))
+    kept = {e.plan.fingerprint for e in taken}
+    return tuple(e for e in every if e.plan.fingerprint in kept)
+
+
+def _spread(rest: Sequence[Evaluation], taken: Sequence[Evaluation], count: int) -> list[Evaluation]:
+    """One by one, the point that lies farthest from all that are taken; latency and log error over their ranges."""
+    every = [*rest, *taken]
+    axes = ([e.latency.median_ms for e in every], [math.log(max(e.error_value, ERROR_FLOOR)) for e in every])
+    scaled = [[(v - min(axis)) / ((max(axis) - min(axis)) or 1.0) for v in axis] for axis in axes]
+    place = {e.plan.fingerprint: point for e, point in zip(every, zip(*scaled, strict=True), strict=True)}
+    found: list[Evaluation] = []
+    left = list(rest)
+    while left and len(found) < count:
+        near = [place[e.plan.fingerprint] for e in (*taken, *found)]
+        best = max(left, key=lambda e: min(math.dist(place[e.plan.fingerprint], other) for other in near))
+        found.append(best)
+        left.remove(best)
+    return found
 
 
 def rounds_needed(settings: SearchSettings, latency_source: str) -> int:
@@ -62,11 +111,26 @@ def confirm(
     Raises:
         RunError: the machine failed again and again, or the record cannot be written.
     """
-    todo = missing(record, points_to_confirm(record.evaluations()), rounds)
-    if not todo:
-        return
-    plans = len({point.plan.fingerprint for _, point in todo})
-    listener.stage(f"confirming {plans} plans" if plans > 1 else "confirming 1 plan")
+    while todo := missing(record, points_to_confirm(record, settings, rounds), rounds):
+        plans = len({point.plan.fingerprint for _, point in todo})
+        every = len(candidates(record.evaluations()))
+        of_all = f" of {every}" if every > max(plans, settings.confirm_points) else ""
+        listener.stage(f"confirming {plans}{of_all} plan{'s' if plans > 1 or of_all else ''}")
+        measure_again(todo, record, toolchain, settings, listener)
+
+
+def measure_again(
+    todo: Sequence[tuple[int, Evaluation]],
+    record: StudyRecord,
+    toolchain: Toolchain,
+    settings: SearchSettings,
+    listener: Listener,
+) -> None:
+    """Measure rounds of points, such as ``missing`` lists them, and write each down when it is taken.
+
+    Raises:
+        RunError: the machine failed again and again, or the record cannot be written.
+    """
     failed: set[str] = set()
     last: int | None = None
     for number, point in todo:
@@ -84,7 +148,7 @@ def confirm(
 
 
 def confirmed_evaluations(
-    record: StudyRecord, rounds: int, latency: LatencySettings
+    record: StudyRecord, rounds: int, latency: LatencySettings, points: Sequence[Evaluation] | None = None
 ) -> tuple[tuple[Evaluation, ...], tuple[str, ...]]:
     """What confirmation has shown, read back from the record.
 
@@ -96,15 +160,16 @@ def confirmed_evaluations(
         record: the study.
         rounds: how many each point should have.
         latency: how latencies are summed up.
+        points: which to read back; None takes the candidates.
 
     Returns:
-        The points that ``points_to_confirm`` names, less those that failed, and warnings. A point that has not been
-        confirmed is as the search left it.
+        The points, less those that failed, and warnings. A point that has not been confirmed is as the search left
+        it.
     """
     notes = record.notes(_PREFIX)
-    points: list[Evaluation] = []
+    kept: list[Evaluation] = []
     warnings: list[str] = []
-    for point in points_to_confirm(record.evaluations()):
+    for point in candidates(record.evaluations()) if points is None else points:
         pooled = _pooled(point, _rounds_of(notes, point.plan), rounds, latency)
         if isinstance(pooled, Failure):
             warnings.append(
@@ -117,20 +182,24 @@ def confirmed_evaluations(
                 "dropped: give more calibration samples, so that the search sees such values"
             )
         else:
-            points.append(pooled)
-    baseline = next((p for p in points if p.origin == ORIGIN_FP32), record.baseline())
+            kept.append(pooled)
+    baseline = next((p for p in kept if p.origin == ORIGIN_FP32), record.baseline())
     if baseline is not None:
-        points = [p.with_baseline(baseline.latency.median_ms) for p in points]
-    return tuple(points), tuple(warnings)
+        kept = [p.with_baseline(baseline.latency.median_ms) for p in kept]
+    return tuple(kept), tuple(warnings)
 
 
 def confirmed_front(points: Iterable[Evaluation]) -> tuple[Evaluation, ...]:
-    """The front by held-out error, less what is dominated by the error of the search samples.
+    """The front by the error of the search samples, less what is dominated by held-out error.
 
     Where the two errors rank two plans differently, neither ranking is beyond the noise of the samples; the plan that
-    is kept is better in latency and not worse in either error by much, and the front reads the same both ways.
+    is kept is better in latency and not worse in either error by much, and the front reads the same both ways. Points
+    that have no held-out error are not judged by it: theirs would look the better for it.
     """
-    return pareto(pareto(points), error=lambda e: e.error_value)
+    searched = pareto(points, error=lambda e: e.error_value)
+    beaten = {e.plan.fingerprint for e in searched if e.held_out is not None}
+    beaten -= {e.plan.fingerprint for e in pareto(e for e in searched if e.held_out is not None)}
+    return tuple(e for e in searched if e.plan.fingerprint not in beaten)
 
 
 def _measure(toolchain: Toolchain, plan: PrecisionPlan, retries: int, listener: Listener) -> Measurement | Failure:

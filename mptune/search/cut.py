@@ -42,6 +42,31 @@ class Tie:
         return crossed
 
 
+class Crossings:
+    """Tells of many plans at a time which boundaries they cross."""
+
+    def __init__(self, ties: Sequence[Tie]) -> None:
+        """Sort the ties by shape, so that those of one shape are told together."""
+        self._count = len(ties)
+        shapes: dict[tuple[int, bool, bool], list[int]] = {}
+        for index, tie in enumerate(ties):
+            shapes.setdefault((len(tie.members), tie.fp32, tie.fp16), []).append(index)
+        self._shapes = [
+            (rows, np.array([ties[row].members for row in rows]).T, fp32, fp16)
+            for (_, fp32, fp16), rows in shapes.items()
+        ]
+
+    def of(self, columns: Bools) -> Bools:
+        """Ties x plans, for ``columns`` of groups x plans (True is FP16; contiguous rows are quick)."""
+        crossed = np.empty((self._count, columns.shape[1]), dtype=bool)
+        for rows, members, fp32, fp16 in self._shapes:
+            some, every = columns[members[0]], columns[members[0]]
+            for others in members[1:]:
+                some, every = some | columns[others], every & columns[others]
+            crossed[rows] = (True if fp16 else some) & (True if fp32 else ~every)
+        return crossed
+
+
 class CutSolver:
     """Solves many cuts of one structure at a time. Made once for a search space."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,6 +73,15 @@ def write_atomic(path: Path, text: str) -> None:
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
+
+
+def link_or_copy(source: str, target: str) -> str:
+    """Give a file a second name without copying its bytes, where the file system can; the second name."""
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without hard links
+        shutil.copy2(source, target)
+    return target
 
 
 def write_json(path: Path, document: Any) -> None:

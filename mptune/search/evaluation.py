@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -20,6 +20,29 @@ ORIGIN_FP16 = "seed: all-fp16"
 ORIGIN_SAMPLER = "sampler"
 
 
+EMULATION_FACTOR = 1.5
+"""An error that was measured and emulated a factor apart beyond this one is a warning (MEASURING.md)."""
+
+_APART = "its error is"
+_WHY = (
+    "the engine accumulates in FP16, fuses roundings away, or does not do what the plan says; look at the precisions of"
+    " its layers"
+)
+
+
+@dataclass(frozen=True)
+class EmulatedError:
+    """The error of one plan by emulation.
+
+    Attributes:
+        value: the objective statistic; ``inf`` where it is not finite.
+        samples: it is of so many of the first search samples; None where nobody counted them.
+    """
+
+    value: float
+    samples: int | None
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """A plan that was built, run and timed (or predicted and emulated).
@@ -33,6 +56,8 @@ class Evaluation:
         metric: the objective statistic; another choice needs no new build (``with_metric``).
         error_source: ``measured`` by the target's own engine, or ``emulated``.
         speedup: median of all-FP32 / median of this one; above 1 is faster.
+        emulated: the objective statistic by emulation of some of the samples, kept beside a measured one; None where
+            the plan was not emulated.
         held_out: the same statistics on the held-out samples; None until confirmed.
         drift: factor already applied to ``latency`` (``mptune.engines.base.Measurement``).
         build_s: seconds to build the engine.
@@ -49,6 +74,7 @@ class Evaluation:
     metric: str
     error_source: Literal["measured", "emulated"]
     speedup: float
+    emulated: float | None = None
     held_out: OutputError | None = None
     drift: float = 1.0
     build_s: float = 0.0
@@ -92,6 +118,30 @@ class Evaluation:
             engine_path=None if measurement.engine_path is None else str(measurement.engine_path),
             warnings=measurement.warnings,
         )
+
+    def with_emulated(self, emulated: EmulatedError, fp32_error: float) -> Evaluation:
+        """The same evaluation with what the plan's emulation gave, and a warning where the two disagree.
+
+        Args:
+            emulated: of this plan.
+            fp32_error: of all-FP32 on this engine, which no emulation knows of.
+        """
+        both = replace(self, emulated=emulated.value)
+        if self.metric != "relative_l2" or not self.is_finite:  # other statistics do not add in squares
+            return both
+        outputs = self.error.per_output.items()
+        same = OutputError({o: {name: v[: emulated.samples] for name, v in taken.items()} for o, taken in outputs})
+        measured, expected = same.value(self.metric), math.hypot(emulated.value, fp32_error)
+        if expected / EMULATION_FACTOR <= measured <= expected * EMULATION_FACTOR:
+            return both
+        return replace(
+            both, warnings=(*self.warnings, f"{_APART} {measured:.2e} as measured, {expected:.2e} as emulated: {_WHY}")
+        )
+
+    @property
+    def errs_otherwise(self) -> bool:
+        """Whether ``with_emulated`` found that the error is not the emulated one."""
+        return any(text.startswith(_APART) for text in self.warnings)
 
     @property
     def error_value(self) -> float:
@@ -142,6 +192,7 @@ class Evaluation:
             "metric": self.metric,
             "error_source": self.error_source,
             "speedup": encode_float(self.speedup),
+            "emulated": None if self.emulated is None else encode_float(self.emulated),
             "held_out": None if self.held_out is None else self.held_out.to_json(),
             "drift": encode_float(self.drift),
             "build_s": encode_float(self.build_s),
@@ -157,7 +208,7 @@ class Evaluation:
         Raises:
             PlanError: the plan in it cannot be read.
         """
-        held_out = document["held_out"]
+        emulated, held_out = document.get("emulated"), document["held_out"]
         return cls(
             plan=PrecisionPlan.from_json(document["plan"], "the study"),
             number=document["number"],
@@ -167,6 +218,7 @@ class Evaluation:
             metric=document["metric"],
             error_source=document["error_source"],
             speedup=decode_float(document["speedup"]),
+            emulated=None if emulated is None else decode_float(emulated),
             held_out=None if held_out is None else OutputError.from_json(held_out),
             drift=decode_float(document["drift"]),
             build_s=decode_float(document["build_s"]),
@@ -193,6 +245,7 @@ class Evaluation:
                 "value": encode_float(self.error_value),
                 "metric": self.metric,
                 "source": self.error_source,
+                "emulated": None if self.emulated is None else encode_float(self.emulated),
                 "held_out": None if held_out is None else encode_float(held_out),
                 "per_output": {
                     name: {statistic: encode_float(value) for statistic, value in statistics.items()}
@@ -205,3 +258,20 @@ class Evaluation:
             "engine": self.engine_path,
             "confirmed": self.confirmed,
         }
+
+
+def disagreements(evaluations: Sequence[Evaluation]) -> tuple[str, ...]:
+    """The warning of a run where measured and emulated errors differ; none where they agree."""
+    apart = [e for e in evaluations if e.errs_otherwise]
+    if not apart:
+        return ()
+    worst = max(apart, key=lambda e: abs(_log(e.error_value) - _log(e.emulated or 0.0)))
+    known = sum(e.emulated is not None for e in evaluations)
+    return (
+        f"{len(apart)} of {known} plans err otherwise than their emulation says, such as {worst.plan.fingerprint}:"
+        f" {worst.error_value:.2e} as measured, {worst.emulated:.2e} as emulated: {_WHY}",
+    )
+
+
+def _log(error: float) -> float:
+    return math.log(max(error, 1e-12))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mptune.data.numbers import encode_float
-from mptune.search.evaluation import ORIGIN_SAMPLER, Evaluation
+from mptune.search.evaluation import Evaluation
+from mptune.search.explanation import Explanation
 
 FRONT_FORMAT = 1
 
@@ -42,6 +43,7 @@ class Front:
         failures: those of them that did not build or run, or whose outputs were not finite.
         hypervolume: ``hypervolume()`` of the points, 0 to 1.
         warnings: one line each.
+        explanation: why groups stay FP32, plan by plan, and what each group costs and gains.
     """
 
     run_dir: Path
@@ -61,6 +63,7 @@ class Front:
     failures: int
     hypervolume: float
     warnings: tuple[str, ...] = ()
+    explanation: Explanation = field(default_factory=Explanation)
 
     def to_json(self) -> dict[str, Any]:
         """The content of front.json: every key always there, null where unknown."""
@@ -70,16 +73,21 @@ class Front:
             "target": {"name": self.target, "engine": self.engine, "device": self.device},
             "metric": self.metric,
             "baseline": {
-                "fp32": self.fp32.to_point(),
-                "fp16": None if self.fp16 is None else self.fp16.to_point(),
+                "fp32": self._point(self.fp32),
+                "fp16": None if self.fp16 is None else self._point(self.fp16),
             },
-            "points": [point.to_point() for point in self.points],
+            "points": [self._point(point) for point in self.points],
             "chosen": None if self.chosen is None else self.chosen.plan.fingerprint,
             "evaluations": self.evaluations,
             "failures": self.failures,
             "hypervolume": encode_float(self.hypervolume),
             "warnings": list(self.warnings),
         }
+
+    def _point(self, evaluation: Evaluation) -> dict[str, Any]:
+        """The POINT of an evaluation, and why its FP32 groups are FP32."""
+        kept = self.explanation.of(evaluation.plan.fingerprint)
+        return {**evaluation.to_point(), "fp32": [group.to_json() for group in kept]}
 
 
 def faster_beyond_noise(one: Evaluation, other: Evaluation) -> bool:
@@ -217,23 +225,3 @@ def choose(
     if max_error is None:
         return min(meeting, key=lambda p: (p.judged_error, p.latency.median_ms)), f"the most exact with {wanted}", True
     return min(meeting, key=lambda p: (p.latency.median_ms, p.judged_error)), f"the fastest with {wanted}", True
-
-
-def front_warnings(points: Sequence[Evaluation], fp32: Evaluation, searched: bool) -> tuple[str, ...]:
-    """What a person must know before trusting the front.
-
-    Args:
-        points: the front.
-        fp32: the baseline.
-        searched: whether the sampler, and not only the seeds, had its turn.
-    """
-    warnings = []
-    faster = [p for p in points if faster_beyond_noise(p, fp32)]
-    if not faster:
-        warnings.append(
-            "no plan is faster than all-FP32 beyond noise: FP16 gains nothing here; look at the layer times of the "
-            "engine, or try a larger batch"
-        )
-    elif searched and all(p.origin != ORIGIN_SAMPLER for p in faster):
-        warnings.append("no searched plan is on the front, only seeds: a larger --budget may find better ones")
-    return tuple(warnings)

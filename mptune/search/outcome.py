@@ -9,8 +9,11 @@ from pathlib import Path
 
 from mptune.errors import PlanError, RunError
 from mptune.search.confirm import confirmed_evaluations, confirmed_front, rounds_needed
-from mptune.search.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
-from mptune.search.front import Front, choose, front_warnings, hypervolume, reference_error_of
+from mptune.search.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation, disagreements
+from mptune.search.explain import explain
+from mptune.search.explanation import Explanation
+from mptune.search.findings import Outcome, findings
+from mptune.search.front import Front, choose, hypervolume, reference_error_of
 from mptune.search.record import StudyRecord
 from mptune.settings import SearchSettings
 
@@ -42,6 +45,7 @@ class Facts:
         engine: name of the toolchain.
         device: what ran or is predicted.
         warnings: of the run so far, one line each.
+        data_dir: the run's data directory, which holds what explanations rest on; None explains nothing.
     """
 
     run_dir: Path
@@ -51,9 +55,12 @@ class Facts:
     engine: str
     device: str
     warnings: tuple[str, ...] = ()
+    data_dir: Path | None = None
 
 
-def build_front(record: StudyRecord, facts: Facts, choice: Choice, settings: SearchSettings) -> Front:
+def build_front(
+    record: StudyRecord, facts: Facts, choice: Choice, settings: SearchSettings, *, every: bool = False
+) -> Front:
     """Put the front together: confirmed where it has been confirmed, else as the search left it.
 
     Args:
@@ -61,6 +68,7 @@ def build_front(record: StudyRecord, facts: Facts, choice: Choice, settings: Sea
         facts: of the run.
         choice: which plan to take.
         settings: how many rounds a confirmation has, and how latencies are summed up.
+        every: every evaluation has been confirmed, not the front alone.
 
     Raises:
         RunError: not even all-FP32 has been evaluated.
@@ -74,13 +82,25 @@ def build_front(record: StudyRecord, facts: Facts, choice: Choice, settings: Sea
             "let `mptune search` go on with it, and give it more time if you set --timeout",
         )
     rounds = rounds_needed(settings, searched.latency.source)
-    confirmed, dropped = confirmed_evaluations(record, rounds, settings.latency)
+    sound = [e for e in evaluations if e.is_finite]
+    confirmed, dropped = confirmed_evaluations(record, rounds, settings.latency, sound if every else None)
     fp32 = _of_origin(confirmed, ORIGIN_FP32) or searched
     fp16 = _of_origin(confirmed, ORIGIN_FP16) or _of_origin(evaluations, ORIGIN_FP16)
     points = confirmed_front(confirmed)
-    was_searched = any(e.origin == ORIGIN_SAMPLER for e in evaluations)
     chosen, reason, met = _choose(points, (*confirmed, *evaluations), choice)
-    told = (*facts.warnings, *fp32.latency.warnings, *dropped, *front_warnings(points, fp32, was_searched))
+    explanation = Explanation()
+    if facts.data_dir is not None:
+        baselines = [fp32] if fp16 is None else [fp32, fp16]
+        explanation = explain(record, facts.data_dir, points, baselines, chosen)
+    failures = [failure for _, _, failure in record.failures()]
+    told = (
+        *facts.warnings,
+        *fp32.latency.warnings,
+        *dropped,
+        *disagreements(evaluations),
+        *findings(Outcome(points, fp32, evaluations, failures, explanation, is_given=every)),
+        *_unconfirmed(points, chosen),
+    )
     return Front(
         run_dir=facts.run_dir,
         model_path=facts.model_path,
@@ -99,6 +119,17 @@ def build_front(record: StudyRecord, facts: Facts, choice: Choice, settings: Sea
         failures=record.failed,
         hypervolume=hypervolume(points, fp32, reference_error_of(record.metric, evaluations)),
         warnings=tuple(dict.fromkeys(told)),
+        explanation=explanation,
+    )
+
+
+def _unconfirmed(points: Sequence[Evaluation], chosen: Evaluation | None) -> tuple[str, ...]:
+    confirmed = sum(point.held_out is not None for point in points)
+    if chosen is None or chosen.held_out is not None or not confirmed:
+        return ()
+    return (
+        f"the chosen plan {chosen.plan.fingerprint} was not measured again ({confirmed} points of the front were): "
+        "`mptune search` with the limit that you want confirms what it chooses",
     )
 
 

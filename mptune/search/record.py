@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -22,11 +22,11 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from mptune.engines.base import Failure, Measurement
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.search.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
-from mptune.search.precision import MEASURED_ATTR, PROMISE_ATTR, PrecisionSampler
+from mptune.search.precision import MEASURED_ATTR, PROMISE_ATTR, Emulate, PrecisionSampler, observe_trials
 from mptune.search.sampler import CONSTRAINT_ATTR, HAS_TRIAL_CONSTRAINTS, derive_seed
 from mptune.search.space import SearchSpace
 from mptune.search.storage import storing
-from mptune.search.surrogate import Prior
+from mptune.search.surrogate import Observations, Prior
 
 LEAST_ERROR = 1e-12
 """Errors told to the sampler are at least this, so that their logarithm exists."""
@@ -109,6 +109,16 @@ class StudyRecord:
             if "fingerprint" in t.user_attrs
         }
 
+    def is_taken(self, proposal: Proposal) -> bool:
+        """Whether another trial holds the proposal's plan: told, or in work.
+
+        Two workers that think at the same time may come to the same plan. Asked when the proposal is written down,
+        this is seen by one of them at least.
+        """
+        fingerprint, number = proposal.plan.fingerprint, proposal.number
+        others = self._trials(*_DONE, TrialState.RUNNING)
+        return any(t.number != number and t.user_attrs.get("fingerprint") == fingerprint for t in others)
+
     def waiting(self) -> set[str]:
         """Fingerprints of the plans that are enqueued."""
         return {t.user_attrs.get("fingerprint", "") for t in self._trials(TrialState.WAITING)}
@@ -122,13 +132,17 @@ class StudyRecord:
         """What the proposals that were evaluated had promised, in their order: growth of the hypervolume, 0 to 1."""
         return [t.user_attrs[PROMISE_ATTR] for t in self._trials(*_DONE) if PROMISE_ATTR in t.user_attrs]
 
+    def observations(self, groups: Sequence[str]) -> Observations:
+        """All that was evaluated, as the surrogate takes it, over these free groups."""
+        return observe_trials(self._trials(), groups, asking=-1)
+
     # -- asking and telling -------------------------------------------------------------------------------------
 
-    def guide(self, prior: Prior, seed: int) -> None:
-        """Let ``PrecisionSampler`` propose from now on, with what is known before any build."""
+    def guide(self, prior: Prior, seed: int, emulate: Emulate | None = None) -> None:
+        """Let ``PrecisionSampler`` propose from now on, with what is known before any build, or can be asked."""
         # Other metrics have no error past which a plan is worthless: the largest one seen bounds the front.
         scale = None if self.metric == "relative_l2" else math.inf
-        self._study.sampler = PrecisionSampler(prior, derive_seed(seed, 0), scale)
+        self._study.sampler = PrecisionSampler(prior, derive_seed(seed, 0), scale, emulate)
 
     def enqueue(self, plan: PrecisionPlan, origin: str, attempt: int = 0) -> None:
         """Let a plan be asked next, unless it is enqueued already."""

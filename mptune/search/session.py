@@ -33,7 +33,10 @@ from mptune.rundir import (
     check_target,
 )
 from mptune.search.confirm import confirm, missing, points_to_confirm, rounds_needed
+from mptune.search.device import check_memory, describe_device
+from mptune.search.explain import keep_grounds
 from mptune.search.front import Front
+from mptune.search.oracle import EMULATED_JSON, Oracle
 from mptune.search.outcome import Choice, Facts, build_front
 from mptune.search.preflight import check_baseline
 from mptune.search.prepare import Observations, observe, samples_sha256, save_samples
@@ -43,7 +46,8 @@ from mptune.search.space import NamedSpace, SearchSpace, load_space, make_space
 from mptune.search.storage import without_password
 from mptune.search.study import open_study
 from mptune.search.tuner import Listener, Tuner, has_converged, is_exhausted
-from mptune.settings import LatencySettings, SearchSettings
+from mptune.settings import LatencySettings, SearchSettings, TensorRtSettings
+from mptune.targets.target import Target
 
 STORAGE_VARIABLE = "MPTUNE_STORAGE"
 """Environment variable with the storage URL, where run.json holds it without its password."""
@@ -72,7 +76,8 @@ class Session:
         self._opener = opener
         self._stack = contextlib.ExitStack()
         self._toolchain: Toolchain | None = None
-        self._target_name = ""
+        self._oracle: Oracle | None = None
+        self._target: Target | None = None
         self._told: set[str] = set()
         self._file: RunFile
         self._granularity: Granularity
@@ -101,6 +106,7 @@ class Session:
         self._warn(*data_warnings, *observations.warnings)
         space = self._space(named, observations)
         self._warn(*space.warnings)
+        keep_grounds(space, None, self._workspace.data_dir)
         repaired = self._open_study(space, named)
         self._warn(*repaired)
         self._search(space)
@@ -134,6 +140,7 @@ class Session:
             "metric": settings.metric,
             "sampler": settings.sampler,
             "confirm_rounds": settings.confirm_rounds,
+            "confirm_points": settings.confirm_points,
             "timeout_s": settings.timeout_s,
             "data": None if settings.data is None else str(settings.data),
             "max_error": settings.max_error,
@@ -184,7 +191,8 @@ class Session:
             return known, warnings
         self._warn(*warnings)
         save_samples(self._workspace, search, held_out)
-        observations = observe(self._open_toolchain(), self._listener)
+        seen = observe(self._open_toolchain(), self._listener)
+        observations = check_memory(seen, self._model, self._target)
         observations.save(self._run.observed_json)
         return observations, warnings
 
@@ -214,13 +222,14 @@ class Session:
         if record.spent < settings.budget and not done:
             if settings.sampler == "precision":
                 self._guide(space)
-            stop = Tuner(record, space, self._open_toolchain(), settings, self._listener).run()
+            emulated = None if self._oracle is None else self._oracle.recall
+            stop = Tuner(record, space, self._open_toolchain(), settings, self._listener, emulated=emulated).run()
             self._listener.stage(f"stopped: {stop.value}")
         baseline = record.baseline()
         if baseline is None:
             return
         rounds = rounds_needed(settings, baseline.latency.source)
-        if missing(record, points_to_confirm(record.evaluations()), rounds):
+        if missing(record, points_to_confirm(record, settings, rounds), rounds):
             confirm(record, self._open_toolchain(), settings, self._listener, rounds)
 
     def _guide(self, space: SearchSpace) -> None:
@@ -235,7 +244,12 @@ class Session:
             self._warn(f"no latency can be predicted, so the search learns it from builds alone: {terms.message}")
         exact = toolchain.latency_source == "predicted"
         known = None if isinstance(terms, Failure) else terms
-        self.record.guide(make_prior(space, sensitivity, known, exact=exact), self._settings.seed)
+        prior = make_prior(space, sensitivity, known, exact=exact)
+        keep_grounds(space, prior, self._workspace.data_dir)
+        if toolchain.error_source == "measured" and toolchain.emulation_holds:
+            path = self._workspace.data_dir / EMULATED_JSON
+            self._oracle = Oracle(space, toolchain, metric, path, self._listener, sensitivity.errors)
+        self.record.guide(prior, self._settings.seed, self._oracle)
         self._listener.stage("searching")
 
     def _open_toolchain(self) -> Toolchain:
@@ -243,15 +257,16 @@ class Session:
         if self._toolchain is None:
             opener = self._opener or self._open_by_target
             toolchain = self._stack.enter_context(opener(self._workspace, self._model, self.groups, self._settings))
+            toolchain.listen(self._listener.building)
             section = TargetSection(
-                name=self._target_name or self._settings.target,
+                name=self._settings.target if self._target is None else self._target.name,
                 engine=toolchain.name,
                 device=toolchain.device,
                 latency_source=toolchain.latency_source,
                 error_source=toolchain.error_source,
             )
             check_target(self._run, self._file, section)
-            environment = toolchain.environment()
+            environment = describe_device(toolchain, self._target)
             self._warn(*environment.warnings)
             self._save(target=section, environment=environment.to_json())
             self._toolchain = toolchain
@@ -261,7 +276,7 @@ class Session:
         self, workspace: Workspace, model: Model, groups: Sequence[LayerGroup], settings: SearchSettings
     ) -> Toolchain:
         choice = choose_target(settings.target)
-        self._target_name = choice.target.name
+        self._target = choice.target
         if choice.why:
             self._listener.stage(choice.why)
         return open_toolchain(settings.engine, choice.target, workspace, model, groups, settings)
@@ -292,12 +307,19 @@ def front_of(run: RunDirectory, file: RunFile, record: StudyRecord) -> Front:
         engine=target.engine,
         device=target.device,
         warnings=file.warnings,
+        data_dir=run.data,
     )
     settings = SearchSettings(
         confirm_rounds=file.settings["confirm_rounds"], latency=LatencySettings(**file.measured["latency"])
     )
     choice = Choice(file.choice.max_error, file.choice.max_latency_ms, file.choice.plan)
-    return build_front(record, facts, choice, settings)
+    return build_front(record, facts, choice, settings, every=file.confirms is not None)
+
+
+def groups_sha256(groups: Sequence[LayerGroup]) -> str:
+    """A hash of which nodes are in which group."""
+    content = "\n".join(f"{g.id} {' '.join(g.nodes)}" for g in groups)
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def storage_url(recorded: str | None) -> str | None:
@@ -321,7 +343,6 @@ def _measured(
     settings: SearchSettings, named: NamedSpace, granularity: Granularity, groups: Sequence[LayerGroup]
 ) -> dict[str, Any]:
     """The settings that change what is measured, as JSON types: they cannot change within a run."""
-    content = "\n".join(f"{g.id} {' '.join(g.nodes)}" for g in groups)
     data = settings.data_settings
     document = {
         "target": settings.target,
@@ -329,7 +350,7 @@ def _measured(
         "space": settings.space,
         "space's content": named.sha256,
         "granularity": granularity,
-        "layer groups' content": hashlib.sha256(content.encode()).hexdigest(),
+        "layer groups' content": groups_sha256(groups),
         "batch": data.batch,
         "random_samples": data.random_samples,
         "random_int_range": list(data.random_int_range),
@@ -339,5 +360,9 @@ def _measured(
         "tf32": settings.tf32,
         "latency": asdict(settings.latency),
     }
+    if settings.shapes:
+        document["shapes"] = [asdict(one) for one in settings.shapes]
+    if settings.tensorrt != TensorRtSettings():
+        document["tensorrt"] = asdict(settings.tensorrt)
     normalised: dict[str, Any] = json.loads(json.dumps(document))
     return normalised

@@ -102,6 +102,33 @@ def read_study(*, model_sha256: str, name: str, metric: str, journal: Path, url:
     return StudyRecord(study, SearchSpace(model_sha256, (), (), {}, ()), metric, where, exclusive=False)
 
 
+def copy_study(name: str, url: str, journal: Path) -> None:
+    """Copy what a database holds of a run, every metric's study, into a journal file of its own.
+
+    Args:
+        name: of the run.
+        url: Optuna storage URL of the database.
+        journal: path of the file; there is none yet.
+
+    Raises:
+        RunError: the database cannot be read, holds no such run, or the file cannot be written.
+    """
+    where = without_password(url)
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        source, _ = open_storage(url, journal)
+        target, _ = open_storage(None, journal)
+        with storing(where):
+            found = [one for one in optuna.get_all_study_names(source) if one.startswith(f"{name}/")]
+            for one in found:
+                optuna.copy_study(from_study_name=one, from_storage=source, to_storage=target)
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+    if not found:
+        raise RunError(f"{where} holds no study {name}/...", "let `mptune search` go on with it first")
+
+
 def _check_identity(study: optuna.Study, identity: Mapping[str, Any], where: str) -> None:
     known = study.user_attrs.get(IDENTITY)
     if known is None:

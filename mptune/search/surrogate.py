@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mptune.search.cut import Bools, Floats, Tie
+from mptune.search.cut import Bools, Crossings, Floats, Tie
 
 ERROR_FLOOR = 1e-7
 """Errors are told apart down to this (as in ``mptune.search.front``)."""
@@ -24,6 +25,9 @@ _GAIN_WIDTHS = (0.1, 0.3, 0.6, 1.2)
 _ERROR_WIDTHS = (0.15, 0.6, 2.0, 4.5)
 _ERROR_NOISE = 0.1
 """Of the log of a squared error, by which the law of squares misses: 5 % of the error."""
+
+_EMULATION_NOISE = 0.06
+"""The same for emulation of whole plans: 3 % of the error."""
 
 _LAW_NOISES = (3e-4, 2e-3, 6e-3, 1.2e-2)
 """Shares of the base latency by which the additive law may miss: 2e-3 was measured on an H200, tactics make it more."""
@@ -70,6 +74,8 @@ class Observations:
         finite: 1.0 where the plan built and its outputs are finite, 0.0 where not, NaN while it runs.
         base_ms: latency of all-FP32; NaN before it is known.
         base_sd_ms: its standard error.
+        emulated: plans that were emulated, not measured (in rows as ``plans``), and their errors, ``inf`` where not
+            finite. None where there are none.
     """
 
     plans: Bools
@@ -79,10 +85,11 @@ class Observations:
     finite: Floats
     base_ms: float
     base_sd_ms: float = 0.0
+    emulated: tuple[Bools, Floats] | None = None
 
 
 class Linear:
-    """A Gaussian over parameters and what linear observations teach of it, in the observations' space (few rows)."""
+    """A Gaussian over independent parameters, and what linear observations teach of it."""
 
     def __init__(self, mean: Floats, sd: Floats) -> None:
         self.mean = mean
@@ -95,19 +102,22 @@ class Linear:
     def update(self, jacobian: Floats, values: Floats, noise: Floats) -> float:
         """Condition on ``values = jacobian @ parameters + noise``; returns the log evidence up to a constant."""
         spread = self.sd**2
-        cross = spread[:, None] * jacobian.T
-        matrix = jacobian @ cross + np.diag(noise**2)
         residual = values - jacobian @ self.mean
-        try:
-            factor = np.linalg.cholesky(matrix)
-        except np.linalg.LinAlgError:
-            factor = np.linalg.cholesky(matrix + np.eye(len(matrix)) * (1e-9 * np.trace(matrix) + 1e-300))
-        inverse = np.linalg.inv(factor)
-        solved = inverse.T @ (inverse @ residual)
-        self._gain = cross @ (inverse.T @ inverse)
+        weighed = jacobian / noise[:, None] ** 2
+        if len(jacobian) <= len(spread):  # solve in whichever space is smaller
+            factor = _cholesky((jacobian * spread) @ jacobian.T + np.diag(noise**2))
+            inverse = np.linalg.inv(factor)
+            self._gain = (spread[:, None] * jacobian.T) @ (inverse.T @ inverse)
+            determinant = np.log(np.diag(factor)).sum()
+        else:
+            factor = _cholesky(jacobian.T @ weighed + np.diag(1.0 / spread))
+            inverse = np.linalg.inv(factor)
+            self._gain = (inverse.T @ inverse) @ weighed.T
+            determinant = np.log(np.diag(factor)).sum() + np.log(noise).sum() + np.log(self.sd).sum()
         self._jacobian, self._noise = jacobian, noise
-        self.posterior_mean = self.mean + cross @ solved
-        return float(-0.5 * residual @ solved - np.log(np.diag(factor)).sum())
+        self.posterior_mean = self.mean + self._gain @ residual
+        solved = (residual - jacobian @ (self.posterior_mean - self.mean)) / noise**2
+        return float(-0.5 * residual @ solved - determinant)
 
     def sample(self, generator: np.random.Generator, count: int) -> Floats:
         """Draws from the posterior (Matheron's rule), count x parameters."""
@@ -117,6 +127,15 @@ class Linear:
         return drawn
 
 
+def _cholesky(matrix: Floats) -> Floats:
+    try:
+        factor = np.linalg.cholesky(matrix)
+    except np.linalg.LinAlgError:
+        shift = 1e-9 * float(np.trace(matrix)) + 1e-300
+        factor = np.linalg.cholesky(matrix + shift * np.eye(len(matrix)))
+    return np.asarray(factor, dtype=np.float64)
+
+
 class LatencyModel:
     """Posterior of ``latency saved against all-FP32 = gains - boundary costs``, in milliseconds."""
 
@@ -124,11 +143,12 @@ class LatencyModel:
         """Condition the prior on what has been timed."""
         self._prior = prior
         self._groups = len(prior.groups)
-        self.base_ms = seen.base_ms
+        self._crossings = Crossings(prior.ties)
+        self.base_ms, self._base_sd_ms = seen.base_ms, seen.base_sd_ms
         timed = np.isfinite(seen.latency_ms)
         if not prior.fixed_gain_ms:
             timed &= seen.plans.any(axis=1)  # The baseline itself says nothing about what is saved against it.
-        rows = self._rows(seen.plans[timed])
+        rows = self._columns(seen.plans[timed]).T.astype(float)
         saved = seen.base_ms - seen.latency_ms[timed]
         gains, costs = self._scaled(rows, saved)
         fixed = prior.fixed_gain_ms * self._scale
@@ -147,10 +167,14 @@ class LatencyModel:
             if evidence > best:
                 best, self._model, self.noise_ms = evidence, model, float(law * seen.base_ms)
 
-    def _rows(self, plans: Bools) -> Floats:
-        crossed = [tie.crossed(plans) for tie in self._prior.ties]
-        columns = [*plans.T, *(-c.astype(float) for c in crossed), np.ones(len(plans))]
-        return np.column_stack(columns).astype(float)
+    def _columns(self, plans: Bools) -> NDArray[np.float32]:
+        """What each parameter counts in each plan, parameters x plans; exact: 0, 1 and -1."""
+        groups = np.ascontiguousarray(plans.T)
+        columns = np.empty((self._groups + len(self._prior.ties) + 1, len(plans)), dtype=np.float32)
+        columns[: self._groups] = groups
+        np.negative(self._crossings.of(groups), out=columns[self._groups : -1], dtype=np.float32)
+        columns[-1] = 1.0
+        return columns
 
     def _scaled(self, rows: Floats, saved: Floats) -> tuple[Floats, Floats]:
         """The prior's terms in milliseconds of this machine: scaled by what all evaluated plans saved."""
@@ -179,6 +203,12 @@ class LatencyModel:
         mean: Floats = self._clipped(self._model.posterior_mean[None])[0]
         return mean
 
+    def base(self, parameters: Floats) -> Floats:
+        """What all-FP32 truly takes under each draw, in ms: its one timing missed that by part of the fixed gain."""
+        share = (self._base_sd_ms / self._model.sd[-1]) ** 2
+        base: Floats = self.base_ms - share * (parameters[:, -1] - self._model.mean[-1])
+        return base
+
     def samples(self, generator: np.random.Generator, count: int) -> Floats:
         """Draws of the same, count x parameters."""
         drawn: Floats = self._clipped(self._model.sample(generator, count))
@@ -191,7 +221,7 @@ class LatencyModel:
 
     def predict(self, plans: Bools, parameters: Floats) -> Floats:
         """Latency in ms, draws x plans."""
-        latency: Floats = self.base_ms - parameters @ self._rows(plans).T
+        latency: Floats = (self.base_ms - parameters.astype(np.float32) @ self._columns(plans)).astype(float)
         return latency
 
 
@@ -201,12 +231,18 @@ class ErrorModel:
     def __init__(self, prior: Prior, seen: Observations) -> None:
         """Condition the prior on the errors that are known."""
         known = np.isfinite(seen.error) & (seen.finite > 0)
-        self._plans = seen.plans[known].astype(float)
-        self._values = np.log(np.maximum(seen.error[known], ERROR_FLOOR) ** 2)
+        plans, errors = seen.plans[known], seen.error[known]
+        noise = np.full(len(plans), _ERROR_NOISE)
+        if seen.emulated is not None:
+            finite = np.isfinite(seen.emulated[1])
+            plans, errors = np.vstack([plans, seen.emulated[0][finite]]), np.append(errors, seen.emulated[1][finite])
+            noise = np.append(noise, np.full(int(finite.sum()), math.hypot(_ERROR_NOISE, _EMULATION_NOISE)))
+        self._plans, self._noise = plans.astype(float), noise
+        self._values = np.log(np.maximum(errors, ERROR_FLOOR) ** 2)
         mean = self._prior_mean(prior)
         self._floor = ERROR_FLOOR**2
         informative = self._values > math.log(self._floor) + 0.1
-        self._plans, self._values = self._plans[informative], self._values[informative]
+        self._plans, self._values, self._noise = (a[informative] for a in (self._plans, self._values, self._noise))
         widths = _ERROR_WIDTHS if prior.log_square_errors is not None else (4.5,)
         fits = [self._fit(mean, np.full(len(mean), width), math.log(width)) for width in widths]
         self._model, self.typical, _ = max(fits, key=lambda fit: fit[2])
@@ -232,7 +268,7 @@ class ErrorModel:
         model, u = Linear(mean, sd), mean.copy()
         if not len(self._values):
             return model, u, -log_width
-        noise = np.full(len(self._values), _ERROR_NOISE)
+        noise = self._noise
 
         def loss(at: Floats) -> float:
             miss = (self._values - self._predict(at)[0]) / noise
@@ -259,7 +295,8 @@ class ErrorModel:
 
     def predict(self, plans: Bools, u: Floats) -> Floats:
         """Errors, draws x plans."""
-        error: Floats = np.sqrt(np.exp(u) @ plans.T.astype(float) + self._floor)
+        squares = np.exp(u).astype(np.float32) @ np.ascontiguousarray(plans.T).astype(np.float32)
+        error: Floats = np.sqrt(squares.astype(float) + self._floor)
         return error
 
 
@@ -269,6 +306,8 @@ def overflow_probabilities(prior: Prior, seen: Observations) -> Floats:
     if prior.log_square_errors is not None:
         chances[~np.isfinite(prior.log_square_errors) & (np.array(prior.log_square_errors) > -np.inf)] = _SEEN_OVERFLOW
     good, bad = seen.plans[seen.finite == 1.0], seen.plans[seen.finite == 0.0]
+    if seen.emulated is not None:
+        bad = np.vstack([bad, seen.emulated[0][np.isinf(seen.emulated[1])]])
     chances[good.any(axis=0)] = _CLEARED
     if not len(bad):
         return chances
@@ -289,10 +328,16 @@ def overflow_probabilities(prior: Prior, seen: Observations) -> Floats:
 def stack(plans: Sequence[Bools], groups: int) -> Bools:
     """Plans of several sources, each once, in the order of their first occurrence."""
     rows = np.concatenate([np.asarray(p, dtype=bool).reshape(-1, groups) for p in plans])
-    packed = np.packbits(rows, axis=1)
-    _, first = np.unique(packed.view([("", packed.dtype)] * packed.shape[1]).ravel(), return_index=True)
-    kept: Bools = rows[np.sort(first)]
+    first = {key: row for row, key in reversed(list(enumerate(keys(rows))))}
+    kept: Bools = rows[np.sort(np.fromiter(first.values(), dtype=np.int64))]
     return kept
+
+
+def keys(plans: Bools) -> list[bytes]:
+    """What tells plans apart in sets, one for each row."""
+    packed = np.packbits(plans, axis=1)
+    joined, width = packed.tobytes(), packed.shape[1]
+    return [joined[start : start + width] for start in range(0, len(joined), width)]
 
 
 def _mean(values: Floats) -> float:

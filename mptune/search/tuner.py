@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from enum import Enum
 from typing import Protocol
 
 import numpy as np
 
-from mptune.engines.base import Failure, Measurement, Toolchain
+from mptune.engines.base import Failure, Measurement, Progress, Toolchain
 from mptune.errors import BaselineError, RunError
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.search.durable import RESUME_HINT
-from mptune.search.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
+from mptune.search.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, EmulatedError, Evaluation
 from mptune.search.front import pareto
 from mptune.search.preflight import check_baseline, did_not_run
 from mptune.search.record import Proposal, StudyRecord
-from mptune.search.space import SearchSpace
+from mptune.search.space import SearchSpace, Seed
 from mptune.settings import SearchSettings
 
 DUPLICATES_IN_A_ROW = 3
@@ -52,6 +52,10 @@ class Listener(Protocol):
         """A plan failed through its own fault, or (text) its outputs are not finite."""
         ...
 
+    def building(self, progress: Progress) -> None:
+        """A build that takes its time is so far."""
+        ...
+
     def warning(self, text: str) -> None:
         """Something that a person should know, one line."""
         ...
@@ -67,6 +71,9 @@ class Silent:
         """Nothing."""
 
     def failed(self, plan: PrecisionPlan, origin: str, failure: Failure | str, done: int, budget: int) -> None:
+        """Nothing."""
+
+    def building(self, progress: Progress) -> None:
         """Nothing."""
 
     def warning(self, text: str) -> None:
@@ -93,6 +100,7 @@ class Tuner:
         settings: SearchSettings,
         listener: Listener,
         clock: Callable[[], float] = time.monotonic,
+        emulated: Callable[[PrecisionPlan], EmulatedError | None] | None = None,
     ) -> None:
         """Wire the parts.
 
@@ -103,6 +111,7 @@ class Tuner:
             settings: budget, timeout, retries, seed.
             listener: hears of every outcome.
             clock: seconds, monotonic.
+            emulated: gives what is known of a plan by emulation, to keep it beside what is measured.
         """
         self._record = record
         self._space = space
@@ -110,6 +119,8 @@ class Tuner:
         self._settings = settings
         self._listener = listener
         self._clock = clock
+        self._emulated = emulated
+        self._seeds: list[Seed] = []
 
     def run(self) -> Stop:
         """Search until the budget, the time or the space is exhausted.
@@ -124,10 +135,11 @@ class Tuner:
         """
         started = self._clock()
         self._record.heal(stale_after_s=self._longest_trial_s())
-        seeds = [seed for seed in self._space.seeds if seed.plan.fingerprint not in self._record.known()]
-        # The baseline comes alone: nothing is worth a build before it is known to be sound.
-        for seed in seeds if self._record.baseline() else seeds[:1]:
-            self._record.enqueue(seed.plan, seed.origin)
+        known = self._record.known()
+        self._seeds = [seed for seed in self._space.seeds if seed.plan.fingerprint not in known]
+        # The baseline comes alone: nothing is worth a build before it is known to be sound. Where another worker has it
+        # in work, this one takes the seeds meanwhile.
+        self._enqueue(self._seeds[:1] if self._seeds[:1] == list(self._space.seeds[:1]) else self._seeds)
         while self._record.spent < self._settings.budget:
             if self._settings.timeout_s is not None and self._clock() - started >= self._settings.timeout_s:
                 return Stop.TIMEOUT
@@ -138,9 +150,12 @@ class Tuner:
                 return Stop.EXHAUSTED
             self._evaluate(proposal)
             if proposal.origin == ORIGIN_FP32 and self._record.baseline():
-                for seed in seeds[1:]:
-                    self._record.enqueue(seed.plan, seed.origin)
+                self._enqueue(self._seeds[1:])
         return Stop.BUDGET
+
+    def _enqueue(self, seeds: Iterable[Seed]) -> None:
+        for seed in seeds:
+            self._record.enqueue(seed.plan, seed.origin)
 
     def _longest_trial_s(self) -> float:
         worker = self._settings.worker
@@ -154,13 +169,14 @@ class Tuner:
         for repeats in itertools.count(1):
             if is_exhausted(self._record, self._space):
                 return None
-            known = set(self._record.known())
             proposal = self._record.ask()
-            if proposal.plan.fingerprint not in known:
+            if not self._record.is_taken(proposal):
                 return proposal
             self._record.tell_duplicate(proposal)
+            if proposal.origin == ORIGIN_FP32:
+                self._enqueue(self._seeds[1:])
             if repeats % DUPLICATES_IN_A_ROW == 0:
-                unseen = self._unseen(known)
+                unseen = self._unseen(set(self._record.known()))
                 if unseen is None:
                     return None
                 self._record.enqueue(unseen, ORIGIN_SAMPLER)
@@ -218,6 +234,9 @@ class Tuner:
             metric=self._settings.metric,
             baseline_ms=None if baseline is None else baseline.latency.median_ms,
         )
+        emulated = None if self._emulated is None else self._emulated(proposal.plan)
+        if emulated is not None and baseline is not None:
+            evaluation = evaluation.with_emulated(emulated, baseline.error_value)
         if is_baseline:
             try:
                 told = check_baseline(measurement.error, tf32=self._settings.tf32)

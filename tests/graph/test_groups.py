@@ -210,11 +210,14 @@ def test_what_is_computed_from_constants_alone_is_not_searched(tmp_path: Path) -
     assert [(g.name, g.pinned) for g in groups if g.pinned] == [("mask", FOLDED)]
 
 
-def test_auto_is_the_finest_that_fits_the_budget(tmp_path: Path) -> None:
+def test_auto_is_fusion_but_for_a_large_budget_or_very_many_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = load_model(models.save(stack(3), tmp_path))
     sizes = {g: len(find_groups(model, g)) for g in GRANULARITIES}  # type: ignore[arg-type]
     assert sizes == {"op": 26, "fusion": 20, "block": 5}
-    for budget, expected in ((13, "op"), (12, "fusion"), (10, "fusion"), (9, "block"), (1, "block")):
+    for most, budget, expected in ((500, 13, "op"), (500, 12, "fusion"), (20, 1, "fusion"), (19, 12, "block")):
+        monkeypatch.setattr("mptune.graph.groups.MOST_GROUPS", most)
         granularity, groups = find_fitting_groups(model, budget)
         assert granularity == expected
         assert groups == find_groups(model, granularity) == find_groups(model, "auto", budget)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mptune.engines.base import Failure, FailureKind, Stage
+from mptune.engines.base import Failure, FailureKind, Progress, Stage
 from mptune.report.progress import TerminalListener, describe_failure
 from mptune.search.tuner import Listener
 
@@ -110,6 +110,26 @@ def test_says_which_plan_is_in_work(bench: Bench, terminal: tuple[io.TextIOWrapp
         assert listener._live is not None
         listener._live.refresh()
         assert "evaluating plan 2" in read()
+
+
+def test_says_how_far_a_build_is(bench: Bench, terminal: tuple[io.TextIOWrapper, Callable[[], str]]) -> None:
+    stream, read = terminal
+    with TerminalListener(stream) as listener:
+        listener.evaluated(bench.evaluation(0, 2.0, 0.0), 1, 5)
+        listener.building(Progress("Building engine", 3, 6))
+        assert listener._live is not None
+        listener._live.refresh()
+        assert "evaluating plan 2: building engine, 3 of 6" in read()
+        listener.evaluated(bench.evaluation(1, 1.5, 0.1), 2, 5)
+        listener._live.refresh()
+        shown = read()
+        assert "building engine" not in shown[shown.rindex("mptune") :]
+
+
+def test_builds_are_no_lines_of_their_own_elsewhere() -> None:
+    stream = io.StringIO()
+    TerminalListener(stream).building(Progress("Building engine", 3, 6))
+    assert stream.getvalue() == ""
 
 
 def test_no_color_is_honoured(

@@ -52,7 +52,7 @@ def test_header_choice_and_warnings(make_front: MakeFront, monkeypatch: pytest.M
 def test_a_predicted_target_is_named_as_such(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
     text = printed(predicted(make_front()[0]), monkeypatch)
     assert "PREDICTED for jetson-orin-nano-8gb" in text
-    assert "ms (pred.)" in text
+    assert "pred. ms" in text
     assert "emulated" in text
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -18,14 +20,14 @@ from mptune.search.confirm import (
     rounds_needed,
 )
 from mptune.search.evaluation import ORIGIN_FP16, ORIGIN_FP32
-from mptune.search.front import Front, pareto
+from mptune.search.front import Front, knee, pareto
 from mptune.search.outcome import Choice, Facts, build_front, find_plan
 from mptune.search.record import StudyRecord
 from mptune.search.space import SearchSpace
 from mptune.search.tuner import Silent, Tuner
 from mptune.settings import SearchSettings, WorkerSettings
 from tests.fakes import FAST, SHA, Diary, FakeToolchain, Law
-from tests.search.conftest import OpenRecord
+from tests.search.conftest import OpenRecord, make_small_space
 from tests.search.factory import make_evaluation
 
 SETTINGS = SearchSettings(budget=15, latency=FAST, worker=WorkerSettings(retries=1))
@@ -49,7 +51,7 @@ def front_of(record: StudyRecord, **choice: object) -> Front:
 
 def test_rounds_are_fresh_interleaved_and_on_held_out_samples(searched: StudyRecord, space: SearchSpace) -> None:
     toolchain, diary = make_toolchain(space), Diary()
-    points = [p.plan.fingerprint for p in points_to_confirm(searched.evaluations())]
+    points = [p.plan.fingerprint for p in points_to_confirm(searched, SETTINGS, 3)]
     confirm(searched, toolchain, SETTINGS, diary, rounds=3)
     assert toolchain.calls == [(p, "held_out", process) for process in (1, 2, 3) for p in points]
     assert points[0] == space.seeds[0].plan.fingerprint
@@ -82,7 +84,7 @@ def test_a_confirmation_is_not_repeated_and_goes_on_where_it_was(searched: Study
     assert not front_of(searched).points[-1].confirmed, "one round is not three"
     rest = make_toolchain(space)
     confirm(searched, rest, SETTINGS, Diary(), rounds=3)
-    points = points_to_confirm(searched.evaluations())
+    points = points_to_confirm(searched, SETTINGS, 3)
     assert len(rest.calls) == 3 * len(points) - 4
     again = make_toolchain(space)
     confirm(searched, again, SETTINGS, Diary(), rounds=3)
@@ -179,6 +181,72 @@ def test_finding_a_plan() -> None:
     assert whole in told.value.hint
     with pytest.raises(PlanError, match="not feasible"):
         find_plan([make_evaluation(1.0, float("nan"), number=3)], make_evaluation(1.0, 1.0, number=3).plan.fingerprint)
+
+
+@pytest.fixture
+def long(open_record: OpenRecord) -> StudyRecord:
+    """A search of 120 evaluations over 16 groups: its front has more points than are confirmed."""
+    space = make_small_space(16)
+    record = open_record(space, sampler="random")
+    toolchain = make_toolchain(space)
+    Tuner(record, space, toolchain, replace(SETTINGS, budget=120, sampler="random"), Silent()).run()
+    assert len(pareto(record.evaluations())) >= 9
+    return record
+
+
+CAPPED = replace(SETTINGS, confirm_points=7)
+
+
+def test_a_long_front_is_confirmed_in_part(long: StudyRecord) -> None:
+    toolchain, diary = make_toolchain(make_small_space(16)), Diary()
+    confirm(long, toolchain, CAPPED, diary, rounds=3)
+    front = pareto(long.evaluations())
+    measured = {fingerprint for fingerprint, _, _ in toolchain.calls}
+    every = len({e.plan.fingerprint for e in (*front, *long.evaluations()[:2])})
+    assert len(measured) in (7, 8), "7, and one more where confirming changes the choice"
+    assert {front[0].plan.fingerprint, front[-1].plan.fingerprint, knee(front).plan.fingerprint} <= measured  # type: ignore[union-attr]
+    assert {e.plan.fingerprint for e in long.evaluations()[:2]} <= measured, "both baselines"
+    assert diary.stages[0] == f"confirming 7 of {every} plans"
+    reported = front_of(long)
+    assert {p.plan.fingerprint for p in reported.points if p.confirmed} <= measured
+    assert all(p.confirmed is (p.held_out is not None) for p in reported.points)
+    assert len(reported.points) > len([p for p in reported.points if p.confirmed]) > 2
+    assert reported.chosen is not None
+    assert reported.chosen.confirmed
+    gaps = [a.latency.median_ms - b.latency.median_ms for b, a in pairwise(p for p in reported.points if p.confirmed)]
+    width = reported.points[-1].latency.median_ms - reported.points[0].latency.median_ms
+    assert max(gaps) < 0.6 * width, "spread over the front"
+
+
+def test_held_out_errors_drop_no_point_that_has_none(long: StudyRecord) -> None:
+    """They are larger here by half: a neighbour that has none must not win by that."""
+    confirm(long, make_toolchain(make_small_space(16), held_out_factor=1.5), CAPPED, Diary(), rounds=1)
+    reported = front_of(long)
+    assert [p.plan for p in reported.points] == [p.plan for p in pareto(long.evaluations())]
+
+
+def test_a_limit_confirms_what_it_chooses_until_it_holds(long: StudyRecord) -> None:
+    """Judged by held-out error the first choice misses the limit, and the next must be confirmed, too."""
+    front = pareto(long.evaluations())
+    limit = 1.05 * front[len(front) // 2].error_value
+    wanted = replace(CAPPED, max_error=limit)
+    confirm(long, make_toolchain(make_small_space(16), held_out_factor=1.3), wanted, Diary(), rounds=3)
+    chosen = front_of(long, max_error=limit).chosen
+    assert chosen is not None
+    assert chosen.confirmed
+    assert chosen.held_out_value is not None
+    assert chosen.held_out_value <= limit
+    again = make_toolchain(make_small_space(16))
+    confirm(long, again, wanted, Diary(), rounds=3)
+    assert again.calls == []
+
+
+def test_a_pick_that_was_not_confirmed_is_told(long: StudyRecord) -> None:
+    confirm(long, make_toolchain(make_small_space(16)), CAPPED, Diary(), rounds=1)
+    other = next(p for p in front_of(long).points if p.held_out is None)
+    told = front_of(long, plan=other.plan.fingerprint).warnings
+    assert any(other.plan.fingerprint in text and "was not measured again" in text for text in told)
+    assert not any("was not measured again" in text for text in front_of(long).warnings)
 
 
 def test_no_baseline_no_front(open_record: OpenRecord) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mptune.search.cut import CutSolver, Tie
+from mptune.search.cut import Crossings, CutSolver, Tie
 
 
 @st.composite
@@ -41,6 +41,15 @@ def test_ties_are_crossed_unless_all_agree() -> None:
     assert Tie((0, 1), fp32=True).crossed(plans).tolist() == [False, True, True]
     assert Tie((0, 1), fp16=True).crossed(plans).tolist() == [True, True, False]
     assert Tie((0,), fp32=True, fp16=True).crossed(plans).all()
+
+
+@settings(max_examples=50, deadline=None)
+@given(problems())
+def test_many_ties_are_told_together_as_one_by_one(problem: tuple[int, list[Tie], np.ndarray, np.ndarray]) -> None:
+    groups, ties, _, _ = problem
+    every = np.array(list(product([False, True], repeat=groups)))
+    one_by_one = np.array([tie.crossed(every) for tie in ties], dtype=bool).reshape(len(ties), len(every))
+    assert (Crossings(ties).of(np.ascontiguousarray(every.T)) == one_by_one).all()
 
 
 def test_a_huge_term_does_not_round_the_small_ones_away() -> None:

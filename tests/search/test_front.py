@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mptune.search.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
-from mptune.search.front import Front, choose, faster_beyond_noise, front_warnings, hypervolume, knee, pareto
+from mptune.search.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
+from mptune.search.explanation import Explanation, Kept, Reason
+from mptune.search.front import Front, choose, faster_beyond_noise, hypervolume, knee, pareto
 from tests.search.factory import make_evaluation
 
 FP32 = make_evaluation(10.0, 1e-7, origin=ORIGIN_FP32)
@@ -169,17 +170,6 @@ def test_choice_goes_by_the_held_out_error() -> None:
     assert choose([lucky, sound], max_error=1e-3)[0] == sound
 
 
-def test_a_front_that_beats_nobody_says_so() -> None:
-    slow = make_evaluation(9.9, 1e-3, width=0.3, number=1)
-    fp32 = make_evaluation(10.0, 1e-7, width=0.3, origin=ORIGIN_FP32)
-    assert "beyond noise" in front_warnings([slow, fp32], fp32, True)[0]
-    seed = make_evaluation(5.0, 1e-3, width=0.3, origin=ORIGIN_FP16, number=2)
-    assert "only seeds" in front_warnings([seed, fp32], fp32, True)[0]
-    assert front_warnings([seed, fp32], fp32, False) == ()
-    found = make_evaluation(4.0, 2e-3, width=0.3, origin=ORIGIN_SAMPLER, number=3)
-    assert front_warnings([found, seed, fp32], fp32, True) == ()
-
-
 def make_front(**changes: object) -> Front:
     points = (make_evaluation(5.0, 1e-3, held_out=2e-3, number=3), FP32)
     fields: dict[str, object] = {
@@ -214,16 +204,34 @@ def test_front_json_has_every_key_and_is_standard_json() -> None:
     assert set(document["baseline"]) == {"fp32", "fp16"}
     for point in (*document["points"], *document["baseline"].values()):
         assert set(point) == {
-            "plan", "origin", "latency", "error", "speedup", "fp16_groups", "fp32_groups", "engine", "confirmed",
+            "plan", "origin", "latency", "error", "speedup", "fp16_groups", "fp32_groups", "fp32", "engine",
+            "confirmed",
         }  # fmt: skip
         assert set(point["latency"]) == {"median_ms", "p90_ms", "p99_ms", "ci95_ms", "cv", "source"}
-        assert set(point["error"]) == {"value", "metric", "source", "held_out", "per_output"}
+        assert set(point["error"]) == {"value", "metric", "source", "emulated", "held_out", "per_output"}
     assert document["baseline"]["fp16"]["error"]["value"] == "nan"
     assert document["baseline"]["fp32"]["error"]["held_out"] is None
     assert document["points"][0]["error"]["held_out"] == pytest.approx(2e-3)
     assert document["points"][0]["error"]["per_output"] == {"y": {"relative_l2": 1e-3, "non_finite": 0.0}}
     assert document["points"][0]["fp16_groups"] + document["points"][0]["fp32_groups"] == 10
     assert document["chosen"] == document["points"][0]["plan"]
+
+
+def test_front_json_says_why_groups_are_fp32() -> None:
+    kept = Kept("g002", "norm", Reason.ERROR, "alone it overflows", math.inf, 0.25)
+    plan = make_front().points[0].plan.fingerprint
+    document = make_front(explanation=Explanation({plan: (kept,)})).to_json()
+    assert document["points"][0]["fp32"] == [
+        {
+            "group": "g002",
+            "name": "norm",
+            "reason": "one-group error",
+            "why": "alone it overflows",
+            "one_group_error": "inf",
+            "saves_ms": 0.25,
+        }
+    ]
+    assert document["points"][1]["fp32"] == [], "nothing is known of it"
 
 
 def test_front_json_has_nulls_where_nothing_is_known() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from optuna.trial import TrialState
 
 from mptune.search.cut import Tie
 from mptune.search.evaluation import ORIGIN_SAMPLER
-from mptune.search.precision import PROMISE_ATTR, PrecisionSampler, observe_trials
+from mptune.search.precision import EMULATED_ATTR, PROMISE_ATTR, PrecisionSampler, observe_trials
 from mptune.search.sampler import make_sampler
 from mptune.search.surrogate import Prior
 from mptune.search.tuner import PATIENCE, Stop
@@ -111,6 +113,75 @@ def test_before_the_baseline_it_proposes_at_random_and_then_learns() -> None:
     assert observe_trials(study.trials, GROUPS, -1).base_ms == len(GROUPS)
     number = study.ask(SPACE).number
     assert PROMISE_ATTR in study.trials[number].user_attrs
+
+
+class Emulation:
+    """The law's errors, and which plans were asked for."""
+
+    def __init__(self, overflows: str = "") -> None:
+        self.asked: list[dict[str, str]] = []
+        self.overflows = overflows
+
+    def __call__(self, plans: Sequence[Mapping[str, str]]) -> list[float]:
+        self.asked += [dict(plan) for plan in plans]
+        return [math.inf if plan.get(self.overflows) == "fp16" else law(dict(plan))[1] for plan in plans]
+
+
+WRONG = np.random.default_rng(3).normal(0.0, 5.0, len(GROUPS))
+WRONG_PRIOR = replace(PRIOR, log_square_errors=tuple(np.array(PRIOR.log_square_errors) + WRONG))
+
+
+def test_a_plan_is_emulated_once_and_before_it_is_proposed() -> None:
+    emulation = Emulation()
+    study = searched(PrecisionSampler(PRIOR, seed=0, emulate=emulation), trials=25)
+    assert all(trial.params in emulation.asked for trial in study.trials[2:])
+    assert len(emulation.asked) == len({tuple(plan.items()) for plan in emulation.asked})
+    kept = [bits for trial in study.trials for bits in trial.user_attrs.get(EMULATED_ATTR, {})]
+    assert len(kept) == len(emulation.asked)
+
+
+def test_emulation_rights_a_prior_that_is_wrong() -> None:
+    alone = searched(PrecisionSampler(WRONG_PRIOR, seed=0), trials=12)
+    told = searched(PrecisionSampler(WRONG_PRIOR, seed=0, emulate=Emulation()), trials=12)
+    assert area(told) > 1.05 * area(alone)
+
+
+def test_what_was_emulated_is_taken_up_by_a_resumed_study() -> None:
+    whole = searched(PrecisionSampler(WRONG_PRIOR, seed=3, emulate=Emulation()), trials=12)
+    resumed = searched(PrecisionSampler(WRONG_PRIOR, seed=3, emulate=Emulation()), trials=7)
+    emulation = Emulation()
+    resumed.sampler = PrecisionSampler(WRONG_PRIOR, seed=3, emulate=emulation)
+    for _ in range(5):
+        trial = resumed.ask(SPACE)
+        resumed.tell(trial, law(trial.params))
+    assert [t.params for t in whole.trials] == [t.params for t in resumed.trials]
+    assert 0 < len(emulation.asked) < 5 * 12
+
+
+def test_a_plan_that_overflows_in_emulation_is_not_proposed() -> None:
+    study = searched(PrecisionSampler(PRIOR, seed=0, emulate=Emulation("g005")), trials=25)
+    seen = observe_trials(study.trials, GROUPS, -1)
+    assert seen.emulated is not None
+    assert np.isinf(seen.emulated[1]).any()
+    assert not any(trial.params["g005"] == "fp16" for trial in study.trials[2:])
+
+
+def test_where_emulation_cannot_say_the_search_goes_on_as_without() -> None:
+    deaf = searched(PrecisionSampler(PRIOR, seed=0, emulate=lambda plans: [math.nan] * len(plans)), trials=10)
+    alone = searched(PrecisionSampler(PRIOR, seed=0), trials=10)
+    assert [t.params for t in deaf.trials] == [t.params for t in alone.trials]
+    assert all(EMULATED_ATTR not in t.user_attrs for t in deaf.trials)
+
+
+def test_an_emulated_error_gives_way_to_a_measured_one() -> None:
+    study = searched(PrecisionSampler(PRIOR, seed=0, emulate=Emulation()), trials=6)
+    running = study.ask(SPACE)
+    seen = observe_trials(study.trials, GROUPS, -1)
+    assert seen.emulated is not None
+    only = {tuple(row) for row in seen.emulated[0]}
+    told = [tuple(t.params[g] == "fp16" for g in GROUPS) for t in study.trials if t.state is TrialState.COMPLETE]
+    assert not only & set(told)
+    assert tuple(running.params[g] == "fp16" for g in GROUPS) in only
 
 
 def test_the_seed_can_be_drawn_anew() -> None:

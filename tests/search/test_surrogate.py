@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from mptune.search.surrogate import (
     Linear,
     Observations,
     Prior,
+    keys,
     overflow_probabilities,
     stack,
 )
@@ -128,6 +130,45 @@ def test_a_gaussian_update_by_hand() -> None:
     assert draws.var(axis=0) == pytest.approx([0.5, 1.0], abs=0.03)
 
 
+def test_few_and_many_observations_are_solved_alike() -> None:
+    rng = np.random.default_rng(2)
+    rows, values, noise = rng.normal(size=(7, 4)), rng.normal(size=7), rng.uniform(0.1, 1.0, 7)
+    many, few = (Linear(rng_mean, np.array([1.0, 2.0, 0.5, 1.0])) for rng_mean in (np.zeros(4), np.zeros(4)))
+    evidence = many.update(rows, values, noise)
+    # Parameters that nothing is said of make the other way the smaller.
+    wide = Linear(np.zeros(9), np.append(few.sd, np.ones(5)))
+    assert wide.update(np.hstack([rows, np.zeros((7, 5))]), values, noise) == pytest.approx(evidence)
+    assert wide.posterior_mean[:4] == pytest.approx(many.posterior_mean)
+    draws = (model.sample(np.random.default_rng(0), 20000)[:, :4] for model in (many, wide))
+    assert np.cov(next(draws).T) == pytest.approx(np.cov(next(draws).T), abs=0.02)
+
+
+def test_emulated_errors_teach_as_measured_ones_do() -> None:
+    told = replace(seen(PLANS[:1]), emulated=(PLANS[1:], law(PLANS[1:])[1]))
+    model = ErrorModel(prior(), told)
+    ratio = model.predict(NEW, model.typical[None])[0] / law(NEW)[1]
+    assert np.quantile(np.abs(np.log(ratio)), 0.9) < 0.1
+
+
+def test_an_emulated_overflow_raises_its_groups_and_teaches_no_error() -> None:
+    plans = np.zeros((2, GROUPS), dtype=bool)
+    plans[0, :2], plans[1, 4:] = True, True
+    told = replace(seen(PLANS[:1]), emulated=(plans, np.array([math.inf, 1e-3])))
+    chances = overflow_probabilities(prior(), told)
+    assert chances[:2].min() > 0.4
+    assert chances[2:].max() == pytest.approx(0.01), "what emulation finds finite may still fail"
+    assert np.isfinite(ErrorModel(prior(), told).typical).all()
+
+
+def test_the_miss_of_the_baselines_timing_is_learnt() -> None:
+    known = prior(gains_ms=tuple(GAINS), tie_costs_ms=tuple(COSTS))
+    observed = replace(seen(PLANS), base_ms=0.98 * BASE, base_sd_ms=0.02 * BASE)
+    model = LatencyModel(known, observed)
+    assert model.base(model.mean()[None])[0] == pytest.approx(BASE, rel=5e-3)
+    assert LatencyModel(known, seen(PLANS)).base(model.mean()[None])[0] == BASE
+
+
 def test_stacked_plans_come_once() -> None:
     one = np.array([[True, False], [False, False]])
     assert stack([one, one[::-1]], 2).tolist() == one.tolist()
+    assert len(set(keys(np.array([[True] * 9, [True] * 8 + [False], [True] * 9])))) == 2

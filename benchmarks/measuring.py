@@ -1,0 +1,310 @@
+"""Build, time and compare many plans of one model on the device here, one after another and as quickly as may be.
+
+The worker that measures holds a lock while it times, and so does the one that emulates. The FP32 baseline is timed
+again every few plans, and latencies are told as of its first timing. More workers would open their sessions while
+another one times: on an H200 with ResNet-50, four of them made latencies differ by 8.7 % (standard deviation) from
+those of one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import Record, bits_of, plan_of, require, rounded, workspace
+from benchmarks.timing import FIRST_WARMUP_MS, ReadyJob, Timed, TimeJob, alone
+from mptune.data.accuracy import OutputError
+from mptune.engines.base import Failure
+from mptune.engines.environment import read_gpus
+from mptune.engines.latency import Repetitions
+from mptune.engines.onnxruntime import NO_TF32, Provider
+from mptune.engines.ort_toolchains import OnnxRuntimeToolchain
+from mptune.engines.worker import Worker
+from mptune.graph.groups import find_groups
+from mptune.graph.model import load_model
+from mptune.graph.plan import PrecisionPlan
+from mptune.graph.rewrite import Rewriter
+from mptune.graph.weights import WeightBank
+from mptune.settings import LatencySettings, SearchSettings, WorkerSettings
+from mptune.targets.target import Target, load_target
+
+JOB_TIMEOUT_S = 120.0
+
+_NORMAL_95 = 1.96
+
+
+class Emulating(OnnxRuntimeToolchain):
+    """Emulates as the tool does on this engine."""
+
+    def emulate_all(self, plan: PrecisionPlan) -> OutputError:
+        """On all samples; the tool does so before a build on a few."""
+        return require(self._emulate([plan], "search", few=False))[0]
+
+
+class Alone:
+    """A toolchain that emulates in turn with everything else on the device; for several threads."""
+
+    def __init__(self, toolchain: Emulating, lock: Path) -> None:
+        self._toolchain = toolchain
+        self._device = lock
+        self._lock = threading.Lock()
+
+    def emulate(self, plans: Sequence[PrecisionPlan]) -> tuple[OutputError, ...] | Failure:
+        """As the tool does it before a build: on a few samples."""
+        with self._lock, alone(self._device):
+            return self._toolchain.emulate(plans)
+
+    def emulate_all(self, plan: PrecisionPlan) -> OutputError:
+        """On all samples."""
+        with self._lock, alone(self._device):
+            return self._toolchain.emulate_all(plan)
+
+
+class Bench:
+    """One model with its workers and the record of what they measured. Thread-safe."""
+
+    def __init__(
+        self,
+        model: Path,
+        data: Path,
+        folder: Path,
+        target: Target,
+        *,
+        provider: Provider,
+        samples: int,
+        batch: int,
+        workers: int,
+        duration_ms: float,
+        statistics: bool,
+    ) -> None:
+        """Open everything, take the reference and the observed shapes, and the record of an earlier call.
+
+        Args:
+            model: ONNX file.
+            data: its samples.
+            folder: kept between calls: weights, samples, ``plans.jsonl``.
+            target: whose roofline is taken.
+            provider: who computes.
+            samples: calibration batches that errors are taken on.
+            batch: rows per sample where the batch is dynamic.
+            workers: processes that open sessions at once.
+            duration_ms: of one timing of the baseline.
+            statistics: keep all statistics of errors, not the relative L2 error alone.
+        """
+        self.model = load_model(model)
+        self.groups = find_groups(self.model)
+        self.provider: Provider = provider
+        self.space = workspace(model.resolve(), data, folder, samples, batch)
+        self.settings = SearchSettings(
+            latency=LatencySettings(FIRST_WARMUP_MS, duration_ms, min_iterations=5, bootstrap_samples=200),
+            worker=WorkerSettings(max_jobs=None),
+        )
+        self.bank = WeightBank.write(self.model, self.space.weights_dir)
+        self._emulating = Emulating(target, self.space, self.model, self.groups, self.settings, provider)
+        require(self._emulating.reference("search"))
+        self.ranges = require(self._emulating.observe())
+        self.terms = require(self._emulating.latency_terms())
+        self.toolchain = Alone(self._emulating, self._lock)
+        self._rewriter = Rewriter(self.model, self.groups, self.bank)
+        self._baseline = self._rewriter.write(self.plan("0" * len(self.groups)), self._scratch("baseline"))
+        self.record = Record(folder / "plans.jsonl", len(self.groups))
+        self.samples, self._statistics = samples, statistics
+        gpus = read_gpus() if provider == "cuda" else ()
+        self.device = gpus[0].name if gpus else provider
+        self._workers: queue.SimpleQueue[tuple[Worker, float]] = queue.SimpleQueue()
+        self._all = [Worker(self.space.logs_dir, self.settings.worker, NO_TF32) for _ in range(workers)]
+        # While one thread waits for a worker, another one has the next job ready for it.
+        self._pool = ThreadPoolExecutor(2 * workers)
+        for worker in self._all:
+            self._open(worker)
+            self._workers.put((worker, time.monotonic()))
+        self._asking, self._rewriting = threading.Lock(), threading.Lock()
+        self._asked: dict[str, Future[dict[str, Any]]] = {}
+
+    def plan(self, bits: str) -> PrecisionPlan:
+        return plan_of(self.model, self.groups, bits)
+
+    def bits(self, plan: PrecisionPlan) -> str:
+        return bits_of(self.groups, plan)
+
+    def measure(self, bits: str) -> dict[str, Any]:
+        """Build and time a plan, or take it from the record; waits for a free worker."""
+        return self.start(bits).result()
+
+    def start(self, bits: str) -> Future[dict[str, Any]]:
+        """The same without waiting."""
+        with self._asking:
+            if bits not in self._asked:
+                known = self.record.plans.get(bits)
+                if known is None:
+                    self._asked[bits] = self._pool.submit(self._measured, bits)
+                else:
+                    done: Future[dict[str, Any]] = Future()
+                    done.set_result(known)
+                    self._asked[bits] = done
+            return self._asked[bits]
+
+    def emulate(self, bits: str) -> float:
+        """The relative L2 error of a plan by emulation, on all samples; infinite where it is not finite."""
+        if bits not in self.record.emulated:
+            error = self.toolchain.emulate_all(self.plan(bits))
+            self.record.add_emulated(bits, error.value("relative_l2") if error.non_finite == 0 else math.inf)
+        return self.record.emulated[bits]
+
+    def description(self) -> dict[str, Any]:
+        """What a file of figures says of the model and of how it was measured."""
+        return {
+            "model": self.model.path.stem,
+            "model_sha256": self.model.sha256,
+            "device": self.device,
+            "provider": self.provider,
+            "samples": self.samples,
+            "baseline_ms": rounded(self.record.baseline_ms),
+            "repetitions": self.record.repetitions,
+            "groups": [[group.id, group.name, group.kind] for group in self.groups],
+        }
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        for worker in self._all:
+            worker.close()
+        self._emulating.close()
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _open(self, worker: Worker) -> None:
+        """Make a worker ready; the first one ever says how the baseline is timed, and its latency."""
+        known = self.record.repetitions
+        job = ReadyJob(
+            baseline=self._baseline,
+            samples=self.space.samples("search"),
+            lock=self._lock,
+            provider=self.provider,
+            latency=self.settings.latency,
+            repetitions=None if known is None else Repetitions.from_json(known),
+        )
+        ready = require(worker.call(job, JOB_TIMEOUT_S))
+        if known is None:
+            self.record.begin(ready.repetitions.to_json(), ready.baseline_ms)
+
+    def _scratch(self, name: str) -> Path:
+        return self.space.weights_dir / f"{name}.onnx"
+
+    def with_tf32(self, plans: Sequence[str]) -> list[tuple[float, float]]:
+        """Latency in ms and error of plans where TF32 is allowed; NaN where that fails. Not recorded."""
+        found = []
+        with Worker(self.space.logs_dir, self.settings.worker) as worker:  # NO_TF32 holds for a whole process
+            self._open(worker)
+            for bits in plans:
+                with self._job(bits, tf32=True) as job:
+                    result = worker.call(job, JOB_TIMEOUT_S)
+                if isinstance(result, Failure):
+                    found.append((math.nan, math.nan))
+                else:
+                    found.append((result.latency.median_ms, _l2(result.error)))
+        return found
+
+    @contextlib.contextmanager
+    def _job(self, bits: str, *, tf32: bool = False) -> Iterator[TimeJob]:
+        """The job of a plan; its model is there as long."""
+        plan = self.plan(bits)
+        with self._rewriting:
+            path = self._rewriter.write(plan, self._scratch(f"{plan.fingerprint}{'-tf32' * tf32}"))
+        assert self.record.repetitions is not None
+        try:
+            yield TimeJob(
+                model=path,
+                baseline=self._baseline,
+                samples=self.space.samples("search"),
+                reference=self.space.reference("search"),
+                lock=self._lock,
+                provider=self.provider,
+                latency=self.settings.latency,
+                repetitions=Repetitions.from_json(self.record.repetitions),
+                statistics=self._statistics,
+                tf32=tf32,
+            )
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _timed(self, bits: str) -> tuple[Timed | Failure, float, float]:
+        """What a worker found, the seconds that it took, and those that it had waited for the job."""
+        with self._job(bits) as job:
+            worker, idle_since = self._workers.get()
+            began = time.monotonic()
+            try:
+                result = worker.call(job, JOB_TIMEOUT_S)
+            finally:
+                ended = time.monotonic()
+                self._workers.put((worker, ended))
+        return result, ended - began, began - idle_since
+
+    def _measured(self, bits: str) -> dict[str, Any]:
+        result, taken_s, idle_s = self._timed(bits)
+        if isinstance(result, Failure):
+            failed = {"failure": f"{result.kind.value} ({result.stage.value}): {result.message}", "finite": False}
+            return self.record.add(bits, failed, keep=not result.is_machine_fault)
+        latency = result.latency.scaled(self.record.baseline_ms / result.baseline.median_ms)
+        low, high = latency.ci95_ms
+        entry = {
+            "latency_ms": latency.median_ms,
+            "latency_sd_ms": (high - low) / (2 * _NORMAL_95),
+            "baseline_ms": result.baseline.median_ms,
+            "error": _l2(result.error),
+            "finite": result.error.non_finite == 0,
+            "seconds": [result.build_s, result.device_s, taken_s, idle_s],
+        }
+        if self._statistics:
+            entry["statistics"] = result.error.summary()
+        return self.record.add(bits, entry)
+
+    @property
+    def _lock(self) -> Path:
+        return self.space.data_dir / "device.lock"
+
+
+def _l2(error: OutputError) -> float:
+    return error.value("relative_l2")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What every benchmark of many plans takes."""
+    parser.add_argument("model", type=Path)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--folder", type=Path, help="kept between calls; default: the model's path with .bench")
+    parser.add_argument("--provider", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--target", default="h200", help="whose roofline is taken")
+    parser.add_argument("--samples", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=1, help="rows per sample where the batch is dynamic")
+    parser.add_argument("--workers", type=int, default=1, help="sessions that are opened at once: disturbs timings")
+    parser.add_argument("--duration-ms", type=float, default=100.0, help="of one timing of the baseline")
+    parser.add_argument("--limit", type=float, default=1e9, help="seconds after which it saves what there is and ends")
+    parser.add_argument("--json", type=Path)
+
+
+def open_bench(options: argparse.Namespace, *, statistics: bool) -> Bench:
+    """The bench that the options describe."""
+    return Bench(
+        options.model,
+        options.data,
+        options.folder or options.model.with_suffix(".bench"),
+        load_target(options.target),
+        provider=options.provider,
+        samples=options.samples,
+        batch=options.batch,
+        workers=options.workers,
+        duration_ms=options.duration_ms,
+        statistics=statistics,
+    )

@@ -1,0 +1,172 @@
+"""Simulated models for judging samplers: what a plan costs and errs, what is known beforehand, the near-exact front.
+
+A chain of groups with branches; each boundary costs a Cast; what a group takes depends a little on the precisions of
+its neighbours (tactics, 5 %), so that the additive law is not the truth; timings are noisy (1.5 %); 4 % of the groups
+overflow in FP16. A sampler is given what the tool would give it:
+
+- one-group errors as emulation finds them, log-sd 0.1 (an H200's engines against emulation: ratios 0.93 to 1.12, a
+  log-sd of about 0.03 to 0.05); one overflow in ten is missed,
+- emulated errors of whole plans, log-sd 0.03, which miss the same overflows,
+- roofline gains, off by a factor of about 1.6 each, in unknown units,
+- "profiled": beside them per-layer times of the two builds that begin every search (all-FP32, all-FP16), 5 % noise,
+- "law known": the true gains, costs and one-group errors, so that nothing but tactics and noise is left to learn,
+- "one decade wrong": one-group errors off by a log-normal of one decade more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mptune.search.cut import Bools, Crossings, CutSolver, Floats, Tie
+from mptune.search.promise import added, stairs
+from mptune.search.surrogate import ERROR_FLOOR, Prior, stack
+
+REFERENCE_ERROR = 3e-2
+TACTIC, TIMING, OVERFLOW, MISSED = 0.05, 0.015, 0.04, 0.1
+ONE_GROUP, WHOLE_PLAN, ROOFLINE, PROFILE = 0.1, 0.03, 0.5, 0.05
+
+
+@dataclass
+class Truth:
+    """One simulated model, drawn from the seed."""
+
+    groups: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng([self.seed, self.groups])
+        n = self.groups
+        self.ids = tuple(f"g{i:03d}" for i in range(n))
+        self.ties = [Tie((i, i + 1)) for i in range(n - 1)]
+        for start in range(0, n - 4, 4):  # a branch: what one group computes is read again three groups later
+            self.ties[start] = Tie((start, start + 1, start + 3))
+        self.ties += [Tie((0,), fp32=True), Tie((n - 1,), fp32=True)]
+        self._crossings = Crossings(self.ties)
+        fp32 = rng.lognormal(0.0, 0.8, n)
+        saved = rng.uniform(-0.05, 0.75, n)
+        self.times = np.stack([fp32, fp32 * (1 - saved)], axis=1)
+        self.costs = rng.uniform(0.03, 0.3, len(self.ties)) * (fp32 * saved).mean()
+        self.tactics = np.exp(rng.normal(0.0, TACTIC, (n, 2, 2, 2)))
+        self.tactics[:, 0, 0, 0] = 1.0
+        self.errors = 10 ** rng.uniform(-4.5, -2.2, n)
+        self.overflows = rng.random(n) < OVERFLOW
+        self.missed = self.overflows & (rng.random(n) < MISSED)
+        self.emulated = self.errors * np.exp(rng.normal(0.0, ONE_GROUP, n))
+        self.roofline_gains = (self.times[:, 0] - self.times[:, 1]) * rng.lognormal(0.0, ROOFLINE, n) * 0.4
+        self.roofline_costs = self.costs * rng.lognormal(0.0, ROOFLINE, len(self.costs)) * 0.4
+        self.decade = np.log(10.0**2) * rng.normal(0.0, 1.0, n)
+        self.base = float(self.latency(np.zeros((1, n), dtype=bool))[0])
+        profiled = self.times.copy()
+        profiled[:, 1] *= self.tactics[:, 1, 1, 1]
+        profiled *= rng.lognormal(0.0, PROFILE, profiled.shape)
+        self.profiled_gains = profiled[:, 0] - profiled[:, 1]
+        self.profiled_sd = PROFILE * np.hypot(profiled[:, 0], profiled[:, 1])
+
+    def latency(self, plans: Bools) -> Floats:
+        """True latency of each row, True is FP16."""
+        half = plans.astype(int)
+        before = np.pad(half, ((0, 0), (1, 0)))[:, :-1]
+        after = np.pad(half, ((0, 0), (0, 1)))[:, 1:]
+        index = np.arange(self.groups)
+        times = self.times[index, half] * self.tactics[index, half, before, after]
+        latency: Floats = times.sum(axis=1) + self.costs @ self._crossings.of(np.ascontiguousarray(plans.T))
+        return latency
+
+    def error(self, plans: Bools) -> Floats:
+        """True error of each row."""
+        error: Floats = np.sqrt(plans @ self.errors**2 + ERROR_FLOOR**2)
+        return error
+
+    def finite(self, plans: Bools) -> Bools:
+        """Whether each row's outputs are finite."""
+        finite: Bools = ~(plans & self.overflows).any(axis=1)
+        return finite
+
+    def emulate(self, choices: Sequence[Mapping[str, str]]) -> list[float]:
+        """Errors of plans as emulation finds them; the same plan gives the same answer."""
+        answers = []
+        for choice in choices:
+            plan = np.array([[choice[group] == "fp16" for group in self.ids]])
+            miss = np.random.default_rng([self.seed, *np.packbits(plan)]).normal(0.0, WHOLE_PLAN)
+            seen = bool((plan & self.overflows & ~self.missed).any())
+            answers.append(math.inf if seen else float(self.error(plan)[0] * np.exp(miss)))
+        return answers
+
+    def prior(self, kind: str) -> Prior:
+        """What a sampler of this kind is told beforehand."""
+        if kind == "no prior":
+            return Prior(self.ids)
+        log_squares = np.log(self.emulated**2) + (self.decade if kind == "one decade wrong" else 0.0)
+        log_squares[self.overflows & ~self.missed] = math.inf
+        gains, costs = self.roofline_gains, self.roofline_costs
+        if kind == "law known":
+            gains, costs, log_squares = self.times[:, 0] - self.times[:, 1], self.costs, np.log(self.errors**2)
+            log_squares[self.overflows] = math.inf
+        if kind == "profiled":
+            # Both estimates in the profile's unit, weighed by what each may miss.
+            unit = self.profiled_gains.sum() / gains.sum()
+            gains, costs = gains * unit, costs * unit
+            trust = (ROOFLINE * gains) ** 2 / ((ROOFLINE * gains) ** 2 + self.profiled_sd**2)
+            gains = gains + trust * (self.profiled_gains - gains)
+        return Prior(
+            self.ids,
+            tuple(map(float, log_squares)),
+            tuple(map(float, gains)),
+            tuple(self.ties),
+            tuple(map(float, costs)),
+        )
+
+    # -- what is best --------------------------------------------------------------------------------------------
+
+    def place(self, plans: Bools) -> tuple[Floats, Floats]:
+        """Share of the base saved, and exactness on the log axis, of the rows that are finite."""
+        plans = plans[self.finite(plans)]
+        heights = np.log(REFERENCE_ERROR / self.error(plans)) / math.log(REFERENCE_ERROR / ERROR_FLOOR)
+        return 1.0 - self.latency(plans) / self.base, heights
+
+    def hypervolume(self, plans: Bools) -> float:
+        """Of the true latencies and errors, against the base latency and the reference error."""
+        steps, tops = stairs(*self.place(plans))
+        return float((np.diff(np.append(0.0, steps)) * tops).sum())
+
+    def front(self, plans: Bools) -> Bools:
+        """The plans that no other beats."""
+        plans = plans[self.finite(plans)]
+        latency, error = self.latency(plans), self.error(plans)
+        order = np.lexsort((error, latency))
+        best = np.minimum.accumulate(error[order])
+        return plans[order[np.append(True, best[1:] < best[:-1])]]
+
+    def near_exact(self) -> Bools:
+        """The front after cuts over 400 weights and Pareto local search by flips of one to three adjacent groups."""
+        n = self.groups
+        if n <= 12:
+            return self.front((np.arange(2**n)[:, None] >> np.arange(n) & 1).astype(bool))
+        weights = np.geomspace(1e-2, 1e10, 400) * self.times[:, 0].mean()
+        unary = -(self.times[:, 0] - self.times[:, 1]) + weights[:, None] * self.errors**2
+        unary[:, self.overflows] = self.times.sum()
+        front = self.front(CutSolver(n, self.ties).solve(unary, np.tile(self.costs, (400, 1))))
+        flips = np.eye(n, dtype=bool)
+        flips = np.vstack([flips, flips[:-1] ^ flips[1:], flips[:-2] ^ flips[1:-1] ^ flips[2:]])
+        value = self.hypervolume(front)
+        for _ in range(30):
+            # At 120 groups there are thousands of points: a spread of them is widened at a time.
+            chosen = front[np.unique(np.linspace(0, len(front) - 1, min(len(front), 300)).astype(int))]
+            around = (chosen[:, None, :] ^ flips[None]).reshape(-1, n)
+            front = self.front(stack([front, around], n))
+            before, value = value, self.hypervolume(front)
+            if value < before * (1 + 1e-5):
+                break
+        return front
+
+    def reachable(self, front: Bools, builds: int) -> float:
+        """The hypervolume of ``builds`` points of a front, taken greedily: what is there to reach."""
+        gains, heights = self.place(front)
+        chosen: list[int] = []
+        for _ in range(min(builds, len(front))):
+            chosen.append(int(np.argmax(added(gains, heights, *stairs(gains[chosen], heights[chosen])))))
+        return self.hypervolume(front[chosen])

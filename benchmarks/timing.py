@@ -1,0 +1,160 @@
+"""What ``benchmarks.measuring`` has its workers do: open a plan's session, run it, time it beside the baseline's."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from mptune.data.accuracy import OutputError, compare_outputs
+from mptune.data.calibration import read_outputs, read_samples
+from mptune.engines.base import Stage
+from mptune.engines.child import WorkerState
+from mptune.engines.jobs import Outputs, relative_l2
+from mptune.engines.latency import Latency, Repetitions
+from mptune.engines.onnxruntime import OrtSession, Provider, SessionOptions, open_session
+from mptune.settings import LatencySettings
+
+BASELINE_EVERY = 20
+"""Plans per worker between two timings of the FP32 baseline."""
+
+FIRST_WARMUP_MS, WARMUP_MS = 500.0, 15.0
+"""Before calibrating, for the clocks; before a candidate, whose first runs have warmed it up already."""
+
+
+@contextlib.contextmanager
+def alone(lock: Path) -> Iterator[None]:
+    """Hold the device against the other workers; the kernel lets go of it when a process dies."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What ``TimeJob`` found: the candidate's latency and the last of the baseline in this worker, errors, seconds."""
+
+    latency: Latency
+    baseline: Latency
+    error: OutputError
+    build_s: float
+    device_s: float
+
+
+class _Baseline:
+    """The FP32 session of a worker, and when it was timed last."""
+
+    def __init__(self, session: OrtSession) -> None:
+        self.session = session
+        self.latency: Latency | None = None
+        self.age = 0
+
+    def close(self) -> None:
+        self.session.close()
+
+    def timed(self, feed: dict[str, np.ndarray], repetitions: Repetitions) -> Latency:
+        if self.latency is None or self.age >= BASELINE_EVERY:
+            self.latency, self.age = self.session.time(feed, repetitions), 0
+        self.age += 1
+        return self.latency
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What ``ReadyJob`` found: how often to execute, and the baseline's latency."""
+
+    repetitions: Repetitions
+    baseline_ms: float
+
+
+@dataclass(frozen=True)
+class ReadyJob:
+    """Open the baseline's session, and with it all that a first session loads; bring the clocks up and time it."""
+
+    baseline: Path
+    samples: Path
+    lock: Path
+    provider: Provider
+    latency: LatencySettings
+    repetitions: Repetitions | None
+
+    def run(self, state: WorkerState) -> Ready:
+        samples = state.cached("samples", self.samples, partial(read_samples, self.samples))
+        baseline = _baseline(state, self.baseline, self.provider, self.latency)
+        with alone(self.lock):
+            found = baseline.session.calibrate(samples[0])
+            share = WARMUP_MS / self.latency.warmup_ms
+            warmups = max(1, math.ceil(found.warmup_iterations * share))
+            repetitions = self.repetitions or replace(found, warmup_iterations=warmups, warmup_ms=WARMUP_MS)
+            baseline_ms = baseline.timed(samples[0], repetitions).median_ms
+        # Every session collects garbage when it closes, among all that was ever imported: 25 ms each time.
+        gc.collect()
+        gc.freeze()
+        return Ready(repetitions, baseline_ms)
+
+
+def _baseline(state: WorkerState, path: Path, provider: Provider, latency: LatencySettings) -> _Baseline:
+    options = SessionOptions(provider, latency=latency)
+    return state.cached("baseline", path, lambda: _Baseline(open_session(path, options)))
+
+
+@dataclass(frozen=True)
+class TimeJob:
+    """Open a candidate's session, run it on all samples, and time it on the first.
+
+    ``statistics`` takes all of them and not the relative L2 error alone; ``tf32`` is for the candidate alone.
+    """
+
+    model: Path
+    baseline: Path
+    samples: Path
+    reference: Path
+    lock: Path
+    provider: Provider
+    latency: LatencySettings
+    repetitions: Repetitions
+    statistics: bool = True
+    tf32: bool = False
+
+    def run(self, state: WorkerState) -> Timed:
+        samples = state.cached("samples", self.samples, partial(read_samples, self.samples))
+        wanted = state.cached("reference", self.reference, partial(read_outputs, self.reference))
+        base = _baseline(state, self.baseline, self.provider, self.latency)
+        started = time.perf_counter()
+        candidate = open_session(self.model, SessionOptions(self.provider, tf32=self.tf32, latency=self.latency))
+        try:
+            first = candidate.run(samples[0])
+            build_s = time.perf_counter() - started
+            with alone(self.lock):
+                state.enter(Stage.TIME)
+                started = time.perf_counter()
+                baseline = base.timed(samples[0], self.repetitions)
+                outputs = [first, *(candidate.run(sample) for sample in samples[1:])]
+                latency = candidate.time(samples[0], self.repetitions)
+                device_s = time.perf_counter() - started
+            error = compare_outputs(outputs, wanted) if self.statistics else objective(outputs, wanted)
+        finally:
+            candidate.close()
+        return Timed(latency, baseline, error, build_s, device_s)
+
+
+def objective(outputs: Sequence[Outputs], wanted: Sequence[Outputs]) -> OutputError:
+    """What ``compare_outputs`` says of relative L2 and of values that are not finite, without the other statistics."""
+    pairs = {name: [(got[name], ref[name]) for got, ref in zip(outputs, wanted, strict=True)] for name in wanted[0]}
+    return OutputError(
+        {
+            name: {
+                "relative_l2": tuple(relative_l2(got, ref) for got, ref in arrays),
+                "non_finite": tuple(float((np.isfinite(ref) & ~np.isfinite(got)).sum()) for got, ref in arrays),
+            }
+            for name, arrays in pairs.items()
+        }
+    )

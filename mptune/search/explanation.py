@@ -1,0 +1,140 @@
+"""Explanation: why groups stay FP32 in each plan of a front, and what every group costs and gains; with its JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from mptune.data.numbers import encode_float
+
+EXPLANATION_FORMAT = 1
+
+
+class Reason(str, Enum):
+    """Why a group of a plan is FP32."""
+
+    PINNED = "pinned"
+    OVERFLOW = "overflow"
+    ERROR = "one-group error"
+    BOUNDARIES = "not worth its boundaries"
+    UNTRIED = "not tried"
+    UNKNOWN = "not known"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A group that a plan keeps in FP32.
+
+    Attributes:
+        group: its id.
+        name: its readable name.
+        reason: why, in a word.
+        why: the same with figures or the pin's reason, one line.
+        one_group_error: the objective error with this group alone in FP16; ``inf`` where that is not finite or fails,
+            None where it was not taken.
+        saves_ms: what FP16 here would save this plan, the Casts counted in; negative where it would cost time. None
+            where it is not known.
+    """
+
+    group: str
+    name: str
+    reason: Reason
+    why: str
+    one_group_error: float | None = None
+    saves_ms: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry of a point's ``fp32`` list in front.json: every key always there, null where unknown."""
+        return {
+            "group": self.group,
+            "name": self.name,
+            "reason": self.reason.value,
+            "why": self.why,
+            "one_group_error": _encoded(self.one_group_error),
+            "saves_ms": _encoded(self.saves_ms),
+        }
+
+
+@dataclass(frozen=True)
+class GroupWorth:
+    """What one group costs and gains in FP16.
+
+    Attributes:
+        group: its id.
+        name: its readable name.
+        kind: its kind, such as ``matmul``.
+        one_group_error: as in ``Kept``.
+        gain_ms: what it takes less in FP16, its Casts not counted; None where it is not known.
+        casts_ms: what the Casts around it cost while all its neighbours are FP32; None where it is not known.
+        error_per_ms: ``one_group_error / gain_ms``; None where either is not known or it gains nothing.
+        fp16_points: in how many points of the front it is FP16.
+        points: how many points the front has.
+        verdict: what the chosen plan does with it: ``FP16``, or ``FP32: `` and the reason.
+        is_pinned: its precision was not searched.
+    """
+
+    group: str
+    name: str
+    kind: str
+    one_group_error: float | None
+    gain_ms: float | None
+    casts_ms: float | None
+    error_per_ms: float | None
+    fp16_points: int
+    points: int
+    verdict: str
+    is_pinned: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Every key always there, null where unknown."""
+        return {
+            "group": self.group,
+            "name": self.name,
+            "kind": self.kind,
+            "one_group_error": _encoded(self.one_group_error),
+            "gain_ms": _encoded(self.gain_ms),
+            "casts_ms": _encoded(self.casts_ms),
+            "error_per_ms": _encoded(self.error_per_ms),
+            "fp16_points": self.fp16_points,
+            "points": self.points,
+            "verdict": self.verdict,
+        }
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why the plans of a front are what they are. Empty where the run holds nothing to explain them with.
+
+    Attributes:
+        kept: plan fingerprint -> its FP32 groups in the order of the model, for every plan that the front shows.
+        groups: all layer groups; those that FP16 pays for most come first, by error per millisecond gained.
+        gains_from: where the gains come from, such as ``roofline and 48 builds``; None where they are not known.
+    """
+
+    kept: Mapping[str, tuple[Kept, ...]] = field(default_factory=dict)
+    groups: tuple[GroupWorth, ...] = ()
+    gains_from: str | None = None
+
+    def of(self, fingerprint: str) -> tuple[Kept, ...]:
+        """The FP32 groups of a plan; empty where nothing is known of it."""
+        return self.kept.get(fingerprint, ())
+
+    def to_json(self, metric: str) -> dict[str, Any]:
+        """What ``mptune report RUN --explain --json`` prints.
+
+        Args:
+            metric: what the errors are.
+        """
+        return {
+            "format": EXPLANATION_FORMAT,
+            "metric": metric,
+            "gains_from": self.gains_from,
+            "groups": [group.to_json() for group in self.groups],
+            "plans": {plan: [kept.to_json() for kept in groups] for plan, groups in self.kept.items()},
+        }
+
+
+def _encoded(value: float | None) -> Any:
+    return None if value is None else encode_float(value)

@@ -1,0 +1,119 @@
+"""What a plan promises: by how much it is expected to raise the hypervolume, under the posterior of all evaluations."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from mptune.search.cut import Bools, Floats
+from mptune.search.surrogate import (
+    ERROR_FLOOR,
+    ErrorModel,
+    LatencyModel,
+    Observations,
+    Prior,
+    keys,
+    overflow_probabilities,
+)
+
+_DRAWS, _ROUGH = 32, 3
+"""Fewer let the choice fall on plans that the draws happen to flatter: at 8 that loses 0.006 at 120 groups."""
+
+
+class Box:
+    """The hypervolume's box with what is in it, under the mean (draw 0) and draws of both posteriors.
+
+    Its sides are the share of the base latency that a plan saves (gain) and how exact it is on a log axis from the
+    reference error to the floor (height), both 0 to 1.
+    """
+
+    def __init__(self, prior: Prior, seen: Observations, reference: float, generator: np.random.Generator) -> None:
+        """Take the posteriors and lay out the stairs that the evaluated plans make.
+
+        Args:
+            prior: what is known beforehand.
+            seen: what has been or is being evaluated; its ``base_ms`` must be known.
+            reference: error past which a plan is worth nothing.
+            generator: of the draws.
+        """
+        self._latency, self._error = LatencyModel(prior, seen), ErrorModel(prior, seen)
+        self.base_ms = seen.base_ms
+        self.chances = overflow_probabilities(prior, seen)
+        self.terms = np.vstack([self._latency.mean(), self._latency.samples(generator, _DRAWS)])
+        self.u = np.vstack([self._error.typical, self._error.samples(generator, _DRAWS)])
+        self._top, self._span = math.log(reference), math.log(reference / ERROR_FLOOR)
+        self._seen = frozenset(keys(seen.plans))
+        self._emulated = (
+            {} if seen.emulated is None else dict(zip(keys(seen.emulated[0]), seen.emulated[1], strict=True))
+        )
+        inside = seen.finite != 0.0  # plans in work are taken to come out as predicted
+        plans, measured = seen.plans[inside], seen.error[inside]
+        errors = np.where(np.isfinite(measured), measured, self.emulated(plans))
+        gains, heights = self.place(plans, errors=errors)
+        fronts = [stairs(g, h) for g, h in zip(gains, heights, strict=True)]
+        self._steps, self._tops = np.zeros((2, len(fronts), max(len(steps) for steps, _ in fronts)))
+        for row, (steps, tops) in enumerate(fronts):  # those of fewer steps begin with empty ones
+            self._steps[row, self._steps.shape[1] - len(steps) :] = steps
+            self._tops[row, self._tops.shape[1] - len(tops) :] = tops
+
+    def is_new(self, plans: Bools) -> Bools:
+        """Which of the plans nobody has evaluated or evaluates."""
+        return np.array([key not in self._seen for key in keys(plans)], dtype=bool)
+
+    def emulated(self, plans: Bools) -> Floats:
+        """Errors that emulation has told; NaN where it was not asked."""
+        return np.array([self._emulated.get(key, math.nan) for key in keys(plans)], dtype=float)
+
+    def place(self, plans: Bools, draws: int = _DRAWS + 1, errors: Floats | None = None) -> tuple[Floats, Floats]:
+        """Gains and heights, draws x plans each; ``errors`` are told by more than the law, where they are not NaN."""
+        gains = 1.0 - self._latency.predict(plans, self.terms[:draws]) / self._latency.base(self.terms[:draws])[:, None]
+        predicted = self._error.predict(plans, self.u[:draws])
+        if errors is not None:
+            predicted = np.where(np.isnan(errors), predicted, np.maximum(errors, ERROR_FLOOR))
+        return gains, (self._top - np.log(predicted)) / self._span
+
+    def judge(self, plans: Bools) -> tuple[Floats, Floats, Floats]:
+        """Gain and height under the mean, and what is promised under it and a few draws: quick, for many plans."""
+        gains, heights = self.place(plans, _ROUGH + 1)
+        raised = added(gains, heights, self._steps[: _ROUGH + 1], self._tops[: _ROUGH + 1])
+        return gains[0], heights[0], raised.mean(axis=0) * self._finite(plans)
+
+    def expected(self, plans: Bools, errors: Floats | None = None) -> Floats:
+        """By how much each plan is expected to raise the hypervolume, times its chance to be finite.
+
+        Args:
+            plans: any.
+            errors: as ``place`` takes them; ``inf`` promises nothing.
+        """
+        gains, heights = self.place(plans, errors=errors)
+        raised = added(gains, heights, self._steps, self._tops)
+        expected: Floats = raised.mean(axis=0) * self._finite(plans)
+        return expected
+
+    def _finite(self, plans: Bools) -> Floats:
+        chance: Floats = np.exp(plans @ np.log1p(-self.chances))
+        return chance
+
+
+def stairs(gains: Floats, heights: Floats) -> tuple[Floats, Floats]:
+    """The front as stairs: ascending gains, and how high everything up to each is dominated."""
+    inside = (gains > 0) & (heights > 0)
+    order = np.argsort(gains[inside])
+    steps, tops = gains[inside][order], heights[inside][order]
+    tops = np.maximum.accumulate(tops[::-1])[::-1]
+    kept = np.append(tops[:-1] > tops[1:], True)[: len(tops)]
+    return steps[kept], tops[kept]
+
+
+def added(gains: Floats, heights: Floats, steps: Floats, tops: Floats) -> Floats:
+    """The area that each point adds to the stairs; all may have a leading axis of draws, those short padded with 0."""
+    # Under the height of a point lie the steps whose tops are lower: all right of one of them, and part of that one.
+    area: Floats = np.zeros(np.broadcast_shapes(gains.shape, heights.shape))
+    start: Floats | float = 0.0
+    for step, top in zip(np.moveaxis(steps, -1, 0), np.moveaxis(tops, -1, 0), strict=True):
+        step, top = step[..., None], top[..., None]
+        area += np.clip(gains - start, 0.0, step - start) * np.maximum(heights - top, 0.0)
+        start = step
+    area += np.maximum(gains - start, 0.0) * np.maximum(heights, 0.0)
+    return area
