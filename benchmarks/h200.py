@@ -64,7 +64,8 @@ class Chain:
             arguments += ["--json", str(options.results / f"h200_plans_{self._model}.json")]
             self._call("plans", ["benchmarks.measured_plans", *common, *arguments])
         if "search" in options.stages:
-            arguments = ["--limit", str(self._left()), "--around", str(options.around)]
+            limit = min(options.search_limit, self._left())
+            arguments = ["--limit", str(limit), "--around", str(options.around)]
             arguments += ["--budget", str(options.budget), "--stock-budget", str(options.stock_budget)]
             arguments += ["--json", str(options.results / f"h200_search_{self._model}.json")]
             self._call("search", ["benchmarks.real_search", *common, *arguments])
@@ -108,6 +109,7 @@ def main() -> None:
     parser.add_argument("--stock-budget", type=int, default=200)
     parser.add_argument("--around", type=int, default=300)
     parser.add_argument("--plans-limit", type=float, default=200.0, help="seconds for the measured plans of a model")
+    parser.add_argument("--search-limit", type=float, default=580.0, help="seconds for the search of a model")
     parser.add_argument("--limit", type=float, default=580.0, help="seconds in all")
     options = parser.parse_args()
     deadline = time.monotonic() + options.limit - 10.0

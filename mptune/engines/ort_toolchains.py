@@ -163,14 +163,19 @@ class OrtToolchain:
 
     def latency_terms(self) -> LatencyTerms | Failure:
         """See ``Toolchain``."""
-        from mptune.targets.roofline import roofline
+        from mptune.targets.roofline import FUSED, UNFUSED, roofline
 
         if self._terms is None:
             ranges = self.observe()
             if isinstance(ranges, Failure):
                 return replace(ranges, stage=Stage.TIME)
-            self._terms = roofline(self._model, self._groups, self.target, self._shapes())
+            execution = FUSED if self._fuses() else UNFUSED
+            self._terms = roofline(self._model, self._groups, self.target, self._shapes(), execution)
         return self._terms
+
+    def _fuses(self) -> bool:
+        """Whether the engine that latencies are for fuses epilogues, as TensorRT does."""
+        return True
 
     def listen(self, heard: Callable[[Progress], None]) -> None:
         """See ``Toolchain``."""
@@ -255,6 +260,9 @@ class OnnxRuntimeToolchain(OrtToolchain):
         from mptune.graph.spelled import spell_out
 
         return spell_out(self._model, self._groups)
+
+    def _fuses(self) -> bool:
+        return (self._timed_by or self.provider) != "cuda"  # UNFUSED counts the CUDA provider's kernels
 
     def evaluate(self, plan: PrecisionPlan, which: SampleSet = "search") -> Measurement | Failure:
         """See ``Toolchain``."""

@@ -9,6 +9,7 @@ of a few widths and noises the most probable given the evaluations are taken.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -28,6 +29,9 @@ _ERROR_NOISE = 0.1
 
 _EMULATION_NOISE = 0.06
 """The same for emulation of whole plans: 3 % of the error."""
+
+_SHARED = (0.0, 0.9)
+"""Shares of the prior's variance that groups of one kind have in common: a roofline misses repeated blocks alike."""
 
 _LAW_NOISES = (3e-4, 2e-3, 6e-3, 1.2e-2)
 """Shares of the base latency by which the additive law may miss: 2e-3 was measured on an H200, tactics make it more."""
@@ -51,6 +55,8 @@ class Prior:
         tie_costs_ms: what each costs, in the same unit as the gains.
         fixed_gain_ms: what groups that are FP16 under every plan of the space gain, against all-FP32.
         exact: the latency terms are the very law that latencies are predicted by.
+        kinds: what each group is, from coarse to fine, such as ``("matmul", hash of its structure)``: the prior's gains
+            of groups that have one of these in common are likely to miss alike. Empty where nothing is known.
     """
 
     groups: tuple[str, ...]
@@ -60,6 +66,7 @@ class Prior:
     tie_costs_ms: tuple[float, ...] = ()
     fixed_gain_ms: float = 0.0
     exact: bool = False
+    kinds: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -155,11 +162,17 @@ class LatencyModel:
         mean = np.concatenate([gains, costs, [fixed]])
         # A group that seems to gain nothing may still gain something.
         typical = np.concatenate([np.full(len(gains), _mean(np.abs(gains))), np.full(len(costs), _mean(costs)), [0.0]])
+        unit = np.maximum(np.abs(mean) + 0.25 * typical, 1e-9 * seen.base_ms)
+        alike = _alike(prior)
+        self._spread = alike * unit[:, None]
+        rows = np.hstack([rows, rows @ self._spread])
+        mean = np.append(mean, np.zeros(alike.shape[1]))
         best = -math.inf
-        for width, law in [(1e-4, 1e-6)] if prior.exact else product(_GAIN_WIDTHS, _LAW_NOISES):
-            sd = np.maximum(width * (np.abs(mean) + 0.25 * typical), 1e-9 * seen.base_ms)
+        tried = product(_GAIN_WIDTHS, _SHARED if alike.any() else _SHARED[:1], _LAW_NOISES)
+        for width, shared, law in [(1e-4, 0.0, 1e-6)] if prior.exact else tried:
+            sd = np.append(width * math.sqrt(1.0 - shared) * unit, np.full(alike.shape[1], width * math.sqrt(shared) + 1e-9))
             # All savings are told against one timing of the baseline, and share its miss.
-            sd[-1] = math.hypot(sd[-1], seen.base_sd_ms)
+            sd[len(unit) - 1] = math.hypot(width * unit[-1], seen.base_sd_ms)
             model = Linear(mean, sd)
             noise = np.hypot(seen.latency_sd_ms[timed], law * seen.base_ms)
             # Widths and noises are a little apart in probability before anything is seen.
@@ -200,29 +213,48 @@ class LatencyModel:
 
     def mean(self) -> Floats:
         """Gains, costs (>= 0) and the fixed gain."""
-        mean: Floats = self._clipped(self._model.posterior_mean[None])[0]
+        mean: Floats = self._terms(self._model.posterior_mean[None])[0]
         return mean
 
     def base(self, parameters: Floats) -> Floats:
         """What all-FP32 truly takes under each draw, in ms: its one timing missed that by part of the fixed gain."""
-        share = (self._base_sd_ms / self._model.sd[-1]) ** 2
-        base: Floats = self.base_ms - share * (parameters[:, -1] - self._model.mean[-1])
+        last = len(self._spread) - 1
+        share = (self._base_sd_ms / self._model.sd[last]) ** 2
+        base: Floats = self.base_ms - share * (parameters[:, -1] - self._model.mean[last])
         return base
 
     def samples(self, generator: np.random.Generator, count: int) -> Floats:
         """Draws of the same, count x parameters."""
-        drawn: Floats = self._clipped(self._model.sample(generator, count))
+        drawn: Floats = self._terms(self._model.sample(generator, count))
         return drawn
 
-    def _clipped(self, parameters: Floats) -> Floats:
-        clipped: Floats = parameters.copy()
-        clipped[:, self._groups : -1] = np.maximum(clipped[:, self._groups : -1], 0.0)
-        return clipped
+    def _terms(self, parameters: Floats) -> Floats:
+        """The terms with what groups of one kind miss alike; costs are clipped at 0."""
+        terms: Floats = parameters[:, : len(self._spread)] + parameters[:, len(self._spread) :] @ self._spread.T
+        terms[:, self._groups : -1] = np.maximum(terms[:, self._groups : -1], 0.0)
+        return terms
 
     def predict(self, plans: Bools, parameters: Floats) -> Floats:
         """Latency in ms, draws x plans."""
         latency: Floats = (self.base_ms - parameters.astype(np.float32) @ self._columns(plans)).astype(float)
         return latency
+
+
+def _alike(prior: Prior) -> Floats:
+    """How much of what is missed alike each term has of each kind, terms x kinds: squares of a row add up to 1 or 0."""
+    terms = [*prior.kinds, *(_kinds_of(tie, prior.kinds) for tie in prior.ties), ()] if prior.kinds else []
+    columns = {kind: k for k, kind in enumerate(k for k, n in Counter(k for t in terms for k in t).items() if n > 1)}
+    found = np.zeros((len(prior.groups) + len(prior.ties) + 1, len(columns)))
+    for row, kinds in zip(found, terms, strict=False):
+        row[[columns[kind] for kind in kinds if kind in columns]] = 1.0
+    found /= np.sqrt(np.maximum(found.sum(axis=1, keepdims=True), 1.0))
+    return found
+
+
+def _kinds_of(tie: Tie, kinds: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """What a boundary is: one of all, and one between groups of such kinds."""
+    ends = " ".join("/".join(kinds[member]) for member in tie.members)
+    return "boundary", f"boundary {ends} {tie.fp32} {tie.fp16}"
 
 
 class ErrorModel:

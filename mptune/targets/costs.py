@@ -1,4 +1,8 @@
-"""What each layer group computes and moves: FLOPs and bytes, counted on concrete shapes."""
+"""What each layer group computes and moves: FLOPs and bytes, counted on concrete shapes.
+
+Once as one kernel per group, as where epilogues are fused (``group_costs``), and once kernel by kernel, as ONNX
+Runtime's CUDA provider launches them (``kernel_costs``).
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,12 @@ from dataclasses import dataclass
 
 import onnx
 
+from mptune.graph.activations import find_activation
 from mptune.graph.groups import LayerGroup
+from mptune.graph.lookup import Lookup
 from mptune.graph.model import Model, Node
+from mptune.graph.patterns import find_patterns
+from mptune.graph.plan import Precision
 
 Shape = tuple[int, ...]
 
@@ -22,6 +30,8 @@ _METADATA = frozenset({"Shape", "Size", "Constant"})
 _PARTIAL_READS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
 """Operators that read of their first input only what they return."""
 
+_CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
+
 _INPUT_COSTS: Mapping[str, float] = {
     **dict.fromkeys(("Softmax", "LogSoftmax"), 5.0),
     **dict.fromkeys(("LayerNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization"), 7.0),
@@ -32,10 +42,10 @@ _INPUT_COSTS: Mapping[str, float] = {
 
 @dataclass(frozen=True)
 class GroupCost:
-    """What a group computes and moves in one inference.
+    """What a group, or one kernel of it, computes and moves in one inference.
 
-    Only what enters and leaves the group counts as traffic, with the weights: inside, element-wise nodes are fused
-    into what produces their input.
+    Only what enters and leaves it counts as traffic, with the weights: inside, element-wise nodes are fused into what
+    produces their input.
 
     Attributes:
         matrix_flops: in convolutions and matrix products, which tensor cores take; a multiply-add counts 2.
@@ -99,25 +109,75 @@ def group_costs(model: Model, groups: Sequence[LayerGroup], shapes: Mapping[str,
     Returns:
         One cost per group id. Nodes in no group are left out (``ungrouped_cost``).
     """
-    counter = _Counter(model, groups, ShapeTable(model, shapes))
+    counter = _Counter(model, [group.nodes for group in groups], ShapeTable(model, shapes))
     nodes = {node.name: node for node in model.nodes}
     return {group.id: counter.cost([nodes[name] for name in group.nodes], k) for k, group in enumerate(groups)}
+
+
+def kernel_costs(
+    model: Model, groups: Sequence[LayerGroup], shapes: Mapping[str, Shape], precision: Precision
+) -> dict[str, tuple[GroupCost, ...]]:
+    """Count FLOPs and bytes of every kernel that ONNX Runtime's CUDA provider launches for a group.
+
+    One per node, but for norms and activations that an exporter wrote out, which it puts together again ("Graph
+    Optimizations in ONNX Runtime": Layer Normalization Fusion, GELU Fusion). The bias of a convolution is a kernel of
+    its own, as its rounding shows too (``mptune.graph.spelled``). Tensor cores want channels last, ONNX has them first:
+    in FP16 a convolution's operands are converted before it and its result after it (the kernels are listed in
+    microsoft/onnxruntime pull request 17200).
+
+    Args:
+        model: the model.
+        groups: its layer groups.
+        shapes: as of ``group_costs``.
+        precision: that all groups have.
+
+    Returns:
+        Kernels in topological order by group id. What is computed from constants alone is folded, and takes none.
+    """
+    look = Lookup(model)
+    nodes = {node.name: node for node in model.nodes}
+    joined = _joined(model, look)
+    units: dict[tuple[str, int], list[str]] = {}
+    for group in groups:
+        for name in group.nodes:
+            node = nodes[name]
+            if not all(look.is_static(out) for out in node.outputs if out):
+                units.setdefault((group.id, joined.get(node.index, node.index)), []).append(name)
+    counter = _Counter(model, list(units.values()), ShapeTable(model, shapes))
+    found: dict[str, list[GroupCost]] = {group.id: [] for group in groups}
+    for k, ((group_id, _), names) in enumerate(units.items()):
+        first = nodes[names[0]]
+        cost = counter.cost([nodes[name] for name in names], k)
+        is_convolution = first.is_standard and first.op_type in _CONVOLUTIONS
+        beside = counter.beside_convolution(first, precision) if is_convolution else ()
+        found[group_id] += [kernel for kernel in (cost, *beside) if kernel.kernels]
+    return {group: tuple(kernels) for group, kernels in found.items()}
+
+
+def _joined(model: Model, look: Lookup) -> dict[int, int]:
+    """Node of a norm or activation that was written out -> the node that stands for all of them."""
+    joined = {i: p.nodes[0] for p in find_patterns(model, look) if p.kind == "norm" for i in p.nodes}
+    for node in model.nodes:
+        activation = find_activation(look, node)
+        if activation is not None and joined.keys().isdisjoint(activation.nodes):
+            joined.update(dict.fromkeys(activation.nodes, min(activation.nodes)))
+    return joined
 
 
 def ungrouped_cost(model: Model, groups: Sequence[LayerGroup], shapes: Mapping[str, Shape]) -> GroupCost:
     """What nodes without a precision compute and move together: custom operators, integer and boolean arithmetic."""
     grouped = {name for group in groups for name in group.nodes}
     rest = [node for node in model.nodes if node.name not in grouped]
-    return _Counter(model, groups, ShapeTable(model, shapes)).cost(rest, -1)
+    return _Counter(model, [group.nodes for group in groups], ShapeTable(model, shapes)).cost(rest, -1)
 
 
 class _Counter:
-    """Who reads and writes what, looked through views."""
+    """Who reads and writes what, looked through views. A unit is a group or a kernel: names of its nodes."""
 
-    def __init__(self, model: Model, groups: Sequence[LayerGroup], shapes: ShapeTable) -> None:
+    def __init__(self, model: Model, units: Sequence[Sequence[str]], shapes: ShapeTable) -> None:
         self._model = model
         self._shapes = shapes
-        self._group_of = {name: k for k, group in enumerate(groups) for name in group.nodes}
+        self._unit_of = {name: k for k, unit in enumerate(units) for name in unit}
         self._root: dict[str, str] = {}
         self._readers: dict[str, set[int]] = {}
         for node in model.nodes:
@@ -134,10 +194,10 @@ class _Counter:
         return self._root.get(tensor, tensor)
 
     def _owner(self, node: Node) -> int:
-        return self._group_of.get(node.name, -1)
+        return self._unit_of.get(node.name, -1)
 
     def cost(self, nodes: Sequence[Node], owner: int) -> GroupCost:
-        """The cost of the nodes of one group; ``owner`` is its position, -1 for the nodes in none."""
+        """The cost of the nodes of one unit; ``owner`` is its position, -1 for the nodes in none."""
         working = [n for n in nodes if not (n.is_standard and n.op_type in VIEWS | _METADATA)]
         made = {out for node in working for out in node.outputs if out}
         traffic: dict[str, int] = {}
@@ -166,6 +226,19 @@ class _Counter:
             matrix_elements=largest,
             kernels=1 if working else 0,
         )
+
+    def beside_convolution(self, node: Node, precision: Precision) -> tuple[GroupCost, ...]:
+        """The kernels beside a convolution: its bias, and in FP16 the conversions of its operands and its result."""
+        operands = sum(self._shapes.elements(name) for name in node.inputs[:2])
+        result = self._shapes.elements(node.outputs[0])
+        converted = (operands, result) if precision is Precision.FP16 else ()
+        bias = [_elementwise(float(result), result)] if len(node.inputs) > 2 and node.inputs[2] else []
+        return (*bias, *(_elementwise(0.0, elements) for elements in converted))
+
+
+def _elementwise(flops: float, elements: int) -> GroupCost:
+    """A kernel that reads and writes every element once."""
+    return GroupCost(0.0, flops, 8.0 * elements, 4.0 * elements, 0, 1)
 
 
 def item_bytes(model: Model, tensor: str, float_bytes: int) -> int:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 
 from mptune.engines import toolchain
-from mptune.engines.base import Failure, FailureKind, Measurement, Stage, Workspace
+from mptune.engines.base import Failure, FailureKind, Measurement, Stage, TensorRange, Workspace
+from mptune.engines.onnxruntime import Provider
 from mptune.engines.ort_toolchains import OnnxRuntimeToolchain, PredictedToolchain
 from mptune.engines.toolchain import choose_target, list_toolchains, open_toolchain
 from mptune.errors import TargetError
@@ -18,6 +20,7 @@ from mptune.graph.groups import LayerGroup, find_groups
 from mptune.graph.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import SearchSettings
+from mptune.targets.roofline import FUSED, UNFUSED, Execution, roofline
 from mptune.targets.target import load_target
 from tests.engines.engine_support import make_workspace
 
@@ -114,6 +117,28 @@ def test_a_profile_is_predicted_and_emulated(
         one = fp32.replace({fp16.fp16_groups[0]: Precision.FP16})
         assert measured(tools.evaluate(one)).error.value("relative_l2") > 0
     assert not list(mlp_workspace.weights_dir.glob("*.onnx"))
+
+
+def test_only_onnxruntime_on_a_gpu_is_taken_not_to_fuse(
+    mlp_workspace: Workspace, model: Model, groups: tuple[LayerGroup, ...], settings: SearchSettings
+) -> None:
+    target = load_target("h200")
+    with PredictedToolchain(target, mlp_workspace, model, groups, settings) as predicted:
+        ranges = predicted.observe()
+        assert not isinstance(ranges, Failure)
+        shapes = {name: seen.shape for name, seen in ranges.items()}
+        assert predicted.latency_terms() == roofline(model, groups, target, shapes, FUSED)
+
+    class Seen(OnnxRuntimeToolchain):
+        """Knows the shapes already: the CUDA provider need not run here."""
+
+        def observe(self) -> Mapping[str, TensorRange] | Failure:
+            return ranges
+
+    providers: dict[Provider, Execution] = {"cuda": UNFUSED, "cpu": FUSED}
+    for provider, execution in providers.items():
+        with Seen(target, mlp_workspace, model, groups, settings, provider) as tools:
+            assert tools.latency_terms() == roofline(model, groups, target, shapes, execution)
 
 
 def test_latency_is_corrected_for_drift_across_resumed_runs(

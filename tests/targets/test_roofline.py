@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,13 +18,13 @@ from mptune.graph.flow import Flow
 from mptune.graph.groups import LayerGroup, find_groups
 from mptune.graph.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.targets import roofline as module
 from mptune.targets.costs import GroupCost
-from mptune.targets.roofline import cast_ms, group_ms, roofline
+from mptune.targets.roofline import FUSED, UNFUSED, cast_ms, kernel_ms, roofline
 from mptune.targets.target import Target, list_targets, load_target
 
 DEVICE = Target("d", "D", "gpu", fp16_tflops=100.0, fp32_tflops=10.0, bandwidth_gbps=100.0, launch_us=2.0, sm_count=10)
-FULL = 10 * module.TILE_ELEMENTS
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+FULL = 10 * FUSED.tile_elements
 """Output elements that keep every multiprocessor of DEVICE busy for one wave."""
 
 
@@ -81,31 +82,69 @@ class TestGroupTime:
     def test_computing_is_bound_by_the_peak_of_the_precision(self) -> None:
         cost = GroupCost(matrix_flops=8e9, vector_flops=0, fp32_bytes=4, fp16_bytes=2, matrix_elements=FULL, kernels=1)
         launch = 2e-3
-        assert group_ms(cost, DEVICE, Precision.FP32) == pytest.approx(8e9 / (10e9 * module.MATRIX_EFFICIENCY) + launch)
-        assert group_ms(cost, DEVICE, Precision.FP16) == pytest.approx(
-            8e9 / (100e9 * module.MATRIX_EFFICIENCY) + launch
-        )
+        assert kernel_ms(cost, DEVICE, Precision.FP32) == pytest.approx(8e9 / (10e9 * FUSED.fp32_matrix) + launch)
+        assert kernel_ms(cost, DEVICE, Precision.FP16) == pytest.approx(8e9 / (100e9 * FUSED.fp16_matrix) + launch)
 
     def test_moving_is_bound_by_the_bandwidth(self) -> None:
         cost = GroupCost(0, 10, fp32_bytes=4e8, fp16_bytes=2e8, matrix_elements=0, kernels=1)
-        ms = 4e8 / (100e6 * module.BANDWIDTH_EFFICIENCY)
-        assert group_ms(cost, DEVICE, Precision.FP32) == pytest.approx(ms + 2e-3)
-        assert group_ms(cost, DEVICE, Precision.FP16) == pytest.approx(ms / 2 + 2e-3)
+        ms = 4e8 / (100e6 * FUSED.bandwidth)
+        assert kernel_ms(cost, DEVICE, Precision.FP32) == pytest.approx(ms + 2e-3)
+        assert kernel_ms(cost, DEVICE, Precision.FP16) == pytest.approx(ms / 2 + 2e-3)
 
     def test_a_small_product_leaves_multiprocessors_idle(self) -> None:
-        one = GroupCost(8e9, 0, 0, 0, matrix_elements=module.TILE_ELEMENTS, kernels=0)
+        one = GroupCost(8e9, 0, 0, 0, matrix_elements=FUSED.tile_elements, kernels=0)
         full, more = replace(one, matrix_elements=FULL), replace(one, matrix_elements=FULL + 1)
-        time = {c.matrix_elements: group_ms(c, DEVICE, Precision.FP32) for c in (one, full, more)}
-        assert time[module.TILE_ELEMENTS] == pytest.approx(10 * time[FULL])
+        time = {c.matrix_elements: kernel_ms(c, DEVICE, Precision.FP32) for c in (one, full, more)}
+        assert time[FUSED.tile_elements] == pytest.approx(10 * time[FULL])
         assert time[FULL + 1] > 1.5 * time[FULL]
-        assert group_ms(one, replace(DEVICE, sm_count=None), Precision.FP32) == pytest.approx(time[FULL])
+        assert kernel_ms(one, replace(DEVICE, sm_count=None), Precision.FP32) == pytest.approx(time[FULL])
 
     def test_nothing_to_do_takes_no_time(self) -> None:
-        assert group_ms(GroupCost(0, 0, 0, 0, 0, 0), DEVICE, Precision.FP16) == 0.0
+        assert kernel_ms(GroupCost(0, 0, 0, 0, 0, 0), DEVICE, Precision.FP16) == 0.0
 
     def test_a_cast_reads_four_bytes_and_writes_two(self) -> None:
-        moving = 6e6 / (100e6 * module.BANDWIDTH_EFFICIENCY)
-        assert cast_ms(1_000_000, DEVICE) == pytest.approx(moving + module.CAST_LAUNCH_SHARE * 2e-3)
+        moving = 6e6 / (100e6 * FUSED.bandwidth)
+        assert cast_ms(1_000_000, DEVICE) == pytest.approx(moving + FUSED.cast_launches * 2e-3)
+
+
+class TestExecution:
+    def test_partial_waves_take_their_share(self) -> None:
+        tile, target = UNFUSED.tile_elements, DEVICE  # 10 multiprocessors
+        shares = [UNFUSED.occupancy(elements, target) for elements in (0, 1, tile, 5 * tile, 10 * tile, 11 * tile)]
+        assert shares == pytest.approx([1.0, 0.1, 0.1, 0.5, 1.0, 1.0])
+        assert FUSED.occupancy(FULL + 1, target) == pytest.approx(11 / 20)
+        assert UNFUSED.occupancy(1, replace(target, sm_count=None)) == 1.0
+
+    def test_its_shares_scale_the_peaks(self) -> None:
+        half = replace(UNFUSED, fp32_matrix=UNFUSED.fp32_matrix / 2, bandwidth=UNFUSED.bandwidth / 2)
+        for cost in (GroupCost(8e9, 0, 4, 2, 10**9, 0), GroupCost(0, 0, 4e8, 2e8, 0, 0)):
+            one, other = (kernel_ms(cost, DEVICE, Precision.FP32, execution) for execution in (UNFUSED, half))
+            assert other == pytest.approx(2 * one)
+        assert cast_ms(10**6, DEVICE, half) > cast_ms(10**6, DEVICE, UNFUSED) > cast_ms(10**6, DEVICE)
+
+    def test_unfused_steps_launch_and_move_for_themselves(self, tmp_path: Path) -> None:
+        model = branched(tmp_path / "m.onnx")
+        groups = find_groups(model)
+        shapes = {"x": (4096, 64)}
+        same = replace(FUSED, is_fused=False)
+        fused, unfused = (roofline(model, groups, DEVICE, shapes, execution) for execution in (FUSED, same))
+        assert unfused.base_ms > fused.base_ms
+        assert unfused.boundaries == fused.boundaries
+
+    def test_against_latencies_measured_on_an_h200(self) -> None:
+        """The smallest of the models that were measured, all of it launches; the others are in benchmarks/roofline."""
+        measured = json.loads((BENCHMARKS / "results/h200_plans_digits_vit.json").read_text())
+        model = load_model(BENCHMARKS / "models/digits_vit.onnx")
+        groups = find_groups(model)
+        shapes = {name: tuple(shape) for name, shape in measured["shapes"].items()}
+        terms = roofline(model, groups, load_target("h200"), shapes, UNFUSED)
+        fp16 = [{groups[k].id for k, bit in enumerate(p["precision"]) if bit == "1"} for p in measured["plans"]]
+        predicted = np.array([terms.predict(plan_of(model, groups, chosen)) for chosen in fp16])
+        taken = np.array([plan["latency_ms"] for plan in measured["plans"]])
+        assert np.all((predicted > 0.5 * taken) & (predicted < 2.0 * taken))
+        random = [k for k, plan in enumerate(measured["plans"]) if plan["kind"] == "random"]
+        signs = [np.sign(ms[random][:, None] - ms[random]) for ms in (predicted, taken)]
+        assert np.mean(signs[0] * signs[1]) > 0.7  # Kendall's tau
 
 
 class TestLaw:
