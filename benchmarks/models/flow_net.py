@@ -130,9 +130,8 @@ def draw_weights(model: FlowNet, seed: int) -> None:
             nn.init.normal_(module.weight, 0.0, 0.5)
             module.weight.data.exp_()
             nn.init.normal_(module.bias, 0.0, 0.1)
-    with (
-        torch.no_grad()
-    ):  # else attention is all or nothing, and magnifies every rounding, as none does that was trained
+    # Else attention is all or nothing, and magnifies every rounding, as none does that was trained.
+    with torch.no_grad():
         model.out.weight *= 0.4
         for name, parameter in model.named_parameters():
             if name.endswith(("query.weight", "key.weight")):
@@ -161,6 +160,7 @@ def main() -> None:
     parser.add_argument("--opset", type=int, default=17)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    torch.manual_seed(options.seed)  # biases are drawn when layers are made
     model = FlowNet()
     draw_weights(model, options.seed)
     settle_norms(model, *map(torch.from_numpy, frame_pairs(8, options.seed + 2)))

@@ -40,9 +40,6 @@ def spawn(
             _spawner = (os.getpid(), ThreadPoolExecutor(1, thread_name_prefix="mptune-spawn"))
         executor = _spawner[1]
 
-    # The working directory must not shadow modules (Python 3.11 and up); the import path is the parent's.
-    python_path = {"PYTHONPATH": os.pathsep.join(absolute_sys_path()), "PYTHONSAFEPATH": "1"}
-
     def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             command,

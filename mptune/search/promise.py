@@ -18,7 +18,7 @@ from mptune.search.surrogate import (
 )
 
 _DRAWS, _ROUGH = 32, 3
-"""Fewer let the choice fall on plans that the draws happen to flatter: at 8 that loses 0.006 at 120 groups."""
+"""Fewer let the choice fall on plans that the draws happen to flatter."""
 
 
 class Box:

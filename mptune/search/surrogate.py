@@ -170,7 +170,8 @@ class LatencyModel:
         best = -math.inf
         tried = product(_GAIN_WIDTHS, _SHARED if alike.any() else _SHARED[:1], _LAW_NOISES)
         for width, shared, law in [(1e-4, 0.0, 1e-6)] if prior.exact else tried:
-            sd = np.append(width * math.sqrt(1.0 - shared) * unit, np.full(alike.shape[1], width * math.sqrt(shared) + 1e-9))
+            own, common = width * math.sqrt(1.0 - shared), width * math.sqrt(shared) + 1e-9
+            sd = np.append(own * unit, np.full(alike.shape[1], common))
             # All savings are told against one timing of the baseline, and share its miss.
             sd[len(unit) - 1] = math.hypot(width * unit[-1], seen.base_sd_ms)
             model = Linear(mean, sd)
