@@ -19,7 +19,7 @@ REASON_WORDS = {
     Reason.PINNED: "pinned",
     Reason.OVERFLOW: "overflow",
     Reason.ERROR: "error",
-    Reason.BOUNDARIES: "casts",
+    Reason.BOUNDARIES: "Casts",
     Reason.UNTRIED: "not tried",
     Reason.UNKNOWN: "unknown",
 }
@@ -94,7 +94,7 @@ def cut_front(text: str, width: int) -> str:
 
 
 def reason_counts(kept: Iterable[Kept], most: int = len(Reason)) -> str:
-    """How many groups stay FP32 for which reason, such as ``12 error 2 casts``.
+    """How many groups stay FP32 for which reason, such as ``12 error, 2 Casts``.
 
     Args:
         kept: the groups.
@@ -102,7 +102,7 @@ def reason_counts(kept: Iterable[Kept], most: int = len(Reason)) -> str:
     """
     counts = Counter(group.reason for group in kept)
     told = [reason for reason, _ in counts.most_common(most)]
-    return " ".join(f"{counts[reason]} {word}" for reason, word in REASON_WORDS.items() if reason in told)
+    return ", ".join(f"{counts[reason]} {word}" for reason, word in REASON_WORDS.items() if reason in told)
 
 
 def id_ranges(ids: Iterable[str], every: Iterable[str]) -> str:

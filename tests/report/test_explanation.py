@@ -91,7 +91,7 @@ def test_the_groups_fit_and_are_complete(
     assert all(len(line) <= columns for line in table)
     assert len(table) == 2 + len(bench.groups)
     for group in bench.groups:
-        assert any(line.startswith(group.id) and line.rstrip().endswith(("FP16", "FP32: casts")) for line in table)
+        assert any(line.startswith(group.id) and line.rstrip().endswith(("FP16", "FP32: Casts")) for line in table)
     assert ("Casts ms" in text) == (columns == 140)
     assert "not finite" in table[2]
     assert "gains: from the roofline and 48 builds" in text
@@ -134,7 +134,7 @@ def test_reasons_are_counted_and_ranked() -> None:
         Kept("g4", "e", Reason.OVERFLOW, "o", math.inf),
     ]
     assert [k.group for k in weightiest(kept)] == ["g4", "g2", "g1", "g3", "g0"]
-    assert reason_counts(kept) == "1 pinned 1 overflow 2 error 1 casts"
+    assert reason_counts(kept) == "1 pinned, 1 overflow, 2 error, 1 Casts"
     assert reason_counts(kept, most=1) == "2 error"
     assert reason_counts([]) == ""
 
