@@ -99,15 +99,15 @@ def _kept(front: Front) -> list[tuple[str, str]]:
 
 
 def _written(front: Front) -> list[tuple[str, str]]:
-    directory = front.run_dir
-    written = []
-    if (directory / "chosen" / "model.onnx").exists():
-        written.append(("model", f"{short_path(directory / 'chosen' / 'model.onnx')}"))
-        written.append(("try it", f"python {short_path(directory / 'chosen' / 'infer.py')}"))
-    if (directory / "report.html").exists():
-        written.append(("page", f"{short_path(directory / 'report.html')}"))
+    chosen, page = front.run_dir / "chosen", front.run_dir / "report.html"
+    files = (("model", chosen / "model.onnx"), ("engine", chosen / "model.engine"), ("try it", chosen / "infer.py"))
+    written = [
+        (name, f"{'python ' * (name == 'try it')}{short_path(path)}")
+        for name, path in (*files, ("page", page))
+        if path.exists()
+    ]
     other = "--max-error X, --max-latency-ms X, --knee or --plan ID"
-    return [*written, ("another", f"mptune pick {short_path(directory)} with {other}")]
+    return [*written, ("another", f"mptune pick {short_path(front.run_dir)} with {other}")]
 
 
 def _because(front: Front, evaluation: Evaluation) -> str:

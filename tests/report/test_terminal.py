@@ -83,9 +83,12 @@ def test_says_what_was_written_and_what_comes_next(
     monkeypatch.chdir(run_dir.parent)
     assert "infer.py" not in printed(front, monkeypatch)
     (run_dir / "chosen").mkdir()
-    (run_dir / "chosen" / "model.onnx").touch()
-    (run_dir / "report.html").touch()
+    for name in ("chosen/model.onnx", "chosen/infer.py", "report.html"):
+        (run_dir / name).touch()
+    assert "engine   model.mptune" not in printed(front, monkeypatch)
+    (run_dir / "chosen" / "model.engine").touch()
     text = printed(front, monkeypatch)
+    assert "engine   model.mptune/chosen/model.engine" in text
     assert "try it   python model.mptune/chosen/infer.py" in text
     assert "page     model.mptune/report.html" in text
     assert "mptune pick model.mptune with --max-error X" in text
