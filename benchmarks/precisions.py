@@ -16,7 +16,8 @@ import numpy as np
 from benchmarks.common import save, workspace
 from mptune.data.accuracy import compare_outputs
 from mptune.data.calibration import read_samples
-from mptune.engines.onnxruntime import SessionOptions, open_session
+from mptune.engines.onnxruntime import open_session
+from mptune.engines.ort_session import SessionOptions
 from mptune.graph.groups import find_groups
 from mptune.graph.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan

@@ -20,7 +20,8 @@ from mptune.engines.base import Stage
 from mptune.engines.child import WorkerState
 from mptune.engines.jobs import Outputs, relative_l2
 from mptune.engines.latency import Latency, Repetitions
-from mptune.engines.onnxruntime import OrtSession, Provider, SessionOptions, open_session
+from mptune.engines.onnxruntime import open_session
+from mptune.engines.ort_session import OrtSession, Provider, SessionOptions
 from mptune.settings import LatencySettings
 
 BASELINE_EVERY = 6

@@ -21,7 +21,8 @@ from mptune.data.accuracy import OutputError
 from mptune.engines.base import Failure, SampleSet, Stage, Workspace
 from mptune.engines.child import Job, WorkerState
 from mptune.engines.jobs import Feed, Outputs, cached_samples, file_identity, output_error
-from mptune.engines.onnxruntime import OrtSession, Provider, SessionOptions, open_session
+from mptune.engines.onnxruntime import open_session
+from mptune.engines.ort_session import OrtSession, Provider, SessionOptions
 from mptune.graph.emulate import Emulator
 from mptune.graph.groups import LayerGroup
 from mptune.graph.model import Model

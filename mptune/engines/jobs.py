@@ -21,7 +21,8 @@ from mptune.engines.base import EngineError, FailureKind, ReferenceReport, Sessi
 from mptune.engines.child import WorkerState
 from mptune.engines.environment import GpuState, foreign_gpu_processes, process_warnings, read_gpus, state_warnings
 from mptune.engines.latency import Latency, Repetitions, summarise
-from mptune.engines.onnxruntime import PROVIDERS, OrtSession, Provider, SessionOptions, open_session
+from mptune.engines.onnxruntime import open_session
+from mptune.engines.ort_session import PROVIDERS, OrtSession, Provider, SessionOptions
 from mptune.graph.observe import Tap
 from mptune.settings import LatencySettings
 

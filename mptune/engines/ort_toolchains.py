@@ -26,7 +26,8 @@ from mptune.engines.base import (
 from mptune.engines.environment import Environment, describe_environment
 from mptune.engines.jobs import MeasureJob, MeasureResult, ObserveJob, ReferenceJob
 from mptune.engines.latency import Latency, Repetitions
-from mptune.engines.onnxruntime import NO_TF32, Provider
+from mptune.engines.ort_cuda import NO_TF32
+from mptune.engines.ort_session import Provider
 from mptune.engines.worker import Worker
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import SearchSettings

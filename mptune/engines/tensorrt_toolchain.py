@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mptune.engines.base import Failure, Measurement, SampleSet, Stage, Workspace
 from mptune.engines.jobs import MeasureResult
 from mptune.engines.latency import Repetitions
-from mptune.engines.onnxruntime import Provider
+from mptune.engines.ort_session import Provider
 from mptune.engines.ort_toolchains import OnnxRuntimeToolchain, PredictedToolchain
 from mptune.engines.tensorrt import Kind
 from mptune.engines.tensorrt_builder import BuildOptions

@@ -12,7 +12,9 @@ from onnx import TensorProto, helper
 
 from mptune.engines.base import EngineError, Session
 from mptune.engines.latency import Repetitions
-from mptune.engines.onnxruntime import Provider, SessionOptions, graph_obstacle, open_session
+from mptune.engines.onnxruntime import open_session
+from mptune.engines.ort_cuda import graph_obstacle
+from mptune.engines.ort_session import Provider, SessionOptions
 from mptune.engines.tensorrt import RTX_CAPABILITIES, Kind, load_library
 from mptune.engines.tensorrt_builder import BuildOptions, build_engine
 from mptune.engines.tensorrt_session import EngineOptions, TensorRtSession

@@ -10,7 +10,8 @@ from mptune.engines import cuda
 from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.child import WorkerState
 from mptune.engines.latency import Repetitions, monotonic_ms
-from mptune.engines.onnxruntime import NO_TF32, CudaSession, SessionOptions
+from mptune.engines.ort_cuda import NO_TF32, CudaSession
+from mptune.engines.ort_session import SessionOptions
 from mptune.engines.worker import Worker
 from mptune.settings import LatencySettings
 

@@ -15,7 +15,7 @@ from mptune.engines.base import EngineError, Failure, FailureKind, Stage, Worksp
 from mptune.engines.child import WorkerState
 from mptune.engines.emulation import Emulation, ErrorsJob, SwitchedErrorsJob, rows_per_sample
 from mptune.engines.jobs import ReferenceJob
-from mptune.engines.onnxruntime import Provider
+from mptune.engines.ort_session import Provider
 from mptune.graph.groups import find_groups
 from mptune.graph.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan

@@ -5,8 +5,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from mptune.engines.base import EngineError, FailureKind
-from mptune.engines.onnxruntime import SessionOptions, open_session
+from mptune.engines.onnxruntime import open_session
 from mptune.engines.ort_errors import classify, first_words
+from mptune.engines.ort_session import SessionOptions
 
 CASES = [
     (

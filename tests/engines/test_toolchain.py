@@ -12,7 +12,7 @@ import pytest
 
 from mptune.engines import toolchain
 from mptune.engines.base import Failure, FailureKind, Measurement, Stage, TensorRange, Workspace
-from mptune.engines.onnxruntime import Provider
+from mptune.engines.ort_session import Provider
 from mptune.engines.ort_toolchains import OnnxRuntimeToolchain, PredictedToolchain
 from mptune.engines.toolchain import choose_target, list_toolchains, open_toolchain
 from mptune.errors import TargetError
