@@ -34,10 +34,12 @@ from benchmarks.common import (
 )
 from benchmarks.common import workspace as make_workspace
 from benchmarks.measured_plans import random_plans
+from benchmarks.measuring import Emulating
 from mptune.data.accuracy import OutputError
 from mptune.engines.base import Workspace
 from mptune.engines.environment import read_gpus
-from mptune.engines.ort_toolchains import OnnxRuntimeToolchain, PredictedToolchain
+from mptune.engines.ort_session import Provider
+from mptune.engines.ort_toolchains import OnnxRuntimeToolchain
 from mptune.graph.groups import LayerGroup, find_groups
 from mptune.graph.model import Model, load_model
 from mptune.graph.plan import PrecisionPlan
@@ -106,11 +108,18 @@ def measure(space: Workspace, model: Model, groups: Sequence[LayerGroup], random
     return pairs
 
 
+class _OfCuda(Emulating):
+    """Rounds where ONNX Runtime's CUDA provider does, which is what was measured, on whatever device it runs."""
+
+    _timed_by = "cuda"
+
+
 def emulate(
     space: Workspace, model: Model, groups: Sequence[LayerGroup], plans: Sequence[PrecisionPlan], *, few: bool
 ) -> list[float]:
-    provider = "cuda" if read_gpus() else "cpu"
-    with PredictedToolchain(load_target("h200"), space, model, groups, SearchSettings(), provider) as toolchain:  # type: ignore[arg-type]
+    provider: Provider = "cuda" if read_gpus() else "cpu"
+    toolchain = _OfCuda(load_target("h200"), space, model, groups, SearchSettings(), provider)
+    with toolchain:
         require(toolchain.reference("search"))
         require(toolchain.observe())
         started = time.perf_counter()
@@ -118,7 +127,7 @@ def emulate(
             parts = [plans[k : k + _AT_A_TIME] for k in range(0, len(plans), _AT_A_TIME)]
             errors = [error for part in parts for error in require(toolchain.emulate(part))]
         else:
-            errors = [require(toolchain.evaluate(plan)).error for plan in plans]
+            errors = [toolchain.emulate_all(plan) for plan in plans]
         taken_s = time.perf_counter() - started
         samples = len(next(iter(next(iter(errors[0].per_output.values())).values())))
         print(f"{len(plans)} plans emulated on {samples} samples each in {taken_s:.1f} s ({provider})")

@@ -12,14 +12,12 @@ errors are this network's.
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
 import numpy as np
 import torch
 from scipy.ndimage import map_coordinates, zoom
 from torch import nn
 
+from benchmarks.models.exporting import export, parse
 from benchmarks.models.resnet50 import settle_norms
 from benchmarks.models.vit_s import natural_noise
 
@@ -153,28 +151,13 @@ def frame_pairs(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("flow_net"), help="written with the suffixes .onnx and .npz")
-    parser.add_argument("--batch", type=int, default=8, help="static batch")
-    parser.add_argument("--samples", type=int, default=16, help="calibration batches")
-    parser.add_argument("--opset", type=int, default=17)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = parse(__doc__, "flow_net")
     torch.manual_seed(options.seed)  # biases are drawn when layers are made
     model = FlowNet()
     draw_weights(model, options.seed)
     settle_norms(model, *map(torch.from_numpy, frame_pairs(8, options.seed + 2)))
     first, second = frame_pairs(options.batch * options.samples, options.seed + 1)
-    torch.onnx.export(
-        model,
-        (torch.from_numpy(first[: options.batch]), torch.from_numpy(second[: options.batch])),
-        str(options.out.with_suffix(".onnx")),
-        opset_version=options.opset,
-        input_names=["image1", "image2"],
-        output_names=["flow"],
-        dynamo=False,
-    )
-    np.savez(options.out.with_suffix(".npz"), image1=first, image2=second)
+    export(model, options, {"image1": first, "image2": second}, ["flow"])
 
 
 if __name__ == "__main__":

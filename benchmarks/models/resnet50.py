@@ -11,14 +11,11 @@ this network's, not a trained one's.
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
-import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.models.vit_s import SIDE, natural_noise
+from benchmarks.models.exporting import export, parse
+from benchmarks.models.vit_s import natural_noise
 
 STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
 """Width, blocks and stride of each stage."""
@@ -89,26 +86,12 @@ def settle_norms(model: nn.Module, *inputs: torch.Tensor) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("resnet50"), help="written with the suffixes .onnx and .npz")
-    parser.add_argument("--batch", type=int, default=8, help="static batch")
-    parser.add_argument("--samples", type=int, default=16, help="calibration batches")
-    parser.add_argument("--opset", type=int, default=17)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = parse(__doc__, "resnet50")
     model = ResNet50()
     draw_weights(model, options.seed)
     settle_norms(model, torch.from_numpy(natural_noise(16, options.seed + 2)))
-    torch.onnx.export(
-        model,
-        (torch.zeros(options.batch, 3, SIDE, SIDE),),
-        str(options.out.with_suffix(".onnx")),
-        opset_version=options.opset,
-        input_names=["image"],
-        output_names=["logits"],
-        dynamo=False,
-    )
-    np.savez(options.out.with_suffix(".npz"), image=natural_noise(options.batch * options.samples, options.seed + 1))
+    images = natural_noise(options.batch * options.samples, options.seed + 1)
+    export(model, options, {"image": images}, ["logits"])
 
 
 if __name__ == "__main__":

@@ -9,12 +9,11 @@ the mask hides. Latency does not depend on either; errors are this network's, no
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
 import numpy as np
 import torch
 from torch import nn
+
+from benchmarks.models.exporting import export, parse
 
 VOCABULARY, LENGTH, WIDTH, DEPTH, HEADS = 8192, 128, 384, 6, 6
 MASKED = -1e4
@@ -80,26 +79,11 @@ def token_batches(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("text_encoder"), help="written with suffixes .onnx and .npz")
-    parser.add_argument("--batch", type=int, default=8, help="static batch")
-    parser.add_argument("--samples", type=int, default=16, help="calibration batches")
-    parser.add_argument("--opset", type=int, default=17)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = parse(__doc__, "text_encoder")
     model = TextEncoder().eval()
     draw_weights(model, options.seed)
     ids, mask = token_batches(options.batch * options.samples, options.seed + 1)
-    torch.onnx.export(
-        model,
-        (torch.from_numpy(ids[: options.batch]), torch.from_numpy(mask[: options.batch])),
-        str(options.out.with_suffix(".onnx")),
-        opset_version=options.opset,
-        input_names=["input_ids", "attention_mask"],
-        output_names=["last_hidden_state", "pooled"],
-        dynamo=False,
-    )
-    np.savez(options.out.with_suffix(".npz"), input_ids=ids, attention_mask=mask)
+    export(model, options, {"input_ids": ids, "attention_mask": mask}, ["last_hidden_state", "pooled"])
 
 
 if __name__ == "__main__":

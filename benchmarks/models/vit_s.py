@@ -5,17 +5,16 @@ paper's code initialises them, and norm gains log-normal, so that the blocks dif
 1/f noise, the spectrum of natural scenes (Field 1987), normalised per channel. Latency does not depend on either;
 errors are this network's, not a trained one's.
 
-    python benchmarks/models/vit_s.py --out vit_s --batch 8     # vit_s.onnx (88 MB) and vit_s.npz
+    python -m benchmarks.models.vit_s --out vit_s --batch 8     # vit_s.onnx (88 MB) and vit_s.npz
 """
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
 import numpy as np
 import torch
 from torch import nn
+
+from benchmarks.models.exporting import export, parse
 
 SIDE, PATCH = 224, 16
 
@@ -78,26 +77,11 @@ def natural_noise(count: int, seed: int, size: tuple[int, int] = (SIDE, SIDE)) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("vit_s"), help="written with the suffixes .onnx and .npz")
-    parser.add_argument("--batch", type=int, default=8, help="static batch")
-    parser.add_argument("--samples", type=int, default=16, help="calibration batches")
-    parser.add_argument("--opset", type=int, default=17)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = parse(__doc__, "vit_s")
     model = VisionTransformer().eval()
     draw_weights(model, options.seed)
-    image = torch.zeros(options.batch, 3, SIDE, SIDE)
-    torch.onnx.export(
-        model,
-        (image,),
-        str(options.out.with_suffix(".onnx")),
-        opset_version=options.opset,
-        input_names=["image"],
-        output_names=["logits"],
-        dynamo=False,
-    )
-    np.savez(options.out.with_suffix(".npz"), image=natural_noise(options.batch * options.samples, options.seed + 1))
+    images = natural_noise(options.batch * options.samples, options.seed + 1)
+    export(model, options, {"image": images}, ["logits"])
 
 
 if __name__ == "__main__":

@@ -245,25 +245,30 @@ class OnnxRuntimeToolchain(OrtToolchain):
     def __enter__(self) -> OnnxRuntimeToolchain:
         return self
 
+    @property
+    def _engine(self) -> str:
+        """What computes the candidates: a provider of ONNX Runtime, or the library that times them in its place."""
+        return self._timed_by or self.provider
+
     def environment(self) -> Environment:
         """See ``Toolchain``."""
         found = super().environment()
-        return found.with_warnings(CPU_WARNING) if (self._timed_by or self.provider) == "cpu" else found
+        return found.with_warnings(CPU_WARNING) if self._engine == "cpu" else found
 
     @property
     def emulation_holds(self) -> bool:
         """See ``Toolchain``; the CPU provider computes FP16 in FP32, and leaves out roundings between nodes."""
-        return (self._timed_by or self.provider) != "cpu"
+        return self._engine != "cpu"
 
     def _as_computed(self) -> tuple[Model, Sequence[LayerGroup]]:
-        if (self._timed_by or self.provider) != "cuda":
+        if self._engine != "cuda":
             return super()._as_computed()
         from mptune.graph.spelled import spell_out
 
         return spell_out(self._model, self._groups)
 
     def _fuses(self) -> bool:
-        return (self._timed_by or self.provider) != "cuda"  # UNFUSED counts the CUDA provider's kernels
+        return self._engine != "cuda"  # UNFUSED counts the CUDA provider's kernels
 
     def evaluate(self, plan: PrecisionPlan, which: SampleSet = "search") -> Measurement | Failure:
         """See ``Toolchain``."""
@@ -336,7 +341,7 @@ class OnnxRuntimeToolchain(OrtToolchain):
 
     @property
     def _record_path(self) -> Path:
-        device = re.sub(r"[^a-z0-9]+", "-", f"{self._timed_by or self.provider} {self.device}".lower()).strip("-")
+        device = re.sub(r"[^a-z0-9]+", "-", f"{self._engine} {self.device}".lower()).strip("-")
         return self.workspace.data_dir / f"timing-{device}.json"
 
     def _read_record(self) -> TimingRecord | None:

@@ -10,7 +10,7 @@ from mptune.engines.base import Failure, Measurement, SampleSet, Stage, Workspac
 from mptune.engines.jobs import MeasureResult
 from mptune.engines.latency import Repetitions
 from mptune.engines.ort_session import Provider
-from mptune.engines.ort_toolchains import OnnxRuntimeToolchain, PredictedToolchain
+from mptune.engines.ort_toolchains import OnnxRuntimeToolchain, OrtToolchain, PredictedToolchain
 from mptune.engines.tensorrt import Kind
 from mptune.engines.tensorrt_builder import BuildOptions
 from mptune.engines.tensorrt_jobs import LibraryReport, MeasureEngineJob
@@ -27,7 +27,17 @@ _TIMING_CACHE = "timing.cache"
 _RUNTIME_CACHE = "runtime.cache"
 
 
-class TensorRtToolchain(OnnxRuntimeToolchain):
+class _Storing(OrtToolchain):
+    """Keeps the engines that it builds."""
+
+    def _open_store(self, options: BuildOptions, version: str) -> EngineStore:
+        timeout_s = self.settings.worker.build_timeout_s
+        return EngineStore(
+            self._worker, self.workspace, self._model, self._groups, self._weight_bank, options, version, timeout_s
+        )
+
+
+class TensorRtToolchain(_Storing, OnnxRuntimeToolchain):
     """Builds, computes and times with TensorRT or TensorRT-RTX on the GPU here.
 
     The reference, the observed ranges and emulated errors stay ONNX Runtime's.
@@ -66,10 +76,7 @@ class TensorRtToolchain(OnnxRuntimeToolchain):
         self.name = self._timed_by = kind
         self._kind = kind
         options = _options(kind, workspace, settings, gpu.compute_capability if kind == "tensorrt-rtx" else None)
-        timeout_s = settings.worker.build_timeout_s
-        self._store = EngineStore(
-            self._worker, workspace, model, groups, self._weight_bank, options, library.version, timeout_s
-        )
+        self._store = self._open_store(options, library.version)
         self._fp32 = PrecisionPlan.uniform(model.sha256, (group.id for group in groups), Precision.FP32)
 
     def __enter__(self) -> TensorRtToolchain:
@@ -108,7 +115,7 @@ class TensorRtToolchain(OnnxRuntimeToolchain):
         return self._worker.call(job, self.timeout_s)
 
 
-class AheadToolchain(PredictedToolchain):
+class AheadToolchain(_Storing, PredictedToolchain):
     """Builds TensorRT-RTX engines for a GPU that is not here, beside predicted latencies and emulated errors.
 
     A plan whose engine cannot be built has failed, whatever its prediction.
@@ -130,10 +137,7 @@ class AheadToolchain(PredictedToolchain):
         super().__init__(target, workspace, model, groups, settings, provider, (*warnings, *library.warnings))
         self.name = "tensorrt-rtx"
         options = _options("tensorrt-rtx", workspace, settings, target.compute_capability)
-        timeout_s = settings.worker.build_timeout_s
-        self._store = EngineStore(
-            self._worker, workspace, model, groups, self._weight_bank, options, library.version, timeout_s
-        )
+        self._store = self._open_store(options, library.version)
 
     def __enter__(self) -> AheadToolchain:
         return self

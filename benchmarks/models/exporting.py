@@ -1,0 +1,45 @@
+"""What the scripts of torch models have in common: their options, and the two files that they write."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+
+def parse(description: str | None, stem: str) -> argparse.Namespace:
+    """The options ``out``, ``batch``, ``samples``, ``opset`` and ``seed``."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(stem), help="written with the suffixes .onnx and .npz")
+    parser.add_argument("--batch", type=int, default=8, help="static batch")
+    parser.add_argument("--samples", type=int, default=16, help="calibration batches")
+    parser.add_argument("--opset", type=int, default=17)
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+def export(
+    model: nn.Module, options: argparse.Namespace, samples: Mapping[str, np.ndarray], outputs: Sequence[str]
+) -> None:
+    """Write the model, traced with the first batch of the samples, and the samples.
+
+    Args:
+        model: in evaluation mode.
+        options: of ``parse``.
+        samples: input -> ``batch * samples`` rows.
+        outputs: names.
+    """
+    torch.onnx.export(
+        model,
+        tuple(torch.from_numpy(rows[: options.batch]) for rows in samples.values()),
+        str(options.out.with_suffix(".onnx")),
+        opset_version=options.opset,
+        input_names=list(samples),
+        output_names=list(outputs),
+        dynamo=False,
+    )
+    np.savez(options.out.with_suffix(".npz"), **samples)
