@@ -243,7 +243,8 @@ class LatencyModel:
 
 def _alike(prior: Prior) -> Floats:
     """How much of what is missed alike each term has of each kind, terms x kinds: squares of a row add up to 1 or 0."""
-    terms = [*prior.kinds, *(_kinds_of(tie, prior.kinds) for tie in prior.ties), ()] if prior.kinds else []
+    known = prior.kinds and not prior.exact  # what is exact misses nothing
+    terms = [*prior.kinds, *(_kinds_of(tie, prior.kinds) for tie in prior.ties), ()] if known else []
     columns = {kind: k for k, kind in enumerate(k for k, n in Counter(k for t in terms for k in t).items() if n > 1)}
     found = np.zeros((len(prior.groups) + len(prior.ties) + 1, len(columns)))
     for row, kinds in zip(found, terms, strict=False):
