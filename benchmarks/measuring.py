@@ -1,9 +1,9 @@
 """Build, time and compare many plans of one model on the device here, one after another and as quickly as may be.
 
-The worker that measures holds a lock while it times, and so does the one that emulates. The FP32 baseline is timed
-again every few plans, and latencies are told as of its first timing. More workers would open their sessions while
-another one times: on an H200 with ResNet-50, four of them made latencies differ by 8.7 % (standard deviation) from
-those of one.
+The worker that measures holds a lock while it times, and so does the one that emulates. Every plan is timed in turn
+with the FP32 baseline, as the tool does, and latencies are told as of the baseline's first timing. More workers would
+open their sessions while another one times: on an H200 with ResNet-50, four of them made latencies differ by 8.7 %
+(standard deviation) from those of one.
 """
 
 from __future__ import annotations

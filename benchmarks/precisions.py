@@ -2,7 +2,7 @@
 
     python -m benchmarks.precisions vit_s.onnx vit_s.npz --mixed vit_s.mptune/chosen/model.onnx
 
-ONNX Runtime's CUDA provider with CUDA graphs; the rounds are interleaved, and ratios are to FP32 of the same round.
+ONNX Runtime's CUDA provider with CUDA graphs; all are timed in turn, and ratios are to FP32 of the same round.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ import numpy as np
 from benchmarks.common import save, workspace
 from mptune.data.accuracy import compare_outputs
 from mptune.data.calibration import read_samples
+from mptune.engines.latency import calibrate, monotonic_ms, time_in_turn
 from mptune.engines.onnxruntime import open_session
 from mptune.engines.ort_session import SessionOptions
 from mptune.graph.groups import find_groups
 from mptune.graph.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.rewrite import Rewriter
+from mptune.settings import LatencySettings
 
 
 def main() -> None:
@@ -48,10 +50,10 @@ def main() -> None:
         sessions = {n: open_session(p, SessionOptions(options.provider, tf32=t)) for n, (p, t) in cases.items()}
         samples = read_samples(space.samples("search"))
         reference = [sessions["FP32"].run(s) for s in samples]
-        repetitions = sessions["FP32"].calibrate(samples[0])
-        rounds = [
-            {n: s.time(samples[0], repetitions).median_ms for n, s in sessions.items()} for _ in range(options.rounds)
-        ]
+        watches = {n: s.stopwatch(samples[0]) for n, s in sessions.items()}
+        repetitions = calibrate(watches["FP32"].run_once, monotonic_ms, LatencySettings())
+        timed = [time_in_turn(list(watches.values()), repetitions) for _ in range(options.rounds)]
+        rounds = [{n: latency.median_ms for n, latency in zip(watches, taken, strict=True)} for taken in timed]
         rows = {}
         for name, session in sessions.items():
             error = compare_outputs([session.run(s) for s in samples], reference).value("relative_l2")

@@ -19,13 +19,10 @@ from mptune.data.calibration import read_outputs, read_samples
 from mptune.engines.base import Stage
 from mptune.engines.child import WorkerState
 from mptune.engines.jobs import Outputs, relative_l2
-from mptune.engines.latency import Latency, Repetitions
+from mptune.engines.latency import Latency, Repetitions, calibrate, monotonic_ms, time_in_turn
 from mptune.engines.onnxruntime import open_session
 from mptune.engines.ort_session import OrtSession, Provider, SessionOptions
 from mptune.settings import LatencySettings
-
-BASELINE_EVERY = 6
-"""Plans per worker between two timings of the FP32 baseline: an H200 slows down by 3 % in its first seconds of work."""
 
 FIRST_WARMUP_MS, WARMUP_MS = 1500.0, 15.0
 """Before calibrating, for the clocks; before a candidate, whose first runs have warmed it up already."""
@@ -41,31 +38,13 @@ def alone(lock: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Timed:
-    """What ``TimeJob`` found: the candidate's latency and the last of the baseline in this worker, errors, seconds."""
+    """What ``TimeJob`` found: the latencies of the candidate and, taken in turn, of the baseline; errors, seconds."""
 
     latency: Latency
     baseline: Latency
     error: OutputError
     build_s: float
     device_s: float
-
-
-class _Baseline:
-    """The FP32 session of a worker, and when it was timed last."""
-
-    def __init__(self, session: OrtSession) -> None:
-        self.session = session
-        self.latency: Latency | None = None
-        self.age = 0
-
-    def close(self) -> None:
-        self.session.close()
-
-    def timed(self, feed: dict[str, np.ndarray], repetitions: Repetitions) -> Latency:
-        if self.latency is None or self.age >= BASELINE_EVERY:
-            self.latency, self.age = self.session.time(feed, repetitions), 0
-        self.age += 1
-        return self.latency
 
 
 @dataclass(frozen=True)
@@ -91,25 +70,26 @@ class ReadyJob:
         samples = state.cached("samples", self.samples, partial(read_samples, self.samples))
         baseline = _baseline(state, self.baseline, self.provider, self.latency)
         with alone(self.lock):
-            found = baseline.session.calibrate(samples[0])
+            watch = baseline.stopwatch(samples[0])
+            found = calibrate(watch.run_once, monotonic_ms, self.latency)
             share = WARMUP_MS / self.latency.warmup_ms
             warmups = max(1, math.ceil(found.warmup_iterations * share))
             repetitions = self.repetitions or replace(found, warmup_iterations=warmups, warmup_ms=WARMUP_MS)
-            baseline_ms = baseline.timed(samples[0], repetitions).median_ms
+            baseline_ms = time_in_turn([watch], repetitions, self.latency)[0].median_ms
         # Every session collects garbage when it closes, among all that was ever imported: 25 ms each time.
         gc.collect()
         gc.freeze()
         return Ready(repetitions, baseline_ms)
 
 
-def _baseline(state: WorkerState, path: Path, provider: Provider, latency: LatencySettings) -> _Baseline:
+def _baseline(state: WorkerState, path: Path, provider: Provider, latency: LatencySettings) -> OrtSession:
     options = SessionOptions(provider, latency=latency)
-    return state.cached("baseline", path, lambda: _Baseline(open_session(path, options)))
+    return state.cached("baseline", path, lambda: open_session(path, options))
 
 
 @dataclass(frozen=True)
 class TimeJob:
-    """Open a candidate's session, run it on all samples, and time it on the first.
+    """Open a candidate's session, run it on all samples, and time it in turn with the baseline on the first.
 
     ``statistics`` takes all of them and not the relative L2 error alone; ``tf32`` is for the candidate alone.
     """
@@ -136,9 +116,9 @@ class TimeJob:
             with alone(self.lock):
                 state.enter(Stage.TIME)
                 started = time.perf_counter()
-                baseline = base.timed(samples[0], self.repetitions)
                 outputs = [candidate.run(sample) for sample in samples]  # the first run chooses and loads kernels
-                latency = candidate.time(samples[0], self.repetitions)
+                watches = [session.stopwatch(samples[0]) for session in (base, candidate)]
+                baseline, latency = time_in_turn(watches, self.repetitions, self.latency)
                 device_s = time.perf_counter() - started
             error = compare_outputs(outputs, wanted) if self.statistics else objective(outputs, wanted)
         finally:

@@ -17,7 +17,7 @@ import numpy as np
 
 from mptune.data.accuracy import OutputError
 from mptune.engines.environment import Environment
-from mptune.engines.latency import Latency, Repetitions
+from mptune.engines.latency import Latency, Stopwatch
 from mptune.graph.plan import PrecisionPlan
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ class Measurement:
 class Session(Protocol):
     """A loaded engine, inside the worker. Closing it frees what it holds on the device.
 
-    ``run`` and ``time`` are synchronous for the caller: when they return, the device has finished. What goes wrong
+    ``run`` and the stopwatch are synchronous for the caller: when they return, the device has finished. What goes wrong
     is raised as ``EngineError`` (or a bare ``MemoryError``). ``close`` is idempotent.
     """
 
@@ -239,12 +239,8 @@ class Session(Protocol):
         """Compute all outputs, by name, on the host."""
         ...
 
-    def calibrate(self, feeds: Mapping[str, np.ndarray]) -> Repetitions:
-        """Find how often to repeat. Called on the baseline only; candidates get the baseline's repetitions."""
-        ...
-
-    def time(self, feeds: Mapping[str, np.ndarray], repetitions: Repetitions) -> Latency:
-        """Time the engine alone, with the data already on the device."""
+    def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> Stopwatch:
+        """Put the data on the device, ready to time the engine alone. Valid until the session gets other feeds."""
         ...
 
     def close(self) -> None:

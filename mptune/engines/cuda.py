@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from mptune.engines.base import EngineError, FailureKind
-from mptune.engines.latency import Repetitions, warm_up
 
 INSTALL = "pip install 'mptune[cuda]'"
 
@@ -265,40 +264,60 @@ class DeviceBuffer:
             runtime().cudaFree(address)
 
 
-def time_on_stream(
-    enqueue: Callable[[], None], stream: Stream, repetitions: Repetitions, clock: Callable[[], float]
-) -> tuple[tuple[float, ...], float]:
-    """Warm up, then time executions by events around them on their stream.
+class StreamStopwatch:
+    """Times executions by events around each of them on their stream, as trtexec does. Implements ``Stopwatch``."""
 
-    At most two values are in flight, as in trtexec: the device never waits for the host, and the queue stays short.
+    def __init__(
+        self,
+        enqueue: Callable[[], None],
+        stream: Stream,
+        clock: Callable[[], float],
+        transfer_ms: float | None = None,
+        *,
+        waits: bool = False,
+    ) -> None:
+        """Keep what it takes.
 
-    Returns:
-        milliseconds per execution, and the median host time of one enqueue in milliseconds.
-    """
+        Args:
+            enqueue: puts one execution on the stream.
+            stream: where it goes.
+            clock: of the host, in milliseconds.
+            transfer_ms: see ``Stopwatch``.
+            waits: ``enqueue`` returns when the execution has ended: its time is no host work.
+        """
+        self.transfer_ms = transfer_ms
+        self._enqueue = enqueue
+        self._stream = stream
+        self._clock = clock
+        self._waits = waits
+        self._enqueue_ms: list[float] = []
 
-    def run_once() -> None:
-        enqueue()
-        stream.synchronize()
+    @property
+    def enqueue_ms(self) -> float | None:
+        """See ``Stopwatch``."""
+        return None if self._waits or not self._enqueue_ms else float(np.median(self._enqueue_ms))
 
-    warm_up(run_once, clock, repetitions)
-    pairs: list[tuple[Event, Event]] = []
-    enqueue_ms: list[float] = []
-    try:
-        for index in range(repetitions.iterations):
-            start, end = Event(), Event()
-            pairs.append((start, end))
-            if index >= 2:
-                pairs[index - 2][1].synchronize()
-            before = clock()
-            start.record(stream)
-            for _ in range(repetitions.executions_per_value):
-                enqueue()
-            end.record(stream)
-            enqueue_ms.append((clock() - before) / repetitions.executions_per_value)
-        stream.synchronize()
-        values = tuple(start.elapsed_ms(end) / repetitions.executions_per_value for start, end in pairs)
-    finally:
-        for pair in pairs:
-            for event in pair:
+    def run_once(self) -> None:
+        """See ``Stopwatch``."""
+        self._enqueue()
+        self._stream.synchronize()
+
+    def value_ms(self, executions: int) -> float:
+        """See ``Stopwatch``. The device never waits for the host in between, unless enqueueing takes longer."""
+        pairs: list[tuple[Event, Event]] = []
+        try:
+            for _ in range(executions):
+                pairs.append((Event(), Event()))
+            if executions > 1:
+                self._enqueue()
+            for start, end in pairs:
+                before = self._clock()
+                start.record(self._stream)
+                self._enqueue()
+                end.record(self._stream)
+                self._enqueue_ms.append(self._clock() - before)
+            self._stream.synchronize()
+            return float(np.mean([start.elapsed_ms(end) for start, end in pairs]))
+        finally:
+            for event in (event for pair in pairs for event in pair):
                 event.close()
-    return values, float(np.median(enqueue_ms))

@@ -20,7 +20,7 @@ from mptune.data.tasks import resolve_metric
 from mptune.engines.base import EngineError, FailureKind, ReferenceReport, Session, Stage, TensorRange
 from mptune.engines.child import WorkerState
 from mptune.engines.environment import GpuState, foreign_gpu_processes, process_warnings, read_gpus, state_warnings
-from mptune.engines.latency import Latency, Repetitions, summarise
+from mptune.engines.latency import Latency, Repetitions, calibrate, monotonic_ms, time_in_turn
 from mptune.engines.onnxruntime import open_session
 from mptune.engines.ort_session import PROVIDERS, OrtSession, Provider, SessionOptions
 from mptune.graph.observe import Tap
@@ -155,7 +155,7 @@ class MeasureResult:
 
     Attributes:
         latency: the candidate's, not corrected for drift.
-        baseline: the FP32 baseline's, right before and after.
+        baseline: the FP32 baseline's, taken in turn with it.
         repetitions: what both were taken with.
         error: the candidate's, from the session that was timed.
         build_s: seconds to the candidate's session.
@@ -172,7 +172,7 @@ class MeasureResult:
 
 @dataclass(frozen=True)
 class MeasureJob:
-    """Build a candidate, compute its outputs, and time it between two timings of the FP32 baseline.
+    """Build a candidate, compute its outputs, and time it in turn with the FP32 baseline.
 
     Attributes:
         model: the typed model of the plan.
@@ -212,17 +212,16 @@ class MeasureJob:
             outputs = [candidate.run(sample) for sample in cached_samples(state, self.samples)]
             error = output_error(state, outputs, self.reference, self.metric)
             state.enter(Stage.TIME)
-            repetitions = self.repetitions or baseline.calibrate(feed)
-            before = baseline.time(feed, repetitions)
-            latency = candidate.time(feed, repetitions)
+            watches = [session.stopwatch(feed) for session in (baseline, candidate)]
+            repetitions = self.repetitions or calibrate(watches[0].run_once, monotonic_ms, self.latency)
+            baseline_latency, latency = time_in_turn(watches, repetitions, self.latency)
             device_warnings = self._device_warnings(state)
-            after = baseline.time(feed, repetitions)
             warnings = (*candidate.warnings, *baseline.warnings, *self._compare(candidate, baseline), *device_warnings)
         finally:
             candidate.close()
         return MeasureResult(
             latency=latency,
-            baseline=_pooled(before, after, self.latency, repetitions),
+            baseline=baseline_latency,
             repetitions=repetitions,
             error=error,
             build_s=build_s,
@@ -350,13 +349,3 @@ def file_identity(path: Path) -> tuple[str, int, int]:
     """Changes when the file is written anew."""
     facts = path.stat()
     return str(path), facts.st_mtime_ns, facts.st_size
-
-
-def _pooled(before: Latency, after: Latency, settings: LatencySettings, repetitions: Repetitions) -> Latency:
-    """One latency from the values of both baseline timings."""
-    return summarise(
-        (*before.raw_ms, *after.raw_ms),
-        settings,
-        executions_per_value=repetitions.executions_per_value,
-        transfer_ms=before.transfer_ms,
-    )

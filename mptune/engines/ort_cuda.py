@@ -23,7 +23,7 @@ import numpy as np
 
 from mptune.engines import cuda
 from mptune.engines.base import EngineError, FailureKind
-from mptune.engines.latency import Latency, Repetitions, calibrate, monotonic_ms, summarise, time_on_host
+from mptune.engines.latency import HostStopwatch, Stopwatch, monotonic_ms
 from mptune.engines.ort_session import PROVIDERS, OrtSession, SessionOptions, translated
 
 _TRANSFER_VALUES = 5
@@ -76,33 +76,14 @@ class CudaSession(OrtSession):
             self._warn(f"no CUDA graph: {obstacle} cannot be captured, so latency contains launch costs; move it out")
         self._open(graph=wanted and obstacle is None, stream=reason is None)
 
-    def calibrate(self, feeds: Mapping[str, np.ndarray]) -> Repetitions:
-        """See ``Session``."""
-        enqueue = self._bound(feeds)
-
-        def run_once() -> None:
-            enqueue()
-            self._synchronize()
-
-        return calibrate(run_once, monotonic_ms, self.options.latency)
-
-    def time(self, feeds: Mapping[str, np.ndarray], repetitions: Repetitions) -> Latency:
+    def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> Stopwatch:
         """See ``Session``."""
         enqueue = self._bound(feeds)
         transfer_ms = self._time_transfers(feeds)
-        enqueue_ms: float | None = None
         if self._stream is None:
-            values = time_on_host(enqueue, monotonic_ms, repetitions)
-        else:
-            values, enqueue_ms = cuda.time_on_stream(enqueue, self._stream, repetitions, monotonic_ms)
-        return summarise(
-            values,
-            self.options.latency,
-            executions_per_value=repetitions.executions_per_value,
-            # A graph is one launch, and ONNX Runtime waits for its end inside it: that wait is no host work.
-            enqueue_ms=None if self._graph else enqueue_ms,
-            transfer_ms=transfer_ms,
-        )
+            return HostStopwatch(enqueue, transfer_ms=transfer_ms)
+        # A graph is one launch, and ONNX Runtime waits for its end inside it.
+        return cuda.StreamStopwatch(enqueue, self._stream, monotonic_ms, transfer_ms, waits=self._graph)
 
     def close(self) -> None:
         """See ``Session``."""

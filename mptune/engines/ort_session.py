@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mptune.engines.base import EngineError, FailureKind, Session
-from mptune.engines.latency import Latency, Repetitions, calibrate, monotonic_ms, summarise, time_on_host
+from mptune.engines.latency import HostStopwatch, Stopwatch
 from mptune.engines.ort_errors import translate
 from mptune.settings import LatencySettings
 
@@ -76,11 +76,7 @@ class OrtSession(ABC):
         return dict(zip(self.output_names, (np.asarray(value) for value in values), strict=True))
 
     @abstractmethod
-    def calibrate(self, feeds: Mapping[str, np.ndarray]) -> Repetitions:
-        """See ``Session``."""
-
-    @abstractmethod
-    def time(self, feeds: Mapping[str, np.ndarray], repetitions: Repetitions) -> Latency:
+    def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> Stopwatch:
         """See ``Session``."""
 
     def close(self) -> None:
@@ -108,6 +104,9 @@ class OrtSession(ABC):
         options.log_severity_level = _LOG_WARNING
         # Planned buffers corrupt FP16 norms from the second run on (microsoft/onnxruntime#27768).
         options.enable_mem_pattern = not self._on_cpu
+        if self._on_cpu:
+            # Threads that spin after one session's run take the cores from another one that is timed in turn with it.
+            options.add_session_config_entry("session.force_spinning_stop", "1")
         model = self._model if isinstance(self._model, bytes) else str(self._model)
         # Without enable_fallback=0 a CUDA failure becomes a slow CPU session behind the caller's back.
         # On the CPU this fusion crashes the process on an FP16 norm before an FP16 product (ONNX Runtime 1.31.1).
@@ -126,14 +125,9 @@ class CpuSession(OrtSession):
         super().__init__(model, options)
         self._session = self._load([PROVIDERS["cpu"]])
 
-    def calibrate(self, feeds: Mapping[str, np.ndarray]) -> Repetitions:
+    def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> Stopwatch:
         """See ``Session``."""
-        return calibrate(self._bound(feeds), monotonic_ms, self.options.latency)
-
-    def time(self, feeds: Mapping[str, np.ndarray], repetitions: Repetitions) -> Latency:
-        """See ``Session``."""
-        values = time_on_host(self._bound(feeds), monotonic_ms, repetitions)
-        return summarise(values, self.options.latency, executions_per_value=repetitions.executions_per_value)
+        return HostStopwatch(self._bound(feeds))
 
     def _bound(self, feeds: Mapping[str, np.ndarray]) -> Callable[[], None]:
         session = self._open_session()

@@ -12,7 +12,7 @@ import numpy as np
 
 from mptune.engines import cuda
 from mptune.engines.base import EngineError, FailureKind, Session
-from mptune.engines.latency import Latency, Repetitions, calibrate, monotonic_ms, summarise
+from mptune.engines.latency import Stopwatch, monotonic_ms
 from mptune.engines.tensorrt import Kind, Library, collector_paused, load_library, open_log
 from mptune.engines.tensorrt_cache import RuntimeCache
 from mptune.engines.tensorrt_errors import build_failure, made
@@ -115,29 +115,10 @@ class TensorRtSession:
         return found
 
     @collector_paused()
-    def calibrate(self, feeds: Mapping[str, np.ndarray]) -> Repetitions:
+    def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> Stopwatch:
         """See ``Session``."""
         launch, stream = self._launcher(feeds), self._opened()
-
-        def run_once() -> None:
-            launch()
-            stream.synchronize()
-
-        return calibrate(run_once, monotonic_ms, self.options.latency)
-
-    @collector_paused()
-    def time(self, feeds: Mapping[str, np.ndarray], repetitions: Repetitions) -> Latency:
-        """See ``Session``."""
-        launch, stream = self._launcher(feeds), self._opened()
-        transfer_ms = self._time_transfers(feeds)
-        values, enqueue_ms = cuda.time_on_stream(launch, stream, repetitions, monotonic_ms)
-        return summarise(
-            values,
-            self.options.latency,
-            executions_per_value=repetitions.executions_per_value,
-            enqueue_ms=enqueue_ms,
-            transfer_ms=transfer_ms,
-        )
+        return cuda.StreamStopwatch(launch, stream, monotonic_ms, self._time_transfers(feeds))
 
     @collector_paused()
     def information(self) -> str:
@@ -286,6 +267,7 @@ class TensorRtSession:
 
     # -- running ------------------------------------------------------------------------------------------------
 
+    @collector_paused()
     def _enqueue(self) -> None:
         context, stream = self._context, self._opened()
         if not context.execute_async_v3(stream.address):

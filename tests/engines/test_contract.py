@@ -11,7 +11,6 @@ import pytest
 from onnx import TensorProto, helper
 
 from mptune.engines.base import EngineError, Session
-from mptune.engines.latency import Repetitions
 from mptune.engines.onnxruntime import open_session
 from mptune.engines.ort_cuda import graph_obstacle
 from mptune.engines.ort_session import Provider, SessionOptions
@@ -20,9 +19,9 @@ from mptune.engines.tensorrt_builder import BuildOptions, build_engine
 from mptune.engines.tensorrt_session import EngineOptions, TensorRtSession
 from mptune.settings import LatencySettings
 from mptune.targets.target import detect_gpus
+from tests.engines.stopwatches import QUICK, calibrated, timed
 from tests.graph.rtx import outlines
 
-QUICK = LatencySettings(warmup_ms=1.0, duration_ms=1.0, min_iterations=10, bootstrap_samples=50)
 Opener = Callable[[Path], Session]
 
 
@@ -107,9 +106,9 @@ def test_run_follows_the_feeds_and_their_shapes(opened: Opener, mlp_path: Path) 
 def test_run_and_time_may_be_mixed(opened: Opener, mlp_path: Path) -> None:
     session = opened(mlp_path)
     before = session.run(rows(2))
-    session.time(rows(2, seed=9), Repetitions(1, 10))
-    session.time(rows(3, seed=9), Repetitions(1, 10))
-    session.time(rows(2, seed=8), Repetitions(1, 10))
+    timed(session, rows(2, seed=9))
+    timed(session, rows(3, seed=9))
+    timed(session, rows(2, seed=8))
     np.testing.assert_allclose(session.run(rows(2))["y"], before["y"], rtol=1e-5, atol=1e-6)
 
 
@@ -117,17 +116,17 @@ def test_two_sessions_live_side_by_side(opened: Opener, mlp_path: Path, cnn_path
     first, second = opened(mlp_path), opened(cnn_path)
     image = {"image": np.ones((2, 3, 16, 16), np.float32)}
     for _ in range(2):
-        first.time(rows(2), Repetitions(1, 10))
-        second.time(image, Repetitions(1, 10))
+        timed(first, rows(2))
+        timed(second, image)
     second.close()
     assert np.isfinite(first.run(rows(2))["y"]).all()
 
 
 def test_time_takes_as_many_values_as_told(opened: Opener, mlp_path: Path) -> None:
     session = opened(mlp_path)
-    repetitions = session.calibrate(rows(2))
+    repetitions = calibrated(session, rows(2))
     assert repetitions.iterations >= QUICK.min_iterations
-    latency = session.time(rows(2), repetitions)
+    latency = timed(session, rows(2), repetitions)
     assert len(latency.raw_ms) == repetitions.iterations
     assert latency.source == "measured"
     assert 0 < latency.ci95_ms[0] <= latency.median_ms <= latency.ci95_ms[1]
@@ -140,7 +139,7 @@ def test_feeds_that_are_not_contiguous_are_understood(opened: Opener, mlp_path: 
     turned = session.run({"x": wide.T})
     straight = session.run({"x": np.ascontiguousarray(wide.T)})
     np.testing.assert_array_equal(turned["y"], straight["y"])
-    session.time({"x": wide.T}, Repetitions(1, 10))
+    timed(session, {"x": wide.T})
 
 
 def test_outputs_whose_shape_depends_on_values(opened: Opener, tmp_path: Path) -> None:
@@ -157,7 +156,7 @@ def test_outputs_whose_shape_depends_on_values(opened: Opener, tmp_path: Path) -
     for values, found in (([0, 1, 2, 0], 2), ([1, 1, 1, 1], 4), ([0, 0, 0, 0], 0)):
         feeds = {"x": np.array(values, np.float32)}
         assert session.run(feeds)["where"].shape == (1, found)
-        assert len(session.time(feeds, Repetitions(1, 10)).raw_ms) == 10
+        assert len(timed(session, feeds).raw_ms) == 10
 
 
 def test_types_other_than_float(opened: Opener, tmp_path: Path) -> None:
@@ -189,7 +188,7 @@ def test_types_other_than_float(opened: Opener, tmp_path: Path) -> None:
         np.testing.assert_array_equal(outputs["half"], np.array([[8, 9], [0, 1]], np.float16))
         assert outputs["half"].dtype == np.float16
         assert not outputs["inverse"]
-        session.time(feeds, Repetitions(1, 10))
+        timed(session, feeds)
 
 
 def test_wrong_feeds_are_engine_errors(opened: Opener, mlp_path: Path) -> None:
@@ -207,7 +206,7 @@ def test_a_closed_session_says_so_and_closes_again(opened: Opener, mlp_path: Pat
     with pytest.raises(EngineError, match="closed"):
         session.run(rows(1))
     with pytest.raises(EngineError, match="closed"):
-        session.time(rows(1), Repetitions(1, 10))
+        timed(session, rows(1))
 
 
 def test_a_missing_file_is_an_engine_error(opened: Opener, tmp_path: Path) -> None:
@@ -217,7 +216,7 @@ def test_a_missing_file_is_an_engine_error(opened: Opener, tmp_path: Path) -> No
 
 def test_warnings_name_a_cure(opened: Opener, mlp_path: Path) -> None:
     session = opened(mlp_path)
-    session.time(rows(1), Repetitions(1, 10))
+    timed(session, rows(1))
     assert all(": " in warning for warning in session.warnings)
 
 

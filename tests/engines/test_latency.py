@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mptune.engines.latency import (
+    HostStopwatch,
     Latency,
     Repetitions,
     bootstrap_median_interval,
     calibrate,
     percentile,
     summarise,
-    time_on_host,
+    time_in_turn,
     warm_up,
 )
 from mptune.settings import LatencySettings
@@ -133,17 +134,17 @@ def test_calibration_reaches_both_the_count_and_the_duration() -> None:
     slow = calibrate(*parts(Engine(100.0)), SETTINGS)
     assert slow == Repetitions(2, 10, 1, 200.0)
     middling = calibrate(*parts(Engine(5.0)), SETTINGS)
-    assert middling == Repetitions(40, 80, 1, 200.0)
+    assert middling == Repetitions(40, 40, 2, 200.0)
 
 
 def test_calibration_repeats_a_short_engine_within_each_value() -> None:
     found = calibrate(*parts(Engine(0.125)), SETTINGS)
-    assert found.executions_per_value * 0.125 >= 4.0
+    assert found.executions_per_value * 0.125 >= 10.0
     assert found.iterations * found.executions_per_value * 0.125 >= SETTINGS.duration_ms
 
 
 def test_calibration_ignores_the_first_execution() -> None:
-    assert calibrate(*parts(Engine(5.0, first_ms=60_000.0)), SETTINGS).iterations == 80
+    assert calibrate(*parts(Engine(5.0, first_ms=60_000.0)), SETTINGS).iterations == 40
 
 
 def test_calibration_survives_a_clock_that_is_too_coarse() -> None:
@@ -165,9 +166,33 @@ def test_a_faster_candidate_is_still_warmed_up_for_the_full_duration() -> None:
 
 def test_timing_gives_the_time_of_one_execution() -> None:
     engine = Engine(0.5, first_ms=9.0)
-    values = time_on_host(engine.run, engine.clock, Repetitions(4, 6, 8))
-    assert values == (0.5,) * 6
-    assert engine.runs == 4 + 6 * 8
+    (latency,) = time_in_turn([HostStopwatch(engine.run, engine.clock)], Repetitions(4, 6, 8), clock=engine.clock)
+    assert latency.raw_ms == (0.5,) * 6
+    assert engine.runs == 4 + 6 * (1 + 8)  # an untimed one before each value
+
+
+def test_single_executions_have_none_before_them() -> None:
+    engine = Engine(500.0)
+    time_in_turn([HostStopwatch(engine.run, engine.clock)], Repetitions(1, 6), clock=engine.clock)
+    assert engine.runs == 1 + 6
+
+
+def test_engines_are_timed_in_turn_so_that_what_slows_the_device_slows_all() -> None:
+    device = Engine(1.0)
+
+    def run(share: float) -> Callable[[], None]:
+        def once() -> None:
+            device.runs += 1
+            device.now += share * (1.0 + 0.001 * device.now)  # slower and slower
+
+        return once
+
+    watches = [HostStopwatch(run(share), device.clock, transfer_ms=share) for share in (2.0, 1.0)]
+    slow, fast = time_in_turn(watches, Repetitions(1, 11, 3), clock=device.clock)
+    assert slow.median_ms > 2.1
+    assert slow.median_ms / fast.median_ms == pytest.approx(2.0, rel=0.02)
+    assert (slow.transfer_ms, fast.transfer_ms) == (2.0, 1.0)
+    assert len(slow.raw_ms) == len(fast.raw_ms) == 11
 
 
 def test_repetitions_survive_json() -> None:

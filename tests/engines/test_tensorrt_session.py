@@ -18,9 +18,7 @@ from mptune.engines.tensorrt_builder import BuildOptions, build_engine
 from mptune.engines.tensorrt_session import EngineOptions, TensorRtSession
 from mptune.settings import LatencySettings
 from tests.engines.fake_device import FakeCuda, FakeTensorRt
-
-QUICK = LatencySettings(warmup_ms=0.0, duration_ms=1.0, min_iterations=10, bootstrap_samples=50)
-ONCE = Repetitions(1, 10)
+from tests.engines.stopwatches import QUICK, calibrated, timed
 
 
 class Device:
@@ -69,38 +67,38 @@ def test_outputs_follow_the_feeds_and_their_shapes(device: Device) -> None:
 
 def test_a_graph_is_captured_once_a_shape_and_replayed(device: Device) -> None:
     session = device.open("double")
-    latency = session.time(rows(2), ONCE)
+    latency = timed(session, rows(2))
     assert latency.raw_ms == (1.0,) * 10
     assert latency.transfer_ms is not None
     assert (device.cuda.captures, device.cuda.launches) == (1, 12)  # once to try it, once to warm up, ten timed
-    session.time(rows(2, seed=1), ONCE)
+    timed(session, rows(2, seed=1))
     assert device.cuda.captures == 1
-    session.time(rows(3), ONCE)
+    timed(session, rows(3))
     assert device.cuda.captures == 2
     feeds = rows(2, seed=5)
     np.testing.assert_array_equal(session.run(feeds)["y"], feeds["x"] * 2)
-    session.time(rows(2), ONCE)
+    timed(session, rows(2))
     assert device.cuda.captures == 3
     assert session.warnings == ()
 
 
 def test_repetitions_are_calibrated_and_kept(device: Device) -> None:
     session = device.open("double")
-    repetitions = session.calibrate(rows(2))
+    repetitions = calibrated(session, rows(2))
     assert repetitions.iterations >= QUICK.min_iterations
-    latency = session.time(rows(2), Repetitions(1, 10, executions_per_value=7))
+    latency = timed(session, rows(2), Repetitions(1, 10, executions_per_value=7))
     assert latency.raw_ms == (1.0,) * 10
 
 
 def test_without_a_graph_the_engine_is_enqueued(device: Device) -> None:
     device.cuda.capture_fails = True
     session = device.open("double")
-    assert session.time(rows(2), ONCE).raw_ms == (1.0,) * 10
+    assert timed(session, rows(2)).raw_ms == (1.0,) * 10
     assert (device.cuda.captures, device.cuda.launches) == (0, 0)
     (warning,) = session.warnings
     assert warning.startswith("no CUDA graph (cudaStreamEndCapture failed with 900")
     other = device.open("double", latency=LatencySettings(**{**vars(QUICK), "cuda_graph": False}))
-    other.time(rows(2), ONCE)
+    timed(other, rows(2))
     assert other.warnings == ()
 
 
@@ -109,7 +107,7 @@ def test_outputs_whose_shape_depends_on_values(device: Device) -> None:
     for values, where in (([0, 1, 2, 0], [[1, 2]]), ([1, 1, 1, 1], [[0, 1, 2, 3]]), ([0, 0, 0, 0], [[]])):
         feeds = {"x": np.array(values, np.float32)}
         np.testing.assert_array_equal(session.run(feeds)["where"], np.array(where, np.int64))
-        assert len(session.time(feeds, ONCE).raw_ms) == 10
+        assert len(timed(session, feeds).raw_ms) == 10
     assert device.cuda.captures == 0
     (warning,) = session.warnings
     assert "the shape of output 'where' depends on values" in warning
@@ -121,7 +119,7 @@ def test_inputs_that_shapes_are_computed_from_lie_on_the_host(device: Device) ->
     for shape in ((3, 4), (12, 1), (3, 4)):
         feeds = {"x": x, "shape": np.array(shape, np.int64)}
         np.testing.assert_array_equal(session.run(feeds)["y"], x.reshape(shape))
-        session.time(feeds, ONCE)
+        timed(session, feeds)
     assert device.cuda.captures == 3
 
 
@@ -165,10 +163,10 @@ def test_files_that_are_no_engine(device: Device, tmp_path: Path) -> None:
 
 def test_a_closed_session_says_so_and_closes_again(device: Device) -> None:
     session = device.open("double")
-    session.time(rows(2), ONCE)
+    timed(session, rows(2))
     session.close()
     session.close()
-    for call in (lambda: session.run(rows(1)), lambda: session.time(rows(1), ONCE), session.information):
+    for call in (lambda: session.run(rows(1)), lambda: timed(session, rows(1)), session.information):
         with pytest.raises(EngineError, match="closed"):
             call()  # type: ignore[no-untyped-call]
 
@@ -176,8 +174,8 @@ def test_a_closed_session_says_so_and_closes_again(device: Device) -> None:
 def test_two_sessions_live_side_by_side(device: Device) -> None:
     first, second = device.open("double"), device.open("nonzero")
     for _ in range(2):
-        first.time(rows(2), ONCE)
-        second.time({"x": np.ones(4, np.float32)}, ONCE)
+        timed(first, rows(2))
+        timed(second, {"x": np.ones(4, np.float32)})
     second.close()
     np.testing.assert_array_equal(first.run(rows(2))["y"], rows(2)["x"] * 2)
 
