@@ -91,7 +91,10 @@ def search(truth: Truth, kind: str, budget: int) -> tuple[Bools, list[float]]:
             continue
         built[plan.tobytes()] = plan[0]
         latency = float(truth.latency(plan)[0] * (1 + TIMING * rng.normal()))
-        trial.set_user_attr(MEASURED_ATTR, {"latency_ms": latency, "sd_ms": TIMING * latency})
+        measured: dict[str, Any] = {"latency_ms": latency, "sd_ms": TIMING * latency}
+        if kind == "profiled":
+            measured["group_ms"] = dict(zip(truth.ids, truth.profile(plan[0], rng), strict=True))
+        trial.set_user_attr(MEASURED_ATTR, measured)
         finite = bool(truth.finite(plan)[0])
         trial.set_user_attr(CONSTRAINT_ATTR, 0.0 if finite else 1.0)
         if HAS_TRIAL_CONSTRAINTS:

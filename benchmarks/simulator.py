@@ -8,7 +8,7 @@ overflow in FP16. A sampler is given what the tool would give it:
   log-sd of about 0.03 to 0.05); one overflow in ten is missed,
 - emulated errors of whole plans, log-sd 0.03, which miss the same overflows,
 - roofline gains, off by a factor of about 1.6 each, in unknown units,
-- "profiled": beside them per-layer times of the two builds that begin every search (all-FP32, all-FP16), 5 % noise,
+- "profiled": beside them the times of the groups in each engine that is built, as a profiler tells them, 5 % noise,
 - "law known": the true gains, costs and one-group errors, so that nothing but tactics and noise is left to learn,
 - "one decade wrong": one-group errors off by a log-normal of one decade more.
 """
@@ -60,21 +60,25 @@ class Truth:
         self.roofline_costs = self.costs * rng.lognormal(0.0, ROOFLINE, len(self.costs)) * 0.4
         self.decade = np.log(10.0**2) * rng.normal(0.0, 1.0, n)
         self.base = float(self.latency(np.zeros((1, n), dtype=bool))[0])
-        profiled = self.times.copy()
-        profiled[:, 1] *= self.tactics[:, 1, 1, 1]
-        profiled *= rng.lognormal(0.0, PROFILE, profiled.shape)
-        self.profiled_gains = profiled[:, 0] - profiled[:, 1]
-        self.profiled_sd = PROFILE * np.hypot(profiled[:, 0], profiled[:, 1])
 
     def latency(self, plans: Bools) -> Floats:
         """True latency of each row, True is FP16."""
+        crossed = self._crossings.of(np.ascontiguousarray(plans.T))
+        latency: Floats = self._times(plans).sum(axis=1) + self.costs @ crossed
+        return latency
+
+    def _times(self, plans: Bools) -> Floats:
+        """What each group takes, plans x groups."""
         half = plans.astype(int)
         before = np.pad(half, ((0, 0), (1, 0)))[:, :-1]
         after = np.pad(half, ((0, 0), (0, 1)))[:, 1:]
         index = np.arange(self.groups)
-        times = self.times[index, half] * self.tactics[index, half, before, after]
-        latency: Floats = times.sum(axis=1) + self.costs @ self._crossings.of(np.ascontiguousarray(plans.T))
-        return latency
+        times: Floats = self.times[index, half] * self.tactics[index, half, before, after]
+        return times
+
+    def profile(self, plan: Bools, rng: np.random.Generator) -> list[float]:
+        """What each group takes in one engine, as a profiler tells it."""
+        return [float(ms) for ms in self._times(plan[None])[0] * rng.lognormal(0.0, PROFILE, self.groups)]
 
     def error(self, plans: Bools) -> Floats:
         """True error of each row."""
@@ -106,12 +110,6 @@ class Truth:
         if kind == "law known":
             gains, costs, log_squares = self.times[:, 0] - self.times[:, 1], self.costs, np.log(self.errors**2)
             log_squares[self.overflows] = math.inf
-        if kind == "profiled":
-            # Both estimates in the profile's unit, weighed by what each may miss.
-            unit = self.profiled_gains.sum() / gains.sum()
-            gains, costs = gains * unit, costs * unit
-            trust = (ROOFLINE * gains) ** 2 / ((ROOFLINE * gains) ** 2 + self.profiled_sd**2)
-            gains = gains + trust * (self.profiled_gains - gains)
         return Prior(
             self.ids,
             tuple(map(float, log_squares)),

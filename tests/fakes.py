@@ -9,7 +9,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +22,7 @@ from mptune.engines.base import (
     Failure,
     FailureKind,
     Measurement,
+    Profiling,
     Progress,
     ReferenceReport,
     SampleSet,
@@ -102,6 +103,8 @@ class FakeToolchain:
         delay_s: each evaluation takes this long.
         diary: file to which each evaluation is appended as a JSON line when it begins.
         interrupt_after: KeyboardInterrupt when this many evaluations are done.
+        profiling: as a toolchain says it; a profile gives each group twice its gain in FP32, and its gain in FP16.
+        profiled: fingerprints of the plans that a profile was asked of.
     """
 
     law: Law
@@ -132,6 +135,8 @@ class FakeToolchain:
     emulation_fails: Collection[str] = ()
     emulation_holds: bool = True
     emulated: list[str] = field(default_factory=list)
+    profiling: Profiling = "none"
+    profiled: list[str] = field(default_factory=list)
 
     @property
     def built(self) -> list[str]:
@@ -165,7 +170,9 @@ class FakeToolchain:
     def restart(self) -> None:
         self.restarts += 1
 
-    def evaluate(self, plan: PrecisionPlan, which: SampleSet = "search") -> Measurement | Failure:
+    def evaluate(
+        self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
+    ) -> Measurement | Failure:
         if self.interrupt_after is not None and len(self.calls) >= self.interrupt_after:
             raise KeyboardInterrupt
         self.calls.append((plan.fingerprint, which, self.restarts))
@@ -182,7 +189,12 @@ class FakeToolchain:
             return Failure(Stage.BUILD, FailureKind.ERROR, "no kernel for this")
         if half & set(self.crashes) or (self.restarts and plan.fingerprint in self.fails_fresh):
             return Failure(Stage.RUN, FailureKind.CRASH, "segmentation fault", Path("worker.log"))
-        return self._measurement(plan, which)
+        found = self._measurement(plan, which)
+        if not profile or self.profiling == "none":
+            return found
+        self.profiled.append(plan.fingerprint)
+        times = {g: self.law.gains[g] * (1.0 if g in half else 2.0) for g in self.law.groups}
+        return replace(found, group_times_ms=times)
 
     def _output_error(self, plan: PrecisionPlan, factor: float) -> OutputError:
         non_finite = bool(set(plan.fp16_groups) & set(self.non_finite))

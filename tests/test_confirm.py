@@ -251,8 +251,10 @@ class Builds(FakeToolchain):
         self.engines = workspace.engines_dir
         return super().open(workspace, model, groups, settings)
 
-    def evaluate(self, plan: PrecisionPlan, which: SampleSet = "search") -> Measurement | Failure:
-        found = super().evaluate(plan, which)
+    def evaluate(
+        self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
+    ) -> Measurement | Failure:
+        found = super().evaluate(plan, which, profile=profile)
         assert isinstance(found, Measurement)
         path = self.engines / f"{plan.fingerprint}.engine"
         path.write_text(plan.fingerprint)

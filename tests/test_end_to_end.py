@@ -136,13 +136,15 @@ class Misbehaving(PredictedToolchain):
 
     faults: dict[str, Any]
 
-    def evaluate(self, plan: PrecisionPlan, which: SampleSet = "search") -> Measurement | Failure:
+    def evaluate(
+        self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
+    ) -> Measurement | Failure:
         for group, fault in self.faults.items():
             if group in plan.fp16_groups:
                 failure = self._worker.call(fault, 2.0)
                 assert isinstance(failure, Failure)
                 return failure
-        return super().evaluate(plan, which)
+        return super().evaluate(plan, which, profile=profile)
 
 
 class Heard(Silent):

@@ -7,7 +7,7 @@ the log lies. No sentinel number ever stands in for one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Source = Literal["measured", "predicted", "emulated"]
 SampleSet = Literal["search", "held_out"]
+Profiling = Literal["none", "apart", "along"]
 
 
 class Stage(str, Enum):
@@ -211,6 +212,9 @@ class Measurement:
         build_s: seconds to build the engine.
         engine_path: the engine file, where the toolchain builds one.
         warnings: one line each, ending with what to do.
+        group_times_ms: what each layer group takes by the engine's own profiler, by group id, scaled as ``latency``;
+            None where no profile was taken. Their sum is not the latency: profiling adds costs of its own. Groups that
+            it did not see are left out.
     """
 
     latency: Latency
@@ -221,6 +225,17 @@ class Measurement:
     build_s: float
     engine_path: Path | None = None
     warnings: tuple[str, ...] = ()
+    group_times_ms: Mapping[str, float] | None = None
+
+    def with_drift(self, drift: float) -> Measurement:
+        """The same measurement with another factor applied to its times."""
+        factor, times = drift / self.drift, self.group_times_ms
+        return replace(
+            self,
+            latency=self.latency.scaled(factor),
+            drift=drift,
+            group_times_ms=None if times is None else {group: ms * factor for group, ms in times.items()},
+        )
 
 
 class Session(Protocol):
@@ -260,6 +275,16 @@ class Toolchain(Protocol):
     latency_source: Literal["measured", "predicted"]
     error_source: Literal["measured", "emulated"]
 
+    @property
+    def profiling(self) -> Profiling:
+        """What ``evaluate(profile=True)`` takes.
+
+        ``none`` where there is no profiler of use, or it has failed; ``apart`` where another session is built for it,
+        which is worth it for the first plans; ``along`` where the engine that was timed is profiled, so that every plan
+        may be.
+        """
+        ...
+
     def environment(self) -> Environment:
         """Versions, driver, clocks and warnings."""
         ...
@@ -272,8 +297,14 @@ class Toolchain(Protocol):
         """Run the model once over the search samples and reduce every float tensor on the fly."""
         ...
 
-    def evaluate(self, plan: PrecisionPlan, which: SampleSet = "search") -> Measurement | Failure:
-        """Build, run and time one plan."""
+    def evaluate(
+        self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
+    ) -> Measurement | Failure:
+        """Build, run and time one plan.
+
+        With ``profile`` also find out what each layer group takes, where ``profiling`` is not ``none``. A profile that
+        fails is a warning of the measurement, never its failure.
+        """
         ...
 
     def emulate(self, plans: Sequence[PrecisionPlan]) -> tuple[OutputError, ...] | Failure:

@@ -23,6 +23,11 @@ Provider = Literal["cpu", "cuda"]
 
 PROVIDERS: Mapping[Provider, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
+OPTIMISED_MODEL = "optimised.onnx"
+"""In ``SessionOptions.profile_dir``: the graph that is run, its larger constants in a file beside it."""
+
+_OPTIMISED_WEIGHTS = "optimised.weights"
+
 _LOG_WARNING = 2
 
 
@@ -36,6 +41,8 @@ class SessionOptions:
         latency: how latencies are taken; ``latency.cuda_graph`` switches CUDA graphs.
         timing: the session will be timed. Without it no CUDA graph is prepared, and nothing is bound to the device.
         device: CUDA device index.
+        profile_dir: an empty folder for ONNX Runtime's own profile (``OrtSession.end_profile``) and for the graph as it
+            was optimised; None for no profile.
     """
 
     provider: Provider = "cpu"
@@ -43,6 +50,7 @@ class SessionOptions:
     latency: LatencySettings = field(default_factory=LatencySettings)
     timing: bool = True
     device: int = 0
+    profile_dir: Path | None = None
 
 
 class OrtSession(ABC):
@@ -79,6 +87,11 @@ class OrtSession(ABC):
     def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> Stopwatch:
         """See ``Session``."""
 
+    def end_profile(self) -> Path:
+        """Write the profile of all runs so far; only where ``profile_dir`` is set, and once."""
+        session = self._open_session()
+        return Path(translated(session.end_profiling))
+
     def close(self) -> None:
         """See ``Session``."""
         self._session = None
@@ -107,6 +120,8 @@ class OrtSession(ABC):
         if self._on_cpu:
             # Threads that spin after one session's run take the cores from another one that is timed in turn with it.
             options.add_session_config_entry("session.force_spinning_stop", "1")
+        if self.options.profile_dir is not None:
+            _profile_into(self.options.profile_dir, options)
         model = self._model if isinstance(self._model, bytes) else str(self._model)
         # Without enable_fallback=0 a CUDA failure becomes a slow CPU session behind the caller's back.
         # On the CPU this fusion crashes the process on an FP16 norm before an FP16 product (ONNX Runtime 1.31.1).
@@ -142,6 +157,15 @@ class CpuSession(OrtSession):
 
         binding = translated(bind)
         return lambda: translated(lambda: session.run_with_iobinding(binding))
+
+
+def _profile_into(folder: Path, options: Any) -> None:
+    options.enable_profiling = True
+    options.profile_file_prefix = str(folder / "profile")
+    options.optimized_model_filepath = str(folder / OPTIMISED_MODEL)
+    # Constants that were folded or turned are new: inside the file they might pass protobuf's 2 GiB.
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", _OPTIMISED_WEIGHTS)
+    options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
 
 
 def translated(call: Callable[[], Any]) -> Any:

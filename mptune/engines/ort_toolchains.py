@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from mptune.data.accuracy import OutputError
 from mptune.engines.base import (
     Failure,
+    FailureKind,
     Measurement,
+    Profiling,
     Progress,
     ReferenceReport,
     SampleSet,
@@ -26,9 +28,13 @@ from mptune.engines.base import (
 from mptune.engines.environment import Environment, describe_environment
 from mptune.engines.jobs import MeasureJob, MeasureResult, ObserveJob, ReferenceJob
 from mptune.engines.latency import Latency, Repetitions
+from mptune.engines.layer_times import LayerTime, with_group_times
 from mptune.engines.ort_cuda import NO_TF32
+from mptune.engines.ort_profile import OrtProfileJob
 from mptune.engines.ort_session import Provider
+from mptune.engines.timing_record import TimingRecord
 from mptune.engines.worker import Worker
+from mptune.errors import MptuneError
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import SearchSettings
 
@@ -38,7 +44,7 @@ if TYPE_CHECKING:
     from mptune.graph.model import Model
     from mptune.graph.rewrite import Rewriter
     from mptune.graph.weights import WeightBank
-    from mptune.targets.roofline import LatencyTerms
+    from mptune.targets.roofline import Execution, LatencyTerms
     from mptune.targets.target import Target
 
 DRIFT_WARNING = 0.1
@@ -162,21 +168,27 @@ class OrtToolchain:
         ranges = self.observe()
         return {} if isinstance(ranges, Failure) else {tensor: seen.shape for tensor, seen in ranges.items()}
 
+    @property
+    def profiling(self) -> Profiling:
+        """See ``Toolchain``."""
+        return "none"
+
     def latency_terms(self) -> LatencyTerms | Failure:
         """See ``Toolchain``."""
-        from mptune.targets.roofline import FUSED, UNFUSED, roofline
+        from mptune.targets.roofline import roofline
 
         if self._terms is None:
             ranges = self.observe()
             if isinstance(ranges, Failure):
                 return replace(ranges, stage=Stage.TIME)
-            execution = FUSED if self._fuses() else UNFUSED
-            self._terms = roofline(self._model, self._groups, self.target, self._shapes(), execution)
+            self._terms = roofline(self._model, self._groups, self.target, self._shapes(), self._execution())
         return self._terms
 
-    def _fuses(self) -> bool:
-        """Whether the engine that latencies are for fuses epilogues, as TensorRT does."""
-        return True
+    def _execution(self) -> Execution:
+        """How the engine that latencies are for runs a model: TensorRT fuses epilogues."""
+        from mptune.targets.roofline import FUSED
+
+        return FUSED
 
     def listen(self, heard: Callable[[Progress], None]) -> None:
         """See ``Toolchain``."""
@@ -209,38 +221,18 @@ class OrtToolchain:
         return self.workspace.weights_dir / f"{name}-{os.getpid()}.onnx"
 
 
-@dataclass(frozen=True)
-class TimingRecord:
-    """What the first measurement of a run fixes for all later ones, on this device, resumed runs included.
-
-    Attributes:
-        repetitions: frozen.
-        baseline_ms: median of the FP32 baseline then.
-    """
-
-    repetitions: Repetitions
-    baseline_ms: float
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields as JSON types."""
-        return {"repetitions": self.repetitions.to_json(), "baseline_ms": self.baseline_ms}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> TimingRecord:
-        """Inverse of ``to_json``."""
-        return cls(Repetitions.from_json(document["repetitions"]), float(document["baseline_ms"]))
-
-
 class OnnxRuntimeToolchain(OrtToolchain):
     """Builds, computes and times with ONNX Runtime on the GPU or the CPU here."""
 
     name = "onnxruntime"
     latency_source: Literal["measured", "predicted"] = "measured"
     error_source: Literal["measured", "emulated"] = "measured"
+    _profile_failed = False
     _timed_by: str | None = None
     _rewriter: Rewriter | None = None
     _baseline: Path | None = None
     _record: TimingRecord | None = None
+    _predicted: Mapping[Precision, Mapping[str, float]] | None = None
 
     def __enter__(self) -> OnnxRuntimeToolchain:
         return self
@@ -249,6 +241,11 @@ class OnnxRuntimeToolchain(OrtToolchain):
     def _engine(self) -> str:
         """What computes the candidates: a provider of ONNX Runtime, or the library that times them in its place."""
         return self._timed_by or self.provider
+
+    @property
+    def profiling(self) -> Profiling:
+        """See ``Toolchain``; of the CUDA provider's kernels ONNX Runtime tells the launching (``ort_profile``)."""
+        return "none" if self._profile_failed or self._engine == "cuda" else "apart"
 
     def environment(self) -> Environment:
         """See ``Toolchain``."""
@@ -267,34 +264,70 @@ class OnnxRuntimeToolchain(OrtToolchain):
 
         return spell_out(self._model, self._groups)
 
-    def _fuses(self) -> bool:
-        return self._engine != "cuda"  # UNFUSED counts the CUDA provider's kernels
+    def _execution(self) -> Execution:
+        from mptune.targets.roofline import UNFUSED
 
-    def evaluate(self, plan: PrecisionPlan, which: SampleSet = "search") -> Measurement | Failure:
+        return UNFUSED if self._engine == "cuda" else super()._execution()  # it counts the CUDA provider's kernels
+
+    def evaluate(
+        self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
+    ) -> Measurement | Failure:
         """See ``Toolchain``."""
-        record = self._record = self._record or self._read_record()
+        record = self._record = self._record or TimingRecord.read(self._record_path, self.settings.latency)
         result = self._measure(plan, which, record.repetitions if record else None)
-        return result if isinstance(result, Failure) else self._corrected(result)
+        if isinstance(result, Failure):
+            return result
+        measurement = self._corrected(result)
+        return self._profiled(measurement, plan) if profile and self.profiling != "none" else measurement
+
+    def _profiled(self, measurement: Measurement, plan: PrecisionPlan) -> Measurement:
+        weights: Mapping[str, float] | None = None
+        try:
+            layers = self._layer_times(plan)
+            weights = self._expected_ms(plan)
+        except (MptuneError, OSError) as error:
+            layers = Failure(Stage.TIME, FailureKind.ERROR, str(error))
+        if isinstance(layers, Failure):
+            self._profile_failed = True  # Each try may cost the worker: there is no second one.
+        return with_group_times(measurement, layers, self._model, self._groups, weights)
+
+    def _layer_times(self, plan: PrecisionPlan) -> tuple[LayerTime, ...] | Failure:
+        """What each layer of a plan's engine takes, in another session."""
+        path = self._typed_model(plan)
+        folder = path.with_suffix(".profile")
+        try:
+            folder.mkdir()
+            return self._worker.call(OrtProfileJob(path, self.workspace.samples("search"), folder), self.timeout_s)
+        finally:
+            path.unlink(missing_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _expected_ms(self, plan: PrecisionPlan) -> Mapping[str, float] | None:
+        """What the roofline predicts each group to take under a plan; None where no shapes can be observed."""
+        from mptune.targets.roofline import groups_ms
+
+        shapes = self._shapes()
+        if not shapes:
+            return None
+        if not self._predicted:
+            args = self._model, self._groups, self.target, shapes, self._execution()
+            self._predicted = {precision: groups_ms(*args, precision) for precision in Precision}
+        return {group.id: self._predicted[plan.precision[group.id]][group.id] for group in self._groups}
 
     def _measure(
         self, plan: PrecisionPlan, which: SampleSet, repetitions: Repetitions | None
     ) -> MeasureResult | Failure:
         """Build, run and time one plan beside the baseline; without ``repetitions`` they are calibrated."""
-        if self._rewriter is None:
-            from mptune.graph.rewrite import Rewriter
-
-            self._rewriter = Rewriter(self._model, self._groups, self._weight_bank())
-        path = self._rewriter.write(plan, self._scratch(plan.fingerprint))
+        path = self._typed_model(plan)
         try:
             job = MeasureJob(
                 model=path,
-                baseline=self._baseline_model(self._rewriter),
+                baseline=self._baseline_model(),
                 samples=self.workspace.samples(which),
                 timing_samples=self.workspace.samples("search"),
                 reference=self.workspace.reference(which),
                 provider=self.provider,
-                # The all-FP32 plan is the baseline, so it is built as the baseline is.
-                tf32=self.settings.tf32 and bool(plan.fp16_groups),
+                tf32=self._uses_tf32(plan),
                 latency=self.settings.latency,
                 repetitions=repetitions,
                 metric=self.settings.metric,
@@ -314,7 +347,7 @@ class OnnxRuntimeToolchain(OrtToolchain):
         """Scale by the drift of the baseline since it was first measured."""
         if self._record is None:
             self._record = TimingRecord(result.repetitions, result.baseline.median_ms)
-            self._write_record(self._record)
+            self._record.write(self._record_path, self.settings.latency)
         drift = self._record.baseline_ms / result.baseline.median_ms
         warnings = result.warnings
         if abs(drift - 1.0) > DRIFT_WARNING:
@@ -333,32 +366,28 @@ class OnnxRuntimeToolchain(OrtToolchain):
             warnings=warnings,
         )
 
-    def _baseline_model(self, rewriter: Rewriter) -> Path:
+    def _typed_model(self, plan: PrecisionPlan, name: str | None = None) -> Path:
+        """Write the typed model of a plan beside the weight bank."""
+        if self._rewriter is None:
+            from mptune.graph.rewrite import Rewriter
+
+            self._rewriter = Rewriter(self._model, self._groups, self._weight_bank())
+        return self._rewriter.write(plan, self._scratch(name or plan.fingerprint))
+
+    def _baseline_model(self) -> Path:
         if self._baseline is None:
             plan = PrecisionPlan.uniform(self._model.sha256, (group.id for group in self._groups), Precision.FP32)
-            self._baseline = rewriter.write(plan, self._scratch("baseline"))
+            self._baseline = self._typed_model(plan, "baseline")
         return self._baseline
+
+    def _uses_tf32(self, plan: PrecisionPlan) -> bool:
+        """The all-FP32 plan is the baseline, so it is built as the baseline is."""
+        return self.settings.tf32 and bool(plan.fp16_groups)
 
     @property
     def _record_path(self) -> Path:
         device = re.sub(r"[^a-z0-9]+", "-", f"{self._engine} {self.device}".lower()).strip("-")
         return self.workspace.data_dir / f"timing-{device}.json"
-
-    def _read_record(self) -> TimingRecord | None:
-        """The record of an earlier process; None where there is none or latency was taken in another way then."""
-        try:
-            document = json.loads(self._record_path.read_text(encoding="utf-8"))
-            if document["settings"] != asdict(self.settings.latency):
-                return None
-            return TimingRecord.from_json(document)
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-
-    def _write_record(self, record: TimingRecord) -> None:
-        document = {**record.to_json(), "settings": asdict(self.settings.latency)}
-        temporary = self._record_path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(document, indent=2), encoding="utf-8")
-        temporary.replace(self._record_path)
 
 
 class PredictedToolchain(OrtToolchain):
@@ -371,7 +400,9 @@ class PredictedToolchain(OrtToolchain):
     def __enter__(self) -> PredictedToolchain:
         return self
 
-    def evaluate(self, plan: PrecisionPlan, which: SampleSet = "search") -> Measurement | Failure:
+    def evaluate(
+        self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
+    ) -> Measurement | Failure:
         """See ``Toolchain``."""
         terms = self.latency_terms()
         if isinstance(terms, Failure):

@@ -81,10 +81,10 @@ class TensorRtSession:
         self._bound: _Bound | None = None
         self._stream: cuda.Stream | None = None
         self._kernels: RuntimeCache | None = None
-        self._library: Library = load_library(options.kind)
-        self._log = open_log(self._library.trt)
+        self.library: Library = load_library(options.kind)
+        self._log = open_log(self.library.trt)
         cuda.set_device(options.device)
-        trt = self._library.trt
+        trt = self.library.trt
         self._runtime: Any = made(lambda: trt.Runtime(self._log), self._log)
         try:
             self._engine: Any = self._load(path)
@@ -106,7 +106,7 @@ class TensorRtSession:
         self._enqueue()
         stream.synchronize()
         found = {}
-        for name in self._names(self._library.trt.TensorIOMode.OUTPUT):
+        for name in self._names(self.library.trt.TensorIOMode.OUTPUT):
             if name in bound.allocators:
                 found[name] = bound.allocators[name].download(stream, self._type(name))
             else:
@@ -120,13 +120,22 @@ class TensorRtSession:
         launch, stream = self._launcher(feeds), self._opened()
         return cuda.StreamStopwatch(launch, stream, monotonic_ms, self._time_transfers(feeds))
 
+    def attach(self, profiler: Any) -> None:
+        """Have each execution from now on told to an ``IProfiler``, layer by layer, before it is over.
+
+        Only where CUDA graphs are off: of a graph that is launched TensorRT tells nothing.
+        """
+        self._opened()
+        context = self._context
+        context.profiler = profiler
+
     @collector_paused()
     def information(self) -> str:
         """TensorRT's own description of the engine's layers, JSON; complete where shapes are bound."""
         self._opened()
         inspector = self._engine.create_engine_inspector()
         inspector.execution_context = self._context  # Types of dynamic layers are known of a context only.
-        return str(inspector.get_engine_information(self._library.trt.LayerInformationFormat.JSON))
+        return str(inspector.get_engine_information(self.library.trt.LayerInformationFormat.JSON))
 
     @collector_paused()
     def close(self) -> None:
@@ -161,8 +170,8 @@ class TensorRtSession:
         return engine
 
     def _new_context(self) -> Any:
-        engine, trt = self._engine, self._library.trt
-        if self._library.is_rtx:
+        engine, trt = self._engine, self.library.trt
+        if self.library.is_rtx:
             runtime_config = engine.create_runtime_config()
             # By default kernels for the very shapes are compiled in the background, and the first runs use slower ones.
             strategies = trt.DynamicShapesKernelSpecializationStrategy
@@ -182,7 +191,7 @@ class TensorRtSession:
         return [name for name in names if engine.get_tensor_mode(name) == mode]
 
     def _type(self, name: str) -> np.dtype[Any]:
-        engine, trt = self._engine, self._library.trt
+        engine, trt = self._engine, self.library.trt
         kind = engine.get_tensor_dtype(name)
         try:
             dtype: np.dtype[Any] = np.dtype(trt.nptype(kind))
@@ -191,7 +200,7 @@ class TensorRtSession:
         return dtype
 
     def _is_on_host(self, name: str) -> bool:
-        engine, trt = self._engine, self._library.trt
+        engine, trt = self._engine, self.library.trt
         return bool(engine.get_tensor_location(name) == trt.TensorLocation.HOST)
 
     # -- binding ------------------------------------------------------------------------------------------------
@@ -199,7 +208,7 @@ class TensorRtSession:
     def _bind(self, feeds: Mapping[str, np.ndarray]) -> _Bound:
         """Put the feeds where the engine reads them; new shapes bind everything anew."""
         stream = self._opened()
-        open_log(self._library.trt)  # What other sessions have had said is not about this one.
+        open_log(self.library.trt)  # What other sessions have had said is not about this one.
         arrays = self._checked(feeds)
         key = tuple(
             (name, array.shape, array.tobytes() if self._is_on_host(name) else b"") for name, array in arrays.items()
@@ -216,7 +225,7 @@ class TensorRtSession:
 
     def _checked(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         arrays = {}
-        for name in self._names(self._library.trt.TensorIOMode.INPUT):
+        for name in self._names(self.library.trt.TensorIOMode.INPUT):
             if name not in feeds:
                 raise EngineError(FailureKind.ERROR, f"no value is given for input {name!r}")
             array, wanted = np.asarray(feeds[name], order="C"), self._type(name)
@@ -239,10 +248,10 @@ class TensorRtSession:
             unknown = context.infer_shapes()
             if unknown:
                 raise self._refused(f"the shapes of {', '.join(unknown)} cannot be inferred")
-            for name in self._names(self._library.trt.TensorIOMode.OUTPUT):
+            for name in self._names(self.library.trt.TensorIOMode.OUTPUT):
                 shape = tuple(context.get_tensor_shape(name))
                 if -1 in shape:
-                    bound.allocators[name] = _allocator_class(self._library.trt)()
+                    bound.allocators[name] = _allocator_class(self.library.trt)()
                     context.set_output_allocator(name, bound.allocators[name])
                 elif self._is_on_host(name):
                     bound.outputs[name] = np.empty(shape, self._type(name))
@@ -299,7 +308,7 @@ class TensorRtSession:
         except EngineError as error:
             if error.kind in (FailureKind.OUT_OF_MEMORY, FailureKind.DEVICE_LOST, FailureKind.CRASH):
                 raise
-            open_log(self._library.trt)
+            open_log(self.library.trt)
             self._warn(
                 f"no CUDA graph ({error.message}): latency contains launch costs; keep loops and conditions out of the"
                 " model"

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mptune.engines.base import Failure, Measurement, SampleSet, Stage, Workspace
+from mptune.engines.base import Failure, Measurement, Profiling, SampleSet, Stage, Workspace
 from mptune.engines.jobs import MeasureResult
 from mptune.engines.latency import Repetitions
+from mptune.engines.layer_times import LayerTime
 from mptune.engines.ort_session import Provider
 from mptune.engines.ort_toolchains import OnnxRuntimeToolchain, OrtToolchain, PredictedToolchain
 from mptune.engines.tensorrt import Kind
 from mptune.engines.tensorrt_builder import BuildOptions
 from mptune.engines.tensorrt_jobs import LibraryReport, MeasureEngineJob
+from mptune.engines.tensorrt_profile import EngineProfileJob
 from mptune.engines.tensorrt_store import EngineStore
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import SearchSettings
@@ -82,9 +85,16 @@ class TensorRtToolchain(_Storing, OnnxRuntimeToolchain):
     def __enter__(self) -> TensorRtToolchain:
         return self
 
-    def evaluate(self, plan: PrecisionPlan, which: SampleSet = "search") -> Measurement | Failure:
+    @property
+    def profiling(self) -> Profiling:
         """See ``Toolchain``."""
-        found = self._store.measured(plan, partial(super().evaluate, plan, which))
+        return "none" if self._profile_failed else "along"
+
+    def evaluate(
+        self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
+    ) -> Measurement | Failure:
+        """See ``Toolchain``."""
+        found = self._store.measured(plan, partial(super().evaluate, plan, which, profile=profile))
         if isinstance(found, Failure) and found.stage is Stage.BUILD and not found.is_machine_fault:
             self._store.discard(self._fp32)  # The file that cannot be loaded may be the baseline's.
         return found
@@ -110,9 +120,22 @@ class TensorRtToolchain(_Storing, OnnxRuntimeToolchain):
             metric=self.settings.metric,
             kind=self._kind,
             nodes=self._store.node_precisions(plan),
-            runtime_cache=paths.engines_dir / _RUNTIME_CACHE if self._kind == "tensorrt-rtx" else None,
+            runtime_cache=self._runtime_cache,
         )
         return self._worker.call(job, self.timeout_s)
+
+    def _layer_times(self, plan: PrecisionPlan) -> tuple[LayerTime, ...] | Failure:
+        """What each layer of a plan's engine takes: its file is loaded again, so that no fault costs the figures."""
+        stored = self._store.find_or_build(plan)
+        if isinstance(stored, Failure):
+            return stored
+        samples, latency = self.workspace.samples("search"), self.settings.latency
+        job = EngineProfileJob(stored.path, samples, self._kind, latency, self._runtime_cache)
+        return self._worker.call(job, self.timeout_s)
+
+    @property
+    def _runtime_cache(self) -> Path | None:
+        return self.workspace.engines_dir / _RUNTIME_CACHE if self._kind == "tensorrt-rtx" else None
 
 
 class AheadToolchain(_Storing, PredictedToolchain):
@@ -142,7 +165,9 @@ class AheadToolchain(_Storing, PredictedToolchain):
     def __enter__(self) -> AheadToolchain:
         return self
 
-    def evaluate(self, plan: PrecisionPlan, which: SampleSet = "search") -> Measurement | Failure:
+    def evaluate(
+        self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
+    ) -> Measurement | Failure:
         """See ``Toolchain``."""
         return self._store.measured(plan, partial(super().evaluate, plan, which))
 

@@ -18,15 +18,16 @@ from typing import Any
 import numpy as np
 
 from mptune.graph.plan import Precision
-from mptune.search.cut import Bools, Floats, Tie
+from mptune.search.cut import Floats, Tie
 from mptune.search.durable import write_json
 from mptune.search.evaluation import Evaluation
 from mptune.search.explanation import Explanation, GroupWorth, Kept, Reason
 from mptune.search.front import faster_beyond_noise
+from mptune.search.latency_model import LatencyModel
 from mptune.search.record import StudyRecord
 from mptune.search.sensitivity import SENSITIVITY_JSON, Sensitivity
 from mptune.search.space import Pin, SearchSpace
-from mptune.search.surrogate import ERROR_FLOOR, LatencyModel, Observations, Prior, overflow_probabilities
+from mptune.search.surrogate import ERROR_FLOOR, Observations, Prior, overflow_probabilities
 
 EXPLAIN_JSON = "explain.json"
 """Name of the file in the run's data directory."""
@@ -319,10 +320,10 @@ def _overflows(seen: Observations, free: Sequence[str], errors: Mapping[str, flo
 def _newest(seen: Observations) -> Observations:
     if len(seen.plans) <= _NEWEST:
         return seen
-    rows: Mapping[str, Bools | Floats] = {
-        name: getattr(seen, name)[-_NEWEST:] for name in ("plans", "latency_ms", "latency_sd_ms", "error", "finite")
-    }
-    return Observations(**rows, base_ms=seen.base_ms, base_sd_ms=seen.base_sd_ms)  # type: ignore[arg-type]
+    names = ("plans", "latency_ms", "latency_sd_ms", "error", "finite")
+    rows = {name: getattr(seen, name)[-_NEWEST:] for name in names}
+    group_ms = None if seen.group_ms is None else seen.group_ms[-_NEWEST:]
+    return Observations(**rows, base_ms=seen.base_ms, base_sd_ms=seen.base_sd_ms, group_ms=group_ms)
 
 
 def _rounded(value: float) -> float:

@@ -42,7 +42,7 @@ from mptune.search.surrogate import ERROR_FLOOR, Observations, Prior
 
 MEASURED_ATTR = "measured"
 """Trial attribute: ``{"latency_ms", "sd_ms"}``: the latency, also of a plan whose outputs are not finite, and its
-standard error."""
+standard error; ``"group_ms"`` beside them: what groups took by the engine's own profiler, where it has one."""
 
 PROMISE_ATTR = "promise"
 """Trial attribute: by how much the hypervolume (0 to 1) was expected to grow when the plan was proposed."""
@@ -191,6 +191,7 @@ def observe_trials(trials: Sequence[FrozenTrial], groups: Sequence[str], asking:
         asking: number of the trial that a plan is wanted for.
     """
     rows: list[tuple[list[bool], float, float, float, float]] = []
+    profiles: list[list[float]] = []
     base, base_sd = math.nan, 0.0
     emulated: dict[str, float | str] = {}
     for trial in trials:
@@ -212,12 +213,23 @@ def observe_trials(trials: Sequence[FrozenTrial], groups: Sequence[str], asking:
         if finite == 1.0 and math.isnan(base) and (outside or not any(row)):
             base, base_sd = float(latency), float(measured.get("sd_ms", 0.0))
         if not outside:
+            profile = measured.get("group_ms", {})
+            profiles.append([float(profile.get(group, math.nan)) for group in groups])
             rows.append((row, float(latency), float(measured.get("sd_ms", 0.0)), float(error), finite))
     plans = np.array([r[0] for r in rows], dtype=bool).reshape(len(rows), len(groups))
     figures = np.array([r[1:] for r in rows], dtype=float).reshape(len(rows), 4)
     measured_ones = {_bits(row) for row, error in zip(plans, figures[:, 2], strict=True) if math.isfinite(error)}
     only = {p: decode_float(e) for p, e in emulated.items() if len(p) == len(groups) and p not in measured_ones}
     told = np.array([[bit == "1" for bit in p] for p in only], dtype=bool), np.array(list(only.values()))
+    group_ms = np.array(profiles, dtype=float).reshape(plans.shape)
     return Observations(
-        plans, figures[:, 0], figures[:, 1], figures[:, 2], figures[:, 3], base, base_sd, told if only else None
+        plans,
+        figures[:, 0],
+        figures[:, 1],
+        figures[:, 2],
+        figures[:, 3],
+        base,
+        base_sd,
+        emulated=told if only else None,
+        group_ms=group_ms if np.isfinite(group_ms).any() else None,
     )

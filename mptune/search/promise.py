@@ -7,10 +7,10 @@ import math
 import numpy as np
 
 from mptune.search.cut import Bools, Floats
+from mptune.search.latency_model import LatencyModel
 from mptune.search.surrogate import (
     ERROR_FLOOR,
     ErrorModel,
-    LatencyModel,
     Observations,
     Prior,
     keys,

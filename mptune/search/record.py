@@ -11,7 +11,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -166,13 +166,25 @@ class StudyRecord:
                 trial.set_user_attr("fingerprint", plan.fingerprint)
         return Proposal(plan, trial.number, attrs.get("origin", ORIGIN_SAMPLER), attrs.get("attempt", 0), trial)
 
-    def tell_evaluation(self, proposal: Proposal, evaluation: Evaluation) -> None:
-        """Record an evaluation: COMPLETE where it is finite, else PRUNED with its constraint violated."""
+    def tell_evaluation(
+        self, proposal: Proposal, evaluation: Evaluation, group_times_ms: Mapping[str, float] | None = None
+    ) -> None:
+        """Record an evaluation: COMPLETE where it is finite, else PRUNED with its constraint violated.
+
+        Args:
+            proposal: of the plan.
+            evaluation: of it.
+            group_times_ms: what its groups take by the engine's own profiler, for the sampler.
+        """
         with storing(self._where):
             _constrain(proposal.trial, violated=not evaluation.is_finite)
             low, high = evaluation.latency.ci95_ms
-            measured = {"latency_ms": evaluation.latency.median_ms, "sd_ms": (high - low) / (2 * _NORMAL_95)}
-            if math.isfinite(measured["latency_ms"]) and math.isfinite(measured["sd_ms"]):
+            latency_ms, sd_ms = evaluation.latency.median_ms, (high - low) / (2 * _NORMAL_95)
+            if math.isfinite(latency_ms) and math.isfinite(sd_ms):
+                measured: dict[str, Any] = {"latency_ms": latency_ms, "sd_ms": sd_ms}
+                if group_times_ms is not None:
+                    free = (group for group in self._space.free if group in group_times_ms)
+                    measured["group_ms"] = {group: round(group_times_ms[group], 6) for group in free}
                 proposal.trial.set_user_attr(MEASURED_ATTR, measured)
             proposal.trial.set_user_attr("evaluation", evaluation.to_json())
             self._finish(proposal.number, evaluation)
@@ -256,8 +268,7 @@ class StudyRecord:
         if first_ms is None:
             first_ms = baseline.median_ms * measurement.drift
             self.set_note(_FIRST_BASELINE, first_ms)
-        drift = first_ms / baseline.median_ms
-        return replace(measurement, latency=measurement.latency.scaled(drift / measurement.drift), drift=drift)
+        return measurement.with_drift(first_ms / baseline.median_ms)
 
     def close(self) -> None:
         """Let go of the storage. Idempotent."""

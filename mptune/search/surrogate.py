@@ -9,32 +9,22 @@ of a few widths and noises the most probable given the evaluations are taken.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mptune.search.cut import Bools, Crossings, Floats, Tie
+from mptune.search.cut import Bools, Floats, Tie
 
 ERROR_FLOOR = 1e-7
 """Errors are told apart down to this (as in ``mptune.search.front``)."""
 
-_GAIN_WIDTHS = (0.1, 0.3, 0.6, 1.2)
 _ERROR_WIDTHS = (0.15, 0.6, 2.0, 4.5)
 _ERROR_NOISE = 0.1
 """Of the log of a squared error, by which the law of squares misses: 5 % of the error."""
 
 _EMULATION_NOISE = 0.06
 """The same for emulation of whole plans: 3 % of the error."""
-
-_SHARED = (0.0, 0.9)
-"""Shares of the prior's variance that groups of one kind have in common: a roofline misses repeated blocks alike."""
-
-_LAW_NOISES = (3e-4, 2e-3, 6e-3, 1.2e-2)
-"""Shares of the base latency by which the additive law may miss: 2e-3 was measured on an H200, tactics make it more."""
 
 _OVERFLOW, _SEEN_OVERFLOW, _CLEARED = 0.01, 0.97, 1e-4
 _STEPS = 8
@@ -83,6 +73,8 @@ class Observations:
         base_sd_ms: its standard error.
         emulated: plans that were emulated, not measured (in rows as ``plans``), and their errors, ``inf`` where not
             finite. None where there are none.
+        group_ms: what each group took by the engine's own profiler, in rows as ``plans``; NaN where that is not known.
+            None where nothing was profiled.
     """
 
     plans: Bools
@@ -93,6 +85,7 @@ class Observations:
     base_ms: float
     base_sd_ms: float = 0.0
     emulated: tuple[Bools, Floats] | None = None
+    group_ms: Floats | None = None
 
 
 class Linear:
@@ -141,122 +134,6 @@ def _cholesky(matrix: Floats) -> Floats:
         shift = 1e-9 * float(np.trace(matrix)) + 1e-300
         factor = np.linalg.cholesky(matrix + shift * np.eye(len(matrix)))
     return np.asarray(factor, dtype=np.float64)
-
-
-class LatencyModel:
-    """Posterior of ``latency saved against all-FP32 = gains - boundary costs``, in milliseconds."""
-
-    def __init__(self, prior: Prior, seen: Observations) -> None:
-        """Condition the prior on what has been timed."""
-        self._prior = prior
-        self._groups = len(prior.groups)
-        self._crossings = Crossings(prior.ties)
-        self.base_ms, self._base_sd_ms = seen.base_ms, seen.base_sd_ms
-        timed = np.isfinite(seen.latency_ms)
-        if not prior.fixed_gain_ms:
-            timed &= seen.plans.any(axis=1)  # The baseline itself says nothing about what is saved against it.
-        rows = self._columns(seen.plans[timed]).T.astype(float)
-        saved = seen.base_ms - seen.latency_ms[timed]
-        gains, costs = self._scaled(rows, saved)
-        fixed = prior.fixed_gain_ms * self._scale
-        mean = np.concatenate([gains, costs, [fixed]])
-        # A group that seems to gain nothing may still gain something.
-        typical = np.concatenate([np.full(len(gains), _mean(np.abs(gains))), np.full(len(costs), _mean(costs)), [0.0]])
-        unit = np.maximum(np.abs(mean) + 0.25 * typical, 1e-9 * seen.base_ms)
-        alike = _alike(prior)
-        self._spread = alike * unit[:, None]
-        rows = np.hstack([rows, rows @ self._spread])
-        mean = np.append(mean, np.zeros(alike.shape[1]))
-        best = -math.inf
-        tried = product(_GAIN_WIDTHS, _SHARED if alike.any() else _SHARED[:1], _LAW_NOISES)
-        for width, shared, law in [(1e-4, 0.0, 1e-6)] if prior.exact else tried:
-            own, common = width * math.sqrt(1.0 - shared), width * math.sqrt(shared) + 1e-9
-            sd = np.append(own * unit, np.full(alike.shape[1], common))
-            # All savings are told against one timing of the baseline, and share its miss.
-            sd[len(unit) - 1] = math.hypot(width * unit[-1], seen.base_sd_ms)
-            model = Linear(mean, sd)
-            noise = np.hypot(seen.latency_sd_ms[timed], law * seen.base_ms)
-            # Widths and noises are a little apart in probability before anything is seen.
-            evidence = model.update(rows, saved, noise) - 0.5 * math.log(width / 0.5) ** 2 if len(rows) else 0.0
-            if evidence > best:
-                best, self._model, self.noise_ms = evidence, model, float(law * seen.base_ms)
-
-    def _columns(self, plans: Bools) -> NDArray[np.float32]:
-        """What each parameter counts in each plan, parameters x plans; exact: 0, 1 and -1."""
-        groups = np.ascontiguousarray(plans.T)
-        columns = np.empty((self._groups + len(self._prior.ties) + 1, len(plans)), dtype=np.float32)
-        columns[: self._groups] = groups
-        np.negative(self._crossings.of(groups), out=columns[self._groups : -1], dtype=np.float32)
-        columns[-1] = 1.0
-        return columns
-
-    def _scaled(self, rows: Floats, saved: Floats) -> tuple[Floats, Floats]:
-        """The prior's terms in milliseconds of this machine: scaled by what all evaluated plans saved."""
-        prior = self._prior
-        known = prior.gains_ms is not None
-        gains = np.array(prior.gains_ms if prior.gains_ms is not None else np.full(self._groups, 1.0))
-        costs = np.maximum(np.array(prior.tie_costs_ms, dtype=float), 0.0)
-        self._scale = 1.0
-        if prior.exact:
-            return gains, costs
-        if not known:
-            # Half of the base is what FP16 saves at best, when nothing else is known.
-            gains = gains * 0.4 * self.base_ms / max(1, self._groups)
-            costs = np.full(len(costs), 0.1 * _mean(gains))
-        terms = np.concatenate([gains, costs, [prior.fixed_gain_ms]])
-        expected = rows @ terms
-        largest = int(np.argmax(np.abs(expected))) if len(expected) else -1
-        if largest >= 0 and expected[largest] > 0 and saved[largest] > 0:
-            self._scale = float(saved[largest] / expected[largest])
-        elif len(saved) and np.abs(gains).sum() > 0.9 * self.base_ms:
-            self._scale = float(0.5 * self.base_ms / np.abs(gains).sum())
-        return gains * self._scale, costs * self._scale
-
-    def mean(self) -> Floats:
-        """Gains, costs (>= 0) and the fixed gain."""
-        mean: Floats = self._terms(self._model.posterior_mean[None])[0]
-        return mean
-
-    def base(self, parameters: Floats) -> Floats:
-        """What all-FP32 truly takes under each draw, in ms: its one timing missed that by part of the fixed gain."""
-        last = len(self._spread) - 1
-        share = (self._base_sd_ms / self._model.sd[last]) ** 2
-        base: Floats = self.base_ms - share * (parameters[:, -1] - self._model.mean[last])
-        return base
-
-    def samples(self, generator: np.random.Generator, count: int) -> Floats:
-        """Draws of the same, count x parameters."""
-        drawn: Floats = self._terms(self._model.sample(generator, count))
-        return drawn
-
-    def _terms(self, parameters: Floats) -> Floats:
-        """The terms with what groups of one kind miss alike; costs are clipped at 0."""
-        terms: Floats = parameters[:, : len(self._spread)] + parameters[:, len(self._spread) :] @ self._spread.T
-        terms[:, self._groups : -1] = np.maximum(terms[:, self._groups : -1], 0.0)
-        return terms
-
-    def predict(self, plans: Bools, parameters: Floats) -> Floats:
-        """Latency in ms, draws x plans."""
-        latency: Floats = (self.base_ms - parameters.astype(np.float32) @ self._columns(plans)).astype(float)
-        return latency
-
-
-def _alike(prior: Prior) -> Floats:
-    """How much of what is missed alike each term has of each kind, terms x kinds: squares of a row add up to 1 or 0."""
-    known = prior.kinds and not prior.exact  # what is exact misses nothing
-    terms = [*prior.kinds, *(_kinds_of(tie, prior.kinds) for tie in prior.ties), ()] if known else []
-    columns = {kind: k for k, kind in enumerate(k for k, n in Counter(k for t in terms for k in t).items() if n > 1)}
-    found = np.zeros((len(prior.groups) + len(prior.ties) + 1, len(columns)))
-    for row, kinds in zip(found, terms, strict=False):
-        row[[columns[kind] for kind in kinds if kind in columns]] = 1.0
-    found /= np.sqrt(np.maximum(found.sum(axis=1, keepdims=True), 1.0))
-    return found
-
-
-def _kinds_of(tie: Tie, kinds: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """What a boundary is: one of all, and one between groups of such kinds."""
-    ends = " ".join("/".join(kinds[member]) for member in tie.members)
-    return "boundary", f"boundary {ends} {tie.fp32} {tie.fp16}"
 
 
 class ErrorModel:
@@ -372,7 +249,3 @@ def keys(plans: Bools) -> list[bytes]:
     packed = np.packbits(plans, axis=1)
     joined, width = packed.tobytes(), packed.shape[1]
     return [joined[start : start + width] for start in range(0, len(joined), width)]
-
-
-def _mean(values: Floats) -> float:
-    return float(values.mean()) if len(values) else 0.0

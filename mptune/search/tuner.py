@@ -15,7 +15,7 @@ from mptune.engines.base import Failure, Measurement, Progress, Toolchain
 from mptune.errors import BaselineError, RunError
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.search.durable import RESUME_HINT
-from mptune.search.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, EmulatedError, Evaluation
+from mptune.search.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, EmulatedError, Evaluation
 from mptune.search.front import pareto
 from mptune.search.preflight import check_baseline, did_not_run
 from mptune.search.record import Proposal, StudyRecord
@@ -208,7 +208,7 @@ class Tuner:
 
     def _evaluate(self, proposal: Proposal) -> None:
         try:
-            result = self._toolchain.evaluate(proposal.plan)
+            result = self._toolchain.evaluate(proposal.plan, profile=self._is_profiled(proposal))
         except BaseException:
             # Most of all Ctrl-C: the plan goes back into the queue. If even that fails, healing does it next time.
             with suppress(RunError):
@@ -221,6 +221,11 @@ class Tuner:
                 self._plan_failed(proposal, result)
         else:
             self._measured(proposal, result)
+
+    def _is_profiled(self, proposal: Proposal) -> bool:
+        """Every plan where that costs little, else the two whose profiles tell what each group gains."""
+        profiling = self._toolchain.profiling
+        return profiling == "along" or (profiling == "apart" and proposal.origin in (ORIGIN_FP32, ORIGIN_FP16))
 
     def _measured(self, proposal: Proposal, measurement: Measurement) -> None:
         is_baseline = proposal.origin == ORIGIN_FP32
@@ -245,7 +250,7 @@ class Tuner:
                 raise
             for text in told:
                 self._listener.warning(text)
-        self._record.tell_evaluation(proposal, evaluation)
+        self._record.tell_evaluation(proposal, evaluation, measurement.group_times_ms)
         done, budget = self._record.spent, self._settings.budget
         if evaluation.is_finite:
             self._listener.evaluated(evaluation, done, budget)

@@ -157,6 +157,9 @@ class FakeTensorRt:
     class IOutputAllocator:
         pass
 
+    class IProfiler:
+        pass
+
     TensorIOMode = enum.Enum("TensorIOMode", ["INPUT", "OUTPUT"])
     TensorLocation = enum.Enum("TensorLocation", ["DEVICE", "HOST"])
     LayerInformationFormat = enum.Enum("LayerInformationFormat", ["JSON"])
@@ -213,10 +216,22 @@ PROGRAMS: dict[str, tuple[Callable[..., dict[str, np.ndarray]], dict[str, str], 
 """Name -> what it computes, and the types of inputs and outputs. ``shape`` lies on the host; ``where`` is dynamic."""
 
 
+LAYERS: dict[str, tuple[tuple[str, float, str], ...]] = {
+    "double": (
+        ("/a/MatMul_myl0_0", 0.5, "[ONNX Layer: /a/MatMul]\x1e[ONNX Layer: /a/Relu]"),
+        ("Reformatting CopyNode for Input Tensor 0 to /b/Conv", 0.25, ""),
+        ("/b/Conv_myl0_1", 2.0, "[ONNX Layer: /b/Conv]"),
+    ),
+    "odd": (("a layer", 1.0, ""),),
+}
+"""Program -> its layers: name, milliseconds and metadata. A profiler hears nothing of programs without any."""
+
+
 class FakeEngine:
     def __init__(self, trt: FakeTensorRt, log: Any, program: str, rows: int) -> None:
         self.trt, self.log, self.rows = trt, log, rows
         self.compute, self.inputs, self.outputs = PROGRAMS[program]
+        self.layers = LAYERS.get(program, ())
         self.names = [*self.inputs, *self.outputs]
         self.num_io_tensors = len(self.names)
         self.get_tensor_name = self.names.__getitem__
@@ -245,8 +260,9 @@ class FakeEngine:
 
     def create_engine_inspector(self) -> SimpleNamespace:
         inspector = SimpleNamespace(execution_context=None)
+        layers = [{"Name": name, "Metadata": metadata} for name, _, metadata in self.layers]
         inspector.get_engine_information = lambda form: json.dumps(
-            {"Layers": [], "bound": bool(inspector.execution_context)}
+            {"Layers": layers, "bound": bool(inspector.execution_context)}
         )
         return inspector
 
@@ -258,6 +274,7 @@ class FakeContext:
         self.addresses: dict[str, int] = {}
         self.allocators: dict[str, Any] = {}
         self.has_run = False
+        self.profiler: Any = None
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         if shape and shape[0] > self.engine.rows:
@@ -303,6 +320,7 @@ class FakeContext:
             return False
         if stream.captured is not None:
             assert self.has_run, "captured before it ran with these shapes"
+            assert self.profiler is None, "a graph tells a profiler nothing"
         self.has_run = True
         stream.add(self.execute)
         return True
@@ -317,3 +335,6 @@ class FakeContext:
             else:
                 address = self.addresses[name]
             ctypes.memmove(address, data.ctypes.data, data.nbytes)
+        if self.profiler is not None:
+            for layer, ms, _ in self.engine.layers:
+                self.profiler.report_layer_time(layer, ms)

@@ -18,10 +18,11 @@ from mptune.graph.groups import find_groups
 from mptune.graph.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.search.evaluation import Evaluation
+from mptune.search.latency_model import LatencyModel
 from mptune.search.record import StudyRecord
 from mptune.search.sensitivity import Sensitivity, find_sensitivity, make_prior
 from mptune.search.space import Pin, SearchSpace
-from mptune.search.surrogate import LatencyModel, Observations
+from mptune.search.surrogate import Observations
 from mptune.targets.roofline import Boundary, LatencyTerms
 from tests.conftest import save_mlp
 from tests.fakes import FAST, Diary, FakeToolchain, Law, make_plan

@@ -1,4 +1,4 @@
-"""The posterior recovers a law that it was given evaluations of."""
+"""The posterior of errors recovers a law that it was given evaluations of; overflows are blamed on the right groups."""
 
 from __future__ import annotations
 
@@ -8,103 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mptune.search.cut import Tie
-from mptune.search.surrogate import (
-    ErrorModel,
-    LatencyModel,
-    Linear,
-    Observations,
-    Prior,
-    keys,
-    overflow_probabilities,
-    stack,
-)
-
-GROUPS = 10
-IDS = tuple(f"g{i}" for i in range(GROUPS))
-TIES = tuple(Tie((i, i + 1)) for i in range(GROUPS - 1))
-RNG = np.random.default_rng(0)
-GAINS = RNG.uniform(0.1, 1.0, GROUPS)
-COSTS = RNG.uniform(0.0, 0.1, len(TIES))
-SQUARES = RNG.uniform(-18.0, -9.0, GROUPS)
-BASE = 12.0
-
-
-def law(plans: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    crossed = np.array([tie.crossed(plans) for tie in TIES])
-    return BASE - plans @ GAINS + COSTS @ crossed, np.sqrt(plans @ np.exp(SQUARES) + 1e-14)
-
-
-def seen(plans: np.ndarray, finite: np.ndarray | None = None) -> Observations:
-    latency, error = law(plans)
-    count = len(plans)
-    return Observations(plans, latency, np.full(count, 1e-3), error, np.ones(count) if finite is None else finite, BASE)
-
-
-def prior(**options: object) -> Prior:
-    rng = np.random.default_rng(1)
-    known = {
-        "log_square_errors": tuple(SQUARES + rng.normal(0, 2.0, GROUPS)),
-        "gains_ms": tuple(7.0 * GAINS * rng.lognormal(0, 0.5, GROUPS)),
-        "ties": TIES,
-        "tie_costs_ms": tuple(7.0 * COSTS * rng.lognormal(0, 0.5, len(TIES))),
-        **options,
-    }
-    return Prior(IDS, **known)  # type: ignore[arg-type]
-
-
-PLANS = np.vstack([np.zeros(GROUPS, dtype=bool), np.ones(GROUPS, dtype=bool), RNG.random((60, GROUPS)) < 0.5])
-NEW = RNG.random((30, GROUPS)) < 0.5
-
-
-def test_latency_is_learnt_from_a_prior_in_other_units() -> None:
-    model = LatencyModel(prior(), seen(PLANS))
-    predicted = model.predict(NEW, model.mean()[None])[0]
-    assert np.abs(predicted - law(NEW)[0]).max() < 0.03
-    draws = model.samples(np.random.default_rng(0), 50)
-    assert (draws[:, GROUPS:-1] >= 0).all()
-    assert np.abs(model.predict(NEW, draws) - law(NEW)[0]).mean() < 0.05
-
-
-def test_two_builds_fix_the_scale() -> None:
-    model = LatencyModel(prior(), seen(PLANS[:2]))
-    assert model.predict(PLANS[1:2], model.mean()[None])[0, 0] == pytest.approx(law(PLANS[1:2])[0][0], rel=0.02)
-
-
-def test_groups_of_one_kind_miss_the_prior_alike() -> None:
-    """Builds of some groups tell what others of their kind gain; without kinds they say nothing of them."""
-    rng = np.random.default_rng(3)
-    groups = 40
-    fast = np.arange(groups) % 2 == 0
-    gains = np.where(fast, 0.30, 0.05)  # the prior holds all for equal
-    plans = rng.random((10, groups)) < 0.5
-    plans[:, groups // 2 :] = False
-    plans[0] = True
-    builds = np.ones(len(plans))
-    told = Observations(plans, BASE - plans @ gains, 1e-3 * builds, 1e-3 * builds, builds, BASE)
-    ids = tuple(f"g{i}" for i in range(groups))
-    kinds = tuple(("matmul" if even else "norm", "repeated") for even in fast)
-
-    def misses(known: Prior) -> np.ndarray:
-        learnt = LatencyModel(known, told).mean()[:groups]
-        return np.abs(learnt - gains)[groups // 2 :]
-
-    flat = Prior(ids, gains_ms=(0.1,) * groups)
-    assert misses(replace(flat, kinds=kinds)).max() < 0.03
-    assert misses(flat).max() > 0.1
-
-
-def test_kinds_without_a_second_member_change_nothing() -> None:
-    alone = replace(prior(), kinds=tuple((f"kind {i}",) for i in range(GROUPS)))
-    without_ties = {"ties": (), "tie_costs_ms": ()}
-    with_kinds = LatencyModel(replace(alone, **without_ties), seen(PLANS)).mean()  # type: ignore[arg-type]
-    np.testing.assert_array_equal(with_kinds, LatencyModel(prior(**without_ties), seen(PLANS)).mean())
-
-
-def test_exact_terms_are_the_law() -> None:
-    exact = prior(gains_ms=tuple(GAINS), tie_costs_ms=tuple(COSTS), exact=True)
-    model = LatencyModel(exact, seen(PLANS[:1]))
-    assert model.predict(NEW, model.mean()[None])[0] == pytest.approx(law(NEW)[0], rel=1e-6)
+from mptune.search.surrogate import ErrorModel, Linear, keys, overflow_probabilities, stack
+from tests.search.additive import GROUPS, NEW, PLANS, SQUARES, law, prior, seen
 
 
 def test_errors_are_learnt_from_a_prior_that_is_wrong() -> None:
@@ -119,14 +24,6 @@ def test_a_true_prior_stays(tmp_path: object) -> None:
     model = ErrorModel(prior(log_square_errors=tuple(SQUARES)), seen(PLANS))
     assert np.abs(model.typical - SQUARES).max() < 0.3
     assert np.std(model.samples(np.random.default_rng(0), 200), axis=0).max() < 0.3
-
-
-def test_flat_priors_predict_something() -> None:
-    flat = Prior(IDS)
-    observed = seen(PLANS)
-    latency, error = LatencyModel(flat, observed), ErrorModel(flat, observed)
-    assert np.abs(latency.predict(NEW, latency.mean()[None])[0] - law(NEW)[0]).max() < 0.6
-    assert np.isfinite(error.predict(NEW, error.typical[None])).all()
 
 
 def test_finite_plans_clear_and_failed_ones_raise_jointly() -> None:
@@ -188,14 +85,6 @@ def test_an_emulated_overflow_raises_its_groups_and_teaches_no_error() -> None:
     assert chances[:2].min() > 0.4
     assert chances[2:].max() == pytest.approx(0.01), "what emulation finds finite may still fail"
     assert np.isfinite(ErrorModel(prior(), told).typical).all()
-
-
-def test_the_miss_of_the_baselines_timing_is_learnt() -> None:
-    known = prior(gains_ms=tuple(GAINS), tie_costs_ms=tuple(COSTS))
-    observed = replace(seen(PLANS), base_ms=0.98 * BASE, base_sd_ms=0.02 * BASE)
-    model = LatencyModel(known, observed)
-    assert model.base(model.mean()[None])[0] == pytest.approx(BASE, rel=5e-3)
-    assert LatencyModel(known, seen(PLANS)).base(model.mean()[None])[0] == BASE
 
 
 def test_stacked_plans_come_once() -> None:

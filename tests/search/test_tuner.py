@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import optuna
 import pytest
 
@@ -62,6 +63,22 @@ def test_the_same_budget_again_evaluates_nothing(open_record: OpenRecord, space:
     again = make_toolchain(space)
     make_tuner(open_record(), space, again).run()
     assert again.calls == []
+
+
+@pytest.mark.parametrize(("profiling", "count"), [("none", 0), ("apart", 2), ("along", 12)])
+def test_plans_are_profiled_where_it_is_worth_it(
+    open_record: OpenRecord, space: SearchSpace, profiling: str, count: int
+) -> None:
+    record, toolchain = open_record(), make_toolchain(space, profiling=profiling)
+    make_tuner(record, space, toolchain).run()
+    assert toolchain.profiled == toolchain.built[:count]
+    seen = record.observations(space.free)
+    assert (seen.group_ms is None) == (count == 0)
+    if seen.group_ms is not None:
+        gains = np.array([toolchain.law.gains[group] for group in space.free])
+        told = seen.group_ms[np.isfinite(seen.group_ms).all(axis=1)]
+        assert len(told) == count
+        np.testing.assert_allclose(told[:2], [2 * gains, gains], rtol=1e-4)
 
 
 def test_figures_of_the_first_session_survive(open_record: OpenRecord, space: SearchSpace) -> None:

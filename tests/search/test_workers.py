@@ -38,8 +38,10 @@ class InStep(FakeToolchain):
     folder: Path = Path()
     workers: int = 1
 
-    def evaluate(self, plan: PrecisionPlan, which: SampleSet = "search") -> Measurement | Failure:
-        result = super().evaluate(plan, which)
+    def evaluate(
+        self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
+    ) -> Measurement | Failure:
+        result = super().evaluate(plan, which, profile=profile)
         while self.workers > 1 and not list(self.folder.glob("done.*")):
             if len(counts := built(self.folder)) == self.workers and min(counts) >= len(self.calls) - 1:
                 break
