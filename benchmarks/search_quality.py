@@ -2,7 +2,8 @@
 
 Quality is the hypervolume of the true latencies and errors of what was built, as a share of a near-exact front's; the
 two builds that begin every search, all-FP32 and all-FP16, are counted in. ``benchmarks/simulator.py`` says what is
-simulated. Writes the figures as JSON, and beside it an SVG of the hypervolume against the builds.
+simulated. Writes the figures as JSON, and beside it an SVG of the hypervolume against the builds; what the file holds of
+other samplers and sizes stays.
 
     python -m benchmarks.search_quality --jobs 8 --out benchmarks/results/search_quality.json
 """
@@ -223,7 +224,10 @@ def main() -> None:
         cells = [row["groups"], row["sampler"], *medians, f"{row['10th percentile']:.3f}", row["finite"], spent]
         print("| " + " | ".join(map(str, cells)) + " |", flush=True)
     if arguments.out is not None:
-        order = [(groups, kind) for groups in arguments.groups for kind in arguments.samplers if (groups, kind) in runs]
+        for key, earlier in _earlier(arguments.out).items():
+            if key not in runs:
+                runs[key], rows[key] = earlier, summary(earlier)
+        order = sorted(runs, key=lambda key: (key[0], every.index(key[1])))
         document = {
             **describe(arguments.budget),
             "summary": [rows[key] for key in order],
@@ -232,6 +236,14 @@ def main() -> None:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text(_document(document))
         arguments.out.with_suffix(".svg").write_text(draw({key: runs[key] for key in order}))
+
+
+def _earlier(path: Path) -> dict[tuple[int, str], list[dict[str, Any]]]:
+    """The runs that a file of figures holds, by size and sampler."""
+    found: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    for run in json.loads(path.read_text())["runs"] if path.exists() else ():
+        found.setdefault((run["groups"], run["sampler"]), []).append(run)
+    return found
 
 
 def _document(document: dict[str, Any]) -> str:
