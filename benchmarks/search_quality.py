@@ -2,8 +2,8 @@
 
 Quality is the hypervolume of the true latencies and errors of what was built, as a share of a near-exact front's; the
 two builds that begin every search, all-FP32 and all-FP16, are counted in. ``benchmarks/simulator.py`` says what is
-simulated. Writes the figures as JSON, and beside it an SVG of the hypervolume against the builds; what the file holds of
-other samplers and sizes stays.
+simulated. Writes the figures as JSON, and beside it an SVG of the hypervolume against the builds; what the file holds
+of other samplers and sizes stays.
 
     python -m benchmarks.search_quality --jobs 8 --out benchmarks/results/search_quality.json
 """
