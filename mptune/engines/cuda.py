@@ -274,7 +274,7 @@ class StreamStopwatch:
         clock: Callable[[], float],
         transfer_ms: float | None = None,
         *,
-        waits: bool = False,
+        delay: Callable[[], None] | None = None,
     ) -> None:
         """Keep what it takes.
 
@@ -283,19 +283,20 @@ class StreamStopwatch:
             stream: where it goes.
             clock: of the host, in milliseconds.
             transfer_ms: see ``Stopwatch``.
-            waits: ``enqueue`` returns when the execution has ended: its time is no host work.
+            delay: keeps the stream busy for a moment. For an ``enqueue`` that returns when the execution has ended: its
+                time is no host work, and it would find the stream empty each time. None where it returns at once.
         """
         self.transfer_ms = transfer_ms
         self._enqueue = enqueue
         self._stream = stream
         self._clock = clock
-        self._waits = waits
+        self._delay = delay
         self._enqueue_ms: list[float] = []
 
     @property
     def enqueue_ms(self) -> float | None:
         """See ``Stopwatch``."""
-        return None if self._waits or not self._enqueue_ms else float(np.median(self._enqueue_ms))
+        return None if self._delay or not self._enqueue_ms else float(np.median(self._enqueue_ms))
 
     def run_once(self) -> None:
         """See ``Stopwatch``."""
@@ -311,6 +312,8 @@ class StreamStopwatch:
             if executions > 1:
                 self._enqueue()
             for start, end in pairs:
+                if self._delay is not None:
+                    self._delay()
                 before = self._clock()
                 start.record(self._stream)
                 self._enqueue()

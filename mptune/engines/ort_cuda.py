@@ -23,6 +23,7 @@ import numpy as np
 
 from mptune.engines import cuda
 from mptune.engines.base import EngineError, FailureKind
+from mptune.engines.cuda_delay import enqueue_delay
 from mptune.engines.latency import HostStopwatch, Stopwatch, monotonic_ms
 from mptune.engines.ort_session import PROVIDERS, OrtSession, SessionOptions, translated
 
@@ -83,7 +84,16 @@ class CudaSession(OrtSession):
         if self._stream is None:
             return HostStopwatch(enqueue, transfer_ms=transfer_ms)
         # A graph is one launch, and ONNX Runtime waits for its end inside it.
-        return cuda.StreamStopwatch(enqueue, self._stream, monotonic_ms, transfer_ms, waits=self._graph)
+        delay = self._delay(self._stream) if self._graph else None
+        return cuda.StreamStopwatch(enqueue, self._stream, monotonic_ms, transfer_ms, delay=delay)
+
+    def _delay(self, stream: cuda.Stream) -> Callable[[], None]:
+        try:
+            enqueue_delay(stream)
+        except EngineError as error:
+            self._warn(f"latency contains the cost of a launch ({error.message}): update the driver")
+            return lambda: None
+        return partial(enqueue_delay, stream)
 
     def close(self) -> None:
         """See ``Session``."""

@@ -9,11 +9,13 @@ import pytest
 from mptune.engines import cuda
 from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.child import WorkerState
+from mptune.engines.cuda_delay import enqueue_delay
 from mptune.engines.latency import monotonic_ms
 from mptune.engines.ort_cuda import NO_TF32, CudaSession
 from mptune.engines.ort_session import SessionOptions
 from mptune.engines.worker import Worker
 from mptune.settings import LatencySettings
+from tests.engines.fake_device import FakeCuda
 from tests.engines.stopwatches import calibrated, timed
 
 QUICK = LatencySettings(warmup_ms=5.0, duration_ms=5.0, min_iterations=10, bootstrap_samples=50)
@@ -121,6 +123,33 @@ def test_a_graph_replays_what_was_captured() -> None:
     stream.synchronize()
     for buffer in (source, target):
         buffer.close()
+    stream.close()
+
+
+@pytest.mark.gpu
+def test_a_delay_keeps_the_stream_busy() -> None:
+    stream, start, end = cuda.Stream(), cuda.Event(), cuda.Event()
+    start.record(stream)
+    enqueue_delay(stream, span_us=3000)
+    end.record(stream)
+    end.synchronize()
+    assert 2.9 < start.elapsed_ms(end) < 30.0
+    for thing in (start, end, stream):
+        thing.close()
+
+
+def test_what_waits_inside_is_enqueued_behind_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeCuda()
+    monkeypatch.setattr(cuda, "runtime", lambda: device)
+    stream = cuda.Stream()
+    done: list[str] = []
+    watch = cuda.StreamStopwatch(
+        lambda: done.append("run"), stream, monotonic_ms, 0.5, delay=lambda: done.append("delay")
+    )
+    assert watch.value_ms(2) >= 0.0
+    assert done == ["run", "delay", "run", "delay", "run"]
+    assert watch.enqueue_ms is None
+    assert watch.transfer_ms == 0.5
     stream.close()
 
 
