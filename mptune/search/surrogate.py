@@ -119,6 +119,16 @@ class Linear:
         solved = (residual - jacobian @ (self.posterior_mean - self.mean)) / noise**2
         return float(-0.5 * residual @ solved - determinant)
 
+    def misses(self, values: Floats) -> tuple[Floats, Floats]:
+        """By how much each observation misses what all others say of it, and the standard deviation of that.
+
+        Args:
+            values: as ``update`` had them.
+        """
+        leverage = np.einsum("ij,ji->i", self._jacobian, self._gain)
+        free = np.maximum(1.0 - leverage, 1e-9)
+        return (values - self._jacobian @ self.posterior_mean) / free, self._noise / np.sqrt(free)
+
     def sample(self, generator: np.random.Generator, count: int) -> Floats:
         """Draws from the posterior (Matheron's rule), count x parameters."""
         offsets = generator.normal(size=(count, len(self.mean))) * self.sd

@@ -78,6 +78,21 @@ def test_the_miss_of_the_baselines_timing_is_learnt() -> None:
     assert LatencyModel(known, seen(PLANS)).base(model.mean()[None])[0] == BASE
 
 
+def test_odd_engines_teach_little() -> None:
+    """A few that are far faster than their plans say (another kernel, TF32) must not change what all others teach."""
+    odd = seen(PLANS)
+    odd.latency_ms[[5, 11, 12, 30, 41]] *= 0.7
+    model = LatencyModel(prior(), odd)
+    assert np.abs(model.predict(NEW, model.mean()[None])[0] - law(NEW)[0]).max() < 0.03
+
+
+def test_what_the_law_misses_everywhere_is_no_oddity() -> None:
+    noisy = seen(PLANS)
+    noisy.latency_ms[:] *= 1.0 + 0.01 * np.random.default_rng(0).standard_normal(len(PLANS))
+    model = LatencyModel(prior(), noisy)
+    assert np.abs(model.predict(NEW, model.mean()[None])[0] - law(NEW)[0]).mean() < 0.15
+
+
 TIMES = np.stack([3.0 * GAINS, 2.0 * GAINS])  # of each group in FP32 and FP16
 
 

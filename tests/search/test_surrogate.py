@@ -57,6 +57,23 @@ def test_a_gaussian_update_by_hand() -> None:
     assert draws.var(axis=0) == pytest.approx([0.5, 1.0], abs=0.03)
 
 
+@pytest.mark.parametrize("parameters", [3, 12])
+def test_misses_are_those_of_a_model_without_the_observation(parameters: int) -> None:
+    rng = np.random.default_rng(6)
+    rows, values, noise = rng.normal(size=(7, parameters)), rng.normal(size=7), rng.uniform(0.1, 1.0, 7)
+    mean, sd = np.zeros(parameters), rng.uniform(0.5, 2.0, parameters)
+    model = Linear(mean, sd)
+    model.update(rows, values, noise)
+    misses, sds = model.misses(values)
+    for left_out in range(7):
+        rest = np.arange(7) != left_out
+        other = Linear(mean, sd)
+        other.update(rows[rest], values[rest], noise[rest])
+        assert misses[left_out] == pytest.approx(values[left_out] - rows[left_out] @ other.posterior_mean)
+        draws = other.sample(np.random.default_rng(0), 40000) @ rows[left_out]
+        assert sds[left_out] == pytest.approx(np.hypot(draws.std(), noise[left_out]), rel=0.03)
+
+
 def test_few_and_many_observations_are_solved_alike() -> None:
     rng = np.random.default_rng(2)
     rows, values, noise = rng.normal(size=(7, 4)), rng.normal(size=7), rng.uniform(0.1, 1.0, 7)
