@@ -8,8 +8,8 @@ from mptune.engines.base import Toolchain
 from mptune.engines.environment import Environment
 from mptune.graph.model import Model
 from mptune.search.prepare import Observations
-from mptune.targets.jetson import profile_warnings
 from mptune.targets.memory import memory_need, memory_warnings
+from mptune.targets.mismatch import profile_warnings
 from mptune.targets.target import Target
 
 

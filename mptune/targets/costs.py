@@ -32,6 +32,9 @@ _PARTIAL_READS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
 
 _CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 
+_CONVOLUTIONAL_SHARE = 0.1
+"""Convolutions with more than this share of the FLOPs are a good part of a model's work."""
+
 _INPUT_COSTS: Mapping[str, float] = {
     **dict.fromkeys(("Softmax", "LogSoftmax"), 5.0),
     **dict.fromkeys(("LayerNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization"), 7.0),
@@ -148,8 +151,7 @@ def kernel_costs(
     for k, ((group_id, _), names) in enumerate(units.items()):
         first = nodes[names[0]]
         cost = counter.cost([nodes[name] for name in names], k)
-        is_convolution = first.is_standard and first.op_type in _CONVOLUTIONS
-        beside = counter.beside_convolution(first, precision) if is_convolution else ()
+        beside = counter.beside_convolution(first, precision) if is_convolution(first) else ()
         found[group_id] += [kernel for kernel in (cost, *beside) if kernel.kernels]
     return {group: tuple(kernels) for group, kernels in found.items()}
 
@@ -169,6 +171,27 @@ def ungrouped_cost(model: Model, groups: Sequence[LayerGroup], shapes: Mapping[s
     grouped = {name for group in groups for name in group.nodes}
     rest = [node for node in model.nodes if node.name not in grouped]
     return _Counter(model, [group.nodes for group in groups], ShapeTable(model, shapes)).cost(rest, -1)
+
+
+def is_convolution(node: Node) -> bool:
+    """Whether a node is a convolution, transposed ones included."""
+    return node.is_standard and node.op_type in _CONVOLUTIONS
+
+
+def is_convolutional(model: Model, shapes: Mapping[str, Shape]) -> bool:
+    """Whether convolutions are a good part of a model's work: of the FLOPs that tensor cores can take.
+
+    Args:
+        model: the model.
+        shapes: as of ``group_costs``.
+    """
+    table = ShapeTable(model, shapes)
+    whole = of_convolutions = 0.0
+    for node in model.nodes:
+        flops, is_matrix = node_flops(node, table)
+        whole += flops if is_matrix else 0.0
+        of_convolutions += flops if is_convolution(node) else 0.0
+    return of_convolutions > _CONVOLUTIONAL_SHARE * whole
 
 
 class _Counter:

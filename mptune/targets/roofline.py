@@ -92,7 +92,7 @@ UNFUSED = Execution(
     cast_launches=0.6,
 )
 """ONNX Runtime's CUDA provider. ``fp16_matrix`` is as of ``FUSED``; the other shares, the tile and the Cast are fitted
-to 451 random plans and both uniform ones of five models on an H200 together: least squares of the logarithms, each
+to 461 random plans and both uniform ones of five models on an H200 together: least squares of the logarithms, each
 model with the same weight (``benchmarks/roofline.py --fit``), rounded. Kernels of a few microseconds do not get near
 to the bandwidth; a Cast is a kernel, but one of the shortest; partial waves fit better than whole ones, as libraries
 choose another tile where theirs would leave a wave half empty."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mptune.targets.jetson import JetsonState
+
 CONF = """# FILE TYPE
 < PARAM TYPE=CLOCK NAME=GPU >
 MAX_FREQ /sys/class/devfreq/17000000.gpu/max_freq
@@ -66,3 +68,19 @@ def put_nvpmodel(root: Path, body: str) -> None:
     tool.parent.mkdir(parents=True, exist_ok=True)
     tool.write_text(f"#!/bin/sh\n{body}\n")
     tool.chmod(0o755)
+
+
+NANO = JetsonState(
+    model="NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super",
+    part="p3767-0005",
+    memory_gb=7.8,
+    l4t="36.4.3",
+    jetpack="6.2",
+    power_mode="MAXN_SUPER",
+    power_modes=("15W", "25W", "MAXN_SUPER"),
+    gpu_mhz=306.0,
+    gpu_min_mhz=306.0,
+    gpu_max_mhz=1020.0,
+    memory_mhz=3199.0,
+)
+"""What ``ORIN_NANO_SUPER`` tells."""

@@ -1,4 +1,4 @@
-"""A Jetson's own files, under a root directory that holds such files, and what in them belies a profile."""
+"""A Jetson's own files, under a root directory that holds such files."""
 
 from __future__ import annotations
 
@@ -10,23 +10,9 @@ from pathlib import Path
 import pytest
 
 from mptune.targets.detect import Gpu, detect_gpus
-from mptune.targets.jetson import JetsonState, profile_warnings, read_jetson
-from mptune.targets.target import list_targets, load_target, match_target
-from tests.targets.jetson_files import ORIN_NANO_SUPER, put_files, put_nvpmodel
-
-NANO = JetsonState(
-    model="NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super",
-    part="p3767-0005",
-    memory_gb=7.8,
-    l4t="36.4.3",
-    jetpack="6.2",
-    power_mode="MAXN_SUPER",
-    power_modes=("15W", "25W", "MAXN_SUPER"),
-    gpu_mhz=306.0,
-    gpu_min_mhz=306.0,
-    gpu_max_mhz=1020.0,
-    memory_mhz=3199.0,
-)
+from mptune.targets.jetson import JetsonState, read_jetson
+from mptune.targets.target import list_targets, match_target
+from tests.targets.jetson_files import NANO, ORIN_NANO_SUPER, put_files, put_nvpmodel
 
 
 def test_everything_is_read(tmp_path: Path) -> None:
@@ -116,36 +102,6 @@ def test_json_and_facts() -> None:
     assert facts["JetPack"] == "6.2 (L4T 36.4.3)"
     assert facts["power mode"] == "MAXN_SUPER"
     assert facts["GPU clock"] == "306 of 1020 MHz"
-
-
-class TestProfile:
-    locked = replace(NANO, gpu_min_mhz=1020.0, gpu_mhz=1020.0)
-
-    def test_the_profile_of_the_device_is_no_warning(self) -> None:
-        assert profile_warnings(load_target("jetson-orin-nano-8gb-super"), self.locked) == ()
-
-    def test_another_clock(self) -> None:
-        (text,) = profile_warnings(load_target("jetson-orin-nano-8gb"), self.locked)
-        assert "power mode MAXN_SUPER lets the GPU run at 1020 MHz" in text
-        assert "jetson-orin-nano-8gb holds for 625 MHz" in text
-        capped = replace(NANO, power_mode="25W", gpu_min_mhz=408.0, gpu_max_mhz=408.0, part="p3767-0000")
-        (text,) = profile_warnings(load_target("jetson-orin-nx-16gb-super"), capped)
-        assert "power mode 25W lets the GPU run at 408 MHz" in text
-
-    def test_a_floating_clock(self) -> None:
-        (text,) = profile_warnings(load_target("jetson-orin-nano-8gb-super"), NANO)
-        assert "between 306 and 1020 MHz" in text
-        assert "jetson_clocks" in text
-
-    @pytest.mark.parametrize("state", [locked, replace(locked, part="")], ids=["by part", "by name and memory"])
-    @pytest.mark.parametrize("name", ["jetson-orin-nx-8gb-super", "jetson-orin-nano-4gb-super", "h200"])
-    def test_another_module(self, name: str, state: JetsonState) -> None:
-        text = profile_warnings(load_target(name), state)[0]
-        assert "another module" in text
-        assert "7.8 GB" in text
-
-    def test_what_is_not_told_is_not_held_against_it(self) -> None:
-        assert profile_warnings(load_target("jetson-orin-nano-4gb"), JetsonState("NVIDIA Jetson Orin Nano")) == ()
 
 
 class TestMatch:

@@ -1,0 +1,45 @@
+"""What in a Jetson's state belies a profile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mptune.targets.jetson import JetsonState
+from mptune.targets.mismatch import profile_warnings
+from mptune.targets.target import load_target
+from tests.targets.jetson_files import NANO
+
+LOCKED = replace(NANO, gpu_min_mhz=1020.0, gpu_mhz=1020.0)
+
+
+def test_the_profile_of_the_device_is_no_warning() -> None:
+    assert profile_warnings(load_target("jetson-orin-nano-8gb-super"), LOCKED) == ()
+
+
+def test_another_clock() -> None:
+    (text,) = profile_warnings(load_target("jetson-orin-nano-8gb"), LOCKED)
+    assert "power mode MAXN_SUPER lets the GPU run at 1020 MHz" in text
+    assert "jetson-orin-nano-8gb holds for 625 MHz" in text
+    capped = replace(NANO, power_mode="25W", gpu_min_mhz=408.0, gpu_max_mhz=408.0, part="p3767-0000")
+    (text,) = profile_warnings(load_target("jetson-orin-nx-16gb-super"), capped)
+    assert "power mode 25W lets the GPU run at 408 MHz" in text
+
+
+def test_a_floating_clock() -> None:
+    (text,) = profile_warnings(load_target("jetson-orin-nano-8gb-super"), NANO)
+    assert "between 306 and 1020 MHz" in text
+    assert "jetson_clocks" in text
+
+
+@pytest.mark.parametrize("state", [LOCKED, replace(LOCKED, part="")], ids=["by part", "by name and memory"])
+@pytest.mark.parametrize("name", ["jetson-orin-nx-8gb-super", "jetson-orin-nano-4gb-super", "h200"])
+def test_another_module(name: str, state: JetsonState) -> None:
+    text = profile_warnings(load_target(name), state)[0]
+    assert "another module" in text
+    assert "7.8 GB" in text
+
+
+def test_what_is_not_told_is_not_held_against_it() -> None:
+    assert profile_warnings(load_target("jetson-orin-nano-4gb"), JetsonState("NVIDIA Jetson Orin Nano")) == ()
