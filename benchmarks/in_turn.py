@@ -28,6 +28,7 @@ from mptune.graph.model import load_model
 from mptune.graph.rewrite import Rewriter
 from mptune.graph.weights import WeightBank
 from mptune.settings import LatencySettings
+from mptune.targets.costs import is_convolutional
 
 WAYS = ("one after the other", "in turn")
 
@@ -53,7 +54,8 @@ def main() -> None:
     model = load_model(options.model)
     groups = find_groups(model)
     settings = LatencySettings(warmup_ms=50.0, duration_ms=options.duration_ms, min_iterations=5)
-    opening = SessionOptions(options.provider, latency=settings)
+    by_environment = is_convolutional(model, {})  # as in a search, but for the shapes that it would observe
+    opening = SessionOptions(options.provider, tf32_by_environment=by_environment, latency=settings)
     with tempfile.TemporaryDirectory() as folder:
         space = workspace(options.model.resolve(), options.data, Path(folder), 1, options.batch)
         sample = read_samples(space.samples("search"))[0]

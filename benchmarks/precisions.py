@@ -2,7 +2,9 @@
 
     python -m benchmarks.precisions vit_s.onnx vit_s.npz --mixed vit_s.mptune/chosen/model.onnx
 
-ONNX Runtime's CUDA provider with CUDA graphs; all are timed in turn, and ratios are to FP32 of the same round.
+ONNX Runtime's CUDA provider with CUDA graphs; all are timed in turn, and ratios are to FP32 of the same round. As TF32
+is timed in the same process, the provider's own option switches it off for the others: convolutions are slower so than
+in a search (``mptune.engines.ort_cuda``).
 """
 
 from __future__ import annotations

@@ -65,10 +65,12 @@ class ReadyJob:
     provider: Provider
     latency: LatencySettings
     repetitions: Repetitions | None
+    tf32_by_environment: bool = False
 
     def run(self, state: WorkerState) -> Ready:
         samples = state.cached("samples", self.samples, partial(read_samples, self.samples))
-        baseline = _baseline(state, self.baseline, self.provider, self.latency)
+        options = SessionOptions(self.provider, tf32_by_environment=self.tf32_by_environment, latency=self.latency)
+        baseline = _baseline(state, self.baseline, options)
         with alone(self.lock):
             watch = baseline.stopwatch(samples[0])
             found = calibrate(watch.run_once, monotonic_ms, self.latency)
@@ -82,16 +84,16 @@ class ReadyJob:
         return Ready(repetitions, baseline_ms)
 
 
-def _baseline(state: WorkerState, path: Path, provider: Provider, latency: LatencySettings) -> OrtSession:
-    options = SessionOptions(provider, latency=latency)
-    return state.cached("baseline", path, lambda: open_session(path, options))
+def _baseline(state: WorkerState, path: Path, options: SessionOptions) -> OrtSession:
+    return state.cached("baseline", (path, options), lambda: open_session(path, options))
 
 
 @dataclass(frozen=True)
 class TimeJob:
     """Open a candidate's session, run it on all samples, and time it in turn with the baseline on the first.
 
-    ``statistics`` takes all of them and not the relative L2 error alone; ``tf32`` is for the candidate alone.
+    ``statistics`` takes all of them and not the relative L2 error alone; ``tf32`` is for the candidate alone,
+    ``tf32_by_environment`` for both sessions (``SessionOptions``).
     """
 
     model: Path
@@ -104,13 +106,15 @@ class TimeJob:
     repetitions: Repetitions
     statistics: bool = True
     tf32: bool = False
+    tf32_by_environment: bool = False
 
     def run(self, state: WorkerState) -> Timed:
         samples = state.cached("samples", self.samples, partial(read_samples, self.samples))
         wanted = state.cached("reference", self.reference, partial(read_outputs, self.reference))
-        base = _baseline(state, self.baseline, self.provider, self.latency)
+        options = SessionOptions(self.provider, tf32_by_environment=self.tf32_by_environment, latency=self.latency)
+        base = _baseline(state, self.baseline, options)
         started = time.perf_counter()
-        candidate = open_session(self.model, SessionOptions(self.provider, tf32=self.tf32, latency=self.latency))
+        candidate = open_session(self.model, replace(options, tf32=self.tf32))
         try:
             build_s = time.perf_counter() - started
             with alone(self.lock):

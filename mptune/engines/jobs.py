@@ -183,6 +183,7 @@ class MeasureJob:
         reference: file of reference outputs on the same samples.
         provider: who computes.
         tf32: for the candidate; the baseline never uses it.
+        tf32_by_environment: for both sessions (``SessionOptions``).
         latency: how latencies are taken.
         repetitions: frozen ones; None calibrates them on the baseline.
         metric: the objective, so that task metrics are taken too.
@@ -195,6 +196,7 @@ class MeasureJob:
     reference: Path
     provider: Provider
     tf32: bool = False
+    tf32_by_environment: bool = False
     latency: LatencySettings = field(default_factory=LatencySettings)
     repetitions: Repetitions | None = None
     metric: str = "relative_l2"
@@ -202,7 +204,7 @@ class MeasureJob:
     def run(self, state: WorkerState) -> MeasureResult:
         """See the class."""
         feed = cached_samples(state, self.timing_samples)[0]
-        key = (*file_identity(self.baseline), self.provider, self.latency)
+        key = (*file_identity(self.baseline), self.provider, self.tf32_by_environment, self.latency)
         baseline = state.cached("baseline", key, partial(self._open, self.baseline, tf32=False))
         started = time.perf_counter()
         candidate = self._open(self.model, tf32=self.tf32)
@@ -229,7 +231,9 @@ class MeasureJob:
         )
 
     def _open(self, model: Path, *, tf32: bool) -> Session:
-        return open_session(model, SessionOptions(self.provider, tf32=tf32, latency=self.latency))
+        by_environment = self.tf32_by_environment
+        options = SessionOptions(self.provider, tf32=tf32, tf32_by_environment=by_environment, latency=self.latency)
+        return open_session(model, options)
 
     def _compare(self, candidate: Session, baseline: Session) -> tuple[str, ...]:
         """Warnings about what the candidate's engine does beside the baseline's; ONNX Runtime does not say."""

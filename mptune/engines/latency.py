@@ -5,7 +5,8 @@ data already on the device, median and percentiles of many values. On a CPU it i
 
 Engines that are to be compared are timed in turn, one value of each after another: what a device does differently from
 one second to the next is then the same for all. On an H200 the ratio of two engines that were timed one after the other
-for 100 ms each varies by 0.16 to 0.24 % (standard deviation; ViT-S, a text encoder), in turn by 0.03 to 0.09 %.
+for 100 ms each varies by 0.17, 0.27 and 0.72 % (standard deviation; ViT-S, a text encoder, a flow network), in turn by
+0.09, 0.07 and 0.39 % (``benchmarks/in_turn.py``).
 """
 
 from __future__ import annotations

@@ -4,10 +4,14 @@ It runs on one explicit stream, with inputs and outputs bound on the device, and
 works; TF32 is off unless asked for (provider option ``use_tf32`` is on by default and costs about as much accuracy as
 FP16).
 
-Switching that option off keeps FP16 convolutions from tensor cores too: on an H200 an all-FP16 ResNet-50 takes 1.63 ms
-so, and 1.42 ms where TF32 is switched off by NVIDIA's own environment variable (``NO_TF32``) and the option is left on,
-with the same FP32 results to the last bit. CUDA's libraries read the variable once, so it must be there when the
-process starts.
+Switching that option off keeps FP16 convolutions from tensor cores too, and FP32 ones from some kernels: on an H200
+(ONNX Runtime 1.31.1, cuBLAS 13) a ResNet-50 takes 4.12 ms in FP32 and 1.64 in FP16 so, and 3.80 and 1.42 where
+NVIDIA's environment variable (``NO_TF32``) alone switches TF32 off. cuDNN obeyed the variable each time, cuBLAS did
+not: in about 1 session of 100, several in a row in one process, FP32 matrix products were TF32 all the same (a text
+encoder erred by 9e-4 instead of 4e-4); why was not found. With the option off they never were, and they are as fast:
+ViT-S 3.458 and 1.508 ms off, 3.462 and 1.508 on. So the option is left on only for the sake of convolutions
+(``SessionOptions.tf32_by_environment``). CUDA's libraries read the variable once, so it must be there when the process
+starts.
 """
 
 from __future__ import annotations
@@ -41,7 +45,8 @@ _NOT_CAPTURABLE = frozenset(
 )
 
 NO_TF32: Mapping[str, str] = {"NVIDIA_TF32_OVERRIDE": "0"}
-"""Environment of a process in which no library of CUDA uses TF32, whatever it is asked for."""
+"""Environment of a process in which CUDA's libraries are told not to use TF32, whatever they are asked for. cuBLAS does
+not always obey."""
 
 
 @dataclass
@@ -135,9 +140,10 @@ class CudaSession(OrtSession):
         )
 
     def _providers(self, graph: bool) -> list[Any]:
+        by_environment = self.options.tf32_by_environment and NO_TF32.items() <= os.environ.items()
         options = {
             "device_id": str(self.options.device),
-            "use_tf32": "1" if self.options.tf32 or NO_TF32.items() <= os.environ.items() else "0",
+            "use_tf32": "1" if self.options.tf32 or by_environment else "0",
             "enable_cuda_graph": "1" if graph else "0",
         }
         if self._stream is not None:

@@ -38,6 +38,8 @@ class SessionOptions:
     Attributes:
         provider: ``cpu`` or ``cuda``.
         tf32: let FP32 matrix products and convolutions use TF32 (CUDA only).
+        tf32_by_environment: where NVIDIA's environment variable switches TF32 off, let it do so alone: convolutions are
+            faster with the provider's own option left on, but matrix products may be TF32 now and then (``ort_cuda``).
         latency: how latencies are taken; ``latency.cuda_graph`` switches CUDA graphs.
         timing: the session will be timed. Without it no CUDA graph is prepared, and nothing is bound to the device.
         device: CUDA device index.
@@ -47,6 +49,7 @@ class SessionOptions:
 
     provider: Provider = "cpu"
     tf32: bool = False
+    tf32_by_environment: bool = False
     latency: LatencySettings = field(default_factory=LatencySettings)
     timing: bool = True
     device: int = 0

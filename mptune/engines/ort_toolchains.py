@@ -233,6 +233,7 @@ class OnnxRuntimeToolchain(OrtToolchain):
     _baseline: Path | None = None
     _record: TimingRecord | None = None
     _predicted: Mapping[Precision, Mapping[str, float]] | None = None
+    _convolves: bool | None = None
 
     def __enter__(self) -> OnnxRuntimeToolchain:
         return self
@@ -268,6 +269,21 @@ class OnnxRuntimeToolchain(OrtToolchain):
         from mptune.targets.roofline import UNFUSED
 
         return UNFUSED if self._engine == "cuda" else super()._execution()  # it counts the CUDA provider's kernels
+
+    @property
+    def tf32_by_environment(self) -> bool:
+        """How the sessions that are timed are opened (``SessionOptions``); asks the worker for shapes the first time.
+
+        Where convolutions are a good part of the work, baseline and candidates are to be as fast as can be had without
+        TF32. Where they are not, it is matrix products that must be certain to be FP32.
+        """
+        if self._convolves is None:
+            from mptune.targets.costs import is_convolution, is_convolutional
+
+            found = self._engine == "cuda" and any(is_convolution(node) for node in self._model.nodes)
+            shapes = self._shapes() if found else {}
+            self._convolves = is_convolutional(self._model, shapes) if shapes else found
+        return self._convolves
 
     def evaluate(
         self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
@@ -328,6 +344,7 @@ class OnnxRuntimeToolchain(OrtToolchain):
                 reference=self.workspace.reference(which),
                 provider=self.provider,
                 tf32=self._uses_tf32(plan),
+                tf32_by_environment=self.tf32_by_environment,
                 latency=self.settings.latency,
                 repetitions=repetitions,
                 metric=self.settings.metric,

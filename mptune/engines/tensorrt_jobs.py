@@ -112,6 +112,8 @@ class BuildJob:
 class MeasureEngineJob(MeasureJob):
     """``MeasureJob`` on engine files: ``model`` and ``baseline`` are the engines of the plan and of the all-FP32 plan.
 
+    TF32 was settled when they were built: what ``MeasureJob`` says of it counts for nothing here.
+
     Attributes:
         kind: whose engines they are.
         nodes: precision of every node that the plan decides, to hold the engine's layers against.

@@ -27,6 +27,7 @@ from mptune.report.text import (
 from mptune.search.durable import link_or_copy
 from mptune.search.evaluation import Evaluation
 from mptune.search.front import Front
+from mptune.targets.costs import is_convolutional
 
 ENGINE_FILE = "model.engine"
 """The very engine that was measured, where the toolchain builds files: another build may choose other kernels."""
@@ -73,7 +74,7 @@ def write_chosen(
         rewriter.export(evaluation.plan, fresh / "model.onnx")
         plan = evaluation.plan.to_json(rewriter.node_precisions(evaluation.plan))
         (fresh / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
-        (fresh / "infer.py").write_text(read_template("infer.py.in"), encoding="utf-8")
+        (fresh / "infer.py").write_text(_infer(model), encoding="utf-8")
         engine = _engine(evaluation, directory)
         (fresh / "README.txt").write_text(_readme(front, evaluation, environment, engine), encoding="utf-8")
         if engine is not None:
@@ -123,6 +124,12 @@ def _carry_over(directory: Path, fresh: Path) -> None:
             shutil.copytree(entry, target, symlinks=True, copy_function=link_or_copy)
         else:
             link_or_copy(str(entry), str(target))
+
+
+def _infer(model: Model) -> str:
+    # The search goes by shapes that it observed, which are not at hand here: declared ones tell much the same.
+    use_tf32 = "1" if is_convolutional(model, {}) else "0"
+    return Template(read_template("infer.py.in")).substitute(use_tf32=use_tf32)
 
 
 def _readme(front: Front, evaluation: Evaluation, environment: Environment | None, engine: Path | None) -> str:

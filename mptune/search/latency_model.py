@@ -78,7 +78,7 @@ class LatencyModel:
         terms = self._scaled(rows, saved)
         known = [terms]
         if seen.group_ms is not None and not prior.exact:
-            known.append(self._refined(terms, Profiles(prior.ties, seen.plans, seen.group_ms), rows, saved))
+            known += self._refined(terms, Profiles(prior.ties, seen.plans, seen.group_ms), rows, saved)
         told = [saved + each.neighbours_ms(plans) for each in known]
         for _ in range(_ROUNDS):
             self._evidence = -math.inf
@@ -114,8 +114,8 @@ class LatencyModel:
                 self._known, self._spread = terms, spread
                 self.noise_ms = float(law * self.base_ms)
 
-    def _refined(self, terms: _Terms, profiles: Profiles, rows: Floats, saved: Floats) -> _Terms:
-        """The gains weighed against profiled ones, by what each may miss."""
+    def _refined(self, terms: _Terms, profiles: Profiles, rows: Floats, saved: Floats) -> list[_Terms]:
+        """The gains weighed against profiled ones, by what each may miss; none where the two contradict each other."""
         known = np.isfinite(profiles.gains_ms)
         gains, sd = (np.where(known, figures, 0.0) for figures in (profiles.gains_ms, profiles.sd_ms))
         others = terms.mean.copy()
@@ -124,7 +124,7 @@ class LatencyModel:
         largest = int(np.argmax(expected)) if len(expected) else -1
         left = saved[largest] - rows[largest] @ others if largest >= 0 else 0.0
         if left <= 0 or expected[largest] <= 0:
-            return terms
+            return []
         # A profiler has costs of its own: what the plan of the largest gain saved says what its milliseconds are worth.
         scale = float(left / expected[largest])
         own = (_ROOFLINE_WIDTH * terms.unit[: self._groups]) ** 2
@@ -133,7 +133,7 @@ class LatencyModel:
         mean[: self._groups] += trust * (scale * gains - mean[: self._groups])
         refined = np.sqrt(own * (1.0 - trust)) / _PROFILE_WIDTH
         unit[: self._groups] = np.where(known, np.maximum(refined, 1e-9 * self.base_ms), unit[: self._groups])
-        return _Terms(mean, unit, profiles, scale)
+        return [_Terms(mean, unit, profiles, scale)]
 
     def _columns(self, plans: Bools) -> NDArray[np.float32]:
         """What each parameter counts in each plan, parameters x plans; exact: 0, 1 and -1."""

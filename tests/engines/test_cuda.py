@@ -177,6 +177,36 @@ def product(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    ("tf32", "by_environment", "variable", "expected"),
+    [
+        (False, False, None, "0"),
+        (False, False, "0", "0"),  # cuBLAS does not always obey the variable
+        (False, True, None, "0"),  # nothing else would switch TF32 off
+        (False, True, "1", "0"),
+        (False, True, "0", "1"),
+        (True, False, None, "1"),
+        (True, False, "0", "1"),
+        (True, True, None, "1"),
+        (True, True, "0", "1"),
+    ],
+)
+def test_who_switches_tf32_off(
+    monkeypatch: pytest.MonkeyPatch, tf32: bool, by_environment: bool, variable: str | None, expected: str
+) -> None:
+    (name,) = NO_TF32
+    if variable is None:
+        monkeypatch.delenv(name, raising=False)
+    else:
+        monkeypatch.setenv(name, variable)
+    session = object.__new__(CudaSession)  # without the device that opening one takes
+    session.options = SessionOptions("cuda", tf32=tf32, tf32_by_environment=by_environment)
+    session._stream = None
+    (provider, options), _ = session._providers(graph=False)
+    assert provider == "CUDAExecutionProvider"
+    assert options["use_tf32"] == expected
+
+
 def product_error(path: Path, *, tf32: bool) -> float:
     x = np.random.default_rng(0).normal(size=(512, 512)).astype(np.float32)
     exact = x.astype(np.float64) @ x.astype(np.float64)

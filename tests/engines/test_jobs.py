@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,11 @@ import pytest
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
 from mptune.data.calibration import CalibrationSet, read_outputs, save_outputs
-from mptune.engines.base import EngineError, ReferenceReport
+from mptune.engines.base import EngineError, ReferenceReport, Session
 from mptune.engines.child import WorkerState
 from mptune.engines.jobs import MeasureJob, ObserveJob, ProbeJob, ReferenceJob, relative_l2
 from mptune.engines.latency import Repetitions
+from mptune.engines.ort_session import OrtSession, SessionOptions
 from mptune.graph.model import load_model
 from mptune.graph.observe import write_observing_model
 from mptune.settings import LatencySettings
@@ -174,6 +176,33 @@ def test_a_measurement_keeps_the_baselines_session_open(tmp_path: Path) -> None:
     state.close()
     with pytest.raises(EngineError, match="closed"):
         baseline.run({"x": np.zeros((1, 2), np.float32)})
+
+
+@dataclass(frozen=True)
+class Opening(MeasureJob):
+    """Keeps how the candidate's session was opened."""
+
+    seen: list[SessionOptions] = field(default_factory=list)
+
+    def _compare(self, candidate: Session, baseline: Session) -> tuple[str, ...]:
+        assert isinstance(candidate, OrtSession)
+        self.seen.append(candidate.options)
+        return super()._compare(candidate, baseline)
+
+
+def test_both_sessions_leave_tf32_to_the_environment_where_the_job_says_so(tmp_path: Path) -> None:
+    model, samples, reference = prepare(tmp_path)
+    state = WorkerState()
+    job = Opening(model, model, samples, samples, reference, "cpu", latency=QUICK)
+    found = []
+    for by_environment in (False, True):
+        replace(job, tf32_by_environment=by_environment).run(state)
+        found.append(state._cache["baseline"][1].options)
+    assert [options.tf32_by_environment for options in job.seen] == [False, True]
+    assert [options.tf32_by_environment for options in found] == [False, True]
+    replace(job, tf32=True).run(state)
+    assert (job.seen[-1].tf32, state._cache["baseline"][1].options.tf32) == (True, False)
+    state.close()
 
 
 def test_the_cpu_provider_starts() -> None:

@@ -6,12 +6,14 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pytest
 
 from mptune.engines import toolchain
 from mptune.engines.base import Failure, FailureKind, Measurement, Stage, TensorRange, Workspace
+from mptune.engines.child import Job
 from mptune.engines.ort_session import Provider
 from mptune.engines.ort_toolchains import OnnxRuntimeToolchain, PredictedToolchain
 from mptune.engines.toolchain import choose_target, list_toolchains, open_toolchain
@@ -24,6 +26,9 @@ from mptune.targets.roofline import FUSED, UNFUSED, Execution, roofline
 from mptune.targets.target import load_target
 from tests.engines.engine_support import make_workspace
 
+T = TypeVar("T")
+
+DIGITS = Path(__file__).parents[2] / "benchmarks/models/digits_vit.onnx"
 NO_GPU = not toolchain.detect_gpus()
 
 
@@ -139,6 +144,72 @@ def test_only_onnxruntime_on_a_gpu_is_taken_not_to_fuse(
     for provider, execution in providers.items():
         with Seen(target, mlp_workspace, model, groups, settings, provider) as tools:
             assert tools.latency_terms() == roofline(model, groups, target, shapes, execution)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("mlp", False), ("cnn", True), ("digits", False)])
+def test_convolutions_leave_tf32_to_the_environment(
+    name: str, expected: bool, mlp_path: Path, cnn_path: Path, settings: SearchSettings, tmp_path: Path
+) -> None:
+    path = {"mlp": mlp_path, "cnn": cnn_path, "digits": DIGITS}[name]
+    model = load_model(path)
+    groups, target = find_groups(model), load_target("h200")
+    feed = {v.name: np.ones([d if isinstance(d, int) else 2 for d in v.shape or ()], np.float32) for v in model.inputs}
+    space = make_workspace(path, tmp_path, feed)
+    with PredictedToolchain(target, space, model, groups, settings) as predicted:
+        ranges = predicted.observe()
+    assert not isinstance(ranges, Failure)
+
+    class Seen(OnnxRuntimeToolchain):
+        """Knows the shapes, or that they cannot be observed: the CUDA provider need not run here."""
+
+        shapes: Mapping[str, TensorRange] | Failure = ranges
+
+        def observe(self) -> Mapping[str, TensorRange] | Failure:
+            return self.shapes
+
+    class Unseen(Seen):
+        shapes = Failure(Stage.RUN, FailureKind.ERROR, "out of luck")
+
+    class Elsewhere(Seen):
+        _timed_by = "tensorrt"
+
+    def rule(kind: type[OnnxRuntimeToolchain], provider: Provider) -> bool:
+        return kind(target, space, model, groups, settings, provider).tf32_by_environment
+
+    assert rule(Seen, "cuda") is expected
+    assert rule(Unseen, "cuda") is (name != "mlp")  # any convolution will do where nothing can be counted
+    assert not rule(Seen, "cpu")
+    assert not rule(Elsewhere, "cuda")
+
+
+class Convolving(OnnxRuntimeToolchain):
+    """Opens what it times as the CUDA provider's toolchain does where convolutions are a good part of the work."""
+
+    tf32_by_environment = True
+
+
+@pytest.mark.parametrize("kind", [OnnxRuntimeToolchain, Convolving])
+def test_only_what_is_timed_leaves_tf32_to_the_environment(
+    kind: type[OnnxRuntimeToolchain],
+    mlp_workspace: Workspace,
+    model: Model,
+    groups: tuple[LayerGroup, ...],
+    settings: SearchSettings,
+    fp16: PrecisionPlan,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: dict[str, bool | None] = {}
+    with kind(load_target("cpu"), mlp_workspace, model, groups, settings) as tools:
+        call = tools._worker.call
+
+        def heard(job: Job[T], timeout_s: float) -> T | Failure:
+            told[type(job).__name__] = getattr(job, "tf32_by_environment", None)
+            return call(job, timeout_s)
+
+        monkeypatch.setattr(tools._worker, "call", heard)
+        assert not isinstance(tools.reference("search"), Failure)
+        measured(tools.evaluate(fp16))
+    assert told == {"ReferenceJob": None, "MeasureJob": kind is Convolving}
 
 
 def test_latency_is_corrected_for_drift_across_resumed_runs(

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,9 @@ import pytest
 
 from mptune.engines.environment import Environment
 from mptune.errors import RunError
+from mptune.graph.groups import find_groups
+from mptune.graph.model import load_model
+from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.weights import WeightBank
 from mptune.report.artifacts import write_chosen
 
@@ -154,6 +158,20 @@ def test_infer_runs_alone(chosen_dir: Path) -> None:
     assert "output    y  float32  [1, 8]" in done.stdout
     assert "over 3 runs" in done.stdout
     assert "import mptune" not in (chosen_dir / "infer.py").read_text()
+
+
+def test_infer_switches_tf32_off_as_the_search_did(
+    chosen_dir: Path, make_front: MakeFront, cnn_path: Path, run_dir: Path
+) -> None:
+    assert 'USE_TF32 = "0"\n' in (chosen_dir / "infer.py").read_text()
+    front, _ = make_front()
+    model = load_model(cnn_path)
+    groups = find_groups(model)
+    plan = PrecisionPlan.uniform(model.sha256, [group.id for group in groups], Precision.FP16)
+    write_chosen(front, replace(front.chosen, plan=plan), model, groups, run_dir / "of_cnn", None)
+    assert 'USE_TF32 = "1"\n' in (run_dir / "of_cnn" / "infer.py").read_text()
+    done = infer(run_dir / "of_cnn", "--iterations", "0", "--provider", "cpu")
+    assert done.returncode == 0, done.stderr
 
 
 def test_infer_runs_given_inputs_and_saves_the_outputs(chosen_dir: Path, mlp_data: Path, tmp_path: Path) -> None:

@@ -13,7 +13,15 @@ from onnx import TensorProto, helper, numpy_helper
 from mptune.graph.groups import LayerGroup, find_groups
 from mptune.graph.model import Model, load_model
 from mptune.graph.plan import Precision
-from mptune.targets.costs import GroupCost, ShapeTable, group_costs, kernel_costs, node_flops, ungrouped_cost
+from mptune.targets.costs import (
+    GroupCost,
+    ShapeTable,
+    group_costs,
+    is_convolutional,
+    kernel_costs,
+    node_flops,
+    ungrouped_cost,
+)
 
 Build = Callable[..., Model]
 DIGITS = Path(__file__).parents[2] / "benchmarks/models/digits_vit.onnx"
@@ -267,3 +275,33 @@ def test_nodes_without_a_precision_are_counted_apart(build: Build) -> None:
     groups = find_groups(model)
     assert [group.nodes for group in groups] == [("act",)]
     assert ungrouped_cost(model, groups, {}).fp32_bytes == 4 * (30 + 30)
+
+
+class TestConvolutional:
+    def test_of_real_models(self, cnn_path: Path, mlp_path: Path) -> None:
+        found = [is_convolutional(load_model(path), {}) for path in (cnn_path, mlp_path, DIGITS)]
+        assert found == [True, False, False]
+
+    @pytest.mark.parametrize(("columns", "expected"), [(17, True), (18, False)])
+    @pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
+    def test_more_than_a_tenth_is_a_good_part(self, build: Build, op: str, columns: int, expected: bool) -> None:
+        # The convolution has 2 * 16 * 8 multiply-adds, the product 16 * 8 * columns.
+        nodes = [helper.make_node(op, ["x", "w"], ["c"]), helper.make_node("MatMul", ["c", "m"], ["y"])]
+        weights = {"w": [2, 2, 1], "m": [8, columns]}
+        model = build(nodes, {"x": [8, 2, 8]}, {"y": [8, 2, columns]}, weights)
+        assert is_convolutional(model, {}) is expected
+
+    def test_observed_shapes_decide(self, build: Build) -> None:
+        nodes = [helper.make_node("Conv", ["x", "w"], ["c"]), helper.make_node("MatMul", ["z", "m"], ["y"])]
+        model = build(
+            nodes,
+            {"x": [1, 4, "width"], "z": ["rows", 64]},
+            {"c": [1, 4, "width"], "y": ["rows", 64]},
+            {"w": [4, 4, 1], "m": [64, 64]},
+        )
+        assert is_convolutional(model, {"x": (1, 4, 1024), "c": (1, 4, 1024), "z": (1, 64), "y": (1, 64)})
+        assert not is_convolutional(model, {"x": (1, 4, 1), "c": (1, 4, 1), "z": (1024, 64), "y": (1024, 64)})
+
+    def test_another_domains_convolution_is_not_known(self, build: Build) -> None:
+        node = helper.make_node("Conv", ["x", "w"], ["y"], domain="custom")
+        assert not is_convolutional(build([node], {"x": [1, 4, 8]}, {"y": [1, 4, 8]}, {"w": [4, 4, 1]}), {})
