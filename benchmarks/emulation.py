@@ -38,8 +38,8 @@ from benchmarks.measuring import Emulating
 from mptune.data.accuracy import OutputError
 from mptune.engines.base import Workspace
 from mptune.engines.environment import read_gpus
+from mptune.engines.ort_measured import OnnxRuntimeToolchain
 from mptune.engines.ort_session import Provider
-from mptune.engines.ort_toolchains import OnnxRuntimeToolchain
 from mptune.graph.groups import LayerGroup, find_groups
 from mptune.graph.model import Model, load_model
 from mptune.graph.plan import PrecisionPlan

@@ -29,8 +29,8 @@ from mptune.engines.base import Failure
 from mptune.engines.environment import read_gpus
 from mptune.engines.latency import Repetitions
 from mptune.engines.ort_cuda import NO_TF32
+from mptune.engines.ort_measured import OnnxRuntimeToolchain
 from mptune.engines.ort_session import Provider
-from mptune.engines.ort_toolchains import OnnxRuntimeToolchain
 from mptune.engines.worker import Worker
 from mptune.graph.groups import find_groups
 from mptune.graph.model import load_model

@@ -18,7 +18,8 @@ from unittest import mock
 
 import mptune
 from benchmarks.common import rounded, save
-from mptune.engines.ort_toolchains import OnnxRuntimeToolchain, OrtToolchain
+from mptune.engines.ort_measured import OnnxRuntimeToolchain
+from mptune.engines.ort_toolchains import OrtToolchain
 from mptune.search.precision import PrecisionSampler
 
 PARTS: tuple[tuple[str, type, str], ...] = (

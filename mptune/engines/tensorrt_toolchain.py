@@ -11,8 +11,9 @@ from mptune.engines.base import Failure, Measurement, Profiling, SampleSet, Stag
 from mptune.engines.jobs import MeasureResult
 from mptune.engines.latency import Repetitions
 from mptune.engines.layer_times import LayerTime
+from mptune.engines.ort_measured import OnnxRuntimeToolchain
 from mptune.engines.ort_session import Provider
-from mptune.engines.ort_toolchains import OnnxRuntimeToolchain, OrtToolchain, PredictedToolchain
+from mptune.engines.ort_toolchains import OrtToolchain, PredictedToolchain
 from mptune.engines.tensorrt import Kind
 from mptune.engines.tensorrt_builder import BuildOptions
 from mptune.engines.tensorrt_jobs import LibraryReport, MeasureEngineJob

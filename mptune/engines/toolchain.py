@@ -15,8 +15,9 @@ from mptune.engines.child import Job
 from mptune.engines.cuda import INSTALL as CUDA_PYTHON
 from mptune.engines.environment import cpu_model
 from mptune.engines.jobs import ProbeJob
+from mptune.engines.ort_measured import OnnxRuntimeToolchain
 from mptune.engines.ort_session import Provider
-from mptune.engines.ort_toolchains import OnnxRuntimeToolchain, PredictedToolchain
+from mptune.engines.ort_toolchains import PredictedToolchain
 from mptune.engines.tensorrt import AHEAD_OF_TIME, INSTALL, RTX_CAPABILITIES, Kind, is_installed
 from mptune.engines.tensorrt_jobs import LibraryJob, LibraryReport
 from mptune.engines.tensorrt_toolchain import AheadToolchain, TensorRtToolchain

@@ -13,12 +13,12 @@ import pytest
 from onnx import NodeProto, TensorProto, helper
 
 from mptune.data.calibration import CalibrationSet
-from mptune.engines import ort_toolchains
+from mptune.engines import ort_measured
 from mptune.engines.base import EngineError, Failure, Measurement, Workspace
 from mptune.engines.child import WorkerState
 from mptune.engines.layer_times import PROFILED_RUNS, UNTIMED_RUNS, LayerTime, group_times, minor_nodes
+from mptune.engines.ort_measured import OnnxRuntimeToolchain
 from mptune.engines.ort_profile import OrtProfileJob, computed_nodes, layer_times
-from mptune.engines.ort_toolchains import OnnxRuntimeToolchain
 from mptune.graph.groups import LayerGroup, find_groups
 from mptune.graph.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -263,7 +263,7 @@ def test_a_measurement_holds_the_groups_times_where_they_are_asked_for(tools: On
 def test_a_profile_that_fails_in_the_worker_is_a_warning(
     fault: Any, words: str, tools: OnnxRuntimeToolchain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ort_toolchains, "OrtProfileJob", lambda *fields: fault)
+    monkeypatch.setattr(ort_measured, "OrtProfileJob", lambda *fields: fault)
     with tools:
         failed = evaluated(tools, 2)
         assert failed.group_times_ms is None

@@ -14,7 +14,8 @@ import pytest
 from mptune.engines import tensorrt_toolchain, toolchain
 from mptune.engines.base import EngineError, Failure, FailureKind, Measurement, Progress, Stage, Workspace
 from mptune.engines.child import WorkerState
-from mptune.engines.ort_toolchains import OnnxRuntimeToolchain, PredictedToolchain
+from mptune.engines.ort_measured import OnnxRuntimeToolchain
+from mptune.engines.ort_toolchains import PredictedToolchain
 from mptune.engines.tensorrt import Kind, is_installed, load_library
 from mptune.engines.tensorrt_builder import BuildOptions, engine_faults
 from mptune.engines.tensorrt_jobs import BuildJob, BuildResult, LibraryReport

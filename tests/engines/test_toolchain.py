@@ -14,8 +14,9 @@ import pytest
 from mptune.engines import toolchain
 from mptune.engines.base import Failure, FailureKind, Measurement, Stage, TensorRange, Workspace
 from mptune.engines.child import Job
+from mptune.engines.ort_measured import OnnxRuntimeToolchain
 from mptune.engines.ort_session import Provider
-from mptune.engines.ort_toolchains import OnnxRuntimeToolchain, PredictedToolchain
+from mptune.engines.ort_toolchains import PredictedToolchain
 from mptune.engines.toolchain import choose_target, list_toolchains, open_toolchain
 from mptune.errors import TargetError
 from mptune.graph.groups import LayerGroup, find_groups
