@@ -50,6 +50,7 @@ class _Bound:
     outputs: dict[str, Place]
     allocators: dict[str, Any]
     graph: cuda.Graph | None = None
+    transfer_ms: float | None = None
 
     def close(self) -> None:
         """Free what lies on the device."""
@@ -117,8 +118,11 @@ class TensorRtSession:
     @collector_paused()
     def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> Stopwatch:
         """See ``Session``."""
-        launch, stream = self._launcher(feeds), self._opened()
-        return cuda.StreamStopwatch(launch, stream, monotonic_ms, self._time_transfers(feeds))
+        bound, stream = self._bind(feeds), self._opened()
+        launch = self._launcher(bound, stream)
+        if bound.transfer_ms is None:
+            bound.transfer_ms = self._time_transfers(bound, feeds, stream)
+        return cuda.StreamStopwatch(launch, stream, monotonic_ms, bound.transfer_ms)
 
     def attach(self, profiler: Any) -> None:
         """Have each execution from now on told to an ``IProfiler``, layer by layer, before it is over.
@@ -282,9 +286,8 @@ class TensorRtSession:
         if not context.execute_async_v3(stream.address):
             raise self._refused("the engine could not be enqueued")
 
-    def _launcher(self, feeds: Mapping[str, np.ndarray]) -> Callable[[], None]:
-        """Bind, run once (TensorRT-RTX compiles kernels then), capture a graph where that works; what runs it again."""
-        bound, stream = self._bind(feeds), self._opened()
+    def _launcher(self, bound: _Bound, stream: cuda.Stream) -> Callable[[], None]:
+        """Run once (TensorRT-RTX compiles kernels then), capture a graph where that works; what runs it again."""
         self._enqueue()
         stream.synchronize()
         if self.options.latency.cuda_graph and bound.graph is None:
@@ -316,9 +319,8 @@ class TensorRtSession:
             return None
         return graph
 
-    def _time_transfers(self, feeds: Mapping[str, np.ndarray]) -> float:
+    def _time_transfers(self, bound: _Bound, feeds: Mapping[str, np.ndarray], stream: cuda.Stream) -> float:
         """Median milliseconds of all inputs to the device plus all outputs back."""
-        bound, stream = self._bind(feeds), self._opened()
         values = []
         for _ in range(_TRANSFER_VALUES):
             before = monotonic_ms()

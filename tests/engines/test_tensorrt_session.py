@@ -82,6 +82,14 @@ def test_a_graph_is_captured_once_a_shape_and_replayed(device: Device) -> None:
     assert session.warnings == ()
 
 
+def test_transfers_are_timed_once_for_a_shape(device: Device) -> None:
+    session = device.open("double")
+    first = session.stopwatch(rows(2)).transfer_ms
+    assert first is not None
+    assert session.stopwatch(rows(2, seed=1)).transfer_ms == first
+    assert session.stopwatch(rows(3)).transfer_ms != first
+
+
 def test_repetitions_are_calibrated_and_kept(device: Device) -> None:
     session = device.open("double")
     repetitions = calibrated(session, rows(2))
