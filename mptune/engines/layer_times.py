@@ -46,44 +46,39 @@ def minor_nodes(model: Model, groups: Sequence[LayerGroup]) -> frozenset[str]:
 
 
 def group_times(
-    layers: Sequence[LayerTime],
-    owners: Mapping[str, str],
-    weights: Mapping[str, float] | None = None,
-    *,
-    minor: Collection[str] = (),
+    layers: Sequence[LayerTime], owners: Mapping[str, str], *, minor: Collection[str] = ()
 ) -> dict[str, float]:
     """Sum the layers of each group.
 
-    A layer that computes nodes of several groups (fused across them) is shared among these in proportion to
-    ``weights``, those left out of which it computes minor nodes only: of a residual addition that is fused into the
-    next norm, the norm gets everything, since the product before it has a layer of its own.
+    Of a residual addition that is fused into the next norm, the norm gets everything: the product before it has a layer
+    of its own, and the addition only goes along. Where a layer computes more of several groups than what goes along, as
+    when TensorRT makes one kernel of a whole block, nothing says what each of them takes: they share it alike, and
+    those for which that is more than what is theirs alone get no entry.
 
     Casts at boundaries belong to no group and are left out: the surrogate learns their cost from whole latencies. A
-    group of which no layer computes a node gets no entry: 0 would be a measurement, and it may be folded away or hidden
-    in a layer that does not say so. A group whose nodes are all fused into layers of other groups was seen, and gets
-    its share of them.
+    group of which no layer computes a node gets no entry either: 0 would be a measurement, and it may be folded away or
+    hidden in a layer that does not say so.
 
     Args:
         layers: of one engine.
         owners: node name -> id of its group; nodes without a precision and Casts at boundaries are not in it.
-        weights: what each group is predicted to take, in any unit; equal where None. A group that it leaves out weighs
-            nothing beside others.
         minor: nodes that only go along in their group (``minor_nodes``).
 
     Returns:
         Group id -> milliseconds.
     """
-    times: dict[str, float] = {}
+    alone: dict[str, float] = {}
+    shared: dict[str, float] = {}
     for layer in layers:
         nodes = [node for node in layer.nodes if node in owners]
         groups = dict.fromkeys(owners[node] for node in nodes)
         major = dict.fromkeys(owners[node] for node in nodes if node not in minor)
-        weight = {group: 1.0 if weights is None else weights.get(group, 0.0) for group in major or groups}
-        whole = sum(weight.values())
+        takers = major or groups
+        times = shared if len(major) > 1 else alone
         for group in groups:
-            share = weight.get(group, 0.0) / whole if whole > 0 else float(group in weight) / len(weight)
-            times[group] = times.get(group, 0.0) + layer.ms * share
-    return times
+            alone.setdefault(group, 0.0)
+            times[group] = times.get(group, 0.0) + (layer.ms / len(takers) if group in takers else 0.0)
+    return {group: ms + shared.get(group, 0.0) for group, ms in alone.items() if ms >= shared.get(group, 0.0)}
 
 
 def with_group_times(
@@ -91,7 +86,6 @@ def with_group_times(
     layers: Sequence[LayerTime] | Failure,
     model: Model,
     groups: Sequence[LayerGroup],
-    weights: Mapping[str, float] | None = None,
 ) -> Measurement:
     """Put a profile into the measurement of the same plan; one that failed, as a warning.
 
@@ -100,7 +94,6 @@ def with_group_times(
         layers: of its engine, or why there are none.
         model: the user's model.
         groups: its layer groups.
-        weights: see ``group_times``.
     """
     if isinstance(layers, Failure):
         text = (
@@ -109,5 +102,5 @@ def with_group_times(
         )
         return replace(measurement, warnings=(*measurement.warnings, text))
     owners = {node: group.id for group in groups for node in group.nodes}
-    times = group_times(layers, owners, weights, minor=minor_nodes(model, groups))
+    times = group_times(layers, owners, minor=minor_nodes(model, groups))
     return replace(measurement, group_times_ms={group: ms * measurement.drift for group, ms in times.items()})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -52,7 +52,6 @@ class OnnxRuntimeToolchain(OrtToolchain):
     _rewriter: Rewriter | None = None
     _baseline: Path | None = None
     _record: TimingRecord | None = None
-    _predicted: Mapping[Precision, Mapping[str, float]] | None = None
     _convolves: bool | None = None
 
     def __enter__(self) -> OnnxRuntimeToolchain:
@@ -117,15 +116,13 @@ class OnnxRuntimeToolchain(OrtToolchain):
         return self._profiled(measurement, plan) if profile and self.profiling != "none" else measurement
 
     def _profiled(self, measurement: Measurement, plan: PrecisionPlan) -> Measurement:
-        weights: Mapping[str, float] | None = None
         try:
             layers = self._layer_times(plan)
-            weights = self._expected_ms(plan)
         except (MptuneError, OSError) as error:
             layers = Failure(Stage.TIME, FailureKind.ERROR, str(error))
         if isinstance(layers, Failure):
             self._profile_failed = True  # Each try may cost the worker: there is no second one.
-        return with_group_times(measurement, layers, self._model, self._groups, weights)
+        return with_group_times(measurement, layers, self._model, self._groups)
 
     def _layer_times(self, plan: PrecisionPlan) -> tuple[LayerTime, ...] | Failure:
         """What each layer of a plan's engine takes, in another session."""
@@ -137,18 +134,6 @@ class OnnxRuntimeToolchain(OrtToolchain):
         finally:
             path.unlink(missing_ok=True)
             shutil.rmtree(folder, ignore_errors=True)
-
-    def _expected_ms(self, plan: PrecisionPlan) -> Mapping[str, float] | None:
-        """What the roofline predicts each group to take under a plan; None where no shapes can be observed."""
-        from mptune.targets.roofline import groups_ms
-
-        shapes = self._shapes()
-        if not shapes:
-            return None
-        if not self._predicted:
-            args = self._model, self._groups, self.target, shapes, self._execution()
-            self._predicted = {precision: groups_ms(*args, precision) for precision in Precision}
-        return {group.id: self._predicted[plan.precision[group.id]][group.id] for group in self._groups}
 
     def _measure(
         self, plan: PrecisionPlan, which: SampleSet, repetitions: Repetitions | None

@@ -35,6 +35,10 @@ _WITH_SUBGRAPH = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 # How ONNX Runtime calls what it computes in another type than the graph has it (insert_cast_transformer.cc).
 _RETYPED = re.compile(r"^InsertedPrecisionFreeCast_(?P<name>.+?)(?:_token_\d+)?$")
 
+_BLOCKED = "_nchwc"
+"""What a node's name ends with that gives a tensor in blocks of channels: before it stands the tensor's own name, which
+is gone from the graph (nchwc_transformer.cc)."""
+
 Nodes = tuple[str, ...]
 
 
@@ -97,8 +101,11 @@ def computed_nodes(typed: onnx.GraphProto, optimised: onnx.GraphProto) -> list[N
         match = _RETYPED.match(name)
         return match["name"] if match and match["name"] in producer else None
 
+    given = [
+        [name for name in map(known, (*node.output, _blocked(node))) if name is not None] for node in optimised.node
+    ]
     left = {known(name) or name for node in optimised.node for name in (*node.input, *node.output)}
-    given = [[name for name in map(known, node.output) if name is not None] for node in optimised.node]
+    left.update(name for names in given for name in names)
     found = [_between(names, producer, left, varying) for names in given]
     readers: dict[str, list[int]] = defaultdict(list)
     for index, node in enumerate(optimised.node):
@@ -143,6 +150,11 @@ def layer_times(
         nodes = computed[queue.popleft()] if queue else ()
         found.append(LayerTime(nodes, steady_mean(values[-PROFILED_RUNS:]) / 1e3))
     return tuple(found)
+
+
+def _blocked(node: onnx.NodeProto) -> str:
+    """The tensor that a node gives in blocks of channels; empty where it gives none."""
+    return str(node.name)[: -len(_BLOCKED)] if node.name.endswith(_BLOCKED) else ""
 
 
 def _varying(graph: onnx.GraphProto) -> frozenset[str]:

@@ -166,7 +166,7 @@ def roofline(
         shapes: concrete shapes by tensor name (``group_costs``).
         execution: of the engine that is to run it.
     """
-    fp32, fp16 = (groups_ms(model, groups, target, shapes, execution, p) for p in (Precision.FP32, Precision.FP16))
+    fp32, fp16 = (_groups_ms(model, groups, target, shapes, execution, p) for p in (Precision.FP32, Precision.FP16))
     pinned = {group.id for group in groups if group.pinned is not None}
     rest = ungrouped_cost(model, groups, shapes)
     table = ShapeTable(model, shapes)
@@ -186,7 +186,7 @@ def roofline(
     )
 
 
-def groups_ms(
+def _groups_ms(
     model: Model,
     groups: Sequence[LayerGroup],
     target: Target,
@@ -194,7 +194,6 @@ def groups_ms(
     execution: Execution,
     precision: Precision,
 ) -> dict[str, float]:
-    """Milliseconds that each group takes in one precision; the arguments are those of ``roofline``."""
     if execution.is_fused:
         whole = group_costs(model, groups, shapes)
         return {group: kernel_ms(cost, target, precision, execution) for group, cost in whole.items()}
