@@ -80,18 +80,20 @@ class LatencyModel:
         if seen.group_ms is not None and not prior.exact:
             known += self._refined(terms, Profiles(prior.ties, seen.plans, seen.group_ms), rows, saved)
         told = [saved + each.neighbours_ms(plans) for each in known]
+        odd, believed_ms = np.zeros(len(rows), dtype=bool), noise_ms
         for _ in range(_ROUNDS):
             self._evidence = -math.inf
             for each, values in zip(known, told, strict=True):
-                self._fit(each, rows, values, noise_ms)
+                self._fit(each, rows, values, believed_ms)
             if prior.exact or not len(rows):
                 break
-            miss_ms, sd_ms = self._model.misses(self._values)
-            odd = np.abs(miss_ms) > _ODD * np.maximum(sd_ms, _LAW_NOISES[1] * self.base_ms)
-            if not (odd & (noise_ms < np.abs(miss_ms))).any():
+            miss_ms, known_ms = self._model.misses(self._values)
+            sd_ms = np.sqrt(known_ms**2 + noise_ms**2 + max(self.noise_ms, _LAW_NOISES[1] * self.base_ms) ** 2)
+            before, odd = odd, np.abs(miss_ms) > _ODD * sd_ms
+            if (odd == before).all():
                 break
             # Engines are not always what their plans say, and machines not always what they were: odd ones say little.
-            noise_ms = np.where(odd, np.maximum(noise_ms, np.abs(miss_ms)), noise_ms)
+            believed_ms = np.where(odd, np.maximum(noise_ms, np.abs(miss_ms)), noise_ms)
 
     def _fit(self, terms: _Terms, rows: Floats, saved: Floats, noise_ms: Floats) -> None:
         """Condition these terms on what the plans saved; kept where that is more probable than what was kept before."""

@@ -120,14 +120,17 @@ class Linear:
         return float(-0.5 * residual @ solved - determinant)
 
     def misses(self, values: Floats) -> tuple[Floats, Floats]:
-        """By how much each observation misses what all others say of it, and the standard deviation of that.
+        """By how much each observation misses what all others say of it, and how well they know it.
 
         Args:
             values: as ``update`` had them.
+
+        Returns:
+            The misses, and the standard deviations of what all others say, without the observations' own noise.
         """
-        leverage = np.einsum("ij,ji->i", self._jacobian, self._gain)
-        free = np.maximum(1.0 - leverage, 1e-9)
-        return (values - self._jacobian @ self.posterior_mean) / free, self._noise / np.sqrt(free)
+        leverage = np.clip(np.einsum("ij,ji->i", self._jacobian, self._gain), 0.0, 1.0 - 1e-9)
+        misses = (values - self._jacobian @ self.posterior_mean) / (1.0 - leverage)
+        return misses, self._noise * np.sqrt(leverage / (1.0 - leverage))
 
     def sample(self, generator: np.random.Generator, count: int) -> Floats:
         """Draws from the posterior (Matheron's rule), count x parameters."""
