@@ -37,6 +37,10 @@ LEAST_PROMISE = 2e-5
 """Expected growth of the hypervolume: a tenth of a percent of the latency on a fiftieth of the error's axis."""
 
 
+HOPELESS = 20
+"""So many plans that give no outputs, and none that ever gave any but all-FP32, end the search: each may cost hours."""
+
+
 class Listener(Protocol):
     """Hears how a search goes on. Called from the thread that searches; must return soon."""
 
@@ -87,6 +91,7 @@ class Stop(str, Enum):
     TIMEOUT = "the time is over"
     CONVERGED = "nothing that is left promises more than the noise"
     EXHAUSTED = "every plan of the search space has been evaluated"
+    HOPELESS = f"{HOPELESS} plans failed, and no plan with FP16 in it has ever run"
 
 
 class Tuner:
@@ -133,7 +138,7 @@ class Tuner:
             RunError: the machine failed again and again, or the record cannot be written.
             KeyboardInterrupt: passed on; the plan in work is enqueued again.
         """
-        started = self._clock()
+        started, failures = self._clock(), len(self._record.failures())
         self._record.heal(stale_after_s=self._longest_trial_s())
         known = self._record.known()
         self._seeds = [seed for seed in self._space.seeds if seed.plan.fingerprint not in known]
@@ -145,6 +150,9 @@ class Tuner:
                 return Stop.TIMEOUT
             if has_converged(self._record, self._settings):
                 return Stop.CONVERGED
+            # Failures of earlier sessions do not count: what made them fail may have been mended.
+            if len(self._record.failures()) - failures >= HOPELESS and not self._has_run_fp16():
+                return Stop.HOPELESS
             proposal = self._next()
             if proposal is None:
                 return Stop.EXHAUSTED
@@ -152,6 +160,9 @@ class Tuner:
             if proposal.origin == ORIGIN_FP32 and self._record.baseline():
                 self._enqueue(self._seeds[1:])
         return Stop.BUDGET
+
+    def _has_run_fp16(self) -> bool:
+        return any(evaluation.plan.fp16_groups for evaluation in self._record.evaluations())
 
     def _enqueue(self, seeds: Iterable[Seed]) -> None:
         for seed in seeds:

@@ -16,7 +16,7 @@ from mptune.search.evaluation import ORIGIN_FP16, ORIGIN_FP32
 from mptune.search.front import pareto
 from mptune.search.record import StudyRecord
 from mptune.search.space import Pin, SearchSpace
-from mptune.search.tuner import Silent, Stop, Tuner
+from mptune.search.tuner import HOPELESS, Silent, Stop, Tuner
 from mptune.settings import SearchSettings, WorkerSettings
 from tests.fakes import Diary, FakeToolchain, Law, make_plan
 from tests.search.conftest import OpenRecord, make_small_space
@@ -129,6 +129,19 @@ def test_a_failed_plan_is_pruned_and_spends_budget(open_record: OpenRecord, spac
         assert {"g001", "g002"} & set(plan.fp16_groups)
         assert failure.message in {"no kernel for this", "segmentation fault"}
     assert pareto(record.evaluations())
+
+
+def test_a_search_in_which_nothing_runs_ends_early_and_can_be_tried_again(
+    open_record: OpenRecord, space: SearchSpace
+) -> None:
+    record, broken = open_record(), make_toolchain(space, fails=space.free)
+    assert make_tuner(record, space, broken, budget=60).run() is Stop.HOPELESS
+    assert len(record.failures()) == HOPELESS
+    assert make_tuner(record, space, broken, budget=60).run() is Stop.HOPELESS
+    assert len(record.failures()) == 2 * HOPELESS
+    mended = make_toolchain(space)
+    assert make_tuner(record, space, mended, budget=60).run() in (Stop.BUDGET, Stop.CONVERGED)
+    assert mended.built
 
 
 def test_infeasible_trials_violate_their_constraint(
