@@ -98,6 +98,8 @@ class FakeToolchain:
         fault_kind: their kind.
         noise: relative spread of the measured values.
         held_out_factor: held-out errors are this much larger.
+        errs_at_first: fingerprints that err three times as much until the worker has been restarted.
+        error_factor: errors of all plans with FP16 are this much larger than the law's.
         fails_fresh: fingerprints that fail once the worker has been restarted.
         drifts: baseline medians that come one after another, as factors of the true one; the last stays.
         delay_s: each evaluation takes this long.
@@ -115,6 +117,8 @@ class FakeToolchain:
     fault_kind: FailureKind = FailureKind.DEVICE_LOST
     noise: float = 1e-4
     held_out_factor: float = 1.1
+    errs_at_first: Collection[str] = ()
+    error_factor: float = 1.0
     fails_fresh: Collection[str] = ()
     drifts: Sequence[float] = ()
     delay_s: float = 0.0
@@ -199,6 +203,10 @@ class FakeToolchain:
     def _output_error(self, plan: PrecisionPlan, factor: float) -> OutputError:
         non_finite = bool(set(plan.fp16_groups) & set(self.non_finite))
         error = self.law.error(plan) * factor
+        if plan.fp16_groups:
+            error *= self.error_factor
+        if plan.fingerprint in self.errs_at_first and not self.restarts:
+            error *= 3
         values = {
             "relative_l2": (math.nan if non_finite else error,) * 2,
             "max_abs": (math.nan if non_finite else 1 / (1 + error),) * 2,

@@ -41,6 +41,10 @@ HOPELESS = 20
 """So many plans that give no outputs, and none that ever gave any but all-FP32, end the search: each may cost hours."""
 
 
+_VAIN = 2
+"""After so many measurements again, in a fresh process, that changed nothing, errors are what they are."""
+
+
 class Listener(Protocol):
     """Hears how a search goes on. Called from the thread that searches; must return soon."""
 
@@ -126,6 +130,7 @@ class Tuner:
         self._clock = clock
         self._emulated = emulated
         self._seeds: list[Seed] = []
+        self._vain = 0
 
     def run(self) -> Stop:
         """Search until the budget, the time or the space is exhausted.
@@ -219,7 +224,7 @@ class Tuner:
 
     def _evaluate(self, proposal: Proposal) -> None:
         try:
-            result = self._toolchain.evaluate(proposal.plan, profile=self._is_profiled(proposal))
+            result = self._measure(proposal)
         except BaseException:
             # Most of all Ctrl-C: the plan goes back into the queue. If even that fails, healing does it next time.
             with suppress(RunError):
@@ -233,27 +238,32 @@ class Tuner:
         else:
             self._measured(proposal, result)
 
+    def _measure(self, proposal: Proposal) -> Measurement | Failure:
+        """Once more in a fresh process where the error is not the emulated one: a process may have gone wrong."""
+        profile = self._is_profiled(proposal)
+        result = self._toolchain.evaluate(proposal.plan, profile=profile)
+        if isinstance(result, Failure) or self._vain >= _VAIN or not self._judged(proposal, result).errs_otherwise:
+            return result
+        self._toolchain.restart()
+        again = self._toolchain.evaluate(proposal.plan, profile=profile)
+        if isinstance(again, Failure) or self._judged(proposal, again).errs_otherwise:
+            self._vain += 1
+            return result
+        self._listener.warning(
+            f"plan {proposal.plan.fingerprint} erred otherwise than its emulation says, and no longer in a fresh "
+            "process: only the second measurement counts"
+        )
+        return again
+
     def _is_profiled(self, proposal: Proposal) -> bool:
         """Every plan where that costs little, else the two whose profiles tell what each group gains."""
         profiling = self._toolchain.profiling
         return profiling == "along" or (profiling == "apart" and proposal.origin in (ORIGIN_FP32, ORIGIN_FP16))
 
     def _measured(self, proposal: Proposal, measurement: Measurement) -> None:
-        is_baseline = proposal.origin == ORIGIN_FP32
         measurement = self._record.anchored(measurement)
-        baseline = self._record.baseline()
-        evaluation = Evaluation.from_measurement(
-            proposal.plan,
-            measurement,
-            number=proposal.number,
-            origin=proposal.origin,
-            metric=self._settings.metric,
-            baseline_ms=None if baseline is None else baseline.latency.median_ms,
-        )
-        emulated = None if self._emulated is None else self._emulated(proposal.plan)
-        if emulated is not None and baseline is not None:
-            evaluation = evaluation.with_emulated(emulated, baseline.error_value)
-        if is_baseline:
+        evaluation = self._judged(proposal, measurement)
+        if proposal.origin == ORIGIN_FP32:
             try:
                 told = check_baseline(measurement.error, tf32=self._settings.tf32)
             except BaselineError:
@@ -267,6 +277,22 @@ class Tuner:
             self._listener.evaluated(evaluation, done, budget)
         else:
             self._listener.failed(proposal.plan, proposal.origin, _why_not_finite(evaluation), done, budget)
+
+    def _judged(self, proposal: Proposal, measurement: Measurement) -> Evaluation:
+        """A measurement against the baseline, and against what is known of the plan by emulation."""
+        baseline = self._record.baseline()
+        evaluation = Evaluation.from_measurement(
+            proposal.plan,
+            measurement,
+            number=proposal.number,
+            origin=proposal.origin,
+            metric=self._settings.metric,
+            baseline_ms=None if baseline is None else baseline.latency.median_ms,
+        )
+        emulated = None if self._emulated is None else self._emulated(proposal.plan)
+        if emulated is None or baseline is None:
+            return evaluation
+        return evaluation.with_emulated(emulated, baseline.error_value)
 
     def _plan_failed(self, proposal: Proposal, failure: Failure) -> None:
         if proposal.origin == ORIGIN_FP32:

@@ -12,7 +12,8 @@ import pytest
 
 from mptune.engines.base import Failure, FailureKind
 from mptune.errors import BaselineError, RunError
-from mptune.search.evaluation import ORIGIN_FP16, ORIGIN_FP32
+from mptune.graph.plan import PrecisionPlan
+from mptune.search.evaluation import ORIGIN_FP16, ORIGIN_FP32, EmulatedError
 from mptune.search.front import pareto
 from mptune.search.record import StudyRecord
 from mptune.search.space import Pin, SearchSpace
@@ -63,6 +64,39 @@ def test_the_same_budget_again_evaluates_nothing(open_record: OpenRecord, space:
     again = make_toolchain(space)
     make_tuner(open_record(), space, again).run()
     assert again.calls == []
+
+
+def judging_tuner(record: StudyRecord, space: SearchSpace, toolchain: FakeToolchain, listener: Diary) -> Tuner:
+    def emulated(plan: PrecisionPlan) -> EmulatedError:
+        return EmulatedError(toolchain.law.error(plan), None)
+
+    return Tuner(record, space, toolchain, SearchSettings(budget=12), listener, emulated=emulated)
+
+
+def test_an_error_that_a_process_made_is_measured_again_in_a_fresh_one(
+    open_record: OpenRecord, space: SearchSpace
+) -> None:
+    seed = space.seeds[1].plan
+    record, diary = open_record(), Diary()
+    toolchain = make_toolchain(space, errs_at_first=[seed.fingerprint])
+    judging_tuner(record, space, toolchain, diary).run()
+    assert toolchain.restarts == 1
+    assert [f for f, _, _ in toolchain.calls].count(seed.fingerprint) == 2
+    assert record.spent == 12
+    (found,) = (e for e in record.evaluations() if e.plan == seed)
+    assert found.error_value == pytest.approx(toolchain.law.error(seed))
+    assert not found.errs_otherwise
+    assert sum("in a fresh process" in text for text in diary.warnings) == 1
+
+
+def test_errors_that_are_what_they_are_are_measured_again_twice_at_most(
+    open_record: OpenRecord, space: SearchSpace
+) -> None:
+    record, toolchain = open_record(), make_toolchain(space, error_factor=2.0)
+    judging_tuner(record, space, toolchain, Diary()).run()
+    assert toolchain.restarts == 2
+    assert len(toolchain.calls) == 12 + 2
+    assert sum(e.errs_otherwise for e in record.evaluations()) == 11
 
 
 @pytest.mark.parametrize(("profiling", "count"), [("none", 0), ("apart", 2), ("along", 12)])
