@@ -1,7 +1,7 @@
 """A kernel that keeps a stream busy for a moment: what is enqueued meanwhile begins without waiting for the host.
 
 Where an engine's launch returns only when it has ended (a CUDA graph of ONNX Runtime), the stream is empty at each
-launch, and events around it would contain the host's way to the device: on an H200 55 to 85 us, now and then none.
+launch, and events around it would contain the host's way to the device: on an H200 about 20 us, more or less each time.
 """
 
 from __future__ import annotations

@@ -50,27 +50,29 @@ class Profiles:
         """Keep what settings change, shrunk by what is noise; returns the variances of noise and settings, in shares.
 
         One-way analysis of variance, pooled over the cells (a group in one precision), whose means are taken as known.
+        Groups weigh as long as they take: of those of a few microseconds a profiler tells little.
         """
         known = np.isfinite(group_ms) & (mean_ms > 0)
-        codes, miss = self._settings.codes(plans).T[known], group_ms[known] / mean_ms[known] - 1.0
+        codes, means = self._settings.codes(plans).T[known], mean_ms[known]
         cells = (2 * np.arange(plans.shape[1]) + plans)[known]
         size = self._settings.size
-        counts = np.bincount(codes, minlength=size)
+        mean_of, counts = np.zeros(size), np.bincount(codes, minlength=size)
+        mean_of[codes] = means
+        miss = group_ms[known] / means - 1.0
         shares = np.bincount(codes, weights=miss, minlength=size) / np.maximum(counts, 1)
-        between = float((counts * shares**2).sum())
-        settings, alone = int((counts > 0).sum()), len(np.unique(cells))
-        within = float((miss**2).sum()) - between
-        noise = (within + _BELIEF * _NOISE**2) / (len(codes) - settings + _BELIEF)
-        degrees = settings - alone
-        neighbours = _NEIGHBOURS**2
-        if degrees > 0:
+        unit = means.mean() if len(means) else 1.0
+        weights, weight_of = means / unit, mean_of / unit
+        between = float((weight_of * counts * shares**2).sum())
+        within = float((weights * miss**2).sum()) - between
+        settings, alone = float(weight_of.sum()), float((weights / np.bincount(cells)[cells]).sum())
+        noise = (within + _BELIEF * _NOISE**2) / (float(weights.sum()) - settings + _BELIEF)
+        degrees, neighbours = settings - alone, _NEIGHBOURS**2
+        if degrees > 1e-9:
             # How many observations there are of one setting, as the expectation of ``between`` counts them.
-            repeats = (len(codes) - float((counts[codes] / np.bincount(cells)[cells]).sum())) / degrees
-            found = max(0.0, between / degrees - noise) / repeats
+            expected = float((weights * (1.0 - counts[codes] / np.bincount(cells)[cells])).sum())
+            found = max(0.0, between - degrees * noise) / max(expected, 1e-9)
             neighbours = (degrees * found + _BELIEF * neighbours) / (degrees + _BELIEF)
         kept = shares * counts / (counts + noise / neighbours)
-        mean_of = np.zeros(size)
-        mean_of[codes] = mean_ms[known]
         self._excess_ms: NDArray[np.float32] = (kept * mean_of).astype(np.float32)
         return noise, neighbours
 

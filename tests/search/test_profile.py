@@ -63,6 +63,13 @@ def test_what_neighbours_change_is_kept_where_it_is_more_than_noise(noise: float
     assert np.abs(none.neighbours_ms(plans)).max() < noise
 
 
+def test_groups_of_microseconds_do_not_make_the_others_noise() -> None:
+    rng = np.random.default_rng(1)
+    plans = rng.random((100, 3)) < 0.5
+    group_ms = np.array([1.0, 1.0, 0.001]) * (1.0 + rng.normal(0.0, [0.01, 0.01, 0.5], (100, 3)))
+    assert Profiles(CHAIN, plans, group_ms).sd_ms[:2].max() < 0.01
+
+
 def test_nothing_profiled_is_nothing_known() -> None:
     plans = np.array([[False, True], [True, True]])
     profiles = Profiles((), plans, np.full((2, 2), np.nan))
