@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,25 @@ def parse(description: str | None, stem: str) -> argparse.Namespace:
     parser.add_argument("--opset", type=int, default=17)
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
+
+
+def draw_uneven_weights(model: nn.Module, seed: int, draw_rest: Callable[[torch.Tensor], object]) -> None:
+    """Weights of a transformer whose norms scale their features unevenly, as trained ones do.
+
+    Args:
+        model: its parameters are drawn in their order.
+        seed: of the drawing.
+        draw_rest: draws, in place, what is neither a norm's scale nor a bias.
+    """
+    torch.manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if "norm" in name and name.endswith("weight"):
+            nn.init.normal_(parameter, 0.0, 0.5)
+            parameter.data.exp_()
+        elif name.endswith("bias"):
+            nn.init.normal_(parameter, 0.0, 0.02)
+        else:
+            draw_rest(parameter)
 
 
 def export(

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.models.exporting import export, parse
+from benchmarks.models.exporting import draw_uneven_weights, export, parse
 
 VOCABULARY, LENGTH, WIDTH, DEPTH, HEADS = 8192, 128, 384, 6, 6
 MASKED = -1e4
@@ -57,18 +57,6 @@ class TextEncoder(nn.Module):
         return x, self.pooler(x[:, 0]).tanh()
 
 
-def draw_weights(model: nn.Module, seed: int) -> None:
-    torch.manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        if "norm" in name and name.endswith("weight"):
-            nn.init.normal_(parameter, 0.0, 0.5)
-            parameter.data.exp_()
-        elif name.endswith("bias"):
-            nn.init.normal_(parameter, 0.0, 0.02)
-        else:
-            nn.init.normal_(parameter, 0.0, 0.04)
-
-
 def token_batches(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Token ids and mask: int64 (count, 128) each; padding has id 0."""
     rng = np.random.default_rng(seed)
@@ -81,7 +69,7 @@ def token_batches(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 def main() -> None:
     options = parse(__doc__, "text_encoder")
     model = TextEncoder().eval()
-    draw_weights(model, options.seed)
+    draw_uneven_weights(model, options.seed, lambda weight: nn.init.normal_(weight, 0.0, 0.04))
     ids, mask = token_batches(options.batch * options.samples, options.seed + 1)
     export(model, options, {"input_ids": ids, "attention_mask": mask}, ["last_hidden_state", "pooled"])
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.models.exporting import export, parse
+from benchmarks.models.exporting import draw_uneven_weights, export, parse
 
 SIDE, PATCH = 224, 16
 
@@ -53,18 +53,6 @@ class VisionTransformer(nn.Module):
         return self.head(self.norm(self.blocks(x))[:, 0])
 
 
-def draw_weights(model: nn.Module, seed: int) -> None:
-    torch.manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        if "norm" in name and name.endswith("weight"):
-            nn.init.normal_(parameter, 0.0, 0.5)
-            parameter.data.exp_()
-        elif name.endswith("bias"):
-            nn.init.normal_(parameter, 0.0, 0.02)
-        else:
-            nn.init.trunc_normal_(parameter, std=0.04)
-
-
 def natural_noise(count: int, seed: int, size: tuple[int, int] = (SIDE, SIDE)) -> np.ndarray:
     """Images with a 1/f amplitude spectrum: float32 (count, 3, height, width), each channel of unit variance."""
     rng = np.random.default_rng(seed)
@@ -79,7 +67,7 @@ def natural_noise(count: int, seed: int, size: tuple[int, int] = (SIDE, SIDE)) -
 def main() -> None:
     options = parse(__doc__, "vit_s")
     model = VisionTransformer().eval()
-    draw_weights(model, options.seed)
+    draw_uneven_weights(model, options.seed, lambda weight: nn.init.trunc_normal_(weight, std=0.04))
     images = natural_noise(options.batch * options.samples, options.seed + 1)
     export(model, options, {"image": images}, ["logits"])
 
