@@ -191,7 +191,7 @@ def observe_trials(trials: Sequence[FrozenTrial], groups: Sequence[str], asking:
         asking: number of the trial that a plan is wanted for.
     """
     rows: list[tuple[list[bool], float, float, float, float]] = []
-    profiles: list[list[float]] = []
+    profiles: list[Mapping[str, float]] = []
     base, base_sd = math.nan, 0.0
     emulated: dict[str, float | str] = {}
     for trial in trials:
@@ -213,15 +213,16 @@ def observe_trials(trials: Sequence[FrozenTrial], groups: Sequence[str], asking:
         if finite == 1.0 and math.isnan(base) and (outside or not any(row)):
             base, base_sd = float(latency), float(measured.get("sd_ms", 0.0))
         if not outside:
-            profile = measured.get("group_ms", {})
-            profiles.append([float(profile.get(group, math.nan)) for group in groups])
+            profiles.append(measured.get("group_ms", {}))
             rows.append((row, float(latency), float(measured.get("sd_ms", 0.0)), float(error), finite))
     plans = np.array([r[0] for r in rows], dtype=bool).reshape(len(rows), len(groups))
     figures = np.array([r[1:] for r in rows], dtype=float).reshape(len(rows), 4)
     measured_ones = {_bits(row) for row, error in zip(plans, figures[:, 2], strict=True) if math.isfinite(error)}
     only = {p: decode_float(e) for p, e in emulated.items() if len(p) == len(groups) and p not in measured_ones}
     told = np.array([[bit == "1" for bit in p] for p in only], dtype=bool), np.array(list(only.values()))
-    group_ms = np.array(profiles, dtype=float).reshape(plans.shape)
+    group_ms = None
+    if any(profiles):
+        group_ms = np.array([[profile.get(g, math.nan) for g in groups] for profile in profiles], dtype=float)
     return Observations(
         plans,
         figures[:, 0],
@@ -231,5 +232,5 @@ def observe_trials(trials: Sequence[FrozenTrial], groups: Sequence[str], asking:
         base,
         base_sd,
         emulated=told if only else None,
-        group_ms=group_ms if np.isfinite(group_ms).any() else None,
+        group_ms=group_ms,
     )
