@@ -52,11 +52,11 @@ class _Terms:
     profiles: Profiles | None = None
     scale: float = 1.0
 
-    def neighbours_ms(self, plans: Bools) -> Floats:
-        """What the plans take longer than by the law, in ms."""
+    def neighbours_ms(self, halves: Bools, crossed: Bools) -> Floats:
+        """What the plans take longer than by the law, in ms; the arguments are those of ``Profiles``."""
         if self.profiles is None:
-            return np.zeros(len(plans))
-        return self.scale * self.profiles.neighbours_ms(plans)
+            return np.zeros(halves.shape[1])
+        return self.scale * self.profiles.neighbours_ms(halves, crossed)
 
 
 class LatencyModel:
@@ -71,15 +71,16 @@ class LatencyModel:
         timed = np.isfinite(seen.latency_ms)
         if not prior.fixed_gain_ms:
             timed &= seen.plans.any(axis=1)  # The baseline itself says nothing about what is saved against it.
-        plans, noise_ms = seen.plans[timed], seen.latency_sd_ms[timed]
-        rows = self._columns(plans).T.astype(float)
+        noise_ms = seen.latency_sd_ms[timed]
+        halves, crossed = self._sides(seen.plans[timed])
+        rows = self._columns(halves, crossed).T.astype(float)
         saved = seen.base_ms - seen.latency_ms[timed]
         self._alike = _alike(prior)
         terms = self._scaled(rows, saved)
         known = [terms]
         if seen.group_ms is not None and not prior.exact:
             known += self._refined(terms, Profiles(prior.ties, seen.plans, seen.group_ms), rows, saved)
-        told = [saved + each.neighbours_ms(plans) for each in known]
+        told = [saved + each.neighbours_ms(halves, crossed) for each in known]
         odd, believed_ms = np.zeros(len(rows), dtype=bool), noise_ms
         for _ in range(_ROUNDS):
             self._evidence = -math.inf
@@ -137,12 +138,16 @@ class LatencyModel:
         unit[: self._groups] = np.where(known, np.maximum(refined, 1e-9 * self.base_ms), unit[: self._groups])
         return [_Terms(mean, unit, profiles, scale)]
 
-    def _columns(self, plans: Bools) -> NDArray[np.float32]:
+    def _sides(self, plans: Bools) -> tuple[Bools, Bools]:
+        """Groups x plans, True is FP16, and which boundaries are crossed, boundaries x plans."""
+        halves = np.ascontiguousarray(plans.T)
+        return halves, self._crossings.of(halves)
+
+    def _columns(self, halves: Bools, crossed: Bools) -> NDArray[np.float32]:
         """What each parameter counts in each plan, parameters x plans; exact: 0, 1 and -1."""
-        groups = np.ascontiguousarray(plans.T)
-        columns = np.empty((self._groups + len(self._prior.ties) + 1, len(plans)), dtype=np.float32)
-        columns[: self._groups] = groups
-        np.negative(self._crossings.of(groups), out=columns[self._groups : -1], dtype=np.float32)
+        columns = np.empty((self._groups + len(self._prior.ties) + 1, halves.shape[1]), dtype=np.float32)
+        columns[: self._groups] = halves
+        np.negative(crossed, out=columns[self._groups : -1], dtype=np.float32)
         columns[-1] = 1.0
         return columns
 
@@ -194,8 +199,9 @@ class LatencyModel:
 
     def predict(self, plans: Bools, parameters: Floats) -> Floats:
         """Latency in ms, draws x plans."""
-        saved = parameters.astype(np.float32) @ self._columns(plans)
-        latency: Floats = self.base_ms + self._known.neighbours_ms(plans) - saved.astype(float)
+        halves, crossed = self._sides(plans)
+        saved = parameters.astype(np.float32) @ self._columns(halves, crossed)
+        latency: Floats = self.base_ms + self._known.neighbours_ms(halves, crossed) - saved.astype(float)
         return latency
 
 

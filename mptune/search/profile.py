@@ -40,21 +40,25 @@ class Profiles:
         self._settings = Settings(ties, plans.shape[1])
         seen = np.isfinite(group_ms)
         (fp32, fp32_count), (fp16, fp16_count) = (_mean(group_ms, seen & half) for half in (~plans, plans))
-        noise, neighbours = self._learn_neighbours(plans, group_ms, np.where(plans, fp16, fp32))
+        halves = np.ascontiguousarray(plans.T)
+        crossed = Crossings(ties).of(halves)
+        noise, neighbours = self._learn_neighbours(halves, crossed, group_ms, np.where(plans, fp16, fp32))
         with np.errstate(divide="ignore", invalid="ignore"):
             squares = fp32**2 / fp32_count + fp16**2 / fp16_count
         self.gains_ms: Floats = fp32 - fp16
         self.sd_ms: Floats = np.sqrt(squares * (noise + neighbours))
 
-    def _learn_neighbours(self, plans: Bools, group_ms: Floats, mean_ms: Floats) -> tuple[float, float]:
+    def _learn_neighbours(
+        self, halves: Bools, crossed: Bools, group_ms: Floats, mean_ms: Floats
+    ) -> tuple[float, float]:
         """Keep what settings change, shrunk by what is noise; returns the variances of noise and settings, in shares.
 
         One-way analysis of variance, pooled over the cells (a group in one precision), whose means are taken as known.
         Groups weigh as long as they take: of those of a few microseconds a profiler tells little.
         """
         known = np.isfinite(group_ms) & (mean_ms > 0)
-        codes, means = self._settings.codes(plans).T[known], mean_ms[known]
-        cells = (2 * np.arange(plans.shape[1]) + plans)[known]
+        codes, means = self._settings.codes(halves, crossed).T[known], mean_ms[known]
+        cells = (2 * np.arange(len(halves)) + halves.T)[known]
         size = self._settings.size
         mean_of, counts = np.zeros(size), np.bincount(codes, minlength=size)
         mean_of[codes] = means
@@ -76,9 +80,14 @@ class Profiles:
         self._excess_ms: NDArray[np.float32] = (kept * mean_of).astype(np.float32)
         return noise, neighbours
 
-    def neighbours_ms(self, plans: Bools) -> Floats:
-        """By how much each plan takes longer than by its groups' mean times, as far as such settings were seen."""
-        excess: Floats = self._excess_ms[self._settings.codes(plans)].sum(axis=0, dtype=float)
+    def neighbours_ms(self, halves: Bools, crossed: Bools) -> Floats:
+        """By how much each plan takes longer than by its groups' mean times, as far as such settings were seen.
+
+        Args:
+            halves: groups x plans, True is FP16.
+            crossed: boundaries x plans.
+        """
+        excess: Floats = self._excess_ms[self._settings.codes(halves, crossed)].sum(axis=0, dtype=float)
         return excess
 
 
@@ -91,7 +100,6 @@ class Settings:
 
     def __init__(self, ties: tuple[Tie, ...], groups: int) -> None:
         """Number the boundaries of each group, and give each group a range of numbers of its own."""
-        self._crossings = Crossings(ties)
         self._weights = np.zeros((groups, len(ties)), dtype=np.float32)
         degrees = np.zeros(groups, dtype=int)
         for index, tie in enumerate(ties):
@@ -103,11 +111,10 @@ class Settings:
         self.size = int(ends[-1]) if groups else 0
         self._starts = (ends - 2 ** (degrees + 1)).astype(np.int32)[:, None]
 
-    def codes(self, plans: Bools) -> NDArray[np.int32]:
+    def codes(self, halves: Bools, crossed: Bools) -> NDArray[np.int32]:
         """Groups x plans: the group's own precision and which of its boundaries are crossed, one number for each."""
-        columns = np.ascontiguousarray(plans.T)
-        local = self._weights @ self._crossings.of(columns).astype(np.float32)
-        local += columns
+        local = self._weights @ crossed.astype(np.float32)
+        local += halves
         codes: NDArray[np.int32] = local.astype(np.int32) + self._starts
         return codes
 
