@@ -289,7 +289,8 @@ class _Partition:
             if i in folded:
                 continue
             nodes = (r for out in node.outputs if out for r in self._look.readers(out))
-            readers = {leader[r.index] for r in nodes if leader[r.index] >= 0} - {i}
+            readers = {leader[r.index] for r in nodes if leader[r.index] >= 0}
+            readers = {reader for reader in readers if not _is_led_by(i, reader, leader)}
             if readers and self._is_view_of_constant(node):
                 leader[i] = min(readers)
             elif len(readers) == 1 and (kind.get(min(readers)) not in _KEEPS_MASKS_OUT or self._is_single(node)):
@@ -393,3 +394,10 @@ class _Partition:
             )
             for position, ((_, nodes), name, kind) in enumerate(zip(ordered, unique, kinds, strict=True))
         )
+
+
+def _is_led_by(node: int, other: int, leader: Sequence[int]) -> bool:
+    """Whether ``node`` leads ``other``, through others too: then it cannot be led by it as well."""
+    while other != node and leader[other] != other:
+        other = leader[other]
+    return other == node
