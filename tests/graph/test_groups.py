@@ -246,3 +246,17 @@ def test_refuses_an_unknown_granularity(tmp_path: Path) -> None:
     model, _ = load(models.mlp(), tmp_path)
     with pytest.raises(PlanError, match="granularity"):
         find_groups(model, "layer")  # type: ignore[arg-type]
+
+
+def test_sources_that_feed_each_others_readers_are_one_group(tmp_path: Path) -> None:
+    """Each would join the group of its readers, which is led by the other: that once had no end."""
+    nodes = [
+        node("Shape", ["x"], "s"),
+        node("Reshape", ["x", "s"], "r"),
+        node("Relu", ["x"], "a"),
+        node("Greater", ["x", "a"], "g"),
+        node("Where", ["g", "x", "r"], "w"),
+        node("Add", ["r", "a"], "y"),
+    ]
+    _, (group,) = load(models.model(nodes, [value("x", [2, 4])], [value("w", [2, 4]), value("y", [2, 4])]), tmp_path)
+    assert len(group.nodes) == 5
