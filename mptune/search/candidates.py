@@ -50,7 +50,7 @@ def exact_optima(solver: CutSolver, box: Box, generator: np.random.Generator) ->
     steps = (np.arange(_SWEEP) + generator.random((len(ratio), _SWEEP))) / _SWEEP
     sweeps = np.exp(low[:, None] + (high - low)[:, None] * (1.2 * steps - 0.1))
     # A group that may fail costs as much as what it could spoil.
-    risk = np.log1p(-np.minimum(box.chances, 1 - 1e-6)) * -0.5 * box.base_ms
+    risk = np.log1p(-np.minimum(box.overflow.chances, 1 - 1e-6)) * -0.5 * box.base_ms
     unary = -terms[:, None, :groups] + sweeps[:, :, None] * squares[:, None, :] + risk
     costs = np.repeat(terms[:, groups:-1], _SWEEP, axis=0)
     return solver.solve(unary.reshape(-1, groups), costs)

@@ -24,10 +24,11 @@ from mptune.search.evaluation import Evaluation
 from mptune.search.explanation import Explanation, GroupWorth, Kept, Reason
 from mptune.search.front import faster_beyond_noise
 from mptune.search.latency_model import LatencyModel
+from mptune.search.overflow import Overflow
 from mptune.search.record import StudyRecord
 from mptune.search.sensitivity import SENSITIVITY_JSON, Sensitivity
 from mptune.search.space import Pin, SearchSpace
-from mptune.search.surrogate import ERROR_FLOOR, Observations, Prior, overflow_probabilities
+from mptune.search.surrogate import ERROR_FLOOR, Observations, Prior
 
 EXPLAIN_JSON = "explain.json"
 """Name of the file in the run's data directory."""
@@ -302,7 +303,7 @@ def _overflows(seen: Observations, free: Sequence[str], errors: Mapping[str, flo
     squares = None
     if all(group in errors for group in free):
         squares = tuple(math.log(max(errors[group], ERROR_FLOOR) ** 2) for group in free)
-    chances = overflow_probabilities(Prior(tuple(free), squares), seen)
+    chances = Overflow(Prior(tuple(free), squares), seen).chances
     good, bad = seen.plans[seen.finite == 1.0], seen.plans[seen.finite == 0.0]
     found = {}
     for column, group in enumerate(free):

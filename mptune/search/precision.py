@@ -178,6 +178,11 @@ def _bits(plan: Bools) -> str:
     return "".join("01"[int(half)] for half in plan)
 
 
+def _rows(texts: Sequence[str]) -> Bools:
+    """The plans that ``_bits`` wrote."""
+    return np.array([[bit == "1" for bit in text] for text in texts], dtype=bool)
+
+
 def _is_precision(distribution: BaseDistribution) -> bool:
     return isinstance(distribution, CategoricalDistribution) and set(distribution.choices) == set(_CHOICES)
 
@@ -217,9 +222,10 @@ def observe_trials(trials: Sequence[FrozenTrial], groups: Sequence[str], asking:
             rows.append((row, float(latency), float(measured.get("sd_ms", 0.0)), float(error), finite))
     plans = np.array([r[0] for r in rows], dtype=bool).reshape(len(rows), len(groups))
     figures = np.array([r[1:] for r in rows], dtype=float).reshape(len(rows), 4)
-    measured_ones = {_bits(row) for row, error in zip(plans, figures[:, 2], strict=True) if math.isfinite(error)}
-    only = {p: decode_float(e) for p, e in emulated.items() if len(p) == len(groups) and p not in measured_ones}
-    told = np.array([[bit == "1" for bit in p] for p in only], dtype=bool), np.array(list(only.values()))
+    known = {_bits(row): error for row, error in zip(plans, figures[:, 2], strict=True) if math.isfinite(error)}
+    told = {p: decode_float(e) for p, e in emulated.items() if len(p) == len(groups)}
+    only = {p: e for p, e in told.items() if p not in known}
+    both = [(told[p], e) for p, e in known.items() if math.isfinite(told.get(p, math.inf)) and e > ERROR_FLOOR]
     group_ms = None
     if any(profiles):
         group_ms = np.array([[profile.get(g, math.nan) for g in groups] for profile in profiles], dtype=float)
@@ -231,6 +237,7 @@ def observe_trials(trials: Sequence[FrozenTrial], groups: Sequence[str], asking:
         figures[:, 3],
         base,
         base_sd,
-        emulated=told if only else None,
+        emulated=(_rows(list(only)), np.array(list(only.values()))) if only else None,
+        emulation_ratios=np.array([max(e, ERROR_FLOOR) / measured for e, measured in both]),
         group_ms=group_ms,
     )

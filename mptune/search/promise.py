@@ -8,14 +8,8 @@ import numpy as np
 
 from mptune.search.cut import Bools, Floats
 from mptune.search.latency_model import LatencyModel
-from mptune.search.surrogate import (
-    ERROR_FLOOR,
-    ErrorModel,
-    Observations,
-    Prior,
-    keys,
-    overflow_probabilities,
-)
+from mptune.search.overflow import Overflow
+from mptune.search.surrogate import ERROR_FLOOR, ErrorModel, Observations, Prior, keys
 
 _DRAWS, _ROUGH = 32, 3
 """Fewer let the choice fall on plans that the draws happen to flatter."""
@@ -39,7 +33,7 @@ class Box:
         """
         self._latency, self._error = LatencyModel(prior, seen), ErrorModel(prior, seen)
         self.base_ms = seen.base_ms
-        self.chances = overflow_probabilities(prior, seen)
+        self.overflow = Overflow(prior, seen)
         self.terms = np.vstack([self._latency.mean(), self._latency.samples(generator, _DRAWS)])
         self.u = np.vstack([self._error.typical, self._error.samples(generator, _DRAWS)])
         self._top, self._span = math.log(reference), math.log(reference / ERROR_FLOOR)
@@ -49,8 +43,9 @@ class Box:
         )
         inside = seen.finite != 0.0  # plans in work are taken to come out as predicted
         plans, measured = seen.plans[inside], seen.error[inside]
-        errors = np.where(np.isfinite(measured), measured, self.emulated(plans))
-        gains, heights = self.place(plans, errors=errors)
+        gains, heights = self.place(plans, emulated=self.emulated(plans))
+        known = np.isfinite(measured)
+        heights[:, known] = self._height(measured[known])
         fronts = [stairs(g, h) for g, h in zip(gains, heights, strict=True)]
         self._steps, self._tops = np.zeros((2, len(fronts), max(len(steps) for steps, _ in fronts)))
         for row, (steps, tops) in enumerate(fronts):  # those of fewer steps begin with empty ones
@@ -65,35 +60,33 @@ class Box:
         """Errors that emulation has told; NaN where it was not asked."""
         return np.array([self._emulated.get(key, math.nan) for key in keys(plans)], dtype=float)
 
-    def place(self, plans: Bools, draws: int = _DRAWS + 1, errors: Floats | None = None) -> tuple[Floats, Floats]:
-        """Gains and heights, draws x plans each; ``errors`` are told by more than the law, where they are not NaN."""
+    def place(self, plans: Bools, draws: int = _DRAWS + 1, emulated: Floats | None = None) -> tuple[Floats, Floats]:
+        """Gains and heights, draws x plans each; ``emulated`` are errors of the plans, NaN where nothing is known."""
         gains = 1.0 - self._latency.predict(plans, self.terms[:draws]) / self._latency.base(self.terms[:draws])[:, None]
-        predicted = self._error.predict(plans, self.u[:draws])
-        if errors is not None:
-            predicted = np.where(np.isnan(errors), predicted, np.maximum(errors, ERROR_FLOOR))
-        return gains, (self._top - np.log(predicted)) / self._span
+        errors = self._error.predict(plans, self.u[:draws])
+        return gains, self._height(errors if emulated is None else self._error.weigh(errors, emulated))
+
+    def _height(self, errors: Floats) -> Floats:
+        height: Floats = (self._top - np.log(np.maximum(errors, ERROR_FLOOR))) / self._span
+        return height
 
     def judge(self, plans: Bools) -> tuple[Floats, Floats, Floats]:
         """Gain and height under the mean, and what is promised under it and a few draws: quick, for many plans."""
         gains, heights = self.place(plans, _ROUGH + 1)
         raised = added(gains, heights, self._steps[: _ROUGH + 1], self._tops[: _ROUGH + 1])
-        return gains[0], heights[0], raised.mean(axis=0) * self._finite(plans)
+        return gains[0], heights[0], raised.mean(axis=0) * self.overflow.finite(plans)
 
-    def expected(self, plans: Bools, errors: Floats | None = None) -> Floats:
+    def expected(self, plans: Bools, emulated: Floats | None = None) -> Floats:
         """By how much each plan is expected to raise the hypervolume, times its chance to be finite.
 
         Args:
             plans: any.
-            errors: as ``place`` takes them; ``inf`` promises nothing.
+            emulated: as ``place`` takes them; ``inf`` promises nothing.
         """
-        gains, heights = self.place(plans, errors=errors)
+        gains, heights = self.place(plans, emulated=emulated)
         raised = added(gains, heights, self._steps, self._tops)
-        expected: Floats = raised.mean(axis=0) * self._finite(plans)
+        expected: Floats = raised.mean(axis=0) * self.overflow.finite(plans)
         return expected
-
-    def _finite(self, plans: Bools) -> Floats:
-        chance: Floats = np.exp(plans @ np.log1p(-self.chances))
-        return chance
 
 
 def stairs(gains: Floats, heights: Floats) -> tuple[Floats, Floats]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -23,10 +23,10 @@ _ERROR_WIDTHS = (0.15, 0.6, 2.0, 4.5)
 _ERROR_NOISE = 0.1
 """Of the log of a squared error, by which the law of squares misses: 5 % of the error."""
 
-_EMULATION_NOISE = 0.06
-"""The same for emulation of whole plans: 3 % of the error."""
+_EMULATION_NOISE, _EMULATION_WEIGHT = 0.06, 4
+"""The same for emulation of whole plans, 3 % of the error, and how many plans that were measured too weigh as much: the
+few samples of an emulation say little of a network that is nearly chaotic."""
 
-_OVERFLOW, _SEEN_OVERFLOW, _CLEARED = 0.01, 0.97, 1e-4
 _STEPS = 8
 _LARGEST_STEP = 2.0
 
@@ -73,6 +73,7 @@ class Observations:
         base_sd_ms: its standard error.
         emulated: plans that were emulated, not measured (in rows as ``plans``), and their errors, ``inf`` where not
             finite. None where there are none.
+        emulation_ratios: emulated error over measured one, of each plan that has both.
         group_ms: what each group took by the engine's own profiler, in rows as ``plans``; NaN where that is not known.
             None where nothing was profiled.
     """
@@ -85,6 +86,7 @@ class Observations:
     base_ms: float
     base_sd_ms: float = 0.0
     emulated: tuple[Bools, Floats] | None = None
+    emulation_ratios: Floats = field(default_factory=lambda: np.ones(0))
     group_ms: Floats | None = None
 
 
@@ -157,10 +159,12 @@ class ErrorModel:
         known = np.isfinite(seen.error) & (seen.finite > 0)
         plans, errors = seen.plans[known], seen.error[known]
         noise = np.full(len(plans), _ERROR_NOISE)
+        self._emulation_bias, self._emulation_noise = _judge_emulation(seen.emulation_ratios)
         if seen.emulated is not None:
             finite = np.isfinite(seen.emulated[1])
-            plans, errors = np.vstack([plans, seen.emulated[0][finite]]), np.append(errors, seen.emulated[1][finite])
-            noise = np.append(noise, np.full(int(finite.sum()), math.hypot(_ERROR_NOISE, _EMULATION_NOISE)))
+            emulated = seen.emulated[1][finite] * math.exp(-0.5 * self._emulation_bias)
+            plans, errors = np.vstack([plans, seen.emulated[0][finite]]), np.append(errors, emulated)
+            noise = np.append(noise, np.full(int(finite.sum()), math.hypot(_ERROR_NOISE, self._emulation_noise)))
         self._plans, self._noise = plans.astype(float), noise
         self._values = np.log(np.maximum(errors, ERROR_FLOOR) ** 2)
         mean = self._prior_mean(prior)
@@ -223,30 +227,27 @@ class ErrorModel:
         error: Floats = np.sqrt(squares.astype(float) + self._floor)
         return error
 
+    def weigh(self, predicted: Floats, emulated: Floats) -> Floats:
+        """Predicted errors with what emulation says of the same plans: each counts by what it is known to miss.
 
-def overflow_probabilities(prior: Prior, seen: Observations) -> Floats:
-    """Per group, how probable it is that FP16 fails there: cleared by a finite plan, raised jointly by a failed one."""
-    chances = np.full(len(prior.groups), _OVERFLOW)
-    if prior.log_square_errors is not None:
-        chances[~np.isfinite(prior.log_square_errors) & (np.array(prior.log_square_errors) > -np.inf)] = _SEEN_OVERFLOW
-    good, bad = seen.plans[seen.finite == 1.0], seen.plans[seen.finite == 0.0]
-    if seen.emulated is not None:
-        bad = np.vstack([bad, seen.emulated[0][np.isinf(seen.emulated[1])]])
-    chances[good.any(axis=0)] = _CLEARED
-    if not len(bad):
-        return chances
-    # The smallest sets first: they say most. Twice, since what one blames on a group another need not explain.
-    prior_odds = chances.copy()
-    blame = np.zeros((len(bad), len(chances)))
-    for _ in range(3):
-        for row in np.argsort(bad.sum(axis=1), kind="stable"):
-            others = 1.0 - (1.0 - prior_odds) * np.prod(np.delete(1.0 - blame, row, axis=0), axis=0)
-            suspects = np.where(bad[row], others, 0.0)
-            some = 1.0 - np.prod(1.0 - suspects)
-            raised = suspects / max(some, 1e-12)
-            blame[row] = np.where(bad[row], np.clip((raised - others) / np.maximum(1.0 - others, 1e-12), 0.0, 1.0), 0.0)
-    raised_to: Floats = np.clip(1.0 - (1.0 - prior_odds) * np.prod(1.0 - blame, axis=0), 0.0, 1.0 - 1e-9)
-    return raised_to
+        Args:
+            predicted: draws x plans.
+            emulated: of the plans; NaN where nothing is known.
+        """
+        trust = _ERROR_NOISE**2 / (_ERROR_NOISE**2 + self._emulation_noise**2)
+        told = np.log(np.maximum(emulated, ERROR_FLOOR)) - 0.5 * self._emulation_bias
+        weighed = np.exp((1.0 - trust) * np.log(predicted) + trust * told)
+        errors: Floats = np.where(np.isnan(emulated), predicted, weighed)
+        return errors
+
+
+def _judge_emulation(ratios: Floats) -> tuple[float, float]:
+    """By what the log of a squared error is too large as emulated, and the standard deviation of what is left."""
+    misses = 2.0 * np.log(ratios)
+    count = _EMULATION_WEIGHT + len(misses)
+    bias = float(misses.sum()) / count
+    square = _EMULATION_WEIGHT * _EMULATION_NOISE**2 + float(((misses - bias) ** 2).sum())
+    return bias, math.sqrt(square / count)
 
 
 def stack(plans: Sequence[Bools], groups: int) -> Bools:

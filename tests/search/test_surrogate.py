@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mptune.search.surrogate import ErrorModel, Linear, keys, overflow_probabilities, stack
+from mptune.search.overflow import Overflow
+from mptune.search.surrogate import ErrorModel, Linear, keys, stack
 from tests.search.additive import GROUPS, NEW, PLANS, SQUARES, law, prior, seen
 
 
@@ -30,20 +31,20 @@ def test_finite_plans_clear_and_failed_ones_raise_jointly() -> None:
     plans = np.zeros((3, GROUPS), dtype=bool)
     plans[0, :4] = True
     plans[1, 3:6] = True
-    chances = overflow_probabilities(prior(), seen(plans, np.array([1.0, 0.0, np.nan])))
+    chances = Overflow(prior(), seen(plans, np.array([1.0, 0.0, np.nan]))).chances
     assert chances[:4].max() < 0.01
     assert chances[4] == pytest.approx(chances[5])
     assert 0.4 < chances[4] < 0.7
     assert chances[6] == pytest.approx(0.01)
     plans[2, [3, 4, 6]] = True
-    chances = overflow_probabilities(prior(), seen(plans, np.array([1.0, 0.0, 1.0])))
+    chances = Overflow(prior(), seen(plans, np.array([1.0, 0.0, 1.0]))).chances
     assert chances[5] > 0.9
     assert chances[4] < 0.05
 
 
 def test_an_overflow_seen_by_emulation_is_believed() -> None:
     squares = (math.inf, *SQUARES[1:])
-    assert overflow_probabilities(prior(log_square_errors=squares), seen(PLANS[:1]))[0] > 0.9
+    assert Overflow(prior(log_square_errors=squares), seen(PLANS[:1])).chances[0] > 0.9
     model = ErrorModel(prior(log_square_errors=squares), seen(PLANS[:1]))
     assert np.isfinite(model.typical).all()
 
@@ -98,7 +99,7 @@ def test_an_emulated_overflow_raises_its_groups_and_teaches_no_error() -> None:
     plans = np.zeros((2, GROUPS), dtype=bool)
     plans[0, :2], plans[1, 4:] = True, True
     told = replace(seen(PLANS[:1]), emulated=(plans, np.array([math.inf, 1e-3])))
-    chances = overflow_probabilities(prior(), told)
+    chances = Overflow(prior(), told).chances
     assert chances[:2].min() > 0.4
     assert chances[2:].max() == pytest.approx(0.01), "what emulation finds finite may still fail"
     assert np.isfinite(ErrorModel(prior(), told).typical).all()
