@@ -25,8 +25,12 @@ MODELS = ("vit_s", "resnet50", "flow_net", "text_encoder")
 READY = {"digits_vit": (HERE / "models" / "digits_vit.onnx", HERE / "models" / "digits_calib.npz")}
 """Models that are in the repository, with their samples."""
 
-MORE = {"digits_vit": ("--batch", "8", "--samples", "12")}
-"""A small model has time for all of its samples."""
+OWN: dict[str, dict[str, float]] = {
+    "digits_vit": {"batch": 8, "samples": 12},
+    "flow_net": {"samples": 32, "duration_ms": 200.0},
+}
+"""What a model has instead of the options: a small one has time for all of its samples; where matches hang on the last
+bits and executions take one of two times, few samples and values say little."""
 
 STAGES = ("plans", "search")
 LEAST_S = 20.0
@@ -51,13 +55,11 @@ class Chain:
         self._environment = {**os.environ, **({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})}
         onnx, data = READY.get(self._model, (self._stem.with_suffix(".onnx"), self._stem.with_suffix(".npz")))
         if not data.exists():
-            made = ["--out", str(self._stem), "--samples", str(options.samples)]
+            made = ["--out", str(self._stem), *self._own("samples")]
             self._call("model", [f"benchmarks.models.{self._model}", *made])
         self._environment.update(THREADS)
         common = [str(onnx), str(data), "--folder", str(self._stem.with_suffix(".bench"))]
-        common += ["--provider", options.provider, "--workers", str(options.workers)]
-        common += ["--samples", str(options.samples), "--duration-ms", str(options.duration_ms)]
-        common += MORE.get(self._model, ())
+        common += self._own("provider", "workers", "batch", "samples", "duration_ms")
         if "plans" in options.stages:
             limit = min(options.plans_limit, self._left())
             arguments = ["--emulate", "--random", str(options.random), "--limit", str(limit)]
@@ -69,6 +71,12 @@ class Chain:
             arguments += ["--budget", str(options.budget), "--stock-budget", str(options.stock_budget)]
             arguments += ["--json", str(options.results / f"h200_search_{self._model}.json")]
             self._call("search", ["benchmarks.real_search", *common, *arguments])
+
+    def _own(self, *names: str) -> list[str]:
+        """These options of a benchmark, as this model has them."""
+        values = {**vars(self._options), "batch": None, **OWN.get(self._model, {})}
+        given = [(name, values[name]) for name in names if values[name] is not None]
+        return [text for name, value in given for text in (f"--{name.replace('_', '-')}", str(value))]
 
     def _left(self) -> float:
         return self._deadline - time.monotonic()
@@ -101,6 +109,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("h200.work"))
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--provider", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--gpus", nargs="+", help="indices; default: all")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--duration-ms", type=float, default=100.0)
@@ -116,7 +125,7 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     options.results.mkdir(parents=True, exist_ok=True)
     gpus: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    for gpu in [str(gpu.index) for gpu in read_gpus()] if options.provider == "cuda" else [None]:
+    for gpu in options.gpus or [str(gpu.index) for gpu in read_gpus()] if options.provider == "cuda" else [None]:
         gpus.put(gpu)
     chains = [Chain(options, model, deadline) for model in options.models]
 

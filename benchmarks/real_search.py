@@ -326,7 +326,7 @@ def main() -> None:
     deadline = started + options.limit
     with open_bench(options, statistics=False) as bench:
         bench.measure("0" * len(bench.groups))
-        search = Search(bench, started + 0.8 * options.limit)
+        search = Search(bench, started + (0.8 if options.around else 1.0) * options.limit)
         search.runs += [Run("precision", seed, options.budget) for seed in range(options.seeds)]
         search.runs += [Run(kind, 0, options.stock_budget) for kind in options.stock]
         save = partial(search.save, options.json)
