@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mptune.search.cut import Bools, CutSolver, Floats
 from mptune.search.promise import Box
-from mptune.search.surrogate import Prior, keys
+from mptune.search.surrogate import Prior, found, keys
 
 _ENUMERABLE = 12
 _SWEPT, _SWEEP, _ROUNDS = 9, 24, 5
@@ -61,37 +61,37 @@ class Pool:
 
     def __init__(self, box: Box, groups: int) -> None:
         self._box = box
-        self._keys: set[bytes] = set()
+        self._keys: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
         self.plans: Bools = np.zeros((0, groups), dtype=bool)
         self._figures: Floats = np.zeros((3, 0))  # gain, height, promise; the promise of evaluated plans is -1
         self._widened: Bools = np.zeros(0, dtype=bool)
+        self._front: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 
     def add(self, plans: Bools) -> None:
         """Take in those that are not in it."""
-        new = {key: row for row, key in enumerate(keys(plans)) if key not in self._keys}
-        plans = plans[list(new.values())]
+        new, first = np.unique(keys(plans), return_index=True)
+        fresh = ~found(new, self._keys)
+        new, plans = new[fresh], plans[first[fresh]]
         gains, heights, promises = self._box.judge(plans)
         promises[~self._box.is_new(plans)] = -1.0
-        self._keys.update(new)
-        self.plans = np.vstack([self.plans, plans])
+        self._keys = np.sort(np.concatenate([self._keys, new]), kind="stable")
         self._figures = np.hstack([self._figures, [gains, heights, promises]])
+        self._front = self._front_of(np.append(self._front, np.arange(len(plans)) + len(self.plans)))
+        self.plans = np.vstack([self.plans, plans])
         self._widened = np.append(self._widened, np.zeros(len(plans), dtype=bool))
 
     def best(self, count: int) -> Bools:
         """Those that promise most."""
-        order = self._by_promise()[:count]
+        order = _largest(self._figures[2], count)
         kept: Bools = self.plans[order[self._figures[2, order] >= 0.0]]
         return kept
 
-    def _by_promise(self) -> NDArray[np.int64]:
-        return np.argsort(-self._figures[2], kind="stable")
-
-    def _front(self) -> NDArray[np.int64]:
-        gains, heights, _ = self._figures
+    def _front_of(self, some: NDArray[np.int64]) -> NDArray[np.int64]:
+        gains, heights, _ = self._figures[:, some]
         inside = np.flatnonzero((gains > 0) & (heights > 0))
         order = inside[np.argsort(-gains[inside], kind="stable")]
         highest = np.maximum.accumulate(np.append(-math.inf, heights[order]))
-        front: NDArray[np.int64] = order[heights[order] > highest[:-1]]
+        front: NDArray[np.int64] = some[order[heights[order] > highest[:-1]]]
         return front
 
     def widen(self, prior: Prior, generator: np.random.Generator) -> None:
@@ -102,7 +102,8 @@ class Pool:
         if pairs:
             flips.append(_masks(np.array(pairs), groups))
         for _ in range(_ROUNDS):
-            best, front = (some[~self._widened[some]] for some in (self._by_promise(), self._front()))
+            best = _largest(np.where(self._widened, -math.inf, self._figures[2]), _KEPT)
+            best, front = (some[~self._widened[some]] for some in (best, self._front))
             spread = front[np.unique(np.linspace(0, len(front) - 1, min(len(front), _KEPT // 2)).astype(int))]
             chosen = np.union1d(best[: _KEPT - len(spread)], spread)
             self._widened[chosen] = True
@@ -119,3 +120,10 @@ def _masks(positions: NDArray[np.int64], groups: int) -> Bools:
     masks = np.zeros((len(positions), groups), dtype=bool)
     np.put_along_axis(masks, positions, True, axis=1)
     return masks
+
+
+def _largest(values: Floats, count: int) -> NDArray[np.int64]:
+    """Positions of so many of the largest values, the largest first."""
+    some = np.argpartition(-values, count - 1)[:count] if count < len(values) else np.arange(len(values))
+    largest: NDArray[np.int64] = some[np.argsort(-values[some], kind="stable")]
+    return largest

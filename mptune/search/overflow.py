@@ -88,7 +88,7 @@ def explanations(failures: Bools, log_odds: Floats) -> tuple[Bools, Floats]:
         parents, culprits = np.nonzero(failures[np.argmin(met, axis=1)])
         larger = sets[parents]
         larger[np.arange(len(larger)), culprits] = True
-        first = list({key: row for row, key in enumerate(keys(larger))}.values())
+        first = np.unique(keys(larger), return_index=True)[1]
         parents, culprits, sets = parents[first], culprits[first], larger[first]
         odds, met = odds[parents] + log_odds[culprits], met[parents] | failures.T[culprits]
         # Of the last size, what there is.

@@ -9,7 +9,7 @@ import numpy as np
 from mptune.search.cut import Bools, Floats
 from mptune.search.latency_model import LatencyModel
 from mptune.search.overflow import Overflow
-from mptune.search.surrogate import ERROR_FLOOR, ErrorModel, Observations, Prior, keys
+from mptune.search.surrogate import ERROR_FLOOR, ErrorModel, Observations, Prior, found, keys
 
 _DRAWS, _ROUGH = 32, 3
 """Fewer let the choice fall on plans that the draws happen to flatter."""
@@ -37,28 +37,23 @@ class Box:
         self.terms = np.vstack([self._latency.mean(), self._latency.samples(generator, _DRAWS)])
         self.u = np.vstack([self._error.typical, self._error.samples(generator, _DRAWS)])
         self._top, self._span = math.log(reference), math.log(reference / ERROR_FLOOR)
-        self._seen = frozenset(keys(seen.plans))
-        self._emulated = (
-            {} if seen.emulated is None else dict(zip(keys(seen.emulated[0]), seen.emulated[1], strict=True))
-        )
+        self._seen = np.sort(keys(seen.plans))
+        told = (seen.plans[:0], np.zeros(0)) if seen.emulated is None else seen.emulated
+        self._emulated = dict(zip(keys(told[0]).tolist(), told[1], strict=True))
         inside = seen.finite != 0.0  # plans in work are taken to come out as predicted
         plans, measured = seen.plans[inside], seen.error[inside]
         gains, heights = self.place(plans, emulated=self.emulated(plans))
         known = np.isfinite(measured)
         heights[:, known] = self._height(measured[known])
-        fronts = [stairs(g, h) for g, h in zip(gains, heights, strict=True)]
-        self._steps, self._tops = np.zeros((2, len(fronts), max(len(steps) for steps, _ in fronts)))
-        for row, (steps, tops) in enumerate(fronts):  # those of fewer steps begin with empty ones
-            self._steps[row, self._steps.shape[1] - len(steps) :] = steps
-            self._tops[row, self._tops.shape[1] - len(tops) :] = tops
+        self._stairs = [stairs(g, h) for g, h in zip(gains, heights, strict=True)]
 
     def is_new(self, plans: Bools) -> Bools:
         """Which of the plans nobody has evaluated or evaluates."""
-        return np.array([key not in self._seen for key in keys(plans)], dtype=bool)
+        return ~found(keys(plans), self._seen)
 
     def emulated(self, plans: Bools) -> Floats:
         """Errors that emulation has told; NaN where it was not asked."""
-        return np.array([self._emulated.get(key, math.nan) for key in keys(plans)], dtype=float)
+        return np.array([self._emulated.get(key, math.nan) for key in keys(plans).tolist()], dtype=float)
 
     def place(self, plans: Bools, draws: int = _DRAWS + 1, emulated: Floats | None = None) -> tuple[Floats, Floats]:
         """Gains and heights, draws x plans each; ``emulated`` are errors of the plans, NaN where nothing is known."""
@@ -73,7 +68,7 @@ class Box:
     def judge(self, plans: Bools) -> tuple[Floats, Floats, Floats]:
         """Gain and height under the mean, and what is promised under it and a few draws: quick, for many plans."""
         gains, heights = self.place(plans, _ROUGH + 1)
-        raised = added(gains, heights, self._steps[: _ROUGH + 1], self._tops[: _ROUGH + 1])
+        raised = self._added(gains, heights)
         return gains[0], heights[0], raised.mean(axis=0) * self.overflow.finite(plans)
 
     def expected(self, plans: Bools, emulated: Floats | None = None) -> Floats:
@@ -84,9 +79,13 @@ class Box:
             emulated: as ``place`` takes them; ``inf`` promises nothing.
         """
         gains, heights = self.place(plans, emulated=emulated)
-        raised = added(gains, heights, self._steps, self._tops)
+        raised = self._added(gains, heights)
         expected: Floats = raised.mean(axis=0) * self.overflow.finite(plans)
         return expected
+
+    def _added(self, gains: Floats, heights: Floats) -> Floats:
+        """The area that each plan adds to the stairs of each draw, of as many draws as there are rows."""
+        return np.array([added(g, h, *stair) for g, h, stair in zip(gains, heights, self._stairs, strict=False)])
 
 
 def stairs(gains: Floats, heights: Floats) -> tuple[Floats, Floats]:
@@ -100,13 +99,11 @@ def stairs(gains: Floats, heights: Floats) -> tuple[Floats, Floats]:
 
 
 def added(gains: Floats, heights: Floats, steps: Floats, tops: Floats) -> Floats:
-    """The area that each point adds to the stairs; all may have a leading axis of draws, those short padded with 0."""
-    # Under the height of a point lie the steps whose tops are lower: all right of one of them, and part of that one.
-    area: Floats = np.zeros(np.broadcast_shapes(gains.shape, heights.shape))
-    start: Floats | float = 0.0
-    for step, top in zip(np.moveaxis(steps, -1, 0), np.moveaxis(tops, -1, 0), strict=True):
-        step, top = step[..., None], top[..., None]
-        area += np.clip(gains - start, 0.0, step - start) * np.maximum(heights - top, 0.0)
-        start = step
-    area += np.maximum(gains - start, 0.0) * np.maximum(heights, 0.0)
-    return area
+    """The area that each point adds to the stairs."""
+    ends = np.append(0.0, steps)
+    under = np.append(0.0, np.cumsum(np.diff(ends) * tops))
+    # Above the stairs a point only has what lies right of the last step that is as high as it is.
+    first = np.searchsorted(-tops, -heights, side="right")
+    area = heights * (gains - ends[first]) - (np.interp(gains, ends, under) - under[first])
+    above: Floats = np.where((gains > ends[first]) & (heights > 0.0), area, 0.0)
+    return above

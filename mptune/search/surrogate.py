@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mptune.search.cut import Bools, Floats, Tie
 
@@ -27,6 +28,7 @@ _EMULATION_NOISE, _EMULATION_WEIGHT = 0.06, 4
 """The same for emulation of whole plans, 3 % of the error, and how many plans that were measured too weigh as much: the
 few samples of an emulation say little of a network that is nearly chaotic."""
 
+_MULTIPLIER, _HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(29)
 _STEPS = 8
 _LARGEST_STEP = 2.0
 
@@ -223,7 +225,7 @@ class ErrorModel:
 
     def predict(self, plans: Bools, u: Floats) -> Floats:
         """Errors, draws x plans."""
-        squares = np.exp(u).astype(np.float32) @ np.ascontiguousarray(plans.T).astype(np.float32)
+        squares = (plans.astype(np.float32) @ np.exp(u).T.astype(np.float32)).T
         error: Floats = np.sqrt(squares.astype(float) + self._floor)
         return error
 
@@ -253,13 +255,23 @@ def _judge_emulation(ratios: Floats) -> tuple[float, float]:
 def stack(plans: Sequence[Bools], groups: int) -> Bools:
     """Plans of several sources, each once, in the order of their first occurrence."""
     rows = np.concatenate([np.asarray(p, dtype=bool).reshape(-1, groups) for p in plans])
-    first = {key: row for row, key in reversed(list(enumerate(keys(rows))))}
-    kept: Bools = rows[np.sort(np.fromiter(first.values(), dtype=np.int64))]
+    kept: Bools = rows[np.sort(np.unique(keys(rows), return_index=True)[1])]
     return kept
 
 
-def keys(plans: Bools) -> list[bytes]:
-    """What tells plans apart in sets, one for each row."""
+def keys(plans: Bools) -> NDArray[np.uint64]:
+    """What tells plans apart, a number for each row: of up to 64 groups the plan itself, of more its hash."""
     packed = np.packbits(plans, axis=1)
-    joined, width = packed.tobytes(), packed.shape[1]
-    return [joined[start : start + width] for start in range(0, len(joined), width)]
+    words = np.pad(packed, ((0, 0), (0, -packed.shape[1] % 8))).view(np.uint64)
+    mixed: NDArray[np.uint64] = np.zeros(len(plans), dtype=np.uint64)
+    for position, word in enumerate(words.T):
+        mixed = word if position == 0 else (mixed ^ (mixed >> _HALF)) * _MULTIPLIER ^ word
+    return mixed
+
+
+def found(wanted: NDArray[np.uint64], known: NDArray[np.uint64]) -> Bools:
+    """Which of the keys are among the known ones, which are sorted."""
+    if not len(known):
+        return np.zeros(len(wanted), dtype=bool)
+    same: Bools = known[np.minimum(np.searchsorted(known, wanted), len(known) - 1)] == wanted
+    return same

@@ -29,8 +29,6 @@ def test_the_area_that_points_add(front: list[tuple[int, int]], new: list[tuple[
     assert (np.diff(tops) < 0).all()
     areas = added(*np.array(new, dtype=float).T, steps, tops)
     assert areas.tolist() == [covered([*front, point]) - covered(front) for point in new]
-    padded = added(*np.array([new, new], dtype=float).transpose(2, 0, 1), *np.zeros((2, 2, 3)))
-    assert padded[1].tolist() == [covered([point]) for point in new], "empty steps are no steps"
 
 
 def seen(finite: list[float], emulated: tuple[np.ndarray, np.ndarray] | None = None) -> Observations:
