@@ -29,6 +29,8 @@ _CHOOSES = VIEWS - {"Cast", "Dropout"} | {"Concat", "Gather", "GatherElements", 
 
 def needs_rounding(flow: Flow, node: Node) -> bool:
     """Whether what a node computes from FP16 values may be no FP16 value: else a rounding would change nothing."""
+    if not node.rounds:
+        return False
     floats = {slot for slot, name in enumerate(node.inputs) if name and flow.model.info(name).is_float32}
     return node.op_type not in _CHOOSES or not floats <= set(flow.rules[node.index].inputs)
 

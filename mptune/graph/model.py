@@ -45,6 +45,8 @@ class Node:
         name: unique; the user's own wherever there is one.
         inputs: names, "" for an omitted optional input.
         captures: outer values that the node's subgraphs read.
+        rounds: whether what it computes in FP16 is rounded; False in a model that is written for emulation
+            (``mptune.graph.spelled``), where a node is computed together with the one that reads it.
     """
 
     index: int
@@ -55,6 +57,7 @@ class Node:
     outputs: tuple[str, ...]
     captures: tuple[str, ...]
     proto: onnx.NodeProto = field(repr=False, compare=False)
+    rounds: bool = True
 
     @property
     def is_standard(self) -> bool:

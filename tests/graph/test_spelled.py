@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +9,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from mptune.graph.emulate import Emulator
-from mptune.graph.groups import find_groups
+from mptune.graph.groups import LayerGroup, find_groups
 from mptune.graph.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.scales import merged_with_scales
 from mptune.graph.spelled import spell_out
 from mptune.graph.switched import SwitchedEmulator
 from mptune.graph.weights import WeightBank
@@ -21,6 +23,8 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(2, 3, 5, 5)).astype(np.float32)
 W = RNG.normal(size=(4, 3, 3, 3)).astype(np.float32)
 B = RNG.normal(size=4).astype(np.float32)
+V = RNG.normal(size=(16, 16)).astype(np.float32)
+Y = ("y",)
 
 
 def half(values: np.ndarray) -> np.ndarray:
@@ -97,3 +101,61 @@ def test_in_fp32_it_computes_the_same(path: Path, tmp_path: Path) -> None:
     limit = 1e-3 if path.stem == "qdq" else 1e-5  # where a quantiser rounds, a last bit can become a step
     for name, values in run(emulator.write(plan, tmp_path / "emulated.onnx"), feed).items():
         assert relative_l2(values, expected[name]) < limit
+
+
+def product(path: Path, steps: list[tuple[str, str, str]], results: tuple[str, ...] = Y) -> Model:
+    """``x @ v`` with scales: each step is an operator and two operands; ``c``, ``d`` and ``e`` are constant numbers."""
+    outs = [*(f"t{k}" for k in range(len(steps) - 1)), "y"]
+    nodes = [helper.make_node(op, [a, b] if b else [a], [out]) for (op, a, b), out in zip(steps, outs, strict=True)]
+    shapes = {"x": [16, 16], **dict.fromkeys(results)}
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    values = {"v": V, "c": np.float32(0.3), "d": np.array([0.7], np.float32), "e": np.full((1, 1, 1), 0.9, np.float32)}
+    constants = [numpy_helper.from_array(np.asarray(value), name) for name, value in values.items()]
+    graph = helper.make_graph(nodes, "g", infos[:1], infos[1:], constants)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return load_model(path)
+
+
+@pytest.mark.parametrize(
+    ("steps", "results", "merged"),
+    [
+        pytest.param([("MatMul", "x", "v"), ("Mul", "t0", "c")], Y, "MatMul", id="behind"),
+        pytest.param([("MatMul", "x", "v"), ("Div", "t0", "d")], Y, "MatMul", id="divided"),
+        pytest.param([("MatMul", "x", "v"), ("Mul", "c", "t0"), ("Div", "t1", "d")], Y, "MatMul Mul", id="two"),
+        pytest.param([("Mul", "x", "c"), ("MatMul", "t0", "v")], Y, "Mul", id="in front"),
+        pytest.param([("Mul", "x", "c"), ("Div", "t0", "d"), ("MatMul", "t1", "v")], Y, "Mul Div", id="before"),
+        pytest.param([("MatMul", "x", "v"), ("Mul", "t0", "c")], ("y", "t0"), "", id="a result in between"),
+        pytest.param([("MatMul", "x", "v"), ("Mul", "t0", "t0")], Y, "", id="a square"),
+        pytest.param([("MatMul", "x", "v"), ("Div", "c", "t0")], Y, "", id="a reciprocal"),
+        pytest.param([("MatMul", "x", "v"), ("Mul", "t0", "v")], Y, "", id="no number"),
+        pytest.param([("MatMul", "x", "v"), ("Mul", "t0", "e")], Y, "", id="a rank more"),
+        pytest.param([("MatMul", "x", "v"), ("Add", "t0", "c")], Y, "", id="a sum"),
+        pytest.param([("Relu", "x", ""), ("Mul", "t0", "c")], Y, "", id="no product"),
+    ],
+)
+def test_a_product_and_its_scales_are_one_step(
+    steps: list[tuple[str, str, str]], results: tuple[str, ...], merged: str, tmp_path: Path
+) -> None:
+    model = product(tmp_path / "m.onnx", steps, results)
+    together = [LayerGroup("g", "all", "matmul", tuple(n.name for n in model.nodes), {})]
+    names = merged_with_scales(model, together)
+    assert [n.op_type for n in model.nodes if n.name in names] == merged.split()
+    apart = [replace(together[0], id=n.name, nodes=(n.name,)) for n in model.nodes]
+    assert not merged_with_scales(model, apart), "a plan may put a Cast in between"
+
+
+def test_a_scaled_product_is_rounded_once(tmp_path: Path) -> None:
+    model = product(tmp_path / "m.onnx", [("MatMul", "x", "v"), ("Mul", "t0", "c"), ("Mul", "t1", "d")])
+    groups = find_groups(model)
+    assert len(groups) == 1
+    bank = WeightBank.write(model, tmp_path)
+    plan = PrecisionPlan.uniform(model.sha256, [g.id for g in groups], Precision.FP16)
+    x = RNG.normal(size=(16, 16)).astype(np.float32)
+    found = {}
+    for name, (computed, parts) in {"one": spell_out(model, groups), "each": (model, groups)}.items():
+        path = Emulator(computed, parts, bank).write(plan, tmp_path / f"{name}.onnx")
+        found[name] = run(path, {"x": x})["y"]
+    scale = half(np.float32(0.3)) * half(np.float32(0.7))
+    exact = half(x).astype(np.float64) @ half(V).astype(np.float64)
+    assert np.mean(found["one"] == half((exact * scale).astype(np.float32))) > 0.98
+    assert np.mean(found["one"] == found["each"]) < 0.8
