@@ -28,6 +28,9 @@ _EMULATION_NOISE, _EMULATION_WEIGHT = 0.06, 4
 """The same for emulation of whole plans, 3 % of the error, and how many plans that were measured too weigh as much: the
 few samples of an emulation say little of a network that is nearly chaotic."""
 
+_MAD_TO_SD = 1.4826
+"""Standard deviation of a normal distribution, in median absolute deviations."""
+
 _MULTIPLIER, _HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(29)
 _STEPS = 8
 _LARGEST_STEP = 2.0
@@ -244,12 +247,14 @@ class ErrorModel:
 
 
 def _judge_emulation(ratios: Floats) -> tuple[float, float]:
-    """By what the log of a squared error is too large as emulated, and the standard deviation of what is left."""
-    misses = 2.0 * np.log(ratios)
-    count = _EMULATION_WEIGHT + len(misses)
-    bias = float(misses.sum()) / count
-    square = _EMULATION_WEIGHT * _EMULATION_NOISE**2 + float(((misses - bias) ** 2).sum())
-    return bias, math.sqrt(square / count)
+    """By what the log of a squared error is too large as emulated, and the standard deviation of what is left.
+
+    Both by medians: one engine that did not do what its plan says tells nothing of emulation.
+    """
+    misses, share = 2.0 * np.log(ratios), len(ratios) / (_EMULATION_WEIGHT + len(ratios))
+    middle = float(np.median(misses)) if len(misses) else 0.0
+    spread = _MAD_TO_SD * float(np.median(np.abs(misses - middle))) if len(misses) else 0.0
+    return share * middle, math.sqrt((1.0 - share) * _EMULATION_NOISE**2 + share * spread**2)
 
 
 def stack(plans: Sequence[Bools], groups: int) -> Bools:

@@ -109,3 +109,19 @@ def test_stacked_plans_come_once() -> None:
     one = np.array([[True, False], [False, False]])
     assert stack([one, one[::-1]], 2).tolist() == one.tolist()
     assert len(set(keys(np.array([[True] * 9, [True] * 8 + [False], [True] * 9])))) == 2
+
+
+@pytest.mark.parametrize(("ratio", "apart"), [(1.0, 0.0), (1.3, 0.0), (1.0, 0.3)])
+def test_emulation_is_believed_as_far_as_it_has_agreed(ratio: float, apart: float) -> None:
+    rng = np.random.default_rng(0)
+    ratios = ratio * np.exp(rng.normal(0.0, apart, 60))
+    ratios[0] = 50.0  # an engine that did not do what its plan says
+    model = ErrorModel(prior(), replace(seen(PLANS[:1]), emulation_ratios=ratios))
+    predicted, told = np.full((1, 3), 1e-3), np.array([2e-3 * ratio, math.nan, 0.0])
+    weighed, unknown, floor = model.weigh(predicted, told)[0]
+    assert unknown == 1e-3
+    assert floor < 1e-3
+    if apart:
+        assert weighed == pytest.approx(1e-3, rel=0.1), "the law is believed more"
+    else:
+        assert weighed == pytest.approx(2e-3, rel=0.1), "its bias is taken off"
