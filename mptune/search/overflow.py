@@ -12,7 +12,7 @@ import numpy as np
 from mptune.search.cut import Bools, Floats
 from mptune.search.surrogate import Observations, Prior, keys
 
-_OVERFLOW, _SEEN_OVERFLOW, _CLEARED = 0.01, 0.97, 1e-4
+_OVERFLOW, _SEEN_OVERFLOW, _CLEARED = 0.01, 0.97, 1e-9
 
 _SIZE, _BEAM = 32, 100
 """Culprits of an explanation, and unfinished explanations of one size that are kept."""
@@ -24,7 +24,7 @@ _MET = 0.7
 """What an unfinished explanation is worth more for each failure that it explains, as a logarithm."""
 
 _NEGLIGIBLE = 0.03
-"""Share of the probability that explanations of one more culprit may hold without being looked for further."""
+"""Share of the probability that explanations of one more culprit may hold without being looked for."""
 
 
 class Overflow:
@@ -83,9 +83,13 @@ def explanations(failures: Bools, log_odds: Floats) -> tuple[Bools, Floats]:
     sets, odds = np.zeros((1, failures.shape[1]), dtype=bool), np.zeros(1)
     met = np.zeros((1, len(failures)), dtype=bool)
     found: list[tuple[Bools, Floats]] = []
-    total = 0.0
+    total, likely = 0.0, np.exp(log_odds)
     for size in range(1, _SIZE + 1):
-        parents, culprits = np.nonzero(failures[np.argmin(met, axis=1)])
+        # All ways to explain the smallest failure that is not explained yet.
+        ways = failures[np.argmin(met, axis=1)]
+        if float(np.exp(odds) @ (ways @ likely)) < _NEGLIGIBLE * total:
+            break
+        parents, culprits = np.nonzero(ways)
         larger = sets[parents]
         larger[np.arange(len(larger)), culprits] = True
         first = np.unique(keys(larger), return_index=True)[1]
@@ -94,11 +98,10 @@ def explanations(failures: Bools, log_odds: Floats) -> tuple[Bools, Floats]:
         # Of the last size, what there is.
         whole = met.all(axis=1) if size < _SIZE or total > 0 else np.ones(len(met), dtype=bool)
         found.append((sets[whole], odds[whole]))
-        more = float(np.exp(odds[whole]).sum())
-        total += more
+        total += float(np.exp(odds[whole]).sum())
         best = np.argsort(-(odds + _MET * met.sum(axis=1))[~whole], kind="stable")[:_BEAM]
         sets, odds, met = (each[~whole][best] for each in (sets, odds, met))
-        if not len(sets) or (total > 0 and more < _NEGLIGIBLE * total):
+        if not len(sets):
             break
     return np.concatenate([s for s, _ in found]), np.concatenate([o for _, o in found])
 

@@ -11,6 +11,9 @@ from mptune.search.latency_model import LatencyModel
 from mptune.search.overflow import Overflow
 from mptune.search.surrogate import ERROR_FLOOR, ErrorModel, Observations, Prior, found, keys
 
+_CAUTION = 0.7
+"""At 1 the search stays with plans that are safe, and learns no more; simulated, where emulation misses overflows."""
+
 _DRAWS, _ROUGH = 32, 3
 """Fewer let the choice fall on plans that the draws happen to flatter."""
 
@@ -69,7 +72,7 @@ class Box:
         """Gain and height under the mean, and what is promised under it and a few draws: quick, for many plans."""
         gains, heights = self.place(plans, _ROUGH + 1)
         raised = self._added(gains, heights)
-        return gains[0], heights[0], raised.mean(axis=0) * self.overflow.finite(plans)
+        return gains[0], heights[0], raised.mean(axis=0) * self._worth(plans)
 
     def expected(self, plans: Bools, emulated: Floats | None = None) -> Floats:
         """By how much each plan is expected to raise the hypervolume, times its chance to be finite.
@@ -80,8 +83,13 @@ class Box:
         """
         gains, heights = self.place(plans, emulated=emulated)
         raised = self._added(gains, heights)
-        expected: Floats = raised.mean(axis=0) * self.overflow.finite(plans)
+        expected: Floats = raised.mean(axis=0) * self._worth(plans)
         return expected
+
+    def _worth(self, plans: Bools) -> Floats:
+        """What a promise counts: by its chance to be finite, and a little more, since a failure tells who overflows."""
+        worth: Floats = self.overflow.finite(plans) ** _CAUTION
+        return worth
 
     def _added(self, gains: Floats, heights: Floats) -> Floats:
         """The area that each plan adds to the stairs of each draw, of as many draws as there are rows."""

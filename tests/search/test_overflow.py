@@ -45,9 +45,9 @@ def test_chances_are_those_of_the_exact_posterior(culprits: int, numbers: list[i
     finite = (~(plans & ALL[culprits]).any(axis=1)).astype(float)
     exact = posterior(plans, finite)
     overflow = Overflow(PRIOR, seen(plans, finite))
-    assert overflow.chances == pytest.approx(exact @ ALL, abs=0.12)
+    assert overflow.chances == pytest.approx(exact @ ALL, abs=0.06)
     clear = np.array([exact[~(ALL & plan).any(axis=1)].sum() for plan in ALL])
-    assert overflow.finite(ALL) == pytest.approx(clear, abs=0.12)
+    assert overflow.finite(ALL) == pytest.approx(clear, abs=0.06)
 
 
 @given(st.lists(st.integers(1, 2**GROUPS - 1), min_size=1, max_size=12))
@@ -73,7 +73,7 @@ def test_two_culprits_are_found_among_many_groups() -> None:
     plans = rng.random((40, groups)) < 0.4
     finite = (~plans[:, culprits].any(axis=1)).astype(float)
     overflow = Overflow(prior, seen(plans, finite))
-    assert np.argsort(-overflow.chances)[:2].tolist() == culprits
+    assert sorted(np.argsort(-overflow.chances)[:2].tolist()) == culprits
     assert overflow.chances[culprits].min() > 0.9
     without = np.ones((1, groups), dtype=bool)
     without[0, culprits] = False
