@@ -2,10 +2,13 @@
 
 Every plan that is not finite has at least one culprit in it, and a finite plan has none: what explains the failures is
 a set of groups that meets each of them. The most probable of such sets are enumerated (group testing; minimal hitting
-sets, Reiter, Artificial Intelligence 32(1), 1987), and a group is as suspect as the sets that it is in.
+sets, Reiter, Artificial Intelligence 32(1), 1987), and a group is as suspect as the sets that it is in. Where no group
+can be blamed, all of a plan's groups together are.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -13,6 +16,8 @@ from mptune.search.cut import Bools, Floats
 from mptune.search.surrogate import Observations, Prior, keys
 
 _OVERFLOW, _SEEN_OVERFLOW, _CLEARED = 0.01, 0.97, 1e-9
+_TOGETHER = 1e-4
+"""Odds that it takes all FP16 groups of a failed plan for it to fail: its builder has a fault, or values add up."""
 
 _SIZE, _BEAM = 32, 100
 """Culprits of an explanation, and unfinished explanations of one size that are kept."""
@@ -51,35 +56,44 @@ class Overflow:
         self._sets: Bools = np.zeros((0, len(chances)), dtype=bool)
         self.chances = chances
         if len(bad):
-            sets, log_odds = explanations(bad, np.log(chances / (1.0 - chances)))
-            weights = np.exp(log_odds - log_odds.max())
-            weights /= weights.sum()
-            self.chances = np.clip(1.0 - (1.0 - chances) * (1.0 - weights @ sets), 0.0, 1.0 - 1e-9)
-            if len(sets) > _SETS:
-                drawn = np.random.default_rng(len(sets)).choice(len(sets), _SETS, p=weights)
-                sets, weights = sets[drawn], np.full(_SETS, 1.0 / _SETS)
-            self._sets, self._weights = sets, weights
+            self._explain(_smallest(bad), np.log(chances / (1.0 - chances)))
+
+    def _explain(self, failures: Bools, log_odds: Floats) -> None:
+        """Find who is to blame, and raise the chances."""
+        together = np.eye(len(failures), dtype=bool)
+        sets, log_odds = explanations(
+            np.hstack([failures, together]), np.append(log_odds, np.full(len(failures), math.log(_TOGETHER)))
+        )
+        weights = np.exp(log_odds - log_odds.max())
+        weights /= weights.sum()
+        groups = len(self.chances)
+        self.chances = np.clip(1.0 - (1.0 - self.chances) * (1.0 - weights @ sets[:, :groups]), 0.0, 1.0 - 1e-9)
+        if len(sets) > _SETS:
+            drawn = np.random.default_rng(len(sets)).choice(len(sets), _SETS, p=weights)
+            sets, weights = sets[drawn], np.full(_SETS, 1.0 / _SETS)
+        self._failures, self._sets, self._weights = failures, sets, weights
 
     def finite(self, plans: Bools) -> Floats:
         """How probable it is that each plan is finite: 0 where it holds all of a plan that failed."""
         chance: Floats = np.exp(plans @ self._alone)
         if len(self._sets):
-            clear = plans.astype(np.float32) @ self._sets.T.astype(np.float32) == 0.0
-            chance *= clear @ self._weights
+            single = plans.astype(np.float32)
+            whole = single @ self._failures.T.astype(np.float32) == self._failures.sum(axis=1)
+            blamed = np.hstack([single, whole]) @ self._sets.T.astype(np.float32)
+            chance *= (blamed == 0.0) @ self._weights
         return chance
 
 
 def explanations(failures: Bools, log_odds: Floats) -> tuple[Bools, Floats]:
-    """Sets of groups of which each failure has one: small ones, the most probable first to be found.
+    """Sets of culprits of which each failure has one: small ones, the most probable first to be found.
 
     Args:
-        failures: failures x groups, at least one group each.
-        log_odds: of each group, that it is a culprit.
+        failures: failures x who may be to blame, at least one each; small ones first.
+        log_odds: of each, that it is a culprit.
 
     Returns:
-        Sets x groups, at least one, and the log odds of each.
+        Sets x who may be to blame, at least one set, and the log odds of each.
     """
-    failures = _smallest(failures)
     sets, odds = np.zeros((1, failures.shape[1]), dtype=bool), np.zeros(1)
     met = np.zeros((1, len(failures)), dtype=bool)
     found: list[tuple[Bools, Floats]] = []

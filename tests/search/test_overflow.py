@@ -97,3 +97,12 @@ def test_what_emulation_says_counts() -> None:
     told = Overflow(PRIOR, seen(rows([2]), np.ones(1), (plans, np.array([math.inf, 1e-3]))))
     assert told.chances[:2] == pytest.approx([0.5, 0.5], abs=0.02)
     assert told.chances[4:].max() == pytest.approx(0.01), "what emulation finds finite may still fail"
+
+
+def test_a_failure_that_no_group_explains_is_one_of_all_together() -> None:
+    failed, cleared = rows([0, 1, 2, 3]), rows([0, 1, 4], [2, 3, 4])
+    overflow = Overflow(PRIOR, seen(np.vstack([failed, cleared]), np.array([0.0, 1.0, 1.0])))
+    assert overflow.chances[:5].max() < 0.01
+    less, same, more = overflow.finite(rows([0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]))
+    assert less > 0.99
+    assert same == more == pytest.approx(0.0, abs=1e-3)
