@@ -27,7 +27,7 @@ from mptune.engines.ort_session import SessionOptions
 
 OPSET, IR_VERSION = 17, 8
 ROWS, COLUMNS = 512, 16
-SCALE, BIAS = np.float16(0.3), np.float16(0.7)
+SCALE = np.float16(0.3)
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(ROWS, COLUMNS)).astype(np.float16)
 V = RNG.normal(size=(COLUMNS, COLUMNS)).astype(np.float16)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mptune.graph.groups import LayerGroup
+from mptune.graph.lookup import Lookup
 from mptune.graph.model import Model, Node
 
 
@@ -25,8 +26,8 @@ def merged_with_scales(model: Model, groups: Sequence[LayerGroup]) -> frozenset[
 class _Merging:
     def __init__(self, model: Model, groups: Sequence[LayerGroup]) -> None:
         self._model = model
+        self._look = Lookup(model)
         self._home = {name: group.id for group in groups for name in group.nodes}
-        self._results = {info.name for info in model.outputs}
 
     def found(self) -> frozenset[str]:
         products: set[str] = set()  # and the scales behind them
@@ -49,10 +50,9 @@ class _Merging:
     def _reader(self, node: Node) -> Node | None:
         """The one node of the same group that reads the result, where nothing else does."""
         (out,) = node.outputs
-        readers = self._model.consumers.get(out, ())
-        if out in self._results or len(readers) != 1 or not self._model.info(out).is_float32:
+        reader = self._look.only_reader(node)
+        if reader is None or self._model.consumers[out] != (reader.index,) or not self._model.info(out).is_float32:
             return None
-        reader = self._model.nodes[readers[0]]
         together = node.name in self._home and self._home.get(reader.name) == self._home[node.name]
         return reader if together and reader.inputs.count(out) == 1 else None
 
@@ -62,9 +62,9 @@ class _Merging:
             return None
         for value, scale in (node.inputs, node.inputs[::-1])[: 1 if node.op_type == "Div" else 2]:
             constant, shape = self._model.initializers.get(scale), self._model.info(value).shape
-            if constant is None or constant.overridable or not shape or value in self._model.initializers:
+            if constant is None or not self._look.is_scalar(scale) or not shape or value in self._model.initializers:
                 continue
-            if all(size == 1 for size in constant.shape) and len(constant.shape) <= len(shape):
+            if len(constant.shape) <= len(shape):
                 return value
         return None
 

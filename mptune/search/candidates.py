@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mptune.search.cut import Bools, CutSolver, Floats
 from mptune.search.promise import Box
-from mptune.search.surrogate import Prior, found, keys
+from mptune.search.surrogate import Prior, keys
 
 _ENUMERABLE = 12
 _SWEPT, _SWEEP, _ROUNDS = 9, 24, 5
@@ -70,11 +70,11 @@ class Pool:
     def add(self, plans: Bools) -> None:
         """Take in those that are not in it."""
         new, first = np.unique(keys(plans), return_index=True)
-        fresh = ~found(new, self._keys)
+        fresh = ~np.isin(new, self._keys, assume_unique=True)
         new, plans = new[fresh], plans[first[fresh]]
         gains, heights, promises = self._box.judge(plans)
         promises[~self._box.is_new(plans)] = -1.0
-        self._keys = np.sort(np.concatenate([self._keys, new]), kind="stable")
+        self._keys = np.append(self._keys, new)
         self._figures = np.hstack([self._figures, [gains, heights, promises]])
         self._front = self._front_of(np.append(self._front, np.arange(len(plans)) + len(self.plans)))
         self.plans = np.vstack([self.plans, plans])

@@ -44,8 +44,7 @@ class Overflow:
         """Take what emulation foresees, and what was finite, or was not, as built and as emulated."""
         chances = np.full(len(prior.groups), _OVERFLOW)
         if prior.log_square_errors is not None:
-            squares = np.array(prior.log_square_errors)
-            chances[~np.isfinite(squares) & (squares > -np.inf)] = _SEEN_OVERFLOW
+            chances[np.isposinf(prior.log_square_errors)] = _SEEN_OVERFLOW
         good, bad = seen.plans[seen.finite == 1.0], seen.plans[seen.finite == 0.0]
         if seen.emulated is not None:
             bad = np.vstack([bad, seen.emulated[0][np.isinf(seen.emulated[1])]])

@@ -9,7 +9,7 @@ import numpy as np
 from mptune.search.cut import Bools, Floats
 from mptune.search.latency_model import LatencyModel
 from mptune.search.overflow import Overflow
-from mptune.search.surrogate import ERROR_FLOOR, ErrorModel, Observations, Prior, found, keys
+from mptune.search.surrogate import ERROR_FLOOR, ErrorModel, Observations, Prior, keys
 
 _CAUTION = 0.7
 """At 1 the search stays with plans that are safe, and learns no more; simulated, where emulation misses overflows."""
@@ -40,7 +40,7 @@ class Box:
         self.terms = np.vstack([self._latency.mean(), self._latency.samples(generator, _DRAWS)])
         self.u = np.vstack([self._error.typical, self._error.samples(generator, _DRAWS)])
         self._top, self._span = math.log(reference), math.log(reference / ERROR_FLOOR)
-        self._seen = np.sort(keys(seen.plans))
+        self._seen = keys(seen.plans)
         told = (seen.plans[:0], np.zeros(0)) if seen.emulated is None else seen.emulated
         self._emulated = dict(zip(keys(told[0]).tolist(), told[1], strict=True))
         inside = seen.finite != 0.0  # plans in work are taken to come out as predicted
@@ -52,7 +52,8 @@ class Box:
 
     def is_new(self, plans: Bools) -> Bools:
         """Which of the plans nobody has evaluated or evaluates."""
-        return ~found(keys(plans), self._seen)
+        new: Bools = ~np.isin(keys(plans), self._seen)
+        return new
 
     def emulated(self, plans: Bools) -> Floats:
         """Errors that emulation has told; NaN where it was not asked."""

@@ -269,14 +269,6 @@ def keys(plans: Bools) -> NDArray[np.uint64]:
     packed = np.packbits(plans, axis=1)
     words = np.pad(packed, ((0, 0), (0, -packed.shape[1] % 8))).view(np.uint64)
     mixed: NDArray[np.uint64] = np.zeros(len(plans), dtype=np.uint64)
-    for position, word in enumerate(words.T):
-        mixed = word if position == 0 else (mixed ^ (mixed >> _HALF)) * _MULTIPLIER ^ word
+    for word in words.T:
+        mixed = (mixed ^ (mixed >> _HALF)) * _MULTIPLIER ^ word
     return mixed
-
-
-def found(wanted: NDArray[np.uint64], known: NDArray[np.uint64]) -> Bools:
-    """Which of the keys are among the known ones, which are sorted."""
-    if not len(known):
-        return np.zeros(len(wanted), dtype=bool)
-    same: Bools = known[np.minimum(np.searchsorted(known, wanted), len(known) - 1)] == wanted
-    return same

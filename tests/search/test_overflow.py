@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from mptune.search.cut import Bools, Floats
 from mptune.search.overflow import Overflow, explanations
 from mptune.search.surrogate import Observations, Prior
+from tests.search import additive
 
 GROUPS = 8
 PRIOR = Prior(tuple(f"g{i}" for i in range(GROUPS)))
@@ -106,3 +107,18 @@ def test_a_failure_that_no_group_explains_is_one_of_all_together() -> None:
     less, same, more = overflow.finite(rows([0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]))
     assert less > 0.99
     assert same == more == pytest.approx(0.0, abs=1e-3)
+
+
+def test_finite_plans_clear_and_failed_ones_raise_jointly() -> None:
+    plans = np.zeros((3, additive.GROUPS), dtype=bool)
+    plans[0, :4] = True
+    plans[1, 3:6] = True
+    chances = Overflow(additive.prior(), additive.seen(plans, np.array([1.0, 0.0, np.nan]))).chances
+    assert chances[:4].max() < 0.01
+    assert chances[4] == pytest.approx(chances[5])
+    assert 0.4 < chances[4] < 0.7
+    assert chances[6] == pytest.approx(0.01)
+    plans[2, [3, 4, 6]] = True
+    chances = Overflow(additive.prior(), additive.seen(plans, np.array([1.0, 0.0, 1.0]))).chances
+    assert chances[5] > 0.9
+    assert chances[4] < 0.05

@@ -29,6 +29,8 @@ def test_the_area_that_points_add(front: list[tuple[int, int]], new: list[tuple[
     assert (np.diff(tops) < 0).all()
     areas = added(*np.array(new, dtype=float).T, steps, tops)
     assert areas.tolist() == [covered([*front, point]) - covered(front) for point in new]
+    alone = added(*np.array(new, dtype=float).T, *np.zeros((2, 0)))
+    assert alone.tolist() == [covered([point]) for point in new], "no steps are no steps"
 
 
 def seen(finite: list[float], emulated: tuple[np.ndarray, np.ndarray] | None = None) -> Observations:

@@ -27,21 +27,6 @@ def test_a_true_prior_stays(tmp_path: object) -> None:
     assert np.std(model.samples(np.random.default_rng(0), 200), axis=0).max() < 0.3
 
 
-def test_finite_plans_clear_and_failed_ones_raise_jointly() -> None:
-    plans = np.zeros((3, GROUPS), dtype=bool)
-    plans[0, :4] = True
-    plans[1, 3:6] = True
-    chances = Overflow(prior(), seen(plans, np.array([1.0, 0.0, np.nan]))).chances
-    assert chances[:4].max() < 0.01
-    assert chances[4] == pytest.approx(chances[5])
-    assert 0.4 < chances[4] < 0.7
-    assert chances[6] == pytest.approx(0.01)
-    plans[2, [3, 4, 6]] = True
-    chances = Overflow(prior(), seen(plans, np.array([1.0, 0.0, 1.0]))).chances
-    assert chances[5] > 0.9
-    assert chances[4] < 0.05
-
-
 def test_an_overflow_seen_by_emulation_is_believed() -> None:
     squares = (math.inf, *SQUARES[1:])
     assert Overflow(prior(log_square_errors=squares), seen(PLANS[:1])).chances[0] > 0.9
