@@ -18,11 +18,11 @@ from mptune.data.calibration import CalibrationSet, load_calibration
 from mptune.data.numbers import decode_float, encode_float
 from mptune.engines.base import Failure, Workspace
 from mptune.engines.environment import describe_environment
-from mptune.graph.groups import LayerGroup
-from mptune.graph.model import Model, load_model
+from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.search.front import ERROR_FLOOR, REFERENCE_ERROR
 from mptune.settings import DataSettings
+from mptune.tuning.front import ERROR_FLOOR, REFERENCE_ERROR
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ def bools_of(bits: Sequence[str]) -> np.ndarray:
 
 
 def hypervolume(latency_ms: np.ndarray, error: np.ndarray, base_ms: float) -> float:
-    """As ``mptune.search.front.hypervolume``, of bare figures; what is not finite has an error of infinity."""
+    """As ``mptune.tuning.front.hypervolume``, of bare figures; what is not finite has an error of infinity."""
     gain = 1.0 - latency_ms / base_ms
     height = np.log(REFERENCE_ERROR / np.maximum(error, ERROR_FLOOR)) / math.log(REFERENCE_ERROR / ERROR_FLOOR)
     inside = (gain > 0) & (height > 0)

@@ -16,13 +16,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.common import save
-from mptune.engines.tensorrt import Library, load_library
-from mptune.graph.emulate import Emulator
-from mptune.graph.groups import find_groups
-from mptune.graph.model import load_model
+from mptune.engines.tensorrt.library import Library, load_library
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.graph.rewrite import Rewriter
-from mptune.graph.weights import WeightBank
+from mptune.graph.writing.emulate import Emulator
+from mptune.graph.writing.rewrite import Rewriter
+from mptune.graph.writing.weights import WeightBank
 from tests.graph import rtx
 from tests.graph.helpers import feeds, plans, run
 from tests.graph.verify import verify

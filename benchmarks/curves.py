@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mptune.report.scatter import ticks
+from mptune.reporting.page.scatter import ticks
 
 PANEL, HEIGHT, LEFT, TOP, GAP, FLOOR = 300, 300, 52, 34, 26, 46
 COLOURS = {

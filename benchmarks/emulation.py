@@ -35,13 +35,13 @@ from benchmarks.common import (
 from benchmarks.common import workspace as make_workspace
 from benchmarks.measured_plans import random_plans
 from benchmarks.measuring import Emulating
-from mptune.data.accuracy import OutputError
+from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Workspace
 from mptune.engines.environment import read_gpus
-from mptune.engines.ort_measured import OnnxRuntimeToolchain
-from mptune.engines.ort_session import Provider
-from mptune.graph.groups import LayerGroup, find_groups
-from mptune.graph.model import Model, load_model
+from mptune.engines.ort.session import Provider
+from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
+from mptune.graph.grouping.groups import LayerGroup, find_groups
+from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import LatencySettings, SearchSettings
 from mptune.targets.target import load_target

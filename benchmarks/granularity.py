@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.search_quality import TIMING, Truth
-from mptune.search.cut import Tie
-from mptune.search.precision import PrecisionSampler
-from mptune.search.surrogate import Observations, Prior
+from mptune.tuning.sampler.error_model import Observations, Prior
+from mptune.tuning.sampler.min_cut import Tie
+from mptune.tuning.sampler.precision import PrecisionSampler
 
 BUDGETS = (10, 25, 50)
 Units = list[list[int]]

@@ -23,11 +23,11 @@ import onnx
 from onnx import TensorProto, helper
 
 from benchmarks.common import save
-from mptune.graph.groups import find_groups
-from mptune.graph.model import Model, load_model
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.graph.rewrite import Rewriter
-from mptune.graph.weights import WeightBank
+from mptune.graph.writing.rewrite import Rewriter
+from mptune.graph.writing.weights import WeightBank
 
 WIDTH, LAYERS, TOKENS = 8192, 8, 1 << 15
 """A table of 1 GiB, and eight products with 256 MiB of weights each."""

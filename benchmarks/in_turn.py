@@ -1,4 +1,4 @@
-"""How well a latency against FP32 is repeated: timed one after the other, and in turn (``mptune.engines.latency``).
+"""How well a latency against FP32 is repeated: one after the other, and in turn (``mptune.engines.timing.latency``).
 
     python -m benchmarks.models.vit_s --out vit_s --samples 1
     python -m benchmarks.in_turn vit_s.onnx vit_s.npz --rounds 8
@@ -19,14 +19,14 @@ import numpy as np
 from benchmarks.common import plan_of, save, workspace
 from benchmarks.measured_plans import random_plans
 from mptune.data.calibration import read_samples
-from mptune.engines.latency import Repetitions, Stopwatch, calibrate, monotonic_ms, time_in_turn
-from mptune.engines.onnxruntime import open_session
-from mptune.engines.ort_cuda import NO_TF32
-from mptune.engines.ort_session import SessionOptions
-from mptune.graph.groups import find_groups
-from mptune.graph.model import load_model
-from mptune.graph.rewrite import Rewriter
-from mptune.graph.weights import WeightBank
+from mptune.engines.ort.cuda_session import NO_TF32
+from mptune.engines.ort.library import open_session
+from mptune.engines.ort.session import SessionOptions
+from mptune.engines.timing.latency import Repetitions, Stopwatch, calibrate, monotonic_ms, time_in_turn
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
+from mptune.graph.writing.rewrite import Rewriter
+from mptune.graph.writing.weights import WeightBank
 from mptune.settings import LatencySettings
 from mptune.targets.costs import is_convolutional
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.common import one_group_plans, rounded, save
 from benchmarks.measuring import Bench, add_options, open_bench
-from mptune.graph.groups import LayerGroup
+from mptune.graph.grouping.groups import LayerGroup
 
 SAVE_EVERY_S = 10.0
 KINDS = ("uniform", "one-group", "random")

@@ -24,19 +24,19 @@ from typing import Any
 
 from benchmarks.common import Record, bits_of, plan_of, require, rounded, workspace
 from benchmarks.timing import FIRST_WARMUP_MS, ReadyJob, Timed, TimeJob, alone
-from mptune.data.accuracy import OutputError
+from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure
 from mptune.engines.environment import read_gpus
-from mptune.engines.latency import Repetitions
-from mptune.engines.ort_cuda import NO_TF32
-from mptune.engines.ort_measured import OnnxRuntimeToolchain
-from mptune.engines.ort_session import Provider
-from mptune.engines.worker import Worker
-from mptune.graph.groups import find_groups
-from mptune.graph.model import load_model
+from mptune.engines.ort.cuda_session import NO_TF32
+from mptune.engines.ort.session import Provider
+from mptune.engines.timing.latency import Repetitions
+from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
+from mptune.engines.worker.parent import Worker
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
-from mptune.graph.rewrite import Rewriter
-from mptune.graph.weights import WeightBank
+from mptune.graph.writing.rewrite import Rewriter
+from mptune.graph.writing.weights import WeightBank
 from mptune.settings import LatencySettings, SearchSettings, WorkerSettings
 from mptune.targets.target import Target, load_target
 

@@ -18,9 +18,9 @@ from unittest import mock
 
 import mptune
 from benchmarks.common import rounded, save
-from mptune.engines.ort_measured import OnnxRuntimeToolchain
-from mptune.engines.ort_toolchains import OrtToolchain
-from mptune.search.precision import PrecisionSampler
+from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
+from mptune.engines.toolchains.shared import OrtToolchain
+from mptune.tuning.sampler.precision import PrecisionSampler
 
 PARTS: tuple[tuple[str, type, str], ...] = (
     ("the sampler thinks", PrecisionSampler, "sample_relative"),

@@ -4,7 +4,7 @@
 
 ONNX Runtime's CUDA provider with CUDA graphs; all are timed in turn, and ratios are to FP32 of the same round. As TF32
 is timed in the same process, the provider's own option switches it off for the others: convolutions are slower so than
-in a search (``mptune.engines.ort_cuda``).
+in a search (``mptune.engines.ort.cuda_session``).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common import save, workspace
-from mptune.data.accuracy import compare_outputs
 from mptune.data.calibration import read_samples
-from mptune.engines.latency import calibrate, monotonic_ms, time_in_turn
-from mptune.engines.onnxruntime import open_session
-from mptune.engines.ort_session import SessionOptions
-from mptune.graph.groups import find_groups
-from mptune.graph.model import load_model
+from mptune.data.metrics.accuracy import compare_outputs
+from mptune.engines.ort.library import open_session
+from mptune.engines.ort.session import SessionOptions
+from mptune.engines.timing.latency import calibrate, monotonic_ms, time_in_turn
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.graph.rewrite import Rewriter
+from mptune.graph.writing.rewrite import Rewriter
 from mptune.settings import LatencySettings
 
 

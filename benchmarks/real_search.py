@@ -36,15 +36,15 @@ from scipy.optimize import nnls
 from benchmarks.common import bools_of, hypervolume, rounded, save
 from benchmarks.measuring import Bench, add_options, open_bench
 from mptune.engines.base import Toolchain
-from mptune.graph.hazards import find_hazards
-from mptune.search.cut import Bools, Floats
-from mptune.search.oracle import Oracle
-from mptune.search.precision import MEASURED_ATTR, PrecisionSampler
-from mptune.search.sampler import CONSTRAINT_ATTR, HAS_TRIAL_CONSTRAINTS, make_sampler
-from mptune.search.sensitivity import SENSITIVITY_JSON, find_sensitivity, make_prior
-from mptune.search.space import SearchSpace, load_space, make_space
-from mptune.search.surrogate import ERROR_FLOOR, Prior, stack
-from mptune.search.tuner import Silent
+from mptune.graph.hazards.find import find_hazards
+from mptune.tuning.sampler.error_model import ERROR_FLOOR, Prior, stack
+from mptune.tuning.sampler.min_cut import Bools, Floats
+from mptune.tuning.sampler.precision import MEASURED_ATTR, PrecisionSampler
+from mptune.tuning.sampler.stock import CONSTRAINT_ATTR, HAS_TRIAL_CONSTRAINTS, make_sampler
+from mptune.tuning.space import SearchSpace, load_space, make_space
+from mptune.tuning.steps.emulated import Oracle
+from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, find_sensitivity, make_prior
+from mptune.tuning.steps.tuner import Silent
 
 AROUND = "around the front"
 AT = (10, 25, 50, 100, 200)

@@ -32,11 +32,11 @@ import onnx
 from benchmarks.common import save
 from benchmarks.huge import peak_mib
 from benchmarks.models.synthetic import transformer, with_nodes
-from mptune.graph.groups import find_groups
-from mptune.graph.model import load_model
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.graph.rewrite import Rewriter
-from mptune.graph.weights import WeightBank
+from mptune.graph.writing.rewrite import Rewriter
+from mptune.graph.writing.weights import WeightBank
 
 SHAPES: dict[str, Callable[[], onnx.ModelProto]] = {
     "transformer, 282 nodes": lambda: transformer(10),

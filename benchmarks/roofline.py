@@ -26,8 +26,8 @@ from scipy.optimize import least_squares
 from scipy.stats import kendalltau
 
 from benchmarks.common import MeasuredPlans, bools_of, check_groups, plan_of, read_measured_plans, save
-from mptune.graph.groups import LayerGroup, find_groups
-from mptune.graph.model import load_model
+from mptune.graph.grouping.groups import LayerGroup, find_groups
+from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from mptune.targets.costs import ShapeTable, kernel_costs
 from mptune.targets.roofline import FUSED, UNFUSED, Execution, LatencyTerms, cast_ms, kernel_ms, roofline

@@ -4,7 +4,8 @@
 
 Each case is a model of a few FP16 nodes, as the tool writes them, and what it may be computed by: all steps rounded, or
 some of them in FP32. The share of the values that are the same to the last bit tells which it is, and so what
-``mptune.graph.spelled`` has to write out. Products are over 16 values, so that the order of summing hardly counts.
+``mptune.graph.writing.spelled`` has to write out. Products are over 16 values, so that the order of summing hardly
+counts.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from onnx import TensorProto, helper, numpy_helper
 from scipy.special import erf, ndtr
 
 from benchmarks.common import save
-from mptune.engines.onnxruntime import open_session
-from mptune.engines.ort_session import SessionOptions
+from mptune.engines.ort.library import open_session
+from mptune.engines.ort.session import SessionOptions
 
 OPSET, IR_VERSION = 17, 8
 ROWS, COLUMNS = 512, 16

@@ -17,13 +17,13 @@ from pathlib import Path
 
 from benchmarks.common import save
 from mptune.engines.base import EngineError
-from mptune.engines.tensorrt import Library, load_library
-from mptune.engines.tensorrt_builder import BuildOptions, build_engine, engine_faults
-from mptune.graph.groups import find_groups
-from mptune.graph.model import load_model
+from mptune.engines.tensorrt.builder import BuildOptions, build_engine, engine_faults
+from mptune.engines.tensorrt.library import Library, load_library
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.graph.rewrite import Rewriter
-from mptune.graph.weights import WeightBank
+from mptune.graph.writing.rewrite import Rewriter
+from mptune.graph.writing.weights import WeightBank
 from tests.graph import rtx
 from tests.graph.helpers import plans
 

@@ -34,10 +34,10 @@ from optuna.samplers import BaseSampler  # noqa: E402
 from benchmarks.curves import draw  # noqa: E402
 from benchmarks.simulator import REFERENCE_ERROR, TIMING, Truth  # noqa: E402
 from mptune.engines.environment import describe_environment  # noqa: E402
-from mptune.search.cut import Bools, CutSolver  # noqa: E402
-from mptune.search.precision import MEASURED_ATTR, PrecisionSampler  # noqa: E402
-from mptune.search.sampler import CONSTRAINT_ATTR, HAS_TRIAL_CONSTRAINTS, make_sampler  # noqa: E402
-from mptune.search.surrogate import stack  # noqa: E402
+from mptune.tuning.sampler.error_model import stack  # noqa: E402
+from mptune.tuning.sampler.min_cut import Bools, CutSolver  # noqa: E402
+from mptune.tuning.sampler.precision import MEASURED_ATTR, PrecisionSampler  # noqa: E402
+from mptune.tuning.sampler.stock import CONSTRAINT_ATTR, HAS_TRIAL_CONSTRAINTS, make_sampler  # noqa: E402
 
 EMULATING = ("precision", "profiled", "law known", "one decade wrong")
 LEARNING = (*EMULATING, "not emulated", "no prior")

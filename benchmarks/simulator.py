@@ -21,9 +21,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mptune.search.cut import Bools, Crossings, CutSolver, Floats, Tie
-from mptune.search.promise import added, stairs
-from mptune.search.surrogate import ERROR_FLOOR, Prior, stack
+from mptune.tuning.sampler.acquisition import added, stairs
+from mptune.tuning.sampler.error_model import ERROR_FLOOR, Prior, stack
+from mptune.tuning.sampler.min_cut import Bools, Crossings, CutSolver, Floats, Tie
 
 REFERENCE_ERROR = 3e-2
 TACTIC, TIMING, OVERFLOW, MISSED = 0.05, 0.015, 0.04, 0.1

@@ -18,18 +18,18 @@ from unittest.mock import patch
 
 import numpy as np
 
-from mptune.data.accuracy import METRICS, OutputError
+from mptune.data.metrics.accuracy import METRICS, OutputError
 from mptune.engines.base import Measurement
-from mptune.engines.latency import summarise
-from mptune.graph.groups import LayerGroup
+from mptune.engines.timing.latency import summarise
+from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.search.evaluation import ORIGIN_FP32, Evaluation
-from mptune.search.front import pareto
-from mptune.search.record import StudyRecord
-from mptune.search.space import SearchSpace, Seed
-from mptune.search.study import open_study, read_study
-from mptune.search.surrogate import Prior
 from mptune.settings import LatencySettings
+from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
+from mptune.tuning.front import pareto
+from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.record.study import open_study, read_study
+from mptune.tuning.sampler.error_model import Prior
+from mptune.tuning.space import SearchSpace, Seed
 
 SAMPLES, TIMED = 24, 40
 SHA = "0" * 64

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
-from mptune.data.accuracy import OutputError, compare_outputs
 from mptune.data.calibration import read_outputs, read_samples
+from mptune.data.metrics.accuracy import OutputError, compare_outputs
 from mptune.engines.base import Stage
-from mptune.engines.child import WorkerState
-from mptune.engines.jobs import Outputs, relative_l2
-from mptune.engines.latency import Latency, Repetitions, calibrate, monotonic_ms, time_in_turn
-from mptune.engines.onnxruntime import open_session
-from mptune.engines.ort_session import OrtSession, Provider, SessionOptions
+from mptune.engines.jobs.measure import Outputs, relative_l2
+from mptune.engines.ort.library import open_session
+from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
+from mptune.engines.timing.latency import Latency, Repetitions, calibrate, monotonic_ms, time_in_turn
+from mptune.engines.worker.child import WorkerState
 from mptune.settings import LatencySettings
 
 FIRST_WARMUP_MS, WARMUP_MS = 1500.0, 15.0

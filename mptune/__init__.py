@@ -24,15 +24,15 @@ _HOME = {
     "SearchSettings": "mptune.settings",
     "Precision": "mptune.graph.plan",
     "PrecisionPlan": "mptune.graph.plan",
-    "LayerGroup": "mptune.graph.groups",
-    "Model": "mptune.graph.model",
-    "load_model": "mptune.graph.model",
-    "find_groups": "mptune.graph.groups",
-    "rewrite": "mptune.graph.rewrite",
-    "Evaluation": "mptune.search.evaluation",
-    "Front": "mptune.search.front",
-    "Confirmation": "mptune.search.confirmation",
-    "PrecisionSampler": "mptune.search.precision",
+    "LayerGroup": "mptune.graph.grouping.groups",
+    "Model": "mptune.graph.loading.model",
+    "load_model": "mptune.graph.loading.model",
+    "find_groups": "mptune.graph.grouping.groups",
+    "rewrite": "mptune.graph.writing.rewrite",
+    "Evaluation": "mptune.tuning.evaluation",
+    "Front": "mptune.tuning.front",
+    "Confirmation": "mptune.tuning.runs.confirmation",
+    "PrecisionSampler": "mptune.tuning.sampler.precision",
     "Inspection": "mptune.inspection",
     "MptuneError": "mptune.errors",
 }
@@ -42,16 +42,16 @@ __all__ = ["__version__", *_HOME]
 if TYPE_CHECKING:
     from mptune.api import apply, confirm, export, inspect, pick, report, search
     from mptune.errors import MptuneError
-    from mptune.graph.groups import LayerGroup, find_groups
-    from mptune.graph.model import Model, load_model
+    from mptune.graph.grouping.groups import LayerGroup, find_groups
+    from mptune.graph.loading.model import Model, load_model
     from mptune.graph.plan import Precision, PrecisionPlan
-    from mptune.graph.rewrite import rewrite
+    from mptune.graph.writing.rewrite import rewrite
     from mptune.inspection import Inspection
-    from mptune.search.confirmation import Confirmation
-    from mptune.search.evaluation import Evaluation
-    from mptune.search.front import Front
-    from mptune.search.precision import PrecisionSampler
     from mptune.settings import SearchSettings
+    from mptune.tuning.evaluation import Evaluation
+    from mptune.tuning.front import Front
+    from mptune.tuning.runs.confirmation import Confirmation
+    from mptune.tuning.sampler.precision import PrecisionSampler
 
 
 def __getattr__(name: str) -> Any:

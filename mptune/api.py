@@ -9,31 +9,31 @@ from pathlib import Path
 from typing import Any
 
 from mptune.applying import refuse, resolve_plan, write_model
-from mptune.data.tasks import resolve_metric
+from mptune.data.metrics.tasks import resolve_metric
 from mptune.engines.environment import Environment, describe_environment
 from mptune.errors import PlanError, RunError, SettingsError
-from mptune.graph.groups import LayerGroup, find_groups
-from mptune.graph.model import Model, load_model
+from mptune.files import full_disk_told, write_json
+from mptune.graph.grouping.groups import LayerGroup, find_groups
+from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import PrecisionPlan
-from mptune.graph.weights import WeightBank
+from mptune.graph.writing.weights import WeightBank
 from mptune.inspection import Inspection, inspect_model
-from mptune.report.artifacts import write_chosen
-from mptune.report.confirmation import confirmation_section
-from mptune.report.html import write_report
+from mptune.reporting.chosen import write_chosen
+from mptune.reporting.page.html import write_report
+from mptune.reporting.terminal.confirmation import confirmation_section
 from mptune.rundir import ChoiceSection, RunDirectory, RunFile, open_run, read_run
-from mptune.search.confirmation import Confirmation
-from mptune.search.confirming import Confirming, read_confirmation, read_record, read_searched
-from mptune.search.durable import full_disk_told, write_json
-from mptune.search.front import Front
-from mptune.search.packing import pack
-from mptune.search.record import StudyRecord
-from mptune.search.sampler import check_sampler
-from mptune.search.session import OpenToolchain, Session, front_of
-from mptune.search.space import load_space
-from mptune.search.stored import has_copy, keep_model, load_copy, load_either, load_original
-from mptune.search.tuner import Listener, Silent
 from mptune.settings import EngineChoice, SearchSettings
 from mptune.targets.target import load_target
+from mptune.tuning.front import Front
+from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.runs.archive import pack
+from mptune.tuning.runs.confirm_run import Confirming, read_confirmation, read_record, read_searched
+from mptune.tuning.runs.confirmation import Confirmation
+from mptune.tuning.runs.model_copy import has_copy, keep_model, load_copy, load_either, load_original
+from mptune.tuning.runs.search_run import OpenToolchain, Session, front_of
+from mptune.tuning.sampler.stock import check_sampler
+from mptune.tuning.space import load_space
+from mptune.tuning.steps.tuner import Listener, Silent
 
 __all__ = ["apply", "confirm", "export", "inspect", "pick", "report", "search"]
 
@@ -50,7 +50,7 @@ def search(
     Args:
         model: path of an ONNX model.
         listener: hears of the progress.
-        open_toolchain: who evaluates plans, in place of ``mptune.engines.toolchain.open_toolchain``.
+        open_toolchain: who evaluates plans, in place of ``mptune.engines.toolchains.choose.open_toolchain``.
         **settings: the fields of ``SearchSettings``.
 
     Returns:
@@ -155,7 +155,7 @@ def confirm(
         target: the device; ``auto`` takes the search's own where it is here, else the GPU here, else the CPU.
         engine: toolchain family.
         listener: hears of the progress.
-        open_toolchain: who evaluates plans, in place of ``mptune.engines.toolchain.open_toolchain``.
+        open_toolchain: who evaluates plans, in place of ``mptune.engines.toolchains.choose.open_toolchain``.
 
     Returns:
         The confirmed front, written to ``RUN/confirmed/DEVICE`` with one plan chosen, against the search's.

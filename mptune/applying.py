@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from mptune.errors import PlanError, RunError
-from mptune.graph.groups import Granularity, LayerGroup, find_groups
-from mptune.graph.hazards import find_hazards, pinned_by_hazards
-from mptune.graph.model import Model
-from mptune.graph.nodes_plan import plan_of_nodes
+from mptune.files import full_disk_told
+from mptune.graph.grouping.by_node import plan_of_nodes
+from mptune.graph.grouping.groups import Granularity, LayerGroup, find_groups
+from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
+from mptune.graph.loading.model import Model
+from mptune.graph.loading.tensors import external_location, is_external
 from mptune.graph.plan import PLAN_FORMAT, Precision, PrecisionPlan
-from mptune.graph.rewrite import Rewriter
-from mptune.graph.tensors import external_location, is_external
-from mptune.search.durable import full_disk_told
-from mptune.search.space import match
+from mptune.graph.writing.rewrite import Rewriter
+from mptune.tuning.space import match
 
 _KEYS = frozenset({"format", "model_sha256", "precision", "nodes"})
 _PLAN_HINT = 'a plan is chosen/plan.json of a run, or {"nodes": {"NAME or GLOB": "fp16"}}'

@@ -19,8 +19,8 @@ import typer
 from mptune import __version__
 from mptune.commands import deploying, listing, models, searching
 from mptune.commands.common import Invocation, complain, interrupted, reader_left
+from mptune.commands.error_text import explain, is_usage
 from mptune.commands.searching import parse_duration
-from mptune.report.complaints import explain, is_usage
 
 __all__ = ["app", "main", "parse_duration"]
 

@@ -13,20 +13,20 @@ from mptune.data.calibration import CalibrationSet, load_calibration
 from mptune.data.numbers import encode_float
 from mptune.data.plausibility import random_looking
 from mptune.engines.base import Failure, TensorRange, Workspace
-from mptune.engines.ort_toolchains import PredictedToolchain
-from mptune.graph.groups import Granularity, LayerGroup, find_fitting_groups, find_groups
-from mptune.graph.hazard import SEVERITIES
-from mptune.graph.hazards import Hazard, find_hazards
-from mptune.graph.model import Model
+from mptune.engines.toolchains.shared import PredictedToolchain
+from mptune.graph.grouping.groups import Granularity, LayerGroup, find_fitting_groups, find_groups
+from mptune.graph.hazards.find import Hazard, find_hazards
+from mptune.graph.hazards.hazard import SEVERITIES
+from mptune.graph.loading.model import Model
+from mptune.graph.loading.shapes import static_shapes
+from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.op_rules import node_rule
-from mptune.graph.shapes import static_shapes
-from mptune.graph.tensors import TensorInfo
-from mptune.search.preflight import did_not_run
-from mptune.search.space import NamedSpace, Pin, make_space
 from mptune.settings import DataSettings, SearchSettings
 from mptune.targets.costs import VIEWS, GroupCost, ShapeTable, group_costs, node_flops, ungrouped_cost
 from mptune.targets.memory import MemoryNeed, memory_need
 from mptune.targets.target import load_target
+from mptune.tuning.space import NamedSpace, Pin, make_space
+from mptune.tuning.steps.baseline import did_not_run
 
 _WEIGHTS = frozenset({"float", "float16", "double", "bfloat16"})
 

@@ -19,7 +19,7 @@ import pydantic
 from mptune import __version__
 from mptune.engines.base import Workspace
 from mptune.errors import RunError
-from mptune.search.durable import write_json, writing
+from mptune.files import write_json, writing
 
 RUN_FORMAT = 1
 

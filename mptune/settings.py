@@ -15,7 +15,7 @@ EngineChoice = Literal["auto", "tensorrt", "tensorrt-rtx", "onnxruntime"]
 
 @dataclass(frozen=True)
 class LatencySettings:
-    """How one latency is taken (trtexec's GPU compute time; see ``mptune.engines.latency``).
+    """How one latency is taken (trtexec's GPU compute time; see ``mptune.engines.timing.latency``).
 
     Attributes:
         warmup_ms: untimed executions before the first timed one, at least this long.
@@ -166,7 +166,7 @@ class SearchSettings:
         engine: toolchain family, or ``auto``.
         max_error: choose the fastest plan whose error is at most this.
         max_latency_ms: choose the most exact plan that is at most this slow.
-        metric: name of the objective statistic (``mptune.data.accuracy.METRICS``).
+        metric: name of the objective statistic (``mptune.data.metrics.accuracy.METRICS``).
         timeout_s: no new evaluation starts after this long; None is unlimited.
         storage: Optuna storage URL; None keeps a journal file in the run directory.
         seed: of the split, the sampler and random inputs.

@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from mptune.data.accuracy import OutputError
+from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import (
     Failure,
     FailureKind,
@@ -30,9 +30,9 @@ from mptune.engines.base import (
     TensorRange,
 )
 from mptune.engines.environment import Environment
-from mptune.engines.latency import Latency, summarise
-from mptune.graph.groups import LayerGroup
-from mptune.graph.model import Model
+from mptune.engines.timing.latency import Latency, summarise
+from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import LatencySettings
 from mptune.targets.roofline import Boundary, LatencyTerms

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from mptune import api
-from mptune.engines.tensorrt import is_installed, load_library
-from mptune.engines.tensorrt_builder import engine_faults
-from mptune.engines.toolchain import detect_gpus
+from mptune.engines.tensorrt.builder import engine_faults
+from mptune.engines.tensorrt.library import is_installed, load_library
+from mptune.engines.toolchains.choose import detect_gpus
 from mptune.errors import BaselineError
 
 pytestmark = [

@@ -14,15 +14,16 @@ FLOORS = {
     "mptune.errors": 0,
     "mptune.settings": 0,
     "mptune.resources": 0,
+    "mptune.files": 0,
     "mptune.graph": 1,
     "mptune.data": 1,
     "mptune.targets": 1,
     "mptune.engines": 2,
-    "mptune.search": 3,
+    "mptune.tuning": 3,
     "mptune.rundir": 3,
     "mptune.inspection": 3,
     "mptune.applying": 4,
-    "mptune.report": 4,
+    "mptune.reporting": 4,
     "mptune.api": 5,
     "mptune.commands": 6,
     "mptune.cli": 6,
@@ -30,17 +31,17 @@ FLOORS = {
 }
 
 HOMES = {
-    "optuna": ("mptune.search",),
+    "optuna": ("mptune.tuning",),
     "tensorrt": ("mptune.engines",),
     "tensorrt_rtx": ("mptune.engines",),
     "onnxruntime": ("mptune.engines",),
     "cuda": ("mptune.engines",),
-    "rich": ("mptune.report",),
+    "rich": ("mptune.reporting",),
     "typer": ("mptune.cli", "mptune.commands"),
     "torch": (),
 }
 
-PRINTERS = {"mptune.cli", "mptune.commands.common", "mptune.report.terminal"}
+PRINTERS = {"mptune.cli", "mptune.commands.common", "mptune.reporting.terminal.front"}
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -15,11 +15,11 @@ import pytest
 
 from mptune import __version__
 from mptune.cli import main, parse_duration
+from mptune.commands.error_text import explain
 from mptune.errors import MptuneError, SettingsError
-from mptune.graph.groups import find_groups
-from mptune.graph.model import load_model
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.report.complaints import explain
 from tests.graph import models
 
 COMMANDS = ("search", "report", "pick", "inspect", "apply", "targets", "spaces", "doctor")

@@ -19,15 +19,15 @@ from mptune.cli import main
 from mptune.engines.base import Failure, Measurement, SampleSet, Workspace
 from mptune.engines.environment import Environment
 from mptune.errors import BaselineError, DataError, RunError, TargetError
-from mptune.graph.groups import LayerGroup, find_groups
-from mptune.graph.model import Model, load_model
+from mptune.graph.grouping.groups import LayerGroup, find_groups
+from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import PrecisionPlan
-from mptune.graph.weights import WeightBank
+from mptune.graph.writing.weights import WeightBank
 from mptune.rundir import read_run
-from mptune.search.confirmation import Confirmation
-from mptune.search.front import Front
 from mptune.settings import LatencySettings
 from mptune.targets.jetson import JetsonState
+from mptune.tuning.front import Front
+from mptune.tuning.runs.confirmation import Confirmation
 from tests.conftest import save_mlp
 from tests.fakes import FAST, Diary, FakeToolchain, Law
 
@@ -221,7 +221,7 @@ def test_a_plan_that_fails_on_the_device_is_told(prepared, capsys: pytest.Captur
     assert any("no kernel for this" in text for text in failed.values())
     kept = {p.plan.fingerprint for p in found.front.points}
     assert not kept & failed.keys()
-    from mptune.report.confirmation import print_confirmation
+    from mptune.reporting.terminal.confirmation import print_confirmation
 
     print_confirmation(found)
     assert "(all-fp16): build, error: no kernel for this" in " ".join(capsys.readouterr().out.split())
@@ -323,7 +323,7 @@ def test_a_measured_search_can_be_confirmed_too(place: Path, capsys: pytest.Capt
     assert found.latency.verdict == "held"
     assert not any("the search predicted" in text for text in found.front.warnings)
     assert api.report("here.mptune") == front
-    from mptune.report.confirmation import print_confirmation
+    from mptune.reporting.terminal.confirmation import print_confirmation
 
     print_confirmation(found)
     assert "earlier ms" in capsys.readouterr().out

@@ -15,14 +15,14 @@ import pytest
 
 from mptune import api
 from mptune.engines.base import Failure, FailureKind, Measurement, SampleSet, Workspace
-from mptune.engines.ort_toolchains import PredictedToolchain
-from mptune.graph.groups import LayerGroup, find_groups
-from mptune.graph.model import Model, load_model
+from mptune.engines.toolchains.shared import PredictedToolchain
+from mptune.graph.grouping.groups import LayerGroup, find_groups
+from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import PrecisionPlan
-from mptune.search.evaluation import Evaluation
-from mptune.search.tuner import Silent
 from mptune.settings import SearchSettings, WorkerSettings
 from mptune.targets.target import load_target
+from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.steps.tuner import Silent
 from tests.engines import faults
 
 MODELS = Path(__file__).parent.parent / "benchmarks" / "models"

@@ -19,8 +19,8 @@ def test_every_public_name_is_there() -> None:
 @pytest.mark.parametrize(
     "first",
     [
-        "import mptune.search.tuner",
-        "import mptune.report.text",
+        "import mptune.tuning.steps.tuner",
+        "import mptune.reporting.text",
         "mptune.Evaluation",
         "mptune.search",
         "import mptune.api",
@@ -29,7 +29,7 @@ def test_every_public_name_is_there() -> None:
 def test_search_and_report_are_functions_whatever_was_imported_before(first: str) -> None:
     """Both are names of subpackages too."""
     code = f"import mptune\n{first}\nassert callable(mptune.search) and callable(mptune.report)\n"
-    code += "from mptune.search.tuner import Tuner\n"
+    code += "from mptune.tuning.steps.tuner import Tuner\n"
     code += "assert mptune.search.__module__ == mptune.report.__module__ == 'mptune.api'"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr == ""
 

@@ -20,7 +20,7 @@ import typer
 from mptune.errors import SettingsError
 
 if TYPE_CHECKING:
-    from mptune.search.front import Front
+    from mptune.tuning.front import Front
 
 EXIT_LIMITS_NOT_MET = 3
 EXIT_INTERRUPTED = 130
@@ -104,7 +104,7 @@ def finish(front: Front, as_json: bool) -> None:
     if as_json:
         print_json(front.to_json())
     else:
-        from mptune.report.terminal import print_front
+        from mptune.reporting.terminal.front import print_front
 
         print_front(front)
     if not front.limits_met:

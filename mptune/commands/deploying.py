@@ -52,7 +52,7 @@ def confirm(
     """
     try:
         from mptune import api
-        from mptune.report.progress import TerminalListener
+        from mptune.reporting.terminal.progress import TerminalListener
 
         with TerminalListener() as listener:
             found = api.confirm(run, target=target, engine=engine.value, listener=listener)
@@ -61,7 +61,7 @@ def confirm(
     if json_:
         print_json(found.to_json())
     else:
-        from mptune.report.confirmation import print_confirmation
+        from mptune.reporting.terminal.confirmation import print_confirmation
 
         print_confirmation(found)
     if not found.front.limits_met:

@@ -37,7 +37,7 @@ def targets(
         if json_:
             print_json(asdict(target))
             return
-        from mptune.report.target import print_target
+        from mptune.reporting.terminal.target import print_target
 
         print_target(target)
         return
@@ -45,7 +45,7 @@ def targets(
     if json_:
         print_json([asdict(target) for target in found])
         return
-    from mptune.report.listings import print_targets
+    from mptune.reporting.terminal.listings import print_targets
 
     print_targets(found)
 
@@ -61,7 +61,7 @@ def spaces(json_: JsonOption = False) -> None:
       mptune spaces
       mptune search model.onnx --space transformer
     """
-    from mptune.search.space import list_spaces
+    from mptune.tuning.space import list_spaces
 
     found = list_spaces()
     if json_:
@@ -69,7 +69,7 @@ def spaces(json_: JsonOption = False) -> None:
             [{"name": s.name, "path": str(s.path), "sha256": s.sha256, **s.file.model_dump(mode="json")} for s in found]
         )
         return
-    from mptune.report.listings import print_spaces
+    from mptune.reporting.terminal.listings import print_spaces
 
     print_spaces(found)
 
@@ -85,12 +85,12 @@ def doctor(json_: JsonOption = False) -> None:
       mptune doctor
     """
     from mptune.engines.environment import describe_environment
-    from mptune.engines.toolchain import list_toolchains
+    from mptune.engines.toolchains.choose import list_toolchains
 
     environment, toolchains = describe_environment(), list_toolchains()
     if json_:
         print_json({"environment": environment.to_json(), "toolchains": [asdict(status) for status in toolchains]})
         return
-    from mptune.report.listings import print_doctor
+    from mptune.reporting.terminal.listings import print_doctor
 
     print_doctor(environment, toolchains)

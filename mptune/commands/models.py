@@ -45,7 +45,7 @@ def inspect(
     if json_:
         print_json(inspection.to_json())
         return
-    from mptune.report.inspection import print_inspection
+    from mptune.reporting.terminal.inspection import print_inspection
 
     print_inspection(inspection)
 

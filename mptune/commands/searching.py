@@ -155,7 +155,7 @@ def search(
     SearchSettings(**settings)  # a value out of range is refused before anything heavy is imported
     try:
         from mptune import api
-        from mptune.report.progress import TerminalListener
+        from mptune.reporting.terminal.progress import TerminalListener
 
         with TerminalListener(max_error=max_error, max_latency_ms=max_latency_ms) as listener:
             front = api.search(model, listener=listener, **settings)
@@ -188,7 +188,7 @@ def report(
     elif json_:
         print_json(front.explanation.to_json(front.metric))
     else:
-        from mptune.report.explanation import print_explanation
+        from mptune.reporting.terminal.explanation import print_explanation
 
         print_explanation(front)
 

@@ -44,7 +44,7 @@ from mptune.errors import DataError
 from mptune.settings import DataSettings
 
 if TYPE_CHECKING:
-    from mptune.graph.tensors import TensorInfo
+    from mptune.graph.loading.tensors import TensorInfo
 
 __all__ = ["CalibrationSet", "load_calibration", "read_outputs", "read_samples", "save_outputs", "save_samples"]
 
@@ -121,7 +121,7 @@ def load_calibration(
 
     Args:
         path: ``.npz``, ``.npy`` or folder; None draws ``settings.random_samples`` samples of random inputs.
-        inputs: the model's inputs (``mptune.graph.model.TensorInfo``).
+        inputs: the model's inputs (``mptune.graph.loading.model.TensorInfo``).
         settings: batch, and how random inputs are drawn.
         seed: of random inputs.
 

@@ -12,7 +12,7 @@ import numpy as np
 from mptune.errors import DataError
 
 if TYPE_CHECKING:
-    from mptune.graph.tensors import TensorInfo
+    from mptune.graph.loading.tensors import TensorInfo
 
 Dims = tuple[int | str | None, ...]
 

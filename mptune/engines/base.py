@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
-from mptune.data.accuracy import OutputError
+from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.environment import Environment
-from mptune.engines.latency import Latency, Stopwatch
+from mptune.engines.timing.latency import Latency, Stopwatch
 from mptune.graph.plan import PrecisionPlan
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from functools import cache
 
 import onnx
 
-from mptune.graph.model import Model, Node
-from mptune.graph.tensors import TensorInfo
+from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.tensors import TensorInfo
 
 _BOTH = frozenset({"tensor(float)", "tensor(float16)"})
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import onnx
 
-from mptune.graph.activations import find_activation
-from mptune.graph.groups import LayerGroup
-from mptune.graph.lookup import Lookup
-from mptune.graph.model import Model, Node
-from mptune.graph.patterns import find_patterns
+from mptune.graph.grouping.activations import find_activation
+from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.grouping.lookup import Lookup
+from mptune.graph.grouping.patterns import find_patterns
+from mptune.graph.loading.model import Model, Node
 from mptune.graph.plan import Precision
 
 Shape = tuple[int, ...]
@@ -124,9 +124,9 @@ def kernel_costs(
 
     One per node, but for norms and activations that an exporter wrote out, which it puts together again ("Graph
     Optimizations in ONNX Runtime": Layer Normalization Fusion, GELU Fusion). The bias of a convolution is a kernel of
-    its own, as its rounding shows too (``mptune.graph.spelled``). Tensor cores want channels last, ONNX has them first:
-    in FP16 a convolution's operands are converted before it and its result after it (the kernels are listed in
-    microsoft/onnxruntime pull request 17200).
+    its own, as its rounding shows too (``mptune.graph.writing.spelled``). Tensor cores want channels last, ONNX has
+    them first: in FP16 a convolution's operands are converted before it and its result after it (the kernels are
+    listed in microsoft/onnxruntime pull request 17200).
 
     Args:
         model: the model.

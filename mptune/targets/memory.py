@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mptune.graph.model import Model
+from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision
 from mptune.targets.costs import VIEWS, Shape, ShapeTable, item_bytes
 from mptune.targets.target import Target, TargetKind

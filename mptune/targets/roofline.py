@@ -19,8 +19,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mptune.graph.groups import LayerGroup
-from mptune.graph.model import Model, Node
+from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.loading.model import Model, Node
 from mptune.graph.op_rules import NodeRule, node_rule
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.targets.costs import GroupCost, Shape, ShapeTable, group_costs, kernel_costs, ungrouped_cost
@@ -234,7 +234,7 @@ class _Edge:
 def _edges(model: Model, groups: Sequence[LayerGroup]) -> list[_Edge]:
     """Every FP32 tensor, constants left out, that changes hands between groups or between a group and what is FP32.
 
-    Follows ``mptune.graph.flow``, which decides where Casts stand.
+    Follows ``mptune.graph.casting.value_types``, which decides where Casts stand.
     """
     group_of = {name: group.id for group in groups for name in group.nodes}
     rules = [node_rule(model, node) for node in model.nodes]

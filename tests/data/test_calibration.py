@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mptune.data.calibration import CalibrationSet, load_calibration, read_samples
 from mptune.errors import DataError
-from mptune.graph.model import TensorInfo
+from mptune.graph.loading.model import TensorInfo
 from mptune.settings import DataSettings
 
 SETTINGS = DataSettings()

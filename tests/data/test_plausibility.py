@@ -9,7 +9,7 @@ import pytest
 
 from mptune.data.calibration import load_calibration
 from mptune.data.plausibility import random_looking
-from mptune.graph.tensors import TensorInfo
+from mptune.graph.loading.tensors import TensorInfo
 from mptune.settings import DataSettings
 
 RNG = np.random.default_rng(3)

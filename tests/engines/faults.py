@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mptune.engines.base import EngineError, FailureKind, Progress, Stage
-from mptune.engines.child import WorkerState
+from mptune.engines.worker.child import WorkerState
 from mptune.errors import ModelError
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from mptune.engines.base import Session
-from mptune.engines.latency import Latency, Repetitions, calibrate, monotonic_ms, time_in_turn
+from mptune.engines.timing.latency import Latency, Repetitions, calibrate, monotonic_ms, time_in_turn
 from mptune.settings import LatencySettings
 
 QUICK = LatencySettings(warmup_ms=0.0, duration_ms=1.0, min_iterations=10, bootstrap_samples=50)

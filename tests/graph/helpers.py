@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from mptune.graph.groups import LayerGroup
-from mptune.graph.model import Model
+from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 
 

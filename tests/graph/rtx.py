@@ -9,8 +9,8 @@ import onnx
 import pytest
 
 from mptune.engines.base import EngineError
-from mptune.engines.tensorrt import Library, load_library, open_log
-from mptune.engines.tensorrt_builder import BuildOptions, Feed, build_engine, parse_network
+from mptune.engines.tensorrt.builder import BuildOptions, Feed, build_engine, parse_network
+from mptune.engines.tensorrt.library import Library, load_library, open_log
 
 COMPUTE_CAPABILITIES = ((8, 6), (8, 9), (12, 0))
 SIZES = (3, 1, 4)

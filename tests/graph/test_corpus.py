@@ -8,14 +8,14 @@ import numpy as np
 import onnx
 import pytest
 
-from mptune.graph.emulate import Emulator
-from mptune.graph.groups import find_groups
-from mptune.graph.hazards import find_hazards, pinned_by_hazards
-from mptune.graph.model import load_model
-from mptune.graph.observe import write_observing_model
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
+from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.graph.rewrite import Rewriter
-from mptune.graph.weights import WeightBank
+from mptune.graph.writing.emulate import Emulator
+from mptune.graph.writing.observe import write_observing_model
+from mptune.graph.writing.rewrite import Rewriter
+from mptune.graph.writing.weights import WeightBank
 from tests.graph import rtx
 from tests.graph.corpus import make
 from tests.graph.helpers import feeds, plans, relative_l2, run

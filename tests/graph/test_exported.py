@@ -8,13 +8,13 @@ import numpy as np
 import onnx
 import pytest
 
-from mptune.graph.emulate import Emulator
-from mptune.graph.groups import find_groups
-from mptune.graph.hazards import find_hazards, pinned_by_hazards
-from mptune.graph.model import Model, load_model
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
+from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.graph.rewrite import Rewriter
-from mptune.graph.weights import WeightBank
+from mptune.graph.writing.emulate import Emulator
+from mptune.graph.writing.rewrite import Rewriter
+from mptune.graph.writing.weights import WeightBank
 from tests.graph.helpers import casts, check, plans, relative_l2, run
 
 EXPORTED = sorted((Path(__file__).parent / "exported").glob("*.onnx"))

@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from mptune.errors import ModelError
-from mptune.graph.model import load_model
+from mptune.graph.loading.model import load_model
 from tests.graph import models
 from tests.graph.mutate import Said, check_result, complaint, mutant, originals, outcome, write_companions
 

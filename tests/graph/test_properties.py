@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from mptune.graph.emulate import Emulator
-from mptune.graph.groups import LayerGroup, find_groups
-from mptune.graph.model import Model, load_model
+from mptune.graph.grouping.groups import LayerGroup, find_groups
+from mptune.graph.loading.model import Model, load_model
 from mptune.graph.op_rules import node_rule
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.graph.rewrite import Rewriter
-from mptune.graph.weights import WeightBank
+from mptune.graph.writing.emulate import Emulator
+from mptune.graph.writing.rewrite import Rewriter
+from mptune.graph.writing.weights import WeightBank
 from tests.graph import models
 from tests.graph.helpers import run
 from tests.graph.models import node, value

@@ -8,9 +8,9 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto
 
-from mptune.graph.model import Model
+from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.graph.rewrite import Rewriter
+from mptune.graph.writing.rewrite import Rewriter
 from tests.graph.helpers import check
 
 FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16}

@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from mptune.graph.groups import LayerGroup, find_groups
-from mptune.graph.model import Model, load_model
+from mptune.graph.grouping.groups import LayerGroup, find_groups
+from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision
 from mptune.targets.costs import (
     GroupCost,

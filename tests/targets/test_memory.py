@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from mptune.graph.model import Model, load_model
+from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision
 from mptune.targets.memory import memory_need, memory_warnings
 from mptune.targets.target import load_target

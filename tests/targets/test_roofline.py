@@ -14,9 +14,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from mptune.graph.flow import Flow
-from mptune.graph.groups import LayerGroup, find_groups
-from mptune.graph.model import Model, load_model
+from mptune.graph.casting.value_types import Flow
+from mptune.graph.grouping.groups import LayerGroup, find_groups
+from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.targets.costs import GroupCost
 from mptune.targets.roofline import FUSED, UNFUSED, cast_ms, kernel_ms, roofline

@@ -1,0 +1,1 @@
+"""Errors of outputs against the reference."""

@@ -1,0 +1,149 @@
+"""Task metrics: errors in the terms of what the model is for. Built-in ones, and a user's own script.
+
+All are ``function(outputs, reference) -> float`` for one sample (``mptune.data.metrics.accuracy.TaskMetric``).
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+from mptune.data.metrics.accuracy import METRICS, TaskMetric, unknown_metric
+from mptune.errors import DataError, SettingsError
+
+_SIGNATURE = "def metric(outputs, reference): ... return a number, lower is better; both map output names to arrays"
+
+
+def resolve_metric(spec: str) -> tuple[str, Mapping[str, TaskMetric]]:
+    """Find the objective that ``--metric`` names.
+
+    Args:
+        spec: a name in ``METRICS``, or ``script.py:function``.
+
+    Returns:
+        The statistic's name, for ``OutputError.value``, and what ``compare_outputs`` needs as ``extra`` to take it.
+
+    Raises:
+        SettingsError: no such metric, or one that is higher for better plans.
+        DataError: the script cannot be loaded.
+    """
+    if spec in _BUILT_IN:
+        return spec, {spec: _BUILT_IN[spec]}
+    if spec in METRICS:
+        if not METRICS[spec].higher_is_worse:
+            raise SettingsError(
+                f"{spec} cannot be the objective: it is higher for better plans",
+                "use relative_l2, which ranks a sample alike (sqnr_db = -20 log10(relative_l2)); both are reported",
+            )
+        return spec, {}
+    if ":" in spec or spec.endswith(".py"):
+        return spec, {spec: load_metric(spec)}
+    raise unknown_metric(spec, list(METRICS))
+
+
+def load_metric(spec: str) -> TaskMetric:
+    """Load a metric from a Python file, given as ``script.py:function``. The script runs with the user's rights.
+
+    Raises:
+        DataError: no such file or function, or the script fails to run.
+    """
+    file, _, name = spec.rpartition(":")
+    if not file or not name.isidentifier():
+        raise DataError(f"metric {spec!r} names no function", "write it as script.py:function")
+    path = Path(file)
+    if not path.is_file():
+        raise DataError(f"no such file: {path} (of metric {spec!r})", "give the path of a Python file, then :function")
+    if path.suffix != ".py":
+        raise DataError(f"{path} is not a Python file (of metric {spec!r})", "its name should end in .py")
+    module = _run(path)
+    function = getattr(module, name, None)
+    if function is None:
+        known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        close = difflib.get_close_matches(name, known, 1) or known[:1]
+        raise DataError(f"{path} has no function {name!r}", f"did you mean {close[0]!r}?" if close else _SIGNATURE)
+    if not callable(function):
+        raise DataError(f"{name!r} in {path} is not a function", _SIGNATURE)
+    loaded: TaskMetric = function
+    return loaded
+
+
+def _run(path: Path) -> ModuleType:
+    """Execute a script as a module of its own; it can import its neighbours, as when Python runs it."""
+    spec = importlib.util.spec_from_file_location(f"mptune_metric_{path.stem}", path.resolve())
+    if spec is None or spec.loader is None:
+        raise DataError(f"{path} cannot be loaded as Python", "its name should end in .py")
+    module = importlib.util.module_from_spec(spec)
+    folder = str(path.resolve().parent)
+    sys.modules[module.__name__] = module  # dataclasses and pickle look a class's module up there
+    sys.path.insert(0, folder)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
+        line = str(error).splitlines()[0] if str(error) else ""
+        hint = f"see that `python {path.name}` runs in the environment of mptune"
+        raise DataError(f"{path} failed to load: {type(error).__name__}: {line}", hint) from error
+    finally:
+        sys.path.remove(folder)
+    return module
+
+
+def top1_disagreement(outputs: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]) -> float:
+    """Share of rows whose largest class differs, the largest over the outputs that look like class scores.
+
+    Class scores are floating outputs of shape (rows, classes) with 2 classes or more. A row with NaN or Inf differs.
+
+    Raises:
+        DataError: no output looks like class scores.
+    """
+    shares = []
+    for name, wanted in reference.items():
+        if wanted.dtype.kind == "f" and wanted.ndim == 2 and wanted.shape[0] and wanted.shape[1] > 1:
+            got = _same_shape(name, outputs, wanted)
+            differ = (got.argmax(axis=1) != wanted.argmax(axis=1)) | ~np.isfinite(got).all(axis=1)
+            shares.append(float(differ.mean()))
+    if not shares:
+        raise DataError(
+            "top1_disagreement found no output of shape (rows, classes)",
+            "use relative_l2, or your own script.py:function",
+        )
+    return max(shares)
+
+
+def endpoint_error(outputs: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]) -> float:
+    """Mean Euclidean distance between flow vectors, the largest over the outputs that look like optical flow.
+
+    Optical flow is a floating output of shape (N, 2, H, W), in pixels. Pixels at which the reference is not finite are
+    left out. The measure is that of Baker et al., A Database and Evaluation Methodology for Optical Flow, 2011.
+
+    Raises:
+        DataError: no output looks like optical flow.
+    """
+    means = []
+    for name, wanted in reference.items():
+        if wanted.dtype.kind == "f" and wanted.ndim == 4 and wanted.shape[1] == 2:
+            got = _same_shape(name, outputs, wanted)
+            valid = np.isfinite(wanted).all(axis=1)
+            with np.errstate(invalid="ignore", over="ignore"):
+                difference = got.astype(np.float64) - wanted
+                distance = np.hypot(difference[:, 0], difference[:, 1])[valid]
+            means.append(float(distance.mean()) if distance.size else 0.0)
+    if not means:
+        raise DataError(
+            "endpoint_error found no output of shape (N, 2, H, W)", "use relative_l2, or your own script.py:function"
+        )
+    return float(np.max(means))
+
+
+def _same_shape(name: str, outputs: Mapping[str, np.ndarray], wanted: np.ndarray) -> np.ndarray:
+    if name not in outputs or outputs[name].shape != wanted.shape:
+        raise DataError(f"output {name!r} is missing or of another shape", f"the reference has shape {wanted.shape}")
+    return outputs[name]
+
+
+_BUILT_IN: Mapping[str, TaskMetric] = {"top1_disagreement": top1_disagreement, "endpoint_error": endpoint_error}

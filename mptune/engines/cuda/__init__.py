@@ -1,0 +1,1 @@
+"""What mptune calls of the CUDA runtime."""

@@ -1,0 +1,329 @@
+"""The errors of plans by emulation (``mptune.graph.writing.emulate``): the models written, and what the worker runs.
+
+What costs time differs. A GPU runs a model in milliseconds and takes long to open a session, a CPU the other way
+round. So plans share sessions, with a switch for each group, and a plan with FP16 in one stretch of the model only
+starts at the waist before it, from values that were computed once.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from mptune.data.metrics.accuracy import OutputError
+from mptune.engines.base import Failure, SampleSet, Stage, Workspace
+from mptune.engines.jobs.measure import Feed, Outputs, cached_samples, file_identity, output_error
+from mptune.engines.ort.library import open_session
+from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
+from mptune.engines.worker.child import Job, WorkerState
+from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.loading.model import Model
+from mptune.graph.plan import PrecisionPlan
+from mptune.graph.writing.emulate import Emulator
+from mptune.graph.writing.switched import SwitchedEmulator
+from mptune.graph.writing.waists import Stretch, Waist, find_stretches
+from mptune.graph.writing.weights import WeightBank
+from mptune.settings import SearchSettings
+
+T = TypeVar("T")
+
+STRETCHES: Mapping[Provider, int] = {"cpu": 12, "cuda": 3}
+"""A plan of one group computes about ``(1 + 1 / stretches) / 2`` of the model, and each stretch opens a session.
+
+With this many at most, since that takes a GPU longer than to run a model. Fewer where they would hold single groups.
+"""
+
+EMULATED_ROWS = 8
+"""So many rows tell the error of a plan well enough before it is built; evaluations take all samples."""
+
+_WAIST_BYTES = 1 << 29
+"""What the values at all waists may take in the worker's memory, for all samples together."""
+
+_KEPT_BYTES = 1 << 30
+"""A session with more weights does not stay open: engines that are measured need the memory."""
+
+
+class Call(Protocol):
+    """Runs a job in the worker."""
+
+    def __call__(self, job: Job[T], /) -> T | Failure:
+        """Its result, or why there is none."""
+        ...
+
+
+@dataclass(frozen=True)
+class ErrorsJob:
+    """Run models over the same samples, one after another, and compare each with the reference.
+
+    Attributes:
+        models: the models.
+        samples: file of samples.
+        reference: file of reference outputs on the same samples.
+        provider: who computes.
+        metric: the objective, so that task metrics are taken too.
+        first: how many of the samples are taken at most; None takes all.
+    """
+
+    models: tuple[Path, ...]
+    samples: Path
+    reference: Path
+    provider: Provider
+    metric: str = "relative_l2"
+    first: int | None = None
+
+    def run(self, state: WorkerState) -> tuple[OutputError, ...]:
+        """See the class."""
+        samples = cached_samples(state, self.samples)[: self.first]
+        return tuple(self._error(state, model, samples) for model in self.models)
+
+    def _error(self, state: WorkerState, model: Path, samples: Sequence[Feed]) -> OutputError:
+        state.enter(Stage.BUILD)
+        session = open_session(model, SessionOptions(self.provider, timing=False))
+        try:
+            state.enter(Stage.RUN)
+            outputs = [session.run(sample) for sample in samples]
+        finally:
+            session.close()
+        return output_error(state, outputs, self.reference, self.metric)
+
+
+@dataclass(frozen=True)
+class SwitchedErrorsJob:
+    """Run a switched emulation (``mptune.graph.writing.switched``) over the samples once for each plan.
+
+    Attributes:
+        model: the switched emulation.
+        head: the FP32 model that computes the values that ``model`` starts from; None where it starts with the inputs.
+        plans: the switches that are on.
+        switches: all of them.
+        samples: file of samples.
+        reference: file of reference outputs on the same samples.
+        provider: who computes.
+        metric: the objective, so that task metrics are taken too.
+        first: how many of the samples are taken at most; None takes all.
+        keep: leave the session open in the worker for the next job.
+    """
+
+    model: Path
+    head: Path | None
+    plans: tuple[frozenset[str], ...]
+    switches: tuple[str, ...]
+    samples: Path
+    reference: Path
+    provider: Provider
+    metric: str = "relative_l2"
+    first: int | None = None
+    keep: bool = True
+
+    def run(self, state: WorkerState) -> tuple[OutputError, ...]:
+        """See the class."""
+        try:
+            return self._errors(state)
+        finally:
+            if not self.keep:
+                state.drop("switched")
+
+    def _errors(self, state: WorkerState) -> tuple[OutputError, ...]:
+        samples: Sequence[Feed] = cached_samples(state, self.samples)[: self.first]
+        if self.head is not None:
+            key = (*file_identity(self.head), *file_identity(self.samples), self.provider, self.first)
+            values = state.cached("waists", key, partial(self._at_waists, self.head, samples))
+            samples = [{**sample, **more} for sample, more in zip(samples, values, strict=True)]
+        opened = (*file_identity(self.model), self.provider)
+        session = state.cached("switched", opened, partial(self._open, self.model))
+        wanted = session.inputs.keys() - set(self.switches)
+        feeds = [{name: value for name, value in sample.items() if name in wanted} for sample in samples]
+        state.enter(Stage.RUN)
+        return tuple(self._error(state, session, feeds, on) for on in self.plans)
+
+    def _error(self, state: WorkerState, session: OrtSession, feeds: Sequence[Feed], on: frozenset[str]) -> OutputError:
+        switches = {name: np.array(name in on) for name in self.switches}
+        outputs = [session.run({**feed, **switches}) for feed in feeds]
+        return output_error(state, outputs, self.reference, self.metric)
+
+    def _open(self, model: Path) -> OrtSession:
+        return open_session(model, SessionOptions(self.provider, timing=False))
+
+    def _at_waists(self, head: Path, samples: Sequence[Feed]) -> tuple[Outputs, ...]:
+        session = self._open(head)
+        try:
+            names = session.inputs.keys()
+            return tuple(session.run({n: v for n, v in sample.items() if n in names}) for sample in samples)
+        finally:
+            session.close()
+
+
+class Emulation:
+    """Has the errors of one model's plans emulated. Lives in the parent; nothing is written before it is needed."""
+
+    def __init__(
+        self,
+        model: Model,
+        groups: Sequence[LayerGroup],
+        bank: WeightBank,
+        workspace: Workspace,
+        provider: Provider,
+        settings: SearchSettings,
+        call: Call,
+        shapes: Callable[[], Mapping[str, Sequence[int]]],
+    ) -> None:
+        """Wire the parts.
+
+        Args:
+            model: the user's model.
+            groups: its layer groups.
+            bank: its weights.
+            workspace: samples and references; models are written beside the weight bank.
+            provider: who computes.
+            settings: batch and metric.
+            call: runs a job in the worker.
+            shapes: gives the concrete shapes of FP32 values; asked once.
+        """
+        self._model = model
+        self._groups = tuple(groups)
+        self._bank = bank
+        self._workspace = workspace
+        self._provider = provider
+        self._metric = settings.metric
+        self._batch = settings.data_settings.batch
+        self._call = call
+        self._shapes = shapes
+        self._written: dict[str, Path] = {}
+        self._switching = True
+
+    def errors(
+        self, plans: Sequence[PrecisionPlan], which: SampleSet = "search", *, few: bool = False
+    ) -> tuple[OutputError, ...] | Failure:
+        """The errors of plans on a set of samples.
+
+        Args:
+            plans: of this model.
+            which: the samples.
+            few: the first samples only, ``EMULATED_ROWS`` rows of them.
+
+        Raises:
+            RunError: a model cannot be written, or the disk is full.
+        """
+        found: dict[int, OutputError] = {}
+        for stretch, members in self._by_stretch(plans, few).items():
+            errors = self._errors_of(stretch, [plans[index] for index in members], which, few)
+            if isinstance(errors, Failure):
+                return errors
+            found.update(zip(members, errors, strict=True))
+        return tuple(found[index] for index in range(len(plans)))
+
+    def close(self) -> None:
+        """Delete what was written. Idempotent."""
+        for path in self._written.values():
+            path.unlink(missing_ok=True)
+        self._written.clear()
+
+    def _by_stretch(self, plans: Sequence[PrecisionPlan], few: bool) -> dict[Stretch | None, list[int]]:
+        """The stretch that holds all FP16 groups of each plan, None where there is none -> the plans' indices."""
+        found: dict[Stretch | None, list[int]] = {}
+        for index, plan in enumerate(plans):
+            half = set(plan.fp16_groups)
+            # Values at waists are kept for a few samples only.
+            home = next((s for s in self._stretches if half <= set(s.groups)), None) if few and half else None
+            found.setdefault(home, []).append(index)
+        return found
+
+    def _errors_of(
+        self, stretch: Stretch | None, plans: Sequence[PrecisionPlan], which: SampleSet, few: bool
+    ) -> tuple[OutputError, ...] | Failure:
+        # On a CPU the switches of a whole model cost more than a session for each plan; and nothing is fused around a
+        # switch, so that without FP16 the untouched model alone gives the reference to the last bit.
+        apart = stretch is None and (self._provider == "cpu" or not any(plan.fp16_groups for plan in plans))
+        if apart or not self._switching:
+            return self._one_by_one(plans, which, few)
+        errors = self._switched(stretch, plans, which, few)
+        if not isinstance(errors, Failure) or errors.is_machine_fault:
+            return errors
+        errors = self._one_by_one(plans, which, few)
+        self._switching = isinstance(errors, Failure)  # else it was not the plans' fault
+        return errors
+
+    def _one_by_one(
+        self, plans: Sequence[PrecisionPlan], which: SampleSet, few: bool
+    ) -> tuple[OutputError, ...] | Failure:
+        paths = [self._emulator.write(plan, self._scratch(plan.fingerprint)) for plan in plans]
+        try:
+            return self._call(ErrorsJob(tuple(paths), *self._judged(which, few)))
+        finally:
+            for path in paths:
+                path.unlink(missing_ok=True)
+
+    def _switched(
+        self, stretch: Stretch | None, plans: Sequence[PrecisionPlan], which: SampleSet, few: bool
+    ) -> tuple[OutputError, ...] | Failure:
+        switches = self._switched_emulator.switches
+        groups = tuple(switches) if stretch is None else stretch.groups
+        start = Waist() if stretch is None else stretch.start
+        name = "whole" if stretch is None else groups[0]
+        model = self._write(name, lambda path: self._switched_emulator.write(path, groups, start))
+        head = self._write("head", self._write_head) if start.tensors else None
+        job = SwitchedErrorsJob(
+            model,
+            head,
+            tuple(frozenset(switches[group] for group in plan.fp16_groups) for plan in plans),
+            tuple(switches[group] for group in groups),
+            *self._judged(which, few),
+            keep=sum(place.length for place in self._bank.fp32.values()) <= _KEPT_BYTES,
+        )
+        return self._call(job)
+
+    def _judged(self, which: SampleSet, few: bool) -> tuple[Path, Path, Provider, str, int | None]:
+        """What both jobs are told last: samples, reference, provider, metric, how many samples."""
+        samples, reference = self._workspace.samples(which), self._workspace.reference(which)
+        return samples, reference, self._provider, self._metric, self._few if few else None
+
+    @cached_property
+    def _few(self) -> int:
+        return math.ceil(EMULATED_ROWS / rows_per_sample(self._model, self._batch))
+
+    @cached_property
+    def _stretches(self) -> tuple[Stretch, ...]:
+        count = min(STRETCHES[self._provider], math.ceil(len(self._groups) / 2))
+        return find_stretches(self._model, self._groups, self._shapes(), count, _WAIST_BYTES // self._few)
+
+    @cached_property
+    def _emulator(self) -> Emulator:
+        return Emulator(self._model, self._groups, self._bank)
+
+    @cached_property
+    def _switched_emulator(self) -> SwitchedEmulator:
+        return SwitchedEmulator(self._model, self._groups, self._bank, branches=self._provider == "cpu")
+
+    def _write_head(self, path: Path) -> Path:
+        return self._switched_emulator.write_head(path, [stretch.start for stretch in self._stretches])
+
+    def _write(self, name: str, write: Callable[[Path], Path]) -> Path:
+        """A model that stays until ``close``: a restarted worker opens it again."""
+        if name not in self._written:
+            self._written[name] = write(self._scratch(name))
+        return self._written[name]
+
+    def _scratch(self, name: str) -> Path:
+        """A path beside the weight bank, of this process alone: several may search in one run directory."""
+        return self._workspace.weights_dir / f"emulated-{name}-{os.getpid()}.onnx"
+
+
+def rows_per_sample(model: Model, batch: int) -> int:
+    """How many independent rows a sample holds: the first dimension that all inputs and outputs share, else 1.
+
+    Args:
+        model: the model.
+        batch: what stands for a symbolic first dimension.
+    """
+    first = {value.shape[0] if value.shape else None for value in (*model.inputs, *model.outputs)}
+    if len(first) != 1:
+        return 1
+    (rows,) = first
+    return rows if isinstance(rows, int) else batch if isinstance(rows, str) else 1

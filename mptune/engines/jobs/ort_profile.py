@@ -1,0 +1,213 @@
+"""What each layer takes under ONNX Runtime, by its own profiler.
+
+The profiler names the nodes of the graph as ONNX Runtime optimised it: fused, renamed, with blank and repeated names.
+What survives are the names of tensors. So that graph is kept for a moment, and each of its nodes is traced back to the
+nodes of the typed model by what it reads and gives.
+
+For the CPU provider. The CUDA provider's kernels run behind the host's back, and what is told of its nodes is their
+launching. Where the host is made to wait for each kernel (``CUDA_LAUNCH_BLOCKING=1``) a node pays about 15 us for that,
+and what all-FP32 and all-FP16 differ by comes out at 0.8 to 4.4 times what their engines differ by (four models on an
+H200): it tells no more of the groups than the roofline does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from mptune.engines.base import EngineError, FailureKind, Stage
+from mptune.engines.jobs.layer_times import PROFILED_RUNS, UNTIMED_RUNS, LayerTime, steady_mean
+from mptune.engines.jobs.measure import cached_samples
+from mptune.engines.ort.library import open_session
+from mptune.engines.ort.session import OPTIMISED_MODEL, SessionOptions
+from mptune.engines.worker.child import WorkerState
+
+_KERNEL = "_kernel_time"
+_WITH_SUBGRAPH = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+
+# How ONNX Runtime calls what it computes in another type than the graph has it (insert_cast_transformer.cc).
+_RETYPED = re.compile(r"^InsertedPrecisionFreeCast_(?P<name>.+?)(?:_token_\d+)?$")
+
+_BLOCKED = "_nchwc"
+"""What a node's name ends with that gives a tensor in blocks of channels: before it stands the tensor's own name, which
+is gone from the graph (nchwc_transformer.cc)."""
+
+Nodes = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class OrtProfileJob:
+    """Take the layer times of a typed model in a session of its own.
+
+    Attributes:
+        model: the typed model of a plan.
+        samples: file of samples; the first one is run.
+        folder: an empty folder for what the profiler writes; it is left empty.
+    """
+
+    model: Path
+    samples: Path
+    folder: Path
+
+    def run(self, state: WorkerState) -> tuple[LayerTime, ...]:
+        """See the class."""
+        feed = cached_samples(state, self.samples)[0]
+        try:
+            session = open_session(self.model, SessionOptions("cpu", profile_dir=self.folder))
+            try:
+                optimised = _load_graph(self.folder / OPTIMISED_MODEL)
+                for path in self.folder.glob("optimised.*"):
+                    path.unlink()  # All weights once more: not to be kept longer than need be.
+                state.enter(Stage.TIME)
+                watch = session.stopwatch(feed)
+                for _ in range(UNTIMED_RUNS + PROFILED_RUNS):
+                    watch.run_once()
+                events = json.loads(session.end_profile().read_text(encoding="utf-8"))
+            finally:
+                session.close()
+        finally:
+            _clear(self.folder)
+        computed = computed_nodes(_load_graph(self.model), optimised)
+        return layer_times(events, optimised, computed)
+
+
+def computed_nodes(typed: onnx.GraphProto, optimised: onnx.GraphProto) -> list[Nodes]:
+    """What each node of the optimised graph computes.
+
+    A node that gives a tensor of the typed model computes the node that gives it there, and whatever lies between that
+    and the tensors that are still to be found in the optimised graph: these nodes were fused into it. A node that gives
+    none serves the first node that reads it (a layout change before a product) or else the first that it reads.
+
+    Args:
+        typed: the graph that was given to ONNX Runtime; its nodes have unique names.
+        optimised: what ONNX Runtime made of it.
+
+    Returns:
+        Names of nodes of ``typed``, for each node of ``optimised``.
+    """
+    producer = {name: node for node in typed.node for name in node.output if name}
+    varying = _varying(typed)
+
+    def known(name: str) -> str | None:
+        if name in producer:
+            return name
+        match = _RETYPED.match(name)
+        return match["name"] if match and match["name"] in producer else None
+
+    given = [
+        [name for name in map(known, (*node.output, _blocked(node))) if name is not None] for node in optimised.node
+    ]
+    left = {known(name) or name for node in optimised.node for name in (*node.input, *node.output)}
+    left.update(name for names in given for name in names)
+    found = [_between(names, producer, left, varying) for names in given]
+    readers: dict[str, list[int]] = defaultdict(list)
+    for index, node in enumerate(optimised.node):
+        for name in node.input:
+            readers[name].append(index)
+    for index in reversed(range(len(found))):
+        behind = (found[reader] for name in optimised.node[index].output for reader in readers[name])
+        found[index] = found[index] or next(filter(None, behind), ())
+    for index, node in enumerate(optimised.node):
+        before = (producer[name].name for name in map(known, node.input) if name is not None)
+        found[index] = found[index] or tuple(before)[:1]
+    return found
+
+
+def layer_times(
+    events: Sequence[Mapping[str, Any]], optimised: onnx.GraphProto, computed: Sequence[Nodes]
+) -> tuple[LayerTime, ...]:
+    """Read ONNX Runtime's profile: the mean of each node over the last runs, the longest left out.
+
+    Args:
+        events: of the profile.
+        optimised: the graph that was run.
+        computed: what each of its nodes computes.
+
+    Raises:
+        EngineError: the profile holds no node.
+    """
+    durations: dict[tuple[str, str, str], list[float]] = {}
+    for event in _outermost([event for event in events if _is_kernel(event)]):
+        facts = event["args"]
+        key = (str(facts["node_index"]), event["name"][: -len(_KERNEL)], str(facts["op_name"]))
+        durations.setdefault(key, []).append(float(event["dur"]))
+    if not durations:
+        raise EngineError(FailureKind.ERROR, "ONNX Runtime's profile names no node")
+    waiting: dict[tuple[str, str], deque[int]] = defaultdict(deque)
+    for index, node in enumerate(optimised.node):
+        waiting[node.name, node.op_type].append(index)
+    found = []
+    for (number, name, op), values in durations.items():
+        # Nodes without a name are called by their operator and number; those of one name come in the graph's order.
+        queue = waiting.get((name, op)) or (waiting.get(("", op)) if name == f"{op}_{number}" else None)
+        nodes = computed[queue.popleft()] if queue else ()
+        found.append(LayerTime(nodes, steady_mean(values[-PROFILED_RUNS:]) / 1e3))
+    return tuple(found)
+
+
+def _blocked(node: onnx.NodeProto) -> str:
+    """The tensor that a node gives in blocks of channels; empty where it gives none."""
+    return str(node.name)[: -len(_BLOCKED)] if node.name.endswith(_BLOCKED) else ""
+
+
+def _varying(graph: onnx.GraphProto) -> frozenset[str]:
+    """Names of the nodes that cannot be folded: something that they read depends on the inputs."""
+    constants = {value.name for value in graph.initializer}
+    values = {value.name for value in graph.input} - constants
+    found = set()
+    for node in graph.node:
+        has_subgraph = any(attribute.HasField("g") for attribute in node.attribute)
+        if has_subgraph or not values.isdisjoint(node.input):
+            found.add(node.name)
+            values.update(node.output)
+    return frozenset(found)
+
+
+def _between(
+    given: Sequence[str], producer: Mapping[str, onnx.NodeProto], left: set[str], varying: frozenset[str]
+) -> Nodes:
+    """The nodes that give these tensors, and those before them whose results are not left in the optimised graph."""
+    nodes: dict[str, None] = {}
+    pending = list(given)
+    while pending:
+        node = producer[pending.pop()]
+        if node.name in nodes:
+            continue
+        nodes[node.name] = None
+        before = [name for name in node.input if name in producer and name not in left]
+        pending += [name for name in before if producer[name].name in varying]
+    return tuple(nodes)
+
+
+def _is_kernel(event: Mapping[str, Any]) -> bool:
+    return event.get("cat") == "Node" and str(event.get("name", "")).endswith(_KERNEL)
+
+
+def _outermost(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Without the nodes of subgraphs: their time is in that of the node around them, which is told after them."""
+    kept: list[Mapping[str, Any]] = []
+    for event in events:
+        if event["args"]["op_name"] in _WITH_SUBGRAPH:
+            while kept and kept[-1]["ts"] >= event["ts"]:
+                kept.pop()
+        kept.append(event)
+    return kept
+
+
+def _load_graph(path: Path) -> onnx.GraphProto:
+    try:
+        return onnx.load(path, load_external_data=False).graph
+    except (OSError, ValueError) as error:
+        raise EngineError(FailureKind.ERROR, f"ONNX Runtime left no graph to profile: {error}") from error
+
+
+def _clear(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()

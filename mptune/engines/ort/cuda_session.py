@@ -1,0 +1,281 @@
+"""Sessions on ONNX Runtime's CUDA provider.
+
+It runs on one explicit stream, with inputs and outputs bound on the device, and replays a CUDA graph where capture
+works; TF32 is off unless asked for (provider option ``use_tf32`` is on by default and costs about as much accuracy as
+FP16).
+
+Switching that option off keeps FP16 convolutions from tensor cores too, and FP32 ones from some kernels: on an H200
+(ONNX Runtime 1.31.1, cuBLAS 13) a ResNet-50 takes 4.12 ms in FP32 and 1.64 in FP16 so, and 3.80 and 1.42 where
+NVIDIA's environment variable (``NO_TF32``) alone switches TF32 off. cuDNN obeyed the variable each time, cuBLAS did
+not: in about 1 session of 100, several in a row in one process, FP32 matrix products were TF32 all the same (a text
+encoder erred by 9e-4 instead of 4e-4); why was not found. With the option off they never were, and they are as fast:
+ViT-S 3.458 and 1.508 ms off, 3.462 and 1.508 on. So the option is left on only for the sake of convolutions
+(``SessionOptions.tf32_by_environment``). CUDA's libraries read the variable once, so it must be there when the process
+starts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mptune.engines.base import EngineError, FailureKind
+from mptune.engines.cuda import runtime as cuda
+from mptune.engines.cuda.delay import enqueue_delay
+from mptune.engines.ort.session import PROVIDERS, OrtSession, SessionOptions, translated
+from mptune.engines.timing.latency import HostStopwatch, Stopwatch, monotonic_ms
+
+_TRANSFER_VALUES = 5
+
+# A second try without a CUDA graph cannot mend these.
+_HOPELESS = frozenset({FailureKind.OUT_OF_MEMORY, FailureKind.DEVICE_LOST, FailureKind.CRASH})
+
+# Ops whose output shape depends on values, or that run subgraphs: they read back to the host, which capture forbids.
+_NOT_CAPTURABLE = frozenset(
+    {
+        *("NonZero", "NonMaxSuppression", "Unique", "Compress", "If", "Loop", "Scan", "SequenceMap", "SequenceInsert"),
+        *("SequenceAt", "SequenceConstruct", "SplitToSequence", "ConcatFromSequence", "StringNormalizer"),
+    }
+)
+
+NO_TF32: Mapping[str, str] = {"NVIDIA_TF32_OVERRIDE": "0"}
+"""Environment of a process in which CUDA's libraries are told not to use TF32, whatever they are asked for. cuBLAS does
+not always obey."""
+
+
+@dataclass
+class _Binding:
+    """Inputs and outputs of one set of shapes, kept at fixed addresses on the device."""
+
+    binding: Any
+    inputs: dict[str, Any]
+    run_options: Any
+    transfer_ms: float | None = None
+
+
+class CudaSession(OrtSession):
+    """ONNX Runtime's CUDA provider on a stream of its own.
+
+    Without cuda-python there is neither the stream nor events: a host clock around synchronised executions takes
+    their place, with a warning.
+    """
+
+    def __init__(self, model: Path | bytes, options: SessionOptions) -> None:
+        super().__init__(model, options)
+        self._stream: cuda.Stream | None = None
+        self._graph = False
+        self._bindings: dict[tuple[Any, ...], _Binding] = {}
+        self._dynamic_outputs = False
+        _preload_libraries()
+        reason = cuda.unavailable_reason()
+        if reason is not None and options.timing:
+            self._warn(f"latency is taken with the host's clock, not with CUDA events ({reason}): {cuda.INSTALL}")
+        obstacle = graph_obstacle(model) if options.timing else None
+        self._dynamic_outputs = obstacle is not None
+        wanted = options.timing and options.latency.cuda_graph
+        if wanted and obstacle is not None:
+            self._warn(f"no CUDA graph: {obstacle} cannot be captured, so latency contains launch costs; move it out")
+        self._open(graph=wanted and obstacle is None, stream=reason is None)
+
+    def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> Stopwatch:
+        """See ``Session``."""
+        enqueue = self._bound(feeds)
+        transfer_ms = self._time_transfers(feeds)
+        if self._stream is None:
+            return HostStopwatch(enqueue, transfer_ms=transfer_ms)
+        # A graph is one launch, and ONNX Runtime waits for its end inside it.
+        delay = self._delay(self._stream) if self._graph else None
+        return cuda.StreamStopwatch(enqueue, self._stream, monotonic_ms, transfer_ms, delay=delay)
+
+    def _delay(self, stream: cuda.Stream) -> Callable[[], None]:
+        try:
+            enqueue_delay(stream)
+        except EngineError as error:
+            self._warn(f"latency contains the cost of a launch ({error.message}): update the driver")
+            return lambda: None
+        return partial(enqueue_delay, stream)
+
+    def close(self) -> None:
+        """See ``Session``."""
+        self._bindings.clear()
+        super().close()
+        # The session's own teardown still uses the stream, so it goes last.
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warnings:
+            self._warnings.append(text)
+
+    def _open(self, *, graph: bool, stream: bool) -> None:
+        self.close()
+        if stream:
+            cuda.set_device(self.options.device)
+            self._stream = cuda.Stream()
+        try:
+            self._session = self._load(self._providers(graph))
+        except EngineError as error:
+            if not graph or error.kind in _HOPELESS:
+                self.close()
+                raise
+            self._open(graph=False, stream=stream)
+            self._warn_no_graph(error)
+            return
+        self._graph = graph
+        if PROVIDERS["cuda"] not in self._session.get_providers():
+            self.close()
+            raise EngineError(
+                FailureKind.UNSUPPORTED, "ONNX Runtime's CUDA provider did not start (its own words are in the log)"
+            )
+
+    def _warn_no_graph(self, error: EngineError) -> None:
+        self._warn(
+            f"no CUDA graph ({error.message}): latency contains launch costs; keep every node of the model on the GPU"
+        )
+
+    def _providers(self, graph: bool) -> list[Any]:
+        by_environment = self.options.tf32_by_environment and NO_TF32.items() <= os.environ.items()
+        options = {
+            "device_id": str(self.options.device),
+            "use_tf32": "1" if self.options.tf32 or by_environment else "0",
+            "enable_cuda_graph": "1" if graph else "0",
+        }
+        if self._stream is not None:
+            options["user_compute_stream"] = str(self._stream.address)
+        return [(PROVIDERS["cuda"], options), PROVIDERS["cpu"]]
+
+    def _run_options(self) -> Any:
+        if not self._graph:
+            return None
+        import onnxruntime
+
+        options = onnxruntime.RunOptions()
+        # Host arrays have new addresses every time: such a run must be neither captured nor a replay.
+        options.add_run_config_entry("gpu_graph_id", "-1")
+        return options
+
+    def _synchronize(self) -> None:
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def _bound(self, feeds: Mapping[str, np.ndarray]) -> Callable[[], None]:
+        """Put the feeds on the device, run once (which captures the graph) and return what enqueues one execution."""
+        self._open_session()
+        try:
+            bound = self._bind(feeds)
+        except EngineError as error:
+            if not self._graph or error.kind in _HOPELESS:
+                raise
+            # A failed capture leaves session and stream in an unknown state: start over without.
+            if self._stream is not None:
+                self._stream.abandon_capture()
+            self._open(graph=False, stream=self._stream is not None)
+            self._warn_no_graph(error)
+            bound = self._bind(feeds)
+        session = self._open_session()
+        return lambda: translated(lambda: session.run_with_iobinding(bound.binding, bound.run_options))
+
+    def _bind(self, feeds: Mapping[str, np.ndarray]) -> _Binding:
+        key = _shape_key(feeds)
+        # ONNX Runtime would write an output that it allocated itself into the old buffer, whatever its new shape.
+        bound = None if self._dynamic_outputs else self._bindings.get(key)
+        if bound is not None:
+            # A captured graph reads from the addresses it saw: new values go to the old place.
+            for name, array in feeds.items():
+                translated(partial(bound.inputs[name].update_inplace, np.asarray(array, order="C")))
+        else:
+            bound = self._new_binding(feeds)
+            self._bindings[key] = bound
+        if self._stream is not None:
+            cuda.synchronize_device()  # Uploads went through the default stream, which ours does not wait for.
+        session = self._open_session()
+        translated(lambda: session.run_with_iobinding(bound.binding, bound.run_options))
+        self._synchronize()
+        return bound
+
+    def _new_binding(self, feeds: Mapping[str, np.ndarray]) -> _Binding:
+        import onnxruntime
+
+        session, device = self._open_session(), self.options.device
+        outputs = {} if self._dynamic_outputs else self.run(feeds)  # Only for their shapes and types.
+        options = onnxruntime.RunOptions()
+        if self._stream is not None:
+            # Otherwise every run waits for the device, and an event pair would contain the host's way there and back.
+            options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        if self._graph:
+            options.add_run_config_entry("gpu_graph_id", str(len(self._bindings) + 1))
+
+        def bind() -> _Binding:
+            binding = session.io_binding()
+            inputs = {}
+            for name, array in feeds.items():
+                inputs[name] = onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), "cuda", device)
+                binding.bind_ortvalue_input(name, inputs[name])
+            for name in self.output_names:
+                value = outputs.get(name)
+                if value is None:
+                    binding.bind_output(name, "cuda", device)
+                else:
+                    place = onnxruntime.OrtValue.ortvalue_from_shape_and_type(value.shape, value.dtype, "cuda", device)
+                    binding.bind_ortvalue_output(name, place)
+            return _Binding(binding, inputs, options)
+
+        bound: _Binding = translated(bind)
+        return bound
+
+    def _time_transfers(self, feeds: Mapping[str, np.ndarray]) -> float:
+        """Median milliseconds of all inputs to the device plus all outputs back; taken once for bound feeds."""
+        bound = self._bindings[_shape_key(feeds)]
+        if bound.transfer_ms is not None:
+            return bound.transfer_ms
+        host = {name: np.asarray(array, order="C") for name, array in feeds.items()}
+        values = []
+        for _ in range(_TRANSFER_VALUES):
+            before = monotonic_ms()
+            for name, array in host.items():
+                bound.inputs[name].update_inplace(array)
+            for output in bound.binding.get_outputs():
+                output.numpy()
+            values.append(monotonic_ms() - before)
+        if self._stream is not None:
+            cuda.synchronize_device()
+        bound.transfer_ms = float(np.median(values))
+        return bound.transfer_ms
+
+
+def _shape_key(feeds: Mapping[str, np.ndarray]) -> tuple[Any, ...]:
+    """What the shapes of the outputs can depend on: the inputs' shapes, and small integers, which may be sizes."""
+    return tuple(
+        (name, array.shape, array.dtype.str, array.tobytes() if array.dtype.kind in "iu" and array.size <= 64 else b"")
+        for name, array in sorted(feeds.items())
+    )
+
+
+def graph_obstacle(model: Path | bytes) -> str | None:
+    """The first op of a model that a CUDA graph cannot capture, in words; None where there is none."""
+    import onnx
+
+    def load() -> onnx.ModelProto:
+        return onnx.load_from_string(model) if isinstance(model, bytes) else onnx.load(model, load_external_data=False)
+
+    proto = translated(load)
+    for node in proto.graph.node:
+        if node.op_type in _NOT_CAPTURABLE:
+            return f"{node.op_type} ({node.name or 'unnamed'})"
+    return None
+
+
+def _preload_libraries() -> None:
+    """Load CUDA and cuDNN from the nvidia packages of this environment, where ONNX Runtime can (1.21 and later)."""
+    import onnxruntime
+
+    preload = getattr(onnxruntime, "preload_dlls", None)
+    if preload is not None:
+        preload()

@@ -1,0 +1,186 @@
+"""Sessions of ONNX Runtime: what its providers share, and the CPU provider.
+
+ONNX Runtime is imported when the first session opens.
+"""
+
+from __future__ import annotations
+
+import gc
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from mptune.engines.base import EngineError, FailureKind, Session
+from mptune.engines.ort.errors import translate
+from mptune.engines.timing.latency import HostStopwatch, Stopwatch
+from mptune.settings import LatencySettings
+
+Provider = Literal["cpu", "cuda"]
+
+PROVIDERS: Mapping[Provider, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+OPTIMISED_MODEL = "optimised.onnx"
+"""In ``SessionOptions.profile_dir``: the graph that is run, its larger constants in a file beside it."""
+
+_OPTIMISED_WEIGHTS = "optimised.weights"
+
+_LOG_WARNING = 2
+
+
+@dataclass(frozen=True)
+class SessionOptions:
+    """How a session is opened.
+
+    Attributes:
+        provider: ``cpu`` or ``cuda``.
+        tf32: let FP32 matrix products and convolutions use TF32 (CUDA only).
+        tf32_by_environment: where NVIDIA's environment variable switches TF32 off, let it do so alone: convolutions are
+            faster with the provider's own option left on, but matrix products may be TF32 now and then (``ort_cuda``).
+        latency: how latencies are taken; ``latency.cuda_graph`` switches CUDA graphs.
+        timing: the session will be timed. Without it no CUDA graph is prepared, and nothing is bound to the device.
+        device: CUDA device index.
+        profile_dir: an empty folder for ONNX Runtime's own profile (``OrtSession.end_profile``) and for the graph as it
+            was optimised; None for no profile.
+    """
+
+    provider: Provider = "cpu"
+    tf32: bool = False
+    tf32_by_environment: bool = False
+    latency: LatencySettings = field(default_factory=LatencySettings)
+    timing: bool = True
+    device: int = 0
+    profile_dir: Path | None = None
+
+
+class OrtSession(ABC):
+    """What both providers share: loading, running on host arrays, error translation. Implements ``Session``."""
+
+    def __init__(self, model: Path | bytes, options: SessionOptions) -> None:
+        self.options = options
+        self._model = model
+        self._warnings: list[str] = []
+        self._session: Any = None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """See ``Session``."""
+        return tuple(self._warnings)
+
+    @property
+    def inputs(self) -> dict[str, tuple[int | str | None, ...]]:
+        """Declared shape of every input."""
+        return {value.name: tuple(value.shape) for value in self._open_session().get_inputs()}
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the outputs in the model's order."""
+        return tuple(value.name for value in self._open_session().get_outputs())
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """See ``Session``."""
+        session, options = self._open_session(), self._run_options()
+        values = translated(lambda: session.run(None, dict(feeds), options))
+        return dict(zip(self.output_names, (np.asarray(value) for value in values), strict=True))
+
+    @abstractmethod
+    def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> Stopwatch:
+        """See ``Session``."""
+
+    def end_profile(self) -> Path:
+        """Write the profile of all runs so far; only where ``profile_dir`` is set, and once."""
+        session = self._open_session()
+        return Path(translated(session.end_profiling))
+
+    def close(self) -> None:
+        """See ``Session``."""
+        self._session = None
+        gc.collect()
+
+    @property
+    def _on_cpu(self) -> bool:
+        return self.options.provider == "cpu"
+
+    def _open_session(self) -> Any:
+        if self._session is None:
+            raise EngineError(FailureKind.ERROR, "the session is closed")
+        return self._session
+
+    def _run_options(self) -> Any:
+        """Options of an untimed run; None for the defaults."""
+        return None
+
+    def _load(self, providers: list[Any]) -> Any:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = _LOG_WARNING
+        # Planned buffers corrupt FP16 norms from the second run on (microsoft/onnxruntime#27768).
+        options.enable_mem_pattern = not self._on_cpu
+        if self._on_cpu:
+            # Threads that spin after one session's run take the cores from another one that is timed in turn with it.
+            options.add_session_config_entry("session.force_spinning_stop", "1")
+        if self.options.profile_dir is not None:
+            _profile_into(self.options.profile_dir, options)
+        model = self._model if isinstance(self._model, bytes) else str(self._model)
+        # Without enable_fallback=0 a CUDA failure becomes a slow CPU session behind the caller's back.
+        # On the CPU this fusion crashes the process on an FP16 norm before an FP16 product (ONNX Runtime 1.31.1).
+        disabled = ["MatmulTransposeFusion"] if self._on_cpu else []
+        return translated(
+            lambda: onnxruntime.InferenceSession(
+                model, options, providers=providers, disabled_optimizers=disabled, enable_fallback=0
+            )
+        )
+
+
+class CpuSession(OrtSession):
+    """ONNX Runtime's CPU provider, all cores, timed with a monotonic clock."""
+
+    def __init__(self, model: Path | bytes, options: SessionOptions) -> None:
+        super().__init__(model, options)
+        self._session = self._load([PROVIDERS["cpu"]])
+
+    def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> Stopwatch:
+        """See ``Session``."""
+        return HostStopwatch(self._bound(feeds))
+
+    def _bound(self, feeds: Mapping[str, np.ndarray]) -> Callable[[], None]:
+        session = self._open_session()
+
+        def bind() -> Any:
+            binding = session.io_binding()
+            for name, array in feeds.items():
+                binding.bind_cpu_input(name, np.asarray(array, order="C"))
+            for name in self.output_names:
+                binding.bind_output(name, "cpu")
+            return binding
+
+        binding = translated(bind)
+        return lambda: translated(lambda: session.run_with_iobinding(binding))
+
+
+def _profile_into(folder: Path, options: Any) -> None:
+    options.enable_profiling = True
+    options.profile_file_prefix = str(folder / "profile")
+    options.optimized_model_filepath = str(folder / OPTIMISED_MODEL)
+    # Constants that were folded or turned are new: inside the file they might pass protobuf's 2 GiB.
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", _OPTIMISED_WEIGHTS)
+    options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
+
+
+def translated(call: Callable[[], Any]) -> Any:
+    """Run a call into ONNX Runtime; whatever it raises becomes an ``EngineError``."""
+    try:
+        return call()
+    except (EngineError, MemoryError):
+        raise
+    except Exception as error:
+        raise translate(error) from error
+
+
+def _contract(session: OrtSession) -> Session:
+    """Have mypy hold the class against the protocol."""
+    return session

@@ -1,0 +1,289 @@
+"""Typed ONNX model to engine, with TensorRT on the GPU here or with TensorRT-RTX ahead of time, which needs none."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mptune.engines.base import EngineError, FailureKind, Progress
+from mptune.engines.tensorrt.cache import TimingCache
+from mptune.engines.tensorrt.errors import ParserComplaint, build_failure, made, parser_failure
+from mptune.engines.tensorrt.library import AHEAD_OF_TIME, Kind, Library, collector_paused, open_log
+from mptune.errors import SettingsError
+from mptune.settings import ShapeRange, TensorRtSettings
+
+Feed = Mapping[str, np.ndarray]
+
+_MIB = 1 << 20
+_REPORT_EVERY_S = 0.25
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How an engine is built.
+
+    Attributes:
+        kind: by which of the two.
+        tf32: let the FP32 layers use TF32; TensorRT's own default is yes.
+        capabilities: compute capabilities that TensorRT-RTX builds for; TensorRT builds for the GPU here, always.
+        shapes: of dynamic inputs; what is not named is taken from the samples.
+        settings: workspace, optimization level, timing cache.
+        timing_cache: file that all builds of a run share; None for none.
+    """
+
+    kind: Kind
+    tf32: bool = False
+    capabilities: tuple[tuple[int, int], ...] = ()
+    shapes: tuple[ShapeRange, ...] = ()
+    settings: TensorRtSettings = field(default_factory=TensorRtSettings)
+    timing_cache: Path | None = None
+
+
+@dataclass(frozen=True)
+class BuiltEngine:
+    """A serialised engine.
+
+    Attributes:
+        memory: TensorRT's ``IHostMemory`` with what goes into the engine file; it has the buffer protocol.
+        warnings: one line each, ending with what to do.
+    """
+
+    memory: Any
+    warnings: tuple[str, ...] = ()
+
+
+@collector_paused()
+def build_engine(
+    library: Library,
+    model: Path,
+    options: BuildOptions,
+    samples: Sequence[Feed],
+    *,
+    timeout_s: float = math.inf,
+    report: Callable[[Progress], None] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> BuiltEngine:
+    """Parse a typed model as a strongly typed network and build it.
+
+    Args:
+        library: who builds.
+        model: ONNX file; weights outside of it are found relative to its folder.
+        options: how.
+        samples: feeds whose shapes the engine must take; the engine is tuned for those of the first.
+        timeout_s: TensorRT is asked to stop after this long. It asks back between steps only, so that the caller needs
+            a deadline of its own.
+        report: hears how far the build is; called from TensorRT's threads.
+        clock: seconds, monotonic.
+
+    Raises:
+        EngineError: TensorRT cannot parse or build the model, or was stopped.
+        SettingsError: ``options.shapes`` do not fit the model or the samples.
+    """
+    trt = library.trt
+    log = open_log(trt)
+    builder, network, _parser = parse_network(library, model, log)
+    config = builder.create_builder_config()
+    _configure(library, config, options)
+    profile = builder.create_optimization_profile()
+    if _fill_profile(network, profile, samples, options.shapes) and config.add_optimization_profile(profile) < 0:
+        raise build_failure(log.errors, log.warnings, "TensorRT refuses the optimization profile")
+    shared = None if options.timing_cache is None or library.is_rtx else TimingCache(options.timing_cache)
+    warnings = [] if shared is None else shared.attach(config, log)
+    monitor = _monitor_class(trt)(clock() + timeout_s, report, clock)
+    config.progress_monitor = monitor
+    memory = builder.build_serialized_network(network, config)
+    if monitor.cancelled:
+        raise EngineError(FailureKind.TIMEOUT, f"no engine after {timeout_s:g} s: the build was cancelled")
+    if memory is None or not memory.nbytes:
+        raise build_failure(log.errors, log.warnings)
+    if shared is not None:
+        warnings += shared.save(config)
+    return BuiltEngine(memory, (*library.warnings, *warnings))
+
+
+@collector_paused()
+def parse_network(library: Library, model: Path, log: Any) -> tuple[Any, Any, Any]:
+    """Parse a typed model as a strongly typed network.
+
+    Args:
+        library: who parses.
+        model: ONNX file; weights outside of it are found relative to its folder.
+        log: of ``open_log``.
+
+    Returns:
+        The builder, the network and the parser, in which the network's weights lie: it must outlive the build.
+
+    Raises:
+        EngineError: the parser refuses the model.
+    """
+    trt = library.trt
+    builder = made(lambda: trt.Builder(log), log)
+    # TensorRT 11 knows no other networks: it takes the flag and ignores it.
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = trt.OnnxParser(network, log)
+    if not parser.parse_from_file(str(model)):
+        raise parser_failure([_complaint(parser.get_error(k)) for k in range(parser.num_errors)], log.errors)
+    return builder, network, parser
+
+
+def _complaint(parser_error: Any) -> ParserComplaint:
+    return ParserComplaint(
+        code=parser_error.code().name,
+        words=parser_error.desc() or "",
+        node=parser_error.node_name() or "",
+        operator=parser_error.node_operator() or "",
+    )
+
+
+@collector_paused()
+def engine_faults(library: Library, data: Any) -> tuple[str, ...]:
+    """What TensorRT-RTX's own check of an engine's header finds wrong with the file itself, whatever GPU is here.
+
+    Args:
+        library: TensorRT-RTX; TensorRT has no such check.
+        data: a serialised engine.
+
+    Returns:
+        Names of ``EngineInvalidityDiagnostics``; empty where the file is sound.
+    """
+    trt = library.trt
+    log = open_log(trt)
+    runtime = made(lambda: trt.Runtime(log), log)
+    _, found = runtime.get_engine_validity(data)
+    faults = trt.EngineInvalidityDiagnostics
+    return tuple(fault.name for fault in (faults.MALFORMED_ENGINE, faults.VERSION_MISMATCH) if found & int(fault))
+
+
+def _configure(library: Library, config: Any, options: BuildOptions) -> None:
+    trt, settings = library.trt, options.settings
+    if not options.tf32:
+        config.clear_flag(trt.BuilderFlag.TF32)
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # Or the inspector names no types.
+    config.builder_optimization_level = settings.optimization_level
+    if settings.workspace_mb is not None:
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, settings.workspace_mb * _MIB)
+    if library.is_rtx and options.capabilities:
+        config.num_compute_capabilities = len(options.capabilities)
+        for position, capability in enumerate(options.capabilities):
+            name = AHEAD_OF_TIME.get(capability)
+            wanted = None if name is None else getattr(trt.ComputeCapability, name, None)
+            if wanted is None or not config.set_compute_capability(wanted, position):
+                number = ".".join(map(str, capability))
+                raise EngineError(
+                    FailureKind.UNSUPPORTED,
+                    f"TensorRT-RTX {library.version} builds no engines for compute capability {number}",
+                )
+
+
+def _fill_profile(network: Any, profile: Any, samples: Sequence[Feed], shapes: Sequence[ShapeRange]) -> bool:
+    """Give every dynamic input its range of shapes, and every input that is itself a shape its range of values.
+
+    Returns:
+        Whether there is any such input: without one no profile is needed.
+    """
+    wanted = {one.name: one for one in shapes}
+    needed = False
+    dynamic: dict[str, tuple[int, ...]] = {}
+    for position in range(network.num_inputs):
+        tensor = network.get_input(position)
+        name, declared = tensor.name, tuple(tensor.shape)
+        if tensor.is_shape_tensor:
+            values = [np.asarray(sample[name]).ravel() for sample in samples]
+            profile.set_shape_input(name, *(tuple(int(v) for v in one) for one in _range_of(values)))
+            needed = True
+        if -1 in declared:
+            dynamic[name] = declared
+            found = _shapes_of(name, samples)
+            chosen = _checked(wanted[name], declared, found) if name in wanted else found
+            profile.set_shape(name, chosen.smallest, chosen.usual, chosen.largest)
+            needed = True
+    unknown = sorted(set(wanted) - set(dynamic))
+    if unknown:
+        known = ", ".join(f"{name} ({_text(shape)})" for name, shape in dynamic.items()) or "none"
+        raise SettingsError(f"--shapes names {unknown[0]!r}, which is no dynamic input", f"dynamic inputs: {known}")
+    return needed
+
+
+def _shapes_of(name: str, samples: Sequence[Feed]) -> ShapeRange:
+    shapes = [np.array(sample[name].shape) for sample in samples]
+    smallest, usual, largest = (tuple(int(size) for size in one) for one in _range_of(shapes))
+    return ShapeRange(name, smallest, usual, largest)
+
+
+def _range_of(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Smallest, first and largest, element by element."""
+    stacked = np.stack(arrays)
+    return stacked.min(axis=0), stacked[0], stacked.max(axis=0)
+
+
+def _checked(wanted: ShapeRange, declared: tuple[int, ...], found: ShapeRange) -> ShapeRange:
+    """The user's range, held against the model and the data."""
+    bounds = list(zip(wanted.smallest, wanted.largest, strict=True))
+    if len(bounds) != len(declared) or any(
+        size != -1 and (low, high) != (size, size) for (low, high), size in zip(bounds, declared, strict=True)
+    ):
+        raise SettingsError(
+            f"--shapes {wanted.name}: {_text(wanted.largest)} does not fit the input's shape {_text(declared)}",
+            "give every dimension, the fixed ones as they are",
+        )
+    for shape in (found.smallest, found.largest):
+        if any(not low <= size <= high for (low, high), size in zip(bounds, shape, strict=True)):
+            raise SettingsError(
+                f"--shapes {wanted.name}: the data hold the shape {_text(shape)}, which is out of range",
+                "widen the range, or give data of the shapes that you will deploy",
+            )
+    return wanted
+
+
+def _text(shape: Sequence[int]) -> str:
+    return "x".join("?" if size < 0 else str(size) for size in shape)
+
+
+@cache
+def _monitor_class(trt: Any) -> Any:
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+        """Passes on the two outermost phases and stops the build at the deadline.
+
+        TensorRT calls it from several threads; what they share are single assignments.
+        """
+
+        def __init__(
+            self, deadline: float, report: Callable[[Progress], None] | None, clock: Callable[[], float]
+        ) -> None:
+            super().__init__()
+            self.cancelled = False
+            self._deadline = deadline
+            self._report = report
+            self._clock = clock
+            self._steps: dict[str, int] = {}
+            self._outer: set[str] = set()
+            self._reported = -math.inf
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            if parent_phase is None:
+                self._outer.add(phase_name)
+            if parent_phase is None or parent_phase in self._outer:
+                self._steps[phase_name] = num_steps
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            now = self._clock()
+            if now >= self._deadline:
+                self.cancelled = True
+                return False
+            steps = self._steps.get(phase_name)
+            if self._report is not None and steps and now - self._reported >= _REPORT_EVERY_S:
+                self._reported = now
+                self._report(Progress(phase_name, step + 1, steps))
+            return True
+
+        def phase_finish(self, phase_name: str) -> None:
+            self._steps.pop(phase_name, None)
+
+    return Monitor

@@ -1,0 +1,146 @@
+"""The jobs of TensorRT and TensorRT-RTX in the worker: say what they are, build an engine, measure one."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from mptune.data.calibration import read_samples
+from mptune.engines.base import EngineError, FailureKind, Session
+from mptune.engines.cuda import runtime as cuda
+from mptune.engines.jobs.measure import MeasureJob
+from mptune.engines.tensorrt.builder import BuildOptions, Feed, build_engine, engine_faults
+from mptune.engines.tensorrt.inspect import read_layers, type_warnings
+from mptune.engines.tensorrt.library import Kind, load_library
+from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession
+from mptune.engines.worker.child import WorkerState
+from mptune.graph.plan import Precision
+
+_SHAPE_VALUES = 64
+"""An input of at most so many integers may be a shape; of all others the shape alone is needed to build."""
+
+
+@dataclass(frozen=True)
+class LibraryReport:
+    """What ``LibraryJob`` found.
+
+    Attributes:
+        version: of the library.
+        warnings: one line each, ending with what to do.
+        cuda_obstacle: why no GPU can be used through cuda-python; None where one can.
+    """
+
+    version: str
+    warnings: tuple[str, ...] = ()
+    cuda_obstacle: str | None = None
+
+
+@dataclass(frozen=True)
+class LibraryJob:
+    """Find out whether TensorRT or TensorRT-RTX really loads, and whether its version will do."""
+
+    kind: Kind
+
+    def run(self, state: WorkerState) -> LibraryReport:
+        """See the class.
+
+        Raises:
+            EngineError: it does not.
+        """
+        library = load_library(self.kind)
+        return LibraryReport(library.version, library.warnings, cuda.unavailable_reason())
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """What ``BuildJob`` made.
+
+    Attributes:
+        build_s: seconds to the engine, parsing included.
+        nbytes: size of the engine file.
+        warnings: one line each, ending with what to do.
+    """
+
+    build_s: float
+    nbytes: int
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class BuildJob:
+    """Build the engine of a typed model and write it to a file, whole or not at all.
+
+    Attributes:
+        model: the typed model, beside the weight bank.
+        engine_path: file to write.
+        options: how to build.
+        samples: files of samples whose shapes the engine must take; it is tuned for the first sample of the first.
+        timeout_s: TensorRT is asked to stop after this long.
+    """
+
+    model: Path
+    engine_path: Path
+    options: BuildOptions
+    samples: tuple[Path, ...]
+    timeout_s: float
+
+    def run(self, state: WorkerState) -> BuildResult:
+        """See the class."""
+        library = load_library(self.options.kind)
+        outlines = state.cached("outlines", self.samples, lambda: _outlines(self.samples))
+        started = time.perf_counter()
+        built = build_engine(library, self.model, self.options, outlines, timeout_s=self.timeout_s, report=state.report)
+        build_s = time.perf_counter() - started
+        faults = engine_faults(library, built.memory) if library.is_rtx else ()
+        if faults:
+            raise EngineError(FailureKind.ERROR, f"TensorRT-RTX refuses the engine that it built: {', '.join(faults)}")
+        temporary = self.engine_path.with_name(f"{self.engine_path.name}.{os.getpid()}.tmp")
+        try:
+            temporary.write_bytes(built.memory)
+            temporary.replace(self.engine_path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return BuildResult(build_s, built.memory.nbytes, built.warnings)
+
+
+@dataclass(frozen=True)
+class MeasureEngineJob(MeasureJob):
+    """``MeasureJob`` on engine files: ``model`` and ``baseline`` are the engines of the plan and of the all-FP32 plan.
+
+    TF32 was settled when they were built: what ``MeasureJob`` says of it counts for nothing here.
+
+    Attributes:
+        kind: whose engines they are.
+        nodes: precision of every node that the plan decides, to hold the engine's layers against.
+        runtime_cache: file in which TensorRT-RTX keeps compiled kernels; None for none.
+    """
+
+    kind: Kind = "tensorrt"
+    nodes: Mapping[str, Precision] = field(default_factory=dict)
+    runtime_cache: Path | None = None
+
+    def _open(self, model: Path, *, tf32: bool) -> Session:
+        return TensorRtSession(model, EngineOptions(self.kind, self.latency, self.runtime_cache))
+
+    def _compare(self, candidate: Session, baseline: Session) -> tuple[str, ...]:
+        if not (isinstance(candidate, TensorRtSession) and isinstance(baseline, TensorRtSession)):
+            return ()
+        return type_warnings(self.nodes, read_layers(candidate.information()), read_layers(baseline.information()))
+
+
+def _outlines(paths: tuple[Path, ...]) -> tuple[Feed, ...]:
+    """The samples' shapes as arrays that take no memory; what may itself be a shape keeps its values."""
+    return tuple(
+        {name: _outline(array) for name, array in sample.items()} for path in paths for sample in read_samples(path)
+    )
+
+
+def _outline(array: np.ndarray) -> np.ndarray:
+    if array.dtype.kind in "iu" and array.size <= _SHAPE_VALUES:
+        return array
+    return np.broadcast_to(np.zeros((), array.dtype), array.shape)

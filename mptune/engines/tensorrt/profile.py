@@ -1,0 +1,109 @@
+"""What each layer takes under TensorRT or TensorRT-RTX, by ``IProfiler``.
+
+TensorRT tells after each execution what every layer took, under the name that the inspector gives it as well; the
+inspector knows the ONNX nodes that a layer came from. Layers of TensorRT's own (reformats) come from none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mptune.engines.base import EngineError, FailureKind, Stage
+from mptune.engines.jobs.layer_times import PROFILED_RUNS, UNTIMED_RUNS, LayerTime, steady_mean
+from mptune.engines.jobs.measure import cached_samples
+from mptune.engines.tensorrt.inspect import Layer, read_layers
+from mptune.engines.tensorrt.library import Kind
+from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession
+from mptune.engines.worker.child import WorkerState
+from mptune.settings import LatencySettings
+
+
+@dataclass(frozen=True)
+class EngineProfileJob:
+    """Take the layer times of an engine file in a session of its own: the one that is timed has a CUDA graph.
+
+    Attributes:
+        engine: the file.
+        samples: file of samples; the first one is run.
+        kind: whose engine it is.
+        latency: of the search.
+        runtime_cache: file in which TensorRT-RTX keeps compiled kernels; None for none.
+    """
+
+    engine: Path
+    samples: Path
+    kind: Kind
+    latency: LatencySettings = field(default_factory=LatencySettings)
+    runtime_cache: Path | None = None
+
+    def run(self, state: WorkerState) -> tuple[LayerTime, ...]:
+        """See the class."""
+        feed = cached_samples(state, self.samples)[0]
+        plain = replace(self.latency, cuda_graph=False)
+        session = TensorRtSession(self.engine, EngineOptions(self.kind, plain, self.runtime_cache))
+        try:
+            state.enter(Stage.TIME)
+            profiler = profiler_class(session.library.trt)()
+            session.attach(profiler)
+            watch = session.stopwatch(feed)
+            for _ in range(UNTIMED_RUNS):
+                watch.run_once()
+            for _ in range(PROFILED_RUNS):
+                profiler.start_execution()
+                watch.run_once()
+            return layer_times(profiler.executions, read_layers(session.information()))
+        finally:
+            session.close()
+
+
+def layer_times(executions: Sequence[Mapping[str, float]], layers: Sequence[Layer]) -> tuple[LayerTime, ...]:
+    """Bring together what the profiler and the inspector say.
+
+    Args:
+        executions: what each layer took in each, in milliseconds, by its name.
+        layers: of the engine.
+
+    Returns:
+        The mean of each layer without its longest execution.
+
+    Raises:
+        EngineError: the profiler told nothing, or of no layer that the inspector knows.
+    """
+    nodes: dict[str, tuple[str, ...]] = {}
+    for layer in layers:
+        nodes[layer.name] = nodes.get(layer.name, ()) + layer.nodes
+    names = dict.fromkeys(name for execution in executions for name in execution)
+    if not any(nodes.get(name) for name in names):
+        told = f"{len(names)} layers, none of which the inspector traces to the model" if names else "no layers"
+        raise EngineError(FailureKind.UNSUPPORTED, f"the profiler tells of {told}")
+    return tuple(
+        LayerTime(nodes.get(name, ()), steady_mean([execution.get(name, 0.0) for execution in executions]))
+        for name in names
+    )
+
+
+@cache
+def profiler_class(trt: Any) -> Any:
+    """An ``IProfiler`` of this module that keeps what each layer takes, execution by execution."""
+
+    class Profiler(trt.IProfiler):  # type: ignore[misc]
+        """Layers of one name, and one that a loop executes again, are added up."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.executions: list[dict[str, float]] = []
+
+        def start_execution(self) -> None:
+            """What is told from now on is of another execution; what was told before the first is dropped."""
+            self.executions.append({})
+
+        def report_layer_time(self, layer_name: str, ms: float) -> None:
+            if self.executions:
+                seen = self.executions[-1]
+                seen[layer_name] = seen.get(layer_name, 0.0) + ms
+
+    return Profiler

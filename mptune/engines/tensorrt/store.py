@@ -1,0 +1,140 @@
+"""The engines of a run: each plan's is built once, into the run's own folder, and the file that was measured ships."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mptune.engines.base import Failure, Measurement, Workspace
+from mptune.engines.tensorrt.builder import BuildOptions
+from mptune.engines.tensorrt.jobs import BuildJob, BuildResult
+from mptune.engines.worker.parent import Worker
+from mptune.graph.plan import Precision, PrecisionPlan
+
+if TYPE_CHECKING:
+    from mptune.graph.grouping.groups import LayerGroup
+    from mptune.graph.loading.model import Model
+    from mptune.graph.writing.rewrite import Rewriter
+    from mptune.graph.writing.weights import WeightBank
+
+_GRACE_S = 20.0
+"""TensorRT is asked to stop at the deadline; so much later the worker is killed."""
+
+
+@dataclass(frozen=True)
+class StoredEngine:
+    """The engine file of a plan.
+
+    Attributes:
+        path: of the file.
+        build_s: seconds to build it; 0 where it was there already.
+        warnings: of the build.
+    """
+
+    path: Path
+    build_s: float = 0.0
+    warnings: tuple[str, ...] = ()
+
+
+class EngineStore:
+    """Builds engines of plans in the worker and finds them again.
+
+    Two builds of one plan may pick other kernels and differ in speed, so a plan that is measured again (to confirm it)
+    is measured with the file of its first build.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        workspace: Workspace,
+        model: Model,
+        groups: Sequence[LayerGroup],
+        bank: Callable[[], WeightBank],
+        options: BuildOptions,
+        version: str,
+        timeout_s: float,
+    ) -> None:
+        """Nothing is built before it is asked for.
+
+        Args:
+            worker: who runs the builds.
+            workspace: the run's paths.
+            model: the user's model.
+            groups: its layer groups.
+            bank: gives the weight bank.
+            options: how engines are built; ``tf32`` is for plans that have FP16 groups, all-FP32 is the baseline.
+            version: of the library: engines of another one cannot be loaded.
+            timeout_s: deadline of one build.
+        """
+        self._worker = worker
+        self._workspace = workspace
+        self._model = model
+        self._groups = groups
+        self._bank = bank
+        self._options = options
+        self._version = version
+        self._timeout_s = timeout_s
+        self._rewriter: Rewriter | None = None
+
+    def find_or_build(self, plan: PrecisionPlan) -> StoredEngine | Failure:
+        """The engine of a plan, from its file where there is one."""
+        path = self._path(plan)
+        if path.exists():
+            return StoredEngine(path)
+        model = self._typed().write(plan, self._scratch(plan))
+        try:
+            job = BuildJob(
+                model=model,
+                engine_path=path,
+                options=self._options_for(plan),
+                samples=(self._workspace.samples("search"), self._workspace.samples("held_out")),
+                timeout_s=self._timeout_s,
+            )
+            built: BuildResult | Failure = self._worker.call(job, self._timeout_s + _GRACE_S)
+        finally:
+            model.unlink(missing_ok=True)
+        return built if isinstance(built, Failure) else StoredEngine(path, built.build_s, built.warnings)
+
+    def measured(self, plan: PrecisionPlan, measure: Callable[[], Measurement | Failure]) -> Measurement | Failure:
+        """Build a plan's engine, measure, and put the engine into the measurement.
+
+        An engine whose plan failed is deleted, unless the machine was at fault.
+        """
+        stored = self.find_or_build(plan)
+        if isinstance(stored, Failure):
+            return stored
+        found = measure()
+        if isinstance(found, Failure):
+            if not found.is_machine_fault:
+                self.discard(plan)
+            return found
+        warnings = tuple(dict.fromkeys((*stored.warnings, *found.warnings)))
+        return replace(found, build_s=stored.build_s, engine_path=stored.path, warnings=warnings)
+
+    def discard(self, plan: PrecisionPlan) -> None:
+        """Delete a plan's engine, so that a damaged file is not found again."""
+        self._path(plan).unlink(missing_ok=True)
+
+    def node_precisions(self, plan: PrecisionPlan) -> Mapping[str, Precision]:
+        """Precision of every node of the typed model that the plan decides, by the node's name."""
+        return self._typed().node_precisions(plan)
+
+    def _typed(self) -> Rewriter:
+        if self._rewriter is None:
+            from mptune.graph.writing.rewrite import Rewriter
+
+            self._rewriter = Rewriter(self._model, self._groups, self._bank())
+        return self._rewriter
+
+    def _path(self, plan: PrecisionPlan) -> Path:
+        return self._workspace.engines_dir / f"{plan.fingerprint}.{self._options.kind}-{self._version}.engine"
+
+    def _options_for(self, plan: PrecisionPlan) -> BuildOptions:
+        # The all-FP32 plan is the baseline, which never uses TF32.
+        return replace(self._options, tf32=self._options.tf32 and bool(plan.fp16_groups))
+
+    def _scratch(self, plan: PrecisionPlan) -> Path:
+        return self._workspace.weights_dir / f"{plan.fingerprint}-{os.getpid()}-build.onnx"

@@ -1,0 +1,46 @@
+"""What the first measurement of a run fixes for all later ones on one device, resumed runs included."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from mptune.engines.timing.latency import Repetitions
+from mptune.settings import LatencySettings
+
+
+@dataclass(frozen=True)
+class TimingRecord:
+    """See the module.
+
+    Attributes:
+        repetitions: frozen.
+        baseline_ms: median of the FP32 baseline then.
+    """
+
+    repetitions: Repetitions
+    baseline_ms: float
+
+    @classmethod
+    def read(cls, path: Path, settings: LatencySettings) -> TimingRecord | None:
+        """The record of an earlier process; None where there is none or latency was taken in another way then."""
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            if document["settings"] != asdict(settings):
+                return None
+            return cls(Repetitions.from_json(document["repetitions"]), float(document["baseline_ms"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def write(self, path: Path, settings: LatencySettings) -> None:
+        """Write the record whole or not at all."""
+        document = {
+            "repetitions": self.repetitions.to_json(),
+            "baseline_ms": self.baseline_ms,
+            "settings": asdict(settings),
+        }
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(json.dumps(document, indent=2), encoding="utf-8")
+        temporary.replace(path)

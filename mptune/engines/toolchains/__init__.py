@@ -1,0 +1,1 @@
+"""Who builds, runs and times a plan, for one target."""

@@ -1,0 +1,281 @@
+"""Target to toolchain: what is installed, what fits, why the rest was passed over."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from mptune.engines.base import Failure, Toolchain, Workspace
+from mptune.engines.cuda.runtime import INSTALL as CUDA_PYTHON
+from mptune.engines.environment import cpu_model
+from mptune.engines.jobs.measure import ProbeJob
+from mptune.engines.ort.session import Provider
+from mptune.engines.tensorrt.jobs import LibraryJob, LibraryReport
+from mptune.engines.tensorrt.library import AHEAD_OF_TIME, INSTALL, RTX_CAPABILITIES, Kind, is_installed
+from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
+from mptune.engines.toolchains.shared import PredictedToolchain
+from mptune.engines.toolchains.tensorrt import AheadToolchain, TensorRtToolchain
+from mptune.engines.worker.child import Job
+from mptune.engines.worker.parent import Worker
+from mptune.errors import TargetError
+from mptune.settings import EngineChoice, SearchSettings
+from mptune.targets.target import Gpu, Target, detect_gpus, load_target, match_target
+
+if TYPE_CHECKING:
+    from mptune.graph.grouping.groups import LayerGroup
+    from mptune.graph.loading.model import Model
+
+DEFAULT_TARGET = "jetson-orin-nano-8gb"
+"""The profile that is predicted where there is no GPU and none was named."""
+
+_PROBE_TIMEOUT_S = 120.0
+_TENSORRT_KINDS: tuple[Kind, ...] = ("tensorrt", "tensorrt-rtx")
+_ORT_INSTALL = "pip install onnxruntime-gpu"
+_CUDA_INSTALL = "pip install 'onnxruntime-gpu[cuda,cudnn]' and a driver for its CUDA version"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class TargetChoice:
+    """A target and how it was come by.
+
+    Attributes:
+        target: the profile.
+        why: one line for the user; empty where the target was named.
+    """
+
+    target: Target
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class ToolchainStatus:
+    """One line of ``mptune doctor``.
+
+    Attributes:
+        name: of the toolchain.
+        available: whether ``open_toolchain`` can use it here.
+        reason: why not, or what it is used for.
+        install: the command that installs it; empty where nothing is missing.
+    """
+
+    name: str
+    available: bool
+    reason: str
+    install: str = ""
+
+
+def choose_target(name: str) -> TargetChoice:
+    """Find the target that ``--target`` names; ``auto`` takes the GPU here, else a profile to predict.
+
+    Raises:
+        TargetError: the name is neither a profile nor a file.
+    """
+    if name != "auto":
+        return TargetChoice(load_target(name))
+    gpus = detect_gpus()
+    if not gpus:
+        why = f"no GPU was found: latency is predicted for {DEFAULT_TARGET}; --target names another profile"
+        return TargetChoice(load_target(DEFAULT_TARGET), why)
+    target, reason = match_target(gpus[0]), probe("cuda")
+    if reason is None or any(_why_not_on(kind, gpus[0]) is None for kind in _TENSORRT_KINDS):
+        return TargetChoice(target, f"{gpus[0].name} was found")
+    return TargetChoice(target, f"{gpus[0].name} was found, but cannot be measured ({reason}): latency is predicted")
+
+
+def open_toolchain(
+    choice: EngineChoice,
+    target: Target,
+    workspace: Workspace,
+    model: Model,
+    groups: Sequence[LayerGroup],
+    settings: SearchSettings,
+) -> Toolchain:
+    """Open the toolchain for a target: measured where its device is here, else predicted.
+
+    Raises:
+        TargetError: the engine that was asked for cannot be had; the message says why.
+    """
+    if target.kind == "cpu":
+        if choice in _TENSORRT_KINDS:
+            raise TargetError(f"--engine {choice} is for NVIDIA GPUs", "name one with --target, or leave --engine out")
+        return OnnxRuntimeToolchain(target, workspace, model, groups, settings, "cpu", device=cpu_model())
+    gpus = detect_gpus()
+    gpu = next((gpu for gpu in gpus if is_here(target, gpu)), None)
+    reason = probe("cuda") if gpus else "no GPU was found"
+    provider: Provider = "cuda" if reason is None else "cpu"
+    engine, passed_over = (None, ()) if gpu is None else _measuring_engine(choice, gpu, reason)
+    if gpu is not None and engine is not None:
+        if gpu.index != 0:
+            raise TargetError(
+                f"{gpu.name} is GPU {gpu.index}, and mptune measures GPU 0",
+                f"run again with CUDA_VISIBLE_DEVICES={gpu.index}",
+            )
+        if engine == "onnxruntime":
+            return OnnxRuntimeToolchain(
+                target, workspace, model, groups, settings, "cuda", passed_over, device=gpu.name
+            )
+        library = _library(engine)
+        return TensorRtToolchain(
+            target, workspace, model, groups, settings, provider, passed_over, gpu=gpu, kind=engine, library=library
+        )
+    where = f"{target.title} is not here" if gpu is None else f"{gpu.name} cannot be measured ({reason})"
+    warning = f"{where}: latency is predicted and errors are emulated; `mptune confirm` measures both on the device"
+    warnings = (*passed_over, warning)
+    if choice == "tensorrt":
+        raise TargetError(
+            f"TensorRT builds engines on the device that they are for, and {target.title} is not here",
+            "search on the device itself, or leave --engine at auto to predict",
+        )
+    if choice == "tensorrt-rtx" or (choice == "auto" and target.compute_capability in RTX_CAPABILITIES):
+        obstacle = _why_not_ahead(target)
+        if obstacle is None:
+            library = _library("tensorrt-rtx")
+            return AheadToolchain(target, workspace, model, groups, settings, provider, warnings, library=library)
+        if choice == "tensorrt-rtx":
+            raise TargetError(
+                f"--engine tensorrt-rtx cannot build for {target.title}: {obstacle}", INSTALL["tensorrt-rtx"]
+            )
+    return PredictedToolchain(target, workspace, model, groups, settings, provider, warnings)
+
+
+def _measuring_engine(
+    choice: EngineChoice, gpu: Gpu, cuda_reason: str | None
+) -> tuple[Kind | Literal["onnxruntime"] | None, tuple[str, ...]]:
+    """Who measures on a GPU that is here; None where nobody can. And what was passed over although it is installed.
+
+    Raises:
+        TargetError: the engine that was asked for cannot.
+    """
+    passed_over: list[str] = []
+    for kind in _TENSORRT_KINDS:
+        if choice not in ("auto", kind):
+            continue
+        obstacle = _why_not_on(kind, gpu)
+        if obstacle is None:
+            return kind, tuple(passed_over)
+        if choice == kind:
+            raise TargetError(f"--engine {kind} cannot measure on {gpu.name}: {obstacle}", INSTALL[kind])
+        if is_installed(kind) and _runs_on(kind, gpu):
+            passed_over.append(f"{kind} is passed over ({obstacle}): mend that, or give --engine onnxruntime")
+    if choice in _TENSORRT_KINDS:
+        return None, tuple(passed_over)
+    if cuda_reason is not None and choice == "onnxruntime":
+        raise TargetError(f"--engine onnxruntime cannot measure on {gpu.name}: {cuda_reason}", _CUDA_INSTALL)
+    return ("onnxruntime" if cuda_reason is None else None), tuple(passed_over)
+
+
+def _runs_on(kind: Kind, gpu: Gpu) -> bool:
+    return kind != "tensorrt-rtx" or gpu.compute_capability in RTX_CAPABILITIES
+
+
+def _why_not_on(kind: Kind, gpu: Gpu) -> str | None:
+    """What keeps TensorRT or TensorRT-RTX from measuring on a GPU that is here; None where nothing does."""
+    if not _runs_on(kind, gpu):
+        known = ", ".join(f"{major}.{minor}" for major, minor in sorted(RTX_CAPABILITIES))
+        return f"TensorRT-RTX computes FP32 and FP16 on GPUs of compute capability {known}"
+    found = find_library(kind)
+    return found if isinstance(found, str) else found.cuda_obstacle
+
+
+def _why_not_ahead(target: Target) -> str | None:
+    """What keeps TensorRT-RTX from building for a GPU that is not here; None where nothing does."""
+    if target.compute_capability not in AHEAD_OF_TIME:
+        known = ", ".join(f"{major}.{minor}" for major, minor in AHEAD_OF_TIME)
+        return f"it builds for compute capability {known}"
+    found = find_library("tensorrt-rtx")
+    return found if isinstance(found, str) else None
+
+
+def _library(kind: Kind) -> LibraryReport:
+    found = find_library(kind)
+    if isinstance(found, str):
+        raise TargetError(f"--engine {kind}: {found}", INSTALL[kind])
+    return found
+
+
+@cache
+def find_library(kind: Kind) -> LibraryReport | str:
+    """TensorRT or TensorRT-RTX as a worker finds it; why it cannot be used otherwise. Asked once per process."""
+    if not is_installed(kind):
+        return f"{kind} is not installed"
+    return _ask_worker(LibraryJob(kind))
+
+
+def is_here(target: Target, gpu: Gpu) -> bool:
+    """Whether a GPU is the one that a profile describes, the user's own profiles included."""
+    if match_target(gpu).name == target.name:
+        return True
+    if gpu.compute_capability is not None and gpu.compute_capability != target.compute_capability:
+        return False
+    return any(name.lower() in gpu.name.lower() for name in target.gpu_names)
+
+
+@cache
+def probe(provider: Provider) -> str | None:
+    """Run a tiny model in a worker; None where that works, else the reason. Asked once per process."""
+    found = _ask_worker(ProbeJob(provider), _own_words)
+    return found if isinstance(found, str) else None
+
+
+def _ask_worker(job: Job[T], words: Callable[[Failure], str] = lambda failure: "") -> T | str:
+    """Run a job in a worker of its own; why it failed where it did. ``words`` may know better than its message."""
+    with tempfile.TemporaryDirectory(prefix="mptune-probe-") as folder, Worker(Path(folder)) as worker:
+        result = worker.call(job, _PROBE_TIMEOUT_S)
+        if not isinstance(result, Failure):
+            return result
+        return words(result) or result.message  # The log goes with the folder.
+
+
+def _own_words(failure: Failure) -> str:
+    """What ONNX Runtime logged about a library that does not load: its exception only says that it did not."""
+    if failure.log_path is None:
+        return ""
+    for line in failure.log_path.read_text(encoding="utf-8", errors="replace").splitlines():
+        if "cannot open shared object file" in line or "Failed to load library" in line:
+            return line[line.rfind("error:") + len("error:") :].strip() if "error:" in line else line.strip()
+    return ""
+
+
+def list_toolchains() -> tuple[ToolchainStatus, ...]:
+    """What can be used here, for ``mptune doctor``."""
+    installed = _version("onnxruntime-gpu") or _version("onnxruntime")
+    gpus = detect_gpus()
+    if installed is None:
+        ort = [ToolchainStatus("onnxruntime-cpu", False, "not installed", _ORT_INSTALL)]
+    else:
+        reason = probe("cuda") if gpus else "no GPU was found"
+        told = f"{installed}: measures on {gpus[0].name}" if gpus and reason is None else f"{installed}: {reason}"
+        ort = [
+            ToolchainStatus("onnxruntime-cuda", reason is None, told, _CUDA_INSTALL if gpus and reason else ""),
+            ToolchainStatus("onnxruntime-cpu", True, f"{installed}: measures with --target cpu, emulates FP16 errors"),
+        ]
+    return (*ort, *(_tensorrt_status(kind, gpus) for kind in _TENSORRT_KINDS))
+
+
+def _tensorrt_status(kind: Kind, gpus: Sequence[Gpu]) -> ToolchainStatus:
+    found = find_library(kind)
+    if isinstance(found, str):
+        return ToolchainStatus(kind, False, found, INSTALL[kind])
+    told = found.version + "".join(f" ({warning})" for warning in found.warnings)
+    fitting = next((gpu for gpu in gpus if _runs_on(kind, gpu)), None)
+    if fitting is not None and found.cuda_obstacle is None:
+        return ToolchainStatus(kind, True, f"{told}: builds and measures on {fitting.name}")
+    obstacle = found.cuda_obstacle if fitting is not None else "no GPU that it runs on was found"
+    if kind == "tensorrt-rtx":
+        known = ", ".join(f"{major}.{minor}" for major, minor in AHEAD_OF_TIME)
+        return ToolchainStatus(kind, True, f"{told}: builds ahead of time for compute capability {known}; {obstacle}")
+    return ToolchainStatus(kind, False, f"{told}: {obstacle}", CUDA_PYTHON if fitting is not None else "")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,1 @@
+"""The worker process and its parent."""

@@ -1,0 +1,1 @@
+"""Which value has which type under a plan."""

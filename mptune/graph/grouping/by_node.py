@@ -1,0 +1,130 @@
+"""Plans that speak of nodes: written by hand, with node names and patterns, and carried out on indivisible units."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from mptune.errors import PlanError
+from mptune.graph.grouping.groups import VIEWS, LayerGroup, find_units
+from mptune.graph.grouping.patterns import Pattern
+from mptune.graph.loading.model import Model, Node
+from mptune.graph.op_rules import node_rule
+from mptune.graph.plan import Precision, PrecisionPlan
+
+
+@dataclass(frozen=True)
+class NodesPlan:
+    """A plan by nodes, in terms of groups.
+
+    Attributes:
+        groups: every indivisible pattern, and every other node alone.
+        plan: their precisions.
+        warnings: one line each: what is not as it was asked for.
+    """
+
+    groups: tuple[LayerGroup, ...]
+    plan: PrecisionPlan
+    warnings: tuple[str, ...]
+
+
+def plan_of_nodes(model: Model, wanted: Mapping[str, Precision], source: str = "the plan") -> NodesPlan:
+    """Carry precisions of nodes over to indivisible units.
+
+    A key is a node's name, a glob on names, or ``op:Softmax``; of several that name a node, the last one counts.
+    Nodes that none of them names are FP32, but for views, which go with what they view, and for bias, batch norm and
+    activation, which go with their convolution or product. A pattern that would be split is FP32 as a whole.
+
+    Args:
+        model: the model.
+        wanted: key -> precision, in order.
+        source: what the plan is called in error messages.
+
+    Raises:
+        PlanError: a key that names no node.
+    """
+    units = find_units(model)
+    unit_of = {name: k for k, (group, _) in enumerate(units) for name in group.nodes}
+    explicit, warnings = _explicit(model, wanted, unit_of, source)
+    chosen: list[Precision] = []
+    producers = _Producers(model, unit_of)
+    for k, (group, pattern) in enumerate(units):
+        precision, warning = _of_unit(group, pattern, explicit)
+        if warning:
+            warnings.append(warning)
+        if precision is None:
+            viewed = producers.of_view(group)
+            precision = chosen[viewed] if viewed is not None and viewed < k else Precision.FP32
+        chosen.append(precision)
+    groups = tuple(group for group, _ in units)
+    plan = PrecisionPlan(model.sha256, {g.id: p for g, p in zip(groups, chosen, strict=True)})
+    return NodesPlan(groups, plan, tuple(warnings))
+
+
+def _explicit(
+    model: Model, wanted: Mapping[str, Precision], unit_of: Mapping[str, int], source: str
+) -> tuple[dict[str, Precision], list[str]]:
+    """Node name -> the precision that is asked for; and warnings about keys that mean nothing."""
+    explicit: dict[str, Precision] = {}
+    warnings = []
+    for key, precision in wanted.items():
+        found = _matching(model.nodes, key)
+        if not found:
+            close = difflib.get_close_matches(key, [node.name for node in model.nodes], 1)
+            hint = f"did you mean {close[0]!r}?" if close else "`mptune inspect MODEL --json` lists the nodes"
+            raise PlanError(f"{source}: {key!r} names no node of {model.path}", hint)
+        explicit.update((node.name, precision) for node in found if node.name in unit_of)
+        if precision is Precision.FP16 and not any(node.name in unit_of for node in found):
+            reason = node_rule(model, found[0]).fixed or "it computes nothing in FP32"
+            warnings.append(f"{key!r} names only nodes that cannot be FP16: {reason}")
+    return explicit, warnings
+
+
+def _matching(nodes: Sequence[Node], key: str) -> list[Node]:
+    """The nodes that a key names: by exact name first, since names may hold brackets."""
+    exact = [node for node in nodes if node.name == key]
+    if exact:
+        return exact
+    prefix, _, rest = key.partition(":")
+    if prefix == "op":
+        return [node for node in nodes if node.op_type == rest]
+    return [node for node in nodes if fnmatchcase(node.name, key)]
+
+
+def _of_unit(
+    group: LayerGroup, pattern: Pattern | None, explicit: Mapping[str, Precision]
+) -> tuple[Precision | None, str]:
+    """The precision of a unit, None where nothing asks for one; and a warning where it would be split."""
+    asked = [explicit.get(name) for name in group.nodes]
+    stated = {precision for precision in asked if precision is not None}
+    if not stated:
+        return None, ""
+    follows = pattern is not None and pattern.kind in ("conv", "matmul")
+    if len(stated) == 1 and (follows or None not in asked or stated == {Precision.FP32}):
+        return stated.pop(), ""
+    fp16 = sum(precision is Precision.FP16 for precision in asked)
+    what = pattern.name if pattern is not None else group.kind
+    warning = (
+        f"{group.name} ({what}) is indivisible, and the plan has {fp16} of its {len(group.nodes)} nodes in FP16:"
+        " it is FP32 as a whole"
+    )
+    return Precision.FP32, warning
+
+
+class _Producers:
+    """Which unit a view looks at."""
+
+    def __init__(self, model: Model, unit_of: Mapping[str, int]) -> None:
+        self._model = model
+        self._unit_of = unit_of
+        self._nodes = {node.name: node for node in model.nodes}
+
+    def of_view(self, group: LayerGroup) -> int | None:
+        """The unit that computes what a view reads; None where the group is no view."""
+        node = self._nodes[group.nodes[0]]
+        if len(group.nodes) > 1 or node.op_type not in VIEWS or not node.inputs:
+            return None
+        producer = self._model.producer.get(node.inputs[0])
+        return None if producer is None else self._unit_of.get(self._model.nodes[producer].name)

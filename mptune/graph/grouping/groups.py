@@ -1,0 +1,403 @@
+"""Layer groups: nodes that always share a precision, the unit of the search.
+
+Indivisible patterns come first, found by structure (``patterns``). At ``op`` granularity each of them and each other
+node is a group, views go with what they view. At ``fusion`` each pattern and each remaining heavy node (convolution,
+matrix product, norm, ...) starts a group; everything else joins the group of the latest producer that it reads, as a
+fused epilogue would; what reads no group (masks, views of constants) joins its reader. At ``block`` these are put
+together by module or, where names say nothing, by what repeats. Each granularity only ever joins groups of the finer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from mptune.errors import PlanError
+from mptune.graph.grouping.lookup import Lookup
+from mptune.graph.grouping.patterns import Pattern, find_patterns
+from mptune.graph.grouping.repeats import find_runs, structural_hash
+from mptune.graph.grouping.scopes import block_scopes, group_name, group_scope, unique_names
+from mptune.graph.loading.model import Model, Node
+from mptune.graph.op_rules import node_rule
+
+Granularity = Literal["op", "fusion", "block", "auto"]
+"""How coarse groups are, the finest first; ``auto`` is ``fusion`` but for very many groups or a large budget."""
+
+GROUPS_PER_BUDGET = 2.0
+"""``auto`` takes ``op`` where that makes at most this many free groups per evaluation."""
+
+MOST_GROUPS = 500
+"""``auto`` takes ``block`` where ``fusion`` makes more free groups: each costs an emulated inference before the search,
+and thought per proposal. A small budget is no reason for blocks, not even to start with: knowing what each group errs,
+the sampler finds 1.8 times as much with 10 builds among 120 groups as among their 20 blocks, and blocks that split do
+not catch up before 50 builds (``benchmarks/granularity.py``)."""
+
+ANCHOR_KINDS: Mapping[str, str] = {
+    **dict.fromkeys(("Conv", "ConvTranspose", "DeformConv"), "conv"),
+    **dict.fromkeys(("MatMul", "Gemm", "Einsum"), "matmul"),
+    **dict.fromkeys(
+        (
+            "LayerNormalization",
+            "InstanceNormalization",
+            "GroupNormalization",
+            "RMSNormalization",
+            "BatchNormalization",
+            "LpNormalization",
+            "LRN",
+            "MeanVarianceNormalization",
+        ),
+        "norm",
+    ),
+    **dict.fromkeys(("Softmax", "LogSoftmax"), "softmax"),
+    "Attention": "attention",
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), "rnn"),
+    **dict.fromkeys(
+        (
+            "ReduceMean",
+            "ReduceSum",
+            "ReduceSumSquare",
+            "ReduceL1",
+            "ReduceL2",
+            "ReduceLogSum",
+            "ReduceLogSumExp",
+            "ReduceProd",
+            "CumSum",
+            "GlobalAveragePool",
+            "GlobalLpPool",
+        ),
+        "reduce",
+    ),
+    **dict.fromkeys(("Resize", "Upsample", "GridSample", "RoiAlign", "AffineGrid"), "resample"),
+}
+"""Operators that start a group at fusion granularity, and the kind of group that they start."""
+
+_KEEPS_MASKS_OUT = frozenset({"attention", "softmax"})
+_FOLDS_INTO = frozenset({"conv", "matmul"})
+"""A BatchNormalization right after one of these is folded into it by every runtime."""
+VIEWS = frozenset(
+    {
+        "Reshape",
+        "Transpose",
+        "Squeeze",
+        "Unsqueeze",
+        "Flatten",
+        "Identity",
+        "Dropout",
+        "Cast",
+        "Slice",
+        "Split",
+        "Expand",
+        "Tile",
+        "DepthToSpace",
+        "SpaceToDepth",
+    }
+)
+"""Operators that only move or repeat what they read: they go with its producer at any granularity."""
+
+FOLDED = "computed from constants alone: folded before the model runs, so FP16 saves nothing"
+
+
+@dataclass(frozen=True)
+class LayerGroup:
+    """Nodes that always share a precision.
+
+    Attributes:
+        id: ``g000``, ``g001``, ... in topological order; the same for the same model on every machine.
+        name: readable, from the scopes in the node names.
+        kind: what started it: conv, matmul, norm, softmax, attention, rnn, reduce, resample or elementwise; block for
+            several of these together.
+        nodes: node names in topological order.
+        ops: operator -> how many of it.
+        pinned: why the group is FP32 under any plan; None where it is free.
+        pattern: hash of the structure: equal for groups that repeat each other with other weights.
+    """
+
+    id: str
+    name: str
+    kind: str
+    nodes: tuple[str, ...]
+    ops: Mapping[str, int]
+    pinned: str | None = None
+    pattern: str = ""
+
+
+def find_groups(model: Model, granularity: Granularity = "fusion", budget: int | None = None) -> tuple[LayerGroup, ...]:
+    """Partition the nodes that have a precision into groups.
+
+    Args:
+        model: the model.
+        granularity: how coarse.
+        budget: evaluations of the search; ``auto`` needs it.
+
+    Raises:
+        PlanError: an unknown granularity, or ``auto`` without a budget.
+    """
+    if granularity == "auto":
+        return find_fitting_groups(model, budget)[1]
+    _check(granularity)
+    return _Partition(model).groups(granularity)
+
+
+def find_fitting_groups(model: Model, budget: int | None) -> tuple[Granularity, tuple[LayerGroup, ...]]:
+    """The granularity that ``auto`` stands for, and its groups: see ``GROUPS_PER_BUDGET`` and ``MOST_GROUPS``.
+
+    Raises:
+        PlanError: no budget.
+    """
+    if budget is None or budget < 1:
+        raise PlanError("granularity 'auto' needs a budget", "give the number of evaluations, or choose a granularity")
+    partition = _Partition(model)
+    limits: dict[Granularity, float] = {"op": GROUPS_PER_BUDGET * budget, "fusion": MOST_GROUPS}
+    for granularity, most in limits.items():
+        groups = partition.groups(granularity)
+        if sum(group.pinned is None for group in groups) <= most:
+            return granularity, groups
+    return "block", partition.groups("block")
+
+
+def find_units(model: Model) -> tuple[tuple[LayerGroup, Pattern | None], ...]:
+    """The finest partition there is: every pattern whole, every other node alone. For plans that speak of nodes."""
+    return _Partition(model).units()
+
+
+def _check(granularity: str) -> None:
+    if granularity not in get_args(Granularity):
+        raise PlanError(f"unknown granularity {granularity!r}", f"one of: {', '.join(get_args(Granularity))}")
+
+
+@dataclass
+class _Assignment:
+    """Node index -> index of the node that leads its group (-1: no precision), and the leaders' kinds."""
+
+    leader: list[int]
+    kind: dict[int, str] = field(default_factory=dict)
+
+
+class _Partition:
+    """What all granularities of one model share: the patterns, and which nodes have a precision."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._look = Lookup(model)
+        rules = [node_rule(model, node) for node in model.nodes]
+        self._has_precision = [bool(rule.inputs or rule.outputs) for rule in rules]
+        self._patterns = find_patterns(model, self._look)
+        self._pattern_of = {index: pattern for pattern in self._patterns for index in pattern.nodes}
+        self._fusion: _Assignment | None = None
+
+    def groups(self, granularity: Granularity) -> tuple[LayerGroup, ...]:
+        """The groups at a granularity other than ``auto``."""
+        if granularity == "op":
+            return self._named(self._assign(fuse=False))
+        self._fusion = self._fusion or self._assign(fuse=True)
+        return self._named(self._fusion) if granularity == "fusion" else self._blocks(self._fusion)
+
+    def units(self) -> tuple[tuple[LayerGroup, Pattern | None], ...]:
+        """See ``find_units``."""
+        assignment = _Assignment([-1] * len(self._model.nodes))
+        for index, has_precision in enumerate(self._has_precision):
+            pattern = self._pattern_of.get(index)
+            if has_precision:
+                lead = index if pattern is None else self._leader_of(pattern)
+                assignment.leader[index] = lead
+                kind = ANCHOR_KINDS.get(self._model.nodes[lead].op_type) if pattern is None else pattern.kind
+                assignment.kind.setdefault(lead, "elementwise" if kind in (None, "activation") else str(kind))
+        index_of = {node.name: node.index for node in self._model.nodes}
+        return tuple((group, self._pattern_of.get(index_of[group.nodes[0]])) for group in self._named(assignment))
+
+    def _leader_of(self, pattern: Pattern) -> int:
+        """The anchor, or the first node with a precision."""
+        if self._has_precision[pattern.anchor]:
+            return pattern.anchor
+        return next((i for i in pattern.nodes if self._has_precision[i]), pattern.anchor)
+
+    def _assign(self, *, fuse: bool) -> _Assignment:
+        model = self._model
+        found = _Assignment([-1] * len(model.nodes))
+        leader, kind = found.leader, found.kind
+        for pattern in self._patterns:
+            if pattern.kind != "activation":
+                self._take(pattern, self._leader_of(pattern), found)
+                kind[self._leader_of(pattern)] = pattern.kind
+        sources = []
+        for node in model.nodes:
+            i = node.index
+            if not self._has_precision[i] or leader[i] >= 0:
+                continue
+            producers = [leader[p] for p in self._producers(node) if leader[p] >= 0]
+            latest = max(producers, default=-1)
+            if self._is_static(node):
+                sources.append(i)
+                continue
+            pattern_here = self._pattern_of.get(i)
+            anchor_kind = self._anchor_kind(node, latest, kind)
+            alone = not (node.op_type in VIEWS and producers) if not fuse else anchor_kind is not None
+            target = i if alone else latest
+            if target < 0:
+                sources.append(i)
+            elif pattern_here is not None:  # an activation that was written out
+                self._take(pattern_here, target, found)
+            else:
+                leader[i] = target
+            if target == i:
+                kind[i] = anchor_kind or "elementwise"
+        self._join_readers(sources, found)
+        return found
+
+    def _take(self, pattern: Pattern, leader: int, found: _Assignment) -> None:
+        for index in pattern.nodes:
+            if self._has_precision[index]:
+                found.leader[index] = leader
+
+    def _is_static(self, node: Node) -> bool:
+        return all(out in self._look.static for out in node.outputs if out)
+
+    def _anchor_kind(self, node: Node, latest: int, kind: Mapping[int, str]) -> str | None:
+        """The kind of group that a node starts at fusion granularity; None where it joins another."""
+        if node.op_type == "BatchNormalization" and kind.get(latest) in _FOLDS_INTO:
+            return None
+        return ANCHOR_KINDS.get(node.op_type)
+
+    def _producers(self, node: Node) -> list[int]:
+        """The nodes that compute the FP32 values that a node reads, constants folded or not."""
+        model = self._model
+        roots = (self._look.root(i) for i in node.inputs if i and model.info(i).is_float32)
+        return [model.producer[root] for root in roots if root in model.producer]
+
+    def _join_readers(self, sources: Sequence[int], found: _Assignment) -> None:
+        """Give nodes that read no group the group of their readers; where these differ, a group of their own.
+
+        Masks stay apart from the softmax that they feed: (1 - mask) * -1e9 must be FP32 where the attention need not
+        be. What is computed from constants stays in FP32, to be rounded once. Views of constants (exporters put an
+        Identity before a weight that two layers share) go with their first reader, whoever else reads them:
+        converting a weight twice costs nothing.
+        """
+        model, leader, kind = self._model, found.leader, found.kind
+        folded = {i for i in sources if self._is_folded(model.nodes[i])}
+        others = set(sources) - folded
+        for i in sources:  # connected sources that feed nothing in a group yet share one leader
+            alike = folded if i in folded else others
+            earlier = [leader[p] for p in self._producers(model.nodes[i]) if p in alike and leader[p] >= 0]
+            pattern = self._pattern_of.get(i)
+            leader[i] = i if pattern is not None else max(earlier, default=i)
+            if pattern is not None:
+                self._take(pattern, i, found)
+        for i in reversed(sources):
+            node = model.nodes[i]
+            if i in folded:
+                continue
+            nodes = (r for out in node.outputs if out for r in self._look.readers(out))
+            readers = {leader[r.index] for r in nodes if leader[r.index] >= 0}
+            readers = {reader for reader in readers if not _is_led_by(i, reader, leader)}
+            if readers and self._is_view_of_constant(node):
+                leader[i] = min(readers)
+            elif len(readers) == 1 and (kind.get(min(readers)) not in _KEEPS_MASKS_OUT or self._is_single(node)):
+                leader[i] = readers.pop()
+        for i in reversed(sources):  # a leader that joined another group takes along those that it led
+            while leader[leader[i]] != leader[i]:
+                leader[i] = leader[leader[i]]
+
+    def _is_folded(self, node: Node) -> bool:
+        """Whether a node computes a tensor of constants: in FP32, once, before the model runs; rounded only then."""
+        return self._is_static(node) and not self._is_single(node) and not self._is_view_of_constant(node)
+
+    def _is_view_of_constant(self, node: Node) -> bool:
+        return node.op_type in VIEWS and bool(node.inputs) and node.inputs[0] in self._model.initializers
+
+    def _is_single(self, node: Node) -> bool:
+        """Whether a node computes single values: a scale, not a mask."""
+        return all(self._look.is_single(out) for out in node.outputs if out)
+
+    # -- blocks -------------------------------------------------------------------------------------------------
+
+    def _blocks(self, fusion: _Assignment) -> tuple[LayerGroup, ...]:
+        """Join fusion groups by module, and those that no module joins by what repeats."""
+        fine = self._named(fusion)
+        names = {node.name: node for node in self._model.nodes}
+        leaders = self._leaders(fusion)
+        scopes = [
+            group_scope(self._model.nodes[lead], [names[name] for name in group.nodes])
+            for group, lead in zip(fine, leaders, strict=True)
+        ]
+        labels: list[tuple[str, ...] | int | None] = [
+            None if group.pinned else scope for group, scope in zip(fine, block_scopes(scopes), strict=True)
+        ]
+        self._keep_shared_out(fusion, leaders, labels)
+        alone = [k for k, label in enumerate(labels) if label is None and fine[k].pinned is None]
+        for start, length in find_runs([fine[k].pattern for k in alone]):
+            for k in alone[start : start + length]:
+                labels[k] = alone[start]
+        first: dict[tuple[str, ...] | int, int] = {}
+        to_block = {}
+        for k, label in enumerate(labels):
+            to_block[leaders[k]] = leaders[k if label is None else first.setdefault(label, k)]
+        sizes = Counter(to_block.values())
+        assignment = _Assignment(
+            [to_block[lead] if lead >= 0 else -1 for lead in fusion.leader],
+            {lead: "block" if size > 1 else fusion.kind.get(lead, "elementwise") for lead, size in sizes.items()},
+        )
+        last = {label: k for k, label in enumerate(labels) if label is not None}
+        titles = {
+            leaders[k]: "/".join(label) if isinstance(label, tuple) else f"{fine[k].name}..{fine[last[label]].name}"
+            for label, k in first.items()
+        }
+        return self._named(assignment, titles)
+
+    def _keep_shared_out(
+        self, fusion: _Assignment, leaders: Sequence[int], labels: list[tuple[str, ...] | int | None]
+    ) -> None:
+        """Take masks and other things that are made once for several blocks out of the block that they lie in."""
+        position = {lead: k for k, lead in enumerate(leaders)}
+        reads = [False] * len(leaders)
+        read_by: list[set[tuple[str, ...] | int | None]] = [set() for _ in leaders]
+        for node in self._model.nodes:
+            if fusion.leader[node.index] < 0:
+                continue
+            at = position[fusion.leader[node.index]]
+            for producer in self._producers(node):
+                lead = fusion.leader[producer]
+                if lead >= 0 and position[lead] != at:
+                    reads[at] = True
+                    read_by[position[lead]].add(labels[at])
+        for k in range(len(leaders)):
+            if not reads[k] and labels[k] is not None and len(read_by[k] - {labels[k]}) > 0:
+                labels[k] = None
+
+    # -- from assignments to groups -----------------------------------------------------------------------------
+
+    def _leaders(self, assignment: _Assignment) -> list[int]:
+        return sorted({lead for lead in assignment.leader if lead >= 0})
+
+    def _named(self, assignment: _Assignment, titles: Mapping[int, str] | None = None) -> tuple[LayerGroup, ...]:
+        """The groups of an assignment, in topological order of their leaders."""
+        model = self._model
+        members: dict[int, list[Node]] = {}
+        for node in model.nodes:
+            if assignment.leader[node.index] >= 0:
+                members.setdefault(assignment.leader[node.index], []).append(node)
+        ordered = sorted(members.items())
+        kinds = [assignment.kind.get(lead, "elementwise") for lead, _ in ordered]
+        names = [(titles or {}).get(lead) or group_name(model.nodes[lead], nodes) for lead, nodes in ordered]
+        unique = unique_names(names, kinds)
+        width = max(3, len(str(len(ordered))))
+        return tuple(
+            LayerGroup(
+                id=f"g{position:0{width}d}",
+                name=name,
+                kind=kind,
+                nodes=tuple(n.name for n in nodes),
+                ops=dict(Counter(n.op_type for n in nodes)),
+                pinned=FOLDED if all(self._is_static(n) for n in nodes) else None,
+                pattern=structural_hash(model, nodes),
+            )
+            for position, ((_, nodes), name, kind) in enumerate(zip(ordered, unique, kinds, strict=True))
+        )
+
+
+def _is_led_by(node: int, other: int, leader: Sequence[int]) -> bool:
+    """Whether ``node`` leads ``other``, through others too: then it cannot be led by it as well."""
+    while other != node and leader[other] != other:
+        other = leader[other]
+    return other == node

@@ -1,0 +1,166 @@
+"""Who makes and who reads a value, looked through Identity, Dropout and Casts between FP32 and FP16.
+
+Also which values are static: computed from constants alone, so that a runtime folds them before it runs.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx
+
+from mptune.graph.loading.model import Model, Node
+
+_ALIASES = frozenset({"Identity", "Dropout"})
+_FLOATS = frozenset({"float", "float16"})
+_NOT_FOLDED = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
+)
+
+
+class Lookup:
+    """One model's values by producer and readers. Made once, read by every pattern."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.static = static_values(model)
+        self.alias_nodes: dict[int, Node] = {}
+        self._root: dict[str, str] = {}
+        self._outputs = {output.name for output in model.outputs}
+        for node in model.nodes:
+            if self._is_alias(node):
+                self.alias_nodes[node.index] = node
+                self._root[node.outputs[0]] = self.root(node.inputs[0])
+
+    def _is_alias(self, node: Node) -> bool:
+        if not node.is_standard or not node.inputs or not node.outputs or node.inputs[0] in self.static:
+            return False
+        if node.op_type == "Cast":
+            return all(self.model.info(t).dtype in _FLOATS for t in (node.inputs[0], node.outputs[0]))
+        return node.op_type in _ALIASES and not any(node.outputs[1:])
+
+    def root(self, tensor: str) -> str:
+        """The value that ``tensor`` is another name of."""
+        return self._root.get(tensor, tensor)
+
+    def producer(self, tensor: str) -> Node | None:
+        """The node that computes a value; None for graph inputs and static values."""
+        root = self.root(tensor)
+        if root in self.static:
+            return None
+        index = self.model.producer.get(root)
+        return None if index is None else self.model.nodes[index]
+
+    def readers(self, tensor: str) -> list[Node]:
+        """The nodes that read a value under any of its names, each once; Shape and Size do not count."""
+        found: dict[int, Node] = {}
+        stack = [tensor]
+        while stack:
+            for index in self.model.consumers.get(stack.pop(), ()):
+                node = self.model.nodes[index]
+                if index in self.alias_nodes:
+                    stack.append(node.outputs[0])
+                elif node.op_type not in ("Shape", "Size"):
+                    found[index] = node
+        return list(found.values())
+
+    def only_reader(self, node: Node) -> Node | None:
+        """The one node that reads a node's result; None where there are several, or it leaves the model."""
+        if not node.outputs or self.is_output(node.outputs[0]):
+            return None
+        found = self.readers(node.outputs[0])
+        return found[0] if len(found) == 1 else None
+
+    def is_output(self, tensor: str) -> bool:
+        """Whether a value leaves the model under any of its names."""
+        stack = [tensor]
+        while stack:
+            at = stack.pop()
+            if at in self._outputs:
+                return True
+            stack += [self.model.nodes[i].outputs[0] for i in self.model.consumers.get(at, ()) if i in self.alias_nodes]
+        return False
+
+    def is_static(self, tensor: str) -> bool:
+        """Whether a value is computed from constants alone."""
+        return self.root(tensor) in self.static
+
+    def size(self, tensor: str) -> int | None:
+        """Number of elements; None where a dimension is not known."""
+        shape = self.model.info(tensor).shape
+        if shape is None or not all(isinstance(dim, int) for dim in shape):
+            return None
+        return math.prod(dim for dim in shape if isinstance(dim, int))
+
+    def is_scalar(self, tensor: str) -> bool:
+        """Whether a value is static and a single number."""
+        return self.is_static(tensor) and self.size(self.root(tensor)) == 1
+
+    def is_single(self, tensor: str) -> bool:
+        """Whether a value is a single number per model run, static or computed from shapes: a scale, not a mask."""
+        shape = self.model.info(tensor).shape
+        return shape is not None and all(dim == 1 for dim in shape)
+
+    def is_vector(self, tensor: str) -> bool:
+        """Whether a value is static with at most one dimension that is not 1: a bias, a scale per channel."""
+        shape = self.model.info(self.root(tensor)).shape
+        return self.is_static(tensor) and shape is not None and sum(dim != 1 for dim in shape) <= 1
+
+    def number(self, tensor: str) -> float | None:
+        """The value of a constant that is a single number."""
+        constant = self.model.initializers.get(self.root(tensor))
+        if constant is None or math.prod(constant.shape) != 1:
+            return None
+        value = np.asarray(constant.numpy()).reshape(-1)[0]
+        return float(value) if np.issubdtype(value.dtype, np.number) else None
+
+    def other(self, node: Node, tensor: str) -> str:
+        """The other operand of a binary node; "" where it has not exactly two, or both are ``tensor``."""
+        if len(node.inputs) != 2:
+            return ""
+        first, second = (self.root(i) for i in node.inputs)
+        wanted = self.root(tensor)
+        if first == wanted:
+            return "" if second == wanted else node.inputs[1]
+        return node.inputs[0] if second == wanted else ""
+
+    def varying(self, node: Node) -> list[str]:
+        """The inputs of a node that are not static."""
+        return [i for i in node.inputs if i and not self.is_static(i)]
+
+    def with_aliases(self, nodes: frozenset[int]) -> frozenset[int]:
+        """The nodes, with the aliases of what they compute and those that nothing else reads."""
+        found = set(nodes)
+        for index in nodes:
+            node = self.model.nodes[index]
+            stack = list(node.outputs)
+            while stack:
+                for reader in self.model.consumers.get(stack.pop(), ()):
+                    if reader in self.alias_nodes and reader not in found:
+                        found.add(reader)
+                        stack += self.model.nodes[reader].outputs
+            for at in node.inputs:
+                while (maker := self.model.producer.get(at, -1)) in self.alias_nodes and maker not in found:
+                    if self.is_output(at) or not all(r.index in nodes for r in self.readers(at)):
+                        break
+                    found.add(maker)
+                    at = self.model.nodes[maker].inputs[0]
+        return frozenset(found)
+
+
+def static_values(model: Model) -> frozenset[str]:
+    """Constants, and what is computed from them alone."""
+    static = {name for name, constant in model.initializers.items() if not constant.overridable}
+    for node in model.nodes:
+        if not node.inputs or not node.is_standard or node.captures or node.op_type in _NOT_FOLDED:
+            continue
+        if all(not i or i in static for i in node.inputs) and not node.has_subgraph:
+            static.update(out for out in node.outputs if out)
+    return frozenset(static)
+
+
+def attribute(node: Node, name: str) -> object:
+    """The value of an attribute; None where it is not stated."""
+    found = next((a for a in node.proto.attribute if a.name == name), None)
+    return None if found is None else onnx.helper.get_attribute_value(found)

@@ -1,0 +1,1 @@
+"""Where FP16 cannot hold a value."""

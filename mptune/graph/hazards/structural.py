@@ -1,0 +1,169 @@
+"""Hazards that the graph alone shows: norms written out, epsilons in attributes, broadcasts, large INT64 constants."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from mptune.graph.casting.value_types import Flow
+from mptune.graph.grouping.lookup import Lookup, attribute
+from mptune.graph.grouping.patterns import Pattern
+from mptune.graph.hazards.hazard import FP16_TINY, Hazard
+from mptune.graph.loading.model import Model, Node
+from mptune.graph.writing.weights import chunks
+
+SQUARE_LIMIT = 256.0
+"""Squares of larger values leave FP16's range: 256**2 = 65536."""
+
+_EPSILON_DEFAULTS: Mapping[str, float] = {
+    "InstanceNormalization": 1e-5,
+    "GroupNormalization": 1e-5,
+    "BatchNormalization": 1e-5,
+}
+"""Norm operators that compute in the type of their input (ONNX operator reference). LayerNormalization and
+RMSNormalization do not: their stash_type keeps the statistics in FP32."""
+
+_ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "Where"})
+_INT32 = np.iinfo(np.int32)
+_INT64 = np.iinfo(np.int64)
+_ENDS = frozenset({"Slice"})
+"""Operators that are told "to the end" by the largest INT64: clamped to INT32 it means the same."""
+
+
+def norm_hazards(flow: Flow, patterns: tuple[Pattern, ...], ranges: Mapping[str, float]) -> list[Hazard]:
+    """Norms that were written out: their squares overflow in FP16 where an operator would keep them in FP32."""
+    found = []
+    for pattern in patterns:
+        if not pattern.squares:
+            continue
+        node = flow.model.nodes[flow.model.producer[pattern.squares]]
+        group = flow.group_of[node.index]
+        if group < 0:
+            continue
+        seen = ranges.get(pattern.squares)
+        told = "" if seen is None else f"; they reached {seen:.4g} on the calibration data"
+        operator = _operator(pattern.name)
+        cure = "keep the norm whole in FP32" + (f", or export {operator}" if operator else "")
+        found.append(
+            Hazard(
+                "warning" if seen is None else "info",
+                "norm",
+                flow.groups[group].id,
+                node.name,
+                pattern.squares,
+                SQUARE_LIMIT if seen is None else seen,
+                f"{pattern.name}: squares of values from {SQUARE_LIMIT:g} on leave FP16's range{told}",
+                cure,
+            )
+        )
+    return found
+
+
+def _operator(name: str) -> str:
+    if name.startswith("LayerNorm"):
+        return "at opset 17 or newer: LayerNormalization keeps its statistics in FP32"
+    if name.startswith("RMSNorm"):
+        return "at opset 23 or newer: RMSNormalization keeps its statistics in FP32"
+    return ""
+
+
+def epsilon_hazards(flow: Flow) -> list[Hazard]:
+    """Epsilons in the attributes of norm operators that are zero in FP16."""
+    found = []
+    for node in flow.model.nodes:
+        default = _EPSILON_DEFAULTS.get(node.op_type)
+        group = flow.group_of[node.index]
+        if default is None or group < 0 or not node.is_standard:
+            continue
+        stated = attribute(node, "epsilon")
+        epsilon = float(stated) if isinstance(stated, float) else default
+        if 0 < epsilon <= FP16_TINY / 2:
+            found.append(
+                Hazard(
+                    "warning",
+                    "epsilon",
+                    flow.groups[group].id,
+                    node.name,
+                    node.inputs[0],
+                    epsilon,
+                    f"the epsilon {epsilon:g} of {node.op_type} is zero in FP16, so nothing guards the division",
+                    "keep the group in FP32, or export with an epsilon of 1e-5 or more",
+                )
+            )
+    return found
+
+
+def broadcast_hazards(flow: Flow, look: Lookup) -> list[Hazard]:
+    """Broadcasts of computed values against each other in a model whose batch is fixed at 1.
+
+    TensorRT has been seen to give wrong values there, where the same model with a dynamic batch is right.
+    """
+    model = flow.model
+    if not any(info.shape and info.shape[0] == 1 for info in model.inputs):
+        return []
+    found = []
+    for node in model.nodes:
+        if node.op_type not in _ELEMENTWISE or not node.is_standard or not node.outputs:
+            continue
+        operands = [i for i in node.inputs if i and not look.is_static(i)]
+        if len(operands) < 2 or not model.info(node.outputs[0]).is_float32:
+            continue
+        shapes = [model.info(i).shape for i in operands]
+        result = model.info(node.outputs[0]).shape
+        known = [s for s in (*shapes, result) if s is not None and all(isinstance(dim, int) for dim in s)]
+        if len(known) != len(shapes) + 1 or any(shape == result for shape in shapes):
+            continue
+        group = flow.group_of[node.index]
+        text = " with ".join(str(list(shape or ())) for shape in shapes)
+        found.append(
+            Hazard(
+                "warning",
+                "broadcast",
+                flow.groups[group].id if group >= 0 else None,
+                node.name,
+                node.outputs[0],
+                float(math.prod(int(dim) for dim in result or () if isinstance(dim, int))),
+                f"{node.op_type} stretches {text}, both computed, to {list(result or ())}: with a batch fixed at 1,"
+                " TensorRT has been seen to get such broadcasts wrong",
+                "put an Expand before it, or export with a dynamic batch",
+            )
+        )
+    return found
+
+
+def int64_hazards(model: Model, look: Lookup) -> list[Hazard]:
+    """INT64 constants that INT32 cannot hold, which TensorRT before 10 clamps (its parser's own warning)."""
+    found = []
+    for name, constant in model.initializers.items():
+        if constant.dtype != "int64" or constant.nbytes == 0:
+            continue
+        ends = [(int(part.max(initial=0)), int(part.min(initial=0))) for part in chunks(constant)]
+        largest = _beyond_int32(max(high for high, _ in ends), min(low for _, low in ends))
+        if largest is None:
+            continue
+        readers = look.readers(name)
+        if largest in (_INT64.max, _INT64.min) and readers and all(r.op_type in _ENDS for r in readers):
+            continue
+        node: Node | None = readers[0] if readers else None
+        found.append(
+            Hazard(
+                "warning",
+                "int64",
+                None,
+                None if node is None else node.name,
+                name,
+                float(largest),
+                f"the INT64 constant holds {largest}, which INT32 cannot: TensorRT before 10 clamps it",
+                "build with TensorRT 10 or newer, or export with indices below 2147483648",
+            )
+        )
+    return found
+
+
+def _beyond_int32(highest: int, lowest: int) -> int | None:
+    """Which end lies beyond INT32; None where both fit."""
+    if highest > _INT32.max:
+        return highest
+    return lowest if lowest < _INT32.min else None

@@ -1,0 +1,135 @@
+"""The type and shape of every value, by ONNX's own strict inference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import onnx
+import onnx.helper
+import onnx.shape_inference
+
+from mptune.errors import ModelError
+from mptune.graph.loading.tensors import Initializer, TensorInfo, all_graphs, is_external, tensor_nbytes, type_of
+
+_INLINE_LIMIT = 4096
+"""Constants up to this many bytes stay in the graph for shape inference: shapes, axes, scales."""
+_PROPAGATED_LIMIT = 1 << 16
+"""Integers that may be propagated in one value. Shapes have a handful; a chain of Concats can ask for 2**40."""
+_TYPED_AS_CAST: Mapping[str, list[int]] = {"EyeLike": [], "RegexFullMatch": [onnx.TensorProto.BOOL]}
+_SHAPE_TYPES = frozenset({onnx.TensorProto.INT64, onnx.TensorProto.INT32})
+_PASSES_INTEGERS = frozenset(
+    {"Identity", "Cast", "Gather", "Slice", "Squeeze", "Unsqueeze", "Add", "Sub", "Mul", "Div", "Floor", "Where"}
+)
+
+
+def infer_types(
+    proto: onnx.ModelProto,
+    nodes: Sequence[onnx.NodeProto],
+    initializers: Mapping[str, Initializer],
+    opaque: Iterable[str],
+    names: Mapping[str, str],
+    path: Path,
+) -> dict[str, TensorInfo]:
+    """Type every value of the main graph, on a copy that holds no large weights.
+
+    Args:
+        proto: the model.
+        nodes: those of its main graph, in topological order.
+        initializers: its constants.
+        opaque: outputs of operators that ONNX cannot infer: only for them is the file's own value_info trusted.
+        names: name -> the object that stands for it everywhere.
+        path: what the model is called in errors.
+
+    Raises:
+        ModelError: the model does not type-check.
+    """
+    opaque = frozenset(opaque)
+    slim = _without_weights(proto, nodes, initializers)
+    slim.graph.value_info.extend(v for v in proto.graph.value_info if v.name in opaque)
+    _replace_fragile(slim.graph)
+    propagates = _most_propagated(slim.graph) <= _PROPAGATED_LIMIT
+    try:
+        typed = onnx.shape_inference.infer_shapes(slim, check_type=True, strict_mode=not opaque, data_prop=propagates)
+    except Exception as error:  # onnx raises InferenceError, TypeError, RuntimeError and ValueError for a bad model
+        raise ModelError(
+            f"{path} does not type-check: {last_line(error)}",
+            "onnx.checker.check_model(path, full_check=True) says more",
+        ) from None
+    found = {}
+    for value in (*typed.graph.input, *typed.graph.value_info, *typed.graph.output):
+        name = names.get(value.name, value.name)
+        found[name] = TensorInfo(name, *type_of(value.type))
+    for sparse in proto.graph.sparse_initializer:  # declared as dense above, but no Cast takes one
+        found[sparse.values.name] = TensorInfo(sparse.values.name, "sparse_tensor", tuple(sparse.dims))
+    for initializer in initializers.values():
+        found[initializer.name] = TensorInfo(initializer.name, initializer.dtype, initializer.shape)
+    return found
+
+
+def last_line(error: Exception) -> str:
+    """What an error of onnx says, in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+def _without_weights(
+    proto: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], initializers: Mapping[str, Initializer]
+) -> onnx.ModelProto:
+    """The model with its large constants as inputs."""
+    slim = onnx.ModelProto()
+    slim.ir_version = max(proto.ir_version, 4)  # from 4 on, initializers need not be inputs
+    slim.opset_import.extend(proto.opset_import)
+    graph = slim.graph
+    graph.name = proto.graph.name or "graph"
+    large = {n: c for n, c in initializers.items() if c.node_index is not None and c.nbytes > _INLINE_LIMIT}
+    graph.node.extend(n for n in nodes if n.op_type != "Constant" or n.output[0] not in large)
+    graph.input.extend(proto.graph.input)
+    declared = {i.name for i in graph.input}
+
+    def declare(name: str, data_type: int, shape: Iterable[int]) -> None:
+        if name not in declared:
+            graph.input.append(onnx.helper.make_tensor_value_info(name, data_type, list(shape)))
+
+    for tensor in proto.graph.initializer:
+        if not is_external(tensor) and tensor_nbytes(tensor) <= _INLINE_LIMIT:
+            graph.initializer.append(tensor)
+        else:
+            declare(tensor.name, tensor.data_type, tensor.dims)
+    for name, constant in large.items():
+        declare(name, constant.proto.data_type, constant.shape)
+    for sparse in proto.graph.sparse_initializer:
+        declare(sparse.values.name, sparse.values.data_type, sparse.dims)
+    graph.output.extend(proto.graph.output)
+    return slim
+
+
+def _replace_fragile(graph: onnx.GraphProto) -> None:
+    """Give way to a Cast where onnx 1.23 crashes on an input whose type it does not know: it types the same output."""
+    for inner in all_graphs(graph):
+        for node in inner.node:
+            if node.op_type in _TYPED_AS_CAST and not node.domain:
+                to = [a.i for a in node.attribute if a.name == "dtype"] or _TYPED_AS_CAST[node.op_type]
+                del node.attribute[:]
+                node.op_type = "Cast" if to else "Identity"
+                node.attribute.extend(onnx.helper.make_attribute("to", code) for code in to[:1])
+
+
+def _most_propagated(graph: onnx.GraphProto) -> int:
+    """How many integers, at most, the propagation of shapes would hold in one value."""
+    held: dict[str, int] = {}
+    for inner in all_graphs(graph):
+        held.update((t.name, math.prod(t.dims)) for t in inner.initializer if t.data_type in _SHAPE_TYPES)
+        for node in inner.node:
+            if not node.output:
+                continue
+            if node.op_type in ("Shape", "Size", "Constant"):
+                held[node.output[0]] = 8
+            elif node.op_type == "Concat" and all(name in held for name in node.input):
+                held[node.output[0]] = sum(held[name] for name in node.input)
+            elif node.op_type in _PASSES_INTEGERS:
+                sizes = [held[name] for name in node.input if name in held]
+                if sizes:
+                    held[node.output[0]] = max(sizes)
+    return max(held.values(), default=0)

@@ -1,0 +1,352 @@
+"""An ONNX model, loaded, checked and typed: what every other part of mptune works on.
+
+Weights stay where they are: external data is read through memory maps when it is asked for, so a model larger
+than memory can be loaded and rewritten.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+import onnx.inliner
+import onnx.numpy_helper
+import onnx.shape_inference
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from mptune.errors import ModelError
+from mptune.graph.loading.inference import infer_types, last_line
+from mptune.graph.loading.structure import check_structure
+from mptune.graph.loading.tensors import (
+    Initializer,
+    TensorInfo,
+    all_tensors,
+    constant_value,
+    external_location,
+    is_external,
+    make_initializer,
+    type_of,
+)
+
+STANDARD_DOMAINS = frozenset({"", "ai.onnx"})
+MIN_OPSET = 9
+"""Below opset 9 the operators' schemas lack the FP16 types that rewriting relies on (Cast-9, ConstantOfShape-9)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node of the main graph.
+
+    Attributes:
+        index: position in topological order.
+        name: unique; the user's own wherever there is one.
+        inputs: names, "" for an omitted optional input.
+        captures: outer values that the node's subgraphs read.
+        rounds: whether what it computes in FP16 is rounded; False in a model that is written for emulation
+            (``mptune.graph.writing.spelled``), where a node is computed together with the one that reads it.
+    """
+
+    index: int
+    name: str
+    op_type: str
+    domain: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    captures: tuple[str, ...]
+    proto: onnx.NodeProto = field(repr=False, compare=False)
+    rounds: bool = True
+
+    @property
+    def is_standard(self) -> bool:
+        """Whether the operator is one of ONNX's own."""
+        return self.domain in STANDARD_DOMAINS
+
+    @property
+    def has_subgraph(self) -> bool:
+        """Whether an attribute holds a graph (If, Loop, Scan)."""
+        return any(a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in self.proto.attribute)
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A typed ONNX model. Immutable by convention: nobody changes ``proto``.
+
+    Attributes:
+        path: where it was loaded from.
+        sha256: over the file and all external data that it refers to.
+        opset: version of the default operator set.
+        inputs: graph inputs that must be fed (initializers that double as inputs are left out).
+        outputs: graph outputs.
+        nodes: in topological order.
+        tensors: every value of the main graph by name.
+        initializers: graph initializers and Constant nodes by tensor name.
+        producer: tensor -> index of the node that computes it.
+        consumers: tensor -> indices of the nodes that read it, captures by subgraphs included, each node once.
+    """
+
+    path: Path
+    sha256: str
+    opset: int
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    nodes: tuple[Node, ...]
+    tensors: Mapping[str, TensorInfo]
+    initializers: Mapping[str, Initializer]
+    producer: Mapping[str, int]
+    consumers: Mapping[str, tuple[int, ...]]
+    proto: onnx.ModelProto = field(repr=False)
+
+    def info(self, tensor: str) -> TensorInfo:
+        """Type and shape of a value; ``undefined`` where nothing is known."""
+        return self.tensors.get(tensor) or TensorInfo(tensor, "undefined", None)
+
+
+def load_model(path: str | Path) -> Model:
+    """Load, check and type a model.
+
+    Raises:
+        ModelError: no such file, not ONNX, truncated, an opset or a construct that cannot be tuned, external data that
+            is missing, too short or outside the model's folder, or no FP32 value to tune.
+    """
+    path = Path(path)
+    proto = _read(path)
+    check_structure(proto, path)
+    if proto.functions:
+        proto = _inlined(proto, path)
+    opset = _check_opset(proto, path)
+    base_dir = path.resolve().parent
+    for tensor in all_tensors(proto.graph):
+        if is_external(tensor):
+            external_location(tensor, base_dir)
+    names = _names(proto.graph)
+    nodes = _sorted_nodes(proto.graph, names, path)
+    initializers = _initializers(proto.graph, nodes, names, base_dir)
+    opaque = (out for node in nodes if not node.is_standard for out in node.outputs)
+    tensors = infer_types(proto, [node.proto for node in nodes], initializers, opaque, names, path)
+    graph_inputs = [TensorInfo(i.name, *type_of(i.type)) for i in proto.graph.input]
+    model = Model(
+        path=path,
+        sha256=_hash(path, proto, base_dir),
+        opset=opset,
+        inputs=tuple(i for i in graph_inputs if i.name not in initializers),
+        outputs=tuple(tensors.get(o.name, TensorInfo(o.name, *type_of(o.type))) for o in proto.graph.output),
+        nodes=nodes,
+        tensors=tensors,
+        initializers=initializers,
+        producer={out: node.index for node in nodes for out in node.outputs if out},
+        consumers=consumers_of(nodes),
+        proto=proto,
+    )
+    _check_tunable(model)
+    return model
+
+
+def _read(path: Path) -> onnx.ModelProto:
+    if path.is_dir():
+        raise ModelError(f"{path} is a folder, not an ONNX file", "give the .onnx file inside it")
+    if path.exists() and not path.is_file():
+        raise ModelError(f"{path} is not a file", "mptune takes an .onnx file, and reads it more than once")
+    try:
+        if path.stat().st_size >= 1 << 31:
+            raise ModelError(
+                f"{path} is larger than 2 GiB, where protobuf ends: no ONNX file",
+                "export it with its weights in external data",
+            )
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise ModelError(f"no such file: {path}", "check the path; mptune takes an .onnx file") from None
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}", "check its permissions") from None
+    hint = "export it again, or check that the copy is complete (compare its size or sha256 with the original)"
+    try:
+        proto = onnx.load_model_from_string(data)
+    except DecodeError:
+        raise ModelError(f"{path} is not an ONNX model, or it is truncated", hint) from None
+    if not proto.graph.node or not proto.ir_version:
+        raise ModelError(f"{path} holds no ONNX graph", hint)
+    return proto
+
+
+def _inlined(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
+    """The model with its local functions written out."""
+    try:
+        return onnx.inliner.inline_local_functions(proto)
+    except Exception as error:  # onnx raises ValidationError, InferenceError, ValueError and RuntimeError
+        raise ModelError(
+            f"{path}: a local function cannot be inlined: {last_line(error)}",
+            "onnx.inliner.inline_local_functions(model) says more",
+        ) from None
+
+
+def _check_opset(proto: onnx.ModelProto, path: Path) -> int:
+    versions = {("" if o.domain in STANDARD_DOMAINS else o.domain): o.version for o in proto.opset_import}
+    if "" not in versions:
+        raise ModelError(f"{path} imports no standard ONNX operator set", "export it with the default opset")
+    newest = onnx.defs.onnx_opset_version()
+    if versions[""] > newest:
+        raise ModelError(
+            f"{path} uses opset {versions['']}, the installed onnx {onnx.__version__} knows up to {newest}",
+            "pip install --upgrade onnx, or export at a lower opset (17 to 21 are served best)",
+        )
+    if versions[""] < MIN_OPSET:
+        raise ModelError(
+            f"{path} uses opset {versions['']}, mptune needs {MIN_OPSET} or newer",
+            "export it again at opset 17, or convert it with onnx.version_converter",
+        )
+    return int(versions[""])
+
+
+def _captures(node: onnx.NodeProto) -> tuple[str, ...]:
+    """Outer values that the node's subgraphs read, in order of appearance."""
+    found: dict[str, None] = {}
+    for attribute in node.attribute:
+        for graph in [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs:
+            own = {i.name for i in graph.input} | {i.name for i in graph.initializer}
+            own |= {s.values.name for s in graph.sparse_initializer}
+            own |= {out for inner in graph.node for out in inner.output}
+            read = [name for inner in graph.node for name in (*inner.input, *_captures(inner))]
+            read += [o.name for o in graph.output]
+            found.update(dict.fromkeys(name for name in read if name and name not in own))
+    return tuple(found)
+
+
+def _names(graph: onnx.GraphProto) -> dict[str, str]:
+    """One object for each name, made in one go: at 50,000 nodes, look-ups take as long as memory takes to answer."""
+    made: dict[str, str] = {}
+    for value in (*graph.input, *graph.initializer):
+        made.setdefault(value.name, value.name)
+    for node in graph.node:
+        for name in node.output:
+            made.setdefault(name, name)
+    return made
+
+
+def _sorted_nodes(graph: onnx.GraphProto, same: dict[str, str], path: Path) -> tuple[Node, ...]:
+    """Name the nodes uniquely and bring them into topological order, keeping the file's order where it is one."""
+    known = {i.name for i in graph.input} | {i.name for i in graph.initializer}
+    known |= {s.values.name for s in graph.sparse_initializer}
+    known.add("")
+    names = _unique_names(graph)
+    made: dict[str, int] = {}
+    needs = []
+    for position, proto in enumerate(graph.node):
+        for out in proto.output:
+            if out and (out in made or out in known):
+                raise ModelError(f"{path}: {out!r} is computed twice", "the file is not valid ONNX; export it again")
+            made[out] = position
+        needs.append(_captures(proto))
+    for output in graph.output:
+        if output.name not in made and output.name not in known:
+            raise ModelError(f"{path}: nothing computes the output {output.name!r}", "export the model again")
+    order: list[int] = []
+    state = bytearray(len(names))  # 0 unseen, 1 open, 2 done
+    for root in range(len(names)):
+        stack = [root] if not state[root] else []
+        while stack:
+            at = stack[-1]
+            if state[at] == 2:
+                stack.pop()
+                continue
+            proto = graph.node[at]
+            waiting = [
+                made[i] for i in (*proto.input, *needs[at]) if i not in known and i in made and state[made[i]] != 2
+            ]
+            if state[at] == 1 and waiting:
+                raise ModelError(f"{path}: the graph has a cycle through {names[at]!r}", "export the model again")
+            for i in (*proto.input, *needs[at]):
+                if i not in known and i not in made:
+                    raise ModelError(f"{path}: {names[at]!r} reads {i!r}, which nothing computes", "export it again")
+            state[at] = 1
+            if waiting:
+                stack.extend(reversed(waiting))
+            else:
+                state[at] = 2
+                order.append(at)
+                stack.pop()
+    one = same.setdefault
+    protos = [graph.node[at] for at in order]
+    return tuple(
+        Node(
+            index,
+            names[at],
+            one(proto.op_type, proto.op_type),
+            one(proto.domain, proto.domain),
+            tuple([one(name, name) for name in proto.input]),
+            tuple([one(name, name) for name in proto.output]),
+            tuple([one(name, name) for name in needs[at]]),
+            proto,
+        )
+        for index, (at, proto) in enumerate(zip(order, protos, strict=True))
+    )
+
+
+def _unique_names(graph: onnx.GraphProto) -> list[str]:
+    """The nodes' names; made where there is none, numbered where one is there again."""
+    taken = {node.name for node in graph.node}
+    used: set[str] = set()
+    count: dict[str, int] = {}
+    names = []
+    for position, node in enumerate(graph.node):
+        name = node.name or f"{node.op_type}_{position}"
+        if name in used or (not node.name and name in taken):
+            stem, number = name, count.get(name, 2)
+            while (name := f"{stem}_{number}") in taken or name in used:
+                number += 1
+            count[stem] = number + 1
+        used.add(name)
+        names.append(name)
+    return names
+
+
+def consumers_of(nodes: tuple[Node, ...]) -> dict[str, tuple[int, ...]]:
+    """Tensor -> indices of the nodes that read it, captures by subgraphs included, each node once."""
+    readers: dict[str, dict[int, None]] = {}
+    for node in nodes:
+        for name in (*node.inputs, *node.captures):
+            if name:
+                readers.setdefault(name, {})[node.index] = None
+    return {name: tuple(indices) for name, indices in readers.items()}
+
+
+def _initializers(
+    graph: onnx.GraphProto, nodes: tuple[Node, ...], names: Mapping[str, str], base_dir: Path
+) -> dict[str, Initializer]:
+    graph_inputs = {i.name for i in graph.input}
+    found = {}
+    for proto in graph.initializer:
+        name = names[proto.name]
+        found[name] = make_initializer(name, proto, base_dir, overridable=name in graph_inputs)
+    for node in nodes:
+        if node.op_type == "Constant" and node.is_standard:
+            value = constant_value(node.proto)
+            if value is not None:
+                found[node.outputs[0]] = make_initializer(node.outputs[0], value, base_dir, node_index=node.index)
+    return found
+
+
+def _hash(path: Path, proto: onnx.ModelProto, base_dir: Path) -> str:
+    digest = hashlib.sha256()
+    files = {external_location(t, base_dir).path for t in all_tensors(proto.graph) if is_external(t)}
+    for file in (path, *sorted(files)):
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 22):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _check_tunable(model: Model) -> None:
+    computed = [
+        model.info(out).dtype for node in model.nodes if node.op_type != "Constant" for out in node.outputs if out
+    ]
+    if "float" in computed:
+        return
+    if "float16" in computed:
+        raise ModelError(
+            f"{model.path} is FP16 already: no layer computes in FP32", "give the FP32 model that it was made from"
+        )
+    raise ModelError(
+        f"{model.path} has no FP32 layer to tune", "mptune decides between FP32 and FP16; give an FP32 model"
+    )

@@ -1,0 +1,187 @@
+"""Concrete shapes of every value without running the model: ONNX's inference on inputs of assumed sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnx.helper
+import onnx.numpy_helper
+import onnx.reference
+import onnx.shape_inference
+
+from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.tensors import Initializer, TensorInfo
+
+ASSUMED_SIZE = 128
+"""Of a symbolic dimension that is not the batch: a sequence, a height, a width. A power of two passes most networks."""
+
+_INLINE_LIMIT = 4096
+"""Constants up to this many bytes are given to the inference by value: shapes, axes, scales."""
+
+
+@dataclass(frozen=True)
+class StaticShapes:
+    """What was found.
+
+    Attributes:
+        shapes: value -> concrete shape, where it could be inferred.
+        assumed: symbolic dimension -> the size that it was given.
+        unknown: how many computed FP32 values have no concrete shape.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    assumed: Mapping[str, int]
+    unknown: int
+
+
+def static_shapes(model: Model, batch: int = 1) -> StaticShapes:
+    """Infer the shape of every value with symbolic dimensions of the inputs at assumed sizes.
+
+    Args:
+        model: the model.
+        batch: size of a symbolic dimension 0, and of every dimension of the same name.
+    """
+    assumed: dict[str, int] = {}
+    inputs = {info.name: _concrete(info, model, batch, assumed) for info in model.inputs}
+    shapes = _inferred(model, inputs)
+    for info in model.tensors.values():
+        if info.shape is not None and all(isinstance(dim, int) for dim in info.shape):
+            shapes.setdefault(info.name, tuple(dim for dim in info.shape if isinstance(dim, int)))
+    computed = [out for node in model.nodes for out in node.outputs if out and model.info(out).is_float32]
+    if any(name not in shapes for name in computed):
+        _Walk(model, shapes).run()
+    return StaticShapes(shapes, assumed, sum(name not in shapes for name in computed))
+
+
+def _concrete(info: TensorInfo, model: Model, batch: int, assumed: dict[str, int]) -> tuple[int, ...] | None:
+    """The shape of an input with sizes for its symbolic dimensions; None where its rank is unknown."""
+    if info.shape is None:
+        return None
+    names = {dim for i in model.inputs for dim in i.shape or () if isinstance(dim, str)}
+    batches = {name for name in names if "batch" in name.lower()}
+    first = 0 if not batches else -1  # (time, batch, features): dimension 0 is the batch only where none says it is
+    batches |= {i.shape[0] for i in model.inputs if i.shape and isinstance(i.shape[0], str)} if first == 0 else set()
+    shape = []
+    for axis, dim in enumerate(info.shape):
+        if isinstance(dim, int):
+            shape.append(dim)
+            continue
+        size = batch if axis == first or dim in batches else ASSUMED_SIZE
+        shape.append(assumed.setdefault(dim or f"{info.name}[{axis}]", size))
+    return tuple(shape)
+
+
+def _inferred(model: Model, inputs: Mapping[str, tuple[int, ...] | None]) -> dict[str, tuple[int, ...]]:
+    proto = onnx.ModelProto(ir_version=max(model.proto.ir_version, 4))
+    proto.opset_import.extend(model.proto.opset_import)
+    graph = proto.graph
+    graph.name = "shapes"
+    for info in model.inputs:
+        declared = next((i for i in model.proto.graph.input if i.name == info.name), None)
+        if inputs[info.name] is None or declared is None or not declared.type.HasField("tensor_type"):
+            graph.input.extend([declared] if declared is not None else [])
+        else:
+            code = declared.type.tensor_type.elem_type
+            graph.input.append(onnx.helper.make_tensor_value_info(info.name, code, inputs[info.name]))
+    replaced = set()
+    for constant in model.initializers.values():
+        if constant.node_index is None or constant.nbytes > _INLINE_LIMIT:
+            replaced.add(constant.node_index)
+            _add_constant(graph, constant)
+    graph.node.extend(node.proto for node in model.nodes if node.index not in replaced)
+    try:
+        typed = onnx.shape_inference.infer_shapes(proto, strict_mode=False, data_prop=True)
+    except Exception:  # onnx raises several kinds for sizes that do not fit: the assumed ones, not the user's
+        return {name: shape for name, shape in inputs.items() if shape is not None}
+    found = {name: shape for name, shape in inputs.items() if shape is not None}
+    for value in (*typed.graph.value_info, *typed.graph.output):
+        tensor = value.type.tensor_type
+        if tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim):
+            found[value.name] = tuple(int(dim.dim_value) for dim in tensor.shape.dim)
+    return found
+
+
+def _add_constant(graph: onnx.GraphProto, constant: Initializer) -> None:
+    """By value where it is small, else by type and shape."""
+    if constant.nbytes <= _INLINE_LIMIT and constant.dtype != "string":
+        proto = onnx.numpy_helper.from_array(constant.numpy(), constant.name)
+        graph.initializer.append(proto)
+    else:
+        info = onnx.helper.make_tensor_value_info(constant.name, constant.proto.data_type, constant.shape)
+        graph.input.append(info)
+
+
+class _Walk:
+    """Node by node with the values of small integer tensors: what whole-graph inference does not compute."""
+
+    def __init__(self, model: Model, shapes: dict[str, tuple[int, ...]]) -> None:
+        self._model = model
+        self._shapes = shapes
+        self._values: dict[str, np.ndarray] = {
+            name: constant.numpy()
+            for name, constant in model.initializers.items()
+            if constant.nbytes <= _INLINE_LIMIT and constant.dtype not in ("string", "bfloat16")
+        }
+        self._opsets = list(model.proto.opset_import)
+
+    def run(self) -> None:
+        """Fill in the shapes that are missing."""
+        for node in self._model.nodes:
+            if not node.is_standard or node.has_subgraph or node.op_type == "Constant":
+                continue
+            try:
+                if not self._compute(node) and any(out and out not in self._shapes for out in node.outputs):
+                    self._infer(node)
+            except Exception:  # an operator that cannot be evaluated alone leaves its shape unknown
+                continue
+
+    def _compute(self, node: Node) -> bool:
+        """Compute a small value; False where it is not known from small values alone."""
+        if node.op_type == "Shape" and node.inputs[0] in self._shapes:
+            shape = self._shapes[node.inputs[0]]
+            bounds = {a.name: a.i for a in node.proto.attribute}
+            found = shape[bounds.get("start", 0) : bounds.get("end", len(shape))]
+            self._keep(node.outputs[0], np.array(found, np.int64))
+            return True
+        if not node.inputs or not all(not i or i in self._values for i in node.inputs):
+            return False
+        if node.op_type in ("ConstantOfShape", "Expand"):
+            shape = tuple(int(dim) for dim in self._values[node.inputs[-1]])
+            if math.prod(shape) * 8 > _INLINE_LIMIT:
+                return False
+        evaluator = onnx.reference.ReferenceEvaluator(node.proto, opsets={o.domain: o.version for o in self._opsets})
+        results = evaluator.run(None, {i: self._values[i] for i in node.inputs if i})
+        for name, value in zip(node.outputs, results, strict=False):
+            if name:
+                self._keep(name, np.asarray(value))
+        return True
+
+    def _keep(self, name: str, value: np.ndarray) -> None:
+        self._shapes[name] = tuple(value.shape)
+        if value.nbytes <= _INLINE_LIMIT:
+            self._values[name] = value
+
+    def _infer(self, node: Node) -> None:
+        if node.op_type == "GroupNormalization" and node.inputs[0] in self._shapes:  # ONNX infers nothing for it
+            self._shapes[node.outputs[0]] = self._shapes[node.inputs[0]]
+            return
+        schema = onnx.defs.get_schema(node.op_type, self._model.opset, "")
+        types, data = {}, {}
+        for name in node.inputs:
+            if name:
+                info = self._model.info(name)
+                code = onnx.TensorProto.DataType.Value(info.dtype.upper())
+                types[name] = onnx.helper.make_tensor_type_proto(code, self._shapes.get(name))
+                if name in self._values:
+                    data[name] = onnx.numpy_helper.from_array(self._values[name], name)
+        found = onnx.shape_inference.infer_node_outputs(
+            schema, node.proto, types, data, opset_imports=self._opsets, ir_version=self._model.proto.ir_version
+        )
+        for name, proto in found.items():
+            tensor = proto.tensor_type
+            if tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim):
+                self._shapes.setdefault(name, tuple(int(dim.dim_value) for dim in tensor.shape.dim))

@@ -1,0 +1,1 @@
+"""The ONNX files that mptune writes."""

@@ -1,0 +1,98 @@
+"""The model with a tap on every FP32 value: what it holds on real data, reduced inside the graph.
+
+Three small outputs per value instead of the value itself, so all tensors of a large model fit in memory at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.helper
+import onnx.numpy_helper
+
+from mptune.graph.casting.value_types import new_suffix
+from mptune.graph.loading.model import Model
+from mptune.graph.writing.assemble import bank_source, write_bytes
+from mptune.graph.writing.weights import WeightBank, inline_tensor
+
+
+@dataclass(frozen=True)
+class Tap:
+    """The names of the outputs that describe one value.
+
+    Attributes:
+        tensor: the value in the model.
+        absmax: largest finite magnitude, a scalar.
+        non_finite: how many values are NaN or infinite, an FP32 scalar.
+        shape: int64, one entry per dimension.
+    """
+
+    tensor: str
+    absmax: str
+    non_finite: str
+    shape: str
+
+
+def observed_tensors(model: Model) -> tuple[str, ...]:
+    """The FP32 values that are tapped: graph inputs and everything computed, in topological order."""
+    names = [i.name for i in model.inputs]
+    names += [out for node in model.nodes for out in node.outputs if out and out not in model.initializers]
+    return tuple(n for n in names if model.info(n).is_float32 and 0 not in (model.info(n).shape or ()))
+
+
+def write_observing_model(model: Model, bank: WeightBank | None, path: Path) -> tuple[Tap, ...]:
+    """Write the tapped model to ``path`` (in the bank's folder, if there is one). Its outputs are the taps only.
+
+    Raises:
+        RunError: the file cannot be written, or the disk is full.
+    """
+    suffix = new_suffix(model, "tap")
+    proto = onnx.ModelProto(ir_version=max(model.proto.ir_version, 4))
+    proto.opset_import.extend(model.proto.opset_import)
+    graph = proto.graph
+    graph.name = "observe"
+    graph.input.extend(model.proto.graph.input)
+    graph.sparse_initializer.extend(model.proto.graph.sparse_initializer)
+    for node in model.nodes:
+        graph.node.add().CopyFrom(node.proto)
+        graph.node[-1].name = node.name
+    source = inline_tensor if bank is None else bank_source(bank)
+    for constant in model.initializers.values():
+        if constant.node_index is None:
+            graph.initializer.append(source(constant, constant.name, False))
+    infinity, zero = f"infinity{suffix}", f"zero{suffix}"
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array(np.inf, np.float32), infinity))
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array(0, np.float32), zero))
+    taps = tuple(_tap(graph, tensor, suffix, infinity, zero) for tensor in observed_tensors(model))
+    write_bytes(path, proto.SerializeToString(deterministic=True))
+    return taps
+
+
+def _tap(graph: onnx.GraphProto, tensor: str, suffix: str, infinity: str, zero: str) -> Tap:
+    """Append the nodes that reduce one value. NaN compares false with everything, so it counts as not finite."""
+
+    def add(op: str, inputs: list[str], what: str, **attributes: Any) -> str:
+        out = f"{tensor}.{what}{suffix}"
+        graph.node.append(onnx.helper.make_node(op, inputs, [out], name=out, **attributes))
+        return out
+
+    magnitude = add("Abs", [tensor], "abs")
+    finite = add("Less", [magnitude, infinity], "finite")
+    kept = add("Where", [finite, magnitude, zero], "kept")
+    largest = add("ReduceMax", [kept], "largest", keepdims=0)
+    absmax = add("Max", [largest, zero], "absmax")  # of no values at all: 0, not -infinity
+    infinite = add("Not", [finite], "not_finite")
+    ones = add("Cast", [infinite], "ones", to=onnx.TensorProto.FLOAT)
+    count = add("ReduceSum", [ones], "count", keepdims=0)
+    shape = add("Shape", [tensor], "shape")
+    for name, code, dims in (
+        (absmax, onnx.TensorProto.FLOAT, []),
+        (count, onnx.TensorProto.FLOAT, []),
+        (shape, onnx.TensorProto.INT64, [None]),
+    ):
+        graph.output.append(onnx.helper.make_tensor_value_info(name, code, dims))
+    return Tap(tensor, absmax, count, shape)

@@ -1,0 +1,191 @@
+"""One emulation for many plans: a boolean input for each group switches its roundings while the model runs.
+
+What ``emulate`` writes for one plan, this writes for all plans of chosen groups, so that no session is opened for each.
+A value of these groups is rounded in a branch of an If, or it is always rounded and a Where takes one of both: an If
+spares a CPU most of the work, and would have a GPU wait for the host each time. Such a model may begin at a waist, with
+the values that lead there as its inputs: the groups before it are FP32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx.helper
+
+from mptune.graph.casting.value_types import Flow, new_suffix
+from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.loading.model import Model, Node
+from mptune.graph.writing.assemble import bank_source, write_bytes
+from mptune.graph.writing.emulate import needs_rounding
+from mptune.graph.writing.rewrite import FP16, FP32
+from mptune.graph.writing.waists import Waist
+from mptune.graph.writing.weights import WeightBank
+
+_BEFORE_ALL = Waist()
+
+
+class SwitchedEmulator:
+    """Writes switched emulations of one model."""
+
+    def __init__(self, model: Model, groups: Sequence[LayerGroup], bank: WeightBank, *, branches: bool = False) -> None:
+        """Prepare for one model.
+
+        Args:
+            model: the model.
+            groups: all of them.
+            bank: its weights.
+            branches: round in branches of an If, not beside a Where.
+        """
+        self._flow = Flow(model, groups)
+        self._bank = bank
+        self._branches = branches
+        kinds = ("switch", "raw", "half", "rounded", "same", "chosen")
+        self._suffix = {kind: new_suffix(model, kind) for kind in kinds}
+        self.switches: Mapping[str, str] = {group.id: group.id + self._suffix["switch"] for group in groups}
+        """Group id -> name of the scalar boolean input that puts it in FP16."""
+
+    def write(self, path: Path, switched: Collection[str], start: Waist = _BEFORE_ALL) -> Path:
+        """Write the emulation of all plans with no group but these in FP16 to ``path``, in the weight bank's folder.
+
+        Args:
+            path: of the file.
+            switched: ids of the groups that have a switch; none of their nodes lies before ``start``.
+            start: its tensors become inputs, and no node before it is there.
+
+        Raises:
+            RunError: the file cannot be written, or the disk is full.
+        """
+        switches = {g: name for g, name in self.switches.items() if g in switched}
+        writing = _Writing(self._flow, self._suffix, switches, branches=self._branches)
+        for node in self._flow.model.nodes[start.last + 1 :]:
+            writing.add(node)
+        return write_bytes(path, writing.finish(self._bank, start.tensors, self._flow.model.proto.graph.output))
+
+    def write_head(self, path: Path, waists: Sequence[Waist]) -> Path:
+        """Write the FP32 model whose outputs are the tensors of these waists.
+
+        Raises:
+            RunError: the file cannot be written, or the disk is full.
+        """
+        model = self._flow.model
+        writing = _Writing(self._flow, self._suffix, {}, branches=False)
+        for node in model.nodes[: max(waist.last for waist in waists) + 1]:
+            writing.add(node)
+        tensors = dict.fromkeys(tensor for waist in waists for tensor in waist.tensors)
+        return write_bytes(path, writing.finish(self._bank, (), [_value(model, tensor) for tensor in tensors]))
+
+
+class _Writing:
+    """One model while it is written."""
+
+    def __init__(self, flow: Flow, suffix: Mapping[str, str], switches: Mapping[str, str], *, branches: bool) -> None:
+        self._flow = flow
+        self._model = flow.model
+        self._suffix = suffix
+        self._branches = branches
+        ids = [group.id for group in flow.groups]
+        self._switch = {ids.index(group): name for group, name in switches.items()}
+        self._maker = {
+            node.outputs[slot]: flow.group_of[node.index]
+            for node, rule in zip(flow.model.nodes, flow.rules, strict=True)
+            for slot in rule.outputs
+        }
+        self._graph = onnx.GraphProto(name="emulation")
+        self._made: set[str] = set()
+        self._read: set[str] = set()
+        self._halves: set[str] = set()
+
+    def add(self, node: Node) -> None:
+        """Append a node, with what its group's switch rounds before and behind it."""
+        if node.op_type == "Constant" and node.outputs[0] in self._model.initializers:
+            return
+        rule, group = self._flow.rules[node.index], self._flow.group_of[node.index]
+        inputs, outputs, behind = list(node.inputs), list(node.outputs), []
+        switch = self._switch.get(group)
+        if switch is not None:
+            for slot in rule.inputs:
+                if self._maker.get(inputs[slot]) != group:
+                    inputs[slot] = self._chosen(inputs[slot], group, switch)
+            behind = [slot for slot in rule.outputs if needs_rounding(self._flow, node)]
+        for slot in behind:
+            outputs[slot] += self._suffix["raw"]
+        self._read.update(inputs, node.captures)
+        proto = self._graph.node.add()
+        proto.CopyFrom(node.proto)
+        proto.name = node.name
+        proto.input[:], proto.output[:] = inputs, outputs
+        for slot in behind:
+            self._choose(switch or "", outputs[slot], node.outputs[slot])
+
+    def _chosen(self, tensor: str, group: int, switch: str) -> str:
+        """What the nodes of a group read in place of a value that is not the group's own."""
+        result = f"{tensor}.{group}{self._suffix['chosen']}"
+        if result not in self._made:
+            self._choose(switch, tensor, result)
+        return result
+
+    def _choose(self, switch: str, tensor: str, result: str) -> None:
+        """Append what computes ``result``: the value, rounded where the switch is on."""
+        self._read.update((switch, tensor))
+        if self._branches:
+            same = result + self._suffix["same"]
+            branches = {
+                "then_branch": _branch(self._rounding(tensor, result)),
+                "else_branch": _branch([_node("Identity", [tensor], same)]),
+            }
+            self._append(_node("If", [switch], result, **branches))
+            return
+        rounding = self._rounding(tensor, tensor)
+        rounded = rounding[-1].output[0]
+        if rounded not in self._made:
+            self._append(*rounding)
+        self._append(_node("Where", [switch, rounded, tensor], result))
+
+    def _rounding(self, tensor: str, stem: str) -> list[onnx.NodeProto]:
+        """The nodes that take the value to FP16 and back; constants are stored in FP16 too."""
+        half, rounded = stem + self._suffix["half"], stem + self._suffix["rounded"]
+        if tensor in self._flow.constants:
+            self._halves.add(tensor)
+            return [_node("Cast", [tensor + self._suffix["half"]], rounded, to=FP32)]
+        return [_node("Cast", [tensor], half, to=FP16), _node("Cast", [half], rounded, to=FP32)]
+
+    def _append(self, *nodes: onnx.NodeProto) -> None:
+        self._made.update(node.output[0] for node in nodes)
+        self._graph.node.extend(nodes)
+
+    def finish(self, bank: WeightBank, entered: Sequence[str], outputs: Sequence[onnx.ValueInfoProto]) -> bytes:
+        """The model, with inputs and constants for what its nodes read."""
+        source, model, graph = bank_source(bank), self._model, self._graph
+        read = self._read | {output.name for output in outputs}
+        for name, constant in model.initializers.items():
+            if name in read:
+                graph.initializer.append(source(constant, name, False))
+            if name in self._halves:
+                graph.initializer.append(source(constant, name + self._suffix["half"], True))
+        graph.sparse_initializer.extend(s for s in model.proto.graph.sparse_initializer if s.values.name in read)
+        graph.input.extend(value for value in model.proto.graph.input if value.name in read)
+        graph.input.extend(_value(model, name) for name in entered if name in read)
+        for switch in self._switch.values():
+            graph.input.append(onnx.helper.make_tensor_value_info(switch, onnx.TensorProto.BOOL, []))
+        graph.output.extend(outputs)
+        proto = onnx.ModelProto(ir_version=max(model.proto.ir_version, 4), graph=graph)
+        proto.opset_import.extend(model.proto.opset_import)
+        return bytes(proto.SerializeToString(deterministic=True))
+
+
+def _node(op_type: str, inputs: Sequence[str], output: str, **attributes: Any) -> onnx.NodeProto:
+    return onnx.helper.make_node(op_type, inputs, [output], name=output, **attributes)
+
+
+def _branch(nodes: Sequence[onnx.NodeProto]) -> onnx.GraphProto:
+    """A subgraph that reads the graph around it, and whose last node computes its FP32 output."""
+    output = onnx.helper.make_tensor_value_info(nodes[-1].output[0], FP32, None)
+    return onnx.helper.make_graph(nodes, nodes[-1].name, [], [output])
+
+
+def _value(model: Model, name: str) -> onnx.ValueInfoProto:
+    code = onnx.TensorProto.DataType.Value(model.info(name).dtype.upper())
+    return onnx.helper.make_tensor_value_info(name, code, None)

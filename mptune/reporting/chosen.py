@@ -1,0 +1,191 @@
+"""The ``chosen/`` directory: the mixed model, its plan, a script that runs it, and a page of text about it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from string import Template
+
+from mptune import __version__
+from mptune.engines.environment import Environment
+from mptune.errors import RunError
+from mptune.files import link_or_copy
+from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.loading.model import Model
+from mptune.graph.writing.rewrite import Rewriter
+from mptune.graph.writing.weights import WeightBank
+from mptune.reporting.text import (
+    environment_facts,
+    explain_kept,
+    format_error,
+    format_ms,
+    format_speedup,
+    read_template,
+    weightiest,
+)
+from mptune.targets.costs import is_convolutional
+from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.front import Front
+
+ENGINE_FILE = "model.engine"
+"""The very engine that was measured, where the toolchain builds files: another build may choose other kernels."""
+
+OWN_FILES = frozenset({"model.onnx", "model.onnx.data", ENGINE_FILE, "plan.json", "infer.py", "README.txt"})
+"""What mptune writes into ``chosen/`` and may replace. Everything else there belongs to the user."""
+
+MOST_KEPT = 12
+"""So many FP32 groups are named in README.txt."""
+
+
+def write_chosen(
+    front: Front,
+    evaluation: Evaluation,
+    model: Model,
+    groups: Sequence[LayerGroup],
+    directory: Path,
+    environment: Environment | None,
+    bank: WeightBank | None = None,
+) -> None:
+    """Write the directory anew, as one step: a reader sees the old one or the new one, never half of each.
+
+    Files in it that are not mptune's own are carried over.
+
+    Args:
+        front: where the plan was chosen.
+        evaluation: the plan to write, with its figures.
+        model: the user's model.
+        groups: its layer groups.
+        directory: ``RUN/chosen``; its parent must exist.
+        environment: where the figures were taken; None where it is not known.
+        bank: the run's weight bank; None converts the weights again.
+
+    Raises:
+        RunError: the directory cannot be written, or the disk is full.
+        PlanError: the plan does not fit the model.
+    """
+    fresh = directory.with_name(f".{directory.name}.new")
+    old = directory.with_name(f".{directory.name}.old")
+    try:
+        _recover(directory, fresh, old)
+        fresh.mkdir()
+        rewriter = Rewriter(model, groups, bank)
+        rewriter.export(evaluation.plan, fresh / "model.onnx")
+        plan = evaluation.plan.to_json(rewriter.node_precisions(evaluation.plan))
+        (fresh / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
+        (fresh / "infer.py").write_text(_infer(model), encoding="utf-8")
+        engine = _engine(evaluation, directory)
+        (fresh / "README.txt").write_text(_readme(front, evaluation, environment, engine), encoding="utf-8")
+        if engine is not None:
+            link_or_copy(str(engine), str(fresh / ENGINE_FILE))
+        _carry_over(directory, fresh)
+        if directory.exists():
+            directory.rename(old)
+        fresh.rename(directory)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        raise RunError(
+            f"cannot write {directory}: {error.strerror or error}",
+            "check the permissions and the free space, then run `mptune pick` again",
+        ) from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _engine(evaluation: Evaluation, directory: Path) -> Path | None:
+    """The plan's engine: in the run's own folder, since a run may have been moved, or where it was when measured."""
+    if evaluation.engine_path is None:
+        return None
+    recorded = Path(evaluation.engine_path)
+    return next((path for path in (directory.parent / "engines" / recorded.name, recorded) if path.is_file()), None)
+
+
+def _recover(directory: Path, fresh: Path, old: Path) -> None:
+    """Undo what an interrupted writer left: between its two renames the user's files lie in ``old`` alone."""
+    if old.exists() and not directory.exists():
+        old.rename(directory)
+    for leftover in (fresh, old):
+        if leftover.exists():
+            shutil.rmtree(leftover)
+
+
+def _carry_over(directory: Path, fresh: Path) -> None:
+    """Give the user's own files a place in the new directory, without copying their bytes where links work."""
+    if not directory.is_dir():
+        return
+    for entry in directory.iterdir():
+        if entry.name in OWN_FILES:
+            continue
+        target = fresh / entry.name
+        if entry.is_symlink():
+            target.symlink_to(entry.readlink())
+        elif entry.is_dir():
+            shutil.copytree(entry, target, symlinks=True, copy_function=link_or_copy)
+        else:
+            link_or_copy(str(entry), str(target))
+
+
+def _infer(model: Model) -> str:
+    # The search goes by shapes that it observed, which are not at hand here: declared ones tell much the same.
+    use_tf32 = "1" if is_convolutional(model, {}) else "0"
+    return Template(read_template("infer.py.in")).substitute(use_tf32=use_tf32)
+
+
+def _readme(front: Front, evaluation: Evaluation, environment: Environment | None, engine: Path | None) -> str:
+    latency, held_out = evaluation.latency, evaluation.held_out_value
+    low, high = latency.ci95_ms
+    measured = latency.source == "measured"
+    plan = evaluation.plan
+    machine = [] if environment is None else environment_facts(environment)
+    facts = {
+        "version": __version__,
+        "model": front.model_path,
+        "sha256": front.model_sha256,
+        "plan": plan.fingerprint,
+        "origin": evaluation.origin,
+        "kept": _kept(front, evaluation),
+        "engine_file": _engine_line(engine),
+        "fp16_groups": len(plan.fp16_groups),
+        "groups": len(plan.precision),
+        "reason": front.chosen_reason,
+        "latency": f"{format_ms(latency.median_ms)} ms (median), {latency.source.upper()}",
+        "latency_detail": (
+            f"95 % interval {format_ms(low)} to {format_ms(high)} ms, p99 {format_ms(latency.p99_ms)} ms"
+            if measured
+            else "by a roofline of the device, not timed on it: measure on the device before you rely on it"
+        ),
+        "fp32_latency": f"{format_ms(front.fp32.latency.median_ms)} ms",
+        "speedup": format_speedup(evaluation.speedup),
+        "error": f"{format_error(evaluation.error_value)} {front.metric}, {evaluation.error_source.upper()}",
+        "held_out": format_error(held_out) if held_out is not None else "not taken",
+        "error_detail": (
+            "on the outputs of the target's own engine"
+            if evaluation.error_source == "measured"
+            else "by the FP32 model with explicit roundings to FP16"
+        ),
+        "confirmed": "yes, in fresh processes" if evaluation.confirmed else "no",
+        "target": front.target,
+        "engine": front.engine,
+        "device": front.device,
+        "environment": "\n".join(f"{name:<16} {value}" for name, value in machine),
+        "warnings": "\n".join(f"  - {text}" for text in (*front.warnings, *evaluation.warnings)) or "  none",
+    }
+    return Template(read_template("README.txt.in")).substitute(facts)
+
+
+def _engine_line(engine: Path | None) -> str:
+    if engine is None:
+        return ""
+    return f"\n{ENGINE_FILE} the very engine that was measured: for this GPU and this version of its library alone"
+
+
+def _kept(front: Front, evaluation: Evaluation) -> str:
+    """The FP32 groups with their reasons, the weightiest first."""
+    kept = weightiest(front.explanation.of(evaluation.plan.fingerprint))
+    lines = [f"  - {explain_kept(group)}" for group in kept[:MOST_KEPT]]
+    if len(kept) > MOST_KEPT:
+        lines.append(f"  - and {len(kept) - MOST_KEPT} more: `mptune report RUN --explain` lists them")
+    if not lines:
+        lines.append("  none" if not evaluation.plan.fp32_groups else "  not known")
+    return "\n".join(lines)

@@ -1,0 +1,104 @@
+"""What a person reads of ``mptune report --explain``: every group by what FP16 costs and gains, then plan by plan."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+from rich.table import Table
+from rich.text import Text
+
+from mptune.reporting.terminal.console import make_console
+from mptune.reporting.text import (
+    REASON_WORDS,
+    cut_front,
+    format_error,
+    format_ms,
+    front_rows,
+    reasons_of,
+)
+from mptune.tuning.explanation import Reason
+
+if TYPE_CHECKING:
+    from mptune.tuning.explanation import GroupWorth
+    from mptune.tuning.front import Front
+
+WIDE = 116
+"""From this many columns on there is room for what the Casts cost."""
+
+_SHORTEST_NAME = 12
+
+
+def print_explanation(front: Front, stream: TextIO | None = None) -> None:
+    """Print what each group costs and gains, and why groups stay FP32 in each plan of the front.
+
+    Args:
+        front: what ``mptune.api.report`` returned.
+        stream: where to print; stdout by default.
+    """
+    console = make_console(sys.stdout if stream is None else stream)
+    explanation = front.explanation
+    if not explanation.groups:
+        console.print("this run holds nothing to explain it with: the same `mptune search` again adds it")
+        return
+    console.print(Text("groups, by error per millisecond gained", style="bold"))
+    console.print(_groups(explanation.groups, console.width))
+    console.print()
+    gains = explanation.gains_from
+    told = "not known: the search did not ask for them" if gains is None else f"from {gains}, Casts not counted"
+    wrap = not console.is_terminal
+    console.print(Text(f"errors: {front.metric} with this group alone in FP16; gains: {told}"), soft_wrap=wrap)
+    console.print(Text("FP16 in: points of the front; plan: what the chosen plan does"), soft_wrap=wrap)
+    console.print()
+    console.print(Text("groups in FP32 of each plan, the fastest first", style="bold"))
+    every = sorted(group.group for group in explanation.groups)  # Ids are in the order of the model.
+    for row in front_rows(front):
+        evaluation = row.evaluation
+        reasons = reasons_of(explanation.of(evaluation.plan.fingerprint), every)
+        told = "; ".join(f"{word} {ids}" for word, ids in reasons) or "none"
+        if evaluation.plan == front.fp32.plan:
+            told = "all: the baseline"
+        mark = ">" if row.is_chosen else " "
+        head = f"{mark} {evaluation.plan.fingerprint}  {format_ms(evaluation.latency.median_ms):>8} ms  "
+        console.print(Text(f"{head}{told}"), soft_wrap=wrap)
+
+
+def _groups(worths: tuple[GroupWorth, ...], width: int) -> Table:
+    with_casts = width >= WIDE
+    heads = ("group", "kind", "error", "gain ms", *(["Casts ms"] if with_casts else []), "error/ms", "FP16 in", "plan")
+    rows = [
+        (
+            worth.group,
+            worth.kind,
+            format_error(worth.one_group_error),
+            _format_gain(worth.gain_ms),
+            *([_format_gain(worth.casts_ms)] if with_casts else []),
+            _format_gain(worth.error_per_ms),
+            f"{worth.fp16_points}/{worth.points}",
+            _short_verdict(worth.verdict),
+        )
+        for worth in worths
+    ]
+    taken = sum(max(len(row[k]) for row in (heads, *rows)) + 2 for k in range(len(heads)))
+    left = max(width - taken, _SHORTEST_NAME)
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("group", no_wrap=True)
+    table.add_column("name", no_wrap=True)
+    table.add_column("kind", no_wrap=True)
+    for head in heads[2:-1]:
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column(heads[-1], no_wrap=True)
+    for worth, (group, *others) in zip(worths, rows, strict=True):
+        style = "" if worth.verdict == "FP16" else "yellow"
+        name = cut_front(worth.name, left)
+        table.add_row(*(Text(cell) for cell in (group, name, *others)), style=style)
+    return table
+
+
+def _format_gain(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2g}"
+
+
+def _short_verdict(verdict: str) -> str:
+    precision, _, reason = verdict.partition(": ")
+    return f"{precision}: {REASON_WORDS[Reason(reason)]}" if reason else verdict

@@ -1,0 +1,247 @@
+"""What a person reads of ``mptune inspect``: the model, its groups, its operators, its hazards, as tables."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TextIO
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from mptune.graph.plan import Precision
+from mptune.reporting.terminal.console import make_console
+from mptune.reporting.text import cut_front
+
+if TYPE_CHECKING:
+    from mptune.graph.hazards.find import Hazard
+    from mptune.graph.loading.tensors import TensorInfo
+    from mptune.inspection import Inspection
+    from mptune.targets.memory import MemoryNeed
+
+WIDE = 96
+"""From this many columns on there is room for the operators of each group."""
+
+_STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
+_MOST_PLACES = 6
+_OF_CONSTANTS = frozenset({"overflow", "vanishing", "epsilon", "int64"})
+
+
+def print_inspection(inspection: Inspection, stream: TextIO | None = None) -> None:
+    """Print what a model is made of for a person.
+
+    Args:
+        inspection: what ``mptune.api.inspect`` returned.
+        stream: where to print; stdout by default.
+    """
+    console = make_console(sys.stdout if stream is None else stream)
+    for name, value in _facts(inspection):
+        _fact(console, name, value)
+    _section(console, "groups")
+    console.print(_groups(inspection, console.width))
+    _pins(console, inspection)
+    _section(console, "operators")
+    console.print(_operators(inspection))
+    _hazards(console, inspection)
+    for text in inspection.warnings:
+        console.print(Text(f"warning: {text}", style="yellow"), soft_wrap=not console.is_terminal)
+
+
+def quantity(value: float, unit: str) -> str:
+    """A number with three digits and a decimal prefix, such as ``1.23 GFLOP``."""
+    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= 0.9995 * size:
+            digits = value / size
+            return f"{digits:.{2 if digits < 9.995 else 1 if digits < 99.95 else 0}f} {prefix}{unit}"
+    return f"{value:.0f} {unit}"
+
+
+def _section(console: Console, title: str) -> None:
+    console.print()
+    console.print(Text(title, style="bold"))
+
+
+def _facts(inspection: Inspection) -> list[tuple[str, str]]:
+    model = inspection.model
+    groups = inspection.groups
+    pinned = sum(g.pin is not None for g in groups)
+    patterns = len({g.group.pattern for g in groups})
+    traffic = [
+        sum(getattr(g.cost, name) for g in groups) + getattr(inspection.rest, name)
+        for name in ("fp32_bytes", "fp16_bytes")
+    ]
+    return [
+        ("model", f"{model.path} (sha256 {model.sha256[:12]}), opset {model.opset}, {len(model.nodes)} nodes"),
+        ("weights", f"{quantity(inspection.parameters, '').strip()} values, {quantity(inspection.weight_bytes, 'B')}"),
+        ("inputs", ", ".join(_value(info) for info in model.inputs)),
+        ("outputs", ", ".join(_value(info) for info in model.outputs)),
+        (
+            "groups",
+            f"{len(groups)} at {inspection.granularity} granularity, {patterns} different;"
+            f" {len(groups) - pinned} free, {pinned} pinned (space {inspection.space})",
+        ),
+        (
+            "compute",
+            f"{quantity(inspection.flops, 'FLOP')} and {quantity(traffic[0], 'B')} of traffic in FP32"
+            f" ({quantity(traffic[1], 'B')} in FP16)",
+        ),
+        ("memory", _memory(inspection.memory)),
+        ("shapes", _shapes(inspection)),
+    ]
+
+
+def _memory(need: MemoryNeed) -> str:
+    """Weights and what is alive at once, in both precisions."""
+    parts = [
+        f"{quantity(need.total(precision), 'B')} in {precision.upper()} ({quantity(weights, 'B')} of weights, "
+        f"{quantity(activations, 'B')} of values at {peak or 'the inputs'})"
+        for precision, weights, activations, peak in (
+            (Precision.FP32, need.fp32_weights, need.fp32_activations, need.fp32_peak),
+            (Precision.FP16, need.fp16_weights, need.fp16_activations, need.fp16_peak),
+        )
+    ]
+    return "; ".join(parts)
+
+
+def _value(info: TensorInfo) -> str:
+    shape = (
+        "?" if info.shape is None else " x ".join("?" if dim is None else str(dim) for dim in info.shape) or "scalar"
+    )
+    return f"{info.name} {info.dtype} {shape}"
+
+
+def _shapes(inspection: Inspection) -> str:
+    unknown = f"; {inspection.unknown_shapes} values of unknown shape count little" if inspection.unknown_shapes else ""
+    if inspection.observed is not None:
+        return f"observed on {inspection.samples} samples of {inspection.observed}{unknown}"
+    if inspection.assumed:
+        sizes = ", ".join(f"{name} = {size}" for name, size in inspection.assumed.items())
+        return f"ASSUMED: {sizes} (--batch sets the batch, --data shows real ones){unknown}"
+    return f"fixed in the model{unknown}"
+
+
+def _groups(inspection: Inspection, width: int) -> Table:
+    """One row a group; names and operators are cut to what the other columns leave."""
+    total = inspection.flops or 1.0
+    fixed = [
+        (
+            item.group.id,
+            item.group.kind,
+            quantity(item.cost.flops, ""),
+            f"{item.cost.flops / total:.1%}",
+            quantity(item.cost.fp32_bytes, "B"),
+            f"x{item.repeats}" if item.repeats > 1 else "",
+            "free" if item.pin is None else f"{str(item.pin.precision).upper()} pinned",
+        )
+        for item in inspection.groups
+    ]
+    heads = ("id", "kind", "FLOP", "share", "bytes", "same", "precision")
+    taken = sum(max(len(row[k]) for row in (heads, *fixed)) + 2 for k in range(len(heads)))
+    left = max(width - taken, 20)
+    longest = max((len(item.group.name) for item in inspection.groups), default=0)
+    for_name = min(longest, left - 2 if width < WIDE else max(16, left - 2 - 14))
+    for_ops = left - for_name - 4 if width >= WIDE else 0
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for head in ("id", "name", "kind", *(["operators"] if for_ops > 0 else [])):
+        table.add_column(head, no_wrap=True)
+    for head in heads[2:-1]:
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column(heads[-1], no_wrap=True)
+    for item, (id_, kind, *figures, precision) in zip(inspection.groups, fixed, strict=True):
+        ops = [Text(_cut(_ops(item.group.ops), for_ops))] if for_ops > 0 else []
+        style = "" if item.pin is None else "yellow"
+        table.add_row(id_, Text(cut_front(item.group.name, for_name)), kind, *ops, *figures, Text(precision, style))
+    return table
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: max(0, width - 3)] + "..."
+
+
+def _ops(ops: Mapping[str, int]) -> str:
+    """The operators of a group, such as ``MatMul, Add x2``."""
+    return ", ".join(op if count == 1 else f"{op} x{count}" for op, count in ops.items())
+
+
+def _pins(console: Console, inspection: Inspection) -> None:
+    """Why groups are pinned, groups of the same reason together."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for item in inspection.groups:
+        if item.pin is not None:
+            reasons.setdefault((str(item.pin.precision).upper(), item.pin.reason), []).append(item.group.id)
+    if reasons:
+        _section(console, "pinned")
+    for (precision, reason), ids in reasons.items():
+        _indented(console, Text.assemble((f"{precision} ", "yellow"), _places(ids), f": {reason}"), 0)
+
+
+def _operators(inspection: Inspection) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("operator", no_wrap=True)
+    for name in ("nodes", "in groups", "FLOP", "share"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if any(operator.fixed for operator in inspection.operators):
+        table.add_column("the others have no precision, because", overflow="fold")
+    total = inspection.flops or 1.0
+    for operator in inspection.operators:
+        table.add_row(
+            Text(operator.name),
+            str(operator.count),
+            str(operator.grouped),
+            quantity(operator.flops, "") if operator.grouped else "-",
+            f"{operator.flops / total:.1%}" if operator.grouped else "-",
+            *([Text(operator.fixed)] if len(table.columns) > 5 else []),
+        )
+    return table
+
+
+def _hazards(console: Console, inspection: Inspection) -> None:
+    """One entry for each reason and cure, with all the places where it holds."""
+    counts = {s: sum(h.severity == s for h in inspection.hazards) for s in _STYLES}
+    told = ", ".join(f"{count} {severity}{'s' if count > 1 else ''}" for severity, count in counts.items() if count)
+    _section(console, f"hazards: {told.replace('infos', 'info') or 'none found'}")
+    if inspection.observed is None:
+        console.print(Text("values were not observed: give --data", style="dim"), soft_wrap=not console.is_terminal)
+    merged: dict[tuple[str, str, str, str], list[Hazard]] = {}
+    for hazard in inspection.hazards:
+        merged.setdefault((hazard.severity, hazard.kind, hazard.reason, hazard.cure), []).append(hazard)
+    for (severity, kind, reason, cure), hazards in merged.items():
+        where = _places([_where(h) for h in hazards])
+        head = Text.assemble((severity, _STYLES[severity]), f" {kind}: {where}")
+        _indented(console, head, 0)
+        _indented(console, Text(reason), 2)
+        _indented(console, Text(f"-> {cure}", style="dim"), 2)
+
+
+def _where(hazard: Hazard) -> str:
+    """Group and node, and which of the values that the node reads where that is not plain."""
+    parts = [hazard.group, hazard.node, hazard.tensor if hazard.kind in _OF_CONSTANTS or not hazard.node else None]
+    return " ".join(part for part in parts if part)
+
+
+def _places(places: Sequence[str]) -> str:
+    unique = list(dict.fromkeys(places))
+    more = f" and {len(unique) - _MOST_PLACES} more" if len(unique) > _MOST_PLACES else ""
+    return ", ".join(unique[:_MOST_PLACES]) + more
+
+
+def _indented(console: Console, text: Text, columns: int) -> None:
+    """A paragraph that keeps its indentation where it wraps; one line where no terminal wraps it."""
+    if console.is_terminal:
+        console.print(Padding(text, (0, 0, 0, columns)))
+    else:
+        console.print(Text(" " * columns).append_text(text), soft_wrap=True)
+
+
+def _fact(console: Console, name: str, value: str) -> None:
+    """A name and a paragraph beside it."""
+    if not console.is_terminal:
+        console.print(Text(f"{name:<9}{value}"), soft_wrap=True)
+        return
+    grid = Table.grid(padding=(0, 0))
+    grid.add_column(width=9, style="dim")
+    grid.add_column(overflow="fold")
+    grid.add_row(name, Text(value))
+    console.print(grid)

@@ -1,0 +1,193 @@
+"""What a person sees while a search runs, on stderr: a few live lines in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TextIO
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from mptune.engines.base import Failure, Progress
+from mptune.graph.plan import PrecisionPlan
+from mptune.reporting.terminal.console import make_console
+from mptune.reporting.text import format_duration, format_error, format_ms, format_speedup, group_counts
+from mptune.tuning.evaluation import Evaluation
+
+RECENT_FAILURES = 3
+
+
+class TerminalListener:
+    """Shows a search while it runs; the ``Listener`` of ``mptune.tuning.steps.tuner``.
+
+    In a terminal a few lines are redrawn at the bottom, and warnings and failures stay above them. Elsewhere (a pipe,
+    a log file, CI) there is one plain line per event. Use it as a context manager, so that the terminal is left clean.
+
+    Args:
+        stream: where to write; stderr by default.
+        max_error: the limit asked for, so that the best plan so far can be named.
+        max_latency_ms: likewise.
+    """
+
+    def __init__(
+        self, stream: TextIO | None = None, max_error: float | None = None, max_latency_ms: float | None = None
+    ) -> None:
+        self._console = make_console(sys.stderr if stream is None else stream)
+        self._max_error = max_error
+        self._max_latency_ms = max_latency_ms
+        self._stage = "starting"
+        self._detail = ""
+        self._done = 0
+        self._budget = 0
+        self._resumed_from: int | None = None
+        self._best: Evaluation | None = None
+        self._last: Evaluation | None = None
+        self._failures: list[str] = []
+        self._warned: set[str] = set()
+        self._started_s = time.monotonic()
+        self._searching_since_s: float | None = None
+        self._live: Live | None = None
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> TerminalListener:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def stage(self, text: str) -> None:
+        """Say what is being done now."""
+        self._stage, self._detail = text, ""
+        if self._live is None:
+            self._print(text)
+
+    def evaluated(self, evaluation: Evaluation, done: int, budget: int) -> None:
+        """Show a plan that was built, run and timed."""
+        self._advance(done, budget)
+        self._last = evaluation
+        if self._is_better(evaluation):
+            self._best = evaluation
+        if self._live is None:
+            self._print(f"[{done:>{len(str(budget))}}/{budget}] {_line(evaluation)}")
+
+    def failed(self, plan: PrecisionPlan, origin: str, failure: Failure | str, done: int, budget: int) -> None:
+        """Show a plan that gave no result, with why and where the log lies."""
+        self._advance(done, budget)
+        text = f"failed: {describe_failure(failure)} (plan {plan.fingerprint}, {origin})"
+        self._failures.append(text)
+        if self._live is None:
+            self._print(f"[{done:>{len(str(budget))}}/{budget}] {text}")
+
+    def building(self, progress: Progress) -> None:
+        """Show how far a build is; only where lines are redrawn."""
+        self._detail = f": {progress.phase.lower()}, {progress.done} of {progress.steps}"
+
+    def warning(self, text: str) -> None:
+        """Show a warning once; it stays visible."""
+        if text not in self._warned:
+            self._warned.add(text)
+            self._print(f"warning: {text}", style="yellow")
+
+    def _print(self, text: str, style: str = "") -> None:
+        self._console.print(Text(text, style=style), soft_wrap=self._live is None)
+
+    def _advance(self, done: int, budget: int) -> None:
+        if self._resumed_from is None:
+            self._resumed_from = done - 1
+            self._searching_since_s = time.monotonic()
+        self._done, self._budget, self._detail = done, budget, ""
+        if done < budget:
+            self._stage = f"evaluating plan {done + 1}"
+
+    def _is_better(self, candidate: Evaluation) -> bool:
+        """Whether the candidate serves the limit asked for better than the best so far."""
+        if not candidate.is_finite:
+            return False
+        if self._max_error is not None and candidate.error_value > self._max_error:
+            return False
+        slow = self._max_latency_ms is not None and candidate.latency.median_ms > self._max_latency_ms
+        if self._best is None or slow:
+            return self._best is None and not slow
+        if self._max_latency_ms is not None and self._max_error is None:
+            return candidate.error_value < self._best.error_value
+        return candidate.latency.median_ms < self._best.latency.median_ms
+
+    def _best_label(self) -> str:
+        if self._max_latency_ms is not None and self._max_error is None:
+            return f"most exact within {self._max_latency_ms:g} ms"
+        if self._max_error is not None:
+            return f"fastest with error <= {self._max_error:g}"
+        return "fastest"
+
+    def _render(self) -> RenderableType:
+        """The lines that are redrawn at the bottom of the terminal."""
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="dim", no_wrap=True, min_width=len(self._best_label()))
+        grid.add_column(no_wrap=True, overflow="ellipsis")
+        grid.add_row("now", Text(self._stage + self._detail))
+        if self._best is not None:
+            grid.add_row(self._best_label(), Text(_line(self._best), style="green"))
+        elif self._done:
+            grid.add_row(self._best_label(), "none yet")
+        if self._last is not None:
+            grid.add_row("last", Text(_line(self._last)))
+        if self._failures:
+            count = len(self._failures)
+            grid.add_row("failures", Text(f"{count}, latest:" if count > 1 else "1:"))
+            for text in self._failures[-RECENT_FAILURES:]:
+                grid.add_row("", Text(text, style="red"))
+        return Group(self._progress(), grid)
+
+    def _progress(self) -> RenderableType:
+        bar = Table.grid(padding=(0, 2))
+        elapsed = format_duration(time.monotonic() - self._started_s)
+        if not self._budget:
+            bar.add_row("mptune", elapsed)
+            return bar
+        bar.add_row(
+            "mptune",
+            ProgressBar(total=self._budget, completed=self._done, width=30),
+            f"{self._done}/{self._budget}",
+            elapsed,
+            self._remaining(),
+        )
+        return bar
+
+    def _remaining(self) -> str:
+        fresh = self._done - (self._resumed_from or 0)
+        left = self._budget - self._done
+        if self._searching_since_s is None or fresh < 3 or left <= 0:
+            return ""
+        per_plan = (time.monotonic() - self._searching_since_s) / (fresh - 1)
+        return f"about {format_duration(per_plan * left)} left"
+
+
+def describe_failure(failure: Failure | str) -> str:
+    """One line: the stage, the kind, the message, and where the log lies."""
+    if isinstance(failure, str):
+        return failure
+    log = "" if failure.log_path is None else f"; log: {failure.log_path}"
+    return f"{failure.stage.value}: {failure.kind.value}: {failure.message}{log}"
+
+
+def _line(evaluation: Evaluation) -> str:
+    latency = evaluation.latency
+    predicted = "" if latency.source == "measured" else " predicted"
+    emulated = "" if evaluation.error_source == "measured" else " emulated"
+    return (
+        f"{format_ms(latency.median_ms)} ms{predicted}  {format_speedup(evaluation.speedup)}  "
+        f"error {format_error(evaluation.error_value)}{emulated}  "
+        f"{group_counts(evaluation.plan)} FP16/FP32  {evaluation.origin.removeprefix('seed: ')}"
+    )

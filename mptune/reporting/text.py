@@ -1,0 +1,250 @@
+"""Numbers as people read them, and the rows of the front: shared by the terminal, the page and README.txt."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from mptune.engines.environment import Environment, GpuState
+from mptune.graph.plan import PrecisionPlan
+from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.explanation import Kept, Reason
+from mptune.tuning.front import Front
+
+REASON_WORDS = {
+    Reason.PINNED: "pinned",
+    Reason.OVERFLOW: "overflow",
+    Reason.ERROR: "error",
+    Reason.BOUNDARIES: "Casts",
+    Reason.UNTRIED: "not tried",
+    Reason.UNKNOWN: "unknown",
+}
+"""Reasons in a word each, for tables; in the order in which they are listed."""
+
+
+def read_template(name: str) -> str:
+    """The text of a file under ``mptune/reporting/templates``."""
+    return (resources.files("mptune.reporting") / "templates" / name).read_text(encoding="utf-8")
+
+
+def format_ms(value: float) -> str:
+    """Milliseconds without the unit, to the microsecond, finer under 0.1 ms and coarser from 100 ms on."""
+    if not math.isfinite(value):
+        return "-"
+    return f"{value:.{5 if value < 0.1 else 3 if value < 100 else 1}f}"
+
+
+def format_error(value: float | None) -> str:
+    """An error to two significant digits; ``-`` where it was not taken."""
+    if value is None:
+        return "-"
+    if not math.isfinite(value):
+        return "not finite"
+    if value == 0:
+        return "0"
+    return f"{value:.1e}" if abs(value) < 0.1 or abs(value) >= 1000 else f"{value:.3g}"
+
+
+def format_speedup(value: float) -> str:
+    """A ratio of latencies, such as ``2.31x``."""
+    return f"{value:.2f}x" if math.isfinite(value) else "-"
+
+
+def format_interval(evaluation: Evaluation) -> str:
+    """Half the width of the 95 % interval of a measured median, in percent; empty for a predicted one."""
+    latency = evaluation.latency
+    low, high = latency.ci95_ms
+    if latency.source != "measured" or not latency.median_ms > 0 or not math.isfinite(high - low):
+        return ""
+    return f"+-{(high - low) / 2 / latency.median_ms * 100:.1f}%"
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds as ``45 s``, ``3 min 20 s`` or ``2 h 5 min``."""
+    total = max(0, round(seconds))
+    if total < 60:
+        return f"{total} s"
+    if total < 3600:
+        minutes, rest = divmod(total, 60)
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, rest = divmod(total, 3600)
+    return f"{hours} h {rest // 60} min" if rest >= 60 else f"{hours} h"
+
+
+def group_counts(plan: PrecisionPlan) -> str:
+    """FP16 groups / FP32 groups."""
+    return f"{len(plan.fp16_groups)}/{len(plan.fp32_groups)}"
+
+
+def short_path(path: Path) -> str:
+    """The path relative to the working directory where it lies below it."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def cut_front(text: str, width: int) -> str:
+    """The end of a text that is too long, since names differ at their end."""
+    return text if len(text) <= width else "..." + text[len(text) - max(0, width - 3) :]
+
+
+def reason_counts(kept: Iterable[Kept], most: int = len(Reason)) -> str:
+    """How many groups stay FP32 for which reason, such as ``12 error, 2 Casts``.
+
+    Args:
+        kept: the groups.
+        most: so many of the reasons, those that hold most groups, are told.
+    """
+    counts = Counter(group.reason for group in kept)
+    told = [reason for reason, _ in counts.most_common(most)]
+    return ", ".join(f"{counts[reason]} {word}" for reason, word in REASON_WORDS.items() if reason in told)
+
+
+def id_ranges(ids: Iterable[str], every: Iterable[str]) -> str:
+    """Ids with neighbours drawn together, such as ``g000, g003-g007``.
+
+    Args:
+        ids: which to list.
+        every: all there are, in the order of the model.
+    """
+    place = {group: index for index, group in enumerate(every)}
+    runs: list[list[str]] = []
+    for group in sorted(ids, key=place.__getitem__):
+        if runs and place[group] == place[runs[-1][-1]] + 1:
+            runs[-1].append(group)
+        else:
+            runs.append([group])
+    return ", ".join(run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def reasons_of(kept: Iterable[Kept], every: Iterable[str]) -> list[tuple[str, str]]:
+    """The FP32 groups of a plan by reason: (the reason in a word, their ids)."""
+    groups, ids = list(kept), list(every)
+    found = ((word, [k.group for k in groups if k.reason is reason]) for reason, word in REASON_WORDS.items())
+    return [(word, id_ranges(held, ids)) for word, held in found if held]
+
+
+def explain_kept(kept: Kept) -> str:
+    """One FP32 group with its name and why it is FP32."""
+    reason = "pinned: " if kept.reason is Reason.PINNED else ""
+    return f"{kept.group} {kept.name}: {reason}{kept.why}"
+
+
+def weightiest(kept: Iterable[Kept]) -> list[Kept]:
+    """The groups whose reason a person wants to know first: overflow, large errors, Casts; pins last."""
+    ranks = {Reason.OVERFLOW: 0, Reason.ERROR: 1, Reason.PINNED: 3}
+    return sorted(kept, key=lambda k: (ranks.get(k.reason, 2), -(k.one_group_error or 0.0)))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table of a front.
+
+    Attributes:
+        evaluation: what the line shows.
+        marks: ``chosen``, ``all-FP32``, ``all-FP16``, ``not on the front``, ``not finite``; any of them.
+        on_front: whether no other plan dominates it.
+    """
+
+    evaluation: Evaluation
+    marks: tuple[str, ...]
+    on_front: bool
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether this is the plan in ``chosen/``."""
+        return "chosen" in self.marks
+
+    @property
+    def note(self) -> str:
+        """Who proposed the plan, and what else there is to say about it."""
+        words = [mark for mark in self.marks if mark != "chosen"]
+        origin = self.evaluation.origin.removeprefix("seed: ")
+        if origin.lower() not in {word.lower() for word in words}:
+            words.insert(0, origin)
+        return ", ".join(words)
+
+
+def front_rows(front: Front) -> tuple[Row, ...]:
+    """The points of the front and both baselines, sorted by latency."""
+    by_plan = {point.plan: point for point in front.points}
+    on_front = set(by_plan)
+    for extra in (front.chosen, front.fp32, front.fp16):
+        if extra is not None:
+            by_plan.setdefault(extra.plan, extra)
+    rows = []
+    for plan, evaluation in by_plan.items():
+        marks = []
+        if front.chosen is not None and plan == front.chosen.plan:
+            marks.append("chosen")
+        if plan == front.fp32.plan:
+            marks.append("all-FP32")
+        if front.fp16 is not None and plan == front.fp16.plan:
+            marks.append("all-FP16")
+        if not evaluation.is_finite:
+            marks.append("not finite")
+        elif plan not in on_front:
+            marks.append("not on the front")
+        rows.append(Row(evaluation, tuple(marks), plan in on_front))
+    return tuple(sorted(rows, key=lambda row: row.evaluation.latency.median_ms))
+
+
+def describe_engine(front: Front) -> str:
+    """The toolchain and the device that it is for; nothing runs on a device that is only predicted."""
+    if front.device in front.engine:
+        return front.engine
+    return f"{front.engine} {'on' if front.fp32.latency.source == 'measured' else 'for'} {front.device}"
+
+
+def latency_source(front: Front) -> str:
+    """Where the latencies come from, in words that cannot be mistaken."""
+    rows = front_rows(front)
+    sources = {row.evaluation.latency.source for row in rows}
+    if sources == {"measured"}:
+        confirmed = sum(row.evaluation.confirmed for row in rows if row.on_front)
+        again = f"; {confirmed} of {len(front.points)} points confirmed in fresh processes" if confirmed else ""
+        return f"measured on {front.device}{again}"
+    return f"PREDICTED for {front.target}: nothing was timed on that device"
+
+
+def error_source(front: Front) -> str:
+    """Where the errors come from, in words that cannot be mistaken."""
+    evaluations = [row.evaluation for row in front_rows(front)]
+    sources = {evaluation.error_source for evaluation in evaluations}
+    if sources == {"measured"}:
+        return f"{front.metric}, measured on the outputs of the target's own engine"
+    if sources == {"emulated"}:
+        return f"{front.metric}, emulated (FP32 graph with explicit FP16 roundings)"
+    return f"{front.metric}, measured or emulated (~) as marked"
+
+
+def unique(texts: Iterable[str]) -> tuple[str, ...]:
+    """The texts without repetitions, in their order."""
+    return tuple(dict.fromkeys(texts))
+
+
+def environment_facts(environment: Environment) -> list[tuple[str, str]]:
+    """The machine as (name, value) lines: system, CPU, GPUs or the Jetson, then the version of every package."""
+    facts = [("system", environment.os), ("CPU", f"{environment.cpu}, {environment.cpu_count} cores")]
+    facts += [(f"GPU {gpu.index}", _describe_gpu(gpu)) for gpu in environment.gpus] or [("GPU", "none")]
+    if environment.jetson is not None:
+        facts = [*facts[:2], *environment.jetson.facts()]
+    return [*facts, *sorted(environment.versions.items())]
+
+
+def _describe_gpu(gpu: GpuState) -> str:
+    parts = [gpu.name]
+    if gpu.memory_mb is not None:
+        parts.append(f"{gpu.memory_mb / 1024:.0f} GiB")
+    if gpu.driver:
+        parts.append(f"driver {gpu.driver}")
+    if gpu.sm_clock_mhz is not None and gpu.max_sm_clock_mhz is not None:
+        parts.append(f"{gpu.sm_clock_mhz:.0f} of {gpu.max_sm_clock_mhz:.0f} MHz")
+    if gpu.power_limit_w is not None:
+        parts.append(f"limit {gpu.power_limit_w:.0f} W")
+    return ", ".join(parts)

@@ -1,0 +1,277 @@
+"""Evaluation: a plan with what it cost and what it erred, and its two JSON forms (study and front.json)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from mptune.data.metrics.accuracy import OutputError
+from mptune.data.numbers import decode_float, encode_float
+from mptune.engines.base import Measurement
+from mptune.engines.timing.latency import Latency
+from mptune.graph.plan import PrecisionPlan
+
+EVALUATION_FORMAT = 1
+
+ORIGIN_FP32 = "seed: all-fp32"
+ORIGIN_FP16 = "seed: all-fp16"
+ORIGIN_SAMPLER = "sampler"
+
+
+EMULATION_FACTOR = 1.5
+"""An error that was measured and emulated a factor apart beyond this one is a warning (MEASURING.md)."""
+
+_APART = "its error is"
+_WHY = (
+    "the engine accumulates in FP16, fuses roundings away, or does not do what the plan says; look at the precisions of"
+    " its layers"
+)
+
+
+@dataclass(frozen=True)
+class EmulatedError:
+    """The error of one plan by emulation.
+
+    Attributes:
+        value: the objective statistic; ``inf`` where it is not finite.
+        samples: it is of so many of the first search samples; None where nobody counted them.
+    """
+
+    value: float
+    samples: int | None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A plan that was built, run and timed (or predicted and emulated).
+
+    Attributes:
+        plan: what was evaluated.
+        number: Optuna's number of the trial, for ordering and for the logs.
+        origin: who proposed it: ``"seed: all-fp32"``, ``"seed: all-fp16"``, ``"seed: ..."`` or ``"sampler"``.
+        latency: in milliseconds; drift-corrected where measured.
+        error: every named statistic on the search samples, per output and per sample.
+        metric: the objective statistic; another choice needs no new build (``with_metric``).
+        error_source: ``measured`` by the target's own engine, or ``emulated``.
+        speedup: median of all-FP32 / median of this one; above 1 is faster.
+        emulated: the objective statistic by emulation of some of the samples, kept beside a measured one; None where
+            the plan was not emulated.
+        held_out: the same statistics on the held-out samples; None until confirmed.
+        drift: factor already applied to ``latency`` (``mptune.engines.base.Measurement``).
+        build_s: seconds to build the engine.
+        engine_path: the engine file, where the toolchain builds one.
+        confirmed: measured again in fresh processes.
+        warnings: one line each, ending with what to do.
+    """
+
+    plan: PrecisionPlan
+    number: int
+    origin: str
+    latency: Latency
+    error: OutputError
+    metric: str
+    error_source: Literal["measured", "emulated"]
+    speedup: float
+    emulated: float | None = None
+    held_out: OutputError | None = None
+    drift: float = 1.0
+    build_s: float = 0.0
+    engine_path: str | None = None
+    confirmed: bool = False
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def from_measurement(
+        cls,
+        plan: PrecisionPlan,
+        measurement: Measurement,
+        *,
+        number: int,
+        origin: str,
+        metric: str,
+        baseline_ms: float | None,
+    ) -> Evaluation:
+        """Turn what a toolchain returned into an evaluation.
+
+        Args:
+            plan: what was evaluated.
+            measurement: what the toolchain returned for it.
+            number: Optuna's trial number.
+            origin: who proposed the plan.
+            metric: the objective statistic.
+            baseline_ms: median of all-FP32; None where this is all-FP32 itself.
+        """
+        latency = measurement.latency
+        return cls(
+            plan=plan,
+            number=number,
+            origin=origin,
+            latency=latency,
+            error=measurement.error,
+            metric=metric,
+            error_source=measurement.error_source,
+            speedup=1.0 if baseline_ms is None else baseline_ms / latency.median_ms,
+            drift=measurement.drift,
+            build_s=measurement.build_s,
+            engine_path=None if measurement.engine_path is None else str(measurement.engine_path),
+            warnings=measurement.warnings,
+        )
+
+    def with_emulated(self, emulated: EmulatedError, fp32_error: float) -> Evaluation:
+        """The same evaluation with what the plan's emulation gave, and a warning where the two disagree.
+
+        Args:
+            emulated: of this plan.
+            fp32_error: of all-FP32 on this engine, which no emulation knows of.
+        """
+        both = replace(self, emulated=emulated.value)
+        if self.metric != "relative_l2" or not self.is_finite:  # other statistics do not add in squares
+            return both
+        outputs = self.error.per_output.items()
+        same = OutputError({o: {name: v[: emulated.samples] for name, v in taken.items()} for o, taken in outputs})
+        measured, expected = same.value(self.metric), math.hypot(emulated.value, fp32_error)
+        if expected / EMULATION_FACTOR <= measured <= expected * EMULATION_FACTOR:
+            return both
+        return replace(
+            both, warnings=(*self.warnings, f"{_APART} {measured:.2e} as measured, {expected:.2e} as emulated: {_WHY}")
+        )
+
+    @property
+    def errs_otherwise(self) -> bool:
+        """Whether ``with_emulated`` found that the error is not the emulated one."""
+        return any(text.startswith(_APART) for text in self.warnings)
+
+    @property
+    def error_value(self) -> float:
+        """The objective statistic on the search samples: the smaller, the more exact."""
+        return self.error.value(self.metric)
+
+    @property
+    def held_out_value(self) -> float | None:
+        """The objective statistic on the held-out samples; None until confirmed."""
+        return None if self.held_out is None else self.held_out.value(self.metric)
+
+    @property
+    def judged_error(self) -> float:
+        """The error that choices go by: held-out where there is one, else that of the search samples."""
+        held_out = self.held_out_value
+        return self.error_value if held_out is None else held_out
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the plan is feasible: no NaN or Inf where the reference has none, on any sample seen."""
+        errors = [self.error] if self.held_out is None else [self.error, self.held_out]
+        return all(e.non_finite == 0 and math.isfinite(e.value(self.metric)) for e in errors) and math.isfinite(
+            self.latency.median_ms
+        )
+
+    @property
+    def has_metric(self) -> bool:
+        """Whether the stored statistics hold the objective."""
+        return any(self.metric in statistics for statistics in self.error.per_output.values())
+
+    def with_metric(self, metric: str) -> Evaluation:
+        """The same evaluation judged by another stored statistic."""
+        return self if metric == self.metric else replace(self, metric=metric)
+
+    def with_baseline(self, baseline_ms: float) -> Evaluation:
+        """The same evaluation with its speed-up against another all-FP32 median, in milliseconds."""
+        return replace(self, speedup=baseline_ms / self.latency.median_ms)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, as JSON types: the form that the study keeps."""
+        return {
+            "format": EVALUATION_FORMAT,
+            "plan": self.plan.to_json(),
+            "number": self.number,
+            "origin": self.origin,
+            "latency": self.latency.to_json(),
+            "error": self.error.to_json(),
+            "metric": self.metric,
+            "error_source": self.error_source,
+            "speedup": encode_float(self.speedup),
+            "emulated": None if self.emulated is None else encode_float(self.emulated),
+            "held_out": None if self.held_out is None else self.held_out.to_json(),
+            "drift": encode_float(self.drift),
+            "build_s": encode_float(self.build_s),
+            "engine_path": self.engine_path,
+            "confirmed": self.confirmed,
+            "warnings": list(self.warnings),
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Evaluation:
+        """Inverse of ``to_json``.
+
+        Raises:
+            PlanError: the plan in it cannot be read.
+        """
+        emulated, held_out = document.get("emulated"), document["held_out"]
+        return cls(
+            plan=PrecisionPlan.from_json(document["plan"], "the study"),
+            number=document["number"],
+            origin=document["origin"],
+            latency=Latency.from_json(document["latency"]),
+            error=OutputError.from_json(document["error"]),
+            metric=document["metric"],
+            error_source=document["error_source"],
+            speedup=decode_float(document["speedup"]),
+            emulated=None if emulated is None else decode_float(emulated),
+            held_out=None if held_out is None else OutputError.from_json(held_out),
+            drift=decode_float(document["drift"]),
+            build_s=decode_float(document["build_s"]),
+            engine_path=document["engine_path"],
+            confirmed=document["confirmed"],
+            warnings=tuple(document["warnings"]),
+        )
+
+    def to_point(self) -> dict[str, Any]:
+        """The POINT of front.json: every key always there, non-finite numbers as strings."""
+        latency, held_out = self.latency, self.held_out_value
+        return {
+            "plan": self.plan.fingerprint,
+            "origin": self.origin,
+            "latency": {
+                "median_ms": encode_float(latency.median_ms),
+                "p90_ms": encode_float(latency.p90_ms),
+                "p99_ms": encode_float(latency.p99_ms),
+                "ci95_ms": [encode_float(bound) for bound in latency.ci95_ms],
+                "cv": encode_float(latency.cv),
+                "source": latency.source,
+            },
+            "error": {
+                "value": encode_float(self.error_value),
+                "metric": self.metric,
+                "source": self.error_source,
+                "emulated": None if self.emulated is None else encode_float(self.emulated),
+                "held_out": None if held_out is None else encode_float(held_out),
+                "per_output": {
+                    name: {statistic: encode_float(value) for statistic, value in statistics.items()}
+                    for name, statistics in self.error.summary().items()
+                },
+            },
+            "speedup": encode_float(self.speedup),
+            "fp16_groups": len(self.plan.fp16_groups),
+            "fp32_groups": len(self.plan.fp32_groups),
+            "engine": self.engine_path,
+            "confirmed": self.confirmed,
+        }
+
+
+def disagreements(evaluations: Sequence[Evaluation]) -> tuple[str, ...]:
+    """The warning of a run where measured and emulated errors differ; none where they agree."""
+    apart = [e for e in evaluations if e.errs_otherwise]
+    if not apart:
+        return ()
+    worst = max(apart, key=lambda e: abs(_log(e.error_value) - _log(e.emulated or 0.0)))
+    known = sum(e.emulated is not None for e in evaluations)
+    return (
+        f"{len(apart)} of {known} plans err otherwise than their emulation says, such as {worst.plan.fingerprint}:"
+        f" {worst.error_value:.2e} as measured, {worst.emulated:.2e} as emulated: {_WHY}",
+    )
+
+
+def _log(error: float) -> float:
+    return math.log(max(error, 1e-12))

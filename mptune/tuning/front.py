@@ -1,0 +1,227 @@
+"""Front: the non-dominated evaluations, the choice among them, and how good the whole is (hypervolume)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mptune.data.numbers import encode_float
+from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.explanation import Explanation
+
+FRONT_FORMAT = 1
+
+REFERENCE_ERROR = 3e-2
+"""Relative L2 error past which a plan is worth nothing (SEARCH.md, reference point of the hypervolume)."""
+
+ERROR_FLOOR = 1e-7
+"""About the relative rounding error of FP32: errors below it are not told apart."""
+
+
+@dataclass(frozen=True)
+class Front:
+    """What a search found: the trade-off of latency against error, and the plan taken from it.
+
+    Attributes:
+        run_dir: the run directory that it was read from.
+        model_path: the user's model.
+        model_sha256: its hash.
+        target: name of the target.
+        engine: name of the toolchain.
+        device: what ran or is predicted.
+        metric: the objective statistic.
+        fp32: the all-FP32 baseline.
+        fp16: all-FP16 after pins; None where it failed or was not evaluated.
+        points: sorted by latency, non-dominated beyond noise; judged by held-out error where it is known.
+        chosen: the plan that meets the limits, else the nearest; None where nothing is feasible.
+        chosen_reason: why that one, one line.
+        limits_met: False where limits were asked for and no plan meets them.
+        evaluations: plans evaluated, seeds and failures counted in.
+        failures: those of them that did not build or run, or whose outputs were not finite.
+        hypervolume: ``hypervolume()`` of the points, 0 to 1.
+        warnings: one line each.
+        explanation: why groups stay FP32, plan by plan, and what each group costs and gains.
+    """
+
+    run_dir: Path
+    model_path: Path
+    model_sha256: str
+    target: str
+    engine: str
+    device: str
+    metric: str
+    fp32: Evaluation
+    fp16: Evaluation | None
+    points: tuple[Evaluation, ...]
+    chosen: Evaluation | None
+    chosen_reason: str
+    limits_met: bool
+    evaluations: int
+    failures: int
+    hypervolume: float
+    warnings: tuple[str, ...] = ()
+    explanation: Explanation = field(default_factory=Explanation)
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of front.json: every key always there, null where unknown."""
+        return {
+            "format": FRONT_FORMAT,
+            "model": {"path": str(self.model_path), "sha256": self.model_sha256},
+            "target": {"name": self.target, "engine": self.engine, "device": self.device},
+            "metric": self.metric,
+            "baseline": {
+                "fp32": self._point(self.fp32),
+                "fp16": None if self.fp16 is None else self._point(self.fp16),
+            },
+            "points": [self._point(point) for point in self.points],
+            "chosen": None if self.chosen is None else self.chosen.plan.fingerprint,
+            "evaluations": self.evaluations,
+            "failures": self.failures,
+            "hypervolume": encode_float(self.hypervolume),
+            "warnings": list(self.warnings),
+        }
+
+    def _point(self, evaluation: Evaluation) -> dict[str, Any]:
+        """The POINT of an evaluation, and why its FP32 groups are FP32."""
+        kept = self.explanation.of(evaluation.plan.fingerprint)
+        return {**evaluation.to_point(), "fp32": [group.to_json() for group in kept]}
+
+
+def faster_beyond_noise(one: Evaluation, other: Evaluation) -> bool:
+    """Whether ``one`` is faster and the two 95 % intervals do not overlap (predicted latencies have no width)."""
+    return one.latency.median_ms < other.latency.median_ms and one.latency.ci95_ms[1] < other.latency.ci95_ms[0]
+
+
+def judged_error(evaluation: Evaluation) -> float:
+    """The held-out error where it is known, else that of the search samples."""
+    return evaluation.judged_error
+
+
+def pareto(
+    evaluations: Iterable[Evaluation], error: Callable[[Evaluation], float] = judged_error
+) -> tuple[Evaluation, ...]:
+    """The non-dominated evaluations, sorted by latency.
+
+    Noise-aware: going from the most exact plan to the least, a plan is kept when it is faster beyond noise than every
+    plan kept so far. So of plans whose intervals overlap the most exact one stays, and of plans with the same error
+    the fastest. Plans that are not finite are never kept.
+
+    Args:
+        evaluations: in any order.
+        error: which error counts.
+    """
+    feasible = [e for e in evaluations if e.is_finite]
+    feasible.sort(key=lambda e: (error(e), e.latency.median_ms, e.number))
+    kept: list[Evaluation] = []
+    for candidate in feasible:
+        if all(faster_beyond_noise(candidate, exacter) for exacter in kept):
+            kept.append(candidate)
+    return tuple(reversed(kept))
+
+
+def hypervolume(points: Iterable[Evaluation], fp32: Evaluation, reference_error: float = REFERENCE_ERROR) -> float:
+    """Share of the box between nothing and the reference point that the points dominate, 0 to 1.
+
+    The latency axis is linear from 0 ms to the median of all-FP32. The error axis is logarithmic from the floor,
+    ``max(error of all-FP32, 1e-7)``, to ``reference_error`` (SEARCH.md). All-FP32 itself adds nothing, and neither
+    does a plan that is slower, or whose error is past the reference. Errors are ``judged_error``.
+    """
+    floor = max(fp32.judged_error, ERROR_FLOOR)
+    if not floor < reference_error:
+        return 0.0
+    span = math.log(reference_error / floor)
+    corners = []
+    for point in points:
+        if point.is_finite:
+            gain = 1.0 - point.latency.median_ms / fp32.latency.median_ms
+            exactness = math.log(reference_error / max(point.judged_error, floor)) / span
+            if gain > 0 and exactness > 0:
+                corners.append((gain, exactness))
+    corners.sort(reverse=True)
+    area, height = 0.0, 0.0
+    for index, (gain, exactness) in enumerate(corners):
+        height = max(height, exactness)
+        following = corners[index + 1][0] if index + 1 < len(corners) else 0.0
+        area += (gain - following) * height
+    return area
+
+
+def reference_error_of(metric: str, evaluations: Iterable[Evaluation]) -> float:
+    """The reference error of the hypervolume: 3e-2 for relative L2, else the largest finite error seen."""
+    if metric == "relative_l2":
+        return REFERENCE_ERROR
+    return max((e.judged_error for e in evaluations if e.is_finite), default=REFERENCE_ERROR)
+
+
+def knee(points: Sequence[Evaluation]) -> Evaluation | None:
+    """The point of the front where more speed begins to cost more exactness than it did before.
+
+    Both axes are normalised to 0..1 over the front, latency linearly and the error on a log axis (errors under 1e-7
+    count as 1e-7). The knee is the point that lies farthest below the chord from the most exact to the fastest point
+    (the "kneedle" idea: Satopaa et al., ICDCSW 2011). With relative L2, points past an error of 3e-2 are left out as
+    long as others are there: nobody wants those unasked. Where no point lies below the chord, the fastest is taken.
+
+    Returns:
+        One of the points; None where there are none.
+    """
+    usable = [p for p in points if p.metric != "relative_l2" or p.judged_error <= REFERENCE_ERROR] or list(points)
+    usable.sort(key=lambda p: (p.latency.median_ms, p.judged_error))
+    if not usable:
+        return None
+    x = [p.latency.median_ms for p in usable]
+    y = [math.log(max(p.judged_error, ERROR_FLOOR)) for p in usable]
+    width, height = x[-1] - x[0], max(y) - min(y)
+    if len(usable) < 3 or width <= 0 or height <= 0:
+        return usable[0]
+    # With the fastest point at (0, 1) and the most exact at (1, 0), the chord is u + v = 1.
+    depth = [1.0 - (a - x[0]) / width - (b - min(y)) / height for a, b in zip(x, y, strict=True)]
+    best = max(range(len(usable)), key=lambda i: depth[i])
+    return usable[best] if depth[best] > 1e-9 else usable[0]
+
+
+def choose(
+    points: Sequence[Evaluation], max_error: float | None = None, max_latency_ms: float | None = None
+) -> tuple[Evaluation | None, str, bool]:
+    """Take one point of the front.
+
+    Args:
+        points: feasible evaluations, such as ``Front.points``.
+        max_error: take the fastest point whose error (held-out, else of the search samples) is at most this.
+        max_latency_ms: take the most exact point whose median is at most this. With both limits, the fastest that
+            meets both. With none, the knee.
+
+    Returns:
+        The point (None where there are none), why it was taken, and whether the limits are met. Where they cannot be
+        met the point is the nearest: the one whose worst excess over a limit, as a ratio, is the smallest.
+    """
+    limits = [
+        text
+        for limit, text in (
+            (max_error, f"error <= {max_error:g}" if max_error is not None else ""),
+            (max_latency_ms, f"latency <= {max_latency_ms:g} ms" if max_latency_ms is not None else ""),
+        )
+        if limit is not None
+    ]
+    if not points:
+        return None, "no plan is feasible", not limits
+    if not limits:
+        return knee(points), "the knee of the front", True
+
+    def excess(point: Evaluation) -> float:
+        ratios = [1.0]
+        if max_error is not None:
+            ratios.append(point.judged_error / max_error)
+        if max_latency_ms is not None:
+            ratios.append(point.latency.median_ms / max_latency_ms)
+        return max(ratios)
+
+    wanted = " and ".join(limits)
+    meeting = [p for p in points if excess(p) <= 1.0]
+    if not meeting:
+        return min(points, key=excess), f"no plan has {wanted}; this is the nearest", False
+    if max_error is None:
+        return min(meeting, key=lambda p: (p.judged_error, p.latency.median_ms)), f"the most exact with {wanted}", True
+    return min(meeting, key=lambda p: (p.latency.median_ms, p.judged_error)), f"the fastest with {wanted}", True

@@ -1,0 +1,1 @@
+"""Why the front is as it is."""

@@ -1,0 +1,116 @@
+"""Whether two rankings of the same plans agree: Kendall's tau, and the pairs that can be told apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from mptune.data.numbers import encode_float
+from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.front import ERROR_FLOOR, faster_beyond_noise
+
+HELD = 0.9
+"""From this share of the pairs on a ranking held."""
+
+HELD_MOSTLY = 0.75
+"""From this share of the pairs on it held in the main."""
+
+FEWEST_PAIRS = 3
+"""Of fewer pairs nothing can be said."""
+
+ERRORS_APART = 1.1
+"""Errors whose ratio is smaller are not told apart: so far do emulated and measured ones differ by themselves."""
+
+Pair = tuple[Evaluation, Evaluation]
+"""The same plan as the search saw it, and as it was measured now."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How a ranking of plans held.
+
+    Attributes:
+        tau: Kendall's tau-b, -1 to 1; None where one side does not rank at all.
+        plans: how many were ranked.
+        pairs: how many pairs of them differ beyond noise as measured.
+        agreeing: how many of those the search had put in the same order.
+    """
+
+    tau: float | None
+    plans: int
+    pairs: int
+    agreeing: int
+
+    @property
+    def verdict(self) -> str:
+        """In plain words, to follow "the ranking"."""
+        if self.pairs < FEWEST_PAIRS:
+            return "cannot be judged: too few plans differ beyond noise"
+        share = self.agreeing / self.pairs
+        if share >= HELD:
+            return "held"
+        if share >= HELD_MOSTLY:
+            return "held in the main: between neighbours go by what was measured"
+        return "did not hold: go by what was measured"
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields and the verdict as JSON types."""
+        return {
+            "kendall_tau": None if self.tau is None else encode_float(self.tau),
+            "plans": self.plans,
+            "pairs": self.pairs,
+            "agreeing": self.agreeing,
+            "verdict": self.verdict,
+        }
+
+
+def latency_agreement(pairs: Sequence[Pair]) -> Agreement:
+    """Of the medians. Only pairs of plans whose measured intervals do not overlap are judged."""
+    return _agreement(
+        pairs, lambda e: e.latency.median_ms, lambda a, b: faster_beyond_noise(a, b) or faster_beyond_noise(b, a)
+    )
+
+
+def error_agreement(pairs: Sequence[Pair]) -> Agreement:
+    """Of the errors that choices go by. Only pairs whose measured errors differ by a tenth or more are judged."""
+
+    def error(evaluation: Evaluation) -> float:
+        return max(evaluation.judged_error, ERROR_FLOOR)
+
+    def apart(one: Evaluation, other: Evaluation) -> bool:
+        low, high = sorted((error(one), error(other)))
+        return high >= ERRORS_APART * low
+
+    return _agreement(pairs, error, apart)
+
+
+def _agreement(
+    pairs: Sequence[Pair], value: Callable[[Evaluation], float], apart: Callable[[Evaluation, Evaluation], bool]
+) -> Agreement:
+    judged = [
+        (value(a[0]) - value(b[0])) * (value(a[1]) - value(b[1])) > 0
+        for a, b in combinations(pairs, 2)
+        if apart(a[1], b[1])
+    ]
+    tau = kendall_tau([value(searched) for searched, _ in pairs], [value(measured) for _, measured in pairs])
+    return Agreement(tau, len(pairs), len(judged), sum(judged))
+
+
+def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Kendall's tau-b (M. G. Kendall, The treatment of ties in ranking problems, Biometrika 33, 1945).
+
+    Returns:
+        -1 to 1; None where all values of one side are equal.
+    """
+    agreeing = first_differs = second_differs = 0
+    for (a, x), (b, y) in combinations(zip(first, second, strict=True), 2):
+        up, right = (a > b) - (a < b), (x > y) - (x < y)
+        agreeing += up * right
+        first_differs += up != 0
+        second_differs += right != 0
+    if not first_differs or not second_differs:
+        return None
+    return agreeing / math.sqrt(first_differs * second_differs)

@@ -1,0 +1,359 @@
+"""Computes explanations from what a run directory holds: pins, one-group errors, latency terms and the evaluations.
+
+Nothing is measured, and neither the model nor the device is needed: ``mptune report`` explains anywhere. A reason is
+told at the margin: what would change if this one group of this one plan became FP16 as well, by the additive law with
+the terms that all builds together have taught (``mptune.tuning.sampler.error_model``). Where a group errs so much that
+it counts and its Casts do not pay either, the error is the reason: the Casts may be there only because its neighbours
+err.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mptune.files import write_json
+from mptune.graph.plan import Precision
+from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
+from mptune.tuning.front import faster_beyond_noise
+from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.sampler.error_model import ERROR_FLOOR, Observations, Prior
+from mptune.tuning.sampler.latency_model import LatencyModel
+from mptune.tuning.sampler.min_cut import Floats, Tie
+from mptune.tuning.sampler.overflow_model import Overflow
+from mptune.tuning.space import Pin, SearchSpace
+from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, Sensitivity
+
+EXPLAIN_JSON = "explain.json"
+"""Name of the file in the run's data directory."""
+
+LEAST_GAIN = 5e-4
+"""Share of the base latency: what a group saves below it cannot be timed."""
+
+LEAST_RISE = 1e-2
+"""A group that raises the error of a plan by less than this share costs it nothing that counts."""
+
+_NEWEST = 300
+"""So many evaluations teach the gains all there is to learn; the cost of learning is cubic."""
+
+_DIGITS = 4
+
+
+@dataclass(frozen=True)
+class GroupFacts:
+    """A layer group as far as explanations need it, and its pin."""
+
+    id: str
+    name: str
+    kind: str
+    pin: Pin | None = None
+
+
+@dataclass(frozen=True)
+class Grounds:
+    """What explanations rest on beside the study and the sensitivity; kept in the run's data directory.
+
+    Attributes:
+        groups: all layer groups, in the order of the model.
+        prior: gains and boundary costs before any build; None where the search asked for none.
+    """
+
+    groups: tuple[GroupFacts, ...] = ()
+    prior: Prior | None = None
+
+    @property
+    def free(self) -> tuple[str, ...]:
+        """Ids of the groups that are searched."""
+        return tuple(group.id for group in self.groups if group.pin is None)
+
+    @classmethod
+    def of(cls, space: SearchSpace, prior: Prior | None) -> Grounds:
+        """The grounds of a space, without what its groups err: that is the sensitivity's."""
+        groups = tuple(GroupFacts(g.id, g.name, g.kind, space.pinned.get(g.id)) for g in space.groups)
+        if prior is None or prior.gains_ms is None:
+            return cls(groups)
+        terms = Prior(
+            prior.groups,
+            gains_ms=prior.gains_ms,
+            ties=prior.ties,
+            tie_costs_ms=prior.tie_costs_ms,
+            fixed_gain_ms=prior.fixed_gain_ms,
+            exact=prior.exact,
+        )
+        return cls(groups, terms)
+
+    def save(self, path: Path) -> None:
+        """Write the JSON file that ``load`` reads.
+
+        Raises:
+            RunError: the disk is full, or the place cannot be written.
+        """
+        groups = [
+            {
+                "id": group.id,
+                "name": group.name,
+                "kind": group.kind,
+                "pin": None if group.pin is None else [str(group.pin.precision), group.pin.reason],
+            }
+            for group in self.groups
+        ]
+        write_json(path, {"groups": groups, "terms": None if self.prior is None else _terms_to_json(self.prior)})
+
+    @classmethod
+    def load(cls, path: Path) -> Grounds:
+        """Read what ``save`` wrote; empty where there is nothing that can be read."""
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            groups = tuple(
+                GroupFacts(g["id"], g["name"], g["kind"], None if g["pin"] is None else _pin(*g["pin"]))
+                for g in document["groups"]
+            )
+            terms = document["terms"]
+            return cls(groups, None if terms is None else _terms_from_json(terms))
+        except (OSError, ValueError, KeyError, TypeError):
+            return cls()
+
+
+def keep_grounds(space: SearchSpace, prior: Prior | None, data_dir: Path) -> None:
+    """Store what later explanations need; terms that are there already stay where ``prior`` brings none.
+
+    Raises:
+        RunError: the disk is full, or the place cannot be written.
+    """
+    path = data_dir / EXPLAIN_JSON
+    known, now = Grounds.load(path), Grounds.of(space, prior)
+    if now.prior is None and known.free == now.free:
+        now = Grounds(now.groups, known.prior)
+    if now != known:
+        now.save(path)
+
+
+def explain(
+    record: StudyRecord,
+    data_dir: Path,
+    points: Sequence[Evaluation],
+    others: Sequence[Evaluation],
+    chosen: Evaluation | None,
+) -> Explanation:
+    """Say why groups are FP32 in each plan, and what each group costs and gains.
+
+    Args:
+        record: the study.
+        data_dir: the run's data directory.
+        points: the front.
+        others: further plans to explain, such as the baselines.
+        chosen: the plan that the verdicts are about.
+    """
+    grounds = Grounds.load(data_dir / EXPLAIN_JSON)
+    if not grounds.groups:
+        return Explanation()
+    errors = Sensitivity.load(data_dir / SENSITIVITY_JSON, record.metric).errors
+    reasons = _Reasons(grounds, errors, record)
+    plans = {e.plan.fingerprint: e for e in (*points, *others, *([chosen] if chosen is not None else []))}
+    kept = {fingerprint: reasons.of(evaluation) for fingerprint, evaluation in plans.items()}
+    return Explanation(kept, reasons.worths(points, chosen, kept), reasons.gains_from)
+
+
+class _Reasons:
+    """What is known of every group of one run."""
+
+    def __init__(self, grounds: Grounds, errors: Mapping[str, float], record: StudyRecord) -> None:
+        self._grounds = grounds
+        self._free = grounds.free
+        self._errors = errors
+        self._evaluated = {e.plan.fingerprint: e for e in record.evaluations()}
+        seen = _newest(record.observations(self._free))
+        self._overflows = _overflows(seen, self._free, errors)
+        self._latency: LatencyModel | None = None
+        self._terms: Floats
+        self._gains: dict[str, float] = {}
+        self.gains_from: str | None = None
+        self._base_ms = seen.base_ms
+        if grounds.prior is not None and math.isfinite(seen.base_ms):
+            self._latency = LatencyModel(grounds.prior, seen)
+            self._terms = self._latency.mean()[None]
+            self._gains = {g: _rounded(ms) for g, ms in zip(self._free, self._terms[0], strict=False)}
+            builds = int(np.isfinite(seen.latency_ms).sum())
+            self.gains_from = "the roofline" if grounds.prior.exact else f"the roofline and {builds} builds"
+
+    def of(self, evaluation: Evaluation) -> tuple[Kept, ...]:
+        """The FP32 groups of a plan, each with its reason."""
+        saved = self._saved(evaluation)
+        return tuple(
+            self._kept(evaluation, group, saved.get(group.id))
+            for group in self._grounds.groups
+            if evaluation.plan.precision.get(group.id) is Precision.FP32
+        )
+
+    def _saved(self, evaluation: Evaluation) -> dict[str, float]:
+        """Milliseconds that each FP32 group would save the plan, its Casts counted in."""
+        if self._latency is None:
+            return {}
+        row = np.array([[evaluation.plan.precision[g] is Precision.FP16 for g in self._free]], dtype=bool)
+        flips = np.eye(len(self._free), dtype=bool)[~row[0]]
+        latency = self._latency.predict(np.vstack([row, row | flips]), self._terms)[0]
+        names = [group for group, half in zip(self._free, row[0], strict=True) if not half]
+        return {g: _rounded(latency[0] - ms) for g, ms in zip(names, latency[1:], strict=True)}
+
+    def _kept(self, evaluation: Evaluation, group: GroupFacts, saves_ms: float | None) -> Kept:
+        error = self._errors.get(group.id)
+        reason, why = self._reason(evaluation, group, error, saves_ms)
+        return Kept(group.id, group.name, reason, why, None if error is None else _rounded(error), saves_ms)
+
+    def _reason(
+        self, evaluation: Evaluation, group: GroupFacts, error: float | None, saves_ms: float | None
+    ) -> tuple[Reason, str]:
+        if group.pin is not None:
+            if group.pin.precision is Precision.FP16:
+                return Reason.UNKNOWN, "all-FP32 is the baseline, whatever is pinned"
+            return Reason.PINNED, group.pin.reason
+        if group.id in self._overflows:
+            return Reason.OVERFLOW, self._overflows[group.id]
+        gain = self._gains.get(group.id)
+        if gain is not None and saves_ms is not None and gain <= 0 and saves_ms <= 0:
+            return Reason.BOUNDARIES, "FP16 saves nothing in it"
+        if error is not None and _raises(evaluation.error_value, error):
+            return Reason.ERROR, f"alone it errs {error:.1e}{_saving(saves_ms)}"
+        if gain is not None and saves_ms is not None and saves_ms <= 0:
+            casts = f"FP16 would save {gain:.2g} ms, and the Casts for it cost {gain - saves_ms:.2g} ms"
+            return Reason.BOUNDARIES, casts
+        tried = self._evaluated.get(evaluation.plan.replace({group.id: Precision.FP16}).fingerprint)
+        if tried is not None and not faster_beyond_noise(tried, evaluation):
+            return Reason.BOUNDARIES, "this plan with it in FP16 was evaluated, and was not faster beyond noise"
+        if saves_ms is not None and saves_ms < LEAST_GAIN * self._base_ms:
+            return Reason.BOUNDARIES, f"FP16 would save {saves_ms:.2g} ms, too little to be timed"
+        if tried is not None:
+            return Reason.ERROR, f"with it in FP16 this plan errs {tried.error_value:.1e}{_saving(saves_ms)}"
+        if error is None or saves_ms is None:
+            lacking = "one-group error" if error is None else "gain"
+            return Reason.UNKNOWN, f"the search did not ask for its {lacking}"
+        return Reason.UNTRIED, f"alone it errs {error:.1e}{_saving(saves_ms)}: a larger budget may try it"
+
+    def worths(
+        self, points: Sequence[Evaluation], chosen: Evaluation | None, kept: Mapping[str, Sequence[Kept]]
+    ) -> tuple[GroupWorth, ...]:
+        """All groups; first those that pay most, then those that gain nothing, overflow or are pinned."""
+        gains, alone = self._gains, self._alone()
+        reasons = {} if chosen is None else {k.group: k.reason for k in kept[chosen.plan.fingerprint]}
+        worths = []
+        for group in self._grounds.groups:
+            error, gain = self._errors.get(group.id), gains.get(group.id)
+            pays = error is not None and gain is not None and gain > 0 and math.isfinite(error)
+            worths.append(
+                GroupWorth(
+                    group=group.id,
+                    name=group.name,
+                    kind=group.kind,
+                    one_group_error=None if error is None else _rounded(error),
+                    gain_ms=gain,
+                    casts_ms=None if gain is None else _rounded(max(0.0, gain - alone[group.id])),
+                    error_per_ms=_rounded(error / gain) if pays and error is not None and gain is not None else None,
+                    fp16_points=sum(p.plan.precision[group.id] is Precision.FP16 for p in points),
+                    points=len(points),
+                    verdict=_verdict(group, chosen, reasons.get(group.id)),
+                    is_pinned=group.pin is not None,
+                )
+            )
+        return tuple(sorted(worths, key=self._rank))
+
+    def _rank(self, worth: GroupWorth) -> tuple[int, float]:
+        if worth.error_per_ms is not None and worth.group not in self._overflows:
+            return 0, worth.error_per_ms
+        last = 3 if worth.is_pinned else 2 if worth.group in self._overflows else 1
+        return last, 0.0 if worth.one_group_error is None else worth.one_group_error
+
+    def _alone(self) -> dict[str, float]:
+        """What each group saves when it alone is FP16, its Casts counted in."""
+        if self._latency is None:
+            return {}
+        count = len(self._free)
+        plans = np.vstack([np.zeros((1, count), dtype=bool), np.eye(count, dtype=bool)])
+        latency = self._latency.predict(plans, self._terms)[0]
+        return {g: float(latency[0] - ms) for g, ms in zip(self._free, latency[1:], strict=True)}
+
+
+def _raises(error: float, one_group_error: float) -> bool:
+    """Whether a group would raise the error of a plan so that it counts, by the law of squares."""
+    before = max(error, ERROR_FLOOR)
+    return not math.hypot(before, one_group_error) < (1 + LEAST_RISE) * before
+
+
+def _saving(saves_ms: float | None) -> str:
+    if saves_ms is None:
+        return ""
+    return f", and FP16 would save {saves_ms:.2g} ms" if saves_ms > 0 else ", and its Casts cost more than FP16 saves"
+
+
+def _verdict(group: GroupFacts, chosen: Evaluation | None, reason: Reason | None) -> str:
+    if group.pin is not None:
+        return f"pinned to {str(group.pin.precision).upper()}"
+    if chosen is None:
+        return "no plan is chosen"
+    return "FP16" if reason is None else f"FP32: {reason.value}"
+
+
+def _overflows(seen: Observations, free: Sequence[str], errors: Mapping[str, float]) -> dict[str, str]:
+    """The groups that cannot be FP16 for all that is known, each with why: no finite plan holds them."""
+    squares = None
+    if all(group in errors for group in free):
+        squares = tuple(math.log(max(errors[group], ERROR_FLOOR) ** 2) for group in free)
+    chances = Overflow(Prior(tuple(free), squares), seen).chances
+    good, bad = seen.plans[seen.finite == 1.0], seen.plans[seen.finite == 0.0]
+    found = {}
+    for column, group in enumerate(free):
+        failed = int(bad[:, column].sum())
+        if len(good) and good[:, column].any():
+            continue
+        if math.isinf(errors.get(group, 0.0)):
+            found[group] = "alone in FP16 it overflows: outputs are NaN or Inf, or do not come at all"
+        elif failed and chances[column] > 0.5:
+            plans = "the one plan" if failed == 1 else f"all {failed} plans"
+            found[group] = f"{plans} with it in FP16 failed or came out not finite"
+    return found
+
+
+def _newest(seen: Observations) -> Observations:
+    if len(seen.plans) <= _NEWEST:
+        return seen
+    names = ("plans", "latency_ms", "latency_sd_ms", "error", "finite")
+    rows = {name: getattr(seen, name)[-_NEWEST:] for name in names}
+    group_ms = None if seen.group_ms is None else seen.group_ms[-_NEWEST:]
+    return Observations(**rows, base_ms=seen.base_ms, base_sd_ms=seen.base_sd_ms, group_ms=group_ms)
+
+
+def _rounded(value: float) -> float:
+    """Digits that mean something, so that a last bit of the arithmetic changes no file."""
+    return float(f"{value:.{_DIGITS}g}")
+
+
+def _pin(precision: str, reason: str) -> Pin:
+    return Pin(Precision(precision), reason)
+
+
+def _terms_to_json(prior: Prior) -> dict[str, Any]:
+    return {
+        "groups": list(prior.groups),
+        "gains_ms": list(prior.gains_ms or ()),
+        "ties": [[list(tie.members), tie.fp32, tie.fp16] for tie in prior.ties],
+        "tie_costs_ms": list(prior.tie_costs_ms),
+        "fixed_gain_ms": prior.fixed_gain_ms,
+        "exact": prior.exact,
+    }
+
+
+def _terms_from_json(document: Mapping[str, Any]) -> Prior:
+    return Prior(
+        groups=tuple(document["groups"]),
+        gains_ms=tuple(map(float, document["gains_ms"])),
+        ties=tuple(Tie(tuple(members), fp32, fp16) for members, fp32, fp16 in document["ties"]),
+        tie_costs_ms=tuple(map(float, document["tie_costs_ms"])),
+        fixed_gain_ms=float(document["fixed_gain_ms"]),
+        exact=bool(document["exact"]),
+    )

@@ -1,0 +1,384 @@
+"""StudyRecord: what a search knows, kept by Optuna: evaluations, failures, confirmations.
+
+Every fact about a plan is written into the attributes of its trial before the trial is told. So whenever the
+process dies, a trial either still runs (and is taken up again) or its outcome is known; nothing is built twice.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import optuna
+import psutil  # type: ignore[import-untyped]
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from mptune.engines.base import Failure, Measurement
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
+from mptune.tuning.record.storage import storing
+from mptune.tuning.sampler.error_model import Observations, Prior
+from mptune.tuning.sampler.precision import MEASURED_ATTR, PROMISE_ATTR, Emulate, PrecisionSampler, observe_trials
+from mptune.tuning.sampler.stock import CONSTRAINT_ATTR, HAS_TRIAL_CONSTRAINTS, derive_seed
+from mptune.tuning.space import SearchSpace
+
+LEAST_ERROR = 1e-12
+"""Errors told to the sampler are at least this, so that their logarithm exists."""
+
+IDENTITY = "mptune"
+"""Note under which a study says what it was made with."""
+
+_FIRST_BASELINE = "first baseline, ms"
+_NORMAL_95 = 1.96
+_CHOICES = ("fp32", "fp16")
+_DONE = (TrialState.COMPLETE, TrialState.PRUNED)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A plan that is to be evaluated, and the trial that will hold the outcome.
+
+    Attributes:
+        plan: the plan.
+        number: the trial's number.
+        origin: who proposed it.
+        attempt: how many attempts a fault of the machine has cost already.
+        trial: Optuna's.
+    """
+
+    plan: PrecisionPlan
+    number: int
+    origin: str
+    attempt: int
+    trial: optuna.Trial
+
+
+class StudyRecord:
+    """One search's evaluations, failures and confirmations, kept by Optuna. Made by ``open_study``.
+
+    Every method that writes raises ``RunError`` where the disk is full or the database does not answer.
+    """
+
+    def __init__(self, study: optuna.Study, space: SearchSpace, metric: str, where: str, *, exclusive: bool) -> None:
+        self._study = study
+        self._space = space
+        self._where = where
+        self._exclusive = exclusive
+        self._decoded: dict[int, Evaluation] = {}
+        self.metric = metric
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        """All evaluations that are told, in the order of their trials, also those that are not finite."""
+        return tuple(self._decode(t) for t in self._trials(*_DONE) if "evaluation" in t.user_attrs)
+
+    def failures(self) -> tuple[tuple[PrecisionPlan, str, Failure], ...]:
+        """The plans that failed through their own fault, with their origin."""
+        return tuple(
+            (self._plan_of(t), self._origin_of(t), Failure.from_json(t.user_attrs["failure"]))
+            for t in self._trials(TrialState.PRUNED)
+            if "failure" in t.user_attrs
+        )
+
+    def baseline(self) -> Evaluation | None:
+        """The evaluation of all-FP32; None before it is done."""
+        return next((e for e in self.evaluations() if e.origin == ORIGIN_FP32), None)
+
+    @property
+    def failed(self) -> int:
+        """How many plans failed through their own fault, or came out not finite."""
+        return len(self._trials(TrialState.PRUNED))
+
+    @property
+    def spent(self) -> int:
+        """How much of the budget is spent: evaluations and failed plans, but no machine faults and no duplicates."""
+        return len(self._trials(*_DONE))
+
+    def known(self) -> dict[str, str]:
+        """Fingerprints that need no build any more, or that a living process works on -> state, lower case."""
+        return {
+            t.user_attrs["fingerprint"]: t.state.name.lower()
+            for t in self._trials(*_DONE, TrialState.RUNNING)
+            if "fingerprint" in t.user_attrs
+        }
+
+    def is_taken(self, proposal: Proposal) -> bool:
+        """Whether another trial holds the proposal's plan: told, or in work.
+
+        Two workers that think at the same time may come to the same plan. Asked when the proposal is written down,
+        this is seen by one of them at least.
+        """
+        fingerprint, number = proposal.plan.fingerprint, proposal.number
+        others = self._trials(*_DONE, TrialState.RUNNING)
+        return any(t.number != number and t.user_attrs.get("fingerprint") == fingerprint for t in others)
+
+    def waiting(self) -> set[str]:
+        """Fingerprints of the plans that are enqueued."""
+        return {t.user_attrs.get("fingerprint", "") for t in self._trials(TrialState.WAITING)}
+
+    @property
+    def trial_count(self) -> int:
+        """Number of trials of any state."""
+        return len(self._trials())
+
+    def promises(self) -> list[float]:
+        """What the proposals that were evaluated had promised, in their order: growth of the hypervolume, 0 to 1."""
+        return [t.user_attrs[PROMISE_ATTR] for t in self._trials(*_DONE) if PROMISE_ATTR in t.user_attrs]
+
+    def observations(self, groups: Sequence[str]) -> Observations:
+        """All that was evaluated, as the surrogate takes it, over these free groups."""
+        return observe_trials(self._trials(), groups, asking=-1)
+
+    # -- asking and telling -------------------------------------------------------------------------------------
+
+    def guide(self, prior: Prior, seed: int, emulate: Emulate | None = None) -> None:
+        """Let ``PrecisionSampler`` propose from now on, with what is known before any build, or can be asked."""
+        # Other metrics have no error past which a plan is worthless: the largest one seen bounds the front.
+        scale = None if self.metric == "relative_l2" else math.inf
+        self._study.sampler = PrecisionSampler(prior, derive_seed(seed, 0), scale, emulate)
+
+    def enqueue(self, plan: PrecisionPlan, origin: str, attempt: int = 0) -> None:
+        """Let a plan be asked next, unless it is enqueued already."""
+        if plan.fingerprint in self.waiting():
+            return
+        attrs: dict[str, Any] = {"fingerprint": plan.fingerprint, "origin": origin, "attempt": attempt}
+        if not self._space.holds(plan):
+            attrs["plan"] = {group: str(p) for group, p in plan.precision.items()}
+        with storing(self._where):
+            self._study.enqueue_trial(dict(self._space.choices(plan)), user_attrs=attrs)
+
+    def ask(self) -> Proposal:
+        """Take the next enqueued plan, else let the sampler propose one."""
+        with storing(self._where):
+            trial = self._study.ask()
+            trial.set_user_attr("owner", _this_process())
+            choices = {group: trial.suggest_categorical(group, _CHOICES) for group in self._space.free}
+            attrs = trial.user_attrs
+            plan = self._whole_plan(attrs, choices)
+            if "fingerprint" not in attrs:
+                trial.set_user_attr("fingerprint", plan.fingerprint)
+        return Proposal(plan, trial.number, attrs.get("origin", ORIGIN_SAMPLER), attrs.get("attempt", 0), trial)
+
+    def tell_evaluation(
+        self, proposal: Proposal, evaluation: Evaluation, group_times_ms: Mapping[str, float] | None = None
+    ) -> None:
+        """Record an evaluation: COMPLETE where it is finite, else PRUNED with its constraint violated.
+
+        Args:
+            proposal: of the plan.
+            evaluation: of it.
+            group_times_ms: what its groups take by the engine's own profiler, for the sampler.
+        """
+        with storing(self._where):
+            _constrain(proposal.trial, violated=not evaluation.is_finite)
+            low, high = evaluation.latency.ci95_ms
+            latency_ms, sd_ms = evaluation.latency.median_ms, (high - low) / (2 * _NORMAL_95)
+            if math.isfinite(latency_ms) and math.isfinite(sd_ms):
+                measured: dict[str, Any] = {"latency_ms": latency_ms, "sd_ms": sd_ms}
+                if group_times_ms is not None:
+                    free = (group for group in self._space.free if group in group_times_ms)
+                    measured["group_ms"] = {group: round(group_times_ms[group], 6) for group in free}
+                proposal.trial.set_user_attr(MEASURED_ATTR, measured)
+            proposal.trial.set_user_attr("evaluation", evaluation.to_json())
+            self._finish(proposal.number, evaluation)
+
+    def tell_failure(self, proposal: Proposal, failure: Failure) -> None:
+        """Record a plan that failed through its own fault: PRUNED with its constraint violated."""
+        with storing(self._where):
+            _constrain(proposal.trial, violated=True)
+            proposal.trial.set_user_attr("failure", failure.to_json())
+            self._study.tell(proposal.number, state=TrialState.PRUNED)
+
+    def tell_fault(self, proposal: Proposal, failure: Failure, *, attempt: int) -> None:
+        """Record a fault of the machine: FAIL, and the plan is enqueued again with its number of attempts."""
+        with storing(self._where):
+            proposal.trial.set_user_attr("fault", failure.to_json())
+            self.enqueue(proposal.plan, proposal.origin, attempt)
+            self._study.tell(proposal.number, state=TrialState.FAIL)
+
+    def tell_duplicate(self, proposal: Proposal) -> None:
+        """Drop a plan that is known already.
+
+        It is told as FAIL, which samplers forget: told with its values again, TPE's densities would pile up on what
+        it has seen and propose it ever more often. The evaluation itself stays with the first trial.
+        """
+        with storing(self._where):
+            proposal.trial.set_user_attr("duplicate", True)
+            self._study.tell(proposal.number, state=TrialState.FAIL)
+
+    def release(self, proposal: Proposal) -> None:
+        """Give a plan back that was not evaluated to its end: enqueued again, and its trial told as FAIL."""
+        with storing(self._where):
+            self.enqueue(proposal.plan, proposal.origin, proposal.attempt)
+            self._study.tell(proposal.number, state=TrialState.FAIL)
+
+    def heal(self, stale_after_s: float) -> int:
+        """Take up what dead processes left running.
+
+        A trial whose outcome is written already is told; of the others the plan is enqueued again and the trial
+        told as FAIL. With a journal all running trials are dead, since the caller holds the run directory's lock;
+        in a shared database those are whose process is gone from this host, or that run longer than any can.
+
+        Args:
+            stale_after_s: a trial of another host that has run longer than this is taken for dead.
+
+        Returns:
+            How many trials were taken up.
+        """
+        dead = [t for t in self._trials(TrialState.RUNNING) if self._exclusive or _is_dead(t, stale_after_s)]
+        with storing(self._where):
+            for trial in dead:
+                self._heal(trial)
+        return len(dead)
+
+    # -- confirmations and notes --------------------------------------------------------------------------------
+
+    def note(self, key: str) -> Any:
+        """A JSON value kept with the study; None where there is none."""
+        with storing(self._where):
+            return self._study.user_attrs.get(key)
+
+    def notes(self, prefix: str) -> dict[str, Any]:
+        """All JSON values whose key starts with ``prefix``."""
+        with storing(self._where):
+            return {key: value for key, value in self._study.user_attrs.items() if key.startswith(prefix)}
+
+    def set_note(self, key: str, value: Any) -> None:
+        """Keep a JSON value with the study."""
+        with storing(self._where):
+            self._study.set_user_attr(key, value)
+
+    def anchored(self, measurement: Measurement) -> Measurement:
+        """A measurement whose drift correction refers to the first baseline of the whole study.
+
+        A toolchain knows the first baseline of its own session only. The study remembers the very first, so that
+        figures of a search that was resumed days later stay comparable.
+        """
+        baseline = measurement.baseline
+        if baseline is None:
+            return measurement
+        first_ms = self.note(_FIRST_BASELINE)
+        if first_ms is None:
+            first_ms = baseline.median_ms * measurement.drift
+            self.set_note(_FIRST_BASELINE, first_ms)
+        return measurement.with_drift(first_ms / baseline.median_ms)
+
+    def close(self) -> None:
+        """Let go of the storage. Idempotent."""
+        storage = self._study._storage
+        with suppress(Exception):
+            storage.remove_session()
+        engine = getattr(getattr(storage, "_backend", storage), "engine", None)
+        if engine is not None:
+            engine.dispose()
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _trials(self, *states: TrialState) -> list[FrozenTrial]:
+        with storing(self._where):
+            return self._study.get_trials(deepcopy=False, states=states or None)
+
+    def _decode(self, trial: FrozenTrial) -> Evaluation:
+        if trial.number not in self._decoded:
+            self._decoded[trial.number] = Evaluation.from_json(trial.user_attrs["evaluation"]).with_metric(self.metric)
+        return self._decoded[trial.number]
+
+    def _finish(self, number: int, evaluation: Evaluation) -> None:
+        if evaluation.is_finite:
+            self._study.tell(number, _objectives(evaluation))
+        else:
+            self._study.tell(number, state=TrialState.PRUNED)
+
+    def _heal(self, trial: FrozenTrial) -> None:
+        attrs = trial.user_attrs
+        if "evaluation" in attrs:
+            self._finish(trial.number, Evaluation.from_json(attrs["evaluation"]).with_metric(self.metric))
+        elif "failure" in attrs:
+            self._study.tell(trial.number, state=TrialState.PRUNED)
+        else:
+            choices = trial.system_attrs.get("fixed_params", trial.params)
+            if "duplicate" not in attrs and all(group in choices for group in self._space.free):
+                plan = self._whole_plan(attrs, choices)
+                self.enqueue(plan, self._origin_of(trial), attrs.get("attempt", 0))
+            self._study.tell(trial.number, state=TrialState.FAIL)
+
+    def _whole_plan(self, attrs: Mapping[str, Any], choices: Mapping[str, str]) -> PrecisionPlan:
+        whole = attrs.get("plan")
+        if whole is None:
+            return self._space.plan(choices)
+        return PrecisionPlan(self._space.model_sha256, {group: Precision(p) for group, p in whole.items()})
+
+    def _plan_of(self, trial: FrozenTrial) -> PrecisionPlan:
+        return self._whole_plan(trial.user_attrs, trial.params)
+
+    @staticmethod
+    def _origin_of(trial: FrozenTrial) -> str:
+        return str(trial.user_attrs.get("origin", ORIGIN_SAMPLER))
+
+    def adopt(self, other: optuna.Study) -> None:
+        """Take over what another study of the same run knows, judged by this study's metric. Idempotent.
+
+        Evaluations whose stored statistics lack the metric are left out: their plans need a new build.
+        """
+        known = self.known()
+        missing = [
+            trial
+            for trial in other.get_trials(deepcopy=False, states=_DONE)
+            if trial.user_attrs.get("fingerprint") not in known
+        ]
+        with storing(self._where):
+            self._study.add_trials([t for t in map(self._translated, missing) if t is not None])
+            present = self._study.user_attrs
+            for key, value in other.user_attrs.items():
+                if key not in present:
+                    self._study.set_user_attr(key, value)
+
+    def _translated(self, trial: FrozenTrial) -> FrozenTrial | None:
+        attrs, values = dict(trial.user_attrs), None
+        if "evaluation" in attrs:
+            evaluation = Evaluation.from_json(attrs["evaluation"]).with_metric(self.metric)
+            if not evaluation.has_metric:
+                return None
+            attrs["evaluation"] = evaluation.to_json()
+            values = _objectives(evaluation) if evaluation.is_finite else None
+        return create_trial(
+            state=TrialState.PRUNED if values is None else TrialState.COMPLETE,
+            values=values,
+            params=trial.params,
+            distributions=trial.distributions,
+            user_attrs=attrs,
+            system_attrs={k: v for k, v in trial.system_attrs.items() if k.startswith("constraints")},
+        )
+
+
+def _objectives(evaluation: Evaluation) -> list[float]:
+    return [evaluation.latency.median_ms, max(evaluation.error_value, LEAST_ERROR)]
+
+
+def _constrain(trial: optuna.Trial, *, violated: bool) -> None:
+    value = 1.0 if violated else 0.0
+    trial.set_user_attr(CONSTRAINT_ATTR, value)
+    if HAS_TRIAL_CONSTRAINTS:
+        trial.set_constraint("feasible", value)
+
+
+def _this_process() -> dict[str, Any]:
+    return {"host": socket.gethostname(), "pid": os.getpid(), "started": psutil.Process().create_time()}
+
+
+def _is_dead(trial: FrozenTrial, stale_after_s: float) -> bool:
+    owner = trial.user_attrs.get("owner")
+    if owner is not None and owner["host"] == socket.gethostname():
+        try:
+            return bool(abs(psutil.Process(owner["pid"]).create_time() - owner["started"]) > 1.0)
+        except psutil.NoSuchProcess:
+            return True
+    started = trial.datetime_start
+    return started is not None and datetime.now(started.tzinfo) - started > timedelta(seconds=stale_after_s)

@@ -1,0 +1,141 @@
+"""The Optuna study of a run: create it, open it again, open it to read; one study per metric."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.samplers import BaseSampler
+from optuna.storages import BaseStorage
+
+from mptune.errors import RunError
+from mptune.tuning.record.record import IDENTITY, StudyRecord
+from mptune.tuning.record.storage import open_storage, storing, without_password
+from mptune.tuning.sampler.stock import derive_seed, make_sampler
+from mptune.tuning.space import SearchSpace
+
+
+def open_study(
+    space: SearchSpace,
+    *,
+    name: str,
+    metric: str,
+    identity: Mapping[str, Any],
+    journal: Path,
+    url: str | None = None,
+    sampler: str = "local",
+    seed: int = 0,
+) -> tuple[StudyRecord, tuple[str, ...]]:
+    """Create the study of a run, or open the one that is there.
+
+    Each metric has a study of its own, since the values that samplers see are the metric's. A new one takes over
+    what the others of the same run know, where the statistics stored there hold the metric.
+
+    Args:
+        space: what may vary.
+        name: of the run; only matters in a shared database.
+        metric: the objective statistic.
+        identity: what a study of this run must have been made with, such as the model's hash; JSON values.
+        journal: path of the journal file, used where ``url`` is None; the caller holds the run directory's lock.
+        url: Optuna storage URL of a database.
+        sampler: name of the sampler.
+        seed: the user's.
+
+    Returns:
+        The record, and warnings about what had to be repaired.
+
+    Raises:
+        RunError: the storage cannot be opened or written, or holds another run under this name.
+        SettingsError: there is no such sampler.
+    """
+    where = str(journal) if url is None else without_password(url)
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        storage, repaired = open_storage(url, journal)
+        with storing(where):
+            siblings = [other for other in optuna.get_all_study_names(storage) if other.startswith(f"{name}/")]
+            mine = f"{name}/{metric}"
+            # Loaded where it is there: creating would write, and a finished run is only read.
+            open_one = optuna.load_study if mine in siblings else _create_study
+            study = open_one(study_name=mine, storage=storage, sampler=make_sampler(sampler, seed, len(space.free)))
+            _check_identity(study, identity, where)
+            record = StudyRecord(study, space, metric, where, exclusive=url is None)
+            for other in siblings:
+                if other != mine:
+                    record.adopt(optuna.load_study(study_name=other, storage=storage))
+        study.sampler = make_sampler(sampler, derive_seed(seed, record.trial_count), len(space.free))
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+    return record, () if repaired is None else (repaired,)
+
+
+def _create_study(*, study_name: str, storage: BaseStorage, sampler: BaseSampler) -> optuna.Study:
+    return optuna.create_study(
+        storage=storage,
+        study_name=study_name,
+        directions=["minimize", "minimize"],  # latency in ms, error
+        load_if_exists=True,
+        sampler=sampler,
+    )
+
+
+def read_study(*, model_sha256: str, name: str, metric: str, journal: Path, url: str | None = None) -> StudyRecord:
+    """Open the study of a run to read it only: nothing is repaired or written, so no lock is needed.
+
+    Raises:
+        RunError: there is none, or the storage cannot be opened.
+    """
+    where = str(journal) if url is None else without_password(url)
+    if url is None and not journal.exists():
+        raise RunError(f"{journal} is missing: the run holds no study yet", "let `mptune search` go on with it first")
+    storage, _ = open_storage(url, journal, repair=False)
+    with storing(where):
+        try:
+            study = optuna.load_study(study_name=f"{name}/{metric}", storage=storage)
+        except KeyError:
+            raise RunError(
+                f"{where} holds no study {name}/{metric}", "let `mptune search` go on with it first"
+            ) from None
+    return StudyRecord(study, SearchSpace(model_sha256, (), (), {}, ()), metric, where, exclusive=False)
+
+
+def copy_study(name: str, url: str, journal: Path) -> None:
+    """Copy what a database holds of a run, every metric's study, into a journal file of its own.
+
+    Args:
+        name: of the run.
+        url: Optuna storage URL of the database.
+        journal: path of the file; there is none yet.
+
+    Raises:
+        RunError: the database cannot be read, holds no such run, or the file cannot be written.
+    """
+    where = without_password(url)
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        source, _ = open_storage(url, journal)
+        target, _ = open_storage(None, journal)
+        with storing(where):
+            found = [one for one in optuna.get_all_study_names(source) if one.startswith(f"{name}/")]
+            for one in found:
+                optuna.copy_study(from_study_name=one, from_storage=source, to_storage=target)
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+    if not found:
+        raise RunError(f"{where} holds no study {name}/...", "let `mptune search` go on with it first")
+
+
+def _check_identity(study: optuna.Study, identity: Mapping[str, Any], where: str) -> None:
+    known = study.user_attrs.get(IDENTITY)
+    if known is None:
+        study.set_user_attr(IDENTITY, dict(identity))
+    elif known != dict(identity):
+        key = next(k for k in {**known, **identity} if known.get(k) != identity.get(k))
+        raise RunError(
+            f"the study {study.study_name!r} in {where} was made with another {key.replace('_', ' ')}",
+            "give this run another --out, or start over with --fresh",
+        )

@@ -1,0 +1,1 @@
+"""One call of search or confirm, from start to end."""

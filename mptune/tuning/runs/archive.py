@@ -1,0 +1,79 @@
+"""A run as one file to take to a device: what a confirmation reads, and nothing else."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from mptune.errors import RunError
+from mptune.files import writing
+from mptune.graph.writing.weights import FP16_FILE, FP32_FILE, INDEX_FILE
+from mptune.rundir import RunDirectory, RunFile
+from mptune.tuning.record.study import copy_study
+from mptune.tuning.runs.model_copy import MODEL_FILE, SEAL_FILE
+from mptune.tuning.runs.search_run import storage_url
+
+_WEIGHTS = (INDEX_FILE, FP32_FILE, FP16_FILE, MODEL_FILE, SEAL_FILE)
+_COMPRESSION = 1
+"""Weights hardly shrink, whatever the effort."""
+
+
+def pack(run: RunDirectory, file: RunFile, out: Path) -> None:
+    """Write ``out``, a .tar.gz with the run's directory in it: record, samples, references, model and weights.
+
+    A study that is kept in a database is copied into a journal, so that the device needs no database.
+
+    Args:
+        run: opened and locked, with a copy of its model.
+        file: its run.json.
+        out: is replaced, whole or not at all.
+
+    Raises:
+        RunError: the run is not whole, its storage cannot be read, or the file cannot be written.
+    """
+    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    name = run.path.resolve().name
+    with tempfile.TemporaryDirectory(prefix="mptune-export-") as folder:
+        members = dict(_members(run, file, Path(folder)))
+        absent = next((path for path in members.values() if not path.exists()), None)
+        if absent is not None:
+            raise RunError(f"{absent} is missing: the run is not whole", "let `mptune search` go on with it first")
+        document = file.model_copy(update={"storage": None}).model_dump_json(indent=2).encode()
+        with writing(out):
+            try:
+                with tarfile.open(partial, "w:gz", compresslevel=_COMPRESSION) as archive:
+                    entry = tarfile.TarInfo(f"{name}/run.json")
+                    entry.size, entry.mode, entry.mtime = len(document), 0o644, int(run.run_json.stat().st_mtime)
+                    archive.addfile(entry, io.BytesIO(document))
+                    for place, path in members.items():
+                        archive.add(path, f"{name}/{place}", recursive=False, filter=_anonymous)
+                partial.replace(out)
+            finally:
+                partial.unlink(missing_ok=True)
+
+
+def _members(run: RunDirectory, file: RunFile, folder: Path) -> Iterator[tuple[str, Path]]:
+    """Place in the archive -> file, run.json left out."""
+    journal = run.journal
+    url = storage_url(file.storage)
+    if url is not None:
+        journal = folder / run.journal.name
+        copy_study(file.study, url, journal)
+    yield run.journal.name, journal
+    for name in _WEIGHTS:
+        yield f"{run.weights.name}/{name}", run.weights / name
+    for path in sorted(run.data.iterdir()) if run.data.is_dir() else ():
+        # How often to repeat, and the baseline's latency then, are notes about this machine.
+        if path.is_file() and not path.name.startswith((".", "timing-")) and path.suffix != ".tmp":
+            yield f"{run.data.name}/{path.name}", path
+
+
+def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Without the owner, whom another machine does not know."""
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    return entry

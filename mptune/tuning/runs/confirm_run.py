@@ -1,0 +1,384 @@
+"""One call of ``confirm`` on one run: the front of a search, built and measured anew on the device that is here.
+
+A confirmation is a run directory of its own, ``RUN/confirmed/DEVICE``, with a study of its own whose plans are the
+front's and the seeds': nothing is proposed. The tuner evaluates each once, and rounds of fresh processes follow on the
+held-out samples, as for the front of a measured search. What is done is recorded when it is done, so that an
+interrupted confirmation goes on where it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from mptune.data.metrics.tasks import resolve_metric
+from mptune.engines.base import SampleSet, Toolchain, Workspace
+from mptune.engines.environment import Environment
+from mptune.engines.toolchains.choose import TargetChoice, choose_target, is_here, open_toolchain
+from mptune.errors import RunError, TargetError
+from mptune.files import link_or_copy, writing
+from mptune.graph.grouping.groups import LayerGroup, find_groups
+from mptune.graph.loading.model import Model
+from mptune.rundir import RunDirectory, RunFile, TargetSection, open_run
+from mptune.settings import (
+    DataSettings,
+    EngineChoice,
+    LatencySettings,
+    SearchSettings,
+    ShapeRange,
+    TensorRtSettings,
+)
+from mptune.targets.target import Target, detect_gpus, load_target
+from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
+from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.record.study import open_study, read_study
+from mptune.tuning.runs.confirmation import Confirmation, compare, searched_plans
+from mptune.tuning.runs.model_copy import load_copy
+from mptune.tuning.runs.search_run import OpenToolchain, front_of, groups_sha256, storage_url
+from mptune.tuning.space import SearchSpace, Seed
+from mptune.tuning.steps.baseline import check_baseline
+from mptune.tuning.steps.device import describe_device
+from mptune.tuning.steps.remeasure import measure_again, missing, rounds_needed
+from mptune.tuning.steps.tuner import Listener, Tuner
+
+STUDY = "confirm"
+HOME = "../.."
+"""The way from ``RUN/confirmed/DEVICE`` to ``RUN``."""
+
+_SAMPLE_SETS: tuple[SampleSet, ...] = ("search", "held_out")
+_UNPROPOSED = "random"
+"""Of the samplers the one that costs nothing: the plans are all enqueued, and none is asked of it."""
+
+
+class Confirming:
+    """Confirms a run that was read. ``close`` ends the worker and lets go of study, samples and lock.
+
+    After ``run``: ``directory`` and ``file`` of the confirmation, its ``record``, the ``model`` and its ``groups``.
+    """
+
+    directory: RunDirectory
+    file: RunFile
+    record: StudyRecord
+    model: Model
+    groups: tuple[LayerGroup, ...]
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        file: RunFile,
+        target: str,
+        engine: EngineChoice,
+        listener: Listener,
+        opener: OpenToolchain | None = None,
+    ) -> None:
+        self._run = run
+        self._search = file
+        self._wanted = target
+        self._engine: EngineChoice = engine
+        self._listener = listener
+        self._opener = opener
+        self._stack = contextlib.ExitStack()
+        self._target: Target | None = None
+
+    @property
+    def environment(self) -> Environment | None:
+        """Where the figures were taken."""
+        return None if self.file.environment is None else Environment.from_json(self.file.environment)
+
+    def close(self) -> None:
+        """End the worker and let go of everything. Idempotent."""
+        self._stack.close()
+
+    def run(self) -> Confirmation:
+        """Everything that is not recorded yet, then the comparison. See ``mptune.api.confirm`` for what is raised."""
+        searched = self._plans()
+        self.model = load_copy(self._run, self._search)
+        self.groups = find_groups(self.model, self._search.measured["granularity"])
+        if groups_sha256(self.groups) != self._search.measured["layer groups' content"]:
+            raise RunError(
+                f"this mptune finds other layer groups in the model than mptune {self._search.mptune}, which searched",
+                "use the same version of mptune on both machines",
+            )
+        self._choose()
+        section, environment = self._identify()
+        self._begin(section, environment)
+        seeds = tuple(Seed(e.origin, e.plan) for e in searched)
+        every = tuple(group.id for group in self.groups)
+        space = SearchSpace(self._search.model.sha256, self.groups, every, {}, seeds)
+        self._open_study(space)
+        self._measure(space)
+        return read_confirmation(self.directory, self.file, self.record, (self._run, self._search), searched)
+
+    # -- before anything is measured ----------------------------------------------------------------------------
+
+    def _plans(self) -> tuple[Evaluation, ...]:
+        resolve_metric(self._search.settings["metric"])
+        return read_searched(self._run, self._search)
+
+    def _choose(self) -> None:
+        """Settle the target: the one that is named; else the search's own where it is here, else what is here."""
+        if self._opener is not None:
+            return
+        choice = self._choice()
+        self._target = choice.target
+        if choice.why:
+            self._listener.stage(choice.why)
+
+    def _choice(self) -> TargetChoice:
+        if self._wanted != "auto":
+            return TargetChoice(load_target(self._wanted))
+        gpus, profile = detect_gpus(), self._profile()
+        if profile is not None and (profile.kind == "cpu" or any(is_here(profile, gpu) for gpu in gpus)):
+            return TargetChoice(profile)
+        if gpus:
+            return choose_target("auto")
+        return TargetChoice(load_target("cpu"), "no GPU was found: confirming on this machine's CPU")
+
+    def _profile(self) -> Target | None:
+        """The profile that the search was for; None where it is a file that is not here."""
+        named = self._search.measured["target"]
+        try:
+            return load_target(named if named != "auto" or self._search.target is None else self._search.target.name)
+        except TargetError:
+            return None
+
+    def _identify(self) -> tuple[TargetSection, Environment]:
+        """What measures here. Nothing is started to find that out.
+
+        Raises:
+            TargetError: nothing does.
+        """
+        places = self._run
+        workspace = Workspace(self.model.path.resolve(), places.weights, places.data, places.engines, places.logs)
+        with self._open(workspace, self._settings()) as toolchain:
+            section = TargetSection(
+                name=self._wanted if self._target is None else self._target.name,
+                engine=toolchain.name,
+                device=toolchain.device,
+                latency_source=toolchain.latency_source,
+                error_source=toolchain.error_source,
+            )
+            environment = describe_device(toolchain, self._target)
+        if section.latency_source != "measured":
+            raise TargetError(
+                f"{section.device} cannot be measured here, and a confirmation is measured",
+                "run it on the device (`mptune doctor` says what is missing there); --target cpu measures on this CPU",
+            )
+        return section, environment
+
+    def _open(self, workspace: Workspace, settings: SearchSettings) -> Toolchain:
+        if self._opener is not None:
+            return self._opener(workspace, self.model, self.groups, settings)
+        assert self._target is not None
+        return open_toolchain(self._engine, self._target, workspace, self.model, self.groups, settings)
+
+    def _settings(self, budget: int = 1) -> SearchSettings:
+        return settings_of(self._search, self._wanted, self._engine, budget)
+
+    def _begin(self, section: TargetSection, environment: Environment) -> None:
+        """Make or open the confirmation's own run directory; one of another device or search is moved aside."""
+        jetson = environment.jetson
+        mode = "" if jetson is None else jetson.power_mode
+        path = self._run.confirmed / directory_name(section, self._target, mode)
+        file = self._fresh_file(section, environment)
+        known = RunDirectory(path).load()
+        is_other = known is not None and _identity(known) != _identity(file)
+        self._stack.enter_context(open_run(path, fresh=is_other))
+        self.directory = RunDirectory(path, path / HOME)
+        self.file = file if known is None or is_other else known.model_copy(update={"choice": file.choice})
+        self._warn(*self.file.warnings)
+        self.directory.save(self.file)
+
+    def _fresh_file(self, section: TargetSection, environment: Environment) -> RunFile:
+        search = self._search
+        return RunFile(
+            model=search.model,
+            measured={**search.measured, "target": section.name, "engine": self._engine},
+            settings=search.settings,
+            seeds=search.seeds,
+            study=STUDY,
+            data=search.data,
+            target=section,
+            environment=environment.to_json(),
+            choice=search.choice,
+            warnings=(*self._about_search(section), *environment.warnings),
+            confirms=HOME,
+        )
+
+    def _about_search(self, section: TargetSection) -> Iterator[str]:
+        searched, data = self._search.target, self._search.data
+        if searched is not None and searched.latency_source == "predicted" and searched.name != section.name:
+            yield (
+                f"the search predicted {searched.name}, and this is {section.name}: its ranking was made for another "
+                "device; `mptune search --target` with this one predicts it"
+            )
+        if data is not None and data.is_random:
+            yield "the search had random inputs: its errors say little; give real samples with --data and search again"
+
+    def _open_study(self, space: SearchSpace) -> None:
+        self.record, repaired = open_study(
+            space,
+            name=STUDY,
+            metric=self._search.settings["metric"],
+            identity={"model": self._search.model.sha256},
+            journal=self.directory.journal,
+            sampler=_UNPROPOSED,
+        )
+        self._stack.callback(self.record.close)
+        self._warn(*repaired)
+
+    # -- measuring ----------------------------------------------------------------------------------------------
+
+    def _measure(self, space: SearchSpace) -> None:
+        record = self.record
+        done = {e.plan.fingerprint for e in record.evaluations()} | {p.fingerprint for p, _, _ in record.failures()}
+        left = [seed for seed in space.seeds if seed.plan.fingerprint not in done]
+        settings = self._settings(budget=max(1, record.spent + len(left)))
+        rounds = rounds_needed(settings, "measured")
+        if not left and not missing(record, self._sound(), rounds):
+            return
+        with lent_samples(self._run, self.directory) as workspace, self._open(workspace, settings) as toolchain:
+            toolchain.listen(self._listener.building)
+            self._listener.stage(f"measuring {len(space.seeds)} plans on {toolchain.device}")
+            if left:
+                Tuner(record, space, toolchain, settings, self._listener).run()
+            for number in range(rounds):
+                todo = [one for one in missing(record, self._sound(), rounds) if one[0] == number]
+                if todo:
+                    self._listener.stage(f"round {number + 1} of {rounds}: a fresh process, held-out samples")
+                    measure_again(todo, record, toolchain, settings, self._listener)
+        baseline = record.baseline()
+        told = () if baseline is None else check_baseline(baseline.error, tf32=settings.tf32)
+        self.file = self.file.model_copy(update={"warnings": tuple(dict.fromkeys((*self.file.warnings, *told)))})
+        self.directory.save(self.file)
+
+    def _sound(self) -> list[Evaluation]:
+        """What is worth measuring again, the baseline first and the rest by its latency."""
+        sound = [e for e in self.record.evaluations() if e.is_finite]
+        return sorted(sound, key=lambda e: (e.origin != ORIGIN_FP32, e.latency.median_ms))
+
+    def _warn(self, *texts: str) -> None:
+        for text in texts:
+            self._listener.warning(text)
+
+
+def read_searched(run: RunDirectory, file: RunFile) -> tuple[Evaluation, ...]:
+    """The plans of a search that are confirmed, as the search saw them.
+
+    Raises:
+        RunError: nothing has been evaluated yet, or the record cannot be read.
+    """
+    with contextlib.closing(read_record(run, file)) as record:
+        return searched_plans(front_of(run, file, record), record.evaluations())
+
+
+def read_record(run: RunDirectory, file: RunFile) -> StudyRecord:
+    """Open the study of a run to read it.
+
+    Raises:
+        RunError: there is none, or the storage cannot be opened.
+    """
+    return read_study(
+        model_sha256=file.model.sha256,
+        name=file.study,
+        metric=file.settings["metric"],
+        journal=run.journal,
+        url=storage_url(file.storage),
+    )
+
+
+def read_confirmation(
+    directory: RunDirectory,
+    file: RunFile,
+    record: StudyRecord,
+    search: tuple[RunDirectory, RunFile],
+    searched: Sequence[Evaluation],
+) -> Confirmation:
+    """The comparison that a confirmation's record holds.
+
+    Args:
+        directory: the confirmation's.
+        file: its run.json.
+        record: its study.
+        search: the run that it confirms.
+        searched: the plans, as that search saw them.
+    """
+    target = search[1].target
+    if target is None:
+        raise RunError(f"{search[0].path} holds no evaluation yet", "let `mptune search` go on with it first")
+    settings = settings_of(file, file.measured["target"], file.measured["engine"])
+    rounds = rounds_needed(settings, "measured")
+    return compare(searched, target, front_of(directory, file, record), record, rounds, settings.latency)
+
+
+def settings_of(file: RunFile, target: str, engine: EngineChoice, budget: int = 1) -> SearchSettings:
+    """The settings that a run was measured with, for another device."""
+    measured = file.measured
+    return SearchSettings(
+        budget=budget,
+        target=target,
+        engine=engine,
+        metric=file.settings["metric"],
+        tf32=measured["tf32"],
+        sampler=_UNPROPOSED,
+        seed=measured["seed"],
+        confirm_rounds=file.settings["confirm_rounds"],
+        shapes=tuple(ShapeRange.from_json(one) for one in measured.get("shapes", ())),
+        tensorrt=TensorRtSettings(**measured.get("tensorrt", {})),
+        latency=LatencySettings(**measured["latency"]),
+        data_settings=DataSettings(batch=measured["batch"]),
+    )
+
+
+def directory_name(section: TargetSection, target: Target | None, power_mode: str) -> str:
+    """What the directory of a confirmation is called: a device, an engine and a Jetson's power mode each have one."""
+    named = target is not None and target.kind != "cpu"
+    words = " ".join((section.name if named else section.device, section.engine, power_mode))
+    return re.sub(r"[^a-z0-9.]+", "-", words.lower()).strip("-.")
+
+
+@contextlib.contextmanager
+def lent_samples(run: RunDirectory, directory: RunDirectory) -> Iterator[Workspace]:
+    """The paths of a confirmation's jobs; samples and references are the search's, for as long as they are needed.
+
+    They lie in a folder of the confirmation, beside what the toolchain notes there of this device and power mode.
+
+    Raises:
+        RunError: the search has none, or the folder cannot be written.
+    """
+    own = [directory.path.resolve() / name for name in ("data", "engines", "logs")]
+    workspace = Workspace((run.weights / "model.onnx").resolve(), run.weights, *own)
+    theirs = Workspace(workspace.model_path, run.weights, run.data, run.engines, run.logs)
+    lent: list[tuple[Path, Path]] = []
+    for which in _SAMPLE_SETS:
+        lent.append((theirs.samples(which), workspace.samples(which)))
+        lent.append((theirs.reference(which), workspace.reference(which)))
+    absent = next((source for source, _ in lent if not source.exists()), None)
+    if absent is not None:
+        raise RunError(f"{absent} is missing: the run is not whole", "pack it where it was made: `mptune export RUN`")
+    try:
+        with writing(directory.path):
+            for folder in own:
+                folder.mkdir(exist_ok=True)
+            for source, place in lent:
+                place.unlink(missing_ok=True)
+                link_or_copy(str(source), str(place))
+        yield workspace
+    finally:
+        for _, place in lent:
+            with contextlib.suppress(OSError):
+                place.unlink(missing_ok=True)
+
+
+def _identity(file: RunFile) -> dict[str, Any]:
+    """What must be the same for a confirmation to go on."""
+    return {
+        "model": file.model.sha256,
+        "measured": file.measured,
+        "metric": file.settings["metric"],
+        "data": None if file.data is None else file.data.sha256,
+        "target": file.target,
+    }

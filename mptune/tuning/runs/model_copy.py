@@ -1,0 +1,110 @@
+"""The run's own copy of its model: a small ONNX file beside the weight bank, which holds the weights already.
+
+It is the all-FP32 rewrite, which changes nothing: the same nodes and names, so the same layer groups and plans. So a
+run directory can go to another machine alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mptune.errors import ModelError, RunError
+from mptune.files import write_json
+from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.loading.model import Model, load_model
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.writing.rewrite import Rewriter
+from mptune.graph.writing.weights import WeightBank
+from mptune.rundir import RunDirectory, RunFile
+
+MODEL_FILE = "model.onnx"
+SEAL_FILE = "model.json"
+"""Which model the copy is of, and the copy's own hash: what a journey has damaged is told."""
+
+_FORMAT = 1
+
+
+def keep_model(run: RunDirectory, model: Model, groups: Sequence[LayerGroup]) -> None:
+    """Write the copy, unless it is there.
+
+    Raises:
+        RunError: the directory cannot be written, or the disk is full.
+    """
+    seal = _seal(run)
+    path = run.weights / MODEL_FILE
+    if seal is not None and seal["model_sha256"] == model.sha256 and path.exists():
+        return
+    bank = WeightBank.write(model, run.weights)
+    plan = PrecisionPlan.uniform(model.sha256, (group.id for group in groups), Precision.FP32)
+    Rewriter(model, groups, bank).write(plan, path)
+    document = {"format": _FORMAT, "model_sha256": model.sha256, "copy_sha256": load_model(path).sha256}
+    write_json(run.weights / SEAL_FILE, document)
+
+
+def has_copy(run: RunDirectory, file: RunFile) -> bool:
+    """Whether the run holds a copy of its model."""
+    seal = _seal(run)
+    return seal is not None and seal["model_sha256"] == file.model.sha256 and (run.weights / MODEL_FILE).exists()
+
+
+def load_copy(run: RunDirectory, file: RunFile) -> Model:
+    """Load the copy; its hash is the original's, since plans are told apart by it.
+
+    Raises:
+        RunError: there is none, or it is not what was written.
+    """
+    seal = _seal(run)
+    if seal is None or not has_copy(run, file):
+        raise RunError(
+            f"{run.path} holds no copy of its model, and {file.model.path} is not here",
+            "pack the run where the search ran: `mptune export RUN`",
+        )
+    damaged = f"the copy of the model in {run.weights} is damaged or not whole"
+    try:
+        copy = load_model(run.weights / MODEL_FILE)
+    except ModelError as error:
+        raise RunError(f"{damaged}: {error.message}", "copy the run directory again") from None
+    if copy.sha256 != seal["copy_sha256"]:
+        raise RunError(damaged, "copy the run directory again")
+    return replace(copy, sha256=file.model.sha256)
+
+
+def load_original(file: RunFile) -> Model:
+    """Load the model that the search was made with from where it was.
+
+    Raises:
+        ModelError: it is not there, or cannot be read.
+        RunError: it is another one now.
+    """
+    model = load_model(file.model.path)
+    if model.sha256 != file.model.sha256:
+        raise RunError(
+            f"{file.model.path} has changed since the search", "put the model back, or search again with --fresh"
+        )
+    return model
+
+
+def load_either(run: RunDirectory, file: RunFile) -> Model:
+    """The original where it still is, else the copy.
+
+    Raises:
+        ModelError: the original cannot be read.
+        RunError: the original has changed; or it is gone, and there is no copy.
+    """
+    if Path(file.model.path).exists():
+        return load_original(file)
+    return load_copy(run, file)
+
+
+def _seal(run: RunDirectory) -> dict[str, Any] | None:
+    try:
+        document = json.loads((run.weights / SEAL_FILE).read_text(encoding="utf-8"))
+        if document["format"] == _FORMAT and document["model_sha256"] and document["copy_sha256"]:
+            return dict(document)
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return None

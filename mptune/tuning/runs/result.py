@@ -1,0 +1,169 @@
+"""From the record to the front: what search, report and pick all show. Reads only."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mptune.errors import PlanError, RunError
+from mptune.settings import SearchSettings
+from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation, disagreements
+from mptune.tuning.explanation import Explanation
+from mptune.tuning.front import Front, choose, hypervolume, reference_error_of
+from mptune.tuning.reasons.advice import Outcome, findings
+from mptune.tuning.reasons.reasons import explain
+from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.steps.remeasure import confirmed_evaluations, confirmed_front, rounds_needed
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How one plan is taken from the front.
+
+    Attributes:
+        max_error: the fastest whose error is at most this.
+        max_latency_ms: the most exact that is at most this slow.
+        plan: this one, by fingerprint; wins over limits. With nothing given, the knee.
+    """
+
+    max_error: float | None = None
+    max_latency_ms: float | None = None
+    plan: str | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a front says beside its evaluations.
+
+    Attributes:
+        run_dir: the run directory.
+        model_path: the user's model.
+        model_sha256: its hash.
+        target: name of the target.
+        engine: name of the toolchain.
+        device: what ran or is predicted.
+        warnings: of the run so far, one line each.
+        data_dir: the run's data directory, which holds what explanations rest on; None explains nothing.
+    """
+
+    run_dir: Path
+    model_path: Path
+    model_sha256: str
+    target: str
+    engine: str
+    device: str
+    warnings: tuple[str, ...] = ()
+    data_dir: Path | None = None
+
+
+def build_front(
+    record: StudyRecord, facts: Facts, choice: Choice, settings: SearchSettings, *, every: bool = False
+) -> Front:
+    """Put the front together: confirmed where it has been confirmed, else as the search left it.
+
+    Args:
+        record: the study.
+        facts: of the run.
+        choice: which plan to take.
+        settings: how many rounds a confirmation has, and how latencies are summed up.
+        every: every evaluation has been confirmed, not the front alone.
+
+    Raises:
+        RunError: not even all-FP32 has been evaluated.
+        PlanError: the chosen plan was never evaluated, or is not feasible.
+    """
+    evaluations = record.evaluations()
+    searched = record.baseline()
+    if searched is None:
+        raise RunError(
+            f"{facts.run_dir} holds no evaluation of all-FP32 yet, so there is nothing to compare with",
+            "let `mptune search` go on with it, and give it more time if you set --timeout",
+        )
+    rounds = rounds_needed(settings, searched.latency.source)
+    sound = [e for e in evaluations if e.is_finite]
+    confirmed, dropped = confirmed_evaluations(record, rounds, settings.latency, sound if every else None)
+    fp32 = _of_origin(confirmed, ORIGIN_FP32) or searched
+    fp16 = _of_origin(confirmed, ORIGIN_FP16) or _of_origin(evaluations, ORIGIN_FP16)
+    points = confirmed_front(confirmed)
+    chosen, reason, met = _choose(points, (*confirmed, *evaluations), choice)
+    explanation = Explanation()
+    if facts.data_dir is not None:
+        baselines = [fp32] if fp16 is None else [fp32, fp16]
+        explanation = explain(record, facts.data_dir, points, baselines, chosen)
+    failures = [failure for _, _, failure in record.failures()]
+    told = (
+        *facts.warnings,
+        *fp32.latency.warnings,
+        *dropped,
+        *disagreements(evaluations),
+        *findings(Outcome(points, fp32, evaluations, failures, explanation, is_given=every)),
+        *_unconfirmed(points, chosen),
+    )
+    return Front(
+        run_dir=facts.run_dir,
+        model_path=facts.model_path,
+        model_sha256=facts.model_sha256,
+        target=facts.target,
+        engine=facts.engine,
+        device=facts.device,
+        metric=record.metric,
+        fp32=fp32,
+        fp16=fp16,
+        points=points,
+        chosen=chosen,
+        chosen_reason=reason,
+        limits_met=met,
+        evaluations=record.spent,
+        failures=record.failed,
+        hypervolume=hypervolume(points, fp32, reference_error_of(record.metric, evaluations)),
+        warnings=tuple(dict.fromkeys(told)),
+        explanation=explanation,
+    )
+
+
+def _unconfirmed(points: Sequence[Evaluation], chosen: Evaluation | None) -> tuple[str, ...]:
+    confirmed = sum(point.held_out is not None for point in points)
+    if chosen is None or chosen.held_out is not None or not confirmed:
+        return ()
+    return (
+        f"the chosen plan {chosen.plan.fingerprint} was not measured again ({confirmed} points of the front were): "
+        "`mptune search` with the limit that you want confirms what it chooses",
+    )
+
+
+def _of_origin(evaluations: Sequence[Evaluation], origin: str) -> Evaluation | None:
+    return next((e for e in evaluations if e.origin == origin), None)
+
+
+def _choose(
+    points: Sequence[Evaluation], known: Sequence[Evaluation], choice: Choice
+) -> tuple[Evaluation | None, str, bool]:
+    if choice.plan is None:
+        return choose(points, choice.max_error, choice.max_latency_ms)
+    return find_plan(known, choice.plan), "picked by its id", True
+
+
+def find_plan(known: Sequence[Evaluation], fingerprint: str) -> Evaluation:
+    """The first evaluation whose plan's fingerprint begins with ``fingerprint``.
+
+    Raises:
+        PlanError: there is none, there are several, or it is not feasible.
+    """
+    found = {
+        e.plan.fingerprint: e for e in reversed(known) if fingerprint and e.plan.fingerprint.startswith(fingerprint)
+    }
+    if not found:
+        close = difflib.get_close_matches(fingerprint, [e.plan.fingerprint for e in known], n=3)
+        hint = f"did you mean {' or '.join(dict.fromkeys(close))}?" if close else "`mptune report RUN` lists the plans"
+        raise PlanError(f"no plan {fingerprint!r} was evaluated in this run", hint)
+    if len(found) > 1:
+        raise PlanError(f"{fingerprint!r} means several plans: {', '.join(sorted(found))}", "give more of its digits")
+    (evaluation,) = found.values()
+    if not evaluation.is_finite:
+        raise PlanError(
+            f"plan {evaluation.plan.fingerprint} is not feasible: its outputs are not finite",
+            "`mptune report RUN` lists the plans that are",
+        )
+    return evaluation

@@ -1,0 +1,1 @@
+"""Which plan to evaluate next: the mathematics."""

@@ -1,0 +1,263 @@
+"""SearchSpace: which groups are free, which are pinned and why, and which plans are tried first."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Literal
+
+import pydantic
+
+from mptune import resources
+from mptune.errors import SpaceError
+from mptune.graph.grouping.groups import Granularity, LayerGroup
+from mptune.graph.hazards.find import Hazard, over_threshold, pinned_by_hazards
+from mptune.graph.loading.model import Model
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32
+
+PREFIXES = {"quarter": 0.25, "half": 0.5, "three quarters": 0.75}
+"""Shares of the groups, from the inputs on, that stay FP32, as in Polygraphy's bisection: few boundaries."""
+
+LARGE_ACTIVATION = 512.0
+"""Absolute value past which NVIDIA's AutoCast keeps a node in FP32 (Model-Optimizer, modelopt/onnx/autocast)."""
+
+
+class _Strict(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+
+class PinPatterns(_Strict):
+    """The ``[pin]`` table: patterns of groups whose precision is not searched."""
+
+    fp32: tuple[str, ...] = ()
+    fp16: tuple[str, ...] = ()
+
+
+class SeedPatterns(_Strict):
+    """A ``[[seed]]`` table: a plan to try first, everything in FP16 but these patterns."""
+
+    name: str
+    fp32: tuple[str, ...]
+
+
+class SpaceFile(_Strict):
+    """The content of a search-space file.
+
+    A pattern is ``op:Softmax`` (groups that hold such a node), ``kind:norm`` (groups of that kind), or else a glob on
+    the names of groups and of their nodes, such as ``*/attn/*``.
+    """
+
+    format: Literal[1]
+    description: str = ""
+    granularity: Granularity = "fusion"
+    pin: PinPatterns = PinPatterns()
+    seed: tuple[SeedPatterns, ...] = ()
+
+
+@dataclass(frozen=True)
+class NamedSpace:
+    """A search-space file that was read.
+
+    Attributes:
+        name: what the user calls it: a name or a path.
+        path: where it was found.
+        sha256: of its bytes, so that a resumed run notices another content.
+        file: its content.
+    """
+
+    name: str
+    path: Path
+    sha256: str
+    file: SpaceFile
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A group whose precision is not searched, and why, one line."""
+
+    precision: Precision
+    reason: str
+
+
+@dataclass(frozen=True)
+class Seed:
+    """A plan to evaluate before the sampler proposes any.
+
+    Attributes:
+        origin: ``"seed: "`` and its name.
+        plan: the whole plan.
+    """
+
+    origin: str
+    plan: PrecisionPlan
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """What the search may vary.
+
+    Attributes:
+        model_sha256: of the model that the groups belong to.
+        groups: all layer groups, in topological order.
+        free: ids of the groups that are searched.
+        pinned: id -> precision and reason, for all others.
+        seeds: deduplicated; the first is always all-FP32.
+        warnings: one line each.
+    """
+
+    model_sha256: str
+    groups: tuple[LayerGroup, ...]
+    free: tuple[str, ...]
+    pinned: Mapping[str, Pin]
+    seeds: tuple[Seed, ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """How many plans there are."""
+        return int(2 ** len(self.free))
+
+    def plan(self, choices: Mapping[str, Precision | str]) -> PrecisionPlan:
+        """The whole plan for a choice of every free group; pinned groups as they are pinned."""
+        return PrecisionPlan(
+            self.model_sha256,
+            {
+                group.id: self.pinned[group.id].precision if group.id in self.pinned else Precision(choices[group.id])
+                for group in self.groups
+            },
+        )
+
+    def choices(self, plan: PrecisionPlan) -> dict[str, str]:
+        """The precision of every free group of a plan, as text: what Optuna calls the parameters."""
+        return {group: str(plan.precision[group]) for group in self.free}
+
+    def holds(self, plan: PrecisionPlan) -> bool:
+        """Whether the plan obeys the pins (all-FP32 need not, where the user pins groups to FP16)."""
+        return all(plan.precision[group] is pin.precision for group, pin in self.pinned.items())
+
+
+def load_space(name_or_path: str) -> NamedSpace:
+    """Read a search-space file by name (``default``) or path.
+
+    Raises:
+        SpaceError: unknown, not TOML, or with keys or values that are not known.
+    """
+    path = resources.locate("spaces", name_or_path, SpaceError)
+    file = resources.read_toml(path, SpaceFile, SpaceError)
+    return NamedSpace(name_or_path, path, hashlib.sha256(path.read_bytes()).hexdigest(), file)
+
+
+def list_spaces() -> tuple[NamedSpace, ...]:
+    """The search spaces that come with mptune, sorted by name."""
+    return tuple(load_space(name) for name in resources.names("spaces"))
+
+
+def match(pattern: str, groups: Iterable[LayerGroup]) -> tuple[str, ...]:
+    """The ids of the groups that a pattern of a search-space file means."""
+    prefix, _, rest = pattern.partition(":")
+    if prefix == "op":
+        return tuple(g.id for g in groups if rest in g.ops)
+    if prefix == "kind":
+        return tuple(g.id for g in groups if g.kind == rest)
+    return tuple(
+        g.id
+        for g in groups
+        if g.id == pattern or fnmatchcase(g.name, pattern) or any(fnmatchcase(node, pattern) for node in g.nodes)
+    )
+
+
+def make_space(
+    model: Model,
+    groups: Sequence[LayerGroup],
+    named: NamedSpace,
+    hazards: Sequence[Hazard] = (),
+    absmax: Mapping[str, float] | None = None,
+) -> SearchSpace:
+    """Put together what the groups, their hazards and the search-space file say.
+
+    FP32 is pinned where FP16 cannot be right: a group that says so itself, a hazard of severity ``error``, a pattern
+    of the file. Those win over the file's FP16 pins.
+
+    Args:
+        model: the model.
+        groups: its layer groups.
+        named: the search-space file.
+        hazards: of the model; only those of severity ``error`` pin.
+        absmax: tensor name -> largest magnitude observed on the search samples.
+    """
+    matcher = _Matcher(named.name, groups)
+    pinned: dict[str, Pin] = {g.id: Pin(Precision.FP32, g.pinned) for g in groups if g.pinned is not None}
+    for group, reason in pinned_by_hazards(hazards).items():
+        pinned.setdefault(group, Pin(Precision.FP32, reason))
+    wanted_fp16 = matcher.all_of(named.file.pin.fp16)
+    for precision, wanted in (
+        (Precision.FP32, matcher.all_of(named.file.pin.fp32)),
+        (Precision.FP16, wanted_fp16),
+    ):
+        for group, pattern in wanted.items():
+            pinned.setdefault(group, Pin(precision, f"pinned to {precision} by {pattern!r} of {named.name}"))
+    names = {g.id: g.name for g in groups}
+    overruled = [group for group in wanted_fp16 if pinned[group].precision is Precision.FP32]
+    matcher.warnings += [
+        f"{names[group]} stays in FP32 although {wanted_fp16[group]!r} pins it to FP16: {pinned[group].reason}"
+        for group in overruled
+    ]
+    free = tuple(g.id for g in groups if g.id not in pinned)
+    space = SearchSpace(model.sha256, tuple(groups), free, pinned, ())
+    seeds = _seeds(space, model, named, matcher, absmax or {})
+    return SearchSpace(model.sha256, tuple(groups), free, pinned, seeds, tuple(matcher.warnings))
+
+
+class _Matcher:
+    """Resolves patterns and remembers which of them mean nothing."""
+
+    def __init__(self, source: str, groups: Sequence[LayerGroup]) -> None:
+        self._source = source
+        self._groups = groups
+        self.warnings: list[str] = []
+
+    def all_of(self, patterns: Iterable[str], *, classes_may_lack: bool = False) -> dict[str, str]:
+        """Group id -> the first pattern that means it.
+
+        With ``classes_may_lack``, ``op:`` and ``kind:`` patterns that mean nothing are no warning: a seed lists the
+        usual suspects, and a model without softmax lacks nothing.
+        """
+        found: dict[str, str] = {}
+        for pattern in patterns:
+            ids = match(pattern, self._groups)
+            if not ids and not (classes_may_lack and pattern.startswith(("op:", "kind:"))):
+                self.warnings.append(
+                    f"pattern {pattern!r} of search space {self._source} matches no group of this model; "
+                    "`mptune inspect MODEL` lists the groups"
+                )
+            for group in ids:
+                found.setdefault(group, pattern)
+        return found
+
+
+def _seeds(
+    space: SearchSpace, model: Model, named: NamedSpace, matcher: _Matcher, absmax: Mapping[str, float]
+) -> tuple[Seed, ...]:
+    def mixed(fp32: Iterable[str]) -> PrecisionPlan:
+        kept = set(fp32)
+        return space.plan({g: Precision.FP32 if g in kept else Precision.FP16 for g in space.free})
+
+    # The baseline is all-FP32 whatever is pinned: speed-ups and errors are told against it.
+    fp32 = PrecisionPlan.uniform(model.sha256, [g.id for g in space.groups], Precision.FP32)
+    seeds = [Seed(ORIGIN_FP32, fp32), Seed(ORIGIN_FP16, mixed(()))]
+    seeds += [Seed(f"seed: {s.name}", mixed(matcher.all_of(s.fp32, classes_may_lack=True))) for s in named.file.seed]
+    large = over_threshold(model, space.groups, absmax, LARGE_ACTIVATION)
+    if large:
+        seeds.append(Seed(f"seed: activations over {LARGE_ACTIVATION:g} in FP32", mixed(large)))
+    seeds += [
+        Seed(f"seed: first {name} in FP32", mixed(space.free[: round(share * len(space.free))]))
+        for name, share in PREFIXES.items()
+    ]
+    unique: dict[str, Seed] = {}
+    for seed in seeds:
+        unique.setdefault(seed.plan.fingerprint, seed)
+    return tuple(unique.values())

@@ -1,0 +1,145 @@
+"""The checks before the search: is the FP32 baseline sound? If not, precision is not the problem, and mptune says so.
+
+Thresholds are relative L2. FP32 on two engines differs by 1e-7 to 1e-5, TF32 by about 5e-4 (DESIGN.md, fact 3).
+"""
+
+from __future__ import annotations
+
+import math
+
+from mptune.data.metrics.accuracy import OutputError
+from mptune.engines.base import Failure, FailureKind, ReferenceReport
+from mptune.errors import BaselineError
+
+REPEAT_WARNING = 1e-5
+REPEAT_LIMIT = 1e-2
+"""Two runs on the same sample that differ by more: the model is not deterministic, and errors mean nothing."""
+
+ROWS_WARNING = 1e-4
+ROWS_LIMIT = 1e-2
+"""Rows of one batch that hold the same input but not the same output: the batch axis mixes them."""
+
+FP32_WARNING = 1e-4
+FP32_LIMIT = 1e-3
+FP32_LIMIT_TF32 = 1e-2
+"""All-FP32 engine against the reference; TF32 in the engine, where it was asked for, is granted ten times as much."""
+
+_NOT_PRECISION = "precision is not the problem"
+
+
+def check_reference(report: ReferenceReport | Failure) -> tuple[str, ...]:
+    """Check what taking the reference showed.
+
+    Returns:
+        Warnings, one line each.
+
+    Raises:
+        BaselineError: the untouched model does not run in FP32, its outputs are not finite or all zero, two runs
+            disagree, or identical rows of a batch come out different.
+    """
+    if isinstance(report, Failure):
+        raise did_not_run("the untouched model does not run in FP32", report)
+    bad = {name: int(facts["non_finite"]) for name, facts in report.outputs.items() if facts["non_finite"]}
+    if bad:
+        name, count = next(iter(bad.items()))
+        raise BaselineError(
+            f"the reference is not finite: output {name!r} holds {count} NaN or Inf in FP32; {_NOT_PRECISION}",
+            "check the preprocessing of the calibration data and the model's export; "
+            "if these are masks, cut that output off the model",
+        )
+    zero = [name for name, facts in report.outputs.items() if facts["zero_fraction"] >= 1.0]
+    if zero and len(zero) == len(report.outputs):
+        raise BaselineError(
+            f"the reference is all zero in every output; {_NOT_PRECISION}",
+            "check that the calibration data are what the model expects (scale, layout, channel order)",
+        )
+    warnings = [
+        f"output {name!r} of the reference is all zero, so its error says nothing: give data that make it speak"
+        for name in zero
+    ]
+    warnings += _check_repeats(report.repeat_error)
+    warnings += _check_rows(report)
+    return (*report.warnings, *warnings)
+
+
+def _check_repeats(error: float) -> list[str]:
+    if not error <= REPEAT_LIMIT:
+        raise BaselineError(
+            f"two FP32 runs on the same sample differ by {error:.1e}: the model is not deterministic; {_NOT_PRECISION}",
+            "export the model in evaluation mode (no dropout, no RandomNormal, a fixed seed)",
+        )
+    if error > REPEAT_WARNING:
+        return [f"two FP32 runs on the same sample differ by {error:.1e}: errors below that are noise"]
+    return []
+
+
+def _check_rows(report: ReferenceReport) -> list[str]:
+    warnings = []
+    for error, what, cure in (
+        (
+            report.identical_rows_error,
+            "identical rows of a batch give different outputs",
+            "look for a broadcast over the batch axis, or tune with --batch 1",
+        ),
+        (
+            report.batch_size_error,
+            "a row gives another output alone than in a larger batch",
+            "look for a reshape or broadcast that was exported for a fixed batch, or tune with --batch 1",
+        ),
+    ):
+        if error is None or error <= ROWS_WARNING:
+            continue
+        if not error <= ROWS_LIMIT:
+            raise BaselineError(f"{what} in FP32 (relative L2 {error:.1e}); {_NOT_PRECISION}", cure)
+        warnings.append(f"{what} in FP32 (relative L2 {error:.1e}): {cure}")
+    return warnings
+
+
+def check_baseline(error: OutputError, *, tf32: bool) -> tuple[str, ...]:
+    """Check that the engine of the all-FP32 plan agrees with the reference.
+
+    Args:
+        error: of the all-FP32 plan.
+        tf32: the FP32 groups may use TF32.
+
+    Returns:
+        Warnings, one line each.
+
+    Raises:
+        BaselineError: they disagree.
+    """
+    if error.non_finite:
+        raise BaselineError(
+            f"the all-FP32 engine gives {error.non_finite} NaN or Inf where the reference has none; {_NOT_PRECISION}",
+            "the engine itself is wrong: try another --engine, or another version of it",
+        )
+    value, limit = error.value("relative_l2"), FP32_LIMIT_TF32 if tf32 else FP32_LIMIT
+    if not value <= limit:
+        shown = f"{value:.1e}" if math.isfinite(value) else str(value)
+        raise BaselineError(
+            f"the all-FP32 engine is off by {shown} against the reference (limit {limit:.0e}); {_NOT_PRECISION}",
+            "look for TF32, missing synchronisation, a broken broadcast, or outputs that jump (TopK, NMS, ArgMax); "
+            "try another --engine",
+        )
+    if value > FP32_WARNING and not tf32:
+        return (
+            f"the all-FP32 engine is off by {value:.1e} against the reference: that much is not FP16's doing; "
+            "look for TF32 in the engine",
+        )
+    return ()
+
+
+def did_not_run(what: str, failure: Failure) -> BaselineError:
+    """The error for an FP32 job that gave no result: ``what`` says which, the failure says why."""
+    hints = {
+        FailureKind.TIMEOUT: "the model is too slow for the deadline: give fewer samples or a smaller --batch",
+        FailureKind.OUT_OF_MEMORY: "free memory on the device, or give a smaller --batch",
+        FailureKind.DISK_FULL: "free some space, then run it again",
+        FailureKind.DEVICE_LOST: "see that the device answers (nvidia-smi), then run it again",
+        FailureKind.WORKER: "run `mptune doctor`",
+        FailureKind.UNSUPPORTED: "the toolchain lacks an operator of this model: try another --engine",
+    }
+    hint = hints.get(failure.kind, "see that the model runs in ONNX Runtime by itself, or try another --engine")
+    if failure.log_path is not None:
+        hint += f"; the log is {failure.log_path}"
+    return BaselineError(f"{what} ({failure.stage.value}, {failure.kind.value}): {failure.message}", hint)

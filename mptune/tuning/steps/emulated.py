@@ -1,0 +1,150 @@
+"""Emulated errors of plans, asked for before anything is built; each plan is emulated once, whatever asks for it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mptune.data.metrics.accuracy import OutputError
+from mptune.data.numbers import decode_float, encode_float
+from mptune.engines.base import Failure, Toolchain
+from mptune.errors import RunError
+from mptune.files import write_json
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.tuning.evaluation import EmulatedError
+from mptune.tuning.space import SearchSpace
+from mptune.tuning.steps.tuner import Listener, machine_error
+
+EMULATED_JSON = "emulated.json"
+"""Name of the file in the run's data directory."""
+
+_FAILED = EmulatedError(math.inf, 0)
+
+
+@dataclass(frozen=True)
+class EmulatedErrors:
+    """What is known of the plans that were emulated.
+
+    Attributes:
+        metric: the statistic.
+        errors: plan's fingerprint -> its error.
+    """
+
+    metric: str
+    errors: Mapping[str, EmulatedError]
+
+    def save(self, path: Path) -> None:
+        """Write the JSON file that ``load`` reads.
+
+        Raises:
+            RunError: the disk is full, or the place cannot be written.
+        """
+        errors = {plan: [encode_float(error.value), error.samples] for plan, error in self.errors.items()}
+        write_json(path, {"metric": self.metric, "errors": errors})
+
+    @classmethod
+    def load(cls, path: Path, metric: str) -> EmulatedErrors:
+        """What ``save`` wrote for this metric; empty where there is nothing that can be read."""
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            if document["metric"] == metric:
+                errors = {p: EmulatedError(decode_float(e), n) for p, (e, n) in document["errors"].items()}
+                return cls(metric, errors)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            pass
+        return cls(metric, {})
+
+
+class Oracle:
+    """Says what plans will err, before ``PrecisionSampler`` proposes one of them.
+
+    For a toolchain that measures errors itself: elsewhere an evaluation is an emulation and as quick.
+    """
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        toolchain: Toolchain,
+        metric: str,
+        path: Path,
+        listener: Listener,
+        alone: Mapping[str, float] | None = None,
+    ) -> None:
+        """Wire the parts; what an earlier run left in the file is known.
+
+        Args:
+            space: turns choices into plans.
+            toolchain: emulates; its reference is taken already.
+            metric: the objective statistic.
+            path: file that keeps the errors, written after every call that asked for new ones.
+            listener: hears when the machine fails.
+            alone: free group -> error of the plan with that group alone in FP16, where it is known.
+        """
+        self._space = space
+        self._toolchain = toolchain
+        self._metric = metric
+        self._path = path
+        self._listener = listener
+        fp32 = PrecisionPlan.uniform(space.model_sha256, [g.id for g in space.groups], Precision.FP32)
+        plans = {fp32.replace({g: Precision.FP16}).fingerprint: error for g, error in (alone or {}).items()}
+        self._known = {plan: EmulatedError(error, None) for plan, error in plans.items()}
+        self._known.update(EmulatedErrors.load(path, metric).errors)
+        self._works = True
+
+    def __call__(self, choices: Sequence[Mapping[str, str]]) -> list[float]:
+        """The errors of plans, by the precision ``"fp16"`` or ``"fp32"`` of every free group.
+
+        Returns:
+            The objective statistic of each; ``inf`` where it fails or is not finite, NaN where the machine failed.
+
+        Raises:
+            RunError: the file cannot be written, or the disk is full.
+        """
+        plans = [self._space.plan(one) for one in choices]
+        new = {plan.fingerprint: plan for plan in plans if plan.fingerprint not in self._known}
+        if new and self._works:
+            self._emulate(new)
+        found = (self._known.get(plan.fingerprint) for plan in plans)
+        return [math.nan if error is None else error.value for error in found]
+
+    def recall(self, plan: PrecisionPlan) -> EmulatedError | None:
+        """What was emulated of a plan; None where nothing was, or where it failed."""
+        error = self._known.get(plan.fingerprint)
+        return None if error is None or error == _FAILED else error
+
+    def _emulate(self, plans: Mapping[str, PrecisionPlan]) -> None:
+        try:
+            errors = emulate_plans(self._toolchain, list(plans.values()), self._metric)
+        except RunError as error:
+            self._works = False
+            self._listener.warning(f"the search goes on without emulating plans before they are built: {error.message}")
+            return
+        # Another search in the same run directory may have added some meanwhile.
+        self._known = {**EmulatedErrors.load(self._path, self._metric).errors, **self._known}
+        self._known.update(zip(plans, errors, strict=True))
+        EmulatedErrors(self._metric, self._known).save(self._path)
+
+
+def emulate_plans(toolchain: Toolchain, plans: Sequence[PrecisionPlan], metric: str) -> list[EmulatedError]:
+    """Emulate plans in one job, or one by one where that fails; a plan that fails alone is infinite, of no sample.
+
+    Raises:
+        RunError: the machine failed.
+    """
+    result = toolchain.emulate(plans)
+    if not isinstance(result, Failure):
+        return [_emulated(error, metric) for error in result]
+    if result.is_machine_fault:
+        raise machine_error(result, 1)
+    if len(plans) == 1:
+        return [_FAILED]
+    return [error for plan in plans for error in emulate_plans(toolchain, [plan], metric)]
+
+
+def _emulated(error: OutputError, metric: str) -> EmulatedError:
+    value = error.value(metric)
+    samples = min(len(values) for statistics in error.per_output.values() for values in statistics.values())
+    return EmulatedError(value if error.non_finite == 0 and math.isfinite(value) else math.inf, samples)

@@ -1,0 +1,105 @@
+"""Before the search: samples and reference outputs on disk, the baseline checked, the ranges observed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mptune.data.calibration import CalibrationSet
+from mptune.data.numbers import decode_float, encode_float
+from mptune.engines.base import Failure, Toolchain, Workspace
+from mptune.files import write_json
+from mptune.tuning.steps.baseline import check_reference, did_not_run
+from mptune.tuning.steps.tuner import Listener
+
+
+@dataclass(frozen=True)
+class Observations:
+    """What the untouched model showed on the samples; kept in the run directory, so that it is looked at once.
+
+    Attributes:
+        absmax: tensor -> largest finite magnitude on the search samples.
+        shapes: tensor -> concrete shape on the first search sample.
+        warnings: of the checks, one line each.
+    """
+
+    absmax: Mapping[str, float]
+    shapes: Mapping[str, tuple[int, ...]]
+    warnings: tuple[str, ...] = ()
+
+    def save(self, path: Path) -> None:
+        """Write the JSON file that ``load`` reads.
+
+        Raises:
+            RunError: the disk is full, or the place cannot be written.
+        """
+        tensors = {t: {"absmax": encode_float(v), "shape": list(self.shapes[t])} for t, v in self.absmax.items()}
+        write_json(path, {"tensors": tensors, "warnings": list(self.warnings)})
+
+    @classmethod
+    def load(cls, path: Path) -> Observations | None:
+        """Read what ``save`` wrote; None where there is nothing that can be read."""
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            tensors = document["tensors"]
+            return cls(
+                {t: decode_float(facts["absmax"]) for t, facts in tensors.items()},
+                {t: tuple(facts["shape"]) for t, facts in tensors.items()},
+                tuple(document["warnings"]),
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+
+def save_samples(workspace: Workspace, search: CalibrationSet, held_out: CalibrationSet) -> None:
+    """Write both sets of samples where jobs find them.
+
+    Raises:
+        RunError: the disk is full, or the directory cannot be written.
+    """
+    search.save(workspace.samples("search"))
+    held_out.save(workspace.samples("held_out"))
+
+
+def observe(toolchain: Toolchain, listener: Listener) -> Observations:
+    """Take the references, check them, and observe the ranges.
+
+    Raises:
+        BaselineError: the model does not run in FP32, or what it computes cannot be a reference.
+    """
+    listener.stage("reference")
+    warnings = check_reference(toolchain.reference("search"))
+    warnings += tuple(f"held-out samples: {text}" for text in check_reference(toolchain.reference("held_out")))
+    listener.stage("observing ranges")
+    ranges = toolchain.observe()
+    if isinstance(ranges, Failure):
+        raise did_not_run("the model cannot be observed in FP32", ranges)
+    spoilt = {tensor: seen.non_finite for tensor, seen in ranges.items() if seen.non_finite}
+    if spoilt:
+        tensor, count = next(iter(spoilt.items()))
+        more = f" and {len(spoilt) - 1} others" if len(spoilt) > 1 else ""
+        warnings += (
+            f"tensor {tensor!r}{more} holds NaN or Inf in FP32 already ({count} values), although the outputs do not: "
+            "look for masks of -inf or a division by zero",
+        )
+    return Observations(
+        {tensor: seen.absmax for tensor, seen in ranges.items()},
+        {tensor: seen.shape for tensor, seen in ranges.items()},
+        tuple(dict.fromkeys(warnings)),
+    )
+
+
+def samples_sha256(data: CalibrationSet) -> str:
+    """A hash of all samples: names, types, shapes and values, in their order."""
+    digest = hashlib.sha256()
+    for sample in data.samples:
+        for name in sorted(sample):
+            array = np.ascontiguousarray(sample[name])
+            digest.update(f"{name}\n{array.dtype.str}\n{sample[name].shape}\n".encode())
+            digest.update(array.tobytes())
+    return digest.hexdigest()

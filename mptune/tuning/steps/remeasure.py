@@ -1,0 +1,278 @@
+"""The confirmed front: its points measured again in fresh processes, their error taken on held-out samples.
+
+A long front is confirmed in part: what a person takes from it, and so many of the others as show that it holds.
+
+Each measurement is a note in the study (``confirm:FINGERPRINT:ROUND``), written when it is taken: an interrupted
+confirmation goes on where it was, and the same command again measures nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mptune.data.metrics.accuracy import OutputError
+from mptune.data.numbers import encode_float
+from mptune.engines.base import Failure, Measurement, Toolchain
+from mptune.engines.timing.latency import Latency, summarise
+from mptune.graph.plan import PrecisionPlan
+from mptune.settings import LatencySettings, SearchSettings
+from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
+from mptune.tuning.front import ERROR_FLOOR, choose, knee, pareto
+from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.steps.tuner import Listener, machine_error
+
+_PREFIX = "confirm:"
+
+
+def candidates(evaluations: Sequence[Evaluation]) -> tuple[Evaluation, ...]:
+    """The front, all-FP32 and all-FP16, each once, in the order in which they are measured: the baseline first."""
+    seeds = [e for e in evaluations if e.origin in (ORIGIN_FP32, ORIGIN_FP16) and e.is_finite]
+    unique = {e.plan.fingerprint: e for e in (*seeds, *pareto(evaluations))}
+    return tuple(sorted(unique.values(), key=lambda e: (e.origin != ORIGIN_FP32, e.latency.median_ms)))
+
+
+def points_to_confirm(record: StudyRecord, settings: SearchSettings, rounds: int) -> tuple[Evaluation, ...]:
+    """Which of the candidates to measure again, in their order: at most ``settings.confirm_points``, or a few more.
+
+    The baselines, both ends of the front, its knee and the plan that is chosen always are, then what has been measured
+    already, then those of the rest that lie farthest from all of these. Where confirming changes the choice, the plan
+    that is chosen now comes in too.
+
+    Args:
+        record: the study.
+        settings: how many, and the limits that the choice is made by.
+        rounds: how many each point should have.
+    """
+    evaluations = record.evaluations()
+    every = candidates(evaluations)
+    if len(every) <= settings.confirm_points:
+        return every
+    front = pareto(evaluations)
+    now = confirmed_front(confirmed_evaluations(record, rounds, settings.latency)[0])
+    picks = [knee(front)] + [choose(p, settings.max_error, settings.max_latency_ms)[0] for p in (front, now)]
+    notes = record.notes(_PREFIX)
+    wanted = {e.plan.fingerprint for e in (*picks, *front[:1], *front[-1:]) if e is not None}
+    wanted |= {e.plan.fingerprint for e in every if e.origin in (ORIGIN_FP32, ORIGIN_FP16)}
+    wanted |= {e.plan.fingerprint for e in every if _rounds_of(notes, e.plan)}
+    taken = [e for e in every if e.plan.fingerprint in wanted]
+    rest = [e for e in every if e.plan.fingerprint not in wanted]
+    taken += _spread(rest, taken, settings.confirm_points - len(taken))
+    kept = {e.plan.fingerprint for e in taken}
+    return tuple(e for e in every if e.plan.fingerprint in kept)
+
+
+def _spread(rest: Sequence[Evaluation], taken: Sequence[Evaluation], count: int) -> list[Evaluation]:
+    """One by one, the point that lies farthest from all that are taken; latency and log error over their ranges."""
+    every = [*rest, *taken]
+    axes = ([e.latency.median_ms for e in every], [math.log(max(e.error_value, ERROR_FLOOR)) for e in every])
+    scaled = [[(v - min(axis)) / ((max(axis) - min(axis)) or 1.0) for v in axis] for axis in axes]
+    place = {e.plan.fingerprint: point for e, point in zip(every, zip(*scaled, strict=True), strict=True)}
+    found: list[Evaluation] = []
+    left = list(rest)
+    while left and len(found) < count:
+        near = [place[e.plan.fingerprint] for e in (*taken, *found)]
+        best = max(left, key=lambda e: min(math.dist(place[e.plan.fingerprint], other) for other in near))
+        found.append(best)
+        left.remove(best)
+    return found
+
+
+def rounds_needed(settings: SearchSettings, latency_source: str) -> int:
+    """How often each point is measured: once where latency is predicted, since it cannot differ."""
+    return max(1, settings.confirm_rounds) if latency_source == "measured" else 1
+
+
+def missing(record: StudyRecord, points: Iterable[Evaluation], rounds: int) -> list[tuple[int, Evaluation]]:
+    """What has not been measured yet: round and point, interleaved. A point that failed is not tried again."""
+    notes = record.notes(_PREFIX)
+    points = list(points)
+
+    def failed(point: Evaluation) -> bool:
+        return any("failure" in n for n in _rounds_of(notes, point.plan))
+
+    return [
+        (number, point)
+        for number in range(rounds)
+        for point in points
+        if not failed(point) and not _holds(notes.get(_key(point.plan, number)), point.metric)
+    ]
+
+
+def confirm(
+    record: StudyRecord, toolchain: Toolchain, settings: SearchSettings, listener: Listener, rounds: int
+) -> None:
+    """Measure what is missing, each round in a fresh process.
+
+    Rounds are interleaved, so that a slow drift of the machine meets all points alike.
+
+    Raises:
+        RunError: the machine failed again and again, or the record cannot be written.
+    """
+    while todo := missing(record, points_to_confirm(record, settings, rounds), rounds):
+        plans = len({point.plan.fingerprint for _, point in todo})
+        every = len(candidates(record.evaluations()))
+        of_all = f" of {every}" if every > max(plans, settings.confirm_points) else ""
+        listener.stage(f"confirming {plans}{of_all} plan{'s' if plans > 1 or of_all else ''}")
+        measure_again(todo, record, toolchain, settings, listener)
+
+
+def measure_again(
+    todo: Sequence[tuple[int, Evaluation]],
+    record: StudyRecord,
+    toolchain: Toolchain,
+    settings: SearchSettings,
+    listener: Listener,
+) -> None:
+    """Measure rounds of points, such as ``missing`` lists them, and write each down when it is taken.
+
+    Raises:
+        RunError: the machine failed again and again, or the record cannot be written.
+    """
+    failed: set[str] = set()
+    last: int | None = None
+    for number, point in todo:
+        if number != last:
+            toolchain.restart()
+            last = number
+        if point.plan.fingerprint in failed:
+            continue
+        result = _measure(toolchain, point.plan, settings.worker.retries, listener)
+        if isinstance(result, Failure):
+            failed.add(point.plan.fingerprint)
+            record.set_note(_key(point.plan, number), {"failure": result.to_json()})
+        else:
+            record.set_note(_key(point.plan, number), _to_note(record.anchored(result)))
+
+
+def confirmed_evaluations(
+    record: StudyRecord, rounds: int, latency: LatencySettings, points: Sequence[Evaluation] | None = None
+) -> tuple[tuple[Evaluation, ...], tuple[str, ...]]:
+    """What confirmation has shown, read back from the record.
+
+    The latency of a point is summed up again over the values of all its rounds; its interval is widened to hold the
+    median of every round, because processes differ by more than the values within one. The held-out error is that
+    of the worst round. ``confirmed`` is True only where latency was measured, in all rounds.
+
+    Args:
+        record: the study.
+        rounds: how many each point should have.
+        latency: how latencies are summed up.
+        points: which to read back; None takes the candidates.
+
+    Returns:
+        The points, less those that failed, and warnings. A point that has not been confirmed is as the search left
+        it.
+    """
+    notes = record.notes(_PREFIX)
+    kept: list[Evaluation] = []
+    warnings: list[str] = []
+    for point in candidates(record.evaluations()) if points is None else points:
+        pooled = _pooled(point, _rounds_of(notes, point.plan), rounds, latency)
+        if isinstance(pooled, Failure):
+            warnings.append(
+                f"plan {point.plan.fingerprint} ({point.origin}) failed when it was confirmed and was dropped: "
+                f"{pooled.stage.value}, {pooled.kind.value}: {pooled.message}"
+            )
+        elif not pooled.is_finite:
+            warnings.append(
+                f"plan {point.plan.fingerprint} ({point.origin}) is not finite on the held-out samples and was "
+                "dropped: give more calibration samples, so that the search sees such values"
+            )
+        else:
+            kept.append(pooled)
+    baseline = next((p for p in kept if p.origin == ORIGIN_FP32), record.baseline())
+    if baseline is not None:
+        kept = [p.with_baseline(baseline.latency.median_ms) for p in kept]
+    return tuple(kept), tuple(warnings)
+
+
+def confirmed_front(points: Iterable[Evaluation]) -> tuple[Evaluation, ...]:
+    """The front by the error of the search samples, less what is dominated by held-out error.
+
+    Where the two errors rank two plans differently, neither ranking is beyond the noise of the samples; the plan that
+    is kept is better in latency and not worse in either error by much, and the front reads the same both ways. Points
+    that have no held-out error are not judged by it: theirs would look the better for it.
+    """
+    searched = pareto(points, error=lambda e: e.error_value)
+    beaten = {e.plan.fingerprint for e in searched if e.held_out is not None}
+    beaten -= {e.plan.fingerprint for e in pareto(e for e in searched if e.held_out is not None)}
+    return tuple(e for e in searched if e.plan.fingerprint not in beaten)
+
+
+def _measure(toolchain: Toolchain, plan: PrecisionPlan, retries: int, listener: Listener) -> Measurement | Failure:
+    for attempt in range(1, retries + 2):
+        result = toolchain.evaluate(plan, "held_out")
+        if not isinstance(result, Failure) or not result.is_machine_fault:
+            return result
+        if attempt > retries:
+            raise machine_error(result, attempt)
+        listener.warning(f"the machine failed while confirming: {result.message}; trying again")
+    raise AssertionError("unreachable")
+
+
+def _pooled(
+    point: Evaluation, notes: Sequence[Mapping[str, Any]], rounds: int, settings: LatencySettings
+) -> Evaluation | Failure:
+    failure = next((n["failure"] for n in notes if "failure" in n), None)
+    if failure is not None:
+        return Failure.from_json(failure)
+    notes = [n for n in notes if _holds(n, point.metric)][:rounds]
+    if not notes:
+        return point
+    latencies = [Latency.from_json(n["latency"]) for n in notes]
+    errors = [OutputError.from_json(n["error"]) for n in notes]
+    worst = max(errors, key=lambda e: (e.non_finite, e.value(point.metric)))
+    engines = [n["engine_path"] for n in notes if n["engine_path"] is not None]
+    latency = pool_latencies(latencies, settings)
+    return replace(
+        point,
+        latency=latency,
+        held_out=worst,
+        engine_path=engines[-1] if engines else point.engine_path,
+        confirmed=latency.source == "measured" and len(notes) >= rounds,
+        warnings=tuple(dict.fromkeys((*point.warnings, *(w for n in notes for w in n["warnings"])))),
+    )
+
+
+def pool_latencies(latencies: Sequence[Latency], settings: LatencySettings) -> Latency:
+    """One latency from several rounds of the same engine; the interval holds every round's median."""
+    if len(latencies) == 1 or not all(one.raw_ms for one in latencies):
+        return latencies[0]
+    pooled = summarise([value for one in latencies for value in one.raw_ms], settings)
+    medians = [one.median_ms for one in latencies]
+    low, high = pooled.ci95_ms
+    return replace(
+        pooled,
+        ci95_ms=(min(low, *medians), max(high, *medians)),
+        transfer_ms=latencies[0].transfer_ms,
+        warnings=max(latencies, key=lambda one: one.cv).warnings,
+    )
+
+
+def _key(plan: PrecisionPlan, number: int) -> str:
+    return f"{_PREFIX}{plan.fingerprint}:{number}"
+
+
+def _rounds_of(notes: Mapping[str, Any], plan: PrecisionPlan) -> list[Mapping[str, Any]]:
+    prefix = f"{_PREFIX}{plan.fingerprint}:"
+    found = {int(key.removeprefix(prefix)): note for key, note in notes.items() if key.startswith(prefix)}
+    return [found[number] for number in sorted(found)]
+
+
+def _holds(note: Mapping[str, Any] | None, metric: str) -> bool:
+    """Whether a note is a measurement whose statistics hold the metric."""
+    return note is not None and "error" in note and any(metric in statistics for statistics in note["error"].values())
+
+
+def _to_note(measurement: Measurement) -> dict[str, Any]:
+    return {
+        "latency": measurement.latency.to_json(),
+        "error": measurement.error.to_json(),
+        "drift": encode_float(measurement.drift),
+        "build_s": encode_float(measurement.build_s),
+        "engine_path": None if measurement.engine_path is None else str(measurement.engine_path),
+        "warnings": list(measurement.warnings),
+    }

@@ -1,0 +1,130 @@
+"""Sensitivity: the output error of each free group alone in FP16, by emulation, before anything is built."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mptune.data.numbers import decode_float, encode_float
+from mptune.engines.base import Toolchain
+from mptune.files import write_json
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.targets.roofline import LatencyTerms
+from mptune.tuning.sampler.error_model import ERROR_FLOOR, Prior
+from mptune.tuning.sampler.min_cut import Tie
+from mptune.tuning.space import SearchSpace
+from mptune.tuning.steps.emulated import emulate_plans
+from mptune.tuning.steps.tuner import Listener
+
+SENSITIVITY_JSON = "sensitivity.json"
+"""Name of the file in the run's data directory."""
+
+_AT_A_TIME = 8
+"""Groups per job: what an interrupted run takes again, and how often progress is told."""
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """One-group errors.
+
+    Attributes:
+        metric: the statistic.
+        errors: group id -> error with that group alone in FP16; ``inf`` where it fails or is not finite.
+    """
+
+    metric: str
+    errors: Mapping[str, float]
+
+    def save(self, path: Path) -> None:
+        """Write the JSON file that ``load`` reads.
+
+        Raises:
+            RunError: the disk is full, or the place cannot be written.
+        """
+        errors = {group: encode_float(error) for group, error in self.errors.items()}
+        write_json(path, {"metric": self.metric, "errors": errors})
+
+    @classmethod
+    def load(cls, path: Path, metric: str) -> Sensitivity:
+        """What ``save`` wrote for this metric; empty where there is nothing that can be read."""
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            if document["metric"] == metric:
+                return cls(metric, {g: decode_float(e) for g, e in document["errors"].items()})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            pass
+        return cls(metric, {})
+
+
+def find_sensitivity(
+    space: SearchSpace, toolchain: Toolchain, metric: str, path: Path, listener: Listener
+) -> Sensitivity:
+    """Emulate each free group alone; what an earlier call wrote is not done again.
+
+    Args:
+        space: its free groups are taken.
+        toolchain: emulates; its reference is taken already.
+        metric: the objective statistic.
+        path: file that keeps the result, written after every few groups.
+        listener: hears how far it is.
+
+    Raises:
+        RunError: the machine failed, or the file cannot be written.
+    """
+    known = Sensitivity.load(path, metric)
+    missing = [group for group in space.free if group not in known.errors]
+    fp32 = PrecisionPlan.uniform(space.model_sha256, [g.id for g in space.groups], Precision.FP32)
+    for start in range(0, len(missing), _AT_A_TIME):
+        done = len(space.free) - len(missing) + start
+        listener.stage(f"sensitivity: {done} of {len(space.free)} groups")
+        few = missing[start : start + _AT_A_TIME]
+        plans = [fp32.replace({group: Precision.FP16}) for group in few]
+        errors = (error.value for error in emulate_plans(toolchain, plans, metric))
+        known = Sensitivity(metric, {**known.errors, **dict(zip(few, errors, strict=True))})
+        known.save(path)
+    return known
+
+
+def make_prior(space: SearchSpace, sensitivity: Sensitivity, terms: LatencyTerms | None, *, exact: bool) -> Prior:
+    """What the sampler knows before any build.
+
+    Args:
+        space: what may vary.
+        sensitivity: of every free group.
+        terms: of the roofline; None where there are none.
+        exact: latencies are predicted by these very terms.
+    """
+    position = {group: index for index, group in enumerate(space.free)}
+    kind = {group.id: group for group in space.groups}
+    squares = tuple(
+        math.inf if math.isinf(error) else math.log(max(error, ERROR_FLOOR) ** 2)
+        for error in (sensitivity.errors[group] for group in space.free)
+    )
+    if terms is None:
+        return Prior(space.free, squares)
+    ties: dict[Tie, float] = {}
+    for boundary in terms.boundaries:
+        ends = dict.fromkeys((boundary.producer_group, *boundary.consumer_groups))
+        members = tuple(sorted(position[e] for e in ends if e is not None and e in position))
+        fixed = {space.pinned[e].precision for e in ends if e is not None and e in space.pinned}
+        fp32 = boundary.fp32_consumer or boundary.producer_group is None or Precision.FP32 in fixed
+        fp16 = Precision.FP16 in fixed
+        if members and not (fp32 and fp16) and len(members) + fp32 + fp16 > 1:
+            tie = Tie(members, fp32, fp16)
+            ties[tie] = ties.get(tie, 0.0) + max(boundary.cost_ms, 0.0)
+    # What the pins alone save against all-FP32, the Casts that they need under every plan counted in.
+    pins = space.plan(dict.fromkeys(space.free, Precision.FP32))
+    crossed = sum(c for tie, c in ties.items() if tie.fp16)
+    return Prior(
+        groups=space.free,
+        log_square_errors=squares,
+        gains_ms=tuple(float(terms.gains_ms.get(group, 0.0)) for group in space.free),
+        ties=tuple(ties),
+        tie_costs_ms=tuple(ties.values()),
+        fixed_gain_ms=terms.base_ms - terms.predict(pins) + crossed,
+        exact=exact,
+        kinds=tuple((kind[g].kind, kind[g].pattern) for g in space.free),
+    )

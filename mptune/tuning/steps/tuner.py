@@ -1,0 +1,357 @@
+"""The loop: ask for a plan, leave out what is known, build and measure, tell. Stops by budget, time or exhaustion."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from enum import Enum
+from typing import Protocol
+
+import numpy as np
+
+from mptune.engines.base import Failure, Measurement, Progress, Toolchain
+from mptune.errors import BaselineError, RunError
+from mptune.files import RESUME_HINT
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.settings import SearchSettings
+from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, EmulatedError, Evaluation
+from mptune.tuning.front import pareto
+from mptune.tuning.record.record import Proposal, StudyRecord
+from mptune.tuning.space import SearchSpace, Seed
+from mptune.tuning.steps.baseline import check_baseline, did_not_run
+
+DUPLICATES_IN_A_ROW = 3
+"""After so many known proposals in a row, an unseen neighbour of the front is taken instead."""
+
+_ENUMERABLE = 12
+"""Up to so many free groups all plans are listed when an unseen one is wanted."""
+
+_TRIES_PER_FLIP = 32
+
+PATIENCE = 8
+"""So many proposals in a row that promised less than ``LEAST_PROMISE`` end the search."""
+
+LEAST_PROMISE = 2e-5
+"""Expected growth of the hypervolume: a tenth of a percent of the latency on a fiftieth of the error's axis."""
+
+
+HOPELESS = 20
+"""So many plans that give no outputs, and none that ever gave any but all-FP32, end the search: each may cost hours."""
+
+
+_VAIN = 2
+"""After so many measurements again, in a fresh process, that changed nothing, errors are what they are."""
+
+
+class Listener(Protocol):
+    """Hears how a search goes on. Called from the thread that searches; must return soon."""
+
+    def stage(self, text: str) -> None:
+        """A part of the work begins, such as ``reference`` or ``confirming 7 plans``."""
+        ...
+
+    def evaluated(self, evaluation: Evaluation, done: int, budget: int) -> None:
+        """A plan was evaluated and is finite; ``done`` of ``budget`` are spent."""
+        ...
+
+    def failed(self, plan: PrecisionPlan, origin: str, failure: Failure | str, done: int, budget: int) -> None:
+        """A plan failed through its own fault, or (text) its outputs are not finite."""
+        ...
+
+    def building(self, progress: Progress) -> None:
+        """A build that takes its time is so far."""
+        ...
+
+    def warning(self, text: str) -> None:
+        """Something that a person should know, one line."""
+        ...
+
+
+class Silent:
+    """The listener that does nothing."""
+
+    def stage(self, text: str) -> None:
+        """Nothing."""
+
+    def evaluated(self, evaluation: Evaluation, done: int, budget: int) -> None:
+        """Nothing."""
+
+    def failed(self, plan: PrecisionPlan, origin: str, failure: Failure | str, done: int, budget: int) -> None:
+        """Nothing."""
+
+    def building(self, progress: Progress) -> None:
+        """Nothing."""
+
+    def warning(self, text: str) -> None:
+        """Nothing."""
+
+
+class Stop(str, Enum):
+    """Why a search stopped."""
+
+    BUDGET = "the budget is spent"
+    TIMEOUT = "the time is over"
+    CONVERGED = "nothing that is left promises more than the noise"
+    EXHAUSTED = "every plan of the search space has been evaluated"
+    HOPELESS = f"{HOPELESS} plans failed, and no plan with FP16 in it has ever run"
+
+
+class Tuner:
+    """Evaluates plans until the budget is spent. Everything it learns is in the record; it keeps nothing itself."""
+
+    def __init__(
+        self,
+        record: StudyRecord,
+        space: SearchSpace,
+        toolchain: Toolchain,
+        settings: SearchSettings,
+        listener: Listener,
+        clock: Callable[[], float] = time.monotonic,
+        emulated: Callable[[PrecisionPlan], EmulatedError | None] | None = None,
+    ) -> None:
+        """Wire the parts.
+
+        Args:
+            record: opened, its dead trials not yet taken up.
+            space: what may vary, and the seeds.
+            toolchain: evaluates plans on the search samples; its reference is taken already.
+            settings: budget, timeout, retries, seed.
+            listener: hears of every outcome.
+            clock: seconds, monotonic.
+            emulated: gives what is known of a plan by emulation, to keep it beside what is measured.
+        """
+        self._record = record
+        self._space = space
+        self._toolchain = toolchain
+        self._settings = settings
+        self._listener = listener
+        self._clock = clock
+        self._emulated = emulated
+        self._seeds: list[Seed] = []
+        self._vain = 0
+
+    def run(self) -> Stop:
+        """Search until the budget, the time or the space is exhausted.
+
+        Budget counts every plan that was evaluated or failed by itself, seeds counted in, over all sessions; faults
+        of the machine and duplicates cost nothing.
+
+        Raises:
+            BaselineError: all-FP32 does not build, or disagrees with the reference.
+            RunError: the machine failed again and again, or the record cannot be written.
+            KeyboardInterrupt: passed on; the plan in work is enqueued again.
+        """
+        started, failures = self._clock(), len(self._record.failures())
+        self._record.heal(stale_after_s=self._longest_trial_s())
+        known = self._record.known()
+        self._seeds = [seed for seed in self._space.seeds if seed.plan.fingerprint not in known]
+        # The baseline comes alone: nothing is worth a build before it is known to be sound. Where another worker has it
+        # in work, this one takes the seeds meanwhile.
+        self._enqueue(self._seeds[:1] if self._seeds[:1] == list(self._space.seeds[:1]) else self._seeds)
+        while self._record.spent < self._settings.budget:
+            if self._settings.timeout_s is not None and self._clock() - started >= self._settings.timeout_s:
+                return Stop.TIMEOUT
+            if has_converged(self._record, self._settings):
+                return Stop.CONVERGED
+            # Failures of earlier sessions do not count: what made them fail may have been mended.
+            if len(self._record.failures()) - failures >= HOPELESS and not self._has_run_fp16():
+                return Stop.HOPELESS
+            proposal = self._next()
+            if proposal is None:
+                return Stop.EXHAUSTED
+            self._evaluate(proposal)
+            if proposal.origin == ORIGIN_FP32 and self._record.baseline():
+                self._enqueue(self._seeds[1:])
+        return Stop.BUDGET
+
+    def _has_run_fp16(self) -> bool:
+        return any(evaluation.plan.fp16_groups for evaluation in self._record.evaluations())
+
+    def _enqueue(self, seeds: Iterable[Seed]) -> None:
+        for seed in seeds:
+            self._record.enqueue(seed.plan, seed.origin)
+
+    def _longest_trial_s(self) -> float:
+        worker = self._settings.worker
+        # All-FP32 is measured beside every candidate, so the longest living trial builds and measures twice.
+        return 2 * (worker.start_timeout_s + worker.build_timeout_s + worker.measure_timeout_s)
+
+    # -- proposals ----------------------------------------------------------------------------------------------
+
+    def _next(self) -> Proposal | None:
+        """The next plan that nobody has evaluated; None where there is none left."""
+        for repeats in itertools.count(1):
+            if is_exhausted(self._record, self._space):
+                return None
+            proposal = self._record.ask()
+            if not self._record.is_taken(proposal):
+                return proposal
+            self._record.tell_duplicate(proposal)
+            if proposal.origin == ORIGIN_FP32:
+                self._enqueue(self._seeds[1:])
+            if repeats % DUPLICATES_IN_A_ROW == 0:
+                unseen = self._unseen(set(self._record.known()))
+                if unseen is None:
+                    return None
+                self._record.enqueue(unseen, ORIGIN_SAMPLER)
+        raise AssertionError("unreachable")
+
+    def _unseen(self, known: set[str]) -> PrecisionPlan | None:
+        """A plan that is not known: close to the front where one is there, else anywhere."""
+        free = self._space.free
+        generator = np.random.default_rng([self._settings.seed, self._record.trial_count])
+        bases = [e.plan for e in pareto(self._record.evaluations()) if self._space.holds(e.plan)]
+        for flips in range(1, min(len(free), 4) + 1) if bases else ():
+            for _ in range(_TRIES_PER_FLIP):
+                base = self._space.choices(bases[int(generator.integers(len(bases)))])
+                for index in generator.choice(len(free), size=flips, replace=False):
+                    base[free[index]] = "fp16" if base[free[index]] == "fp32" else "fp32"
+                plan = self._space.plan(base)
+                if plan.fingerprint not in known:
+                    return plan
+        if len(free) <= _ENUMERABLE:
+            every = (self._space.plan(dict(zip(free, row, strict=True))) for row in _all_choices(len(free)))
+            unseen = [plan for plan in every if plan.fingerprint not in known]
+            return unseen[int(generator.integers(len(unseen)))] if unseen else None
+        while True:  # At least 2 ** 13 plans, of which a budget knows few.
+            plan = self._space.plan({g: _PRECISIONS[int(generator.integers(2))] for g in free})
+            if plan.fingerprint not in known:
+                return plan
+
+    # -- outcomes -----------------------------------------------------------------------------------------------
+
+    def _evaluate(self, proposal: Proposal) -> None:
+        try:
+            result = self._measure(proposal)
+        except BaseException:
+            # Most of all Ctrl-C: the plan goes back into the queue. If even that fails, healing does it next time.
+            with suppress(RunError):
+                self._record.release(proposal)
+            raise
+        if isinstance(result, Failure):
+            if result.is_machine_fault:
+                self._machine_fault(proposal, result)
+            else:
+                self._plan_failed(proposal, result)
+        else:
+            self._measured(proposal, result)
+
+    def _measure(self, proposal: Proposal) -> Measurement | Failure:
+        """Once more in a fresh process where the error is not the emulated one: a process may have gone wrong."""
+        profile = self._is_profiled(proposal)
+        result = self._toolchain.evaluate(proposal.plan, profile=profile)
+        if isinstance(result, Failure) or self._vain >= _VAIN or not self._judged(proposal, result).errs_otherwise:
+            return result
+        self._toolchain.restart()
+        again = self._toolchain.evaluate(proposal.plan, profile=profile)
+        if isinstance(again, Failure) or self._judged(proposal, again).errs_otherwise:
+            self._vain += 1
+            return result
+        self._listener.warning(
+            f"plan {proposal.plan.fingerprint} erred otherwise than its emulation says, and no longer in a fresh "
+            "process: only the second measurement counts"
+        )
+        return again
+
+    def _is_profiled(self, proposal: Proposal) -> bool:
+        """Every plan where that costs little, else the two whose profiles tell what each group gains."""
+        profiling = self._toolchain.profiling
+        return profiling == "along" or (profiling == "apart" and proposal.origin in (ORIGIN_FP32, ORIGIN_FP16))
+
+    def _measured(self, proposal: Proposal, measurement: Measurement) -> None:
+        measurement = self._record.anchored(measurement)
+        evaluation = self._judged(proposal, measurement)
+        if proposal.origin == ORIGIN_FP32:
+            try:
+                told = check_baseline(measurement.error, tf32=self._settings.tf32)
+            except BaselineError:
+                self._record.release(proposal)  # Not recorded: once its cause is mended, it is measured anew.
+                raise
+            for text in told:
+                self._listener.warning(text)
+        self._record.tell_evaluation(proposal, evaluation, measurement.group_times_ms)
+        done, budget = self._record.spent, self._settings.budget
+        if evaluation.is_finite:
+            self._listener.evaluated(evaluation, done, budget)
+        else:
+            self._listener.failed(proposal.plan, proposal.origin, _why_not_finite(evaluation), done, budget)
+
+    def _judged(self, proposal: Proposal, measurement: Measurement) -> Evaluation:
+        """A measurement against the baseline, and against what is known of the plan by emulation."""
+        baseline = self._record.baseline()
+        evaluation = Evaluation.from_measurement(
+            proposal.plan,
+            measurement,
+            number=proposal.number,
+            origin=proposal.origin,
+            metric=self._settings.metric,
+            baseline_ms=None if baseline is None else baseline.latency.median_ms,
+        )
+        emulated = None if self._emulated is None else self._emulated(proposal.plan)
+        if emulated is None or baseline is None:
+            return evaluation
+        return evaluation.with_emulated(emulated, baseline.error_value)
+
+    def _plan_failed(self, proposal: Proposal, failure: Failure) -> None:
+        if proposal.origin == ORIGIN_FP32:
+            self._record.release(proposal)
+            raise did_not_run("the all-FP32 engine failed", failure)
+        self._record.tell_failure(proposal, failure)
+        self._listener.failed(proposal.plan, proposal.origin, failure, self._record.spent, self._settings.budget)
+
+    def _machine_fault(self, proposal: Proposal, failure: Failure) -> None:
+        attempt, retries = proposal.attempt + 1, self._settings.worker.retries
+        what = f"{failure.kind.value} ({failure.stage.value}): {failure.message}"
+        if attempt > retries:
+            self._record.tell_fault(proposal, failure, attempt=0)
+            raise machine_error(failure, attempt)
+        self._record.tell_fault(proposal, failure, attempt=attempt)
+        self._listener.warning(f"the machine failed, not the plan: {what}; trying again ({attempt} of {retries})")
+
+
+def has_converged(record: StudyRecord, settings: SearchSettings) -> bool:
+    """Whether the last proposals promised nothing that could be told from the noise; other samplers go on.
+
+    Only where plans are built and timed: a prediction has no noise and costs next to nothing.
+    """
+    baseline = record.baseline()
+    if baseline is None or baseline.latency.source != "measured":
+        return False
+    promises = record.promises()[-PATIENCE:]
+    return settings.sampler == "precision" and len(promises) == PATIENCE and max(promises) < LEAST_PROMISE
+
+
+def is_exhausted(record: StudyRecord, space: SearchSpace) -> bool:
+    """Whether every plan of the space is known already, or being evaluated."""
+    if record.baseline() is None:
+        return False
+    known = record.known()
+    # All-FP32 is always evaluated, also where the pins leave it out of the space.
+    outside = sum(1 for seed in space.seeds if seed.plan.fingerprint in known and not space.holds(seed.plan))
+    return len(known) - outside >= space.size
+
+
+def machine_error(failure: Failure, attempts: int) -> RunError:
+    """The error after the last retry of a fault of the machine."""
+    log = "" if failure.log_path is None else f" (log: {failure.log_path})"
+    times = "" if attempts == 1 else f" {attempts} times in a row"
+    return RunError(
+        f"the machine failed{times}: {failure.kind.value} ({failure.stage.value}): {failure.message}{log}",
+        f"when it is mended, {RESUME_HINT}",
+    )
+
+
+_PRECISIONS = (Precision.FP32, Precision.FP16)
+
+
+def _all_choices(groups: int) -> itertools.product[tuple[Precision, ...]]:
+    return itertools.product(_PRECISIONS, repeat=groups)
+
+
+def _why_not_finite(evaluation: Evaluation) -> str:
+    count = evaluation.error.non_finite
+    if count:
+        return f"{count} values are NaN or Inf where the reference has none"
+    return f"its {evaluation.metric} is {evaluation.error_value}"

@@ -1,0 +1,148 @@
+"""Task metrics: built in, and loaded from a user's script."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mptune.data.metrics.accuracy import METRICS, compare_outputs
+from mptune.data.metrics.tasks import endpoint_error, load_metric, resolve_metric, top1_disagreement
+from mptune.errors import DataError, SettingsError
+
+
+@pytest.fixture
+def script(tmp_path: Path):
+    def write(text: str, name: str = "metrics.py") -> str:
+        (tmp_path / name).write_text(text)
+        return str(tmp_path / name)
+
+    return write
+
+
+class TestResolve:
+    def test_a_statistic_needs_nothing_more(self) -> None:
+        assert resolve_metric("relative_l2") == ("relative_l2", {})
+
+    @pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if metric.is_task])
+    def test_every_built_in_task_metric_resolves(self, name: str) -> None:
+        found, extra = resolve_metric(name)
+        assert found == name
+        assert callable(extra[name])
+
+    def test_a_script_is_called_by_what_the_user_wrote(self, script) -> None:
+        spec = script("def worst(outputs, reference):\n    return abs(outputs['y'] - reference['y']).max()") + ":worst"
+        name, extra = resolve_metric(spec)
+        error = compare_outputs([{"y": np.array([1.0, 5.0])}], [{"y": np.array([1.0, 2.0])}], extra)
+        assert error.value(name) == 3.0
+
+    def test_unknown(self) -> None:
+        with pytest.raises(SettingsError, match="unknown metric 'top1'") as caught:
+            resolve_metric("top1")
+        assert "top1_disagreement" in caught.value.hint or "relative_l2" in caught.value.hint
+
+    def test_higher_is_better_cannot_be_the_objective(self) -> None:
+        with pytest.raises(SettingsError, match="sqnr_db cannot be the objective") as caught:
+            resolve_metric("sqnr_db")
+        assert "relative_l2" in caught.value.hint
+
+
+class TestScript:
+    def refused(self, spec: str, match: str, hint: str) -> None:
+        before = list(sys.path)
+        with pytest.raises(DataError, match=match) as caught:
+            load_metric(spec)
+        assert hint in caught.value.hint
+        assert "\n" not in caught.value.message
+        assert sys.path == before
+
+    def test_it_can_import_its_neighbours_and_hold_dataclasses(self, script) -> None:
+        script("FACTOR = 2.0", "mptune_test_neighbour.py")
+        spec = script(
+            "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+            "from mptune_test_neighbour import FACTOR\n"
+            "@dataclass\nclass Scale:\n    by: float\n"
+            "def metric(outputs, reference):\n    return Scale(FACTOR).by\n"
+        )
+        assert load_metric(f"{spec}:metric")({}, {}) == 2.0
+
+    def test_no_file(self, tmp_path: Path) -> None:
+        self.refused(f"{tmp_path}/none.py:f", "no such file", "Python file")
+
+    def test_no_function_in_the_name(self, script) -> None:
+        self.refused(script("def f(o, r): ..."), "names no function", "script.py:function")
+
+    def test_no_such_function(self, script) -> None:
+        self.refused(script("def endpoint(o, r): ...") + ":endpont", "has no function 'endpont'", "'endpoint'")
+        self.refused(script("x = 1") + ":f", "has no function 'f'", "def metric(outputs, reference)")
+
+    def test_not_a_function(self, script) -> None:
+        self.refused(script("f = 3") + ":f", "'f' in .* is not a function", "def metric")
+
+    def test_not_python(self, script) -> None:
+        self.refused(script("x", "metric.txt") + ":f", "is not a Python file", ".py")
+
+    @pytest.mark.parametrize(
+        ("text", "match"),
+        [
+            ("def f(:", "SyntaxError"),
+            ("import no_such_module_here", "ModuleNotFoundError"),
+            ("raise SystemExit(3)", "SystemExit: 3"),
+        ],
+    )
+    def test_a_script_that_fails_to_load(self, script, text: str, match: str) -> None:
+        self.refused(script(text) + ":f", f"failed to load: {match}", "python metrics.py")
+
+
+class TestTop1:
+    def test_share_of_rows(self) -> None:
+        reference = np.array([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]], np.float32)
+        output = reference.copy()
+        output[0] = [0.9, 0.1]
+        assert top1_disagreement({"y": output}, {"y": reference}) == 0.25
+
+    def test_a_row_that_is_not_finite_differs(self) -> None:
+        reference = np.array([[0.1, 0.9]], np.float32)
+        assert top1_disagreement({"y": np.array([[0.1, np.nan]])}, {"y": reference}) == 1.0
+
+    def test_the_worst_output_counts_and_others_are_ignored(self) -> None:
+        a = np.array([[0.1, 0.9]], np.float32)
+        reference = {"a": a, "b": a, "features": np.ones((1, 2, 3), np.float32), "label": np.array([[1, 2]])}
+        assert top1_disagreement({**reference, "b": a[:, ::-1]}, reference) == 1.0
+
+    def test_no_class_scores(self) -> None:
+        with pytest.raises(DataError, match="no output of shape") as caught:
+            top1_disagreement({}, {"y": np.ones(3, np.float32)})
+        assert caught.value.hint
+
+
+class TestEndpointError:
+    def test_mean_distance(self) -> None:
+        reference = np.zeros((1, 2, 2, 2), np.float32)
+        output = reference.copy()
+        output[0, :, 0, 0] = [3, 4]
+        assert endpoint_error({"flow": output}, {"flow": reference}) == 5 / 4
+
+    def test_invalid_pixels_of_the_reference_are_left_out(self) -> None:
+        reference = np.zeros((1, 2, 1, 2), np.float32)
+        reference[0, 1, 0, 0] = np.nan
+        output = np.zeros_like(reference)
+        output[0, 0, 0, 1] = 2
+        assert endpoint_error({"flow": output}, {"flow": reference}) == 2.0
+
+    def test_a_candidate_that_is_not_finite_shows(self) -> None:
+        reference = np.zeros((1, 2, 1, 1), np.float32)
+        assert math.isnan(endpoint_error({"flow": np.full_like(reference, np.nan)}, {"flow": reference}))
+
+    def test_no_flow(self) -> None:
+        with pytest.raises(DataError, match=r"no output of shape \(N, 2, H, W\)") as caught:
+            endpoint_error({}, {"y": np.ones((1, 3, 2, 2), np.float32)})
+        assert caught.value.hint
+
+    def test_another_shape(self) -> None:
+        with pytest.raises(DataError, match="'flow' is missing or of another shape") as caught:
+            endpoint_error({"flow": np.ones((1, 2, 3, 3))}, {"flow": np.ones((1, 2, 4, 4), np.float32)})
+        assert caught.value.hint

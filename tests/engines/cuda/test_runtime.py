@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mptune.engines.base import EngineError, FailureKind
+from mptune.engines.cuda import runtime as cuda
+from mptune.engines.cuda.delay import enqueue_delay
+from mptune.engines.ort.cuda_session import NO_TF32, CudaSession
+from mptune.engines.ort.session import SessionOptions
+from mptune.engines.timing.latency import monotonic_ms
+from mptune.engines.worker.child import WorkerState
+from mptune.engines.worker.parent import Worker
+from mptune.settings import LatencySettings
+from tests.engines.stopwatches import calibrated, timed
+from tests.engines.tensorrt.fake_device import FakeCuda
+
+QUICK = LatencySettings(warmup_ms=5.0, duration_ms=5.0, min_iterations=10, bootstrap_samples=50)
+
+
+def has_device() -> bool:
+    return cuda.unavailable_reason() is None
+
+
+def test_without_a_device_the_reason_is_told() -> None:
+    if has_device():
+        pytest.skip("there is a CUDA device here")
+    assert cuda.unavailable_reason()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("cudaErrorMemoryAllocation", FailureKind.OUT_OF_MEMORY),
+        ("cudaErrorNoDevice", FailureKind.DEVICE_LOST),
+        ("cudaErrorIllegalAddress", FailureKind.CRASH),
+        ("cudaErrorInvalidValue", FailureKind.ERROR),
+    ],
+)
+def test_the_kind_of_a_cuda_error(name: str, kind: FailureKind) -> None:
+    assert cuda.kind_of(name) is kind
+
+
+def test_every_named_error_is_one_of_cudas() -> None:
+    bindings = pytest.importorskip("cuda.bindings.runtime", reason="needs cuda-python")
+    known = bindings.cudaError_t.__members__
+    for names in (cuda._OUT_OF_MEMORY, cuda._DEVICE_LOST, cuda._CRASHED):
+        assert names <= known.keys()
+
+
+def test_calls_are_unpacked_and_checked() -> None:
+    bindings = pytest.importorskip("cuda.bindings.runtime", reason="needs cuda-python")
+    success = bindings.cudaError_t.cudaSuccess
+    assert cuda.check((success,), "call") is None
+    assert cuda.check((success, 3), "call") == 3
+    assert cuda.check((success, 3, 4), "call") == (3, 4)
+    with pytest.raises(EngineError, match=r"cudaMalloc failed with cudaErrorMemoryAllocation: out of memory") as caught:
+        cuda.check((bindings.cudaError_t.cudaErrorMemoryAllocation, None), "cudaMalloc")
+    assert caught.value.kind is FailureKind.OUT_OF_MEMORY
+
+
+@pytest.mark.gpu
+def test_buffers_keep_what_they_are_given() -> None:
+    stream = cuda.Stream()
+    for array in (np.arange(12, dtype=np.float32).reshape(3, 4), np.zeros((0, 2), np.int64), np.array(True)):
+        buffer = cuda.DeviceBuffer(array.shape, array.dtype)
+        buffer.upload(array, stream)
+        np.testing.assert_array_equal(buffer.download(stream), array)
+        buffer.close()
+        buffer.close()
+    with pytest.raises(ValueError, match="does not fit"):
+        cuda.DeviceBuffer((2,), np.dtype(np.float32)).upload(np.zeros(3, np.float32), stream)
+    stream.close()
+    stream.close()
+
+
+@pytest.mark.gpu
+def test_events_time_what_lies_between_them() -> None:
+    stream, start, end = cuda.Stream(), cuda.Event(), cuda.Event()
+    assert stream.address
+    start.record(stream)
+    end.record(stream)
+    end.synchronize()
+    assert start.elapsed_ms(end) >= 0.0
+    for thing in (start, end, stream):
+        thing.close()
+        thing.close()
+
+
+@pytest.mark.gpu
+def test_a_graph_replays_what_was_captured() -> None:
+    bindings = cuda.runtime()
+    stream = cuda.Stream()
+    source, target = (cuda.DeviceBuffer((4,), np.dtype(np.float32)) for _ in range(2))
+
+    def enqueue() -> None:
+        kind = bindings.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+        copied = bindings.cudaMemcpyAsync(target.address, source.address, source.nbytes, kind, stream.handle)
+        cuda.check(copied, "cudaMemcpyAsync")
+
+    graph = cuda.Graph(stream, enqueue)
+    for value in (1.0, 2.0):
+        source.upload(np.full(4, value, np.float32), stream)
+        graph.launch(stream)
+        np.testing.assert_array_equal(target.download(stream), np.full(4, value, np.float32))
+    watch = cuda.StreamStopwatch(lambda: graph.launch(stream), stream, monotonic_ms)
+    assert watch.enqueue_ms is None
+    assert watch.value_ms(4) > 0.0
+    assert (watch.enqueue_ms or 0.0) > 0.0
+    graph.close()
+    graph.close()
+
+    def fail() -> None:
+        enqueue()
+        raise ValueError("in the middle of a capture")
+
+    with pytest.raises(ValueError, match="in the middle"):
+        cuda.Graph(stream, fail)
+    enqueue()
+    stream.synchronize()
+    for buffer in (source, target):
+        buffer.close()
+    stream.close()
+
+
+@pytest.mark.gpu
+def test_a_delay_keeps_the_stream_busy() -> None:
+    stream, start, end = cuda.Stream(), cuda.Event(), cuda.Event()
+    start.record(stream)
+    enqueue_delay(stream, span_us=3000)
+    end.record(stream)
+    end.synchronize()
+    assert 2.9 < start.elapsed_ms(end) < 30.0
+    for thing in (start, end, stream):
+        thing.close()
+
+
+def test_what_waits_inside_is_enqueued_behind_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeCuda()
+    monkeypatch.setattr(cuda, "runtime", lambda: device)
+    stream = cuda.Stream()
+    done: list[str] = []
+    watch = cuda.StreamStopwatch(
+        lambda: done.append("run"), stream, monotonic_ms, 0.5, delay=lambda: done.append("delay")
+    )
+    assert watch.value_ms(2) >= 0.0
+    assert done == ["run", "delay", "run", "delay", "run"]
+    assert watch.enqueue_ms is None
+    assert watch.transfer_ms == 0.5
+    stream.close()
+
+
+@pytest.mark.gpu
+def test_a_cuda_session_uses_graph_stream_and_events(mlp_path: Path) -> None:
+    session = CudaSession(mlp_path, SessionOptions("cuda", latency=QUICK))
+    feeds = {"x": np.ones((4, 32), np.float32)}
+    latency = timed(session, feeds, calibrated(session, feeds))
+    assert session.warnings == (), session.warnings
+    assert latency.transfer_ms is not None
+    assert latency.transfer_ms > 0.0
+    session.close()
+
+
+@pytest.fixture
+def product(tmp_path: Path) -> Path:
+    """A model that multiplies a 512 x 512 matrix by itself."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [512, 512]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "x"], ["y"])], "g", info[:1], info[1:])
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("tf32", "by_environment", "variable", "expected"),
+    [
+        (False, False, None, "0"),
+        (False, False, "0", "0"),  # cuBLAS does not always obey the variable
+        (False, True, None, "0"),  # nothing else would switch TF32 off
+        (False, True, "1", "0"),
+        (False, True, "0", "1"),
+        (True, False, None, "1"),
+        (True, False, "0", "1"),
+        (True, True, None, "1"),
+        (True, True, "0", "1"),
+    ],
+)
+def test_who_switches_tf32_off(
+    monkeypatch: pytest.MonkeyPatch, tf32: bool, by_environment: bool, variable: str | None, expected: str
+) -> None:
+    (name,) = NO_TF32
+    if variable is None:
+        monkeypatch.delenv(name, raising=False)
+    else:
+        monkeypatch.setenv(name, variable)
+    session = object.__new__(CudaSession)  # without the device that opening one takes
+    session.options = SessionOptions("cuda", tf32=tf32, tf32_by_environment=by_environment)
+    session._stream = None
+    (provider, options), _ = session._providers(graph=False)
+    assert provider == "CUDAExecutionProvider"
+    assert options["use_tf32"] == expected
+
+
+def product_error(path: Path, *, tf32: bool) -> float:
+    x = np.random.default_rng(0).normal(size=(512, 512)).astype(np.float32)
+    exact = x.astype(np.float64) @ x.astype(np.float64)
+    session = CudaSession(path, SessionOptions("cuda", tf32=tf32, latency=QUICK))
+    error = float(np.linalg.norm(session.run({"x": x})["y"] - exact) / np.linalg.norm(exact))
+    session.close()
+    return error
+
+
+@dataclass(frozen=True)
+class ProductError:
+    path: Path
+    tf32: bool
+
+    def run(self, state: WorkerState) -> float:
+        return product_error(self.path, tf32=self.tf32)
+
+
+@pytest.mark.gpu
+def test_tf32_changes_the_result_and_is_off_by_default(product: Path) -> None:
+    assert product_error(product, tf32=False) < 1e-6
+    assert product_error(product, tf32=True) > 1e-5  # Compute capability 8.0 and up; an older GPU has no TF32.
+
+
+@pytest.mark.gpu
+def test_the_environment_variable_switches_tf32_off_whatever_the_option_says(product: Path, tmp_path: Path) -> None:
+    with Worker(tmp_path / "logs", environment=NO_TF32) as worker:
+        for tf32 in (False, True):
+            error = worker.call(ProductError(product, tf32), 60.0)
+            assert isinstance(error, float), error
+            assert error < 1e-6

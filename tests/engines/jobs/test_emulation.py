@@ -1,0 +1,226 @@
+"""Emulated errors: the jobs, and which of them a plan takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mptune.data.calibration import save_outputs
+from mptune.engines.base import EngineError, Failure, FailureKind, Stage, Workspace
+from mptune.engines.jobs import emulation
+from mptune.engines.jobs.emulation import Emulation, ErrorsJob, SwitchedErrorsJob, rows_per_sample
+from mptune.engines.jobs.measure import ReferenceJob
+from mptune.engines.ort.session import Provider
+from mptune.engines.worker.child import WorkerState
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import Model, load_model
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.writing.switched import SwitchedEmulator
+from mptune.graph.writing.weights import WeightBank
+from mptune.settings import DataSettings, SearchSettings
+from tests.engines.jobs.test_measure import prepare
+from tests.graph import models
+
+
+def test_errors_are_taken_per_sample(tmp_path: Path) -> None:
+    model, samples, reference = prepare(tmp_path, shift=1.0)
+    one, other = ErrorsJob((model, model), samples, reference, "cpu").run(WorkerState())
+    assert one == other
+    assert one.per_output["y"]["max_abs"] == (1.0, 1.0)
+    (few,) = ErrorsJob((model,), samples, reference, "cpu", first=1).run(WorkerState())
+    assert few.per_output["y"]["max_abs"] == (1.0,)
+
+
+def test_files_that_changed_are_read_again(tmp_path: Path) -> None:
+    model, samples, reference = prepare(tmp_path)
+    state, job = WorkerState(), ErrorsJob((model,), samples, reference, "cpu")
+    assert job.run(state)[0].value("max_abs") == 0.0
+    reference.unlink()
+    prepare(tmp_path, shift=2.0)
+    assert job.run(state)[0].value("max_abs") == 2.0
+
+
+def test_a_users_metric_is_taken_too(tmp_path: Path) -> None:
+    model, samples, reference = prepare(tmp_path, shift=1.0)
+    script = tmp_path / "mine.py"
+    script.write_text("def metric(outputs, reference):\n    return float(outputs['y'].sum())\n")
+    metric = f"{script}:metric"
+    (error,) = ErrorsJob((model,), samples, reference, "cpu", metric).run(WorkerState())
+    assert error.value(metric) == pytest.approx((7 + 14) / 2)
+
+
+def test_outputs_of_another_shape_are_the_plans_failure(tmp_path: Path) -> None:
+    model, samples, reference = prepare(tmp_path)
+    save_outputs(reference, [{"y": np.zeros((2, 2), np.float32)}] * 2)
+    with pytest.raises(EngineError, match=r"shape \(1, 2\), the reference has \(2, 2\)"):
+        ErrorsJob((model,), samples, reference, "cpu").run(WorkerState())
+
+
+class Run:
+    """An emulation of the MLP whose jobs run in this process, and what they were."""
+
+    def __init__(self, workspace: Workspace, provider: Provider = "cpu") -> None:
+        self.model = load_model(workspace.model_path)
+        self.groups = find_groups(self.model)
+        self.workspace = workspace
+        self.state = WorkerState()
+        self.jobs: list[Any] = []
+        self.answer: Callable[[Any], Any] = lambda job: job.run(self.state)
+        self.provider: Provider = provider
+        paths = workspace.model_path, workspace.samples("search"), workspace.reference("search")
+        ReferenceJob(*paths, provider).run(self.state)
+
+    def emulation(self, batch: int = 1) -> Emulation:
+        bank = WeightBank.write(self.model, self.workspace.weights_dir)
+        shapes = dict.fromkeys(("x", "block0.narrow", "block1.narrow"), (3, 32))
+        return Emulation(
+            self.model,
+            self.groups,
+            bank,
+            self.workspace,
+            self.provider,
+            SearchSettings(data_settings=DataSettings(batch=batch)),
+            self.call,
+            lambda: shapes,
+        )
+
+    def call(self, job: Any) -> Any:
+        self.jobs.append(job)
+        return self.answer(job)
+
+    @property
+    def kinds(self) -> list[type]:
+        return [type(job) for job in self.jobs]
+
+    def plan(self, *half: int) -> PrecisionPlan:
+        fp32 = PrecisionPlan.uniform(self.model.sha256, [g.id for g in self.groups], Precision.FP32)
+        return fp32.replace({self.groups[index].id: Precision.FP16 for index in half})
+
+    def alone(self) -> list[PrecisionPlan]:
+        return [self.plan(index) for index in range(len(self.groups))]
+
+
+@pytest.fixture
+def run(mlp_workspace: Workspace) -> Run:
+    return Run(mlp_workspace)
+
+
+def values(errors: Sequence[Any] | Failure) -> list[float]:
+    assert not isinstance(errors, Failure), errors
+    return [error.value("relative_l2") for error in errors]
+
+
+def test_plans_of_one_group_share_sessions_and_agree_with_their_own(run: Run) -> None:
+    many = run.emulation()
+    shared = values(many.errors(run.alone(), few=True))
+    assert set(run.kinds) == {SwitchedErrorsJob}
+    assert any(job.head is not None for job in run.jobs), "some start at a waist"
+    assert len(run.jobs) < len(run.groups)
+    apart = values(many.errors(run.alone()))
+    assert run.kinds[-1] is ErrorsJob
+    assert shared == pytest.approx(apart, rel=1e-2)
+    assert min(apart) > 1e-6
+    many.close()
+    assert not list(run.workspace.weights_dir.glob("*.onnx"))
+
+
+def test_errors_come_in_the_order_of_the_plans(run: Run) -> None:
+    last, whole, first = run.plan(len(run.groups) - 1), run.plan(*range(len(run.groups))), run.plan(0)
+    many = run.emulation()
+    together = values(many.errors([last, whole, first], few=True))
+    assert together == [values(many.errors([plan], few=True))[0] for plan in (last, whole, first)]
+    assert {ErrorsJob, SwitchedErrorsJob} == set(run.kinds), "a CPU takes plans of the whole model one by one"
+
+
+@pytest.mark.parametrize(("batch", "samples"), [(1, 4), (3, 3), (8, 1)])
+def test_before_builds_a_few_rows_are_enough(batch: int, samples: int, run: Run) -> None:
+    many, plan = run.emulation(batch), run.plan(0)
+    errors, every = many.errors([plan], few=True), many.errors([plan])
+    assert not isinstance(errors, Failure)
+    assert not isinstance(every, Failure)
+    assert len(errors[0].per_output["y"]["relative_l2"]) == samples
+    assert len(every[0].per_output["y"]["relative_l2"]) == 4
+
+
+def test_one_session_serves_any_plan_of_the_whole_model(run: Run, tmp_path: Path) -> None:
+    bank = WeightBank.write(run.model, run.workspace.weights_dir)
+    emulator = SwitchedEmulator(run.model, run.groups, bank)
+    names = emulator.switches
+    path = emulator.write(run.workspace.weights_dir / "whole.onnx", names)
+    many = [run.plan(0, 3), run.plan(*range(len(run.groups))), run.plan()]
+    on = tuple(frozenset(names[group] for group in plan.fp16_groups) for plan in many)
+    judged = run.workspace.samples("search"), run.workspace.reference("search"), "cpu"
+    together = values(SwitchedErrorsJob(path, None, on, tuple(names.values()), *judged).run(run.state))  # type: ignore[arg-type]
+    assert together[:2] == pytest.approx(values(run.emulation().errors(many[:2])), rel=1e-2)
+    assert together[2] < 1e-6
+
+
+@pytest.mark.gpu
+def test_a_gpu_takes_any_plan_in_one_session_and_agrees_with_the_cpu(run: Run) -> None:
+    gpu = Run(run.workspace, "cuda")
+    many = [*run.alone(), run.plan(0, 3)]
+    assert values(gpu.emulation().errors(many)) == pytest.approx(values(run.emulation().errors(many)), rel=5e-2)
+    assert gpu.kinds == [SwitchedErrorsJob]
+
+
+def test_a_session_stays_open_for_the_next_job_unless_its_weights_are_large(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many, plan = run.emulation(), run.plan(0)
+    many.errors([plan], few=True)
+    session = run.state._cache["switched"][1]
+    many.errors([plan], few=True)
+    assert run.state._cache["switched"][1] is session
+    monkeypatch.setattr(emulation, "_KEPT_BYTES", 0)
+    many.errors([plan], few=True)
+    assert "switched" not in run.state._cache
+    with pytest.raises(EngineError, match="closed"):
+        session.run({})
+
+
+def test_where_switches_do_not_work_each_plan_has_a_session_of_its_own(run: Run) -> None:
+    crash = Failure(Stage.RUN, FailureKind.CRASH, "no such kernel")
+    run.answer = lambda job: crash if isinstance(job, SwitchedErrorsJob) else job.run(run.state)
+    many = run.emulation()
+    assert values(many.errors([run.plan(0)], few=True))[0] > 0
+    many.errors([run.plan(1)], few=True)
+    assert run.kinds == [SwitchedErrorsJob, ErrorsJob, ErrorsJob]
+
+
+def test_a_plan_that_fails_by_itself_leaves_the_switches_alone(run: Run) -> None:
+    run.answer = lambda job: Failure(Stage.RUN, FailureKind.ERROR, "another shape")
+    many = run.emulation()
+    assert isinstance(many.errors([run.plan(0)], few=True), Failure)
+    run.answer = lambda job: job.run(run.state)
+    many.errors([run.plan(0)], few=True)
+    assert run.kinds == [SwitchedErrorsJob, ErrorsJob, SwitchedErrorsJob]
+
+
+def test_a_fault_of_the_machine_is_handed_on(run: Run) -> None:
+    gone = Failure(Stage.RUN, FailureKind.DEVICE_LOST, "gone")
+    run.answer = lambda job: gone
+    assert run.emulation().errors([run.plan(0)], few=True) is gone
+    assert len(run.jobs) == 1
+
+
+def shaped(folder: Path, rows_in: int | str, rows_out: int | str) -> Model:
+    node = models.node("ReduceMean", ["x"], "y", "mean", axes=[1])
+    proto = models.model([node], [models.value("x", [rows_in, 4])], [models.value("y", [rows_out, 1])], [])
+    return load_model(models.save(proto, folder))
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(8, 8), (1, 1), ("n", 5)])
+def test_a_batch_counts_as_its_rows(rows: int | str, expected: int, tmp_path: Path) -> None:
+    assert rows_per_sample(shaped(tmp_path, rows, rows), batch=5) == expected
+
+
+def test_a_first_dimension_that_is_no_batch_does_not_count(mlp_path: Path, tmp_path: Path) -> None:
+    model = load_model(mlp_path)
+    assert rows_per_sample(model, 3) == 3
+    node = models.node("ReduceMean", ["x"], "y", "mean", axes=[0])
+    proto = models.model([node], [models.value("x", [500, 4])], [models.value("y", [1, 4])], [])
+    assert rows_per_sample(load_model(models.save(proto, tmp_path)), 3) == 1

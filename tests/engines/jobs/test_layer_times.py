@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from mptune.data.metrics.accuracy import OutputError
+from mptune.engines.base import Failure, FailureKind, Measurement, Stage
+from mptune.engines.jobs.layer_times import LayerTime, group_times, minor_nodes, steady_mean, with_group_times
+from mptune.engines.timing.latency import Latency
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
+
+OWNERS = {"a/MatMul": "g0", "a/Add": "g0", "b/Norm": "g1", "c/Conv": "g2", "d/Mul": "g3"}
+
+
+def test_the_layers_of_a_group_add_up() -> None:
+    layers = [LayerTime(("a/MatMul",), 2.0), LayerTime(("a/Add",), 0.5), LayerTime(("b/Norm",), 1.0)]
+    assert group_times(layers, OWNERS) == {"g0": 2.5, "g1": 1.0}
+
+
+def test_groups_that_nothing_tells_apart_are_left_out() -> None:
+    block = LayerTime(("a/MatMul", "b/Norm", "c/Conv"), 9.0)
+    assert group_times([block], OWNERS) == {}
+    assert group_times([block, LayerTime(("d/Mul",), 1.0)], OWNERS) == {"g3": 1.0}
+
+
+def test_a_group_that_is_mostly_alone_keeps_its_share_of_the_rest() -> None:
+    layers = [LayerTime(("a/MatMul", "b/Norm"), 2.0), LayerTime(("a/Add",), 5.0)]
+    assert group_times(layers, OWNERS) == {"g0": 6.0}
+
+
+def test_what_only_goes_along_takes_no_share_but_is_seen() -> None:
+    fused = LayerTime(("a/Add", "b/Norm"), 3.0)
+    assert group_times([fused], OWNERS, minor={"a/Add"}) == {"g0": 0.0, "g1": 3.0}
+    whole = [LayerTime(("a/MatMul",), 40.0), fused]
+    assert group_times(whole, OWNERS, minor={"a/Add"}) == {"g0": 40.0, "g1": 3.0}
+    assert group_times([LayerTime(("a/Add", "d/Mul"), 3.0)], OWNERS, minor={"a/Add", "d/Mul"}) == {"g0": 1.5, "g3": 1.5}
+
+
+def test_casts_at_boundaries_and_the_engines_own_layers_are_left_out() -> None:
+    layers = [LayerTime(("x__fp16",), 1.0), LayerTime((), 1.0), LayerTime(("x__fp16", "c/Conv"), 2.0)]
+    assert group_times(layers, OWNERS) == {"g2": 2.0}
+
+
+def test_nothing_seen_is_no_entry() -> None:
+    assert group_times([], OWNERS) == {}
+
+
+def test_what_stands_beside_a_product_goes_along(mlp_path: Path) -> None:
+    model = load_model(mlp_path)
+    groups = find_groups(model)
+    assert minor_nodes(model, groups) == {"block0/fc1/Relu", "block1/fc1/Relu"}
+
+
+def test_the_longest_value_is_left_out() -> None:
+    assert steady_mean([1.0, 100.0, 2.0]) == 1.5
+    assert steady_mean([7.0]) == 7.0
+
+
+def test_a_profile_becomes_group_times_scaled_as_the_latency_and_a_failed_one_a_warning(mlp_path: Path) -> None:
+    model = load_model(mlp_path)
+    groups = find_groups(model)
+    latency = Latency.predicted(1.0)
+    measured = Measurement(latency, None, 0.5, OutputError({}), "measured", 0.0, warnings=("a: b",))
+    failure = Failure(Stage.TIME, FailureKind.CRASH, "killed by SIGSEGV", Path("/logs/7-OrtProfileJob.log"))
+    failed = with_group_times(measured, failure, model, groups)
+    assert failed.group_times_ms is None
+    kept, warning = failed.warnings
+    assert kept == "a: b"
+    assert warning.startswith("the engine's layers could not be profiled (crash: killed by SIGSEGV): ")
+    assert "\n" not in warning
+    layers = [LayerTime(("head/Gemm",), 2.0)]
+    (head,) = (group.id for group in groups if "head/Gemm" in group.nodes)
+    profiled = with_group_times(measured, layers, model, groups)
+    assert profiled.group_times_ms == {head: 1.0}
+    assert profiled.warnings == ("a: b",)

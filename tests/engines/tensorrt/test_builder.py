@@ -1,0 +1,229 @@
+"""TensorRT-RTX's own parser and builder, which run without a GPU."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from mptune.engines.base import EngineError, FailureKind, Progress
+from mptune.engines.tensorrt.builder import BuildOptions, build_engine, engine_faults
+from mptune.engines.tensorrt.library import Library, load_library
+from mptune.errors import SettingsError
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.writing.rewrite import Rewriter
+from mptune.graph.writing.weights import WeightBank
+from mptune.settings import ShapeRange, TensorRtSettings
+
+FLOAT, HALF, INT64 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT64
+OPTIONS = BuildOptions("tensorrt-rtx", capabilities=((8, 9),))
+info = helper.make_tensor_value_info
+
+
+@pytest.fixture(scope="module")
+def library() -> Library:
+    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
+    return load_library("tensorrt-rtx")
+
+
+def rows(*counts: int) -> list[dict[str, np.ndarray]]:
+    return [{"x": np.zeros((count, 32), np.float32)} for count in counts]
+
+
+def one_node(
+    path: Path, op: str, inputs: dict[str, tuple[int, list[Any]]], output: tuple[int, list[Any]], **attributes: Any
+) -> Path:
+    node = helper.make_node(op, list(inputs), ["y"], "the node", **attributes)
+    graph = helper.make_graph([node], "g", [info(name, *kind) for name, kind in inputs.items()], [info("y", *output)])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def refusal(call: Callable[[], object]) -> EngineError:
+    with pytest.raises(EngineError) as caught:
+        call()
+    return caught.value
+
+
+def test_typed_models_beside_the_weight_bank_are_built(library: Library, mlp_path: Path, tmp_path: Path) -> None:
+    model = load_model(mlp_path)
+    groups = find_groups(model)
+    rewriter = Rewriter(model, groups, WeightBank.write(model, tmp_path))
+    sizes = {}
+    for precision in (Precision.FP32, Precision.FP16):
+        plan = PrecisionPlan.uniform(model.sha256, [group.id for group in groups], precision)
+        built = build_engine(library, rewriter.write(plan, tmp_path / "typed.onnx"), OPTIONS, rows(2, 1, 4))
+        assert built.warnings == ()
+        assert engine_faults(library, built.memory) == ()
+        sizes[precision] = built.memory.nbytes
+    assert min(sizes.values()) > 1000
+    assert sizes[Precision.FP32] != sizes[Precision.FP16]
+
+
+def test_the_header_check_finds_what_is_no_engine(library: Library, mlp_path: Path) -> None:
+    data = bytes(build_engine(library, mlp_path, OPTIONS, rows(1)).memory)
+    assert engine_faults(library, data) == ()
+    for damaged in (b"no engine" * 100, data[:10], bytes(64) + data[64:]):
+        assert engine_faults(library, damaged) == ("MALFORMED_ENGINE",)
+
+
+def test_every_capability_that_is_named_is_built_for(library: Library, mlp_path: Path) -> None:
+    all_three = BuildOptions("tensorrt-rtx", capabilities=((8, 6), (8, 9), (12, 0)))
+    assert build_engine(library, mlp_path, all_three, rows(1)).memory.nbytes
+    none = BuildOptions("tensorrt-rtx", capabilities=((9, 0),))
+    failure = refusal(lambda: build_engine(library, mlp_path, none, rows(1)))
+    assert failure.kind is FailureKind.UNSUPPORTED
+    assert "builds no engines for compute capability 9.0" in failure.message
+
+
+def test_shapes_come_from_the_user_where_given(library: Library, mlp_path: Path) -> None:
+    def build(text: str) -> object:
+        options = BuildOptions("tensorrt-rtx", capabilities=((8, 9),), shapes=(ShapeRange.parse(text),))
+        return build_engine(library, mlp_path, options, rows(2, 5))
+
+    build("x:1x32,2x32,8x32")
+    for text, words in (
+        ("x:1x32,2x32,4x32", r"the data hold the shape 5x32"),
+        ("x:1x31,2x31,8x31", r"8x31 does not fit the input's shape \?x32"),
+        ("x:1,2,8", "does not fit"),
+        ("z:1x32,2x32,8x32", "'z', which is no dynamic input"),
+    ):
+        with pytest.raises(SettingsError, match=words) as caught:
+            build(text)
+        assert caught.value.hint
+
+
+def test_a_static_model_needs_no_profile(library: Library, cnn_path: Path) -> None:
+    feeds = [{"image": np.zeros((2, 3, 16, 16), np.float32)}]
+    assert build_engine(library, cnn_path, OPTIONS, feeds).memory.nbytes
+
+
+def test_an_input_that_is_a_shape_gets_a_range_of_values(library: Library, tmp_path: Path) -> None:
+    inputs = {"x": (FLOAT, ["n", 4]), "shape": (INT64, [2])}
+    path = one_node(tmp_path / "m.onnx", "Reshape", inputs, (FLOAT, ["a", "b"]))
+    feeds = [
+        {"x": np.zeros((count, 4), np.float32), "shape": np.array([2, count * 2], np.int64)} for count in (2, 1, 6)
+    ]
+    assert build_engine(library, path, OPTIONS, feeds).memory.nbytes
+
+
+def test_operators_that_it_does_not_know(library: Library, tmp_path: Path) -> None:
+    square, scalar = {"x": (FLOAT, [2, 2])}, (FLOAT, [])
+    for op, words in (("NoSuchOp", "Plugin not found"), ("Det", "TensorRT's parser does not support it")):
+        path = one_node(tmp_path / "m.onnx", op, square, scalar)
+        failure = refusal(lambda path=path: build_engine(library, path, OPTIONS, []))  # type: ignore[misc]
+        assert failure.kind is FailureKind.UNSUPPORTED
+        assert failure.message.startswith(f"{op} node 'the node': ")
+        assert words in failure.message
+
+
+def test_a_type_that_it_does_not_know(library: Library, tmp_path: Path) -> None:
+    path = one_node(
+        tmp_path / "m.onnx", "StringNormalizer", {"x": (TensorProto.STRING, [2])}, (TensorProto.STRING, [2])
+    )
+    assert refusal(lambda: build_engine(library, path, OPTIONS, [])).kind is FailureKind.UNSUPPORTED
+
+
+def test_types_that_do_not_agree_are_a_parser_error(library: Library, tmp_path: Path) -> None:
+    path = one_node(tmp_path / "m.onnx", "Add", {"x": (FLOAT, [2]), "z": (HALF, [2])}, (FLOAT, [2]))
+    failure = refusal(lambda: build_engine(library, path, OPTIONS, []))
+    assert failure.kind is FailureKind.PARSER
+    assert "must have same input types" in failure.message
+
+
+def test_a_layer_without_a_kernel_is_no_parser_error(library: Library, tmp_path: Path) -> None:
+    """NonMaxSuppression is parsed, and then nothing in TensorRT-RTX implements it."""
+    path = Path(__file__).parents[2] / "graph" / "corpus" / "detector.onnx"
+    model = load_model(path)
+    feeds = [
+        {i.name: np.zeros([d if isinstance(d, int) else 1 for d in i.shape or ()], i.numpy_dtype) for i in model.inputs}
+    ]
+    failure = refusal(lambda: build_engine(library, path, OPTIONS, feeds))
+    assert failure.kind is FailureKind.NO_TACTIC
+    assert "no runners that implement it" in failure.message
+
+
+def test_files_that_are_not_there(library: Library, tmp_path: Path) -> None:
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    weight = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    graph = helper.make_graph([node], "g", [info("x", FLOAT, [2, 4])], [info("y", FLOAT, [2, 4])], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path = folder / "m.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="fp32.bin", size_threshold=0)
+    assert build_engine(library, path, OPTIONS, []).memory.nbytes
+    (folder / "fp32.bin").unlink()
+    lost = refusal(lambda: build_engine(library, path, OPTIONS, []))
+    assert (lost.kind, "fp32.bin" in lost.message) == (FailureKind.PARSER, True)
+    path.write_bytes(b"no model")
+    assert "Failed to parse the ONNX model" in refusal(lambda: build_engine(library, path, OPTIONS, [])).message
+    shutil.rmtree(folder)
+    vanished = refusal(lambda: build_engine(library, path, OPTIONS, []))
+    assert vanished.kind is FailureKind.PARSER
+    assert "Input file cannot be found" in vanished.message
+
+
+def test_progress_is_told_and_not_too_often(library: Library, mlp_path: Path) -> None:
+    heard: list[Progress] = []
+    ticks = iter(range(1_000_000))
+    build_engine(library, mlp_path, OPTIONS, rows(1), report=heard.append, clock=lambda: float(next(ticks)))
+    assert len(heard) > 10
+    assert all(0 < one.done <= one.steps and one.phase for one in heard)
+    assert "Building engine" in {one.phase for one in heard}
+    few: list[Progress] = []
+    build_engine(library, mlp_path, OPTIONS, rows(1), report=few.append, clock=lambda: 0.0)
+    assert len(few) == 1
+
+
+def test_a_build_past_its_deadline_is_cancelled(library: Library, mlp_path: Path) -> None:
+    ticks = iter(range(1_000_000))
+    heard: list[Progress] = []
+    failure = refusal(
+        lambda: build_engine(
+            library,
+            mlp_path,
+            OPTIONS,
+            rows(1),
+            timeout_s=20.0,
+            report=heard.append,
+            clock=lambda: float(next(ticks)),
+        )
+    )
+    assert (failure.kind, failure.message) == (FailureKind.TIMEOUT, "no engine after 20 s: the build was cancelled")
+    assert 0 < len(heard) < 20
+
+
+def test_nothing_is_collected_while_tensorrt_runs(library: Library, mlp_path: Path) -> None:
+    """A collection within a callback may destroy TensorRT's objects under its own locks, and never end."""
+    enabled: list[bool] = []
+    ticks = iter(range(1_000_000))
+    build_engine(
+        library,
+        mlp_path,
+        OPTIONS,
+        rows(1),
+        report=lambda progress: enabled.append(gc.isenabled()),
+        clock=lambda: float(next(ticks)),
+    )
+    assert enabled
+    assert not any(enabled)
+    assert gc.isenabled()
+
+
+def test_settings_reach_the_builder(library: Library, mlp_path: Path) -> None:
+    def build(**settings: Any) -> bytes:
+        options = BuildOptions("tensorrt-rtx", capabilities=((8, 9),), settings=TensorRtSettings(**settings))
+        return bytes(build_engine(library, mlp_path, options, rows(1)).memory)
+
+    assert build(workspace_mb=64)
+    assert build(optimization_level=0)

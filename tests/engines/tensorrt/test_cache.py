@@ -1,0 +1,109 @@
+"""On TensorRT-RTX's own objects: there the cache is kept and checked as TensorRT does, only nothing is put into it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mptune.engines.tensorrt.cache import TimingCache
+from mptune.engines.tensorrt.library import load_library, open_log
+
+pytestmark = pytest.mark.filterwarnings("ignore:Use Deprecated in TensorRT-RTX:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def trt() -> Any:
+    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
+    return load_library("tensorrt-rtx").trt
+
+
+class Build:
+    """What a build has at hand: a log and a configuration."""
+
+    def __init__(self, trt: Any) -> None:
+        self.log = open_log(trt)
+        self.builder = trt.Builder(self.log)
+        self.config = self.builder.create_builder_config()
+
+
+def test_a_cache_is_written(trt: Any, tmp_path: Path) -> None:
+    path = tmp_path / "timing.cache"
+    build = Build(trt)
+    cache = TimingCache(path)
+    assert cache.attach(build.config, build.log) == []
+    assert cache.save(build.config) == []
+    assert path.stat().st_size > 0
+    assert {entry.name for entry in tmp_path.iterdir()} <= {"timing.cache", "timing.cache.lock"}
+
+
+@pytest.mark.gpu
+def test_a_cache_is_read_again(trt: Any, tmp_path: Path) -> None:
+    for _ in range(2):
+        build = Build(trt)
+        cache = TimingCache(tmp_path / "timing.cache")
+        assert cache.attach(build.config, build.log) == []
+        assert cache.save(build.config) == []
+
+
+def test_what_another_process_wrote_meanwhile_is_merged(trt: Any, tmp_path: Path) -> None:
+    path = tmp_path / "timing.cache"
+    mine, theirs = Build(trt), Build(trt)
+    cache, other = TimingCache(path), TimingCache(path)
+    assert cache.attach(mine.config, mine.log) == other.attach(theirs.config, theirs.log) == []
+    assert other.save(theirs.config) == []
+    assert cache.save(mine.config) == []
+    assert path.stat().st_size > 0
+
+
+def test_a_damaged_file_is_replaced_and_told(trt: Any, tmp_path: Path) -> None:
+    path = tmp_path / "timing.cache"
+    path.write_bytes(b"no cache at all")
+    build = Build(trt)
+    cache = TimingCache(path)
+    (warning,) = cache.attach(build.config, build.log)
+    assert "the timing cache is damaged: a fresh one takes its place" in warning
+    assert cache.save(build.config) == []
+    assert path.read_bytes() != b"no cache at all"
+
+
+class Refusing:
+    """A configuration whose builder is of another version or for another GPU than the cache."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        self.refused = 0
+
+    def create_timing_cache(self, data: bytes) -> Any:
+        return self.config.create_timing_cache(b"")
+
+    def set_timing_cache(self, timing_cache: Any, ignore_mismatch: bool) -> bool:
+        assert not ignore_mismatch
+        self.refused += 1
+        return self.refused > 1
+
+
+def test_a_cache_of_another_gpu_is_replaced_and_told(trt: Any, tmp_path: Path) -> None:
+    path = tmp_path / "timing.cache"
+    path.write_bytes(b"of another GPU")
+    build = Build(trt)
+    (warning,) = TimingCache(path).attach(Refusing(build.config), build.log)
+    assert "was written by another version of TensorRT or on another GPU" in warning
+
+
+def test_a_folder_that_vanished_costs_the_cache_only(trt: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "engines"
+    folder.mkdir()
+    build = Build(trt)
+    cache = TimingCache(folder / "timing.cache")
+    cache.attach(build.config, build.log)
+    for entry in folder.iterdir():
+        entry.unlink()
+    folder.rmdir()
+    (folder.parent / "engines").write_text("a file is in the way")
+    (warning,) = cache.save(build.config)
+    assert warning.startswith("the timing cache could not be written")
+    other = Build(trt)
+    (warning,) = TimingCache(folder / "timing.cache").attach(other.config, other.log)
+    assert warning.startswith("no timing cache")

@@ -1,0 +1,176 @@
+"""The messages are TensorRT's own: of TensorRT-RTX 1.7.1 as it printed them, and of 8.5 to 10.15 in public issues."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from mptune.engines.base import EngineError, FailureKind
+from mptune.engines.tensorrt.errors import ParserComplaint, build_failure, clean, made, parser_failure
+
+BUILDS = [
+    (
+        "IBuilder::buildSerializedNetwork: Error Code 7: BuildCanceled (Build canceled by user In next at"
+        " /_src/optimizer/common/scopedProgressReporter.cpp:92)",
+        FailureKind.TIMEOUT,
+        "BuildCanceled: Build canceled by user",
+    ),
+    (
+        "[optimizer.cpp::computeCosts::3869] Error Code 10: Internal Error (Could not find any implementation for node"
+        " {ForeignNode[(Unnamed Layer* 1247) [Shuffle].../layers.7/Transpose_2 + /layers.7/Reshape_4]}.)",
+        FailureKind.NO_TACTIC,
+        "Could not find any implementation for node {ForeignNode[(Unnamed Layer* 1247) [Shuffle]"
+        ".../layers.7/Transpose_2 + /layers.7/Reshape_4]}.",
+    ),
+    (
+        "10: Could not find any implementation for node conv1/7x7_s2 + conv1/relu_7x7.",
+        FailureKind.NO_TACTIC,
+        "Could not find any implementation for node conv1/7x7_s2 + conv1/relu_7x7.",
+    ),
+    ("Node /a/Conv has no runners that implement it", FailureKind.NO_TACTIC, "Node /a/Conv has no runners"),
+    (
+        "IBuilder::buildSerializedNetwork: Error Code 1: Myelin ([tactic.cpp:1676: enumerate_tactics] Tactic Selection:"
+        " no tactics to implement the operation within workspace limit. Consider increase the allowed workspace size if"
+        " applicable.; [tactic.cpp:264: run] Error during tactic selection. In compileGraph at"
+        " /_src/optimizer/myelin/codeGenerator.cpp:2012)",
+        FailureKind.NO_TACTIC,
+        "Myelin: Tactic Selection: no tactics to implement the operation within workspace limit",
+    ),
+    (
+        "[virtualMemoryBuffer.cpp::resizePhysical::145] Error Code 2: OutOfMemory (no further information)",
+        FailureKind.OUT_OF_MEMORY,
+        "OutOfMemory",
+    ),
+    (
+        "[defaultAllocator.cpp::allocate::31] Error Code 1: Cuda Runtime (out of memory)",
+        FailureKind.OUT_OF_MEMORY,
+        "Cuda Runtime: out of memory",
+    ),
+    (
+        "IBuilder::buildSerializedNetwork: Error Code 4: API Usage Error (Network has dynamic or shape inputs, but no"
+        " optimization profile has been defined. In validate at /_src/optimizer/api/network.cpp:4023)",
+        FailureKind.ERROR,
+        "Network has dynamic or shape inputs, but no optimization profile has been defined",
+    ),
+    (
+        "IRuntime::deserializeCudaEngine: Error Code 6: API Usage Error (The engine plan file is generated on an"
+        " incompatible device, expecting compute 8.9 got compute 8.6, please rebuild.)",
+        FailureKind.UNSUPPORTED,
+        "The engine plan file is generated on an incompatible device, expecting compute 8.9 got compute 8.6",
+    ),
+    (
+        "IRuntime::deserializeCudaEngine: Error Code 1: Serialization (Serialization assertion stdVersionRead =="
+        " kSERIALIZATION_VERSION failed.Version tag does not match. Note: Current Version: 237, Serialized Engine"
+        " Version: 239)",
+        FailureKind.ERROR,
+        "Serialization: Version tag does not match. Note: Current Version: 237, Serialized Engine Version: 239",
+    ),
+    (
+        "[executionContext.cpp::executeInternal::1243] Error Code 1: Cuda Runtime (an illegal memory access was"
+        " encountered)",
+        FailureKind.CRASH,
+        "Cuda Runtime: an illegal memory access was encountered",
+    ),
+    (
+        "Error reading CUDA GPU properties: In getCurrentCC at /_src/runtime/dispatch/planHeaders.cpp:130 (cudaError"
+        " 35: CUDA driver version is insufficient for CUDA runtime version) Ensure that the GPU driver is installed.",
+        FailureKind.DEVICE_LOST,
+        "Error reading CUDA GPU properties: (cudaError 35: CUDA driver version is insufficient",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "kind", "begins"), BUILDS, ids=[text[:40] for text, _, _ in BUILDS])
+def test_kind_and_words_of_a_failed_build(text: str, kind: FailureKind, begins: str) -> None:
+    failure = build_failure([text])
+    assert failure.kind is kind
+    assert failure.message.startswith(begins)
+    assert "/_src/" not in failure.message
+    assert "\n" not in failure.message
+
+
+def test_the_telling_error_is_taken_whatever_stands_around_it() -> None:
+    no_device = (
+        "[checkMacros.cpp::catchCudaError::250] Error Code 1: Cuda Runtime (In catchCudaError at"
+        " /_src/common/dispatch/checkMacros.cpp:250 (cudaError 35: CUDA driver version is insufficient))"
+    )
+    usage = "IBuilder::x: Error Code 4: API Usage Error (Network has no outputs In validate at /_src/network.cpp:3)"
+    assert build_failure([no_device, usage, no_device]).message == "Network has no outputs"
+    assert build_failure([no_device]).kind is FailureKind.DEVICE_LOST
+    out_of_memory = "[x.cpp::y::1] Error Code 2: OutOfMemory (Requested size was 8 bytes.)"
+    no_tactic = "10: Could not find any implementation for node a."
+    assert build_failure([no_tactic, out_of_memory]).kind is FailureKind.OUT_OF_MEMORY
+
+
+def test_layers_without_a_kernel_for_want_of_memory() -> None:
+    """TensorRT warns of tactics that it skips, then misses an implementation."""
+    skipped = (
+        "Skipping tactic 3 due to insufficient memory on requested size of 68719476736 detected for tactic"
+        " 0x0000000000000074."
+    )
+    failure = build_failure(["10: Could not find any implementation for node a."], [skipped])
+    assert failure.kind is FailureKind.OUT_OF_MEMORY
+    assert failure.message.endswith("tactics were skipped for want of memory")
+
+
+def test_a_constructor_that_gives_nothing() -> None:
+    log = SimpleNamespace(errors=["CUDA initialization failure with error: 35"], warnings=[])
+
+    def refuse() -> None:
+        raise TypeError("pybind11::init(): factory function returned nullptr")
+
+    with pytest.raises(EngineError, match="CUDA initialization failure") as caught:
+        made(refuse, log)
+    assert caught.value.kind is FailureKind.DEVICE_LOST
+    log.errors.clear()
+    with pytest.raises(EngineError, match="returned nullptr"):
+        made(refuse, log)
+    assert made(lambda: 3, log) == 3
+
+
+def test_silence_is_a_failure_too() -> None:
+    assert build_failure([]).message == "TensorRT failed without a word"
+    assert build_failure([], otherwise="no context").message == "no context"
+    assert parser_failure([]).kind is FailureKind.ERROR
+
+
+def test_parser_errors() -> None:
+    plugin = 'creator && "Plugin not found, are the plugin name, version, and namespace correct?"'
+    unknown = ParserComplaint("INVALID_NODE", plugin, "n", "NoSuch")
+    assert unknown.kind is FailureKind.UNSUPPORTED
+    assert unknown.line == ("NoSuch node 'n': Plugin not found, are the plugin name, version, and namespace correct?")
+    older = ParserComplaint("UNSUPPORTED_NODE", f"Assertion failed: {plugin}", "n", "Round")
+    assert older.kind is FailureKind.UNSUPPORTED
+    assert older.line.startswith("Round node 'n': Plugin not found")
+    silent = ParserComplaint("UNSUPPORTED_NODE", "false", "d", "Det")
+    assert (silent.kind, silent.line) == (
+        FailureKind.UNSUPPORTED,
+        "Det node 'd': TensorRT's parser does not support it",
+    )
+    types = ParserComplaint(
+        "INVALID_NODE",
+        "Invalid Node - nn\nITensor::getDimensions: Error Code 4: API Usage Error (nn: ElementWiseOperation SUM must"
+        " have same input types. But they are of types Float and Half. In validateTypes at /_src/x/node.cpp:40)\n",
+        "nn",
+        "Add",
+    )
+    assert types.kind is FailureKind.PARSER
+    assert types.line.startswith("Add node 'nn': nn: ElementWiseOperation SUM must have same input types.")
+    assert ParserComplaint("MEM_ALLOC_FAILED", "words").kind is FailureKind.OUT_OF_MEMORY
+
+
+def test_the_complaint_about_an_operator_counts_most() -> None:
+    first = ParserComplaint("INVALID_GRAPH", "something follows from it")
+    operator = ParserComplaint("UNSUPPORTED_NODE", "false", "d", "Det")
+    assert parser_failure([first, operator]).message.startswith("Det node")
+
+
+def test_a_weights_file_that_is_not_there_is_named() -> None:
+    complaint = ParserComplaint("INVALID_GRAPH", "Failed to import initializer: w0")
+    failure = parser_failure([complaint], ["WeightsContext.cpp:203: Failed to open file: fp16.bin"])
+    assert (failure.kind, failure.message) == (FailureKind.PARSER, "Failed to open file: fp16.bin")
+
+
+def test_words_without_any_known_form_stay_as_they_are() -> None:
+    assert clean("  something else\nhappened ") == "something else happened"

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from mptune.engines.base import EngineError, FailureKind
+from mptune.engines.tensorrt import library as tensorrt
+from mptune.engines.tensorrt.library import check_version, is_installed, load_library, open_log
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """Put a package of the name ``tensorrt`` on the path, with this content."""
+    package = folder / "tensorrt"
+    package.mkdir()
+    (package / "__init__.py").write_text(code)
+    for name in [name for name in sys.modules if name.split(".")[0] == "tensorrt"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(folder)
+
+
+def refused(kind: tensorrt.Kind = "tensorrt") -> EngineError:
+    with pytest.raises(EngineError) as caught:
+        load_library(kind)
+    assert caught.value.kind is FailureKind.UNSUPPORTED
+    return caught.value
+
+
+def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tensorrt.MODULES, "tensorrt", "no_such_tensorrt")  # type: ignore[misc]
+    assert not is_installed("tensorrt")
+    assert refused().message == "tensorrt is not installed"
+
+
+@pytest.mark.parametrize("error", ["ImportError", "OSError", "RuntimeError"])
+def test_a_library_that_is_missing_is_told_from_a_missing_package(
+    error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "libnvinfer.so.10: cannot open shared object file: No such file or directory"
+    install(tmp_path, monkeypatch, f"raise {error}({words!r})")
+    assert is_installed("tensorrt")
+    message = refused().message
+    assert "a library that it needs does not load" in message
+    assert words in message
+
+
+def test_a_part_of_the_package_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch, "import tensorrt_bindings_that_are_not_there")
+    assert "'tensorrt_bindings_that_are_not_there' is not" in refused().message
+
+
+def test_a_package_without_a_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch, "")
+    assert "install it anew" in refused().message
+
+
+def test_the_version_is_the_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch, "__version__ = '10.3.0'")
+    library = load_library("tensorrt")
+    assert (library.kind, library.version, library.is_rtx) == ("tensorrt", "10.3.0", False)
+    assert len(library.warnings) == 1
+
+
+@pytest.mark.parametrize("version", ["8.5.2", "8.6.2.3", "9.1.0"])
+def test_versions_without_strong_types_are_refused_with_jetpacks_hint(version: str) -> None:
+    with pytest.raises(EngineError, match=r"no strongly typed networks.*JetPack 6\.1") as caught:
+        check_version("tensorrt", version)
+    assert version in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("version", "warning"),
+    [
+        ("10.0.1", "fully available from 10.12"),
+        ("10.3.0", "fully available from 10.12"),
+        ("10.11.0.33", "fully available from 10.12"),
+        ("10.12.0", None),
+        ("10.16.2", None),
+        ("11.4.1.5", None),
+        ("12.0.0", "upgrade mptune"),
+    ],
+)
+def test_versions_that_warn(version: str, warning: str | None) -> None:
+    warnings = check_version("tensorrt", version)
+    assert len(warnings) == (warning is not None)
+    if warning is not None:
+        assert warning in warnings[0]
+        assert ": " in warnings[0]
+
+
+def test_tensorrt_rtx_counts_its_versions_by_itself() -> None:
+    assert check_version("tensorrt-rtx", "1.7.1.116") == ()
+    with pytest.raises(EngineError, match="pip install --upgrade tensorrt-rtx"):
+        check_version("tensorrt-rtx", "1.2.0.54")
+
+
+def test_the_log_keeps_problems_and_prints_what_a_person_may_need(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
+    library = load_library("tensorrt-rtx")
+    log, severity = open_log(library.trt), library.trt.ILogger.Severity
+    for name in ("INTERNAL_ERROR", "ERROR", "WARNING", "INFO", "VERBOSE"):
+        log.log(getattr(severity, name), f"words of {name}")
+    assert log.errors == ["words of INTERNAL_ERROR", "words of ERROR"]
+    assert log.warnings == ["words of WARNING"]
+    printed = capsys.readouterr().err.splitlines()
+    assert printed[1] == "[TensorRT ERROR] words of ERROR"
+    assert len(printed) == 4
+    assert open_log(library.trt) is log  # TensorRT would ignore another one.
+    assert log.errors == log.warnings == []

@@ -1,0 +1,217 @@
+"""TensorRT's profiler: its class against the installed module, the session on a device in host memory, and the names of
+a real network's layers. What a GPU says is for machines that have one with TensorRT."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mptune.data.calibration import CalibrationSet
+from mptune.data.metrics.accuracy import OutputError
+from mptune.engines.base import EngineError, FailureKind, Measurement, Workspace
+from mptune.engines.cuda import runtime as cuda
+from mptune.engines.jobs.layer_times import LayerTime, group_times
+from mptune.engines.jobs.measure import MeasureResult
+from mptune.engines.tensorrt import session as tensorrt_session
+from mptune.engines.tensorrt.builder import BuildOptions, build_engine, parse_network
+from mptune.engines.tensorrt.inspect import Layer, read_layers
+from mptune.engines.tensorrt.jobs import LibraryReport
+from mptune.engines.tensorrt.library import Kind, Library, load_library, open_log
+from mptune.engines.tensorrt.profile import EngineProfileJob, layer_times, profiler_class
+from mptune.engines.timing.latency import Repetitions, summarise
+from mptune.engines.toolchains import tensorrt as tensorrt_toolchain
+from mptune.engines.toolchains.tensorrt import TensorRtToolchain
+from mptune.engines.worker.child import WorkerState
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.writing.rewrite import Rewriter
+from mptune.settings import LatencySettings, SearchSettings
+from mptune.targets.target import Gpu, detect_gpus, load_target
+from tests.engines.tensorrt.fake_device import FakeCuda, FakeTensorRt
+
+DIGITS = Path(__file__).parents[3] / "benchmarks" / "models" / "digits_vit.onnx"
+QUICK = LatencySettings(warmup_ms=0.0, duration_ms=1.0, min_iterations=10, bootstrap_samples=50)
+NONE = frozenset[Precision]()
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+    device = FakeCuda()
+    trt = FakeTensorRt(device)
+    monkeypatch.setattr(cuda, "runtime", lambda: device)
+    monkeypatch.setattr(tensorrt_session, "load_library", lambda kind: Library(kind, trt, "10.16"))
+    yield device
+    assert not device.memory, "device memory was not freed"
+    assert not device.streams
+
+
+def job(folder: Path, program: str, kind: Kind = "tensorrt") -> EngineProfileJob:
+    engine, samples = folder / f"{program}.engine", folder / "samples.npz"
+    engine.write_text(json.dumps({"program": program, "rows": 4}))
+    shape = (4,) if program == "nonzero" else (2, 3)
+    CalibrationSet(({"x": np.ones(shape, np.float32)},), "test", False).save(samples)
+    return EngineProfileJob(engine, samples, kind, QUICK, folder / "runtime.cache" if kind == "tensorrt-rtx" else None)
+
+
+@pytest.mark.parametrize("kind", ["tensorrt", "tensorrt-rtx"])
+def test_each_layer_is_timed_and_traced_to_its_nodes(kind: Kind, device: FakeCuda, tmp_path: Path) -> None:
+    found = job(tmp_path, "double", kind).run(WorkerState())
+    assert found == (
+        LayerTime(("/a/MatMul", "/a/Relu"), 0.5),
+        LayerTime((), 0.25),
+        LayerTime(("/b/Conv",), 2.0),
+    )
+    assert (device.captures, device.launches) == (0, 0)
+    assert (tmp_path / "runtime.cache").exists() == (kind == "tensorrt-rtx")
+
+
+def test_an_engine_that_tells_no_layers_is_an_error(device: FakeCuda, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="the profiler tells of no layers") as caught:
+        job(tmp_path, "nonzero").run(WorkerState())
+    assert caught.value.kind is FailureKind.UNSUPPORTED
+
+
+def test_layers_that_lead_nowhere_are_an_error() -> None:
+    with pytest.raises(EngineError, match="of 1 layers, none of which"):
+        layer_times([{"a": 1.0}], [Layer("b", ("n",), NONE, NONE)])
+
+
+def test_the_longest_execution_is_left_out_and_what_is_skipped_counts_nothing() -> None:
+    executions = [{"a": 1.0, "b": 4.0}, {"a": 90.0}, {"a": 2.0}]
+    layers = [Layer("a", ("m",), NONE, NONE), Layer("a", ("n",), NONE, NONE)]
+    assert layer_times(executions, layers) == (LayerTime(("m", "n"), 1.5), LayerTime((), 0.0))
+
+
+def test_the_profiler_is_one_of_the_installed_modules() -> None:
+    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
+    trt = load_library("tensorrt-rtx").trt
+    profiler = profiler_class(trt)()
+    assert profiler_class(trt) is type(profiler)
+    assert isinstance(profiler, trt.IProfiler)
+    profiler.report_layer_time("early", 1.0)
+    for _ in range(2):
+        profiler.start_execution()
+        profiler.report_layer_time(layer_name="a", ms=0.5)
+        profiler.report_layer_time("a", 0.25)
+    gc.collect()
+    assert profiler.executions == [{"a": 0.75}, {"a": 0.75}]
+
+
+@pytest.mark.parametrize("every", [0, 2])
+def test_layers_of_a_real_network_lead_to_every_group(every: int, tmp_path: Path) -> None:
+    """What the parser writes into a layer's metadata is what the inspector says of it; an engine needs a GPU."""
+    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
+    library = load_library("tensorrt-rtx")
+    model = load_model(DIGITS)
+    groups = find_groups(model)
+    half = {group.id for group in groups[::every] if group.pinned is None} if every else set()
+    plan = PrecisionPlan(model.sha256, {g.id: Precision.FP16 if g.id in half else Precision.FP32 for g in groups})
+    typed = Rewriter(model, groups).export(plan, tmp_path / "typed.onnx")
+    _builder, network, _parser = parse_network(library, typed, open_log(library.trt))
+    parsed = [network.get_layer(index) for index in range(network.num_layers)]
+    described = [{"Name": layer.name, "Metadata": layer.metadata} for layer in parsed]
+    layers = read_layers(json.dumps({"Layers": described}))
+    found = layer_times([{layer.name: 1.0 for layer in layers}], layers)
+    owners = {node: group.id for group in groups for node in group.nodes}
+    assert group_times(found, owners).keys() == {group.id for group in groups}
+
+
+@dataclass(frozen=True)
+class TimedJob:
+    """What measuring comes to on a GPU; there is none here."""
+
+    model: Path
+
+    def run(self, state: WorkerState) -> MeasureResult:
+        assert self.model.exists()
+        latency = summarise([1.0, 1.0], QUICK)
+        return MeasureResult(latency, latency, Repetitions(1, 2), OutputError({}), 0.0, ())
+
+
+@dataclass(frozen=True)
+class LayersJob:
+    """The same of a profile: the whole engine is one layer."""
+
+    nodes: tuple[str, ...]
+
+    def run(self, state: WorkerState) -> tuple[LayerTime, ...]:
+        return (LayerTime(self.nodes, 7.0),)
+
+
+@pytest.fixture
+def tools(
+    mlp_workspace: Workspace, settings: SearchSettings, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[TensorRtToolchain]:
+    """TensorRT-RTX, which builds here; only the timing is made up."""
+    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
+    monkeypatch.setattr(tensorrt_toolchain, "MeasureEngineJob", lambda **fields: TimedJob(fields["model"]))
+    model = load_model(mlp_workspace.model_path)
+    mlp_workspace.engines_dir.mkdir()
+    with TensorRtToolchain(
+        load_target("rtx-4500-ada"),
+        mlp_workspace,
+        model,
+        find_groups(model),
+        settings,
+        gpu=Gpu("NVIDIA RTX 4500 Ada Generation", (8, 9), 24.0, "570.86.15"),
+        kind="tensorrt-rtx",
+        library=LibraryReport(load_library("tensorrt-rtx").version),
+    ) as tools:
+        assert tools.profiling == "along"
+        yield tools
+
+
+def measured(tools: TensorRtToolchain) -> Measurement:
+    found = tools.evaluate(tools._fp32, profile=True)
+    assert isinstance(found, Measurement), found
+    assert found.engine_path is not None
+    assert found.engine_path.exists()
+    return found
+
+
+def test_a_toolchain_profiles_the_engine_that_it_timed(
+    tools: TensorRtToolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines: list[Path] = []
+
+    def profiled(engine: Path, *rest: object) -> LayersJob:
+        engines.append(engine)
+        return LayersJob(tools._groups[0].nodes)
+
+    monkeypatch.setattr(tensorrt_toolchain, "EngineProfileJob", profiled)
+    found = measured(tools)
+    assert engines == [found.engine_path]
+    assert found.group_times_ms == {tools._groups[0].id: 7.0}
+
+
+@pytest.mark.skipif(cuda.unavailable_reason() is None, reason="needs a machine without a GPU")
+def test_a_profile_for_want_of_a_device_is_a_warning(tools: TensorRtToolchain) -> None:
+    found = measured(tools)
+    assert found.group_times_ms is None
+    assert sum("could not be profiled" in text for text in found.warnings) == 1
+    assert tools.profiling == "none"
+    assert not any("could not be profiled" in text for text in measured(tools).warnings)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["tensorrt", "tensorrt-rtx"])
+def test_a_gpu_tells_what_its_layers_take(kind: Kind, mlp_path: Path, mlp_workspace: Workspace, tmp_path: Path) -> None:
+    try:
+        library = load_library(kind)
+    except EngineError as error:
+        pytest.skip(error.message)
+    capability = detect_gpus()[0].compute_capability
+    options = BuildOptions(kind, capabilities=(capability,) if kind == "tensorrt-rtx" and capability else ())
+    path = tmp_path / "x.engine"
+    path.write_bytes(build_engine(library, mlp_path, options, [{"x": np.zeros((3, 32), np.float32)}]).memory)
+    found = EngineProfileJob(path, mlp_workspace.samples("search"), kind, QUICK).run(WorkerState())
+    model = load_model(mlp_path)
+    owners = {node: group.id for group in find_groups(model) for node in group.nodes}
+    assert sum(group_times(found, owners).values()) > 0

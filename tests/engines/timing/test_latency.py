@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mptune.engines.timing.latency import (
+    HostStopwatch,
+    Latency,
+    Repetitions,
+    bootstrap_median_interval,
+    calibrate,
+    percentile,
+    summarise,
+    time_in_turn,
+    warm_up,
+)
+from mptune.settings import LatencySettings
+
+SETTINGS = LatencySettings(warmup_ms=200.0, duration_ms=400.0, min_iterations=10, bootstrap_samples=200)
+
+
+class Engine:
+    """Takes a fixed time on a clock of its own."""
+
+    def __init__(self, once_ms: float, first_ms: float = 0.0) -> None:
+        self.once_ms, self.first_ms = once_ms, first_ms
+        self.now = 0.0
+        self.runs = 0
+
+    def run(self) -> None:
+        self.now += self.once_ms if self.runs else self.once_ms + self.first_ms
+        self.runs += 1
+
+    def clock(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("count", "p", "index"), [(100, 90, 89), (100, 99, 98), (10, 90, 8), (10, 99, 9), (1, 99, 0), (1000, 99, 989)]
+)
+def test_percentile_is_trtexecs(count: int, p: float, index: int) -> None:
+    assert percentile(list(range(count)), p) == index
+
+
+@given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=60))
+def test_a_summary_is_ordered_and_inside_the_values(values: list[float]) -> None:
+    latency = summarise(values, LatencySettings(bootstrap_samples=50))
+    low, high = latency.ci95_ms
+    assert min(values) <= low <= high <= max(values)
+    assert min(values) <= latency.median_ms <= latency.p99_ms <= max(values)
+    assert latency.p90_ms <= latency.p99_ms
+    assert latency.source == "measured"
+    assert latency.raw_ms == tuple(round(v, 6) for v in values)
+    assert Latency.from_json(json.loads(json.dumps(latency.to_json()))) == latency
+
+
+def test_the_interval_covers_the_median_about_as_often_as_it_says() -> None:
+    generator = np.random.default_rng(0)
+    inside = 0
+    for trial in range(200):
+        low, high = bootstrap_median_interval(generator.normal(5.0, 1.0, 50), 400, 0.95, seed=trial)
+        inside += low <= 5.0 <= high
+    assert 175 <= inside <= 199
+
+
+def test_the_interval_is_deterministic_and_narrows_with_more_values() -> None:
+    values = np.random.default_rng(1).normal(5.0, 1.0, 1000)
+    few, many = (bootstrap_median_interval(v, 500, 0.95) for v in (values[:30], values))
+    assert few == bootstrap_median_interval(values[:30], 500, 0.95)
+    assert many[1] - many[0] < few[1] - few[0]
+
+
+def test_resampling_in_pieces_gives_every_resample() -> None:
+    values = np.arange(1_500_000, dtype=np.float64)
+    low, high = bootstrap_median_interval(values, 7, 0.95)
+    assert low <= 750_000 * 1.01
+    assert high >= 750_000 * 0.99
+
+
+def test_no_values_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no values"):
+        summarise([])
+
+
+def test_a_steady_engine_has_no_warnings() -> None:
+    assert summarise([2.0, 2.01, 1.99] * 10).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("make", "words", "cure"),
+    [
+        (lambda: summarise([2.0, 3.0] * 10), "varies by", "lock the clocks"),
+        (lambda: summarise([0.01] * 10, executions_per_value=50), "spans only 0.500 ms", "--batch"),
+        (lambda: summarise([2.0] * 10, enqueue_ms=1.7), "host-bound", "--batch"),
+    ],
+)
+def test_each_warning_ends_with_what_to_do(make: Callable[[], Latency], words: str, cure: str) -> None:
+    (warning,) = make().warnings
+    assert words in warning
+    assert cure in warning.rpartition(": ")[2]
+
+
+def test_several_executions_per_value_lift_the_span_over_the_limit() -> None:
+    assert summarise([0.01] * 10, executions_per_value=100).warnings == ()
+
+
+def test_one_value_has_no_spread() -> None:
+    latency = summarise([3.0])
+    assert (latency.median_ms, latency.cv, latency.ci95_ms) == (3.0, 0.0, (3.0, 3.0))
+
+
+def test_scaling_scales_the_engine_and_nothing_else() -> None:
+    latency = summarise([2.0, 2.0, 2.5] * 5, transfer_ms=0.25)
+    scaled = latency.scaled(2.0)
+    assert (scaled.median_ms, scaled.p99_ms) == (4.0, 5.0)
+    assert scaled.ci95_ms == tuple(2 * bound for bound in latency.ci95_ms)
+    assert scaled.raw_ms == tuple(2 * value for value in latency.raw_ms)
+    assert (scaled.cv, scaled.transfer_ms, scaled.source) == (latency.cv, 0.25, "measured")
+
+
+def test_a_prediction_has_no_spread() -> None:
+    latency = Latency.predicted(1.5)
+    assert (latency.median_ms, latency.p90_ms, latency.p99_ms, latency.ci95_ms) == (1.5, 1.5, 1.5, (1.5, 1.5))
+    assert latency.source == "predicted"
+    assert Latency.from_json(latency.to_json()) == latency
+
+
+def test_calibration_reaches_both_the_count_and_the_duration() -> None:
+    slow = calibrate(*parts(Engine(100.0)), SETTINGS)
+    assert slow == Repetitions(2, 10, 1, 200.0)
+    middling = calibrate(*parts(Engine(5.0)), SETTINGS)
+    assert middling == Repetitions(40, 40, 2, 200.0)
+
+
+def test_calibration_repeats_a_short_engine_within_each_value() -> None:
+    found = calibrate(*parts(Engine(0.125)), SETTINGS)
+    assert found.executions_per_value * 0.125 >= 10.0
+    assert found.iterations * found.executions_per_value * 0.125 >= SETTINGS.duration_ms
+
+
+def test_calibration_ignores_the_first_execution() -> None:
+    assert calibrate(*parts(Engine(5.0, first_ms=60_000.0)), SETTINGS).iterations == 40
+
+
+def test_calibration_survives_a_clock_that_is_too_coarse() -> None:
+    engine = Engine(0.0)
+    ticks = iter(range(10**9))
+    found = calibrate(engine.run, lambda: float(next(ticks) // 50), SETTINGS)
+    assert found.executions_per_value >= 1
+    assert found.iterations >= SETTINGS.min_iterations
+
+
+def test_a_faster_candidate_is_still_warmed_up_for_the_full_duration() -> None:
+    engine = Engine(0.5)
+    warm_up(engine.run, engine.clock, Repetitions(3, 10, 1, warmup_ms=200.0))
+    assert engine.runs == 400
+    slow = Engine(500.0)
+    warm_up(slow.run, slow.clock, Repetitions(3, 10, 1, warmup_ms=200.0))
+    assert slow.runs == 3
+
+
+def test_timing_gives_the_time_of_one_execution() -> None:
+    engine = Engine(0.5, first_ms=9.0)
+    (latency,) = time_in_turn([HostStopwatch(engine.run, engine.clock)], Repetitions(4, 6, 8), clock=engine.clock)
+    assert latency.raw_ms == (0.5,) * 6
+    assert engine.runs == 4 + 6 * (1 + 8)  # an untimed one before each value
+
+
+def test_single_executions_have_none_before_them() -> None:
+    engine = Engine(500.0)
+    time_in_turn([HostStopwatch(engine.run, engine.clock)], Repetitions(1, 6), clock=engine.clock)
+    assert engine.runs == 1 + 6
+
+
+def test_engines_are_timed_in_turn_so_that_what_slows_the_device_slows_all() -> None:
+    device = Engine(1.0)
+
+    def run(share: float) -> Callable[[], None]:
+        def once() -> None:
+            device.runs += 1
+            device.now += share * (1.0 + 0.001 * device.now)  # slower and slower
+
+        return once
+
+    watches = [HostStopwatch(run(share), device.clock, transfer_ms=share) for share in (2.0, 1.0)]
+    slow, fast = time_in_turn(watches, Repetitions(1, 11, 3), clock=device.clock)
+    assert slow.median_ms > 2.1
+    assert slow.median_ms / fast.median_ms == pytest.approx(2.0, rel=0.02)
+    assert (slow.transfer_ms, fast.transfer_ms) == (2.0, 1.0)
+    assert len(slow.raw_ms) == len(fast.raw_ms) == 11
+
+
+def test_repetitions_survive_json() -> None:
+    repetitions = Repetitions(40, 80, 3, 200.0)
+    assert Repetitions.from_json(json.loads(json.dumps(repetitions.to_json()))) == repetitions
+
+
+def parts(engine: Engine) -> tuple[Callable[[], None], Callable[[], float]]:
+    return engine.run, engine.clock

@@ -1,0 +1,368 @@
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pytest
+
+from mptune.engines.base import Failure, FailureKind, Measurement, Stage, TensorRange, Workspace
+from mptune.engines.ort.session import Provider
+from mptune.engines.toolchains import choose as toolchain
+from mptune.engines.toolchains.choose import choose_target, list_toolchains, open_toolchain
+from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
+from mptune.engines.toolchains.shared import PredictedToolchain
+from mptune.engines.worker.child import Job
+from mptune.errors import TargetError
+from mptune.graph.grouping.groups import LayerGroup, find_groups
+from mptune.graph.loading.model import Model, load_model
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.settings import SearchSettings
+from mptune.targets.roofline import FUSED, UNFUSED, Execution, roofline
+from mptune.targets.target import load_target
+from tests.engines.engine_support import make_workspace
+
+T = TypeVar("T")
+
+DIGITS = Path(__file__).parents[3] / "benchmarks/models/digits_vit.onnx"
+NO_GPU = not toolchain.detect_gpus()
+
+
+@pytest.fixture
+def model(mlp_path: Path) -> Model:
+    return load_model(mlp_path)
+
+
+@pytest.fixture
+def groups(model: Model) -> tuple[LayerGroup, ...]:
+    return find_groups(model)
+
+
+def uniform(model: Model, groups: tuple[LayerGroup, ...], precision: Precision) -> PrecisionPlan:
+    free = {g.id: precision if g.pinned is None else Precision.FP32 for g in groups}
+    return PrecisionPlan(model.sha256, free)
+
+
+@pytest.fixture
+def fp32(model: Model, groups: tuple[LayerGroup, ...]) -> PrecisionPlan:
+    return uniform(model, groups, Precision.FP32)
+
+
+@pytest.fixture
+def fp16(model: Model, groups: tuple[LayerGroup, ...]) -> PrecisionPlan:
+    return uniform(model, groups, Precision.FP16)
+
+
+def measured(found: Measurement | Failure) -> Measurement:
+    assert isinstance(found, Measurement), found
+    return found
+
+
+def test_the_cpu_is_measured(
+    mlp_workspace: Workspace,
+    model: Model,
+    groups: tuple[LayerGroup, ...],
+    settings: SearchSettings,
+    fp32: PrecisionPlan,
+    fp16: PrecisionPlan,
+) -> None:
+    with open_toolchain("auto", load_target("cpu"), mlp_workspace, model, groups, settings) as tools:
+        assert isinstance(tools, OnnxRuntimeToolchain)
+        assert (tools.name, tools.latency_source, tools.error_source) == ("onnxruntime", "measured", "measured")
+        assert not tools.emulation_holds
+        assert any("seldom faster on a CPU" in warning for warning in tools.environment().warnings)
+        for which in ("search", "held_out"):
+            assert not isinstance(tools.reference(which), Failure)
+        base = measured(tools.evaluate(fp32))
+        assert base.latency.source == "measured"
+        assert base.baseline is not None
+        assert base.drift == 1.0
+        assert base.error.value("relative_l2") < 1e-6
+        mixed = measured(tools.evaluate(fp16))
+        assert mixed.baseline is not None
+        assert 1e-6 < mixed.error.value("relative_l2") < 1e-1
+        assert len(mixed.latency.raw_ms) == len(base.latency.raw_ms)
+        held_out = measured(tools.evaluate(fp16, "held_out"))
+        assert held_out.error != mixed.error
+    left = {path.suffix for path in mlp_workspace.weights_dir.iterdir()}
+    assert ".onnx" not in left
+    assert not list(mlp_workspace.logs_dir.glob("*"))
+
+
+def test_a_profile_is_predicted_and_emulated(
+    mlp_workspace: Workspace,
+    model: Model,
+    groups: tuple[LayerGroup, ...],
+    settings: SearchSettings,
+    fp32: PrecisionPlan,
+    fp16: PrecisionPlan,
+) -> None:
+    target = load_target("jetson-orin-nano-8gb")
+    with open_toolchain("auto", target, mlp_workspace, model, groups, settings) as tools:
+        assert isinstance(tools, PredictedToolchain)
+        assert (tools.latency_source, tools.error_source) == ("predicted", "emulated")
+        assert tools.emulation_holds
+        assert any("predicted" in warning for warning in tools.environment().warnings)
+        for which in ("search", "held_out"):
+            assert not isinstance(tools.reference(which), Failure)
+        ranges = tools.observe()
+        assert not isinstance(ranges, Failure)
+        assert ranges["x"].shape == (3, 32)
+        base, mixed = measured(tools.evaluate(fp32)), measured(tools.evaluate(fp16))
+        assert base.latency.source == mixed.latency.source == "predicted"
+        assert base.baseline is None
+        assert base.error.value("relative_l2") == 0.0
+        assert 1e-5 < mixed.error.value("relative_l2") < 1e-1
+        tools.restart()
+        assert measured(tools.evaluate(fp16)).error == mixed.error
+        one = fp32.replace({fp16.fp16_groups[0]: Precision.FP16})
+        assert measured(tools.evaluate(one)).error.value("relative_l2") > 0
+    assert not list(mlp_workspace.weights_dir.glob("*.onnx"))
+
+
+def test_only_onnxruntime_on_a_gpu_is_taken_not_to_fuse(
+    mlp_workspace: Workspace, model: Model, groups: tuple[LayerGroup, ...], settings: SearchSettings
+) -> None:
+    target = load_target("h200")
+    with PredictedToolchain(target, mlp_workspace, model, groups, settings) as predicted:
+        ranges = predicted.observe()
+        assert not isinstance(ranges, Failure)
+        shapes = {name: seen.shape for name, seen in ranges.items()}
+        assert predicted.latency_terms() == roofline(model, groups, target, shapes, FUSED)
+
+    class Seen(OnnxRuntimeToolchain):
+        """Knows the shapes already: the CUDA provider need not run here."""
+
+        def observe(self) -> Mapping[str, TensorRange] | Failure:
+            return ranges
+
+    providers: dict[Provider, Execution] = {"cuda": UNFUSED, "cpu": FUSED}
+    for provider, execution in providers.items():
+        with Seen(target, mlp_workspace, model, groups, settings, provider) as tools:
+            assert tools.latency_terms() == roofline(model, groups, target, shapes, execution)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("mlp", False), ("cnn", True), ("digits", False)])
+def test_convolutions_leave_tf32_to_the_environment(
+    name: str, expected: bool, mlp_path: Path, cnn_path: Path, settings: SearchSettings, tmp_path: Path
+) -> None:
+    path = {"mlp": mlp_path, "cnn": cnn_path, "digits": DIGITS}[name]
+    model = load_model(path)
+    groups, target = find_groups(model), load_target("h200")
+    feed = {v.name: np.ones([d if isinstance(d, int) else 2 for d in v.shape or ()], np.float32) for v in model.inputs}
+    space = make_workspace(path, tmp_path, feed)
+    with PredictedToolchain(target, space, model, groups, settings) as predicted:
+        ranges = predicted.observe()
+    assert not isinstance(ranges, Failure)
+
+    class Seen(OnnxRuntimeToolchain):
+        """Knows the shapes, or that they cannot be observed: the CUDA provider need not run here."""
+
+        shapes: Mapping[str, TensorRange] | Failure = ranges
+
+        def observe(self) -> Mapping[str, TensorRange] | Failure:
+            return self.shapes
+
+    class Unseen(Seen):
+        shapes = Failure(Stage.RUN, FailureKind.ERROR, "out of luck")
+
+    class Elsewhere(Seen):
+        _timed_by = "tensorrt"
+
+    def rule(kind: type[OnnxRuntimeToolchain], provider: Provider) -> bool:
+        return kind(target, space, model, groups, settings, provider).tf32_by_environment
+
+    assert rule(Seen, "cuda") is expected
+    assert rule(Unseen, "cuda") is (name != "mlp")  # any convolution will do where nothing can be counted
+    assert not rule(Seen, "cpu")
+    assert not rule(Elsewhere, "cuda")
+
+
+class Convolving(OnnxRuntimeToolchain):
+    """Opens what it times as the CUDA provider's toolchain does where convolutions are a good part of the work."""
+
+    tf32_by_environment = True
+
+
+@pytest.mark.parametrize("kind", [OnnxRuntimeToolchain, Convolving])
+def test_only_what_is_timed_leaves_tf32_to_the_environment(
+    kind: type[OnnxRuntimeToolchain],
+    mlp_workspace: Workspace,
+    model: Model,
+    groups: tuple[LayerGroup, ...],
+    settings: SearchSettings,
+    fp16: PrecisionPlan,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: dict[str, bool | None] = {}
+    with kind(load_target("cpu"), mlp_workspace, model, groups, settings) as tools:
+        call = tools._worker.call
+
+        def heard(job: Job[T], timeout_s: float) -> T | Failure:
+            told[type(job).__name__] = getattr(job, "tf32_by_environment", None)
+            return call(job, timeout_s)
+
+        monkeypatch.setattr(tools._worker, "call", heard)
+        assert not isinstance(tools.reference("search"), Failure)
+        measured(tools.evaluate(fp16))
+    assert told == {"ReferenceJob": None, "MeasureJob": kind is Convolving}
+
+
+def test_latency_is_corrected_for_drift_across_resumed_runs(
+    mlp_workspace: Workspace,
+    model: Model,
+    groups: tuple[LayerGroup, ...],
+    settings: SearchSettings,
+    fp32: PrecisionPlan,
+) -> None:
+    def evaluate() -> Measurement:
+        with open_toolchain("auto", load_target("cpu"), mlp_workspace, model, groups, settings) as tools:
+            if not mlp_workspace.reference("search").exists():
+                tools.reference("search")
+            return measured(tools.evaluate(fp32))
+
+    first = evaluate()
+    (record,) = mlp_workspace.data_dir.glob("timing-*.json")
+    document = json.loads(record.read_text())
+    assert first.baseline is not None
+    assert document["baseline_ms"] == first.baseline.median_ms
+    document["baseline_ms"] = 1000.0
+    record.write_text(json.dumps(document))
+    later = evaluate()
+    assert later.baseline is not None
+    assert later.drift == pytest.approx(1000.0 / later.baseline.median_ms)
+    # Whatever the machine did: the all-FP32 plan takes about what the baseline took when it was first measured.
+    assert later.latency.median_ms / later.drift == pytest.approx(
+        np.median(later.latency.raw_ms) / later.drift, rel=1e-3
+    )
+    assert any("as long as when it was first measured" in warning for warning in later.warnings)
+    assert len(later.latency.raw_ms) == len(first.latency.raw_ms)
+    record.write_text("damaged")
+    assert evaluate().drift == 1.0
+
+
+def test_failures_come_back_as_values_and_the_next_call_works(
+    mlp_workspace: Workspace,
+    model: Model,
+    groups: tuple[LayerGroup, ...],
+    settings: SearchSettings,
+    fp16: PrecisionPlan,
+) -> None:
+    with open_toolchain("auto", load_target("cpu"), mlp_workspace, model, groups, settings) as tools:
+        assert not isinstance(tools.reference("search"), Failure)
+        mlp_workspace.weights_dir.mkdir(exist_ok=True)
+        measured(tools.evaluate(fp16))
+        weights = {path: path.read_bytes() for path in mlp_workspace.weights_dir.glob("fp*.bin")}
+        assert weights
+        for path in weights:
+            path.unlink()
+        failure = tools.evaluate(fp16)
+        assert isinstance(failure, Failure)
+        assert failure.stage is Stage.BUILD
+        assert failure.message
+        assert failure.log_path is not None
+        assert failure.log_path.parent == mlp_workspace.logs_dir
+        for path, content in weights.items():
+            path.write_bytes(content)
+        measured(tools.evaluate(fp16))
+    assert not list(mlp_workspace.weights_dir.glob("*.onnx"))
+
+
+def test_a_deadline_that_passes_is_a_timeout(
+    mlp_workspace: Workspace, model: Model, groups: tuple[LayerGroup, ...], settings: SearchSettings
+) -> None:
+    hasty = replace(settings, worker=replace(settings.worker, build_timeout_s=0.0, measure_timeout_s=0.0))
+    with open_toolchain("auto", load_target("cpu"), mlp_workspace, model, groups, hasty) as tools:
+        failure = tools.reference("search")
+    assert isinstance(failure, Failure)
+    assert failure.kind is FailureKind.TIMEOUT
+
+
+def test_a_named_target_is_taken_at_its_word() -> None:
+    choice = choose_target("cpu")
+    assert (choice.target.name, choice.why) == ("cpu", "")
+    with pytest.raises(TargetError):
+        choose_target("no-such-device")
+
+
+@pytest.mark.skipif(not NO_GPU, reason="needs a machine without a GPU")
+def test_without_a_gpu_auto_predicts_a_jetson_and_says_so() -> None:
+    choice = choose_target("auto")
+    assert choice.target.name == "jetson-orin-nano-8gb"
+    assert "no GPU" in choice.why
+
+
+@pytest.mark.skipif(not NO_GPU, reason="needs a machine without a GPU")
+def test_a_gpu_whose_provider_does_not_start_is_predicted(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mlp_workspace: Workspace,
+    model: Model,
+    groups: tuple[LayerGroup, ...],
+    settings: SearchSettings,
+) -> None:
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(
+        f"#!{sys.executable}\nimport sys\nif 'uuid' in ' '.join(sys.argv):\n"
+        "    print('0, GPU-1, NVIDIA H200, 9.0, 143771, 570.86.15')\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    choice = choose_target("auto")
+    assert "H200" in choice.why
+    assert "cannot be measured" in choice.why
+    with pytest.raises(TargetError, match="cannot measure on NVIDIA H200"):
+        open_toolchain("onnxruntime", choice.target, mlp_workspace, model, groups, settings)
+    with open_toolchain("auto", choice.target, mlp_workspace, model, groups, settings) as tools:
+        assert isinstance(tools, PredictedToolchain)
+        assert tools.provider == "cpu"
+        assert any("cannot be measured" in warning for warning in tools.environment().warnings)
+
+
+def test_every_toolchain_says_how_it_stands() -> None:
+    statuses = {status.name: status for status in list_toolchains()}
+    assert statuses["onnxruntime-cpu"].available
+    assert all(status.reason for status in statuses.values())
+    assert statuses.keys() == {"onnxruntime-cuda", "onnxruntime-cpu", "tensorrt", "tensorrt-rtx"}
+    assert all(status.available or status.install or "no GPU" in status.reason for status in statuses.values())
+
+
+def test_a_workspace_may_have_any_name(mlp_path: Path, tmp_path: Path, settings: SearchSettings) -> None:
+    folder = tmp_path / "a folder with spaces and ümlauts"
+    folder.mkdir()
+    path = Path(shutil.copy(mlp_path, folder / "the model.onnx"))
+    model = load_model(path)
+    groups = find_groups(model)
+    workspace = make_workspace(path, folder, {"x": np.ones((2, 32), np.float32)}, count=2)
+    with open_toolchain("auto", load_target("cpu"), workspace, model, groups, settings) as tools:
+        assert not isinstance(tools.reference("search"), Failure)
+        measured(tools.evaluate(uniform(model, groups, Precision.FP16)))
+
+
+@pytest.mark.gpu
+def test_the_gpu_here_is_measured(
+    mlp_workspace: Workspace,
+    model: Model,
+    groups: tuple[LayerGroup, ...],
+    settings: SearchSettings,
+    fp32: PrecisionPlan,
+    fp16: PrecisionPlan,
+) -> None:
+    choice = choose_target("auto")
+    with open_toolchain("auto", choice.target, mlp_workspace, model, groups, settings) as tools:
+        assert isinstance(tools, OnnxRuntimeToolchain), choice.why
+        assert tools.provider == "cuda"
+        for which in ("search", "held_out"):
+            assert not isinstance(tools.reference(which), Failure)
+        assert not isinstance(tools.observe(), Failure)
+        base, mixed = measured(tools.evaluate(fp32)), measured(tools.evaluate(fp16))
+        assert base.error.value("relative_l2") < 1e-5
+        assert 1e-5 < mixed.error.value("relative_l2") < 1e-1
+        assert mixed.latency.transfer_ms is not None
+        measured(tools.evaluate(fp16, "held_out"))

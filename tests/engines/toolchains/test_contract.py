@@ -1,0 +1,232 @@
+"""What every Session must do, run against every implementation that can run here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from mptune.engines.base import EngineError, Session
+from mptune.engines.ort.cuda_session import graph_obstacle
+from mptune.engines.ort.library import open_session
+from mptune.engines.ort.session import Provider, SessionOptions
+from mptune.engines.tensorrt.builder import BuildOptions, build_engine
+from mptune.engines.tensorrt.library import RTX_CAPABILITIES, Kind, load_library
+from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession
+from mptune.settings import LatencySettings
+from mptune.targets.target import detect_gpus
+from tests.engines.stopwatches import QUICK, calibrated, timed
+from tests.graph.rtx import outlines
+
+Opener = Callable[[Path], Session]
+
+
+ON_GPU = ("cuda", "cuda-no-graph", "tensorrt", "tensorrt-no-graph", "tensorrt-rtx")
+
+
+@pytest.fixture(params=["cpu", *(pytest.param(name, marks=pytest.mark.gpu) for name in ON_GPU)])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
+    """Opens sessions of one implementation and closes them in the end."""
+    name = request.param.removesuffix("-no-graph")
+    latency = LatencySettings(**{**vars(QUICK), "cuda_graph": name == request.param})
+    sessions: list[Session] = []
+    if name in ("tensorrt", "tensorrt-rtx"):
+        open_one = _tensorrt_opener(name, latency, tmp_path)
+    else:
+        provider: Provider = "cpu" if name == "cpu" else "cuda"
+
+        def open_one(model: Path) -> Session:
+            return open_session(model, SessionOptions(provider, latency=latency))
+
+    def open_and_keep(model: Path) -> Session:
+        sessions.append(open_one(model))
+        return sessions[-1]
+
+    yield open_and_keep
+    for session in sessions:
+        session.close()
+
+
+def _tensorrt_opener(kind: Kind, latency: LatencySettings, folder: Path) -> Opener:
+    """Builds an engine for one to four rows, then opens it."""
+    try:
+        library = load_library(kind)
+    except EngineError as error:
+        pytest.skip(error.message)
+    capability = detect_gpus()[0].compute_capability
+    if kind == "tensorrt-rtx" and capability not in RTX_CAPABILITIES:
+        pytest.skip(f"TensorRT-RTX does not run on compute capability {capability}")
+    options = BuildOptions(kind, capabilities=() if capability is None else (capability,))
+
+    def open_one(model: Path) -> Session:
+        samples = () if not model.exists() else outlines(model)
+        path = folder / f"{model.stem}.engine"
+        path.write_bytes(build_engine(library, model, options, samples).memory)
+        return TensorRtSession(path, EngineOptions(kind, latency))
+
+    return open_one
+
+
+def rows(count: int, seed: int = 0) -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(seed).normal(size=(count, 32)).astype(np.float32)}
+
+
+def save(
+    path: Path, nodes: list[onnx.NodeProto], inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto]
+) -> Path:
+    graph = helper.make_graph(nodes, "g", inputs, outputs)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def test_run_gives_every_output_by_name_as_the_cpu_does(opened: Opener, mlp_path: Path, cnn_path: Path) -> None:
+    for path, feeds in ((mlp_path, rows(3)), (cnn_path, {"image": np.ones((2, 3, 16, 16), np.float32)})):
+        expected = open_session(path, SessionOptions()).run(feeds)
+        outputs = opened(path).run(feeds)
+        assert outputs.keys() == expected.keys()
+        for name, values in outputs.items():
+            assert values.dtype == expected[name].dtype
+            np.testing.assert_allclose(values, expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_run_follows_the_feeds_and_their_shapes(opened: Opener, mlp_path: Path) -> None:
+    session = opened(mlp_path)
+    for count in (1, 4, 2, 4):
+        feeds = rows(count, seed=count)
+        outputs = session.run(feeds)
+        assert outputs["y"].shape == (count, 8)
+        np.testing.assert_allclose(session.run(feeds)["y"], outputs["y"], rtol=1e-5, atol=1e-6)
+    assert not np.array_equal(session.run(rows(1, seed=1))["y"], session.run(rows(1, seed=2))["y"])
+
+
+def test_run_and_time_may_be_mixed(opened: Opener, mlp_path: Path) -> None:
+    session = opened(mlp_path)
+    before = session.run(rows(2))
+    timed(session, rows(2, seed=9))
+    timed(session, rows(3, seed=9))
+    timed(session, rows(2, seed=8))
+    np.testing.assert_allclose(session.run(rows(2))["y"], before["y"], rtol=1e-5, atol=1e-6)
+
+
+def test_two_sessions_live_side_by_side(opened: Opener, mlp_path: Path, cnn_path: Path) -> None:
+    first, second = opened(mlp_path), opened(cnn_path)
+    image = {"image": np.ones((2, 3, 16, 16), np.float32)}
+    for _ in range(2):
+        timed(first, rows(2))
+        timed(second, image)
+    second.close()
+    assert np.isfinite(first.run(rows(2))["y"]).all()
+
+
+def test_time_takes_as_many_values_as_told(opened: Opener, mlp_path: Path) -> None:
+    session = opened(mlp_path)
+    repetitions = calibrated(session, rows(2))
+    assert repetitions.iterations >= QUICK.min_iterations
+    latency = timed(session, rows(2), repetitions)
+    assert len(latency.raw_ms) == repetitions.iterations
+    assert latency.source == "measured"
+    assert 0 < latency.ci95_ms[0] <= latency.median_ms <= latency.ci95_ms[1]
+    assert all(value > 0 for value in latency.raw_ms)
+
+
+def test_feeds_that_are_not_contiguous_are_understood(opened: Opener, mlp_path: Path) -> None:
+    session = opened(mlp_path)
+    wide = np.random.default_rng(0).normal(size=(32, 3)).astype(np.float32)
+    turned = session.run({"x": wide.T})
+    straight = session.run({"x": np.ascontiguousarray(wide.T)})
+    np.testing.assert_array_equal(turned["y"], straight["y"])
+    timed(session, {"x": wide.T})
+
+
+def test_outputs_whose_shape_depends_on_values(opened: Opener, tmp_path: Path) -> None:
+    path = save(
+        tmp_path / "m.onnx",
+        [helper.make_node("NonZero", ["x"], ["where"]), helper.make_node("Relu", ["x"], ["y"])],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])],
+        [
+            helper.make_tensor_value_info("where", TensorProto.INT64, [1, "found"]),
+            helper.make_tensor_value_info("y", TensorProto.FLOAT, [4]),
+        ],
+    )
+    session = opened(path)
+    for values, found in (([0, 1, 2, 0], 2), ([1, 1, 1, 1], 4), ([0, 0, 0, 0], 0)):
+        feeds = {"x": np.array(values, np.float32)}
+        assert session.run(feeds)["where"].shape == (1, found)
+        assert len(timed(session, feeds).raw_ms) == 10
+
+
+def test_types_other_than_float(opened: Opener, tmp_path: Path) -> None:
+    path = save(
+        tmp_path / "m.onnx",
+        [
+            helper.make_node("Gather", ["table", "index"], ["row"]),
+            helper.make_node("Cast", ["row"], ["half"], to=TensorProto.FLOAT16),
+            helper.make_node("Not", ["flag"], ["inverse"]),
+        ],
+        [
+            helper.make_tensor_value_info("table", TensorProto.FLOAT, [5, 2]),
+            helper.make_tensor_value_info("index", TensorProto.INT64, ["n"]),
+            helper.make_tensor_value_info("flag", TensorProto.BOOL, []),
+        ],
+        [
+            helper.make_tensor_value_info("half", TensorProto.FLOAT16, ["n", 2]),
+            helper.make_tensor_value_info("inverse", TensorProto.BOOL, []),
+        ],
+    )
+    session = opened(path)
+    feeds = {
+        "table": np.arange(10, dtype=np.float32).reshape(5, 2),
+        "index": np.array([4, 0], np.int64),
+        "flag": np.array(True),
+    }
+    for _ in range(2):
+        outputs = session.run(feeds)
+        np.testing.assert_array_equal(outputs["half"], np.array([[8, 9], [0, 1]], np.float16))
+        assert outputs["half"].dtype == np.float16
+        assert not outputs["inverse"]
+        timed(session, feeds)
+
+
+def test_wrong_feeds_are_engine_errors(opened: Opener, mlp_path: Path) -> None:
+    session = opened(mlp_path)
+    for feeds in ({"x": np.zeros((2, 31), np.float32)}, {"x": np.zeros((2, 32), np.float64)}):
+        with pytest.raises(EngineError):
+            session.run(feeds)
+    assert session.run(rows(2))["y"].shape == (2, 8)
+
+
+def test_a_closed_session_says_so_and_closes_again(opened: Opener, mlp_path: Path) -> None:
+    session = opened(mlp_path)
+    session.close()
+    session.close()
+    with pytest.raises(EngineError, match="closed"):
+        session.run(rows(1))
+    with pytest.raises(EngineError, match="closed"):
+        timed(session, rows(1))
+
+
+def test_a_missing_file_is_an_engine_error(opened: Opener, tmp_path: Path) -> None:
+    with pytest.raises(EngineError):
+        opened(tmp_path / "none.onnx")
+
+
+def test_warnings_name_a_cure(opened: Opener, mlp_path: Path) -> None:
+    session = opened(mlp_path)
+    timed(session, rows(1))
+    assert all(": " in warning for warning in session.warnings)
+
+
+def test_what_a_cuda_graph_cannot_capture_is_named(mlp_path: Path, tmp_path: Path) -> None:
+    assert graph_obstacle(mlp_path) is None
+    path = save(
+        tmp_path / "m.onnx",
+        [helper.make_node("NonZero", ["x"], ["y"], "find")],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])],
+        [helper.make_tensor_value_info("y", TensorProto.INT64, [1, "n"])],
+    )
+    assert graph_obstacle(path) == "NonZero (find)"
+    assert graph_obstacle(path.read_bytes()) == "NonZero (find)"

@@ -1,0 +1,366 @@
+"""The toolchains with TensorRT: which one a target gets, and TensorRT-RTX ahead of time, whose builder needs no GPU."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mptune.engines.base import EngineError, Failure, FailureKind, Measurement, Progress, Stage, Workspace
+from mptune.engines.tensorrt.builder import BuildOptions, engine_faults
+from mptune.engines.tensorrt.jobs import BuildJob, BuildResult, LibraryReport
+from mptune.engines.tensorrt.library import Kind, is_installed, load_library
+from mptune.engines.toolchains import choose as toolchain
+from mptune.engines.toolchains import tensorrt as tensorrt_toolchain
+from mptune.engines.toolchains.choose import list_toolchains, open_toolchain
+from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
+from mptune.engines.toolchains.shared import PredictedToolchain
+from mptune.engines.toolchains.tensorrt import AheadToolchain, TensorRtToolchain
+from mptune.engines.worker.child import WorkerState
+from mptune.engines.worker.parent import Worker
+from mptune.errors import SettingsError, TargetError
+from mptune.graph.grouping.groups import LayerGroup, find_groups
+from mptune.graph.loading.model import Model, load_model
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.settings import EngineChoice, SearchSettings, ShapeRange, WorkerSettings
+from mptune.targets.target import load_target
+from tests.engines.engine_support import make_workspace
+
+NO_GPU = not toolchain.detect_gpus()
+PLENTY_S = 120.0
+
+needs_rtx = pytest.mark.skipif(not is_installed("tensorrt-rtx"), reason="tensorrt-rtx is not installed")
+without_gpu = pytest.mark.skipif(not NO_GPU, reason="needs a machine without a GPU")
+
+
+@pytest.fixture
+def model(mlp_path: Path) -> Model:
+    return load_model(mlp_path)
+
+
+@pytest.fixture
+def groups(model: Model) -> tuple[LayerGroup, ...]:
+    return find_groups(model)
+
+
+@pytest.fixture
+def fp32(model: Model, groups: tuple[LayerGroup, ...]) -> PrecisionPlan:
+    return PrecisionPlan.uniform(model.sha256, [group.id for group in groups], Precision.FP32)
+
+
+@pytest.fixture
+def fp16(fp32: PrecisionPlan, groups: tuple[LayerGroup, ...]) -> PrecisionPlan:
+    return fp32.replace({group.id: Precision.FP16 for group in groups if group.pinned is None})
+
+
+@pytest.fixture
+def ahead(
+    mlp_workspace: Workspace, model: Model, groups: tuple[LayerGroup, ...], settings: SearchSettings
+) -> Iterator[AheadToolchain]:
+    target = load_target("rtx-4500-ada")
+    mlp_workspace.engines_dir.mkdir()
+    with open_toolchain("auto", target, mlp_workspace, model, groups, settings) as tools:
+        assert isinstance(tools, AheadToolchain)
+        assert not isinstance(tools.reference("search"), Failure)
+        yield tools
+
+
+@needs_rtx
+def test_engines_are_built_beside_predictions(
+    ahead: AheadToolchain, fp32: PrecisionPlan, fp16: PrecisionPlan, mlp_workspace: Workspace
+) -> None:
+    assert (ahead.name, ahead.latency_source, ahead.error_source) == ("tensorrt-rtx", "predicted", "emulated")
+    assert any("is not here" in warning for warning in ahead.environment().warnings)
+    assert not isinstance(ahead.reference("held_out"), Failure)
+    heard: list[Progress] = []
+    ahead.listen(heard.append)
+    library = load_library("tensorrt-rtx")
+    for plan in (fp32, fp16):
+        found = ahead.evaluate(plan)
+        assert isinstance(found, Measurement), found
+        assert found.latency.source == "predicted"
+        assert found.build_s > 0
+        assert found.engine_path is not None
+        assert found.engine_path.parent == mlp_workspace.engines_dir
+        assert engine_faults(library, found.engine_path.read_bytes()) == ()
+        written = found.engine_path.stat().st_mtime_ns
+        again = ahead.evaluate(plan, "held_out")
+        assert isinstance(again, Measurement)
+        assert (again.engine_path, again.build_s) == (found.engine_path, 0.0)
+        assert again.error != found.error or plan is fp32
+        assert found.engine_path.stat().st_mtime_ns == written
+    assert len(list(mlp_workspace.engines_dir.glob("*.engine"))) == 2
+    assert not list(mlp_workspace.weights_dir.glob("*.onnx"))
+    assert not list(mlp_workspace.engines_dir.glob("*.tmp"))
+    assert heard
+
+
+@needs_rtx
+def test_a_plan_whose_engine_cannot_be_built_has_failed(
+    tmp_path: Path, settings: SearchSettings, mlp_path: Path
+) -> None:
+    path = Path(__file__).parents[2] / "graph" / "corpus" / "custom_domain.onnx"
+    model = load_model(path)
+    groups = find_groups(model)
+    feed = {
+        info.name: np.zeros([dim if isinstance(dim, int) else 1 for dim in info.shape or ()], info.numpy_dtype)
+        for info in model.inputs
+    }
+    workspace = make_workspace(path, tmp_path, feed, count=2)
+    plan = PrecisionPlan.uniform(model.sha256, [group.id for group in groups], Precision.FP32)
+    target = load_target("rtx-4500-ada")
+    with open_toolchain("tensorrt-rtx", target, workspace, model, groups, settings) as tools:
+        failure = tools.evaluate(plan)
+        assert isinstance(failure, Failure)
+        assert (failure.stage, failure.kind) == (Stage.BUILD, FailureKind.UNSUPPORTED)
+        assert failure.message.startswith("FusedMatMul node")
+        assert failure.log_path is not None
+        assert "[TensorRT ERROR]" in failure.log_path.read_text()
+    assert not list(workspace.engines_dir.glob("*"))
+    assert not list(workspace.weights_dir.glob("*.onnx"))
+
+
+@needs_rtx
+def test_a_folder_that_vanished_is_one_clear_failure(
+    ahead: AheadToolchain, fp16: PrecisionPlan, mlp_workspace: Workspace
+) -> None:
+    shutil.rmtree(mlp_workspace.engines_dir)
+    failure = ahead.evaluate(fp16)
+    assert isinstance(failure, Failure)
+    assert failure.stage is Stage.BUILD
+    assert str(mlp_workspace.engines_dir) in failure.message
+    mlp_workspace.engines_dir.mkdir()
+    assert isinstance(ahead.evaluate(fp16), Measurement)
+
+
+@needs_rtx
+def test_shapes_that_do_not_fit_are_the_users_to_mend(
+    mlp_workspace: Workspace,
+    model: Model,
+    groups: tuple[LayerGroup, ...],
+    settings: SearchSettings,
+    fp32: PrecisionPlan,
+) -> None:
+    narrow = replace(settings, shapes=(ShapeRange.parse("x:1x32,1x32,2x32"),))
+    target = load_target("rtx-4500-ada")
+    with (
+        open_toolchain("auto", target, mlp_workspace, model, groups, narrow) as tools,
+        pytest.raises(SettingsError, match="the data hold the shape 3x32"),
+    ):
+        tools.evaluate(fp32)
+
+
+@needs_rtx
+def test_a_build_past_its_deadline_is_cancelled_then_killed(mlp_path: Path, mlp_workspace: Workspace) -> None:
+    engine = mlp_workspace.engines_dir / "x.engine"
+    engine.parent.mkdir()
+    options = BuildOptions("tensorrt-rtx", capabilities=((8, 9),))
+    samples = (mlp_workspace.samples("search"),)
+    with Worker(mlp_workspace.logs_dir, WorkerSettings()) as worker:
+        cancelled = worker.call(BuildJob(mlp_path, engine, options, samples, timeout_s=0.0), PLENTY_S)
+        assert isinstance(cancelled, Failure)
+        assert cancelled.kind is FailureKind.TIMEOUT
+        assert "was cancelled" in cancelled.message
+        pid = worker.pid
+        killed = worker.call(BuildJob(mlp_path, engine, options, samples, timeout_s=PLENTY_S), 0.0)
+        assert isinstance(killed, Failure)
+        assert (killed.kind, killed.message) == (FailureKind.TIMEOUT, "no result after 0 s")
+        assert not engine.exists()
+        built = worker.call(BuildJob(mlp_path, engine, options, samples, timeout_s=PLENTY_S), PLENTY_S)
+        assert isinstance(built, BuildResult)
+        assert built.nbytes == engine.stat().st_size
+        assert worker.pid != pid
+
+
+@pytest.mark.parametrize("engine", ["tensorrt", "tensorrt-rtx"])
+def test_tensorrt_is_not_for_cpus(
+    engine: EngineChoice,
+    mlp_workspace: Workspace,
+    model: Model,
+    groups: tuple[LayerGroup, ...],
+    settings: SearchSettings,
+) -> None:
+    with pytest.raises(TargetError, match=f"--engine {engine} is for NVIDIA GPUs"):
+        open_toolchain(engine, load_target("cpu"), mlp_workspace, model, groups, settings)
+
+
+@without_gpu
+def test_what_cannot_be_built_here_is_refused_with_the_way_out(
+    mlp_workspace: Workspace, model: Model, groups: tuple[LayerGroup, ...], settings: SearchSettings
+) -> None:
+    jetson, rtx = load_target("jetson-orin-nano-8gb"), load_target("rtx-4500-ada")
+    with pytest.raises(TargetError, match="TensorRT builds engines on the device") as caught:
+        open_toolchain("tensorrt", jetson, mlp_workspace, model, groups, settings)
+    assert "leave --engine at auto" in caught.value.hint
+    with pytest.raises(TargetError, match="it builds for compute capability"):
+        open_toolchain("tensorrt-rtx", jetson, mlp_workspace, model, groups, settings)
+    with open_toolchain("onnxruntime", rtx, mlp_workspace, model, groups, settings) as tools:
+        assert type(tools) is PredictedToolchain
+
+
+@needs_rtx
+@without_gpu
+@pytest.mark.parametrize("name", ["t4", "a100-40gb", "h100"])
+def test_auto_builds_for_rtx_gpus_alone(
+    name: str, mlp_workspace: Workspace, model: Model, groups: tuple[LayerGroup, ...], settings: SearchSettings
+) -> None:
+    with open_toolchain("auto", load_target(name), mlp_workspace, model, groups, settings) as tools:
+        assert type(tools) is PredictedToolchain
+
+
+@needs_rtx
+@without_gpu
+def test_turing_has_no_fp32_engine(
+    mlp_workspace: Workspace,
+    model: Model,
+    groups: tuple[LayerGroup, ...],
+    settings: SearchSettings,
+    fp32: PrecisionPlan,
+) -> None:
+    """The reason why 7.5 is not among ``RTX_CAPABILITIES``."""
+    mlp_workspace.engines_dir.mkdir()
+    with open_toolchain("tensorrt-rtx", load_target("t4"), mlp_workspace, model, groups, settings) as tools:
+        failure = tools.evaluate(fp32)
+    assert isinstance(failure, Failure)
+    assert failure.kind is FailureKind.UNSUPPORTED
+    assert "Turing (SM75): FP32 GEMM is not supported" in failure.message
+
+
+@pytest.fixture
+def gpu_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nvidia-smi shows an RTX 4500 Ada; nothing can run on it."""
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(
+        f"#!{sys.executable}\nimport sys\nif 'uuid' in ' '.join(sys.argv):\n"
+        "    print('0, GPU-1, NVIDIA RTX 4500 Ada Generation, 8.9, 24564, 570.86.15')\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+
+
+class Found:
+    """Stands for the packages of this machine: what ``find_library`` says of each."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **reports: LibraryReport | str) -> None:
+        known = {kind.replace("_", "-"): report for kind, report in reports.items()}
+
+        def find(kind: Kind) -> LibraryReport | str:
+            return known.get(kind, f"{kind} is not installed")
+
+        monkeypatch.setattr(toolchain, "find_library", find)
+        monkeypatch.setattr(toolchain, "is_installed", lambda kind: kind in known)
+        monkeypatch.setattr(toolchain, "probe", lambda provider: None)
+
+
+@without_gpu
+@pytest.mark.usefixtures("gpu_here")
+def test_a_gpu_here_is_measured_by_tensorrt_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+    mlp_workspace: Workspace,
+    model: Model,
+    groups: tuple[LayerGroup, ...],
+    settings: SearchSettings,
+) -> None:
+    target = load_target("rtx-4500-ada")
+
+    def opened(choice: EngineChoice = "auto") -> OnnxRuntimeToolchain:
+        with open_toolchain(choice, target, mlp_workspace, model, groups, settings) as tools:
+            assert isinstance(tools, OnnxRuntimeToolchain)
+            assert (tools.latency_source, tools.error_source) == ("measured", "measured")
+            return tools
+
+    Found(monkeypatch, tensorrt=LibraryReport("10.16.2"), tensorrt_rtx=LibraryReport("1.7.1"))
+    assert isinstance(opened(), TensorRtToolchain)
+    assert opened().name == "tensorrt"
+    assert opened("tensorrt-rtx").name == "tensorrt-rtx"
+    assert opened("onnxruntime").name == "onnxruntime"
+    Found(monkeypatch, tensorrt_rtx=LibraryReport("1.7.1"))
+    assert opened().name == "tensorrt-rtx"
+    with pytest.raises(TargetError, match=r"cannot measure on NVIDIA RTX 4500 Ada.*: tensorrt is not installed"):
+        opened("tensorrt")
+    Found(monkeypatch, tensorrt="tensorrt is installed, but a library is missing")
+    tools = opened()
+    assert tools.name == "onnxruntime"
+    assert any("tensorrt is passed over" in warning for warning in tools.environment().warnings)
+    Found(monkeypatch, tensorrt=LibraryReport("10.3.0", ("typed in part: update",), "cuda-python is not usable"))
+    assert opened().name == "onnxruntime"
+    with pytest.raises(TargetError, match="cuda-python is not usable"):
+        opened("tensorrt")
+
+
+@without_gpu
+@pytest.mark.usefixtures("gpu_here")
+def test_a_fault_of_the_machine_costs_no_engine(
+    monkeypatch: pytest.MonkeyPatch,
+    mlp_workspace: Workspace,
+    model: Model,
+    groups: tuple[LayerGroup, ...],
+    settings: SearchSettings,
+    fp16: PrecisionPlan,
+) -> None:
+    """TensorRT-RTX builds here, and there is no device to load the engine on."""
+    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
+    Found(monkeypatch, tensorrt_rtx=LibraryReport("1.7.1"))
+    target = load_target("rtx-4500-ada")
+    mlp_workspace.engines_dir.mkdir()
+    cpu = replace(settings, worker=replace(settings.worker, retries=0))
+    monkeypatch.setattr(toolchain, "probe", lambda provider: "no CUDA")
+    with open_toolchain("tensorrt-rtx", target, mlp_workspace, model, groups, cpu) as tools:
+        assert isinstance(tools, TensorRtToolchain)
+        assert tools.provider == "cpu"
+        assert not any("seldom faster on a CPU" in warning for warning in tools.environment().warnings)
+        assert not isinstance(tools.reference("search"), Failure)
+        failure = tools.evaluate(fp16)
+    assert isinstance(failure, Failure)
+    assert failure.is_machine_fault
+    assert "cudaSetDevice" in failure.message or "cuda-python" in failure.message
+    assert len(list(mlp_workspace.engines_dir.glob(f"{fp16.fingerprint}*"))) == 1
+
+
+@dataclass(frozen=True)
+class DamagedEngineJob:
+    """What measuring comes to where the engine file is damaged; there is no device here to find that out."""
+
+    def run(self, state: WorkerState) -> None:
+        raise EngineError(FailureKind.ERROR, "the engine x cannot be loaded: Serialization: Version tag does not match")
+
+
+@without_gpu
+@pytest.mark.usefixtures("gpu_here")
+def test_a_damaged_engine_is_a_failure_and_not_found_again(
+    monkeypatch: pytest.MonkeyPatch,
+    mlp_workspace: Workspace,
+    model: Model,
+    groups: tuple[LayerGroup, ...],
+    settings: SearchSettings,
+    fp16: PrecisionPlan,
+) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
+    Found(monkeypatch, tensorrt_rtx=LibraryReport("1.7.1"))
+    monkeypatch.setattr(toolchain, "probe", lambda provider: "no CUDA")
+    monkeypatch.setattr(tensorrt_toolchain, "MeasureEngineJob", lambda **fields: DamagedEngineJob())
+    mlp_workspace.engines_dir.mkdir()
+    target = load_target("rtx-4500-ada")
+    with open_toolchain("tensorrt-rtx", target, mlp_workspace, model, groups, settings) as tools:
+        failure = tools.evaluate(fp16)
+    assert isinstance(failure, Failure)
+    assert (failure.stage, failure.message[:12]) == (Stage.BUILD, "the engine x")
+    assert not list(mlp_workspace.engines_dir.glob("*.engine"))
+
+
+@needs_rtx
+@without_gpu
+def test_doctor_says_what_tensorrt_rtx_is_good_for_here() -> None:
+    statuses = {status.name: status for status in list_toolchains()}
+    rtx = statuses["tensorrt-rtx"]
+    assert rtx.available
+    assert "builds ahead of time for compute capability 7.5, 8.0, 8.6, 8.9" in rtx.reason
+    if not is_installed("tensorrt"):
+        assert statuses["tensorrt"].reason == "tensorrt is not installed"
+        assert "mptune[tensorrt]" in statuses["tensorrt"].install

@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.hazards.find import Hazard, find_hazards, over_threshold, pinned_by_hazards
+from mptune.graph.loading.model import Model, load_model
+from mptune.graph.writing.observe import observed_tensors, write_observing_model
+from mptune.graph.writing.weights import WeightBank
+from tests.graph import models
+from tests.graph.helpers import feeds, run
+from tests.graph.models import constant, node, value, weight
+
+
+def hazards(proto: object, folder: Path, **given: object) -> tuple[Model, tuple[Hazard, ...]]:
+    model = load_model(models.save(proto, folder))  # type: ignore[arg-type]
+    return model, find_hazards(model, find_groups(model), **given)  # type: ignore[arg-type]
+
+
+def test_a_clean_model_has_none(tmp_path: Path) -> None:
+    assert hazards(models.mlp(), tmp_path)[1] == ()
+
+
+def test_weights_that_overflow_pin_their_group(tmp_path: Path) -> None:
+    _, found = hazards(models.product(np.eye(4) * 1e5), tmp_path)
+    assert [(h.severity, h.kind, h.group, h.tensor, h.value) for h in found] == [
+        ("error", "overflow", "g000", "w", 1e5)
+    ]
+    assert "4 of 16" in found[0].reason
+    assert list(pinned_by_hazards(found)) == ["g000"]
+
+
+def test_infinite_weights_are_no_overflow(tmp_path: Path) -> None:
+    w = np.eye(4)
+    w[0, 0] = -np.inf
+    assert hazards(models.product(w), tmp_path)[1] == ()
+
+
+def test_weights_that_vanish_are_mentioned(tmp_path: Path) -> None:
+    few = np.ones((4, 4))
+    few[0] = 1e-9
+    assert [(h.severity, h.kind) for h in hazards(models.product(few), tmp_path)[1]] == [("info", "vanishing")]
+    most = hazards(models.product(np.full((4, 4), 1e-9)), tmp_path)[1]
+    assert [(h.severity, h.kind) for h in most] == [("warning", "vanishing")]
+    assert pinned_by_hazards(most) == {}
+
+
+def test_a_product_with_minus_1e9_pins_the_mask_and_not_the_attention(tmp_path: Path) -> None:
+    """(1 - mask) * -1e9 in FP16 is 0 * -inf, NaN, wherever nothing is masked."""
+    model, found = hazards(models.attention(-1e9), tmp_path)
+    assert [(h.severity, h.kind, h.value) for h in found] == [("error", "overflow", 1e9)]
+    pinned = {g.name for g in find_groups(model) if g.id in pinned_by_hazards(found)}
+    assert pinned == {"mask"}
+
+
+def test_a_limit_that_becomes_infinite_is_a_warning(tmp_path: Path) -> None:
+    nodes = [models.node("MatMul", ["x", "w"], "m", "m"), models.node("Where", ["keep", "m", "low"], "y", "where")]
+    inputs = [models.value("x", [1, 4]), models.value("keep", [1, 4], TensorProto.BOOL)]
+    low = models.constant("low", -3.4e38)
+    proto = models.model(nodes, inputs, [models.value("y", [1, 4])], [models.weight("w", 4, 4), low])
+    _, found = hazards(proto, tmp_path)
+    assert [(h.severity, h.kind) for h in found] == [("warning", "overflow")]
+    assert pinned_by_hazards(found) == {}
+
+
+def test_adding_a_large_constant_is_a_mask_before_a_softmax_only(tmp_path: Path) -> None:
+    nodes = [
+        node("MatMul", ["x", "w"], "m", "m"),
+        node("Add", ["m", "huge"], "a", "mask"),
+        node("Transpose", ["a"], "t", "t"),
+        node("Softmax", ["t"], "p", "softmax"),
+        node("MatMul", ["p", "w"], "b", "b"),
+        node("Sub", ["b", "huge"], "y", "shift"),
+    ]
+    constants = [weight("w", 4, 4), constant("huge", -1e9)]
+    _, found = hazards(models.model(nodes, [value("x", [4, 4])], [value("y", None)], constants), tmp_path)
+    assert [(h.severity, h.node) for h in found] == [("error", "shift"), ("warning", "mask")]
+
+
+def test_a_mask_that_is_filled_at_run_time(tmp_path: Path) -> None:
+    nodes = [
+        node("Shape", ["x"], "s", "shape"),
+        node("ConstantOfShape", ["s"], "low", "fill", value=constant("v", [-1e9])),
+        node("Where", ["keep", "x", "low"], "m", "where"),
+        node("ConstantOfShape", ["s"], "high", "fill2", value=constant("v", [1e9])),
+        node("Div", ["m", "high"], "y", "divide"),
+    ]
+    inputs = [value("x", ["n", 4]), value("keep", ["n", 4], TensorProto.BOOL)]
+    _, found = hazards(models.model(nodes, inputs, [value("y", None)]), tmp_path)
+    assert [(h.severity, h.kind, h.node, h.value) for h in found] == [
+        ("error", "overflow", "fill2", 1e9),
+        ("warning", "overflow", "fill", 1e9),
+    ]
+
+
+def test_what_is_folded_before_it_runs_is_no_hazard(tmp_path: Path) -> None:
+    nodes = [node("Mul", ["below", "huge"], "mask", "a"), node("Add", ["x", "mask"], "m", "b")]
+    nodes += [node("Add", ["x", "mask"], "k", "c"), node("MatMul", ["m", "k"], "y", "d")]
+    constants = [weight("below", 4, 4), constant("huge", -1e9)]
+    model, found = hazards(models.model(nodes, [value("x", [4, 4])], [value("y", None)], constants), tmp_path)
+    assert found == ()
+    assert any(g.pinned and g.nodes == ("a",) for g in find_groups(model))
+
+
+def test_an_epsilon_that_vanishes_is_a_warning(tmp_path: Path) -> None:
+    _, found = hazards(models.decomposed_norm(eps=1e-12), tmp_path)
+    assert [(h.severity, h.kind, h.tensor) for h in found if h.kind != "norm"] == [("warning", "epsilon", "eps")]
+
+
+def test_an_epsilon_in_an_attribute(tmp_path: Path) -> None:
+    nodes = [
+        node("InstanceNormalization", ["x", "s", "s"], "a", "tiny", epsilon=1e-12),
+        node("InstanceNormalization", ["a", "s", "s"], "b", "usual"),
+        node("LayerNormalization", ["b", "g"], "y", "in FP32 inside", epsilon=1e-12),
+    ]
+    constants = [weight("s", 4), weight("g", 6)]
+    proto = models.model(nodes, [value("x", [2, 4, 6])], [value("y", [2, 4, 6])], constants)
+    found = hazards(proto, tmp_path)[1]
+    assert [(h.severity, h.kind, h.node) for h in found] == [("warning", "epsilon", "tiny")]
+
+
+@pytest.mark.parametrize("rms", [False, True])
+def test_a_norm_written_out_is_told_with_its_cure(rms: bool, tmp_path: Path) -> None:
+    model, (hazard,) = hazards(models.decomposed_norm(rms=rms), tmp_path)
+    assert (hazard.severity, hazard.kind, hazard.node, hazard.tensor) == ("warning", "norm", "/norm/Pow", "sq")
+    assert hazard.group == next(g.id for g in find_groups(model) if g.kind == "norm")
+    assert f"opset {23 if rms else 17}" in hazard.cure
+    _, (seen,) = hazards(models.decomposed_norm(rms=rms), tmp_path, ranges={"sq": 900.0})
+    assert (seen.severity, seen.value) == ("info", 900.0)
+    _, found = hazards(models.decomposed_norm(rms=rms), tmp_path, ranges={"sq": 1e5})
+    assert [(h.severity, h.kind) for h in found] == [("error", "range"), ("info", "norm")]
+
+
+def stretched(batch: int | str) -> onnx.ModelProto:
+    """Differences of all pairs: both operands are stretched, and both are computed."""
+    nodes = [
+        node("Unsqueeze", ["x", "one"], "a", "rows"),
+        node("Unsqueeze", ["x", "two"], "b", "columns"),
+        node("Sub", ["a", "b"], "d", "pairs"),
+        node("Add", ["d", "bias"], "y", "bias"),
+    ]
+    constants = [constant("one", [1], np.int64), constant("two", [2], np.int64), weight("bias", 1, 5, 5)]
+    return models.model(nodes, [value("x", [batch, 5])], [value("y", None)], constants)
+
+
+def test_a_broadcast_with_a_static_batch_of_1(tmp_path: Path) -> None:
+    _, found = hazards(stretched(1), tmp_path)
+    assert [(h.severity, h.kind, h.node) for h in found] == [("warning", "broadcast", "pairs")]
+    assert "[1, 1, 5] with [1, 5, 1]" in found[0].reason
+    assert "Expand" in found[0].cure
+    assert hazards(stretched("batch"), tmp_path)[1] == hazards(stretched(2), tmp_path)[1] == ()
+
+
+def test_int64_beyond_int32(tmp_path: Path) -> None:
+    nodes = [
+        node("Slice", ["x", "start", "end"], "a", "slice"),
+        node("Gather", ["table", "key"], "k", "look"),
+        node("Cast", ["k"], "f", "cast", to=TensorProto.FLOAT),
+        node("Mul", ["a", "f"], "y", "scale"),
+    ]
+    constants = [
+        constant("start", [0], np.int64), constant("end", [2**63 - 1], np.int64), constant("key", 0, np.int64),
+        constant("table", [5, -(2**40)], np.int64),
+    ]  # fmt: skip
+    _, found = hazards(models.model(nodes, [value("x", [4])], [value("y", None)], constants), tmp_path)
+    assert [(h.severity, h.kind, h.node, h.tensor, h.value) for h in found] == [
+        ("warning", "int64", "look", "table", -float(2**40))
+    ], "a Slice to the end may say so with the largest INT64"
+
+
+def test_observed_ranges_pin_producer_and_readers(tmp_path: Path) -> None:
+    _, found = hazards(models.mlp(), tmp_path, ranges={"r": 7e4, "h": 3e4})
+    assert {h.group for h in found} == {"g001", "g002"}
+    assert all(h.severity == "error" and h.value == 7e4 for h in found)
+
+
+def test_ranges_near_the_ends_are_warnings(tmp_path: Path) -> None:
+    _, found = hazards(models.mlp(), tmp_path, ranges={"h": 6e4, "r": 3e-5, "o": 1e-8})
+    assert {(h.severity, h.kind, h.tensor) for h in found} == {
+        ("warning", "range", "h"),
+        ("warning", "underflow", "r"),
+        ("warning", "underflow", "o"),
+    }
+    assert any("become zero" in h.reason for h in found)
+    assert any("lose digits" in h.reason for h in found)
+
+
+def test_says_the_same_with_and_without_the_banks_figures(tmp_path: Path) -> None:
+    model, found = hazards(models.product(np.eye(4) * 1e5), tmp_path)
+    bank = WeightBank.write(model, tmp_path / "bank")
+    assert find_hazards(model, find_groups(model), roundings=bank.roundings) == found
+
+
+def test_over_threshold_names_groups_that_touch_large_values(tmp_path: Path) -> None:
+    model = load_model(models.save(models.mlp(), tmp_path))
+    assert over_threshold(model, find_groups(model), {"r": 600.0, "y": 10.0}, 512) == ("g001", "g002")
+
+
+@pytest.mark.parametrize("make", [models.mlp, models.cnn, models.attention, models.decomposed_norm])
+@pytest.mark.parametrize("banked", [False, True])
+def test_observing_gives_every_values_range_and_shape(make: object, banked: bool, tmp_path: Path) -> None:
+    path = models.save(make(), tmp_path)  # type: ignore[operator]
+    model = load_model(path)
+    bank = WeightBank.write(model, tmp_path / "bank") if banked else None
+    taps = write_observing_model(model, bank, tmp_path / "bank" / "observe.onnx")
+    feed = feeds(model)
+    out = run(tmp_path / "bank" / "observe.onnx", feed)
+    assert tuple(t.tensor for t in taps) == observed_tensors(model)
+    reference = run(path, feed)
+    for tap in taps:
+        if tap.tensor in feed or tap.tensor in reference:
+            y = feed.get(tap.tensor, reference.get(tap.tensor))
+            assert out[tap.absmax] == pytest.approx(np.abs(y).max(), rel=1e-6)
+            assert tuple(out[tap.shape]) == y.shape
+            assert out[tap.non_finite] == 0
+
+
+def test_observing_counts_what_is_not_finite(tmp_path: Path) -> None:
+    proto = models.model([models.node("Log", ["x"], "y", "log")], [models.value("x", [4])], [models.value("y", [4])])
+    model = load_model(models.save(proto, tmp_path))
+    taps = write_observing_model(model, None, tmp_path / "o.onnx")
+    out = run(tmp_path / "o.onnx", {"x": np.array([0, -1, 1, 2], np.float32)})
+    tap = taps[-1]
+    assert out[tap.non_finite] == 2
+    assert out[tap.absmax] == pytest.approx(np.log(2))

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, external_data_helper, helper
+
+from mptune.errors import ModelError
+from mptune.graph.loading.model import load_model
+from tests.graph import models
+
+
+def test_types_every_value(tmp_path: Path) -> None:
+    model = load_model(models.save(models.mlp(), tmp_path))
+    assert [i.name for i in model.inputs] == ["x"]
+    assert model.inputs[0].shape == ("batch", 8)
+    assert model.inputs[0].numpy_dtype == np.float32
+    assert all(model.info(out).is_float32 for node in model.nodes for out in node.outputs)
+    assert model.producer["hb"] == 2
+    assert model.consumers["x"] == (0, 5)
+    assert model.opset == 17
+
+
+def test_hash_covers_external_data(tmp_path: Path) -> None:
+    proto = models.mlp()
+    w1 = onnx.numpy_helper.to_array(proto.graph.initializer[2]).copy()
+    onnx.save(proto, tmp_path / "a.onnx", save_as_external_data=True, location="a.bin", size_threshold=0)
+    before = load_model(tmp_path / "a.onnx")
+    assert np.array_equal(before.initializers["w1"].numpy(), w1)
+    data = bytearray((tmp_path / "a.bin").read_bytes())
+    data[0] ^= 1
+    (tmp_path / "a.bin").write_bytes(data)
+    assert load_model(tmp_path / "a.onnx").sha256 != before.sha256
+
+
+def test_names_nodes_uniquely_and_keeps_the_users_names(tmp_path: Path) -> None:
+    nodes = [
+        models.node("Relu", ["x"], "a", "same"),
+        models.node("Relu", ["a"], "b", "same"),
+        models.node("Relu", ["b"], "y"),
+    ]
+    path = models.save(models.model(nodes, [models.value("x", [2])], [models.value("y", [2])]), tmp_path)
+    assert [n.name for n in load_model(path).nodes] == ["same", "same_2", "Relu_2"]
+
+
+def test_sorts_nodes_that_are_out_of_order(tmp_path: Path) -> None:
+    nodes = [models.node("Relu", ["a"], "y", "second"), models.node("Neg", ["x"], "a", "first")]
+    path = models.save(models.model(nodes, [models.value("x", [2])], [models.value("y", [2])]), tmp_path)
+    assert [n.name for n in load_model(path).nodes] == ["first", "second"]
+
+
+def test_counts_what_a_subgraph_captures_as_read(tmp_path: Path) -> None:
+    then = helper.make_graph([models.node("Neg", ["outer"], "t")], "then", [], [models.value("t", [2])])
+    other = helper.make_graph([models.node("Abs", ["outer"], "e")], "else", [], [models.value("e", [2])])
+    nodes = [
+        models.node("Relu", ["x"], "outer", "relu"),
+        models.node("If", ["c"], "y", "if", then_branch=then, else_branch=other),
+    ]
+    inputs = [models.value("x", [2]), models.value("c", [], TensorProto.BOOL)]
+    model = load_model(models.save(models.model(nodes, inputs, [models.value("y", [2])]), tmp_path))
+    assert model.nodes[1].captures == ("outer",)
+    assert model.consumers["outer"] == (1,)
+
+
+def test_inlines_local_functions(tmp_path: Path) -> None:
+    body = [helper.make_node("Relu", ["a"], ["b"])]
+    function = helper.make_function("com.example", "Act", ["a"], ["b"], body, [helper.make_opsetid("", 17)])
+    call = helper.make_node("Act", ["x"], ["y"], domain="com.example")
+    proto = models.model([call], [models.value("x", [2])], [models.value("y", [2])])
+    proto.functions.append(function)
+    assert [n.op_type for n in load_model(models.save(proto, tmp_path)).nodes] == ["Relu"]
+
+
+def refused(path: Path) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        load_model(path)
+    assert caught.value.hint
+    assert "\n" not in caught.value.message
+    return caught.value
+
+
+def test_refuses_a_missing_file_and_a_folder(tmp_path: Path) -> None:
+    assert "no such file" in refused(tmp_path / "none.onnx").message
+    assert "folder" in refused(tmp_path).message
+
+
+@pytest.mark.parametrize("data", [b"", b"not an onnx file at all", bytes(range(256)) * 8])
+def test_refuses_what_is_not_onnx(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(data)
+    assert "ONNX" in refused(path).message
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.999])
+def test_refuses_a_truncated_file(tmp_path: Path, share: float) -> None:
+    data = models.mlp().SerializeToString()
+    path = tmp_path / "m.onnx"
+    path.write_bytes(data[: int(len(data) * share)])
+    refused(path)
+
+
+def test_refuses_a_model_that_is_fp16_already(tmp_path: Path) -> None:
+    proto = models.model(
+        [models.node("Relu", ["x"], "y")],
+        [models.value("x", [2], TensorProto.FLOAT16)],
+        [models.value("y", [2], TensorProto.FLOAT16)],
+    )
+    assert "FP16 already" in refused(models.save(proto, tmp_path)).message
+
+
+@pytest.mark.parametrize(("opset", "word"), [(7, "needs 9"), (999, "knows up to")])
+def test_refuses_opsets_outside_its_range(tmp_path: Path, opset: int, word: str) -> None:
+    proto = models.mlp()
+    proto.opset_import[0].version = opset
+    assert word in refused(models.save(proto, tmp_path)).message
+
+
+def test_refuses_a_model_that_does_not_type_check(tmp_path: Path) -> None:
+    proto = models.model(
+        [models.node("MatMul", ["x", "w"], "y", "bad")],
+        [models.value("x", [2, 3])],
+        [models.value("y", [2, 2])],
+        [models.weight("w", 4, 2)],
+    )
+    assert "type-check" in refused(models.save(proto, tmp_path)).message
+
+
+def test_refuses_a_cycle_and_a_value_that_nothing_computes(tmp_path: Path) -> None:
+    nodes = [models.node("Add", ["x", "b"], "a", "one"), models.node("Relu", ["a"], "b", "two")]
+    proto = models.model(nodes, [models.value("x", [2])], [models.value("b", [2])])
+    assert "cycle" in refused(models.save(proto, tmp_path)).message
+    proto = models.model([models.node("Relu", ["nowhere"], "y")], [], [models.value("y", [2])])
+    assert "nothing computes" in refused(models.save(proto, tmp_path)).message
+
+
+@pytest.mark.parametrize("location", ["../secret.bin", "/etc/passwd", ""])
+def test_refuses_external_data_outside_the_models_folder(tmp_path: Path, location: str) -> None:
+    (tmp_path / "secret.bin").write_bytes(bytes(4096))
+    (tmp_path / "inner").mkdir()
+    proto = models.mlp()
+    tensor = proto.graph.initializer[2]
+    external_data_helper.set_external_data(tensor, location=location, offset=0, length=512)
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    assert "outside" in refused(models.save(proto, tmp_path / "inner")).message
+
+
+def test_refuses_external_data_that_is_missing_or_too_short(tmp_path: Path) -> None:
+    onnx.save(models.mlp(), tmp_path / "a.onnx", save_as_external_data=True, location="a.bin", size_threshold=0)
+    (tmp_path / "a.bin").write_bytes(b"short")
+    assert "does not fit" in refused(tmp_path / "a.onnx").message
+    (tmp_path / "a.bin").unlink()
+    assert "missing" in refused(tmp_path / "a.onnx").message
+
+
+def test_types_around_a_large_constant_node(tmp_path: Path) -> None:
+    big = models.node("Constant", [], "c", "big", value=models.weight("", 64, 64))
+    nodes = [big, models.node("MatMul", ["x", "c"], "y", "product")]
+    path = models.save(models.model(nodes, [models.value("x", [2, 64])], [models.value("y", None)]), tmp_path)
+    model = load_model(path)
+    assert model.info("y").shape == (2, 64)
+    assert model.initializers["c"].node_index == 0
+
+
+def test_types_what_onnx_crashes_on_beside_operators_of_other_domains(tmp_path: Path) -> None:
+    """Strict or not, onnx 1.23 ends the process at an EyeLike whose input it has no type for."""
+    nodes = [
+        models.node("Custom", ["x"], "u", "custom", domain="com.example"),
+        models.node("EyeLike", ["u"], "e", "eye", dtype=TensorProto.FLOAT),
+        models.node("MatMul", ["x", "x"], "m", "product"),
+        models.node("Add", ["m", "e"], "y", "add"),
+    ]
+    path = models.save(models.model(nodes, [models.value("x", [2, 2])], [models.value("y", [2, 2])]), tmp_path)
+    model = load_model(path)
+    assert model.info("e").is_float32
+    assert model.nodes[1].op_type == "EyeLike"
+
+
+def test_refuses_a_subgraph_that_reads_or_gives_out_what_it_cannot(tmp_path: Path) -> None:
+    def with_branch(read: str, out: str) -> Path:
+        then = helper.make_graph([models.node("Neg", [read], "t")], "then", [], [models.value(out, [2])])
+        other = helper.make_graph([models.node("Abs", ["x"], "e")], "else", [], [models.value("e", [2])])
+        nodes = [models.node("If", ["c"], "y", "if", then_branch=then, else_branch=other)]
+        inputs = [models.value("x", [2]), models.value("c", [], TensorProto.BOOL)]
+        return models.save(models.model(nodes, inputs, [models.value("y", [2])]), tmp_path)
+
+    assert "nothing computes" in refused(with_branch("nowhere", "t")).message
+    assert "does not compute" in refused(with_branch("x", "x")).message

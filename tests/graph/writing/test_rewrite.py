@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+
+from mptune.errors import PlanError
+from mptune.graph.casting.value_types import Flow
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.writing.rewrite import Rewriter, rewrite
+from mptune.graph.writing.weights import WeightBank
+from tests.graph import models
+from tests.graph.helpers import casts, check, feeds, plans, relative_l2, run, types
+from tests.graph.verify import verify
+
+FAMILIES = {
+    "mlp": models.mlp,
+    "mlp, opset 21": lambda: models.mlp(21),
+    "cnn": models.cnn,
+    "attention": models.attention,
+    "attention with a mask": lambda: models.attention(-1e4),
+    "decomposed LayerNorm": models.decomposed_norm,
+    "decomposed RMSNorm": lambda: models.decomposed_norm(rms=True),
+}
+
+
+def rewriter(path: Path, *, bank: bool = True) -> tuple[Rewriter, tuple[PrecisionPlan, ...], Path]:
+    model = load_model(path)
+    groups = find_groups(model)
+    folder = path.parent / "weights"
+    made = Rewriter(model, groups, WeightBank.write(model, folder) if bank else None)
+    return made, tuple(plans(model, groups, 6)), folder
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_any_plan_checks_runs_and_keeps_the_interface(family: str, tmp_path: Path) -> None:
+    path = models.save(FAMILIES[family](), tmp_path)
+    made, some, folder = rewriter(path)
+    model = made.flow.model
+    feed = feeds(model)
+    reference = run(path, feed)
+    original = onnx.load(path).graph
+    for number, plan in enumerate(some):
+        out = made.write(plan, folder / f"{number}.onnx")
+        typed = check(out).graph
+        assert list(typed.input) == list(original.input)
+        assert [(o.name, o.type.tensor_type.elem_type) for o in typed.output] == [
+            (o.name, o.type.tensor_type.elem_type) for o in original.output
+        ]
+        for name, y in run(out, feed).items():
+            assert relative_l2(y, reference[name]) < 2e-2, plan
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_node_realises_the_plan_with_ideal_casts(family: str, tmp_path: Path) -> None:
+    path = models.save(FAMILIES[family](), tmp_path)
+    made, some, folder = rewriter(path)
+    model = made.flow.model
+    before = sum(n.op_type == "Cast" for n in model.nodes)
+    for plan in some:
+        out = made.write(plan, folder / "t.onnx")
+        found = types(out)
+        nodes = {n.name: n for n in onnx.load(out, load_external_data=False).graph.node}
+        for name, precision in made.node_precisions(plan).items():
+            wanted = TensorProto.FLOAT16 if precision is Precision.FP16 else TensorProto.FLOAT
+            rule = made.flow.rules[next(n.index for n in model.nodes if n.name == name)]
+            realised = [found[nodes[name].output[i]] for i in rule.outputs] + [
+                found[nodes[name].input[i]] for i in rule.inputs
+            ]
+            assert set(realised) <= {wanted}, name
+        assert casts(out, before) == made.boundaries(plan)
+        produced = [n.input[0] for n in nodes.values() if n.op_type == "Cast"]
+        assert len(produced) == len(set(produced)), "one tensor is cast twice"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_fp32_plan_gives_the_model_back_and_bytes_repeat(family: str, tmp_path: Path) -> None:
+    path = models.save(FAMILIES[family](), tmp_path)
+    made, some, folder = rewriter(path)
+    ids = some[0].precision
+    fp32 = PrecisionPlan.uniform(made.flow.model.sha256, ids, Precision.FP32)
+    out = made.export(fp32, folder / "fp32.onnx")
+    proto, original = onnx.load(out), onnx.load(path)
+    assert proto.graph == original.graph
+    assert proto.opset_import == original.opset_import
+    again, _, _ = rewriter(path)
+    for plan in some:
+        assert made.write(plan, folder / "a.onnx").read_bytes() == again.write(plan, folder / "b.onnx").read_bytes()
+
+
+def test_the_bank_and_the_export_hold_the_same_weights(tmp_path: Path) -> None:
+    made, some, folder = rewriter(models.save(models.cnn(), tmp_path))
+    for plan in some:
+        referring = onnx.load(made.write(plan, folder / "a.onnx"))
+        contained = onnx.load(made.export(plan, folder / "b.onnx"))
+        arrays = [{i.name: onnx.numpy_helper.to_array(i) for i in m.graph.initializer} for m in (referring, contained)]
+        assert arrays[0].keys() == arrays[1].keys()
+        assert all(
+            np.array_equal(arrays[0][n], arrays[1][n]) and arrays[0][n].dtype == arrays[1][n].dtype for n in arrays[0]
+        )
+
+
+def test_names_that_look_like_ours_are_left_alone(tmp_path: Path) -> None:
+    proto = models.model(
+        [models.node("MatMul", ["x", "w"], "x__fp16", "one"), models.node("MatMul", ["x__fp16", "w"], "y", "two")],
+        [models.value("x", [2, 4])],
+        [models.value("y", [2, 4])],
+        [models.weight("w", 4, 4)],
+    )
+    made, some, folder = rewriter(models.save(proto, tmp_path))
+    for plan in some:
+        check(made.write(plan, folder / "t.onnx"))
+
+
+def test_nodes_of_many_inputs_and_of_many_bytes(tmp_path: Path) -> None:
+    """Longer than what a table of openings has, and one so large that it is only read while it is written."""
+    names = [f"{'value' * 40}{i}" for i in range(30)]
+    nodes = [models.node("Relu", ["x"], name, f"relu{i}") for i, name in enumerate(names)]
+    nodes += [models.node("Concat", [*names, "x", names[0]], "all", "concat", axis=0), models.node("Neg", ["all"], "y")]
+    nodes[-1].doc_string = "long " * 20_000
+    proto = models.model(nodes, [models.value("x", [1, 2])], [models.value("y", [32, 2])])
+    model = load_model(models.save(proto, tmp_path))
+    groups = find_groups(model, "op")
+    made = Rewriter(model, groups)
+    for plan in plans(model, groups, 4):
+        out = made.export(plan, tmp_path / "typed.onnx")
+        verify(made, plan, out)
+        assert [n.doc_string for n in onnx.load(out).graph.node if n.op_type == "Neg"] == [nodes[-1].doc_string]
+
+
+def test_the_order_of_a_plan_does_not_matter(tmp_path: Path) -> None:
+    made, some, folder = rewriter(models.save(models.attention(), tmp_path))
+    for plan in some:
+        turned = PrecisionPlan(plan.model_sha256, dict(reversed(plan.precision.items())))
+        assert made.write(turned, folder / "a.onnx").read_bytes() == made.write(plan, folder / "b.onnx").read_bytes()
+
+
+def test_refuses_another_models_plan_and_incomplete_plans(tmp_path: Path) -> None:
+    made, some, _ = rewriter(models.save(models.mlp(), tmp_path))
+    flow: Flow = made.flow
+    with pytest.raises(PlanError, match="another model"):
+        flow.resolve(PrecisionPlan("0" * 64, some[0].precision))
+    with pytest.raises(PlanError, match="lacks"):
+        flow.resolve(PrecisionPlan(flow.model.sha256, {"g000": Precision.FP16}))
+    with pytest.raises(PlanError, match="has not"):
+        flow.resolve(PrecisionPlan(flow.model.sha256, {**some[0].precision, "g999": Precision.FP16}))
+
+
+def test_rewrite_in_memory(tmp_path: Path) -> None:
+    model = load_model(models.save(models.mlp(), tmp_path))
+    groups = find_groups(model)
+    proto = rewrite(model, PrecisionPlan.uniform(model.sha256, [g.id for g in groups], Precision.FP16))
+    onnx.checker.check_model(proto, full_check=True)
+    assert {i.data_type for i in proto.graph.initializer} == {TensorProto.FLOAT16}

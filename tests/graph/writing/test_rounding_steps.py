@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from mptune.graph.grouping.groups import LayerGroup, find_groups
+from mptune.graph.loading.model import Model, load_model
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.writing.emulate import Emulator
+from mptune.graph.writing.scales import merged_with_scales
+from mptune.graph.writing.spelled import spell_out
+from mptune.graph.writing.switched import SwitchedEmulator
+from mptune.graph.writing.weights import WeightBank
+from tests.graph.helpers import feeds, relative_l2, run
+from tests.graph.test_corpus import CORPUS
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(2, 3, 5, 5)).astype(np.float32)
+W = RNG.normal(size=(4, 3, 3, 3)).astype(np.float32)
+B = RNG.normal(size=4).astype(np.float32)
+V = RNG.normal(size=(16, 16)).astype(np.float32)
+Y = ("y",)
+
+
+def half(values: np.ndarray) -> np.ndarray:
+    return values.astype(np.float16).astype(np.float32)
+
+
+def save(path: Path, nodes: list[onnx.NodeProto], shape: list[int], opset: int) -> Model:
+    info = helper.make_tensor_value_info("x", TensorProto.FLOAT, X.shape)
+    out = helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)
+    constants = [numpy_helper.from_array(W, "w"), numpy_helper.from_array(B, "b")]
+    if opset >= 18:
+        constants.append(numpy_helper.from_array(np.array([-1, 2]), "last"))
+    graph = helper.make_graph(nodes, "g", [info], [out], constants)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8), path)
+    return load_model(path)
+
+
+def mean(opset: int, *, keepdims: int) -> onnx.NodeProto:
+    if opset >= 18:
+        return helper.make_node("ReduceMean", ["x", "last"], ["y"], keepdims=keepdims)
+    return helper.make_node("ReduceMean", ["x"], ["y"], axes=[2, 3], keepdims=keepdims)
+
+
+def emulated(model: Model, folder: Path) -> np.ndarray:
+    groups = find_groups(model)
+    bank = WeightBank.write(model, folder)
+    spelled, parts = spell_out(model, groups)
+    plan = PrecisionPlan.uniform(model.sha256, [g.id for g in groups], Precision.FP16)
+    path = Emulator(spelled, parts, bank).write(plan, folder / "emulated.onnx")
+    onnx.checker.check_model(path, full_check=True)
+    (values,) = run(path, {"x": X}).values()
+    switching = SwitchedEmulator(spelled, parts, bank)
+    path = switching.write(folder / "switched.onnx", [g.id for g in groups])
+    feeds = {"x": X, **{name: np.array(True) for name in switching.switches.values()}}
+    np.testing.assert_array_equal(run(path, feeds)["y"], values)
+    return values
+
+
+@pytest.mark.parametrize("opset", [11, 13, 18])
+def test_a_convolution_is_rounded_before_its_bias_and_behind_it(tmp_path: Path, opset: int) -> None:
+    alone = save(tmp_path / "alone.onnx", [helper.make_node("Conv", ["x", "w"], ["y"])], [2, 4, 3, 3], opset)
+    biased = save(tmp_path / "biased.onnx", [helper.make_node("Conv", ["x", "w", "b"], ["y"])], [2, 4, 3, 3], opset)
+    without = emulated(alone, tmp_path)
+    np.testing.assert_array_equal(without, half(without))
+    np.testing.assert_array_equal(emulated(biased, tmp_path), half(without + half(B)[:, None, None]))
+
+
+@pytest.mark.parametrize("keepdims", [0, 1])
+@pytest.mark.parametrize("opset", [11, 13, 18])
+def test_a_mean_over_the_last_axes_is_rounded_before_it_is_divided(tmp_path: Path, opset: int, keepdims: int) -> None:
+    model = save(tmp_path / "m.onnx", [mean(opset, keepdims=keepdims)], [2, 3, 1, 1] if keepdims else [2, 3], opset)
+    total = half(half(X).sum(axis=(2, 3), keepdims=bool(keepdims), dtype=np.float64).astype(np.float32))
+    np.testing.assert_array_equal(emulated(model, tmp_path), half(total / np.float32(25)))
+
+
+@pytest.mark.parametrize("axes", [[1], [0, 1], [0, 1, 2, 3]])
+def test_other_means_stay_as_they_are(tmp_path: Path, axes: list[int]) -> None:
+    shape = list(X.mean(axis=tuple(axes)).shape)
+    node = helper.make_node("ReduceMean", ["x"], ["y"], axes=axes, keepdims=0)
+    model = save(tmp_path / "m.onnx", [node], shape, 13)
+    spelled, _ = spell_out(model, find_groups(model))
+    assert [n.op_type for n in spelled.nodes] == [n.op_type for n in model.nodes]
+
+
+@pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
+def test_in_fp32_it_computes_the_same(path: Path, tmp_path: Path) -> None:
+    model = load_model(path)
+    groups = find_groups(model)
+    spelled, parts = spell_out(model, groups)
+    emulator = Emulator(spelled, parts, WeightBank.write(model, tmp_path))
+    feed = feeds(model)
+    plan = PrecisionPlan.uniform(model.sha256, [g.id for g in groups], Precision.FP32)
+    expected = run(path, feed)
+    limit = 1e-3 if path.stem == "qdq" else 1e-5  # where a quantiser rounds, a last bit can become a step
+    for name, values in run(emulator.write(plan, tmp_path / "emulated.onnx"), feed).items():
+        assert relative_l2(values, expected[name]) < limit
+
+
+def product(path: Path, steps: list[tuple[str, str, str]], results: tuple[str, ...] = Y) -> Model:
+    """``x @ v`` with scales: each step is an operator and two operands; ``c``, ``d`` and ``e`` are constant numbers."""
+    outs = [*(f"t{k}" for k in range(len(steps) - 1)), "y"]
+    nodes = [helper.make_node(op, [a, b] if b else [a], [out]) for (op, a, b), out in zip(steps, outs, strict=True)]
+    shapes = {"x": [16, 16], **dict.fromkeys(results)}
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    values = {"v": V, "c": np.float32(0.3), "d": np.array([0.7], np.float32), "e": np.full((1, 1, 1), 0.9, np.float32)}
+    constants = [numpy_helper.from_array(np.asarray(value), name) for name, value in values.items()]
+    graph = helper.make_graph(nodes, "g", infos[:1], infos[1:], constants)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return load_model(path)
+
+
+@pytest.mark.parametrize(
+    ("steps", "results", "merged"),
+    [
+        pytest.param([("MatMul", "x", "v"), ("Mul", "t0", "c")], Y, "MatMul", id="behind"),
+        pytest.param([("MatMul", "x", "v"), ("Div", "t0", "d")], Y, "MatMul", id="divided"),
+        pytest.param([("MatMul", "x", "v"), ("Mul", "c", "t0"), ("Div", "t1", "d")], Y, "MatMul Mul", id="two"),
+        pytest.param([("Mul", "x", "c"), ("MatMul", "t0", "v")], Y, "Mul", id="in front"),
+        pytest.param([("Mul", "x", "c"), ("Div", "t0", "d"), ("MatMul", "t1", "v")], Y, "Mul Div", id="before"),
+        pytest.param([("MatMul", "x", "v"), ("Mul", "t0", "c")], ("y", "t0"), "", id="a result in between"),
+        pytest.param([("MatMul", "x", "v"), ("Mul", "t0", "t0")], Y, "", id="a square"),
+        pytest.param([("MatMul", "x", "v"), ("Div", "c", "t0")], Y, "", id="a reciprocal"),
+        pytest.param([("MatMul", "x", "v"), ("Mul", "t0", "v")], Y, "", id="no number"),
+        pytest.param([("MatMul", "x", "v"), ("Mul", "t0", "e")], Y, "", id="a rank more"),
+        pytest.param([("MatMul", "x", "v"), ("Add", "t0", "c")], Y, "", id="a sum"),
+        pytest.param([("Relu", "x", ""), ("Mul", "t0", "c")], Y, "", id="no product"),
+    ],
+)
+def test_a_product_and_its_scales_are_one_step(
+    steps: list[tuple[str, str, str]], results: tuple[str, ...], merged: str, tmp_path: Path
+) -> None:
+    model = product(tmp_path / "m.onnx", steps, results)
+    together = [LayerGroup("g", "all", "matmul", tuple(n.name for n in model.nodes), {})]
+    names = merged_with_scales(model, together)
+    assert [n.op_type for n in model.nodes if n.name in names] == merged.split()
+    apart = [replace(together[0], id=n.name, nodes=(n.name,)) for n in model.nodes]
+    assert not merged_with_scales(model, apart), "a plan may put a Cast in between"
+
+
+def test_a_scaled_product_is_rounded_once(tmp_path: Path) -> None:
+    model = product(tmp_path / "m.onnx", [("MatMul", "x", "v"), ("Mul", "t0", "c"), ("Mul", "t1", "d")])
+    groups = find_groups(model)
+    assert len(groups) == 1
+    bank = WeightBank.write(model, tmp_path)
+    plan = PrecisionPlan.uniform(model.sha256, [g.id for g in groups], Precision.FP16)
+    x = RNG.normal(size=(16, 16)).astype(np.float32)
+    found = {}
+    for name, (computed, parts) in {"one": spell_out(model, groups), "each": (model, groups)}.items():
+        path = Emulator(computed, parts, bank).write(plan, tmp_path / f"{name}.onnx")
+        found[name] = run(path, {"x": x})["y"]
+    scale = half(np.float32(0.3)) * half(np.float32(0.7))
+    exact = half(x).astype(np.float64) @ half(V).astype(np.float64)
+    assert np.mean(found["one"] == half((exact * scale).astype(np.float32))) > 0.98
+    assert np.mean(found["one"] == found["each"]) < 0.8

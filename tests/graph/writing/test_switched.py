@@ -1,0 +1,121 @@
+"""One switched emulation gives what the emulation of each plan gives, to the last bit where nothing is fused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.writing.emulate import Emulator
+from mptune.graph.writing.observe import write_observing_model
+from mptune.graph.writing.switched import SwitchedEmulator
+from mptune.graph.writing.waists import find_stretches
+from mptune.graph.writing.weights import WeightBank
+from tests.graph import models
+from tests.graph.helpers import feeds, plans
+from tests.graph.test_corpus import CORPUS
+
+SWITCHED = [p for p in CORPUS if p.stem != "fp16_island"]
+"""Without that one: the CPU provider computes its own FP16 in FP32, so what is FP16 already is not rounded there."""
+
+
+class Unfused:
+    """A session without any optimisation, so that the same operators are computed one by one in both forms."""
+
+    def __init__(self, path: Path) -> None:
+        options = ort.SessionOptions()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.log_severity_level = 3
+        self._session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self.inputs = {i.name for i in self._session.get_inputs()}
+
+    def run(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        names = [o.name for o in self._session.get_outputs()]
+        wanted = {name: value for name, value in feed.items() if name in self.inputs}
+        return dict(zip(names, self._session.run(names, wanted), strict=True))
+
+
+class Both:
+    """Both forms of one model's emulation."""
+
+    def __init__(self, path: Path, folder: Path, *, branches: bool = False) -> None:
+        self.folder = folder
+        self.model = load_model(path)
+        self.groups = find_groups(self.model)
+        self.bank = WeightBank.write(self.model, folder)
+        self.emulator = Emulator(self.model, self.groups, self.bank)
+        self.switched = SwitchedEmulator(self.model, self.groups, self.bank, branches=branches)
+        self.feed = feeds(self.model)
+        self.rtol = 1e-6 if path.stem in ("lstm", "gru") else 0.0
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        taps = write_observing_model(self.model, self.bank, self.folder / "observing.onnx")
+        found = Unfused(self.folder / "observing.onnx").run(self.feed)
+        return {tap.tensor: tuple(int(d) for d in found[tap.shape]) for tap in taps}
+
+    def alone(self, group: str) -> PrecisionPlan:
+        fp32 = PrecisionPlan.uniform(self.model.sha256, [g.id for g in self.groups], Precision.FP32)
+        return fp32.replace({group: Precision.FP16})
+
+    def expected(self, plan: PrecisionPlan) -> dict[str, np.ndarray]:
+        return Unfused(self.emulator.write(plan, self.folder / "plan.onnx")).run(self.feed)
+
+    def switches(self, plan: PrecisionPlan) -> dict[str, np.ndarray]:
+        return {s: np.array(plan.precision[g] is Precision.FP16) for g, s in self.switched.switches.items()}
+
+
+def assert_same(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray], rtol: float) -> None:
+    assert one.keys() == other.keys()
+    for name, values in one.items():
+        # Recurrent operators pack constant weights, and sum in another order then.
+        np.testing.assert_allclose(values, other[name], rtol=rtol, err_msg=name)
+
+
+@pytest.mark.parametrize("branches", [False, True], ids=["where", "if"])
+@pytest.mark.parametrize("path", SWITCHED, ids=lambda p: p.stem)
+def test_one_model_serves_every_plan(path: Path, branches: bool, tmp_path: Path) -> None:
+    both = Both(path, tmp_path, branches=branches)
+    session = Unfused(both.switched.write(tmp_path / "whole.onnx", both.switched.switches))
+    for plan in plans(both.model, both.groups, 3):
+        assert_same(session.run({**both.feed, **both.switches(plan)}), both.expected(plan), both.rtol)
+
+
+@pytest.mark.parametrize("branches", [False, True], ids=["where", "if"])
+@pytest.mark.parametrize("path", SWITCHED, ids=lambda p: p.stem)
+def test_a_stretch_starts_from_values_that_were_computed_once(path: Path, branches: bool, tmp_path: Path) -> None:
+    both = Both(path, tmp_path, branches=branches)
+    stretches = find_stretches(both.model, both.groups, both.shapes(), 3, 1 << 20)
+    assert sorted(g for s in stretches for g in s.groups) == [g.id for g in both.groups]
+    started = [s.start for s in stretches if s.start.tensors]
+    values = Unfused(both.switched.write_head(tmp_path / "head.onnx", started)).run(both.feed) if started else {}
+    for stretch in stretches:
+        session = Unfused(both.switched.write(tmp_path / "stretch.onnx", stretch.groups, stretch.start))
+        assert set(stretch.start.tensors) <= session.inputs
+        for group in stretch.groups:
+            plan = both.alone(group)
+            feed = {**both.feed, **values, **both.switches(plan)}
+            assert_same(session.run(feed), both.expected(plan), both.rtol)
+
+
+@pytest.mark.parametrize("branches", [False, True], ids=["where", "if"])
+def test_what_overflows_does_no_harm_while_it_is_switched_off(branches: bool, tmp_path: Path) -> None:
+    both = Both(models.save(models.product(np.eye(4) * 300), tmp_path), tmp_path / "bank", branches=branches)
+    (group,) = both.groups
+    session = Unfused(both.switched.write(tmp_path / "bank" / "whole.onnx", [group.id]))
+    feed = {"x": np.array([[1, -300, 0, 2]], np.float32)}
+    (switch,) = both.switched.switches.values()
+    assert session.run({**feed, switch: np.array(False)})["y"].tolist() == [[300, -90000, 0, 600]]
+    assert session.run({**feed, switch: np.array(True)})["y"].tolist() == [[300, -np.inf, 0, 600]]
+
+
+def test_only_chosen_groups_have_a_switch(tmp_path: Path) -> None:
+    both = Both(models.save(models.mlp(), tmp_path), tmp_path / "bank")
+    chosen = [both.groups[1].id]
+    session = Unfused(both.switched.write(tmp_path / "bank" / "few.onnx", chosen))
+    assert session.inputs == {"x", both.switched.switches[chosen[0]]}

@@ -1,0 +1,146 @@
+"""Fronts over real small models, with figures given by hand so that every view has something to show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mptune.data.metrics.accuracy import OutputError
+from mptune.engines.environment import Environment, GpuState
+from mptune.engines.timing.latency import Latency
+from mptune.graph.grouping.groups import LayerGroup, find_groups
+from mptune.graph.loading.model import Model, load_model
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.front import Front, choose, hypervolume, pareto
+
+
+def make_error(value: float, output: str = "y", non_finite: float = 0.0) -> OutputError:
+    """An error with the same value on both of two samples."""
+    return OutputError(
+        {output: {"relative_l2": (value, value), "max_abs": (value, value), "non_finite": (non_finite, 0)}}
+    )
+
+
+def make_latency(ms: float, source: str = "measured") -> Latency:
+    """A latency with an interval of one percent where it is measured."""
+    if source == "predicted":
+        return Latency.predicted(ms)
+    return Latency(ms, ms * 1.02, ms * 1.05, (ms * 0.995, ms * 1.005), 0.01, "measured", (ms,))
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A model, its groups, and evaluations and fronts over it."""
+
+    model: Model
+    groups: tuple[LayerGroup, ...]
+
+    def plan(self, fp16: int) -> PrecisionPlan:
+        """The first ``fp16`` free groups in FP16."""
+        free = [group.id for group in self.groups if group.pinned is None]
+        chosen = set(free[:fp16])
+        return PrecisionPlan(
+            self.model.sha256, {g.id: Precision.FP16 if g.id in chosen else Precision.FP32 for g in self.groups}
+        )
+
+    def evaluation(self, fp16: int, ms: float, error: float, **changes: Any) -> Evaluation:
+        """An evaluation of ``plan(fp16)``; ``source`` is of the latency, other keywords are fields."""
+        source = changes.pop("source", "measured")
+        base = Evaluation(
+            plan=self.plan(fp16),
+            number=fp16,
+            origin="sampler",
+            latency=make_latency(ms, source),
+            error=make_error(error),
+            metric="relative_l2",
+            error_source="measured",
+            speedup=2.0 / ms,
+        )
+        return replace(base, **changes)
+
+    def front(self, directory: Path, **changes: Any) -> tuple[Front, tuple[Evaluation, ...]]:
+        """A front of four points, with a dominated plan and one that is not finite beside it."""
+        every = len(self.groups)
+        fp32 = self.evaluation(0, 2.0, 0.0, origin="seed: all-fp32")
+        fp16 = self.evaluation(every, 0.9, 2.4e-2, origin="seed: all-fp16")
+        mixed = [
+            self.evaluation(
+                1, 1.7, 3e-4, origin="seed: norms and softmax in FP32", confirmed=True, held_out=make_error(4e-4)
+            ),
+            self.evaluation(2, 1.2, 2e-3),
+        ]
+        slow = self.evaluation(3, 1.9, 5e-3)
+        broken = replace(
+            self.evaluation(4, 1.0, float("nan")), error=make_error(float("nan"), non_finite=3.0), number=9
+        )
+        evaluations = (fp32, fp16, *mixed, slow, broken)
+        points = pareto(evaluations)
+        chosen, reason, met = choose(points, max_error=5e-3)
+        front = Front(
+            run_dir=directory,
+            model_path=self.model.path,
+            model_sha256=self.model.sha256,
+            target="this-gpu",
+            engine="onnxruntime",
+            device="NVIDIA H200",
+            metric="relative_l2",
+            fp32=fp32,
+            fp16=fp16,
+            points=points,
+            chosen=chosen,
+            chosen_reason=reason,
+            limits_met=met,
+            evaluations=len(evaluations) + 1,
+            failures=2,
+            hypervolume=hypervolume(points, fp32),
+            warnings=("the calibration data are random: give real samples with --data",),
+        )
+        return replace(front, **changes), evaluations
+
+
+def predicted(front: Front) -> Front:
+    """The same front as of a target that is not here: latencies predicted, errors emulated."""
+
+    def turn(evaluation: Evaluation) -> Evaluation:
+        return replace(
+            evaluation,
+            latency=Latency.predicted(evaluation.latency.median_ms),
+            error_source="emulated",
+            confirmed=False,
+        )
+
+    return replace(
+        front,
+        target="jetson-orin-nano-8gb",
+        engine="roofline",
+        device="Jetson Orin Nano 8 GB",
+        fp32=turn(front.fp32),
+        fp16=None if front.fp16 is None else turn(front.fp16),
+        points=tuple(turn(point) for point in front.points),
+        chosen=None if front.chosen is None else turn(front.chosen),
+    )
+
+
+@pytest.fixture(scope="session")
+def bench(mlp_path: Path) -> Bench:
+    """The MLP and its groups."""
+    model = load_model(mlp_path)
+    return Bench(model, find_groups(model))
+
+
+@pytest.fixture
+def environment() -> Environment:
+    """A machine with one GPU."""
+    gpu = GpuState(0, "NVIDIA H200", memory_mb=143771, driver="580.1", sm_clock_mhz=1980, max_sm_clock_mhz=1980)
+    return Environment({"python": "3.11.7", "onnxruntime": "1.31.1"}, "Linux", "A CPU", 16, (gpu,))
+
+
+@pytest.fixture
+def make_front(bench: Bench, run_dir: Path) -> Callable[..., tuple[Front, tuple[Evaluation, ...]]]:
+    """Make a front in the run directory, with fields changed by keyword."""
+    return lambda **changes: bench.front(run_dir, **changes)

@@ -1,0 +1,104 @@
+"""A confirmation in words: both figures of every plan, the verdicts, and what failed."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mptune.engines.timing.latency import Latency
+from mptune.reporting.terminal.confirmation import confirmation_section, print_confirmation, verdicts
+from mptune.rundir import TargetSection
+from mptune.tuning.reasons.ranking import error_agreement, latency_agreement
+from mptune.tuning.runs.confirmation import Confirmation, ConfirmedPlan
+from tests.reporting.conftest import Bench
+
+SEARCHED = TargetSection(
+    name="h200", engine="emulation", device="NVIDIA H200 SXM", latency_source="predicted", error_source="emulated"
+)
+
+
+@pytest.fixture
+def confirmation(bench: Bench, tmp_path: Path) -> Confirmation:
+    front, evaluations = bench.front(tmp_path)
+    plans = [
+        ConfirmedPlan(
+            replace(e, latency=Latency.predicted(e.latency.median_ms / 10), error_source="emulated"),
+            None if not e.is_finite else replace(e, held_out=e.error),
+            "" if e.is_finite else "its outputs are <not> finite",
+        )
+        for e in evaluations
+    ]
+    plans.sort(key=lambda p: (p.measured is None, p.searched.latency.median_ms))
+    pairs = [(p.searched, p.measured) for p in plans if p.measured is not None]
+    return Confirmation(front, SEARCHED, tuple(plans), latency_agreement(pairs), error_agreement(pairs))
+
+
+def shown(confirmation: Confirmation, monkeypatch: pytest.MonkeyPatch, columns: int = 130) -> str:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    stream = io.StringIO()
+    print_confirmation(confirmation, stream)
+    return stream.getvalue()
+
+
+def test_both_figures_of_every_plan(confirmation: Confirmation, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = shown(confirmation, monkeypatch)
+    for plan in confirmation.plans:
+        (line,) = (one for one in text.splitlines() if one.startswith(plan.searched.plan.fingerprint))
+        assert f"{plan.searched.latency.median_ms:.3f}" in line
+        if plan.measured is not None:
+            assert f"{plan.measured.latency.median_ms:.3f}" in line
+            assert "+-0.5%" in line
+    assert "searched h200, latency predicted, error emulated" in text
+    assert "onnxruntime on NVIDIA H200" in text
+    chosen = confirmation.front.chosen
+    assert chosen is not None
+    (line,) = (one for one in text.splitlines() if one.startswith(chosen.plan.fingerprint))
+    assert " chosen " in line
+    assert "warning: the calibration data are random" in text
+
+
+@pytest.mark.parametrize("columns", [80, 100, 130])
+def test_no_line_of_the_table_is_cut(confirmation: Confirmation, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    lines = shown(confirmation, monkeypatch, columns).splitlines()
+    rows = [line for line in lines if line.startswith(tuple(p.searched.plan.fingerprint for p in confirmation.plans))]
+    assert len(rows) == len(confirmation.plans)
+    assert all(len(line.rstrip()) <= columns for line in rows)
+
+
+def test_what_failed_and_why(confirmation: Confirmation, monkeypatch: pytest.MonkeyPatch) -> None:
+    (plan,) = (p for p in confirmation.plans if p.measured is None)
+    text = shown(confirmation, monkeypatch)
+    assert f"failed: {plan.searched.plan.fingerprint} (sampler): its outputs are <not> finite" in text
+
+
+def test_verdicts_in_plain_words(confirmation: Confirmation, monkeypatch: pytest.MonkeyPatch) -> None:
+    latency, error = verdicts(confirmation)
+    assert latency == (
+        "latency: Kendall's tau 1.00 over 5 plans; 10 of 10 pairs that differ beyond noise are in the same order: "
+        "the predicted ranking held"
+    )
+    assert error.endswith("the emulated ranking held")
+    assert latency in shown(confirmation, monkeypatch)
+    measured = SEARCHED.model_copy(update={"latency_source": "measured", "error_source": "measured"})
+    assert all("the earlier ranking held" in line for line in verdicts(replace(confirmation, searched=measured)))
+    nothing = replace(confirmation, latency=latency_agreement([]))
+    assert "Kendall's tau not defined over 0 plans" in verdicts(nothing)[0]
+
+
+def test_limits_that_are_not_met(confirmation: Confirmation, monkeypatch: pytest.MonkeyPatch) -> None:
+    front = replace(confirmation.front, limits_met=False, chosen_reason="no plan has error <= 1e-9", chosen=None)
+    text = shown(replace(confirmation, front=front), monkeypatch)
+    assert "none: no plan has error <= 1e-9" in text
+    assert "limits not met: no plan has error <= 1e-9" in text
+
+
+def test_the_section_of_the_page(confirmation: Confirmation) -> None:
+    section = confirmation_section(confirmation)
+    assert section.count("<tr") == 1 + len(confirmation.plans)
+    assert "its outputs are &lt;not&gt; finite" in section
+    assert "<not>" not in section
+    assert "the predicted ranking held" in section
+    assert section.count('class="is-chosen"') == 1

@@ -1,0 +1,168 @@
+"""The reasons in every view: the table, ``report --explain``, the page, README.txt."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mptune.cli import main
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
+from mptune.reporting.chosen import write_chosen
+from mptune.reporting.page.html import render
+from mptune.reporting.terminal.explanation import print_explanation
+from mptune.reporting.terminal.front import print_front
+from mptune.reporting.text import id_ranges, reason_counts, weightiest
+from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
+from mptune.tuning.front import Front
+from tests.conftest import save_mlp
+from tests.fakes import FAST, FakeToolchain, Law
+from tests.reporting.conftest import Bench
+
+MakeFront = Callable[..., tuple]
+
+
+def explained(front: Front, bench: Bench) -> Explanation:
+    """Reasons by turns for every FP32 group, with nasty names."""
+    turns = list(Reason)
+    kept = {
+        point.plan.fingerprint: tuple(
+            Kept(group, f"a/very/long/path/to/<{group}>[b]", turns[k % len(turns)], f"why <{k}>", 10.0**-k, 0.1)
+            for k, group in enumerate(point.plan.fp32_groups)
+        )
+        for point in front.points
+    }
+    worths = tuple(
+        GroupWorth(
+            g.id, f"a/very/long/path/to/the/node/of/{g.id}", g.kind, math.inf if k == 0 else 10.0**-k, 0.01, 0.002, 1.5,
+            k, 99, "FP16" if k % 2 else "FP32: not worth its boundaries"
+        )
+        for k, g in enumerate(bench.groups)
+    )  # fmt: skip
+    return Explanation(kept, worths, "the roofline and 48 builds")
+
+
+@pytest.fixture
+def front(make_front: MakeFront, bench: Bench) -> Front:
+    front: Front = make_front()[0]
+    return make_front(explanation=explained(front, bench))[0]  # type: ignore[no-any-return]
+
+
+def printed(show: Callable[..., None], front: Front, monkeypatch: pytest.MonkeyPatch, columns: int = 100) -> str:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    stream = io.StringIO()
+    show(front, stream)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("columns", [80, 100, 120])
+def test_the_table_says_why(front: Front, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    text = printed(print_front, front, monkeypatch, columns)
+    table = text.split("\n\n")[1].splitlines()
+    assert all(len(line) <= columns for line in table)
+    assert ("FP32 because" in text) == (columns >= 100)
+    assert ("+-0.5%" in text) == (columns >= 120), "the reasons take the place of the intervals"
+    assert "in FP32  " in text
+    assert "mptune report" in text, "only the weightiest are named"
+    assert "<g0" in text
+
+
+def test_the_baseline_needs_no_reason(make_front: MakeFront, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, _ = make_front()
+    front, _ = make_front(explanation=explained(plain, bench), chosen=plain.fp32)
+    text = printed(print_front, front, monkeypatch, 120)
+    row = next(line for line in text.splitlines() if front.fp32.plan.fingerprint in line)
+    assert "error" not in row
+    assert "in FP32  " not in text
+
+
+@pytest.mark.parametrize("columns", [100, 140])
+def test_the_groups_fit_and_are_complete(
+    front: Front, bench: Bench, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    text = printed(print_explanation, front, monkeypatch, columns)
+    table = text.split("\n\n")[0].splitlines()
+    assert all(len(line) <= columns for line in table)
+    assert len(table) == 2 + len(bench.groups)
+    for group in bench.groups:
+        assert any(line.startswith(group.id) and line.rstrip().endswith(("FP16", "FP32: Casts")) for line in table)
+    assert ("Casts ms" in text) == (columns == 140)
+    assert "not finite" in table[2]
+    assert "gains: from the roofline and 48 builds" in text
+    for point in front.points:
+        assert point.plan.fingerprint in text
+    assert "all: the baseline" in text
+
+
+def test_nothing_to_explain(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "holds nothing to explain" in printed(print_explanation, make_front()[0], monkeypatch)
+
+
+def test_the_page_says_why_and_escapes(front: Front, bench: Bench) -> None:
+    page = render(front, (), bench.groups)
+    kept = front.explanation.of(front.chosen.plan.fingerprint)  # type: ignore[union-attr]
+    for group in kept:
+        assert group.why.replace("<", "&lt;").replace(">", "&gt;") in page
+    assert "why <" not in page
+    assert reason_counts(kept) in page
+
+
+def test_readme_says_why(front: Front, bench: Bench, run_dir: Path, make_front: MakeFront) -> None:
+    assert front.chosen is not None
+    write_chosen(front, front.chosen, bench.model, bench.groups, run_dir / "chosen", None)
+    text = (run_dir / "chosen" / "README.txt").read_text()
+    for group in front.explanation.of(front.chosen.plan.fingerprint):
+        assert group.name in text
+        assert group.why in text
+    plain, _ = make_front()
+    write_chosen(plain, plain.chosen, bench.model, bench.groups, run_dir / "chosen", None)
+    assert "not known" in (run_dir / "chosen" / "README.txt").read_text()
+
+
+def test_reasons_are_counted_and_ranked() -> None:
+    kept = [
+        Kept("g0", "a", Reason.PINNED, "p"),
+        Kept("g1", "b", Reason.ERROR, "e", 1e-3),
+        Kept("g2", "c", Reason.ERROR, "e", 1e-1),
+        Kept("g3", "d", Reason.BOUNDARIES, "c", 0.5),
+        Kept("g4", "e", Reason.OVERFLOW, "o", math.inf),
+    ]
+    assert [k.group for k in weightiest(kept)] == ["g4", "g2", "g1", "g3", "g0"]
+    assert reason_counts(kept) == "1 pinned, 1 overflow, 2 error, 1 Casts"
+    assert reason_counts(kept, most=1) == "2 error"
+    assert reason_counts([]) == ""
+
+
+def test_ids_are_drawn_together() -> None:
+    every = [f"g{i}" for i in range(12)]
+    assert id_ranges(["g2", "g0", "g10", "g11", "g9"], every) == "g0, g2, g9-g11"
+    assert id_ranges([], every) == ""
+
+
+def test_a_run_is_explained_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only the run directory is there, under another name: no model, no data."""
+    from mptune import api
+
+    monkeypatch.chdir(tmp_path)
+    save_mlp(tmp_path / "model.onnx")
+    toolchain = FakeToolchain(Law([g.id for g in find_groups(load_model("model.onnx"))], boundary_ms=0.2))
+    front = api.search("model.onnx", open_toolchain=toolchain.open, budget=20, target="cpu", latency=FAST)
+    (tmp_path / "model.onnx").unlink()
+    (tmp_path / "model.mptune").rename(tmp_path / "copy")
+    assert main(["report", "copy", "--explain", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document == front.explanation.to_json("relative_l2")
+    assert [g["error_per_ms"] for g in document["groups"]] == sorted(g["error_per_ms"] for g in document["groups"])
+    assert set(document["plans"]) >= {p.plan.fingerprint for p in front.points}
+    assert main(["report", "copy", "--explain"]) == 0
+    text = capsys.readouterr().out
+    assert all(worth.group in text for worth in front.explanation.groups)
+    written = json.loads((tmp_path / "copy" / "front.json").read_text())
+    assert all(len(point["fp32"]) == point["fp32_groups"] for point in written["points"])

@@ -1,0 +1,167 @@
+"""Progress on stderr: plain lines without a terminal, a few live lines in one."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mptune.engines.base import Failure, FailureKind, Progress, Stage
+from mptune.reporting.terminal.progress import TerminalListener, describe_failure
+from mptune.tuning.steps.tuner import Listener
+from tests.reporting.conftest import Bench
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+
+TIMEOUT = Failure(Stage.BUILD, FailureKind.TIMEOUT, "no answer after 1800 s", Path("logs/3.log"))
+
+
+def feed(listener: Listener, bench: Bench) -> None:
+    """The life of a short search."""
+    listener.stage("reference")
+    listener.warning("the calibration data are random")
+    listener.evaluated(bench.evaluation(0, 2.0, 0.0, origin="seed: all-fp32"), 1, 5)
+    listener.evaluated(bench.evaluation(6, 0.9, 2.4e-2, origin="seed: all-fp16"), 2, 5)
+    listener.failed(bench.plan(3), "sampler", TIMEOUT, 3, 5)
+    listener.failed(bench.plan(4), "sampler", "3 values are not finite", 4, 5)
+    listener.evaluated(bench.evaluation(2, 1.2, 2e-3), 5, 5)
+    listener.warning("the calibration data are random")
+
+
+def test_plain_lines_where_there_is_no_terminal(bench: Bench) -> None:
+    stream = io.StringIO()
+    with TerminalListener(stream) as listener:
+        feed(listener, bench)
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "reference"
+    assert lines[1] == "warning: the calibration data are random"
+    assert lines[2] == "[1/5] 2.000 ms  1.00x  error 0  0/8 FP16/FP32  all-fp32"
+    assert lines[4].startswith("[3/5] failed: build: timeout: no answer after 1800 s; log: logs/3.log (plan ")
+    assert "3 values are not finite" in lines[5]
+    assert len(lines) == 7, "a warning is shown once"
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_predictions_are_named_in_every_line(bench: Bench) -> None:
+    stream = io.StringIO()
+    listener = TerminalListener(stream)
+    listener.evaluated(bench.evaluation(1, 1.5, 1e-3, source="predicted", error_source="emulated"), 1, 2)
+    assert "1.500 ms predicted" in stream.getvalue()
+    assert "error 1.0e-03 emulated" in stream.getvalue()
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[io.TextIOWrapper, Callable[[], str]]]:
+    """A real pseudo-terminal of 100 columns: its stream, and what has been written on it."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    ours, theirs = pty.openpty()
+    os.set_blocking(ours, False)
+
+    def read() -> str:
+        stream.flush()
+        parts = []
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except (BlockingIOError, OSError):
+                break
+            if not part:
+                break
+            parts.append(part)
+        return b"".join(parts).decode()
+
+    with os.fdopen(theirs, "w") as stream:
+        yield stream, read
+    os.close(ours)
+
+
+def test_live_lines_in_a_terminal(bench: Bench, terminal: tuple[io.TextIOWrapper, Callable[[], str]]) -> None:
+    stream, read = terminal
+    with TerminalListener(stream, max_error=1e-2) as listener:
+        feed(listener, bench)
+        listener.stage("confirming 3 plans")
+        assert listener._live is not None
+        listener._live.refresh()
+        shown = read()
+    assert "warning: the calibration data are random" in shown
+    last = shown[shown.rindex("mptune") :]
+    assert "5/5" in last
+    assert "confirming 3 plans" in last
+    assert "fastest with error <= 0.01" in last
+    assert "1.200 ms" in last
+    assert "failures" in last
+    assert "3 values are not finite" in last
+    assert "\x1b[?25h" in read(), "the cursor comes back"
+
+
+def test_says_which_plan_is_in_work(bench: Bench, terminal: tuple[io.TextIOWrapper, Callable[[], str]]) -> None:
+    stream, read = terminal
+    with TerminalListener(stream) as listener:
+        listener.stage("observing ranges")
+        listener.evaluated(bench.evaluation(0, 2.0, 0.0), 1, 5)
+        assert listener._live is not None
+        listener._live.refresh()
+        assert "evaluating plan 2" in read()
+
+
+def test_says_how_far_a_build_is(bench: Bench, terminal: tuple[io.TextIOWrapper, Callable[[], str]]) -> None:
+    stream, read = terminal
+    with TerminalListener(stream) as listener:
+        listener.evaluated(bench.evaluation(0, 2.0, 0.0), 1, 5)
+        listener.building(Progress("Building engine", 3, 6))
+        assert listener._live is not None
+        listener._live.refresh()
+        assert "evaluating plan 2: building engine, 3 of 6" in read()
+        listener.evaluated(bench.evaluation(1, 1.5, 0.1), 2, 5)
+        listener._live.refresh()
+        shown = read()
+        assert "building engine" not in shown[shown.rindex("mptune") :]
+
+
+def test_builds_are_no_lines_of_their_own_elsewhere() -> None:
+    stream = io.StringIO()
+    TerminalListener(stream).building(Progress("Building engine", 3, 6))
+    assert stream.getvalue() == ""
+
+
+def test_no_color_is_honoured(
+    bench: Bench, terminal: tuple[io.TextIOWrapper, Callable[[], str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream, read = terminal
+    with TerminalListener(stream) as listener:
+        feed(listener, bench)
+    shown = read()
+    for colour in range(30, 38):
+        assert f"\x1b[{colour}m" not in shown
+    assert "38;5;" not in shown
+
+
+def test_the_terminal_is_left_clean_after_an_error(terminal: tuple[io.TextIOWrapper, Callable[[], str]]) -> None:
+    stream, read = terminal
+    with pytest.raises(KeyboardInterrupt), TerminalListener(stream):
+        raise KeyboardInterrupt
+    assert "\x1b[?25h" in read()
+
+
+@pytest.mark.parametrize(
+    ("limits", "best_ms"),
+    [({}, 0.9), ({"max_error": 1e-2}, 1.2), ({"max_latency_ms": 1.5}, 1.2), ({"max_latency_ms": 1.0}, 0.9)],
+)
+def test_the_best_so_far_follows_the_limit(bench: Bench, limits: dict[str, float], best_ms: float) -> None:
+    listener = TerminalListener(io.StringIO(), **limits)
+    feed(listener, bench)
+    assert listener._best is not None
+    assert listener._best.latency.median_ms == best_ms
+
+
+def test_failures_in_words() -> None:
+    assert describe_failure(TIMEOUT) == "build: timeout: no answer after 1800 s; log: logs/3.log"
+    assert describe_failure("not finite") == "not finite"

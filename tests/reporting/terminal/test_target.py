@@ -1,0 +1,53 @@
+"""One profile: every figure with its unit and its source."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from mptune.cli import main
+from mptune.reporting.terminal.target import print_target
+from mptune.targets.target import FIGURES, Target, list_targets, load_target
+
+
+@pytest.mark.parametrize("target", list_targets(), ids=lambda target: target.name)
+def test_every_figure_with_its_source(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    stream = io.StringIO()
+    print_target(target, stream)
+    text = stream.getvalue()
+    for figure in FIGURES:
+        assert (target.sources.get(figure, "") or "figure") in text
+    assert target.note in text
+
+
+def test_units_and_marks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main(["targets", "jetson-orin-nx-8gb-super"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "GPU clock 1173 MHz † from memory" in lines
+    assert "compute capability 8.7 NVIDIA's specification" in lines
+    assert "memory 8 GB NVIDIA's specification" in lines
+
+
+def test_a_file_of_the_users_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'format = 1\ntitle = "My board"\nkind = "jetson"\ncompute_capability = "8.7"\nfp16_tflops = 10\n'
+        "fp32_tflops = 1.5\nbandwidth_gbps = 50\nlaunch_us = 4\n"
+    )
+    assert main(["targets", str(path)]) == 0
+    assert "not stated" in capsys.readouterr().out
+    assert main(["targets", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["title"] == "My board"
+    path.write_text(path.read_text().replace("50", "-50"))
+    assert main(["targets", str(path)]) == 1
+    assert "greater than 0" in capsys.readouterr().err
+
+
+def test_an_unknown_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["targets", "jetson-orin-nano"]) == 1
+    assert load_target("jetson-orin-nano-8gb").name in capsys.readouterr().err

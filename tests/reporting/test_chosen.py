@@ -1,0 +1,211 @@
+"""The chosen/ directory: what is in it, that it works alone, and that nothing of the user's is lost."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from mptune.engines.environment import Environment
+from mptune.errors import RunError
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.writing.weights import WeightBank
+from mptune.reporting.chosen import write_chosen
+from tests.reporting.conftest import Bench, predicted
+
+MakeFront = Callable[..., tuple]
+
+
+@pytest.fixture
+def chosen_dir(bench: Bench, make_front: MakeFront, run_dir: Path, environment: Environment) -> Path:
+    """``chosen/`` of the usual front."""
+    front, _ = make_front()
+    write_chosen(front, front.chosen, bench.model, bench.groups, run_dir / "chosen", environment)
+    return run_dir / "chosen"
+
+
+def infer(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run infer.py from elsewhere, as a user would."""
+    return subprocess.run(
+        [sys.executable, str(directory / "infer.py"), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        cwd=directory.parent,
+    )
+
+
+def test_holds_what_it_should_and_nothing_else(chosen_dir: Path) -> None:
+    assert sorted(p.name for p in chosen_dir.iterdir()) == ["README.txt", "infer.py", "model.onnx", "plan.json"]
+    assert sorted(p.name for p in chosen_dir.parent.iterdir()) == ["chosen"]
+
+
+def test_model_runs_and_keeps_its_interface(chosen_dir: Path, mlp_path: Path, mlp_data: Path) -> None:
+    feeds = {"x": np.load(mlp_data)["x"]}
+    mixed = onnxruntime.InferenceSession(chosen_dir / "model.onnx", providers=["CPUExecutionProvider"])
+    original = onnxruntime.InferenceSession(mlp_path, providers=["CPUExecutionProvider"])
+    for kind in ("get_inputs", "get_outputs"):
+        assert [(m.name, m.type, m.shape) for m in getattr(mixed, kind)()] == [
+            (m.name, m.type, m.shape) for m in getattr(original, kind)()
+        ]
+    (got,), (wanted,) = mixed.run(None, feeds), original.run(None, feeds)
+    assert 0 < np.linalg.norm(got - wanted) / np.linalg.norm(wanted) < 1e-2
+
+
+def test_plan_names_every_group_and_its_nodes(chosen_dir: Path, bench: Bench, make_front: MakeFront) -> None:
+    front, _ = make_front()
+    document = json.loads((chosen_dir / "plan.json").read_text())
+    assert document["model_sha256"] == bench.model.sha256
+    assert document["precision"] == {group: str(p) for group, p in front.chosen.plan.precision.items()}
+    for group in bench.groups:
+        for node in group.nodes:
+            assert document["nodes"][node] == document["precision"][group.id]
+
+
+def test_readme_tells_figures_sources_and_versions(chosen_dir: Path, mlp_path: Path) -> None:
+    text = (chosen_dir / "README.txt").read_text()
+    for needed in (
+        "1.200 ms (median), MEASURED",
+        "1.67x",
+        "2.0e-03 relative_l2, MEASURED",
+        "the fastest with error <= 0.005",
+        "onnxruntime      1.31.1",
+        "NVIDIA H200, 140 GiB, driver 580.1",
+        "trtexec --onnx=model.onnx --stronglyTyped",
+        "No --fp16",
+        "the calibration data are random",
+        str(mlp_path),
+    ):
+        assert needed in text
+    assert "$" not in text
+    assert max(map(len, text.splitlines())) <= 160
+
+
+def test_readme_of_a_predicted_target_says_so(bench: Bench, make_front: MakeFront, run_dir: Path) -> None:
+    front = predicted(make_front()[0])
+    write_chosen(front, front.chosen, bench.model, bench.groups, run_dir / "chosen", None)
+    text = (run_dir / "chosen" / "README.txt").read_text()
+    assert "1.200 ms (median), PREDICTED" in text
+    assert "not timed on it" in text
+    assert "relative_l2, EMULATED" in text
+    assert "target           jetson-orin-nano-8gb" in text
+
+
+def test_the_runs_weight_bank_gives_the_same_model(
+    chosen_dir: Path, bench: Bench, make_front: MakeFront, tmp_path: Path, environment: Environment
+) -> None:
+    bank = WeightBank.write(bench.model, tmp_path / "weights")
+    front, _ = make_front()
+    write_chosen(front, front.chosen, bench.model, bench.groups, tmp_path / "other", environment, bank)
+    assert (tmp_path / "other" / "model.onnx").read_bytes() == (chosen_dir / "model.onnx").read_bytes()
+
+
+def test_files_of_the_user_survive(
+    chosen_dir: Path, bench: Bench, make_front: MakeFront, environment: Environment
+) -> None:
+    (chosen_dir / "notes.md").write_text("mine")
+    (chosen_dir / "measured").mkdir()
+    (chosen_dir / "measured" / "orin.csv").write_text("1,2")
+    (chosen_dir / "link").symlink_to("notes.md")
+    front, _ = make_front()
+    other = front.points[0]
+    write_chosen(front, other, bench.model, bench.groups, chosen_dir, environment)
+    assert (chosen_dir / "notes.md").read_text() == "mine"
+    assert (chosen_dir / "measured" / "orin.csv").read_text() == "1,2"
+    assert (chosen_dir / "link").readlink() == Path("notes.md")
+    assert other.plan.fingerprint in (chosen_dir / "README.txt").read_text()
+    assert sorted(p.name for p in chosen_dir.parent.iterdir()) == ["chosen"]
+
+
+def test_goes_on_after_an_interrupted_swap(
+    chosen_dir: Path, bench: Bench, make_front: MakeFront, environment: Environment
+) -> None:
+    (chosen_dir / "notes.md").write_text("mine")
+    chosen_dir.rename(chosen_dir.with_name(".chosen.old"))  # killed between the two renames
+    chosen_dir.with_name(".chosen.new").mkdir()
+    front, _ = make_front()
+    write_chosen(front, front.chosen, bench.model, bench.groups, chosen_dir, environment)
+    assert (chosen_dir / "notes.md").read_text() == "mine"
+    assert sorted(p.name for p in chosen_dir.parent.iterdir()) == ["chosen"]
+
+
+def test_a_directory_that_cannot_be_written_is_an_error_with_a_hint(
+    bench: Bench, make_front: MakeFront, tmp_path: Path, environment: Environment
+) -> None:
+    front, _ = make_front()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot write") as caught:
+        write_chosen(front, front.chosen, bench.model, bench.groups, tmp_path / "file" / "chosen", environment)
+    assert caught.value.hint
+
+
+def test_infer_runs_alone(chosen_dir: Path) -> None:
+    done = infer(chosen_dir, "--iterations", "3", "--provider", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "input     x  float32  [1, 32]  (random)" in done.stdout
+    assert "output    y  float32  [1, 8]" in done.stdout
+    assert "over 3 runs" in done.stdout
+    assert "import mptune" not in (chosen_dir / "infer.py").read_text()
+
+
+def test_infer_switches_tf32_off_as_the_search_did(
+    chosen_dir: Path, make_front: MakeFront, cnn_path: Path, run_dir: Path
+) -> None:
+    assert 'USE_TF32 = "0"\n' in (chosen_dir / "infer.py").read_text()
+    front, _ = make_front()
+    model = load_model(cnn_path)
+    groups = find_groups(model)
+    plan = PrecisionPlan.uniform(model.sha256, [group.id for group in groups], Precision.FP16)
+    write_chosen(front, replace(front.chosen, plan=plan), model, groups, run_dir / "of_cnn", None)
+    assert 'USE_TF32 = "1"\n' in (run_dir / "of_cnn" / "infer.py").read_text()
+    done = infer(run_dir / "of_cnn", "--iterations", "0", "--provider", "cpu")
+    assert done.returncode == 0, done.stderr
+
+
+def test_infer_runs_given_inputs_and_saves_the_outputs(chosen_dir: Path, mlp_data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "outputs.npz"
+    done = infer(chosen_dir, "--data", str(mlp_data), "--save", str(out), "--iterations", "0")
+    assert done.returncode == 0, done.stderr
+    assert "latency" not in done.stdout
+    session = onnxruntime.InferenceSession(chosen_dir / "model.onnx", providers=["CPUExecutionProvider"])
+    with np.load(out) as saved:
+        assert saved.files == ["y"]
+        np.testing.assert_allclose(saved["y"], session.run(None, {"x": np.load(mlp_data)["x"]})[0], rtol=1e-2)
+
+
+def test_infer_takes_an_npy_and_shapes(chosen_dir: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones((3, 32)))
+    given = infer(chosen_dir, "--data", str(tmp_path / "x.npy"), "--iterations", "0")
+    assert "x  float32  [3, 32]  (given)" in given.stdout
+    shaped = infer(chosen_dir, "--shape", "x=5x32", "--iterations", "0")
+    assert "x  float32  [5, 32]  (random)" in shaped.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--model", "nowhere.onnx"), "there is no nowhere.onnx"),
+        (("--data", "nowhere.npz"), "cannot read nowhere.npz"),
+        (("--data", "{other}"), "has no input x"),
+        (("--shape", "x=4,32"), "is not NAME=AxBxC"),
+        (("--shape", "x=4x31"), "does not run on these inputs"),
+    ],
+)
+def test_infer_says_what_is_wrong(chosen_dir: Path, tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+    np.savez(tmp_path / "other.npz", z=np.ones(3))
+    done = infer(chosen_dir, "--provider", "cpu", *(a.format(other=tmp_path / "other.npz") for a in arguments))
+    assert done.returncode == 1
+    assert "error: " in done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr

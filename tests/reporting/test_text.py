@@ -1,0 +1,118 @@
+"""Numbers as people read them, and the rows of a front."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mptune.engines.environment import Environment
+from mptune.reporting.text import (
+    environment_facts,
+    error_source,
+    format_duration,
+    format_error,
+    format_interval,
+    format_ms,
+    format_speedup,
+    front_rows,
+    latency_source,
+    unique,
+)
+from tests.reporting.conftest import Bench, make_error, predicted
+
+MakeFront = Callable[..., tuple]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1.23456, "1.235"), (0.01234, "0.01234"), (123.456, "123.5"), (math.nan, "-"), (0.0, "0.00000")]
+)
+def test_milliseconds(value: float, text: str) -> None:
+    assert format_ms(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (0.0, "0"),
+        (0.00781, "7.8e-03"),
+        (0.25, "0.25"),
+        (41.27, "41.3"),
+        (4e4, "4.0e+04"),
+        (math.nan, "not finite"),
+        (math.inf, "not finite"),
+    ],
+)
+def test_errors(value: float | None, text: str) -> None:
+    assert format_error(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (59.4, "59 s"), (60, "1 min"), (200, "3 min 20 s"), (3600, "1 h"), (7500, "2 h 5 min")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+def test_speedups() -> None:
+    assert format_speedup(2.314) == "2.31x"
+    assert format_speedup(math.inf) == "-"
+
+
+def test_interval_is_of_measured_latencies_only(bench: Bench) -> None:
+    assert format_interval(bench.evaluation(1, 2.0, 1e-3)) == "+-0.5%"
+    assert format_interval(bench.evaluation(1, 2.0, 1e-3, source="predicted")) == ""
+
+
+def test_rows_are_sorted_and_marked(make_front: MakeFront) -> None:
+    front, _ = make_front()
+    rows = front_rows(front)
+    assert [row.evaluation.latency.median_ms for row in rows] == [0.9, 1.2, 1.7, 2.0]
+    assert [row.note for row in rows] == ["all-FP16", "sampler", "norms and softmax in FP32", "all-FP32"]
+    assert [row.is_chosen for row in rows] == [False, True, False, False]
+
+
+def test_baselines_are_shown_even_off_the_front(make_front: MakeFront, bench: Bench) -> None:
+    broken = replace(
+        bench.evaluation(len(bench.groups), 0.9, math.nan, origin="seed: all-fp16"),
+        error=make_error(math.nan, non_finite=5.0),
+    )
+    front, _ = make_front()
+    front = replace(front, fp16=broken, points=front.points[1:-1])
+    rows = {row.note: row for row in front_rows(front)}
+    assert not rows["all-FP16, not finite"].on_front
+    assert not rows["all-FP32, not on the front"].on_front
+
+
+def test_a_plan_picked_off_the_front_is_shown(make_front: MakeFront) -> None:
+    front, evaluations = make_front()
+    dominated = next(e for e in evaluations if e.latency.median_ms == 1.9)
+    rows = front_rows(replace(front, chosen=dominated))
+    assert [row.note for row in rows if row.is_chosen] == ["sampler, not on the front"]
+
+
+def test_sources_cannot_be_mistaken(make_front: MakeFront, run_dir: Path) -> None:
+    front, _ = make_front()
+    assert latency_source(front).startswith("measured on NVIDIA H200; 1 of 4 points confirmed")
+    assert "measured on the outputs" in error_source(front)
+    other = predicted(front)
+    assert latency_source(other).startswith("PREDICTED for jetson-orin-nano-8gb")
+    assert "emulated" in error_source(other)
+    mixed = replace(front, fp16=replace(front.fp16, error_source="emulated"), points=front.points[1:])
+    assert "as marked" in error_source(mixed)
+
+
+def test_environment(environment: Environment) -> None:
+    facts = dict(environment_facts(environment))
+    assert facts["GPU 0"] == "NVIDIA H200, 140 GiB, driver 580.1, 1980 of 1980 MHz"
+    assert facts["CPU"] == "A CPU, 16 cores"
+    assert dict(environment_facts(replace(environment, gpus=())))["GPU"] == "none"
+
+
+def test_unique_keeps_the_order() -> None:
+    assert unique(["b", "a", "b"]) == ("b", "a")

@@ -1,0 +1,184 @@
+"""Why groups stay FP32: each reason where it holds, figures of the law, and reading it again from the run alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mptune.graph.plan import Precision
+from mptune.settings import SearchSettings
+from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.explanation import Explanation, Reason
+from mptune.tuning.front import pareto
+from mptune.tuning.reasons.reasons import EXPLAIN_JSON, Grounds, explain, keep_grounds
+from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.space import Pin, SearchSpace
+from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, find_sensitivity, make_prior
+from mptune.tuning.steps.tuner import Silent, Tuner
+from tests.fakes import Diary, FakeToolchain, Law
+from tests.tuning.conftest import OpenRecord, make_small_space
+
+GAINS = dict.fromkeys((f"g{i:03d}" for i in range(8)), 0.5)
+ERRORS = dict.fromkeys((f"g{i:03d}" for i in range(8)), 1e-5)
+
+
+def guided(
+    record: StudyRecord, space: SearchSpace, toolchain: FakeToolchain, folder: Path, budget: int = 30
+) -> tuple[Evaluation, ...]:
+    """A search as a session does it; returns the front."""
+    sensitivity = find_sensitivity(space, toolchain, "relative_l2", folder / SENSITIVITY_JSON, Diary())
+    prior = make_prior(space, sensitivity, toolchain.latency_terms(), exact=toolchain.latency_source == "predicted")  # type: ignore[arg-type]
+    keep_grounds(space, prior, folder)
+    record.guide(prior, 0)
+    Tuner(record, space, toolchain, SearchSettings(budget=budget), Silent()).run()
+    return pareto(record.evaluations())
+
+
+def reasons_in(explanation: Explanation, evaluation: Evaluation) -> dict[str, Reason]:
+    return {kept.group: kept.reason for kept in explanation.of(evaluation.plan.fingerprint)}
+
+
+@pytest.mark.parametrize("source", ["measured", "predicted"])
+def test_each_reason_where_it_holds(open_record: OpenRecord, tmp_path: Path, source: str) -> None:
+    small = make_small_space(8)
+    free = tuple(g.id for g in small.groups if g.id != "g000")
+    pin = Pin(Precision.FP32, "a constant of 1e6 overflows")
+    space = replace(small, free=free, pinned={"g000": pin}, seeds=(small.seeds[0],))
+    law = Law(
+        list(GAINS),
+        boundary_ms=0.05,
+        gains={**GAINS, "g006": -0.3, "g007": 0.02},
+        errors={**ERRORS, "g002": 2e-2, "g007": 1e-8},
+    )
+    toolchain = FakeToolchain(law, non_finite={"g004"}, latency_source=source, noise=0.0)  # type: ignore[arg-type]
+    record = open_record(space)
+    front = guided(record, space, toolchain, tmp_path)
+    explanation = explain(record, tmp_path, front, [], front[0])
+    for point in front:
+        kept = explanation.of(point.plan.fingerprint)
+        assert [k.group for k in kept] == list(point.plan.fp32_groups)
+        assert all(k.name and k.why for k in kept)
+    middle = next(p for p in front if set(p.plan.fp16_groups) == {"g001", "g003", "g005"})
+    told = {k.group: k for k in explanation.of(middle.plan.fingerprint)}
+    assert {g: k.reason for g, k in told.items()} == {
+        "g000": Reason.PINNED,
+        "g002": Reason.ERROR,
+        "g004": Reason.OVERFLOW,
+        "g006": Reason.BOUNDARIES,
+        "g007": Reason.BOUNDARIES,
+    }
+    assert told["g000"].why == pin.reason
+    assert told["g002"].one_group_error == pytest.approx(2e-2)
+    assert "2.0e-02" in told["g002"].why
+    assert told["g004"].one_group_error == math.inf
+    assert told["g006"].why == "FP16 saves nothing in it"
+    assert "the Casts for it cost 0.05 ms" in told["g007"].why
+    json.dumps(explanation.to_json("relative_l2"), allow_nan=False)
+
+
+def test_figures_are_the_laws(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> None:
+    """With predicted latencies the terms are known exactly."""
+    toolchain = FakeToolchain(Law(list(space.free), boundary_ms=0.3), latency_source="predicted")
+    record = open_record()
+    front = guided(record, space, toolchain, tmp_path)
+    explanation = explain(record, tmp_path, front, [], front[0])
+    law = toolchain.law
+    for point in front:
+        for kept in explanation.of(point.plan.fingerprint):
+            with_it = point.plan.replace({kept.group: Precision.FP16})
+            assert kept.saves_ms == pytest.approx(law.latency_ms(point.plan) - law.latency_ms(with_it), abs=1e-3)
+            assert kept.one_group_error == pytest.approx(math.hypot(law.errors[kept.group], law.fp32_error), rel=1e-3)
+            if kept.reason is Reason.BOUNDARIES:
+                assert kept.saves_ms < 0.0005 * law.base_ms
+    assert explanation.gains_from == "the roofline"
+    for worth in explanation.groups:
+        inner = worth.group not in (space.free[0], space.free[-1])
+        assert worth.gain_ms == pytest.approx(law.gains[worth.group], rel=1e-3)
+        assert worth.casts_ms == pytest.approx(0.6 if inner else 0.3, rel=1e-3)
+        assert worth.error_per_ms == pytest.approx(law.errors[worth.group] / law.gains[worth.group], rel=1e-2)
+        assert worth.fp16_points == sum(worth.group in p.plan.fp16_groups for p in front)
+        assert worth.verdict == "FP16" or worth.verdict.startswith("FP32: ")
+    ratios = [worth.error_per_ms for worth in explanation.groups]
+    assert ratios == sorted(ratios)
+
+
+def test_gains_are_learned_from_builds(open_record: OpenRecord, tmp_path: Path) -> None:
+    """The roofline is wrong by a factor; what was timed counts."""
+    space = make_small_space(8)
+    toolchain = FakeToolchain(Law(list(GAINS), gains=GAINS, boundary_ms=0.05), noise=0.0)
+    record = open_record(space)
+    sensitivity = find_sensitivity(space, toolchain, "relative_l2", tmp_path / SENSITIVITY_JSON, Diary())
+    terms = toolchain.latency_terms()
+    wrong = replace(terms, gains_ms={**dict.fromkeys(GAINS, 0.05), "g003": 0.4})  # type: ignore[type-var]
+    prior = make_prior(space, sensitivity, wrong, exact=False)  # type: ignore[arg-type]
+    keep_grounds(space, prior, tmp_path)
+    record.guide(prior, 0)
+    Tuner(record, space, toolchain, SearchSettings(budget=40), Silent()).run()
+    front = pareto(record.evaluations())
+    explanation = explain(record, tmp_path, front, [], None)
+    builds = len(record.evaluations())
+    assert explanation.gains_from == f"the roofline and {builds} builds"
+    for worth in explanation.groups:
+        assert worth.gain_ms == pytest.approx(0.5, abs=0.15)
+        assert worth.verdict == "no plan is chosen"
+
+
+def test_overflow_that_only_builds_show(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> None:
+    toolchain = FakeToolchain(Law(list(space.free), gains=GAINS, errors=ERRORS), fails={"g005"}, noise=0.0)
+    record = open_record()
+    front = guided(record, space, toolchain, tmp_path)
+    (kept,) = [k for k in explain(record, tmp_path, front, [], None).of(front[0].plan.fingerprint) if k.group == "g005"]
+    assert kept.reason is Reason.OVERFLOW
+    assert "with it in FP16 failed" in kept.why
+    assert kept.one_group_error == pytest.approx(1e-5, rel=1e-2)
+
+
+def test_without_sensitivity_and_terms_nothing_is_made_up(
+    open_record: OpenRecord, space: SearchSpace, tmp_path: Path
+) -> None:
+    record = open_record(sampler="random")
+    toolchain = FakeToolchain(Law(list(space.free)), noise=0.0)
+    keep_grounds(space, None, tmp_path)
+    Tuner(record, space, toolchain, SearchSettings(budget=10, sampler="random"), Silent()).run()
+    front = pareto(record.evaluations())
+    explanation = explain(record, tmp_path, front, [], front[0])
+    assert explanation.gains_from is None
+    for point in front:
+        for kept in explanation.of(point.plan.fingerprint):
+            assert (kept.one_group_error, kept.saves_ms) == (None, None)
+            assert kept.reason in (Reason.UNKNOWN, Reason.ERROR, Reason.BOUNDARIES)
+    assert any(r is Reason.UNKNOWN for point in front for r in reasons_in(explanation, point).values())
+
+
+def test_the_baseline_is_explained_where_a_group_is_pinned_to_fp16(open_record: OpenRecord, tmp_path: Path) -> None:
+    small = make_small_space(3)
+    space = replace(small, free=("g000", "g002"), pinned={"g001": Pin(Precision.FP16, "a test")})
+    record = open_record(space)
+    front = guided(record, space, FakeToolchain(Law(["g000", "g001", "g002"])), tmp_path)
+    baseline = record.baseline()
+    assert baseline is not None
+    explanation = explain(record, tmp_path, front, [baseline], front[0])
+    why = {k.group: k.why for k in explanation.of(baseline.plan.fingerprint)}
+    assert "the baseline, whatever is pinned" in why["g001"]
+    assert {w.group: w.verdict for w in explanation.groups}["g001"] == "pinned to FP16"
+
+
+def test_grounds_survive_their_file(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> None:
+    record = open_record()
+    front = guided(record, space, FakeToolchain(Law(list(space.free))), tmp_path, budget=10)
+    path = tmp_path / EXPLAIN_JSON
+    known = Grounds.load(path)
+    assert known.prior is not None
+    assert [g.id for g in known.groups] == list(space.free)
+    before = path.stat().st_mtime_ns
+    keep_grounds(space, None, tmp_path)
+    assert path.stat().st_mtime_ns == before, "a session without a toolchain writes nothing and loses nothing"
+    first = explain(record, tmp_path, front, [], front[0])
+    assert explain(open_record(), tmp_path, front, [], front[0]) == first
+    path.write_text("{}")
+    assert explain(record, tmp_path, front, [], front[0]) == Explanation()
+    assert explain(record, tmp_path / "elsewhere", front, [], front[0]) == Explanation()

@@ -1,0 +1,322 @@
+"""The record: what survives a kill, a torn journal, a full disk, another metric; databases."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from mptune.engines.base import Failure, FailureKind, Stage
+from mptune.errors import RunError, SettingsError
+from mptune.settings import SearchSettings
+from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
+from mptune.tuning.record.journal import repair_journal
+from mptune.tuning.record.record import Proposal, StudyRecord
+from mptune.tuning.record.storage import without_password
+from mptune.tuning.record.study import open_study, read_study
+from mptune.tuning.sampler.stock import derive_seed, make_sampler
+from mptune.tuning.space import SearchSpace
+from mptune.tuning.steps.tuner import Silent, Stop, Tuner
+from tests.fakes import SHA, FakeToolchain, Law, make_plan
+from tests.tuning.conftest import OpenRecord, make_small_space
+
+
+def make_toolchain(space: SearchSpace, **options: object) -> FakeToolchain:
+    return FakeToolchain(Law([g.id for g in space.groups]), **options)  # type: ignore[arg-type]
+
+
+def run(record: StudyRecord, space: SearchSpace, toolchain: FakeToolchain, **settings: object) -> Stop:
+    return Tuner(record, space, toolchain, SearchSettings(**settings), Silent()).run()  # type: ignore[arg-type]
+
+
+def evaluate(proposal: Proposal, toolchain: FakeToolchain) -> Evaluation:
+    measurement = toolchain.evaluate(proposal.plan)
+    assert not isinstance(measurement, Failure)
+    return Evaluation.from_measurement(
+        proposal.plan,
+        measurement,
+        number=proposal.number,
+        origin=proposal.origin,
+        metric="relative_l2",
+        baseline_ms=None,
+    )
+
+
+def test_an_evaluation_that_was_written_but_not_told_is_not_lost(
+    open_record: OpenRecord, space: SearchSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, toolchain = open_record(), make_toolchain(space)
+    record.enqueue(space.seeds[0].plan, ORIGIN_FP32)
+    proposal = record.ask()
+    evaluation = evaluate(proposal, toolchain)
+    with monkeypatch.context() as patch:
+        patch.setattr(StudyRecord, "_finish", lambda *_: None)  # the process dies right here
+        record.tell_evaluation(proposal, evaluation)
+    again = open_record()
+    assert again.evaluations() == ()
+    assert again.heal(stale_after_s=0) == 1
+    assert again.evaluations() == (evaluation,)
+    assert again.baseline() == evaluation
+    assert again.spent == 1
+
+
+def test_a_plan_in_work_is_taken_up_again(open_record: OpenRecord, space: SearchSpace) -> None:
+    record = open_record()
+    record.enqueue(make_plan("01010101"), "seed: mine", attempt=1)
+    lost = [record.ask(), record.ask()]
+    again = open_record()
+    assert again.heal(stale_after_s=0) == 2
+    assert again.waiting() == {p.plan.fingerprint for p in lost}
+    first = again.ask()
+    assert (first.plan, first.origin, first.attempt) == (make_plan("01010101"), "seed: mine", 1)
+    assert again.ask().origin == ORIGIN_SAMPLER
+    assert again.heal(stale_after_s=0) == 2, "healing twice must not enqueue a plan twice"
+    assert len(again.waiting()) == 2
+
+
+def test_a_failure_survives(open_record: OpenRecord, space: SearchSpace) -> None:
+    record = open_record()
+    proposal = record.ask()
+    failure = Failure(Stage.BUILD, FailureKind.TIMEOUT, "took too long", Path("x.log"))
+    record.tell_failure(proposal, failure)
+    assert open_record().failures() == ((proposal.plan, ORIGIN_SAMPLER, failure),)
+
+
+def test_a_living_process_keeps_its_trials_in_a_shared_database(tmp_path: Path, space: SearchSpace) -> None:
+    def open_shared() -> StudyRecord:
+        record, _ = open_study(
+            space,
+            name="shared",
+            metric="relative_l2",
+            identity={"model": SHA},
+            journal=tmp_path / "unused",
+            url=f"sqlite:///{tmp_path / 'study.db'}",
+        )
+        return record
+
+    one, two = open_shared(), open_shared()
+    proposal = one.ask()
+    assert two.heal(stale_after_s=1e9) == 0
+    assert proposal.plan.fingerprint in two.known()
+    toolchain = make_toolchain(space)
+    run(two, space, toolchain, budget=6)
+    assert proposal.plan.fingerprint not in toolchain.built
+    one.tell_evaluation(proposal, evaluate(proposal, toolchain))
+    assert two.spent == 7
+    assert not (tmp_path / "unused").exists()
+    one.close()
+    two.close()
+
+
+def test_a_dead_process_loses_its_trials_in_a_shared_database(tmp_path: Path, space: SearchSpace) -> None:
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    code = f"""
+from pathlib import Path
+from tests.tuning.conftest import make_small_space
+from mptune.tuning.record.study import open_study
+record, _ = open_study(make_small_space(8), name="shared", metric="relative_l2", identity={{}},
+                       journal=Path("unused"), url={url!r})
+print(record.ask().plan.fingerprint)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    record, _ = open_study(
+        space, name="shared", metric="relative_l2", identity={}, journal=tmp_path / "unused", url=url
+    )
+    assert record.heal(stale_after_s=1e9) == 1
+    assert record.waiting() == {done.stdout.strip()}
+    record.close()
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from mptune.tuning.record.study import open_study
+from mptune.tuning.steps.tuner import Silent, Tuner
+from mptune.settings import SearchSettings
+from tests.fakes import SHA, FakeToolchain, Law
+from tests.tuning.conftest import make_small_space
+
+folder = Path(sys.argv[1])
+space = make_small_space(8)
+record, _ = open_study(space, name="test", metric="relative_l2", identity={"model": SHA},
+                       journal=folder / "study.journal")
+toolchain = FakeToolchain(Law([g.id for g in space.groups]), delay_s=0.02, diary=folder / "diary")
+Tuner(record, space, toolchain, SearchSettings(budget=int(sys.argv[2])), Silent()).run()
+record.close()
+print("done")
+"""
+
+
+def test_kill_9_loses_and_repeats_nothing(tmp_path: Path, open_record: OpenRecord, space: SearchSpace) -> None:
+    diary = tmp_path / "diary"
+    for kill_at in (2, 7, 13):
+        command = [sys.executable, "-c", KILLED, str(tmp_path), "40"]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while process.poll() is None and (not diary.exists() or len(diary.read_text().splitlines()) < kill_at):
+            pass
+        assert process.poll() is None, "the search ended before it could be killed"
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path), "25"], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "done\n", done.stderr
+    record = open_record()
+    assert record.spent == 25
+    built = Counter(json.loads(line)[0] for line in diary.read_text().splitlines())
+    evaluated = {e.plan.fingerprint for e in record.evaluations()}
+    assert set(built) == evaluated
+    repeated = [count for count in built.values() if count > 1]
+    assert len(repeated) <= 3, "only the plan in work when a kill came is built again"
+    assert all(count <= 3 for count in repeated)
+
+
+def test_a_torn_journal_opens(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> None:
+    journal = tmp_path / "study.journal"
+    run(open_record(), space, make_toolchain(space), budget=6)
+    whole = journal.read_bytes()
+    known = {e.plan.fingerprint: e for e in open_record().evaluations()}
+    last_line = len(whole) - len(whole.splitlines(keepends=True)[-1])
+    for number, cut in enumerate((1, 10, len(whole) - last_line - 1), 1):
+        journal.write_bytes(whole[:-cut])
+        record, warnings = open_study(
+            space, name="test", metric="relative_l2", identity={"model": SHA}, journal=journal
+        )
+        assert "torn" in warnings[0]
+        assert (tmp_path / f"study.journal.torn-{number}").read_bytes() == whole[:-cut]
+        record.heal(stale_after_s=0)
+        assert {e.plan.fingerprint: e for e in record.evaluations()} == known
+        run(record, space, make_toolchain(space), budget=8)
+        assert open_record().spent == 8
+
+
+def test_a_whole_journal_is_left_alone(tmp_path: Path) -> None:
+    journal = tmp_path / "j"
+    assert repair_journal(journal) is None
+    for content in (b"", b'{"a": 1}\n', b'{"a": "' + b"x" * 200_000 + b'"}\n{"b": 2}\n'):
+        journal.write_bytes(content)
+        assert repair_journal(journal) is None
+        assert journal.read_bytes() == content
+
+
+@pytest.mark.parametrize("tail", [b'{"b"', b'{"b": 2}', b"\0" * 100, b"\0" * 70_000 + b"\n", b'"text"\n'])
+def test_a_torn_tail_is_cut(tmp_path: Path, tail: bytes) -> None:
+    journal = tmp_path / "j"
+    journal.write_bytes(b'{"a": 1}\n' + tail)
+    copy = repair_journal(journal)
+    assert copy is not None
+    assert copy.read_bytes().endswith(tail)
+    assert journal.read_bytes() == b'{"a": 1}\n'
+
+
+def test_the_first_record_may_be_torn_but_another_file_is_not_touched(tmp_path: Path) -> None:
+    journal = tmp_path / "j"
+    journal.write_bytes(b'{"a"')
+    assert repair_journal(journal) is not None
+    assert journal.read_bytes() == b""
+    journal.write_bytes(b"dear diary\ntoday\n")
+    with pytest.raises(RunError, match="not a search's journal"):
+        repair_journal(journal)
+    assert journal.read_bytes() == b"dear diary\ntoday\n"
+
+
+def test_a_stale_lock_does_not_stall(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> None:
+    open_record()
+    (tmp_path / "study.journal.lock").touch()
+    (tmp_path / "study.journal.lock1234.rename").touch()
+    record = open_record()
+    assert run(record, space, make_toolchain(space), budget=3) is Stop.BUDGET
+    assert [p.name for p in tmp_path.iterdir()] == ["study.journal"]
+
+
+def test_another_metric_needs_no_new_build(open_record: OpenRecord, space: SearchSpace) -> None:
+    first = make_toolchain(space, non_finite={"g003"})
+    run(open_record(), space, first, budget=12)
+    record = open_record(metric="max_abs")
+    assert record.spent == 12
+    assert [e.plan for e in record.evaluations()] == [e.plan for e in open_record().evaluations()]
+    assert all(e.metric == "max_abs" and e.error_value == pytest.approx(1 / (1 + 2e-7), rel=0.1)
+               for e in record.evaluations()[:1])  # fmt: skip
+    second = make_toolchain(space)
+    run(record, space, second, budget=14, metric="max_abs")
+    assert len(second.built) == 2
+    assert open_record().spent == 14, "and back: what the other metric's study learned is known to this one"
+
+
+def test_a_metric_that_was_not_taken_needs_new_builds(open_record: OpenRecord, space: SearchSpace) -> None:
+    run(open_record(), space, make_toolchain(space), budget=5)
+    record = open_record(metric="mine.py:score")
+    assert record.spent == 0
+
+
+def test_reading_writes_nothing(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> None:
+    run(open_record(), space, make_toolchain(space), budget=5)
+    journal = tmp_path / "study.journal"
+    journal.write_bytes(journal.read_bytes()[:-3])
+    (tmp_path / "study.journal.lock").touch()
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    record = read_study(model_sha256=SHA, name="test", metric="relative_l2", journal=journal)
+    assert len(record.evaluations()) == 4
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+def test_reading_what_is_not_there(tmp_path: Path, open_record: OpenRecord) -> None:
+    with pytest.raises(RunError, match="missing"):
+        read_study(model_sha256=SHA, name="test", metric="relative_l2", journal=tmp_path / "no.journal")
+    open_record()
+    with pytest.raises(RunError, match="no study test/max_abs"):
+        read_study(model_sha256=SHA, name="test", metric="max_abs", journal=tmp_path / "study.journal")
+
+
+def test_another_model_under_the_same_name_is_refused(open_record: OpenRecord) -> None:
+    open_record()
+    with pytest.raises(RunError, match="another model"):
+        open_record(identity={"model": "1" * 64})
+
+
+def test_notes(open_record: OpenRecord) -> None:
+    record = open_record()
+    record.set_note("a:1", {"x": [1, 2]})
+    record.set_note("b", 3)
+    again = open_record()
+    assert again.note("b") == 3
+    assert again.note("c") is None
+    assert again.notes("a:") == {"a:1": {"x": [1, 2]}}
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql+psycopg://me:secret@localhost:1/none", "postgresql+nodriver://me:secret@h/n"]
+)
+def test_a_database_that_cannot_be_had_is_told_without_its_password(
+    tmp_path: Path, space: SearchSpace, url: str
+) -> None:
+    with pytest.raises(RunError, match="cannot open the storage postgresql") as told:
+        open_study(space, name="x", metric="m", identity={}, journal=tmp_path / "j", url=url)
+    assert "secret" not in told.value.message + told.value.hint
+    assert told.value.hint
+
+
+def test_passwords_are_hidden() -> None:
+    assert without_password("postgresql+psycopg://me:pa@ss@h:5/n") == "postgresql+psycopg://me:***@h:5/n"
+    assert without_password("postgresql://me@h/n") == "postgresql://me@h/n"
+    assert without_password("postgresql://me@h/n?password=x&a=b") == "postgresql://me@h/n?password=***&a=b"
+    assert without_password("sqlite:///a.db") == "sqlite:///a.db"
+
+
+def test_samplers() -> None:
+    with pytest.raises(SettingsError, match="no sampler 'bayes'") as told:
+        make_sampler("bayes", 0, 3)
+    assert "tpe" in told.value.hint
+    assert len({derive_seed(seed, trials) for seed in range(5) for trials in range(5)}) == 25
+
+
+def test_a_resumed_sampler_does_not_repeat_itself(open_record: OpenRecord) -> None:
+    space = make_small_space(10)
+    proposals = [open_record(space, sampler="random").ask().plan for _ in range(6)]
+    assert len(set(proposals)) == 6

@@ -1,0 +1,185 @@
+"""Searches where there is little to find: each ends well, and says in plain words what it found."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto
+
+from mptune import api
+from mptune.cli import main
+from mptune.errors import ModelError
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
+from mptune.reporting.terminal.front import print_front
+from mptune.tuning.front import Front
+from tests.conftest import save_mlp
+from tests.fakes import FAST, Diary, FakeToolchain, Law
+from tests.graph import models
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a model of eight groups, and data."""
+    save_mlp(tmp_path / "model.onnx")
+    np.savez(tmp_path / "data.npz", x=np.random.default_rng(7).normal(size=(8, 32)).astype(np.float32))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@dataclass
+class Search:
+    """What one search did and said."""
+
+    front: Front
+    toolchain: FakeToolchain
+    diary: Diary
+
+    @property
+    def said(self) -> str:
+        return "\n".join(self.front.warnings)
+
+
+Options = Callable[[list[str]], dict[str, object]]
+
+
+def search(law: Options | None = None, toolchain: Options | None = None, **settings: object) -> Search:
+    """Search ``model.onnx`` on a fake toolchain; its law and options are given by the groups' ids."""
+    ids = [g.id for g in find_groups(load_model("model.onnx"))]
+    fake = FakeToolchain(Law(ids, **(law(ids) if law else {})), **(toolchain(ids) if toolchain else {}))  # type: ignore[arg-type]
+    diary = Diary()
+    wanted = {"data": "data.npz", "budget": 20, "target": "cpu", "latency": FAST, **settings}
+    front = api.search("model.onnx", listener=diary, open_toolchain=fake.open, **wanted)
+    assert front.chosen is not None
+    assert front.limits_met
+    assert (front.run_dir / "chosen" / "model.onnx").exists()
+    assert api.report(front.run_dir) == front
+    print_front(front, io.StringIO())
+    return Search(front, fake, diary)
+
+
+def save_space(text: str) -> str:
+    Path("space.toml").write_text(f"format = 1\n{text}")
+    return "space.toml"
+
+
+def test_no_free_group() -> None:
+    done = search(space=save_space("[pin]\nfp32 = ['*']"))
+    assert "every layer group is pinned, so there was nothing to search" in done.said
+    assert done.diary.stages[2] == "stopped: every plan of the search space has been evaluated"
+    assert done.front.chosen == done.front.fp32
+    assert len(done.toolchain.built) == 1
+    assert done.toolchain.emulated == []
+
+
+def test_one_free_group() -> None:
+    done = search(space=save_space("[pin]\nfp32 = ['block*', 'mixing*']"))
+    assert done.diary.stages[-2] == "stopped: every plan of the search space has been evaluated"
+    assert len(done.toolchain.built) == 2
+    assert done.front.warnings == (), "that is all there is, and a larger budget would find no more"
+    assert [len(p.plan.fp16_groups) for p in done.front.points] == [1, 0]
+
+
+def test_every_group_overflows() -> None:
+    done = search(toolchain=lambda ids: {"non_finite": set(ids)})
+    assert "FP16 overflows in every layer group that was tried" in done.said
+    assert done.front.chosen == done.front.fp32
+    assert done.diary.stages[-2] == "stopped: nothing that is left promises more than the noise"
+    assert len(done.toolchain.built) < 20
+
+
+def test_every_group_fails_to_build() -> None:
+    done = search(toolchain=lambda ids: {"fails": set(ids)})
+    assert "no plan with FP16 in it ran" in done.said
+    assert "no kernel for this" in done.said
+    assert done.front.chosen == done.front.fp32
+
+
+@pytest.mark.parametrize("source", ["measured", "predicted"])
+def test_fp16_is_slower_everywhere(source: str) -> None:
+    done = search(law=lambda ids: {"gains": dict.fromkeys(ids, -0.5)}, toolchain=lambda _: {"latency_source": source})
+    assert "no plan is faster than all-FP32 beyond noise: FP16 does not pay on this target" in done.said
+    assert done.front.chosen == done.front.fp32
+    assert [p.plan for p in done.front.points] == [done.front.fp32.plan]
+
+
+def test_all_errors_are_zero() -> None:
+    done = search(law=lambda ids: {"errors": dict.fromkeys(ids, 0.0), "fp32_error": 0.0})
+    assert "no plan errs more than all-FP32 does, so the fastest is the best" in done.said
+    assert done.front.chosen == done.front.fp16
+    assert done.front.points == (done.front.fp16,)
+
+
+@pytest.mark.parametrize(
+    ("budget", "says"), [(1, "only all-FP32 was evaluated"), (3, "went to the baseline and the seeds")]
+)
+def test_a_budget_below_the_number_of_seeds(budget: int, says: str) -> None:
+    done = search(budget=budget)
+    assert says in done.said
+    assert "larger --budget" in done.said
+    assert done.diary.stages[2] == "stopped: the budget is spent"
+    assert done.front.evaluations == budget
+    more = search(budget=16)
+    assert says not in more.said
+    assert len(more.toolchain.built) == 16 - budget
+
+
+def test_a_noise_of_20_percent() -> None:
+    done = search(toolchain=lambda _: {"noise": 0.2})
+    assert "close other programs and lock the clocks" in done.said
+    assert "cannot be told apart" in done.said
+    quiet = search(out=Path("quiet.mptune"))
+    assert "told apart" not in quiet.said
+    assert len(done.front.points) < len(quiet.front.points)
+    for faster, slower in zip(done.front.points, done.front.points[1:], strict=False):
+        assert faster.latency.ci95_ms[1] < slower.latency.ci95_ms[0], "noise makes no points"
+
+
+def test_a_model_that_computes_nothing_in_fp32_is_refused() -> None:
+    proto = models.model(
+        [models.node("Add", ["x", "x"], "y", "twice/Add")],
+        [models.value("x", [4], TensorProto.INT64)],
+        [models.value("y", [4], TensorProto.INT64)],
+    )
+    Path("model.onnx").write_bytes(proto.SerializeToString())
+    with pytest.raises(ModelError, match="no FP32 layer to tune") as told:
+        search(data=None)
+    assert told.value.hint
+
+
+def test_a_model_without_layer_groups() -> None:
+    """All that is FP32 in it is made by an operator that has no precision of its own."""
+    proto = models.model(
+        [models.node("DequantizeLinear", ["x", "scale"], "y", "dequantize")],
+        [models.value("x", [4], TensorProto.UINT8)],
+        [models.value("y", [4])],
+        [models.constant("scale", 0.1)],
+    )
+    Path("model.onnx").write_bytes(proto.SerializeToString())
+    done = search(data=None)
+    assert "no layer group that could be FP16" in done.said
+    assert done.front.fp32.plan.precision == {}
+
+
+def test_a_model_of_one_group_for_real(capsys: pytest.CaptureFixture[str]) -> None:
+    """Predicted and emulated, by the command: exit code 0, and both plans there are."""
+    proto = models.model(
+        [models.node("MatMul", ["x", "w"], "y", "fc/MatMul")],
+        [models.value("x", [4, 8])],
+        [models.value("y", [4, 8])],
+        [models.weight("w", 8, 8)],
+    )
+    Path("one.onnx").write_bytes(proto.SerializeToString())
+    assert main(["search", "one.onnx", "--target", "jetson-orin-nano-8gb", "--json"]) == 0
+    out, progress = capsys.readouterr()
+    document = json.loads(out)
+    assert document["evaluations"] == 2
+    assert "stopped: every plan of the search space has been evaluated" in progress
+    assert main(["report", "one.mptune", "--explain"]) == 0
+    assert "fc" in capsys.readouterr().out

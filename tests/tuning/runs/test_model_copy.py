@@ -1,0 +1,143 @@
+"""The run's own copy of its model: the same nodes, groups and outputs, and told where a journey damaged it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from mptune.errors import ModelError, RunError
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import Model, load_model
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.writing.rewrite import Rewriter
+from mptune.graph.writing.weights import WeightBank
+from mptune.rundir import ModelSection, RunDirectory, RunFile
+from mptune.tuning.runs.model_copy import has_copy, keep_model, load_copy, load_either
+from tests.conftest import save_mlp
+
+CORPUS = sorted((Path(__file__).parents[2] / "graph").glob("*/*.onnx"))
+
+
+def describe(model: Model) -> RunFile:
+    section = ModelSection(path=str(model.path), sha256=model.sha256)
+    return RunFile(model=section, measured={}, settings={}, seeds={}, study="s")
+
+
+def keep(path: Path, run_dir: Path) -> tuple[Model, RunDirectory, RunFile]:
+    model, run = load_model(path), RunDirectory(run_dir)
+    keep_model(run, model, find_groups(model))
+    return model, run, describe(model)
+
+
+@pytest.fixture
+def kept(mlp_path: Path, run_dir: Path) -> tuple[Model, RunDirectory, RunFile]:
+    return keep(mlp_path, run_dir)
+
+
+@pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
+def test_the_copy_has_the_same_nodes_and_groups(path: Path, run_dir: Path) -> None:
+    model, run, file = keep(path, run_dir)
+    copy = load_copy(run, file)
+    assert copy.sha256 == model.sha256
+    assert [node.name for node in copy.nodes] == [node.name for node in model.nodes]
+    for granularity in ("op", "fusion", "block"):
+        of_copy, of_model = find_groups(copy, granularity), find_groups(model, granularity)
+        assert [(g.id, g.nodes, g.kind) for g in of_copy] == [(g.id, g.nodes, g.kind) for g in of_model]
+
+
+def test_the_copy_computes_the_same_and_rewrites_to_the_same(kept, tmp_path: Path) -> None:
+    model, run, file = kept
+    copy = load_copy(run, file)
+    x = np.random.default_rng(0).normal(size=(2, 32)).astype(np.float32)
+    outputs = [
+        onnxruntime.InferenceSession(str(m.path), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+        for m in (model, copy)
+    ]
+    np.testing.assert_array_equal(*outputs)
+    groups = find_groups(model)
+    plan = PrecisionPlan.uniform(model.sha256, (g.id for g in groups[::2]), Precision.FP16)
+    plan = PrecisionPlan(model.sha256, {**{g.id: Precision.FP32 for g in groups}, **plan.precision})
+    exported = [Rewriter(m, groups).export(plan, tmp_path / f"{k}.onnx") for k, m in enumerate((model, copy))]
+    outputs = [
+        onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+        for path in exported
+    ]
+    np.testing.assert_array_equal(*outputs)
+
+
+def test_it_is_small_and_the_bank_stays(kept) -> None:
+    model, run, file = kept
+    bank = (run.weights / "fp32.bin").stat()
+    assert (run.weights / "model.onnx").stat().st_size < model.path.stat().st_size / 2
+    copy = load_copy(run, file)
+    WeightBank.write(copy, run.weights)
+    assert (run.weights / "fp32.bin").stat() == bank, "the copy's bank is the model's"
+
+
+def test_it_is_written_once(kept) -> None:
+    model, run, file = kept
+    before = (run.weights / "model.onnx").stat()
+    keep_model(run, model, find_groups(model))
+    assert (run.weights / "model.onnx").stat() == before
+    assert has_copy(run, file)
+    assert not has_copy(run, describe(replace(model, sha256="0" * 64)))
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[5000] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "match"),
+    [
+        ("fp32.bin", _cut, "damaged or not whole"),
+        ("fp32.bin", _flip, "damaged or not whole"),
+        ("fp32.bin", Path.unlink, "damaged or not whole"),
+        ("model.onnx", _cut, "damaged or not whole"),
+        ("model.onnx", Path.unlink, "holds no copy"),
+        ("model.json", Path.unlink, "holds no copy"),
+        ("model.json", lambda path: path.write_text("{}"), "holds no copy"),
+    ],
+)
+def test_what_a_journey_damaged_is_told(kept, name: str, damage: Callable[[Path], object], match: str) -> None:
+    _, run, file = kept
+    damage(run.weights / name)
+    with pytest.raises(RunError, match=match) as caught:
+        load_copy(run, file)
+    assert caught.value.hint
+
+
+class TestEither:
+    def test_the_original_where_it_is(self, kept) -> None:
+        model, run, file = kept
+        assert load_either(run, file).path == model.path
+
+    def test_the_copy_where_it_is_not(self, kept) -> None:
+        model, run, file = kept
+        away = file.model_copy(update={"model": ModelSection(path="/nowhere/m.onnx", sha256=model.sha256)})
+        assert load_either(run, away).path == run.weights / "model.onnx"
+
+    def test_another_model_in_its_place(self, kept, cnn_path: Path) -> None:
+        model, run, file = kept
+        moved = file.model_copy(update={"model": ModelSection(path=str(cnn_path), sha256=model.sha256)})
+        with pytest.raises(RunError, match="has changed since the search"):
+            load_either(run, moved)
+
+    def test_a_broken_original(self, kept, tmp_path: Path) -> None:
+        model, run, file = kept
+        save_mlp(tmp_path / "broken.onnx")
+        _cut(tmp_path / "broken.onnx")
+        moved = file.model_copy(update={"model": ModelSection(path=str(tmp_path / "broken.onnx"), sha256=model.sha256)})
+        with pytest.raises((ModelError, RunError)):
+            load_either(run, moved)

@@ -1,0 +1,164 @@
+"""The posterior of latency recovers a law that it was given evaluations of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mptune.tuning.sampler.error_model import ErrorModel, Observations, Prior
+from mptune.tuning.sampler.latency_model import LatencyModel
+from tests.tuning.additive import BASE, COSTS, GAINS, GROUPS, IDS, NEW, PLANS, law, prior, seen
+
+
+def test_latency_is_learnt_from_a_prior_in_other_units() -> None:
+    model = LatencyModel(prior(), seen(PLANS))
+    predicted = model.predict(NEW, model.mean()[None])[0]
+    assert np.abs(predicted - law(NEW)[0]).max() < 0.03
+    draws = model.samples(np.random.default_rng(0), 50)
+    assert (draws[:, GROUPS:-1] >= 0).all()
+    assert np.abs(model.predict(NEW, draws) - law(NEW)[0]).mean() < 0.05
+
+
+def test_two_builds_fix_the_scale() -> None:
+    model = LatencyModel(prior(), seen(PLANS[:2]))
+    assert model.predict(PLANS[1:2], model.mean()[None])[0, 0] == pytest.approx(law(PLANS[1:2])[0][0], rel=0.02)
+
+
+def test_groups_of_one_kind_miss_the_prior_alike() -> None:
+    """Builds of some groups tell what others of their kind gain; without kinds they say nothing of them."""
+    rng = np.random.default_rng(3)
+    groups = 40
+    fast = np.arange(groups) % 2 == 0
+    gains = np.where(fast, 0.30, 0.05)  # the prior holds all for equal
+    plans = rng.random((10, groups)) < 0.5
+    plans[:, groups // 2 :] = False
+    plans[0] = True
+    builds = np.ones(len(plans))
+    told = Observations(plans, BASE - plans @ gains, 1e-3 * builds, 1e-3 * builds, builds, BASE)
+    ids = tuple(f"g{i}" for i in range(groups))
+    kinds = tuple(("matmul" if even else "norm", "repeated") for even in fast)
+
+    def misses(known: Prior) -> np.ndarray:
+        learnt = LatencyModel(known, told).mean()[:groups]
+        return np.abs(learnt - gains)[groups // 2 :]
+
+    flat = Prior(ids, gains_ms=(0.1,) * groups)
+    assert misses(replace(flat, kinds=kinds)).max() < 0.03
+    assert misses(flat).max() > 0.1
+
+
+def test_kinds_without_a_second_member_change_nothing() -> None:
+    alone = replace(prior(), kinds=tuple((f"kind {i}",) for i in range(GROUPS)))
+    without_ties = {"ties": (), "tie_costs_ms": ()}
+    with_kinds = LatencyModel(replace(alone, **without_ties), seen(PLANS)).mean()  # type: ignore[arg-type]
+    np.testing.assert_array_equal(with_kinds, LatencyModel(prior(**without_ties), seen(PLANS)).mean())
+
+
+def test_exact_terms_are_the_law() -> None:
+    exact = prior(gains_ms=tuple(GAINS), tie_costs_ms=tuple(COSTS), exact=True)
+    model = LatencyModel(exact, seen(PLANS[:1]))
+    assert model.predict(NEW, model.mean()[None])[0] == pytest.approx(law(NEW)[0], rel=1e-6)
+
+
+def test_flat_priors_predict_something() -> None:
+    flat = Prior(IDS)
+    observed = seen(PLANS)
+    latency, error = LatencyModel(flat, observed), ErrorModel(flat, observed)
+    assert np.abs(latency.predict(NEW, latency.mean()[None])[0] - law(NEW)[0]).max() < 0.6
+    assert np.isfinite(error.predict(NEW, error.typical[None])).all()
+
+
+def test_the_miss_of_the_baselines_timing_is_learnt() -> None:
+    known = prior(gains_ms=tuple(GAINS), tie_costs_ms=tuple(COSTS))
+    observed = replace(seen(PLANS), base_ms=0.98 * BASE, base_sd_ms=0.02 * BASE)
+    model = LatencyModel(known, observed)
+    assert model.base(model.mean()[None])[0] == pytest.approx(BASE, rel=5e-3)
+    assert LatencyModel(known, seen(PLANS)).base(model.mean()[None])[0] == BASE
+
+
+def test_odd_engines_teach_little() -> None:
+    """A few that are far faster than their plans say (another kernel, TF32) must not change what all others teach."""
+    odd = seen(PLANS)
+    odd.latency_ms[[5, 11, 12, 30, 41]] *= 0.7
+    model = LatencyModel(prior(), odd)
+    assert np.abs(model.predict(NEW, model.mean()[None])[0] - law(NEW)[0]).max() < 0.03
+
+
+def test_what_the_law_misses_everywhere_is_no_oddity() -> None:
+    noisy = seen(PLANS)
+    noisy.latency_ms[:] *= 1.0 + 0.01 * np.random.default_rng(0).standard_normal(len(PLANS))
+    model = LatencyModel(prior(), noisy)
+    assert np.abs(model.predict(NEW, model.mean()[None])[0] - law(NEW)[0]).mean() < 0.15
+
+
+TIMES = np.stack([3.0 * GAINS, 2.0 * GAINS])  # of each group in FP32 and FP16
+
+
+def profiled(plans: np.ndarray, worth: np.ndarray | float = 1.0) -> Observations:
+    """Evaluations with the times of the groups, of which each is worth so much."""
+    return replace(seen(plans), group_ms=np.where(plans, TIMES[1], TIMES[0]) / worth)
+
+
+def misses(observed: Observations, **options: object) -> np.ndarray:
+    return np.abs(LatencyModel(prior(**options), observed).mean()[:GROUPS] - GAINS)
+
+
+@pytest.mark.parametrize("worth", [1.0, 0.3, 40.0])
+def test_two_profiles_tell_the_gains_whatever_their_unit(worth: float) -> None:
+    assert misses(seen(PLANS[:2])).max() > 0.2
+    assert misses(profiled(PLANS[:2], worth)).max() < 0.1
+    assert misses(profiled(PLANS[:2], worth), gains_ms=None).max() < 0.1
+
+
+def test_a_group_that_no_profile_shows_keeps_its_prior() -> None:
+    observed = profiled(PLANS[:2])
+    assert observed.group_ms is not None
+    observed.group_ms[1, 4] = np.nan
+    alone = LatencyModel(prior(), seen(PLANS[:2])).mean()[4]
+    assert LatencyModel(prior(), observed).mean()[4] == pytest.approx(alone, rel=0.2)
+    assert np.delete(misses(observed), 4).max() < 0.2
+
+
+def test_profiles_that_contradict_what_was_timed_are_not_believed() -> None:
+    worth = np.random.default_rng(4).lognormal(0.0, 2.0, GROUPS)
+    wrong, right = misses(profiled(PLANS[:40], worth)), misses(seen(PLANS[:40]))
+    assert wrong.max() < right.max() + 0.05
+
+
+def test_profiles_of_no_use_leave_the_prior() -> None:
+    backwards = replace(profiled(PLANS[:2]), group_ms=np.where(PLANS[:2], TIMES[0], TIMES[1]))
+    nothing = replace(seen(PLANS[:2]), group_ms=np.full((2, GROUPS), np.nan))
+    expected = LatencyModel(prior(), seen(PLANS[:2])).mean()
+    for observed in (backwards, nothing):
+        np.testing.assert_array_equal(LatencyModel(prior(), observed).mean(), expected)
+
+
+def test_exact_terms_need_no_profile() -> None:
+    exact = prior(gains_ms=tuple(GAINS), tie_costs_ms=tuple(COSTS), exact=True)
+    model = LatencyModel(exact, profiled(PLANS[:2], 3.0))
+    assert model.predict(NEW, model.mean()[None])[0] == pytest.approx(law(NEW)[0], rel=1e-6)
+
+
+def test_what_neighbours_change_is_predicted() -> None:
+    """What a group takes depends on both of its neighbours at once; the law knows of no such thing."""
+    rng = np.random.default_rng(5)
+    plans = np.vstack([PLANS, rng.random((60, GROUPS)) < 0.5])
+    factors = rng.lognormal(0.0, 0.1, (GROUPS, 2, 2, 2))
+    factors[:, 0, 0, 0] = 1.0
+
+    def times(rows: np.ndarray) -> np.ndarray:
+        half = np.pad(rows, ((0, 0), (1, 1)), mode="edge").astype(int)
+        before, own, after = half[:, :-2], half[:, 1:-1], half[:, 2:]
+        return np.where(rows, TIMES[1], TIMES[0]) * factors[np.arange(GROUPS), own, before, after]
+
+    def latency(rows: np.ndarray) -> np.ndarray:
+        taken: np.ndarray = BASE + (times(rows) - TIMES[0]).sum(axis=1)
+        return taken
+
+    told = replace(seen(plans), latency_ms=latency(plans))
+    with_profiles = replace(told, group_ms=times(plans) * rng.normal(1.0, 0.02, plans.shape))
+    alone, better = (LatencyModel(prior(), observed) for observed in (told, with_profiles))
+    errors = [np.abs(m.predict(NEW, m.mean()[None])[0] - latency(NEW)).mean() for m in (alone, better)]
+    assert errors[1] < 0.5 * errors[0]

@@ -1,0 +1,267 @@
+"""PrecisionSampler by itself: with Optuna alone, resumed, in parallel, and where there is nothing to find."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution
+from optuna.trial import TrialState
+
+from mptune.tuning.evaluation import ORIGIN_SAMPLER
+from mptune.tuning.sampler.error_model import Prior
+from mptune.tuning.sampler.min_cut import Tie
+from mptune.tuning.sampler.precision import EMULATED_ATTR, PROMISE_ATTR, PrecisionSampler, observe_trials
+from mptune.tuning.sampler.stock import make_sampler
+from mptune.tuning.steps.tuner import PATIENCE, Stop
+from tests.tuning.conftest import OpenRecord, make_small_space
+from tests.tuning.sampler.test_stock import CAST, ERRORS, GAIN, GROUPS, beaten, law, searched
+from tests.tuning.steps.test_tuner import make_toolchain, make_tuner
+
+PRIOR = Prior(
+    groups=tuple(GROUPS),
+    log_square_errors=tuple(math.log(ERRORS[g] ** 2) for g in GROUPS),
+    gains_ms=(GAIN,) * len(GROUPS),
+    ties=tuple(Tie((i, i + 1)) for i in range(len(GROUPS) - 1)),
+    tie_costs_ms=(CAST,) * (len(GROUPS) - 1),
+)
+SPACE = {g: CategoricalDistribution(("fp32", "fp16")) for g in GROUPS}
+
+
+def area(study: optuna.Study) -> float:
+    """Hypervolume with the latency of all-FP32 and the worst error as reference."""
+    points = sorted((t.values[0], -math.log(max(t.values[1], 1e-7))) for t in study.best_trials)
+    top, total = -math.log(3e-2), 0.0
+    for latency, height in points:
+        if height > top:
+            total += max(0.0, len(GROUPS) - latency) * (height - top)
+            top = height
+    return total
+
+
+@pytest.mark.parametrize("prior", [PRIOR, None])
+def test_it_finds_more_than_tpe(prior: Prior | None) -> None:
+    mine = searched(PrecisionSampler(prior, seed=0), trials=30)
+    tpe = searched(make_sampler("tpe", 0, len(GROUPS)), trials=30)
+    assert area(mine) > area(tpe)
+    if prior is not None:
+        assert beaten(mine) > beaten(tpe)
+
+
+def test_no_plan_is_proposed_twice() -> None:
+    study = searched(PrecisionSampler(PRIOR, seed=0), trials=30)
+    assert len({tuple(sorted(t.params.items())) for t in study.trials}) == 30
+
+
+def test_the_same_study_and_seed_give_the_same_plan() -> None:
+    first, second = (searched(PrecisionSampler(PRIOR, seed=3), trials=12) for _ in range(2))
+    assert [t.params for t in first.trials] == [t.params for t in second.trials]
+
+
+def test_it_keeps_no_state_so_a_resumed_study_goes_on_as_if_nothing_had_happened() -> None:
+    whole = searched(PrecisionSampler(PRIOR, seed=3), trials=12)
+    resumed = searched(PrecisionSampler(PRIOR, seed=3), trials=7)
+    resumed.sampler = PrecisionSampler(PRIOR, seed=3)
+    for _ in range(5):
+        trial = resumed.ask(SPACE)
+        resumed.tell(trial, law(trial.params))
+    assert [t.params for t in whole.trials] == [t.params for t in resumed.trials]
+
+
+def test_parallel_workers_see_each_others_plans() -> None:
+    study = searched(PrecisionSampler(PRIOR, seed=0), trials=6)
+    running = [study.ask(SPACE) for _ in range(4)]
+    assert len({tuple(sorted(t.params.items())) for t in running}) == 4
+
+
+def test_what_fails_is_avoided() -> None:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(directions=["minimize", "minimize"], sampler=PrecisionSampler(PRIOR, seed=0))
+    study.enqueue_trial(dict.fromkeys(GROUPS, "fp32"))
+    failed = 0
+    for _ in range(30):
+        trial = study.ask(SPACE)
+        if trial.params["g005"] == "fp16":
+            failed += 1
+            study.tell(trial, state=TrialState.PRUNED)
+        else:
+            study.tell(trial, law(trial.params))
+    assert failed <= 6
+
+
+def test_a_promise_is_kept_with_the_trial_and_falls() -> None:
+    study = searched(PrecisionSampler(PRIOR, seed=0), trials=40)
+    promises = [t.user_attrs[PROMISE_ATTR] for t in study.trials[2:]]
+    assert len(promises) == 38
+    assert min(promises) >= 0
+    assert np.mean(promises[:5]) > 10 * np.mean(promises[-5:])
+
+
+def test_before_the_baseline_it_proposes_at_random_and_then_learns() -> None:
+    study = optuna.create_study(directions=["minimize", "minimize"], sampler=PrecisionSampler(PRIOR, seed=0))
+    trial = study.ask(SPACE)
+    assert PROMISE_ATTR not in trial.user_attrs
+    assert set(trial.params) == set(GROUPS)
+    study.tell(trial, law(trial.params))
+    study.enqueue_trial(dict.fromkeys(GROUPS, "fp32"))
+    study.tell(study.ask(SPACE), law(dict.fromkeys(GROUPS, "fp32")))
+    assert observe_trials(study.trials, GROUPS, -1).base_ms == len(GROUPS)
+    number = study.ask(SPACE).number
+    assert PROMISE_ATTR in study.trials[number].user_attrs
+
+
+class Emulation:
+    """The law's errors, and which plans were asked for."""
+
+    def __init__(self, overflows: str = "") -> None:
+        self.asked: list[dict[str, str]] = []
+        self.overflows = overflows
+
+    def __call__(self, plans: Sequence[Mapping[str, str]]) -> list[float]:
+        self.asked += [dict(plan) for plan in plans]
+        return [math.inf if plan.get(self.overflows) == "fp16" else law(dict(plan))[1] for plan in plans]
+
+
+WRONG = np.random.default_rng(3).normal(0.0, 5.0, len(GROUPS))
+WRONG_PRIOR = replace(PRIOR, log_square_errors=tuple(np.array(PRIOR.log_square_errors) + WRONG))
+
+
+def test_a_plan_is_emulated_once_and_before_it_is_proposed() -> None:
+    emulation = Emulation()
+    study = searched(PrecisionSampler(PRIOR, seed=0, emulate=emulation), trials=25)
+    assert all(trial.params in emulation.asked for trial in study.trials[2:])
+    assert len(emulation.asked) == len({tuple(plan.items()) for plan in emulation.asked})
+    kept = [bits for trial in study.trials for bits in trial.user_attrs.get(EMULATED_ATTR, {})]
+    assert len(kept) == len(emulation.asked)
+
+
+def test_emulation_rights_a_prior_that_is_wrong() -> None:
+    alone = searched(PrecisionSampler(WRONG_PRIOR, seed=0), trials=12)
+    told = searched(PrecisionSampler(WRONG_PRIOR, seed=0, emulate=Emulation()), trials=12)
+    assert area(told) > 1.05 * area(alone)
+
+
+def test_what_was_emulated_is_taken_up_by_a_resumed_study() -> None:
+    whole = searched(PrecisionSampler(WRONG_PRIOR, seed=3, emulate=Emulation()), trials=12)
+    resumed = searched(PrecisionSampler(WRONG_PRIOR, seed=3, emulate=Emulation()), trials=7)
+    emulation = Emulation()
+    resumed.sampler = PrecisionSampler(WRONG_PRIOR, seed=3, emulate=emulation)
+    for _ in range(5):
+        trial = resumed.ask(SPACE)
+        resumed.tell(trial, law(trial.params))
+    assert [t.params for t in whole.trials] == [t.params for t in resumed.trials]
+    assert 0 < len(emulation.asked) < 5 * 12
+
+
+def test_a_plan_that_overflows_in_emulation_is_not_proposed() -> None:
+    study = searched(PrecisionSampler(PRIOR, seed=0, emulate=Emulation("g005")), trials=25)
+    seen = observe_trials(study.trials, GROUPS, -1)
+    assert seen.emulated is not None
+    assert np.isinf(seen.emulated[1]).any()
+    assert not any(trial.params["g005"] == "fp16" for trial in study.trials[2:])
+
+
+def test_where_emulation_cannot_say_the_search_goes_on_as_without() -> None:
+    deaf = searched(PrecisionSampler(PRIOR, seed=0, emulate=lambda plans: [math.nan] * len(plans)), trials=10)
+    alone = searched(PrecisionSampler(PRIOR, seed=0), trials=10)
+    assert [t.params for t in deaf.trials] == [t.params for t in alone.trials]
+    assert all(EMULATED_ATTR not in t.user_attrs for t in deaf.trials)
+
+
+def test_an_emulated_error_gives_way_to_a_measured_one() -> None:
+    study = searched(PrecisionSampler(PRIOR, seed=0, emulate=Emulation()), trials=6)
+    running = study.ask(SPACE)
+    seen = observe_trials(study.trials, GROUPS, -1)
+    assert seen.emulated is not None
+    only = {tuple(row) for row in seen.emulated[0]}
+    told = [tuple(t.params[g] == "fp16" for g in GROUPS) for t in study.trials if t.state is TrialState.COMPLETE]
+    assert not only & set(told)
+    assert tuple(running.params[g] == "fp16" for g in GROUPS) in only
+
+
+def test_the_seed_can_be_drawn_anew() -> None:
+    sampler = PrecisionSampler(seed=3)
+    sampler.reseed_rng()
+    study = optuna.create_study(sampler=sampler)
+    assert study.ask({"x": CategoricalDistribution(("fp32", "fp16"))}).params["x"] in ("fp32", "fp16")
+
+
+def small(groups: int, **options: object) -> Prior:
+    ids = tuple(f"g{i:03d}" for i in range(groups))
+    return Prior(ids, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8, 14])
+@pytest.mark.parametrize("case", ["errors are zero", "overflow", "slower", "flat", "noisy"])
+def test_degenerate_laws_end_well(open_record: OpenRecord, groups: int, case: str) -> None:
+    space = make_small_space(groups)
+    record, toolchain = open_record(space), make_toolchain(space, noise=0.2 if case == "noisy" else 1e-4)
+    ids = [g.id for g in space.groups]
+    options: dict[str, object] = {"log_square_errors": (-12.0,) * groups, "gains_ms": (0.5,) * groups}
+    if case == "errors are zero":
+        toolchain.law.errors = dict.fromkeys(ids, 0.0)
+        options["log_square_errors"] = (-32.0,) * groups
+    elif case == "overflow":
+        toolchain.non_finite = set(ids)
+        options["log_square_errors"] = (math.inf,) * groups
+    elif case == "slower":
+        toolchain.law.gains = dict.fromkeys(ids, -0.3)
+        options["gains_ms"] = (-0.3,) * groups
+    elif case == "flat":
+        options = {}
+    record.guide(small(groups, **options), 0)
+    stop = make_tuner(record, space, toolchain, budget=20).run()
+    assert len(toolchain.built) == len(set(toolchain.built)) == record.spent
+    assert stop in (Stop.BUDGET, Stop.CONVERGED, Stop.EXHAUSTED)
+    assert record.spent == min(20, 2**groups) or stop is Stop.CONVERGED
+
+
+def test_nothing_more_to_gain_stops_the_search_and_stays_stopped(open_record: OpenRecord) -> None:
+    space = make_small_space(10)
+    record, toolchain = open_record(space), make_toolchain(space, non_finite={g.id for g in space.groups})
+    record.guide(small(10, log_square_errors=(math.inf,) * 10, gains_ms=(0.5,) * 10), 0)
+    assert make_tuner(record, space, toolchain, budget=100).run() is Stop.CONVERGED
+    spent = record.spent
+    assert PATIENCE <= spent < 40
+    assert make_tuner(record, space, toolchain, budget=100).run() is Stop.CONVERGED
+    assert record.spent == spent
+    random = open_record(space, sampler="random")
+    assert make_tuner(random, space, toolchain, budget=spent + 3, sampler="random").run() is Stop.BUDGET
+    assert random.spent == spent + 3
+
+
+def test_a_run_of_another_sampler_goes_on(open_record: OpenRecord) -> None:
+    space = make_small_space(8)
+    make_tuner(open_record(space, sampler="random"), space, make_toolchain(space), budget=10).run()
+    record = open_record(space, sampler="precision")
+    record.guide(small(8, log_square_errors=(-12.0,) * 8, gains_ms=(0.5,) * 8), 0)
+    make_tuner(record, space, make_toolchain(space), budget=14).run()
+    assert record.spent == 14
+    assert len(record.promises()) == 4
+    assert all(e.origin == ORIGIN_SAMPLER for e in record.evaluations()[2:])
+
+
+def test_a_shared_database_serves_two_workers(tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path / 'study.db'}"
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    studies = [
+        optuna.create_study(
+            storage=storage,
+            study_name="s",
+            load_if_exists=True,
+            directions=["minimize", "minimize"],
+            sampler=PrecisionSampler(PRIOR, seed=seed),
+        )
+        for seed in (0, 1)
+    ]
+    studies[0].enqueue_trial(dict.fromkeys(GROUPS, "fp32"))
+    for _ in range(6):
+        trials = [study.ask(SPACE) for study in studies]
+        for study, trial in zip(studies, trials, strict=True):
+            study.tell(trial, law(trial.params))
+    assert len({tuple(sorted(t.params.items())) for t in studies[0].trials}) == 12

@@ -1,0 +1,172 @@
+"""Optuna's own contract for samplers, held by ``PrecisionSampler``, and its use with Optuna alone.
+
+Of Optuna's suites two do not apply as a whole: ``SingleOnlySamplerTestCase`` is for samplers that refuse several
+objectives, and of ``RelativeSamplerTestCase`` only ``test_trial_relative_params`` asks what any sampler can hold (see
+there).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution
+from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial, TrialState
+
+import mptune
+from mptune.tuning.sampler.error_model import Prior
+from mptune.tuning.sampler.precision import PrecisionSampler
+
+suites = pytest.importorskip("optuna.testing.pytest_samplers", reason="this Optuna comes without its suites")
+
+GROUPS = tuple(f"g{i}" for i in range(6))
+PRECISION = CategoricalDistribution(("fp32", "fp16"))
+PRIOR = Prior(GROUPS, log_square_errors=(-14.0,) * 6, gains_ms=(0.5,) * 6)
+
+
+def without_prior() -> BaseSampler:
+    return PrecisionSampler(seed=0)
+
+
+def with_prior() -> BaseSampler:
+    return PrecisionSampler(PRIOR, seed=0)
+
+
+SAMPLERS = pytest.mark.parametrize("sampler", [without_prior, with_prior])
+
+
+@SAMPLERS
+class TestBasic(suites.BasicSamplerTestCase):  # type: ignore[misc, name-defined]
+    """All of it: parameters that are no precisions are sampled at random, whatever else the study holds."""
+
+
+@SAMPLERS
+class TestMultiObjective(suites.MultiObjectiveSamplerTestCase):  # type: ignore[misc, name-defined]
+    """All of it."""
+
+
+@SAMPLERS
+class TestRelative(suites.RelativeSamplerTestCase):  # type: ignore[misc, name-defined]
+    """``sample_relative`` is called by Optuna with what ``infer_relative_search_space`` named, and that names nothing
+    but precisions. The three tests that hand it numbers, or categories that are none, do not apply; those below put in
+    their place hold what they ask on the space that it does name."""
+
+    test_sample_relative_numerical = None
+    test_sample_relative_categorical = None
+    test_sample_relative_mixed = None
+
+
+def make_trial(study: optuna.Study) -> FrozenTrial:
+    return study._storage.get_trial(study._storage.create_new_trial(study._study_id))
+
+
+def told(sampler: BaseSampler, bits: str = "000000") -> optuna.Study:
+    """A study that knows all-FP32, and a plan beside it."""
+    study = optuna.create_study(directions=["minimize", "minimize"], sampler=sampler)
+    for row, values in (("000000", (10.0, 1e-6)), (bits, (9.5, 1e-3))):
+        params = {g: "fp16" if bit == "1" else "fp32" for g, bit in zip(GROUPS, row, strict=True)}
+        study.add_trial(
+            optuna.create_trial(params=params, distributions=dict.fromkeys(GROUPS, PRECISION), values=values)
+        )
+    return study
+
+
+@SAMPLERS
+def test_relative_samples_are_choices_of_the_space(sampler: Callable[[], BaseSampler]) -> None:
+    study = told(sampler(), "100000")
+    space = study.sampler.infer_relative_search_space(study, make_trial(study))
+    assert space == dict.fromkeys(GROUPS, PRECISION)
+    for _ in range(10):
+        params = study.sampler.sample_relative(study, make_trial(study), space)
+        assert params.keys() == space.keys()
+        assert all(PRECISION._contains(PRECISION.to_internal_repr(value)) for value in params.values())
+        assert all(type(value) is str for value in params.values())
+
+
+@SAMPLERS
+def test_before_the_baseline_is_known_there_is_no_relative_sample(sampler: Callable[[], BaseSampler]) -> None:
+    study = optuna.create_study(directions=["minimize", "minimize"], sampler=sampler())
+    trial = study.ask(dict.fromkeys(GROUPS, PRECISION))
+    assert trial.params.keys() == set(GROUPS)
+
+
+@SAMPLERS
+def test_samples_with_other_parameters_beside_the_precisions(sampler: Callable[[], BaseSampler]) -> None:
+    """A study may hold a batch size, too: that is drawn at random, and the precisions are still proposed."""
+    study = told(sampler(), "100000")
+
+    def objective(trial: optuna.Trial) -> tuple[float, float]:
+        batch = trial.suggest_int("batch", 1, 8)
+        fp16 = sum(trial.suggest_categorical(g, ("fp32", "fp16")) == "fp16" for g in GROUPS)
+        return 10.0 - fp16 + 0.001 * batch, 1e-4 * (fp16 + 1)
+
+    study.optimize(objective, n_trials=6)
+    assert all(t.state is TrialState.COMPLETE for t in study.trials)
+    assert len({tuple(t.params[g] for g in GROUPS) for t in study.trials}) == 8, "none is proposed twice"
+
+
+@SAMPLERS
+def test_a_plan_that_is_known_is_not_proposed(sampler: Callable[[], BaseSampler]) -> None:
+    study = told(sampler(), "111111")
+    seen = {tuple(t.params[g] for g in GROUPS) for t in study.trials}
+    for k in range(2**6 - 2):
+        trial = study.ask(dict.fromkeys(GROUPS, PRECISION))
+        plan = tuple(trial.params[g] for g in GROUPS)
+        assert plan not in seen, f"proposal {k}"
+        seen.add(plan)
+        study.tell(trial, [10.0 - 0.5 * plan.count("fp16"), 1e-4 * (1 + plan.count("fp16"))])
+
+
+def test_reseeding_changes_what_is_drawn_and_not_what_is_known() -> None:
+    one, other = told(with_prior(), "100000"), told(with_prior(), "100000")
+    space = dict.fromkeys(GROUPS, PRECISION)
+    assert one.ask(space).params == other.ask(space).params
+    other.sampler.reseed_rng()
+    assert other.ask(space).params.keys() == set(GROUPS)
+
+
+@pytest.mark.parametrize("directions", [["minimize"], ["minimize", "maximize"], ["minimize"] * 3])
+def test_other_objectives_are_refused(directions: list[str]) -> None:
+    study = optuna.create_study(directions=directions, sampler=with_prior())
+    space = dict.fromkeys(GROUPS, PRECISION)
+    study.tell(study.ask(space), [1.0] * len(directions))
+    with pytest.raises(ValueError, match=r"directions=\['minimize', 'minimize'\]"):
+        study.ask(space)
+
+
+@pytest.mark.parametrize("n_jobs", [1, 2])
+def test_optimize_with_threads(n_jobs: int) -> None:
+    study = optuna.create_study(directions=["minimize", "minimize"], sampler=with_prior())
+    study.enqueue_trial(dict.fromkeys(GROUPS, "fp32"))
+
+    def objective(trial: optuna.Trial) -> tuple[float, float]:
+        half = np.array([trial.suggest_categorical(g, ("fp32", "fp16")) == "fp16" for g in GROUPS])
+        return 10.0 - 0.5 * half.sum(), float(1e-6 + 1e-4 * half.sum())
+
+    study.optimize(objective, n_trials=12, n_jobs=n_jobs)
+    assert len(study.trials) == 12
+    assert all(t.state is TrialState.COMPLETE for t in study.trials)
+
+
+def test_the_example_of_the_docstring_runs() -> None:
+    """With Optuna alone and nothing of a search: the sampler is a public name."""
+    text = sys.modules[PrecisionSampler.__module__].__doc__
+    assert text is not None
+    _, _, example = text.partition("::\n")
+    code = "\n".join(line.removeprefix("    ") for line in example.splitlines() if not line or line.startswith("    "))
+    assert "mptune.PrecisionSampler(" in code
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "fp16" in done.stdout
+
+
+def test_it_is_exported_lazily() -> None:
+    assert mptune.PrecisionSampler is PrecisionSampler
+    code = "import sys, mptune; assert 'optuna' not in sys.modules; mptune.PrecisionSampler"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

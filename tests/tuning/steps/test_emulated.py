@@ -1,0 +1,173 @@
+"""Emulated errors of whole plans: asked once, kept, held against what is measured."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from mptune import api
+from mptune.data.metrics.accuracy import OutputError
+from mptune.engines.base import Failure, FailureKind, Stage
+from mptune.engines.timing.latency import Latency
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
+from mptune.settings import SearchSettings
+from mptune.tuning.evaluation import ORIGIN_SAMPLER, EmulatedError, Evaluation, disagreements
+from mptune.tuning.space import SearchSpace
+from mptune.tuning.steps.emulated import EMULATED_JSON, EmulatedErrors, Oracle
+from mptune.tuning.steps.tuner import Silent, Tuner
+from tests.conftest import save_mlp
+from tests.fakes import FAST, Diary, FakeToolchain, Law, make_plan
+from tests.tuning.conftest import OpenRecord, make_small_space
+from tests.tuning.steps.test_tuner import make_toolchain
+
+METRIC = "relative_l2"
+
+
+def choices(space: SearchSpace, *rows: str) -> list[dict[str, str]]:
+    return [dict(space.choices(make_plan(bits))) for bits in rows]
+
+
+def make_oracle(space: SearchSpace, toolchain: FakeToolchain, folder: Path, diary: Diary | None = None) -> Oracle:
+    return Oracle(space, toolchain, METRIC, folder / EMULATED_JSON, diary or Diary())
+
+
+def test_each_plan_is_emulated_once_also_after_a_restart(tmp_path: Path) -> None:
+    space = make_small_space(4)
+    toolchain = make_toolchain(space)
+    oracle = make_oracle(space, toolchain, tmp_path)
+    rows = choices(space, "1000", "0110", "1000")
+    errors = oracle(rows)
+    assert errors == [pytest.approx(toolchain.law.error(make_plan(bits))) for bits in ("1000", "0110", "1000")]
+    assert toolchain.emulated == [make_plan("1000").fingerprint, make_plan("0110").fingerprint]
+    assert oracle(rows[:1]) == errors[:1]
+    again = make_toolchain(space)
+    later = make_oracle(space, again, tmp_path)
+    assert later(rows) == errors
+    assert again.emulated == []
+    later(choices(space, "0001"))
+    assert again.emulated == [make_plan("0001").fingerprint]
+    assert Oracle(space, again, "max_abs", tmp_path / EMULATED_JSON, Diary()).recall(make_plan("0001")) is None
+
+
+def test_what_is_known_of_single_groups_is_not_emulated_again(tmp_path: Path) -> None:
+    space = make_small_space(3)
+    toolchain = make_toolchain(space)
+    oracle = Oracle(space, toolchain, METRIC, tmp_path / "e.json", Diary(), {"g001": 0.25, "g002": math.inf})
+    assert oracle(choices(space, "010", "001")) == [0.25, math.inf]
+    assert toolchain.emulated == []
+    assert oracle.recall(make_plan("010")) == EmulatedError(0.25, None)
+
+
+def test_what_overflows_or_fails_is_infinite(tmp_path: Path) -> None:
+    space = make_small_space(4)
+    toolchain = make_toolchain(space, emulation_fails={"g001"}, non_finite={"g002"})
+    oracle = make_oracle(space, toolchain, tmp_path)
+    errors = oracle(choices(space, "1000", "0100", "0010"))
+    assert [math.isinf(error) for error in errors] == [False, True, True]
+    assert oracle.recall(make_plan("0100")) is None, "it failed: nothing is known of the outputs"
+    assert oracle.recall(make_plan("0010")) == EmulatedError(math.inf, 2)
+    assert EmulatedErrors.load(tmp_path / EMULATED_JSON, METRIC).errors == {
+        make_plan("1000").fingerprint: EmulatedError(errors[0], 2),
+        make_plan("0100").fingerprint: EmulatedError(math.inf, 0),
+        make_plan("0010").fingerprint: EmulatedError(math.inf, 2),
+    }
+
+
+def test_a_fault_of_the_machine_is_told_once_and_then_nothing_is_asked(tmp_path: Path) -> None:
+    space, diary, asked = make_small_space(2), Diary(), []
+    toolchain = make_toolchain(space)
+    oracle = make_oracle(space, toolchain, tmp_path, diary)
+    (known,) = oracle(choices(space, "10"))
+
+    def emulate(plans: object) -> Failure:
+        asked.append(plans)
+        return Failure(Stage.RUN, FailureKind.DEVICE_LOST, "gone")
+
+    toolchain.emulate = emulate  # type: ignore[method-assign, assignment]
+    assert [math.isnan(error) for error in oracle(choices(space, "01", "10"))] == [True, False]
+    assert math.isnan(oracle(choices(space, "11"))[0])
+    assert oracle(choices(space, "10")) == [known]
+    assert len(asked) == 1
+    (warning,) = diary.warnings
+    assert "without emulating" in warning
+    assert "gone" in warning
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", '{"metric": "relative_l2"}', '{"metric": "relative_l2", "errors": {"a": 1}}']
+)
+def test_a_broken_file_says_nothing(text: str, tmp_path: Path) -> None:
+    (tmp_path / "e.json").write_text(text)
+    assert EmulatedErrors.load(tmp_path / "e.json", METRIC).errors == {}
+
+
+def evaluation(error: float, metric: str = METRIC) -> Evaluation:
+    statistics = {METRIC: (error, 9.0), "max_abs": (1.0, 1.0), "non_finite": (0.0, 0.0)}
+    errors = OutputError({"y": statistics})
+    return Evaluation(make_plan("10"), 1, ORIGIN_SAMPLER, Latency.predicted(1.0), errors, metric, "measured", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("measured", "emulated", "fp32", "agree"),
+    [
+        (1.4e-3, 1e-3, 0.0, True),
+        (0.7e-3, 1e-3, 0.0, True),
+        (1.6e-3, 1e-3, 0.0, False),
+        (0.6e-3, 1e-3, 0.0, False),
+        (1.0e-3, 1e-5, 1e-3, True),
+        (1.0e-3, math.inf, 0.0, False),
+    ],
+)
+def test_a_factor_between_measured_and_emulated_is_a_warning(
+    measured: float, emulated: float, fp32: float, agree: bool
+) -> None:
+    found = evaluation(measured).with_emulated(EmulatedError(emulated, 1), fp32)
+    assert found.emulated == emulated
+    assert (found.warnings == ()) == agree
+    assert all("as emulated" in warning for warning in found.warnings)
+    assert Evaluation.from_json(json.loads(json.dumps(found.to_json()))) == found
+    other = evaluation(measured, "max_abs").with_emulated(EmulatedError(emulated, 1), fp32)
+    assert (other.emulated, other.warnings) == (emulated, ())
+
+
+def test_a_run_tells_how_many_plans_err_otherwise() -> None:
+    sound = evaluation(1e-3).with_emulated(EmulatedError(1.1e-3, 1), 0.0)
+    apart = evaluation(1e-3).with_emulated(EmulatedError(2e-4, 1), 0.0)
+    worse = evaluation(1e-3).with_emulated(EmulatedError(math.inf, 1), 0.0)
+    assert disagreements([sound, evaluation(1e-3)]) == ()
+    (text,) = disagreements([sound, apart, evaluation(1e-3)])
+    assert text.startswith("1 of 2 plans")
+    assert "2.00e-04 as emulated" in text
+    (text,) = disagreements([apart, worse])
+    assert "inf as emulated" in text
+
+
+def test_what_was_emulated_is_kept_beside_what_is_measured(open_record: OpenRecord, tmp_path: Path) -> None:
+    space = make_small_space(6)
+    record, toolchain = open_record(space), make_toolchain(space)
+    oracle = make_oracle(space, toolchain, tmp_path)
+    (error,) = oracle(choices(space, "111111"))
+    Tuner(record, space, toolchain, SearchSettings(budget=3), Silent(), emulated=oracle.recall).run()
+    found = [e.emulated for e in record.evaluations()]
+    assert found == [None, error, None]
+    assert record.evaluations()[1].to_point()["error"]["emulated"] == error
+
+
+@pytest.mark.parametrize(("source", "holds"), [("measured", True), ("measured", False), ("emulated", True)])
+def test_a_search_asks_it_only_where_errors_are_measured_and_those_of_an_emulation(
+    source: str, holds: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_mlp(tmp_path / "model.onnx")
+    groups = [g.id for g in find_groups(load_model("model.onnx"))]
+    toolchain = FakeToolchain(Law(groups), error_source=source, emulation_holds=holds)  # type: ignore[arg-type]
+    front = api.search("model.onnx", budget=14, target="cpu", latency=FAST, open_toolchain=toolchain.open)
+    asked = source == "measured" and holds
+    assert (len(toolchain.emulated) > len(groups)) == asked, "more than one plan for each group"
+    assert (tmp_path / "model.mptune" / "data" / EMULATED_JSON).exists() == asked
+    assert any(point.emulated is not None for point in front.points) == asked
+    assert len(toolchain.emulated) == len(set(toolchain.emulated))

@@ -1,0 +1,254 @@
+"""The confirmed front: rounds, held-out errors, pooled latencies, points that fail, resuming."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from mptune.engines.timing.latency import Latency, summarise
+from mptune.errors import PlanError, RunError
+from mptune.settings import SearchSettings, WorkerSettings
+from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32
+from mptune.tuning.front import Front, knee, pareto
+from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.runs.result import Choice, Facts, build_front, find_plan
+from mptune.tuning.space import SearchSpace
+from mptune.tuning.steps.remeasure import (
+    confirm,
+    confirmed_evaluations,
+    confirmed_front,
+    missing,
+    points_to_confirm,
+    pool_latencies,
+    rounds_needed,
+)
+from mptune.tuning.steps.tuner import Silent, Tuner
+from tests.fakes import FAST, SHA, Diary, FakeToolchain, Law
+from tests.tuning.conftest import OpenRecord, make_small_space
+from tests.tuning.factory import make_evaluation
+
+SETTINGS = SearchSettings(budget=15, latency=FAST, worker=WorkerSettings(retries=1))
+FACTS = Facts(Path("m.mptune"), Path("m.onnx"), SHA, "cpu", "fake", "Fake 1000", ("mind the gap",))
+
+
+def make_toolchain(space: SearchSpace, **options: object) -> FakeToolchain:
+    return FakeToolchain(Law([g.id for g in space.groups]), **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def searched(open_record: OpenRecord, space: SearchSpace) -> StudyRecord:
+    record = open_record()
+    Tuner(record, space, make_toolchain(space), SETTINGS, Silent()).run()
+    return record
+
+
+def front_of(record: StudyRecord, **choice: object) -> Front:
+    return build_front(record, FACTS, Choice(**choice), SETTINGS)  # type: ignore[arg-type]
+
+
+def test_rounds_are_fresh_interleaved_and_on_held_out_samples(searched: StudyRecord, space: SearchSpace) -> None:
+    toolchain, diary = make_toolchain(space), Diary()
+    points = [p.plan.fingerprint for p in points_to_confirm(searched, SETTINGS, 3)]
+    confirm(searched, toolchain, SETTINGS, diary, rounds=3)
+    assert toolchain.calls == [(p, "held_out", process) for process in (1, 2, 3) for p in points]
+    assert points[0] == space.seeds[0].plan.fingerprint
+    assert space.seeds[1].plan.fingerprint in points
+    assert diary.stages == [f"confirming {len(points)} plans"]
+
+
+def test_the_confirmed_front(searched: StudyRecord, space: SearchSpace) -> None:
+    confirm(searched, make_toolchain(space, held_out_factor=2.0), SETTINGS, Diary(), rounds=3)
+    front = front_of(searched)
+    assert all(p.confirmed and p.held_out is not None for p in front.points)
+    assert all(p.held_out_value == pytest.approx(2 * p.error_value) for p in front.points)
+    assert all(len(p.latency.raw_ms) == 33 for p in front.points)
+    assert front.points == pareto(front.points)
+    assert front.fp32.confirmed
+    assert front.fp16 is not None
+    assert front.fp16.origin == ORIGIN_FP16
+    assert front.fp16.confirmed
+    assert all(p.speedup == pytest.approx(front.fp32.latency.median_ms / p.latency.median_ms) for p in front.points)
+    assert front.chosen in front.points
+    assert front.warnings[0] == "mind the gap"
+    assert 0 < front.hypervolume < 1
+    assert (front.evaluations, front.failures) == (15, 0)
+
+
+def test_a_confirmation_is_not_repeated_and_goes_on_where_it_was(searched: StudyRecord, space: SearchSpace) -> None:
+    interrupted = make_toolchain(space, interrupt_after=4)
+    with pytest.raises(KeyboardInterrupt):
+        confirm(searched, interrupted, SETTINGS, Diary(), rounds=3)
+    assert not front_of(searched).points[-1].confirmed, "one round is not three"
+    rest = make_toolchain(space)
+    confirm(searched, rest, SETTINGS, Diary(), rounds=3)
+    points = points_to_confirm(searched, SETTINGS, 3)
+    assert len(rest.calls) == 3 * len(points) - 4
+    again = make_toolchain(space)
+    confirm(searched, again, SETTINGS, Diary(), rounds=3)
+    assert again.calls == []
+    assert missing(searched, points, 3) == []
+
+
+def test_a_predicted_latency_is_never_confirmed(open_record: OpenRecord, space: SearchSpace) -> None:
+    record = open_record()
+    toolchain = make_toolchain(space, latency_source="predicted", error_source="emulated")
+    Tuner(record, space, toolchain, SETTINGS, Silent()).run()
+    rounds = rounds_needed(SETTINGS, "predicted")
+    assert rounds == 1
+    confirm(record, toolchain, SETTINGS, Diary(), rounds)
+    front = front_of(record)
+    assert all(p.held_out is not None and not p.confirmed for p in front.points)
+    assert {p.latency.source for p in front.points} == {"predicted"}
+
+
+def test_a_point_that_fails_is_dropped_with_a_warning(searched: StudyRecord, space: SearchSpace) -> None:
+    fastest = pareto(searched.evaluations())[0]
+    toolchain = make_toolchain(space, fails_fresh={fastest.plan.fingerprint})
+    confirm(searched, toolchain, SETTINGS, Diary(), rounds=3)
+    assert sum(call[0] == fastest.plan.fingerprint for call in toolchain.calls) == 1
+    front = front_of(searched)
+    assert fastest.plan not in [p.plan for p in front.points]
+    assert any(fastest.plan.fingerprint in w and "segmentation fault" in w for w in front.warnings)
+    again = make_toolchain(space)
+    confirm(searched, again, SETTINGS, Diary(), rounds=3)
+    assert again.calls == []
+
+
+def test_a_point_that_is_not_finite_on_held_out_samples_is_dropped(searched: StudyRecord, space: SearchSpace) -> None:
+    confirm(searched, make_toolchain(space, non_finite={g.id for g in space.groups}), SETTINGS, Diary(), rounds=1)
+    points, warnings = confirmed_evaluations(searched, 1, FAST)
+    assert [p.origin for p in points] == [ORIGIN_FP32]
+    assert all("not finite on the held-out samples" in w for w in warnings)
+
+
+def test_a_broken_machine_stops_the_confirmation(searched: StudyRecord, space: SearchSpace) -> None:
+    toolchain, diary = make_toolchain(space, faults=1), Diary()
+    confirm(searched, toolchain, SETTINGS, diary, rounds=1)
+    assert "trying again" in diary.warnings[0]
+    with pytest.raises(RunError, match="2 times in a row"):
+        confirm(searched, make_toolchain(space, faults=-1), SETTINGS, Diary(), rounds=2)
+
+
+def test_processes_that_differ_widen_the_interval() -> None:
+    rounds = [summarise([ms] * 9 + [ms * 1.001], FAST) for ms in (5.0, 5.4, 5.1)]
+    pooled = pool_latencies(rounds, FAST)
+    assert pooled.ci95_ms[0] <= 5.0
+    assert pooled.ci95_ms[1] >= 5.4
+    assert pooled.median_ms == pytest.approx(5.1, abs=0.01)
+    one = Latency.predicted(3.0)
+    assert pool_latencies([one, one], FAST) == one
+
+
+def test_the_front_reads_the_same_by_either_error() -> None:
+    points = [
+        make_evaluation(1.0, 1e-2, held_out=1e-2, number=1),
+        make_evaluation(2.0, 2e-3, held_out=5e-3, number=2),
+        make_evaluation(3.0, 3e-3, held_out=4e-3, number=3),
+        make_evaluation(4.0, 1e-5, held_out=1e-5, number=4),
+    ]
+    front = confirmed_front(points)
+    assert [p.number for p in front] == [1, 2, 4]
+    assert front == pareto(front) == pareto(front, error=lambda e: e.error_value)
+
+
+def test_limits_and_picks(searched: StudyRecord) -> None:
+    front = front_of(searched)
+    tight = front_of(searched, max_error=1e-20)
+    assert not tight.limits_met
+    assert tight.chosen == front.points[-1]
+    other = next(e for e in searched.evaluations() if e.plan not in [p.plan for p in front.points])
+    picked = front_of(searched, plan=other.plan.fingerprint[:8])
+    assert picked.chosen is not None
+    assert picked.chosen.plan == other.plan
+    with pytest.raises(PlanError, match="'zzz'"):
+        front_of(searched, plan="zzz")
+    with pytest.raises(PlanError, match="no plan ''"):
+        front_of(searched, plan="")
+
+
+def test_finding_a_plan() -> None:
+    known = [make_evaluation(1.0, 1e-3, number=n) for n in range(300)]
+    with pytest.raises(PlanError, match="several plans"):
+        find_plan(known, known[0].plan.fingerprint[0])
+    whole = known[7].plan.fingerprint
+    assert find_plan(known, whole) == known[7]
+    typo = whole[:-1] + ("0" if whole[-1] != "0" else "1")
+    with pytest.raises(PlanError) as told:
+        find_plan(known, typo)
+    assert whole in told.value.hint
+    with pytest.raises(PlanError, match="not feasible"):
+        find_plan([make_evaluation(1.0, float("nan"), number=3)], make_evaluation(1.0, 1.0, number=3).plan.fingerprint)
+
+
+@pytest.fixture
+def long(open_record: OpenRecord) -> StudyRecord:
+    """A search of 120 evaluations over 16 groups: its front has more points than are confirmed."""
+    space = make_small_space(16)
+    record = open_record(space, sampler="random")
+    toolchain = make_toolchain(space)
+    Tuner(record, space, toolchain, replace(SETTINGS, budget=120, sampler="random"), Silent()).run()
+    assert len(pareto(record.evaluations())) >= 9
+    return record
+
+
+CAPPED = replace(SETTINGS, confirm_points=7)
+
+
+def test_a_long_front_is_confirmed_in_part(long: StudyRecord) -> None:
+    toolchain, diary = make_toolchain(make_small_space(16)), Diary()
+    confirm(long, toolchain, CAPPED, diary, rounds=3)
+    front = pareto(long.evaluations())
+    measured = {fingerprint for fingerprint, _, _ in toolchain.calls}
+    every = len({e.plan.fingerprint for e in (*front, *long.evaluations()[:2])})
+    assert len(measured) in (7, 8), "7, and one more where confirming changes the choice"
+    assert {front[0].plan.fingerprint, front[-1].plan.fingerprint, knee(front).plan.fingerprint} <= measured  # type: ignore[union-attr]
+    assert {e.plan.fingerprint for e in long.evaluations()[:2]} <= measured, "both baselines"
+    assert diary.stages[0] == f"confirming 7 of {every} plans"
+    reported = front_of(long)
+    assert {p.plan.fingerprint for p in reported.points if p.confirmed} <= measured
+    assert all(p.confirmed is (p.held_out is not None) for p in reported.points)
+    assert len(reported.points) > len([p for p in reported.points if p.confirmed]) > 2
+    assert reported.chosen is not None
+    assert reported.chosen.confirmed
+    gaps = [a.latency.median_ms - b.latency.median_ms for b, a in pairwise(p for p in reported.points if p.confirmed)]
+    width = reported.points[-1].latency.median_ms - reported.points[0].latency.median_ms
+    assert max(gaps) < 0.6 * width, "spread over the front"
+
+
+def test_held_out_errors_drop_no_point_that_has_none(long: StudyRecord) -> None:
+    """They are larger here by half: a neighbour that has none must not win by that."""
+    confirm(long, make_toolchain(make_small_space(16), held_out_factor=1.5), CAPPED, Diary(), rounds=1)
+    reported = front_of(long)
+    assert [p.plan for p in reported.points] == [p.plan for p in pareto(long.evaluations())]
+
+
+def test_a_limit_confirms_what_it_chooses_until_it_holds(long: StudyRecord) -> None:
+    """Judged by held-out error the first choice misses the limit, and the next must be confirmed, too."""
+    front = pareto(long.evaluations())
+    limit = 1.05 * front[len(front) // 2].error_value
+    wanted = replace(CAPPED, max_error=limit)
+    confirm(long, make_toolchain(make_small_space(16), held_out_factor=1.3), wanted, Diary(), rounds=3)
+    chosen = front_of(long, max_error=limit).chosen
+    assert chosen is not None
+    assert chosen.confirmed
+    assert chosen.held_out_value is not None
+    assert chosen.held_out_value <= limit
+    again = make_toolchain(make_small_space(16))
+    confirm(long, again, wanted, Diary(), rounds=3)
+    assert again.calls == []
+
+
+def test_a_pick_that_was_not_confirmed_is_told(long: StudyRecord) -> None:
+    confirm(long, make_toolchain(make_small_space(16)), CAPPED, Diary(), rounds=1)
+    other = next(p for p in front_of(long).points if p.held_out is None)
+    told = front_of(long, plan=other.plan.fingerprint).warnings
+    assert any(other.plan.fingerprint in text and "was not measured again" in text for text in told)
+    assert not any("was not measured again" in text for text in front_of(long).warnings)
+
+
+def test_no_baseline_no_front(open_record: OpenRecord) -> None:
+    with pytest.raises(RunError, match="no evaluation of all-FP32"):
+        front_of(open_record())

@@ -1,0 +1,165 @@
+"""One-group errors: taken once, kept, and turned into what the sampler knows beforehand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mptune import api
+from mptune.engines.base import Failure, FailureKind, Stage
+from mptune.errors import RunError
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.targets.roofline import Boundary, LatencyTerms
+from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.sampler.error_model import Observations
+from mptune.tuning.sampler.latency_model import LatencyModel
+from mptune.tuning.space import Pin, SearchSpace
+from mptune.tuning.steps.sensitivity import Sensitivity, find_sensitivity, make_prior
+from tests.conftest import save_mlp
+from tests.fakes import FAST, Diary, FakeToolchain, Law, make_plan
+from tests.tuning.conftest import OpenRecord, make_small_space
+from tests.tuning.steps.test_tuner import make_toolchain, make_tuner
+
+
+def test_each_free_group_is_emulated_alone_once(tmp_path: Path) -> None:
+    space, path, diary = make_small_space(10), tmp_path / "s.json", Diary()
+    toolchain = make_toolchain(space)
+    found = find_sensitivity(space, toolchain, "relative_l2", path, diary)
+    assert found.errors == {g: pytest.approx(e, rel=1e-3) for g, e in toolchain.law.errors.items()}
+    assert toolchain.built == []
+    assert toolchain.emulated[1] == make_plan("0100000000").fingerprint
+    assert diary.stages == ["sensitivity: 0 of 10 groups", "sensitivity: 8 of 10 groups"]
+    again = make_toolchain(space)
+    assert find_sensitivity(space, again, "relative_l2", path, diary) == found
+    assert again.emulated == []
+    find_sensitivity(space, again, "max_abs", path, diary)
+    assert len(again.emulated) == 10
+
+
+def test_what_was_taken_before_an_interruption_is_kept(tmp_path: Path) -> None:
+    space, path = make_small_space(4), tmp_path / "s.json"
+    Sensitivity("relative_l2", {"g001": 0.5, "g002": math.inf}).save(path)
+    toolchain = make_toolchain(space)
+    found = find_sensitivity(space, toolchain, "relative_l2", path, Diary())
+    assert toolchain.emulated == [make_plan("1000").fingerprint, make_plan("0001").fingerprint]
+    assert found.errors["g001"] == 0.5
+    assert math.isinf(found.errors["g002"])
+    path.write_text("{")
+    assert Sensitivity.load(path, "relative_l2").errors == {}
+
+
+def test_a_group_whose_emulation_fails_or_overflows_is_infinite(tmp_path: Path) -> None:
+    space = make_small_space(4)
+    toolchain = make_toolchain(space, emulation_fails={"g001"}, non_finite={"g002"})
+    errors = find_sensitivity(space, toolchain, "relative_l2", tmp_path / "s.json", Diary()).errors
+    assert [math.isinf(errors[g]) for g in space.free] == [False, True, True, False]
+
+
+def test_a_fault_of_the_machine_stops_it(tmp_path: Path) -> None:
+    space = make_small_space(2)
+    toolchain = make_toolchain(space)
+    toolchain.emulate = lambda plans: Failure(Stage.RUN, FailureKind.DEVICE_LOST, "gone")  # type: ignore[method-assign]
+    with pytest.raises(RunError, match="gone"):
+        find_sensitivity(space, toolchain, "relative_l2", tmp_path / "s.json", Diary())
+
+
+IDS = [f"g{i:03d}" for i in range(6)]
+
+
+@st.composite
+def laws(draw: st.DrawFn) -> tuple[LatencyTerms, SearchSpace]:
+    gains = {g: draw(st.floats(-0.5, 1.0)) for g in IDS}
+    ids = st.sampled_from(IDS)
+    boundaries = []
+    for index in range(draw(st.integers(0, 6))):
+        producer = draw(st.none() | ids)
+        readers = draw(st.lists(ids.filter(lambda g, p=producer: g != p), max_size=3, unique=True))
+        fixed = draw(st.booleans())
+        if readers or fixed:
+            cost = draw(st.floats(0, 0.5))
+            boundaries.append(Boundary(f"t{index}", producer, tuple(readers), cost, fixed))
+    space = make_small_space(6)
+    pins = draw(st.dictionaries(ids, st.sampled_from(Precision), max_size=3))
+    free = tuple(g for g in IDS if g not in pins)
+    pinned = {g: Pin(p, "a test") for g, p in pins.items()}
+    return LatencyTerms(10.0, gains, tuple(boundaries)), replace(space, free=free, pinned=pinned)
+
+
+@settings(max_examples=80, deadline=None)
+@given(laws())
+def test_the_prior_predicts_what_the_terms_predict(law: tuple[LatencyTerms, SearchSpace]) -> None:
+    terms, space = law
+    prior = make_prior(space, Sensitivity("relative_l2", dict.fromkeys(IDS, 1e-3)), terms, exact=True)
+    plans = np.random.default_rng(0).random((8, len(space.free))) < 0.5
+    none = np.zeros((0, len(space.free)), dtype=bool)
+    empty = np.zeros(0)
+    model = LatencyModel(prior, Observations(none, empty, empty, empty, empty, terms.base_ms))
+    predicted = model.predict(plans, model.mean()[None])[0]
+    for plan, latency in zip(plans, predicted, strict=True):
+        choices = {g: Precision.FP16 if half else Precision.FP32 for g, half in zip(space.free, plan, strict=True)}
+        assert latency == pytest.approx(terms.predict(space.plan(choices)))
+
+
+def test_without_terms_only_errors_are_known() -> None:
+    space = make_small_space(3)
+    prior = make_prior(
+        space, Sensitivity("relative_l2", {"g000": 1.0, "g001": 0.0, "g002": math.inf}), None, exact=False
+    )
+    assert prior.gains_ms is None
+    assert prior.log_square_errors is not None
+    assert prior.log_square_errors[0] == 0.0
+    assert prior.log_square_errors[1] == pytest.approx(2 * math.log(1e-7))
+    assert math.isinf(prior.log_square_errors[2])
+
+
+def guided(record: StudyRecord, space: SearchSpace, tmp_path: Path, budget: int) -> list[Evaluation]:
+    toolchain = make_toolchain(space, latency_source="predicted")
+    sensitivity = find_sensitivity(space, toolchain, "relative_l2", tmp_path / "s.json", Diary())
+    terms = toolchain.latency_terms()
+    assert isinstance(terms, LatencyTerms)
+    record.guide(make_prior(space, sensitivity, terms, exact=True), 0)
+    make_tuner(record, space, toolchain, budget=budget).run()
+    return list(record.evaluations())
+
+
+def test_knowing_the_law_every_proposal_is_on_the_front(open_record: OpenRecord, tmp_path: Path) -> None:
+    space = make_small_space(16)
+    evaluations = guided(open_record(space), space, tmp_path, 26)
+    proposals = evaluations[2:]
+    assert len(proposals) == 24
+    beaten = [
+        p
+        for p in proposals
+        if any(o.latency.median_ms < p.latency.median_ms and o.error_value < p.error_value for o in proposals)
+    ]
+    assert len(beaten) <= 1
+
+
+@pytest.mark.parametrize("budget", [2, 14])
+def test_a_search_takes_them_before_it_builds_and_spends_no_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_mlp(tmp_path / "model.onnx")
+    model = load_model("model.onnx")
+    groups = [g.id for g in find_groups(model)]
+    fp32 = PrecisionPlan.uniform(model.sha256, groups, Precision.FP32)
+    alone = [fp32.replace({group: Precision.FP16}).fingerprint for group in groups]
+    toolchain, diary = FakeToolchain(Law(groups)), Diary()
+    options = {"target": "cpu", "latency": FAST, "open_toolchain": toolchain.open}
+    front = api.search("model.onnx", budget=budget, listener=diary, **options)
+    told = [stage for stage in diary.stages if stage.startswith("sensitivity")]
+    assert front.evaluations == budget
+    assert toolchain.emulated[: len(groups)] == (alone if budget > 10 else [])
+    assert len(toolchain.emulated) == len(set(toolchain.emulated))
+    assert bool(told) == (budget > 10)
+    assert (tmp_path / "model.mptune" / "data" / "sensitivity.json").exists() == (budget > 10)

@@ -1,0 +1,329 @@
+"""The loop: budget, resuming, duplicates, failures, faults of the machine, exhaustion."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pytest
+
+from mptune.engines.base import Failure, FailureKind
+from mptune.errors import BaselineError, RunError
+from mptune.graph.plan import PrecisionPlan
+from mptune.settings import SearchSettings, WorkerSettings
+from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, EmulatedError
+from mptune.tuning.front import pareto
+from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.space import Pin, SearchSpace
+from mptune.tuning.steps.tuner import HOPELESS, Silent, Stop, Tuner
+from tests.fakes import Diary, FakeToolchain, Law, make_plan
+from tests.tuning.conftest import OpenRecord, make_small_space
+
+
+def make_tuner(
+    record: StudyRecord, space: SearchSpace, toolchain: FakeToolchain, listener: Diary | None = None, **settings: object
+) -> Tuner:
+    wanted = SearchSettings(**{"budget": 12, **settings})  # type: ignore[arg-type]
+    return Tuner(record, space, toolchain, wanted, listener or Silent())
+
+
+def make_toolchain(space: SearchSpace, **options: object) -> FakeToolchain:
+    return FakeToolchain(Law([g.id for g in space.groups]), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sampler", ["precision", "local", "tpe", "nsga2", "random"])
+def test_budget_counts_seeds_and_no_plan_is_built_twice(
+    open_record: OpenRecord, space: SearchSpace, sampler: str
+) -> None:
+    record, toolchain, diary = open_record(sampler=sampler), make_toolchain(space), Diary()
+    assert make_tuner(record, space, toolchain, diary, budget=20).run() is Stop.BUDGET
+    assert record.spent == 20
+    assert len(toolchain.built) == len(set(toolchain.built)) == 20
+    assert toolchain.built[:2] == [seed.plan.fingerprint for seed in space.seeds]
+    assert diary.counts == [(i, 20) for i in range(1, 21)]
+    assert [e.origin for e in record.evaluations()[:2]] == [ORIGIN_FP32, ORIGIN_FP16]
+
+
+@pytest.mark.parametrize("sampler", ["precision", "local", "tpe", "nsga2", "random"])
+def test_a_larger_budget_adds_exactly_the_difference(open_record: OpenRecord, space: SearchSpace, sampler: str) -> None:
+    first = make_toolchain(space)
+    make_tuner(open_record(sampler=sampler), space, first, budget=15).run()
+    second = make_toolchain(space)
+    record = open_record(sampler=sampler)
+    make_tuner(record, space, second, budget=25).run()
+    assert len(second.built) == 10
+    assert not set(first.built) & set(second.built)
+    assert record.spent == 25
+
+
+def test_the_same_budget_again_evaluates_nothing(open_record: OpenRecord, space: SearchSpace) -> None:
+    make_tuner(open_record(), space, make_toolchain(space)).run()
+    again = make_toolchain(space)
+    make_tuner(open_record(), space, again).run()
+    assert again.calls == []
+
+
+def judging_tuner(record: StudyRecord, space: SearchSpace, toolchain: FakeToolchain, listener: Diary) -> Tuner:
+    def emulated(plan: PrecisionPlan) -> EmulatedError:
+        return EmulatedError(toolchain.law.error(plan), None)
+
+    return Tuner(record, space, toolchain, SearchSettings(budget=12), listener, emulated=emulated)
+
+
+def test_an_error_that_a_process_made_is_measured_again_in_a_fresh_one(
+    open_record: OpenRecord, space: SearchSpace
+) -> None:
+    seed = space.seeds[1].plan
+    record, diary = open_record(), Diary()
+    toolchain = make_toolchain(space, errs_at_first=[seed.fingerprint])
+    judging_tuner(record, space, toolchain, diary).run()
+    assert toolchain.restarts == 1
+    assert [f for f, _, _ in toolchain.calls].count(seed.fingerprint) == 2
+    assert record.spent == 12
+    (found,) = (e for e in record.evaluations() if e.plan == seed)
+    assert found.error_value == pytest.approx(toolchain.law.error(seed))
+    assert not found.errs_otherwise
+    assert sum("in a fresh process" in text for text in diary.warnings) == 1
+
+
+def test_errors_that_are_what_they_are_are_measured_again_twice_at_most(
+    open_record: OpenRecord, space: SearchSpace
+) -> None:
+    record, toolchain = open_record(), make_toolchain(space, error_factor=2.0)
+    judging_tuner(record, space, toolchain, Diary()).run()
+    assert toolchain.restarts == 2
+    assert len(toolchain.calls) == 12 + 2
+    assert sum(e.errs_otherwise for e in record.evaluations()) == 11
+
+
+@pytest.mark.parametrize(("profiling", "count"), [("none", 0), ("apart", 2), ("along", 12)])
+def test_plans_are_profiled_where_it_is_worth_it(
+    open_record: OpenRecord, space: SearchSpace, profiling: str, count: int
+) -> None:
+    record, toolchain = open_record(), make_toolchain(space, profiling=profiling)
+    make_tuner(record, space, toolchain).run()
+    assert toolchain.profiled == toolchain.built[:count]
+    seen = record.observations(space.free)
+    assert (seen.group_ms is None) == (count == 0)
+    if seen.group_ms is not None:
+        gains = np.array([toolchain.law.gains[group] for group in space.free])
+        told = seen.group_ms[np.isfinite(seen.group_ms).all(axis=1)]
+        assert len(told) == count
+        np.testing.assert_allclose(told[:2], [2 * gains, gains], rtol=1e-4)
+
+
+def test_figures_of_the_first_session_survive(open_record: OpenRecord, space: SearchSpace) -> None:
+    record = open_record()
+    make_tuner(record, space, make_toolchain(space)).run()
+    assert open_record().evaluations() == record.evaluations()
+    assert len(record.evaluations()) == 12
+
+
+def test_the_space_is_exhausted_before_the_budget(open_record: OpenRecord) -> None:
+    space = make_small_space(3)
+    toolchain = make_toolchain(space)
+    assert make_tuner(open_record(space), space, toolchain, budget=50).run() is Stop.EXHAUSTED
+    assert len(set(toolchain.built)) == len(toolchain.built) == 8
+
+
+@pytest.mark.parametrize("sampler", ["precision", "local"])
+def test_a_space_without_free_groups_is_one_plan(open_record: OpenRecord, sampler: str) -> None:
+    space = make_small_space(2)
+    pins = {g: Pin(p, "a test") for g, p in space.seeds[0].plan.precision.items()}
+    fixed = replace(space, free=(), pinned=pins, seeds=space.seeds[:1])
+    toolchain = make_toolchain(space)
+    assert make_tuner(open_record(fixed, sampler=sampler), fixed, toolchain, budget=5).run() is Stop.EXHAUSTED
+    assert toolchain.built == [make_plan("00").fingerprint]
+
+
+def test_the_baseline_is_all_fp32_although_a_group_is_pinned_to_fp16(open_record: OpenRecord) -> None:
+    space = make_small_space(3)
+    half = space.seeds[1].plan.precision["g001"]
+    pinned = replace(space, free=("g000", "g002"), pinned={"g001": Pin(half, "a test")})
+    toolchain = make_toolchain(space)
+    record = open_record(pinned)
+    assert make_tuner(record, pinned, toolchain, budget=50).run() is Stop.EXHAUSTED
+    baseline = record.baseline()
+    assert baseline is not None
+    assert baseline.plan == make_plan("000")
+    assert set(toolchain.built) == {make_plan(bits).fingerprint for bits in ("000", "010", "011", "110", "111")}
+
+
+def test_a_failed_plan_is_pruned_and_spends_budget(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> None:
+    toolchain, diary = make_toolchain(space, fails={"g001"}, crashes={"g002"}), Diary()
+    record = open_record()
+    make_tuner(record, space, toolchain, diary, budget=15).run()
+    assert record.spent == 15
+    assert record.failed == len(diary.failures) == len(record.failures()) > 0
+    assert {f.kind for _, f in diary.failures if isinstance(f, Failure)} <= {FailureKind.ERROR, FailureKind.CRASH}
+    for plan, _, failure in record.failures():
+        assert {"g001", "g002"} & set(plan.fp16_groups)
+        assert failure.message in {"no kernel for this", "segmentation fault"}
+    assert pareto(record.evaluations())
+
+
+def test_a_search_in_which_nothing_runs_ends_early_and_can_be_tried_again(
+    open_record: OpenRecord, space: SearchSpace
+) -> None:
+    record, broken = open_record(), make_toolchain(space, fails=space.free)
+    assert make_tuner(record, space, broken, budget=60).run() is Stop.HOPELESS
+    assert len(record.failures()) == HOPELESS
+    assert make_tuner(record, space, broken, budget=60).run() is Stop.HOPELESS
+    assert len(record.failures()) == 2 * HOPELESS
+    mended = make_toolchain(space)
+    assert make_tuner(record, space, mended, budget=60).run() in (Stop.BUDGET, Stop.CONVERGED)
+    assert mended.built
+
+
+def test_infeasible_trials_violate_their_constraint(
+    open_record: OpenRecord, space: SearchSpace, tmp_path: Path
+) -> None:
+    record = open_record()
+    make_tuner(record, space, make_toolchain(space, non_finite={"g003"}), budget=15).run()
+    storage = optuna.storages.JournalStorage(
+        optuna.storages.journal.JournalFileBackend(str(tmp_path / "study.journal"))
+    )
+    (study,) = [optuna.load_study(study_name=n, storage=storage) for n in optuna.get_all_study_names(storage)]
+    for trial in study.get_trials(states=(optuna.trial.TrialState.PRUNED,)):
+        assert trial.params["g003"] == "fp16"
+        constraints = {k: v for k, v in trial.system_attrs.items() if k.startswith("constraints")}
+        assert constraints
+        assert all((v if isinstance(v, float) else v[0]) > 0 for v in constraints.values())
+
+
+def test_the_sampler_learns_what_is_infeasible(open_record: OpenRecord) -> None:
+    space = make_small_space(12)
+    record = open_record(space)
+    make_tuner(record, space, make_toolchain(space, fails={"g003"}), budget=60).run()
+    assert record.failed < 25, "half of all plans hold g003 in FP16; a sampler that forgets them would fail 30 times"
+
+
+def test_a_plan_that_is_not_finite_is_kept_but_not_on_the_front(open_record: OpenRecord, space: SearchSpace) -> None:
+    record, diary = open_record(), Diary()
+    make_tuner(record, space, make_toolchain(space, non_finite={"g003"}), diary).run()
+    spoilt = [e for e in record.evaluations() if not e.is_finite]
+    assert spoilt
+    assert all("g003" not in e.plan.fp16_groups for e in pareto(record.evaluations()))
+    assert diary.failures[0][1] == "6 values are NaN or Inf where the reference has none"
+    assert record.failed == len(spoilt)
+
+
+def test_a_fault_of_the_machine_is_retried_and_costs_no_budget(open_record: OpenRecord, space: SearchSpace) -> None:
+    toolchain, diary, record = make_toolchain(space, faults=2), Diary(), open_record()
+    make_tuner(record, space, toolchain, diary).run()
+    assert record.spent == 12
+    assert toolchain.built[:3] == [space.seeds[0].plan.fingerprint] * 3
+    assert [w.rsplit("; ", 1)[1] for w in diary.warnings] == ["trying again (1 of 2)", "trying again (2 of 2)"]
+    assert record.failed == 0
+
+
+def test_a_machine_that_stays_broken_stops_the_search_and_can_be_resumed(
+    open_record: OpenRecord, space: SearchSpace
+) -> None:
+    record = open_record()
+    make_tuner(record, space, make_toolchain(space), budget=5).run()
+    broken = make_toolchain(space, faults=-1)
+    with pytest.raises(RunError, match="3 times in a row: device lost") as told:
+        make_tuner(record, space, broken, worker=WorkerSettings(retries=2)).run()
+    assert "resumes" in told.value.hint
+    assert len(set(broken.built)) == 1
+    assert len(broken.built) == 3
+    mended = make_toolchain(space)
+    record = open_record()
+    make_tuner(record, space, mended).run()
+    assert mended.built[0] == broken.built[0]
+    assert len(mended.built) == 7
+    assert record.spent == 12
+
+
+def test_ctrl_c_leaves_a_study_that_goes_on_with_the_same_plan(open_record: OpenRecord, space: SearchSpace) -> None:
+    interrupted = make_toolchain(space, interrupt_after=6)
+    record = open_record()
+    with pytest.raises(KeyboardInterrupt):
+        make_tuner(record, space, interrupted).run()
+    waiting = record.waiting()
+    assert len(waiting) == 1
+    resumed = make_toolchain(space)
+    record = open_record()
+    make_tuner(record, space, resumed).run()
+    assert {resumed.built[0]} == waiting
+    assert Counter(interrupted.built + resumed.built).most_common(1)[0][1] == 1
+    assert record.spent == 12
+
+
+def test_the_time_is_over(open_record: OpenRecord, space: SearchSpace) -> None:
+    now = iter(range(1000))
+    record = open_record()
+    settings = SearchSettings(budget=50, timeout_s=4.5)
+    tuner = Tuner(record, space, make_toolchain(space), settings, Silent(), clock=lambda: float(next(now)))
+    assert tuner.run() is Stop.TIMEOUT
+    assert record.spent == 4
+
+
+def test_a_baseline_that_fails_stops_everything_and_is_tried_anew(open_record: OpenRecord, space: SearchSpace) -> None:
+    toolchain = make_toolchain(space)
+    toolchain.law.fp32_error = 0.2
+    record = open_record()
+    with pytest.raises(BaselineError, match="precision is not the problem"):
+        make_tuner(record, space, toolchain).run()
+    assert record.spent == 0
+    mended = make_toolchain(space)
+    make_tuner(open_record(), space, mended, budget=3).run()
+    assert mended.built[0] == space.seeds[0].plan.fingerprint
+
+
+def test_a_baseline_that_does_not_build_is_told_as_such(open_record: OpenRecord, space: SearchSpace) -> None:
+    record = open_record()
+    broken = make_toolchain(space, faults=1, fault_kind=FailureKind.UNSUPPORTED)
+    with pytest.raises(BaselineError, match=r"the all-FP32 engine failed .*on fire") as told:
+        make_tuner(record, space, broken).run()
+    assert "--engine" in told.value.hint
+    assert record.spent == record.failed == 0
+    assert record.waiting() == {space.seeds[0].plan.fingerprint}
+
+
+@pytest.mark.parametrize("groups", [3, 14])
+def test_an_unseen_plan_is_found_without_a_front(open_record: OpenRecord, groups: int) -> None:
+    space = make_small_space(groups)
+    tuner = make_tuner(open_record(space), space, make_toolchain(space))
+    known: set[str] = set()
+    for _ in range(8):
+        plan = tuner._unseen(known)
+        assert plan is not None
+        assert plan.fingerprint not in known
+        known.add(plan.fingerprint)
+    if groups == 3:
+        assert tuner._unseen(known) is None
+
+
+def test_speedups_are_against_the_baseline(open_record: OpenRecord, space: SearchSpace) -> None:
+    toolchain = make_toolchain(space, noise=0.0)
+    record = open_record()
+    make_tuner(record, space, toolchain).run()
+    for evaluation in record.evaluations():
+        assert evaluation.speedup == pytest.approx(10.0 / toolchain.law.latency_ms(evaluation.plan))
+
+
+def test_drift_is_taken_against_the_first_baseline_of_all_sessions(open_record: OpenRecord, space: SearchSpace) -> None:
+    make_tuner(open_record(), space, make_toolchain(space, noise=0.0), budget=4).run()
+    record = open_record()
+    slow = make_toolchain(space, noise=0.0)
+    slow.law = replace(
+        slow.law, base_ms=20.0, gains={g: 2 * gain for g, gain in slow.law.gains.items()}, boundary_ms=0.04
+    )
+    make_tuner(record, space, slow, budget=8).run()
+    true = make_toolchain(space).law
+    for evaluation in record.evaluations():
+        assert evaluation.latency.median_ms == pytest.approx(true.latency_ms(evaluation.plan))
+
+
+def test_a_seeded_search_repeats_itself(tmp_path: Path, space: SearchSpace, open_record: OpenRecord) -> None:
+    runs = []
+    for name in ("one", "two"):
+        toolchain = make_toolchain(space)
+        make_tuner(open_record(journal=tmp_path / name), space, toolchain, budget=20).run()
+        runs.append(toolchain.built)
+    assert runs[0] == runs[1]

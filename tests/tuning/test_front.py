@@ -1,0 +1,250 @@
+"""The front: dominance beyond noise, the knee, the choice, the hypervolume, front.json."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
+from mptune.tuning.explanation import Explanation, Kept, Reason
+from mptune.tuning.front import Front, choose, faster_beyond_noise, hypervolume, knee, pareto
+from tests.tuning.factory import make_evaluation
+
+FP32 = make_evaluation(10.0, 1e-7, origin=ORIGIN_FP32)
+
+
+@st.composite
+def evaluation_lists(draw: st.DrawFn) -> list[Evaluation]:
+    rows = draw(
+        st.lists(
+            st.tuples(
+                st.floats(0.1, 20.0),
+                st.one_of(st.floats(1e-9, 1.0), st.sampled_from([1e-4, 1e-3, math.nan, math.inf])),
+                st.sampled_from([0.0, 0.01, 0.1, 1.0]),
+                st.one_of(st.none(), st.floats(1e-9, 1.0)),
+            ),
+            max_size=12,
+        )
+    )
+    return [
+        make_evaluation(ms, error, width=width, held_out=held_out, number=i)
+        for i, (ms, error, width, held_out) in enumerate(rows)
+    ]
+
+
+@given(evaluation_lists())
+def test_nothing_on_the_front_is_dominated(evaluations: list[Evaluation]) -> None:
+    front = pareto(evaluations)
+    assert all(point.is_finite for point in front)
+    for faster, slower in pairwise(front):
+        assert faster.latency.median_ms < slower.latency.median_ms
+        assert faster.judged_error > slower.judged_error
+        assert faster_beyond_noise(faster, slower)
+
+
+@given(evaluation_lists())
+def test_everything_off_the_front_is_beaten_by_something_on_it(evaluations: list[Evaluation]) -> None:
+    front = pareto(evaluations)
+    for other in evaluations:
+        if other.is_finite and other not in front:
+            assert any(p.judged_error <= other.judged_error and not faster_beyond_noise(other, p) for p in front)
+
+
+@given(evaluation_lists(), st.randoms())
+def test_the_front_is_stable(evaluations: list[Evaluation], random: object) -> None:
+    front = pareto(evaluations)
+    assert pareto(front) == front
+    shuffled = list(evaluations)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert pareto(shuffled) == front
+
+
+def test_of_overlapping_points_the_more_exact_stays() -> None:
+    exact = make_evaluation(5.0, 1e-4, width=0.2, number=1)
+    faster_looking = make_evaluation(4.9, 1e-3, width=0.2, number=2)
+    truly_faster = make_evaluation(4.0, 2e-3, width=0.2, number=3)
+    assert pareto([faster_looking, exact, truly_faster]) == (truly_faster, exact)
+
+
+def test_of_equal_errors_the_faster_stays() -> None:
+    slow, fast = make_evaluation(5.0, 1e-4, width=0.2, number=1), make_evaluation(4.9, 1e-4, width=0.2, number=2)
+    assert pareto([slow, fast]) == (fast,)
+
+
+def test_a_dropped_point_drops_no_other() -> None:
+    a = make_evaluation(1.0, 3e-3, width=0.4, number=1)
+    b = make_evaluation(1.7, 2e-3, width=0.4, number=2)
+    c = make_evaluation(2.4, 1e-3, width=0.4, number=3)
+    assert pareto([a, b, c]) == (a, c), "b is not faster than c beyond noise; a is"
+
+
+@given(evaluation_lists())
+def test_hypervolume_is_a_share(evaluations: list[Evaluation]) -> None:
+    volume = hypervolume(evaluations, FP32)
+    assert 0.0 <= volume <= 1.0
+
+
+@given(evaluation_lists(), st.floats(0.1, 9.9), st.floats(1e-7, 1e-2))
+def test_another_point_never_lowers_the_hypervolume(evaluations: list[Evaluation], ms: float, error: float) -> None:
+    more = [*evaluations, make_evaluation(ms, error, number=99)]
+    assert hypervolume(more, FP32) >= hypervolume(evaluations, FP32) - 1e-12
+
+
+def test_hypervolume_by_hand() -> None:
+    assert hypervolume([FP32], FP32) == 0.0
+    assert hypervolume([make_evaluation(5.0, 1e-7)], FP32) == pytest.approx(0.5)
+    middle = math.sqrt(3e-2 * 1e-7)
+    assert hypervolume([make_evaluation(5.0, middle)], FP32) == pytest.approx(0.25)
+    both = [make_evaluation(5.0, 1e-7, number=1), make_evaluation(2.5, middle, number=2)]
+    assert hypervolume(both, FP32) == pytest.approx(0.5 + 0.25 * 0.5)
+    assert hypervolume([make_evaluation(1.0, 4e-2), make_evaluation(12.0, 1e-7)], FP32) == 0.0
+    assert hypervolume([make_evaluation(5.0, 1e-9)], FP32) == pytest.approx(0.5), "nothing is more exact than FP32"
+    assert hypervolume([make_evaluation(5.0, 1e-3)], make_evaluation(10.0, 5e-2)) == 0.0
+
+
+def test_the_knee_lies_farthest_below_the_chord() -> None:
+    points = [
+        make_evaluation(5.0, 1e-2, number=1),
+        make_evaluation(5.5, 1e-5, number=2),
+        make_evaluation(9.0, 1e-6, number=3),
+        FP32,
+    ]
+    assert knee(points) == points[1]
+
+
+def test_the_knee_avoids_errors_that_nobody_wants() -> None:
+    broken, good = make_evaluation(1.0, 0.5, number=1), make_evaluation(6.0, 1e-3, number=2)
+    assert knee([broken, good, FP32]) == good
+    assert knee([broken]) == broken
+    assert knee([]) is None
+
+
+@given(evaluation_lists())
+def test_the_knee_is_a_point(evaluations: list[Evaluation]) -> None:
+    front = pareto(evaluations)
+    assert knee(front) in front if front else knee(front) is None
+
+
+@given(evaluation_lists(), st.floats(1e-9, 1.0))
+def test_the_fastest_within_an_error(evaluations: list[Evaluation], limit: float) -> None:
+    front = pareto(evaluations)
+    chosen, reason, met = choose(front, max_error=limit)
+    fitting = [p for p in front if p.judged_error <= limit]
+    assert met is bool(fitting)
+    if fitting:
+        assert chosen == min(fitting, key=lambda p: p.latency.median_ms)
+    elif front:
+        assert chosen == min(front, key=lambda p: p.judged_error)
+        assert "nearest" in reason
+    else:
+        assert chosen is None
+
+
+@given(evaluation_lists(), st.floats(0.1, 20.0))
+def test_the_most_exact_within_a_latency(evaluations: list[Evaluation], limit: float) -> None:
+    front = pareto(evaluations)
+    chosen, _, met = choose(front, max_latency_ms=limit)
+    fitting = [p for p in front if p.latency.median_ms <= limit]
+    assert met is bool(fitting)
+    if front:
+        assert chosen == (min(fitting, key=lambda p: p.judged_error) if fitting else front[0])
+
+
+def test_both_limits() -> None:
+    points = [make_evaluation(2.0, 1e-2, number=1), make_evaluation(4.0, 1e-3, number=2), FP32]
+    assert choose(points, max_error=2e-3, max_latency_ms=5.0)[::2] == (points[1], True)
+    assert choose(points, max_error=5e-4, max_latency_ms=3.0)[::2] == (points[1], False)
+    assert choose((), max_error=1.0) == (None, "no plan is feasible", False)
+    assert choose(()) == (None, "no plan is feasible", True)
+
+
+def test_choice_goes_by_the_held_out_error() -> None:
+    lucky = make_evaluation(2.0, 1e-4, held_out=1e-2, number=1)
+    sound = make_evaluation(4.0, 2e-4, held_out=2e-4, number=2)
+    assert choose([lucky, sound], max_error=1e-3)[0] == sound
+
+
+def make_front(**changes: object) -> Front:
+    points = (make_evaluation(5.0, 1e-3, held_out=2e-3, number=3), FP32)
+    fields: dict[str, object] = {
+        "run_dir": Path("m.mptune"),
+        "model_path": Path("m.onnx"),
+        "model_sha256": "abc",
+        "target": "cpu",
+        "engine": "fake",
+        "device": "Fake 1000",
+        "metric": "relative_l2",
+        "fp32": FP32,
+        "fp16": make_evaluation(4.0, math.nan, number=1023, origin=ORIGIN_FP16),
+        "points": points,
+        "chosen": points[0],
+        "chosen_reason": "the knee of the front",
+        "limits_met": True,
+        "evaluations": 5,
+        "failures": 1,
+        "hypervolume": 0.25,
+    }
+    return Front(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_front_json_has_every_key_and_is_standard_json() -> None:
+    document = json.loads(json.dumps(make_front().to_json(), allow_nan=False))
+    assert set(document) == {
+        "format", "model", "target", "metric", "baseline", "points", "chosen", "evaluations", "failures",
+        "hypervolume", "warnings",
+    }  # fmt: skip
+    assert set(document["model"]) == {"path", "sha256"}
+    assert set(document["target"]) == {"name", "engine", "device"}
+    assert set(document["baseline"]) == {"fp32", "fp16"}
+    for point in (*document["points"], *document["baseline"].values()):
+        assert set(point) == {
+            "plan", "origin", "latency", "error", "speedup", "fp16_groups", "fp32_groups", "fp32", "engine",
+            "confirmed",
+        }  # fmt: skip
+        assert set(point["latency"]) == {"median_ms", "p90_ms", "p99_ms", "ci95_ms", "cv", "source"}
+        assert set(point["error"]) == {"value", "metric", "source", "emulated", "held_out", "per_output"}
+    assert document["baseline"]["fp16"]["error"]["value"] == "nan"
+    assert document["baseline"]["fp32"]["error"]["held_out"] is None
+    assert document["points"][0]["error"]["held_out"] == pytest.approx(2e-3)
+    assert document["points"][0]["error"]["per_output"] == {"y": {"relative_l2": 1e-3, "non_finite": 0.0}}
+    assert document["points"][0]["fp16_groups"] + document["points"][0]["fp32_groups"] == 10
+    assert document["chosen"] == document["points"][0]["plan"]
+
+
+def test_front_json_says_why_groups_are_fp32() -> None:
+    kept = Kept("g002", "norm", Reason.ERROR, "alone it overflows", math.inf, 0.25)
+    plan = make_front().points[0].plan.fingerprint
+    document = make_front(explanation=Explanation({plan: (kept,)})).to_json()
+    assert document["points"][0]["fp32"] == [
+        {
+            "group": "g002",
+            "name": "norm",
+            "reason": "one-group error",
+            "why": "alone it overflows",
+            "one_group_error": "inf",
+            "saves_ms": 0.25,
+        }
+    ]
+    assert document["points"][1]["fp32"] == [], "nothing is known of it"
+
+
+def test_front_json_has_nulls_where_nothing_is_known() -> None:
+    document = make_front(fp16=None, chosen=None).to_json()
+    assert document["baseline"]["fp16"] is None
+    assert document["chosen"] is None
+
+
+@given(evaluation_lists())
+def test_an_evaluation_survives_its_json(evaluations: list[Evaluation]) -> None:
+    for evaluation in evaluations:
+        text = json.dumps(evaluation.to_json(), allow_nan=False)
+        again = Evaluation.from_json(json.loads(text))
+        assert again.to_json() == evaluation.to_json()
+        assert again.plan == evaluation.plan
+        assert again.is_finite == evaluation.is_finite

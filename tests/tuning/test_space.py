@@ -1,0 +1,146 @@
+"""Search-space files, pins, patterns and seeds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mptune.errors import SpaceError
+from mptune.graph.grouping.groups import LayerGroup, find_groups
+from mptune.graph.hazards.find import Hazard
+from mptune.graph.loading.model import Model, load_model
+from mptune.graph.plan import Precision
+from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32
+from mptune.tuning.space import NamedSpace, list_spaces, load_space, make_space, match
+from tests.fakes import make_plan
+
+
+@pytest.fixture(scope="module")
+def mlp(mlp_path: Path) -> tuple[Model, tuple[LayerGroup, ...]]:
+    model = load_model(mlp_path)
+    return model, find_groups(model)
+
+
+def write_space(folder: Path, text: str) -> NamedSpace:
+    path = folder / "mine.toml"
+    path.write_text("format = 1\n" + text)
+    return load_space(str(path))
+
+
+def make_hazard(group: str, severity: str) -> Hazard:
+    return Hazard(severity, "overflow", group, None, "t", 1e6, "it is infinite", "keep it")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("named", list_spaces(), ids=lambda named: named.name)
+def test_every_space_that_comes_with_mptune_fits_a_model(
+    named: NamedSpace, mlp: tuple[Model, tuple[LayerGroup, ...]]
+) -> None:
+    space = make_space(*mlp, named)
+    assert named.file.description
+    assert space.seeds[0].origin == ORIGIN_FP32
+    assert space.seeds[1].origin == ORIGIN_FP16
+    assert len({seed.plan.fingerprint for seed in space.seeds}) == len(space.seeds)
+    assert space.warnings == ()
+
+
+def test_an_unknown_space_has_close_matches() -> None:
+    with pytest.raises(SpaceError, match="'transfomer'") as told:
+        load_space("transfomer")
+    assert "transformer" in told.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("granularity = 'atom'", "granularity"),
+        ("[pin]\nfp8 = ['x']", "pin.fp8"),
+        ("[[seed]]\nname = 'x'", "seed.0.fp32"),
+        ("this is not TOML", "not TOML"),
+    ],
+)
+def test_a_space_file_is_checked(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(SpaceError, match=message):
+        write_space(tmp_path, text)
+
+
+def test_patterns(mlp: tuple[Model, tuple[LayerGroup, ...]]) -> None:
+    _, groups = mlp
+    by_id = {g.id: g for g in groups}
+    assert {by_id[i].kind for i in match("kind:norm", groups)} == {"norm"}
+    assert all("Softmax" in by_id[i].ops for i in match("op:Softmax", groups))
+    assert len(match("op:Softmax", groups)) == 1
+    assert match("block0/*", groups)
+    assert all(any(n.startswith("block0/") for n in by_id[i].nodes) for i in match("block0/*", groups))
+    assert match("*", groups) == tuple(by_id)
+    assert match("head/Gemm", groups) == match(match("head/Gemm", groups)[0], groups)
+    assert match("nothing*", groups) == ()
+
+
+def test_pins_and_their_reasons(tmp_path: Path, mlp: tuple[Model, tuple[LayerGroup, ...]]) -> None:
+    model, groups = mlp
+    named = write_space(tmp_path, "[pin]\nfp32 = ['kind:norm']\nfp16 = ['head/*']")
+    space = make_space(model, groups, named)
+    norms, head = set(match("kind:norm", groups)), set(match("head/*", groups))
+    assert set(space.pinned) == norms | head
+    assert all(space.pinned[g].precision is Precision.FP32 for g in norms)
+    assert all(space.pinned[g].precision is Precision.FP16 for g in head)
+    assert "'kind:norm'" in space.pinned[min(norms)].reason
+    assert set(space.free) == {g.id for g in groups} - norms - head
+    fp32, fp16 = space.seeds[:2]
+    assert fp32.plan.fp16_groups == ()
+    assert set(fp16.plan.fp32_groups) == norms
+    assert not space.holds(fp32.plan)
+    assert space.holds(fp16.plan)
+    assert space.plan(space.choices(fp16.plan)) == fp16.plan
+    assert space.size == 2 ** len(space.free)
+
+
+def test_a_hazard_of_severity_error_wins_over_an_fp16_pin(
+    tmp_path: Path, mlp: tuple[Model, tuple[LayerGroup, ...]]
+) -> None:
+    model, groups = mlp
+    (head,) = match("head/*", groups)
+    named = write_space(tmp_path, "[pin]\nfp16 = ['head/*']")
+    space = make_space(model, groups, named, [make_hazard(head, "error"), make_hazard(groups[0].id, "warning")])
+    assert space.pinned[head].precision is Precision.FP32
+    assert "it is infinite" in space.pinned[head].reason
+    assert "it is infinite" in space.warnings[0]
+    assert groups[0].id in space.free
+
+
+def test_a_pattern_that_matches_nothing_is_a_warning(tmp_path: Path, mlp: tuple[Model, tuple[LayerGroup, ...]]) -> None:
+    text = "[pin]\nfp32 = ['op:Conv']\n[[seed]]\nname = 's'\nfp32 = ['op:LSTM', 'blokc*']"
+    space = make_space(*mlp, write_space(tmp_path, text))
+    assert [w.split("'")[1] for w in space.warnings] == ["op:Conv", "blokc*"], "a seed's classes may be absent"
+
+
+def test_large_activations_make_a_seed(tmp_path: Path, mlp: tuple[Model, tuple[LayerGroup, ...]]) -> None:
+    model, groups = mlp
+    named = write_space(tmp_path, "")
+    origin = "seed: activations over 512 in FP32"
+    assert all(seed.origin != origin for seed in make_space(model, groups, named, absmax={"x": 511.0}).seeds)
+    space = make_space(model, groups, named, absmax={"block1.narrow": 600.0})
+    seed = next(seed for seed in space.seeds if seed.origin == origin)
+    names = {g.id: g.nodes for g in groups}
+    held = {node for g in seed.plan.fp32_groups for node in names[g]}
+    assert {"block1/fc2/Gemm", "mixing/Softmax"} <= held
+    assert "block0/fc1/Gemm" not in held
+
+
+def test_a_group_that_cannot_be_fp16_says_why(tmp_path: Path, mlp: tuple[Model, tuple[LayerGroup, ...]]) -> None:
+    model, groups = mlp
+    first = LayerGroup(groups[0].id, groups[0].name, groups[0].kind, groups[0].nodes, groups[0].ops, "no such kernel")
+    space = make_space(model, (first, *groups[1:]), write_space(tmp_path, ""))
+    assert space.pinned[first.id].reason == "no such kernel"
+
+
+def test_plans_are_of_the_model() -> None:
+    assert make_plan("01") != make_plan("01", sha="1" * 64)
+
+
+def test_prefixes_are_seeds_with_few_boundaries(tmp_path: Path, mlp: tuple[Model, tuple[LayerGroup, ...]]) -> None:
+    space = make_space(*mlp, write_space(tmp_path, ""))
+    prefixes = {seed.origin: seed.plan.fp32_groups for seed in space.seeds if seed.origin.startswith("seed: first")}
+    assert prefixes["seed: first half in FP32"] == space.free[: len(space.free) // 2]
+    assert all(kept == space.free[: len(kept)] for kept in prefixes.values())
