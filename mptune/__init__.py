@@ -6,12 +6,10 @@ milliseconds and loads neither ONNX Runtime nor Optuna nor onnx.
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from mptune._version import __version__
 
 _HOME = {
     "search": "mptune.api",
@@ -62,17 +60,6 @@ def __getattr__(name: str) -> Any:
     value = getattr(import_module(home), name)
     globals()[name] = value
     return value
-
-
-class _Package(ModuleType):
-    """Keeps ``mptune.search`` and ``mptune.report`` functions: importing a subpackage would put it in their place."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _HOME and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
 
 
 def __dir__() -> list[str]:

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from mptune import __version__
+from mptune._version import __version__
 from mptune.commands import deploying, listing, models, searching
 from mptune.commands.common import Invocation, complain, interrupted, reader_left
 from mptune.commands.error_text import explain, is_usage

@@ -16,7 +16,7 @@ from typing import Any
 import filelock
 import pydantic
 
-from mptune import __version__
+from mptune._version import __version__
 from mptune.engines.base import Workspace
 from mptune.errors import RunError
 from mptune.files import write_json, writing

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import mptune
+
+PACKAGE = Path(mptune.__file__).parent
 
 
 def test_every_public_name_is_there() -> None:
@@ -16,22 +19,40 @@ def test_every_public_name_is_there() -> None:
     assert set(mptune.__all__) <= set(dir(mptune))
 
 
-@pytest.mark.parametrize(
-    "first",
-    [
-        "import mptune.tuning.steps.tuner",
-        "import mptune.reporting.text",
-        "mptune.Evaluation",
-        "mptune.search",
-        "import mptune.api",
-    ],
-)
-def test_search_and_report_are_functions_whatever_was_imported_before(first: str) -> None:
-    """Both are names of subpackages too."""
-    code = f"import mptune\n{first}\nassert callable(mptune.search) and callable(mptune.report)\n"
-    code += "from mptune.tuning.steps.tuner import Tuner\n"
-    code += "assert mptune.search.__module__ == mptune.report.__module__ == 'mptune.api'"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr == ""
+FUNCTIONS = ("apply", "confirm", "export", "inspect", "pick", "report", "search")
+
+MODULES = [
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if path.name != "__main__.py"
+]
+
+
+def test_no_module_has_the_name_of_a_public_name() -> None:
+    """Importing ``mptune.search`` as a module would put it in the function's place."""
+    assert not {f"mptune.{name}" for name in mptune.__all__} & set(MODULES)
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("first", ["", "mptune.Evaluation; mptune.search"])
+def test_functions_stay_functions_whatever_module_is_imported(first: str) -> None:
+    code = f"""
+import importlib, types
+import mptune
+import mptune.tuning.front
+{first}
+for module in {MODULES!r}:
+    importlib.import_module(module)
+for name in {FUNCTIONS!r}:
+    function = getattr(mptune, name)
+    assert isinstance(function, types.FunctionType) and function.__module__ == "mptune.api", name
+assert mptune.Front is mptune.tuning.front.Front
+assert type(mptune) is types.ModuleType
+"""
+    assert run_python(code).stderr == ""
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 
-from mptune import __version__
+from mptune._version import __version__
 from mptune.engines.environment import Environment
 from mptune.errors import RunError
 from mptune.files import link_or_copy

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from mptune import __version__
+from mptune._version import __version__
 from mptune.engines.environment import Environment
 from mptune.errors import RunError
 from mptune.graph.grouping.groups import LayerGroup
