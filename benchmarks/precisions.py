@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.common import save, workspace
 from mptune.data.calibration import read_samples
 from mptune.data.metrics.accuracy import compare_outputs
-from mptune.engines.ort.library import open_session
+from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import SessionOptions
 from mptune.engines.timing.latency import calibrate, monotonic_ms, time_in_turn
 from mptune.graph.grouping.groups import find_groups

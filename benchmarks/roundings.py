@@ -23,7 +23,7 @@ from onnx import TensorProto, helper, numpy_helper
 from scipy.special import erf, ndtr
 
 from benchmarks.common import save
-from mptune.engines.ort.library import open_session
+from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import SessionOptions
 
 OPSET, IR_VERSION = 17, 8

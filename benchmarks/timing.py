@@ -17,8 +17,9 @@ import numpy as np
 from mptune.data.calibration import read_outputs, read_samples
 from mptune.data.metrics.accuracy import OutputError, compare_outputs
 from mptune.engines.base import Stage
-from mptune.engines.jobs.measure import Outputs, relative_l2
-from mptune.engines.ort.library import open_session
+from mptune.engines.jobs.reference import relative_l2
+from mptune.engines.jobs.samples import Outputs
+from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
 from mptune.engines.timing.latency import Latency, Repetitions, calibrate, monotonic_ms, time_in_turn
 from mptune.engines.worker.child import WorkerState

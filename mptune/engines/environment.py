@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mptune.targets.jetson import JetsonState, read_jetson
+from mptune.targets.nvidia_smi import ask_nvidia_smi
 
 _PACKAGES = (
     "mptune",
@@ -30,7 +29,6 @@ _PACKAGES = (
     "tensorrt-rtx",
     "cuda-bindings",
 )
-_QUERY_TIMEOUT_S = 10.0
 _GPU_FIELDS = (
     "index,name,memory.total,memory.used,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit,"
     "temperature.gpu"
@@ -169,9 +167,9 @@ def installed_versions() -> dict[str, str]:
 
 def read_gpus() -> tuple[GpuState, ...]:
     """The state of every GPU that nvidia-smi shows; empty where there is none."""
-    text = _nvidia_smi(f"--query-gpu={_GPU_FIELDS}", "--format=csv,noheader,nounits")
+    text = ask_nvidia_smi(f"--query-gpu={_GPU_FIELDS}", "--format=csv,noheader,nounits")
     # Asked for apart: drivers renamed the field, and nvidia-smi refuses a whole query for one unknown field.
-    reasons = _nvidia_smi("--query-gpu=clocks_throttle_reasons.active", "--format=csv,noheader") or _nvidia_smi(
+    reasons = ask_nvidia_smi("--query-gpu=clocks_throttle_reasons.active", "--format=csv,noheader") or ask_nvidia_smi(
         "--query-gpu=clocks_event_reasons.active", "--format=csv,noheader"
     )
     return parse_gpus(text or "", reasons or "")
@@ -227,7 +225,7 @@ def state_warnings(now: GpuState, before: GpuState | None = None) -> tuple[str, 
 
 def foreign_gpu_processes() -> tuple[tuple[int, str], ...]:
     """Compute processes on the GPUs that are not this process or its kin: (pid, name)."""
-    text = _nvidia_smi("--query-compute-apps=pid,process_name", "--format=csv,noheader")
+    text = ask_nvidia_smi("--query-compute-apps=pid,process_name", "--format=csv,noheader")
     import psutil  # type: ignore[import-untyped]
 
     listed = parse_processes(text or "")
@@ -273,21 +271,8 @@ def _number(field: str) -> float | None:
 
 
 def _cuda_of_driver() -> str | None:
-    match = re.search(r"CUDA Version:\s*([0-9.]+)", _nvidia_smi() or "")
+    match = re.search(r"CUDA Version:\s*([0-9.]+)", ask_nvidia_smi() or "")
     return match.group(1) if match else None
-
-
-def _nvidia_smi(*arguments: str) -> str | None:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return None
-    try:
-        done = subprocess.run(
-            [program, *arguments], capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout if done.returncode == 0 else None
 
 
 def cpu_model() -> str:

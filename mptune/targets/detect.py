@@ -5,12 +5,11 @@ from __future__ import annotations
 import csv
 import os
 import re
-import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from mptune.targets.jetson import read_jetson
+from mptune.targets.nvidia_smi import TIMEOUT_S, ask_nvidia_smi
 
 _QUERY = ("index", "uuid", "name", "compute_cap", "memory.total", "driver_version")
 
@@ -43,7 +42,7 @@ class Gpu:
     max_mhz: float | None = None
 
 
-def detect_gpus(root: Path = Path("/"), timeout_s: float = 10.0) -> tuple[Gpu, ...]:
+def detect_gpus(root: Path = Path("/"), timeout_s: float = TIMEOUT_S) -> tuple[Gpu, ...]:
     """List the GPUs that CUDA would see here; empty where there is none or none can be asked.
 
     ``CUDA_VISIBLE_DEVICES`` is respected where it holds indices or UUIDs of whole GPUs.
@@ -55,7 +54,7 @@ def detect_gpus(root: Path = Path("/"), timeout_s: float = 10.0) -> tuple[Gpu, .
     jetson = _detect_jetson(root)
     if jetson is not None:  # its nvidia-smi, where there is one, answers "[N/A]"
         return (jetson,)
-    rows = _ask_nvidia_smi(timeout_s)
+    rows = _listed_gpus(timeout_s)
     visible = _visible([row["index"] for row in rows], [row["uuid"] for row in rows])
     return tuple(
         Gpu(
@@ -69,24 +68,9 @@ def detect_gpus(root: Path = Path("/"), timeout_s: float = 10.0) -> tuple[Gpu, .
     )
 
 
-def _ask_nvidia_smi(timeout_s: float) -> list[dict[str, str]]:
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
-    command = [tool, f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            check=True,
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    rows = csv.reader(done.stdout.splitlines(), skipinitialspace=True)
+def _listed_gpus(timeout_s: float) -> list[dict[str, str]]:
+    text = ask_nvidia_smi(f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits", timeout_s=timeout_s)
+    rows = csv.reader((text or "").splitlines(), skipinitialspace=True)
     return [dict(zip(_QUERY, (cell.strip() for cell in row), strict=True)) for row in rows if len(row) == len(_QUERY)]
 
 

@@ -1,10 +1,12 @@
-"""Workspaces with samples, for tests of jobs and toolchains."""
+"""Workspaces with samples and small models, for tests of jobs and toolchains."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
+import onnx
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
 from mptune.data.calibration import CalibrationSet
 from mptune.engines.base import Workspace
@@ -23,3 +25,22 @@ def make_workspace(model: Path, folder: Path, samples: dict[str, np.ndarray], co
         path.parent.mkdir(parents=True, exist_ok=True)
         CalibrationSet(feeds, "test", False, ()).save(path)
     return workspace
+
+
+def value(name: str, shape: list[int | str] | None, dtype: int = TensorProto.FLOAT) -> ValueInfoProto:
+    """An input or output."""
+    return helper.make_tensor_value_info(name, dtype, shape)
+
+
+def save_graph(
+    path: Path,
+    nodes: list[NodeProto],
+    shape: list[int | str],
+    constants: dict[str, np.ndarray] | None = None,
+    output: list[int | str] | None = None,
+) -> Path:
+    """A model of opset 17 with one input ``x`` and one output ``y``."""
+    weights = [onnx.numpy_helper.from_array(array, name) for name, array in (constants or {}).items()]
+    graph = helper.make_graph(nodes, "g", [value("x", shape)], [value("y", output)], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path

@@ -19,8 +19,8 @@ import numpy as np
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, SampleSet, Stage, Workspace
-from mptune.engines.jobs.measure import Feed, Outputs, cached_samples, file_identity, output_error
-from mptune.engines.ort.library import open_session
+from mptune.engines.jobs.samples import Feed, Outputs, cached_samples, file_identity, output_error
+from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
 from mptune.engines.worker.child import Job, WorkerState
 from mptune.graph.grouping.groups import LayerGroup

@@ -24,8 +24,8 @@ import onnx
 
 from mptune.engines.base import EngineError, FailureKind, Stage
 from mptune.engines.jobs.layer_times import PROFILED_RUNS, UNTIMED_RUNS, LayerTime, steady_mean
-from mptune.engines.jobs.measure import cached_samples
-from mptune.engines.ort.library import open_session
+from mptune.engines.jobs.samples import cached_samples
+from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import OPTIMISED_MODEL, SessionOptions
 from mptune.engines.worker.child import WorkerState
 

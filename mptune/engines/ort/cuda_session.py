@@ -28,7 +28,7 @@ import numpy as np
 from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.cuda.delay import enqueue_delay
-from mptune.engines.ort.session import PROVIDERS, OrtSession, SessionOptions, translated
+from mptune.engines.ort.session import PROVIDERS, CpuSession, OrtSession, SessionOptions, translated
 from mptune.engines.timing.latency import HostStopwatch, Stopwatch, monotonic_ms
 
 _TRANSFER_VALUES = 5
@@ -256,6 +256,19 @@ def _shape_key(feeds: Mapping[str, np.ndarray]) -> tuple[Any, ...]:
         (name, array.shape, array.dtype.str, array.tobytes() if array.dtype.kind in "iu" and array.size <= 64 else b"")
         for name, array in sorted(feeds.items())
     )
+
+
+def open_session(model: Path | bytes, options: SessionOptions) -> OrtSession:
+    """Open a session; building the engine happens here.
+
+    Args:
+        model: an ONNX file, or a serialised model without external data.
+        options: see ``SessionOptions``.
+
+    Raises:
+        EngineError: ONNX Runtime refuses the model or the provider does not start.
+    """
+    return CudaSession(model, options) if options.provider == "cuda" else CpuSession(model, options)
 
 
 def graph_obstacle(model: Path | bytes) -> str | None:

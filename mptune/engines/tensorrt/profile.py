@@ -14,7 +14,7 @@ from typing import Any
 
 from mptune.engines.base import EngineError, FailureKind, Stage
 from mptune.engines.jobs.layer_times import PROFILED_RUNS, UNTIMED_RUNS, LayerTime, steady_mean
-from mptune.engines.jobs.measure import cached_samples
+from mptune.engines.jobs.samples import cached_samples
 from mptune.engines.tensorrt.inspect import Layer, read_layers
 from mptune.engines.tensorrt.library import Kind
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession

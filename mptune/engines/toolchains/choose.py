@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from mptune.engines.base import Failure, Toolchain, Workspace
 from mptune.engines.cuda.runtime import INSTALL as CUDA_PYTHON
 from mptune.engines.environment import cpu_model
-from mptune.engines.jobs.measure import ProbeJob
+from mptune.engines.jobs.reference import ProbeJob
 from mptune.engines.ort.session import Provider
 from mptune.engines.tensorrt.jobs import LibraryJob, LibraryReport
 from mptune.engines.tensorrt.library import AHEAD_OF_TIME, INSTALL, RTX_CAPABILITIES, Kind, is_installed

@@ -23,7 +23,7 @@ from mptune.engines.base import (
     Workspace,
 )
 from mptune.engines.environment import Environment, describe_environment
-from mptune.engines.jobs.measure import ObserveJob, ReferenceJob
+from mptune.engines.jobs.reference import ObserveJob, ReferenceJob
 from mptune.engines.ort.cuda_session import NO_TF32
 from mptune.engines.ort.session import Provider
 from mptune.engines.timing.latency import Latency

@@ -14,7 +14,6 @@ POSIX only: process groups, ``selectors`` on pipes and (on Linux) ``PR_SET_PDEAT
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import selectors
 import signal
@@ -29,12 +28,10 @@ from typing import Any, TypeVar
 
 from mptune.engines.base import Failure, FailureKind, Progress, Stage
 from mptune.engines.worker.child import HEADER, Job, Message, encode
+from mptune.engines.worker.output import Output
 from mptune.engines.worker.process_tree import absolute_sys_path, kill_tree, oom_kills, spawn
 from mptune.errors import MptuneError
 from mptune.settings import WorkerSettings
-
-KEEP_BYTES = 1 << 20
-"""How much of the start and of the end of a job's output is kept."""
 
 _MAX_MESSAGE_BYTES = 1 << 30
 _READ_BYTES = 1 << 16
@@ -186,53 +183,6 @@ class Worker:
             process.kill()
 
 
-class Output:
-    """What a job printed: the first and the last ``KEEP_BYTES``, however much there was."""
-
-    _numbers = itertools.count(1)
-
-    def __init__(self) -> None:
-        self._head = bytearray()
-        self._tail = bytearray()
-        self._left_out = 0
-
-    def add(self, data: bytes) -> None:
-        """Take what was read from the pipe."""
-        room = KEEP_BYTES - len(self._head)
-        self._head += data[:room]
-        self._tail += data[room:] if room > 0 else data
-        # Trimmed at twice the size, so that the copying stays proportional to what is printed.
-        if len(self._tail) > 2 * KEEP_BYTES:
-            self._trim()
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self.__init__()  # type: ignore[misc]
-
-    def text(self) -> bytes:
-        """What is kept, with a line that says how much is not."""
-        self._trim()
-        gap = f"\n[... {self._left_out} bytes left out ...]\n".encode() if self._left_out else b""
-        return bytes(self._head) + gap + bytes(self._tail)
-
-    def write(self, directory: Path, name: str) -> Path | None:
-        """Write a new log file; None where that fails (a full disk must not hide the failure it belongs to)."""
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            stamp = time.strftime("%Y%m%d-%H%M%S")
-            path = directory / f"{stamp}-{os.getpid()}-{next(self._numbers):03d}-{name}.log"
-            path.write_bytes(self.text())
-        except OSError:
-            return None
-        return path
-
-    def _trim(self) -> None:
-        surplus = len(self._tail) - KEEP_BYTES
-        if surplus > 0:
-            del self._tail[:surplus]
-            self._left_out += surplus
-
-
 class _Process:
     """One worker process with its three pipes: requests, answers, output."""
 
@@ -248,7 +198,7 @@ class _Process:
         command = [
             sys.executable,
             "-m",
-            "mptune.engines.worker.parent",
+            "mptune.engines.worker",
             str(request_read),
             str(answer_write),
             str(os.getpid()),
@@ -401,9 +351,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-if __name__ == "__main__":
-    from mptune.engines.worker.child import main
-
-    main()

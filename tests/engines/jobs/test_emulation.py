@@ -13,7 +13,7 @@ from mptune.data.calibration import save_outputs
 from mptune.engines.base import EngineError, Failure, FailureKind, Stage, Workspace
 from mptune.engines.jobs import emulation
 from mptune.engines.jobs.emulation import Emulation, ErrorsJob, SwitchedErrorsJob, rows_per_sample
-from mptune.engines.jobs.measure import ReferenceJob
+from mptune.engines.jobs.reference import ReferenceJob
 from mptune.engines.ort.session import Provider
 from mptune.engines.worker.child import WorkerState
 from mptune.graph.grouping.groups import find_groups

@@ -9,7 +9,7 @@ import numpy as np
 from mptune.data.archive import save_samples
 from mptune.engines.base import Failure
 from mptune.engines.jobs.emulation import ErrorsJob
-from mptune.engines.jobs.measure import ReferenceJob
+from mptune.engines.jobs.reference import ReferenceJob
 from mptune.engines.worker.parent import Worker
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model

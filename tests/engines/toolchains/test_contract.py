@@ -11,8 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from mptune.engines.base import EngineError, Session
-from mptune.engines.ort.cuda_session import graph_obstacle
-from mptune.engines.ort.library import open_session
+from mptune.engines.ort.cuda_session import graph_obstacle, open_session
 from mptune.engines.ort.session import Provider, SessionOptions
 from mptune.engines.tensorrt.builder import BuildOptions, build_engine
 from mptune.engines.tensorrt.library import RTX_CAPABILITIES, Kind, load_library

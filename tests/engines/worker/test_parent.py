@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from mptune.engines.base import Failure, FailureKind, Progress, Stage
-from mptune.engines.worker.parent import KEEP_BYTES, Output, Worker
+from mptune.engines.worker.output import KEEP_BYTES
+from mptune.engines.worker.parent import Worker
 from mptune.errors import ModelError
 from mptune.settings import WorkerSettings
 from tests.engines import faults
@@ -397,20 +398,6 @@ def test_an_interrupted_call_leaves_a_usable_worker(worker: Worker, tmp_path: Pa
         signal.signal(signal.SIGALRM, previous)
     assert all(is_gone(int(pid)) for pid in pids.read_text().split())
     assert_works(worker)
-
-
-def test_output_keeps_the_beginning_and_the_end() -> None:
-    output = Output()
-    for index in range(40):
-        output.add(bytes([index]) * 100_000)
-    text = output.text()
-    assert text.startswith(bytes([0]))
-    assert text.endswith(bytes([39]))
-    left_out = 40 * 100_000 - 2 * KEEP_BYTES
-    assert f"[... {left_out} bytes left out ...]".encode() in text
-    output.clear()
-    output.add(b"short")
-    assert output.text() == b"short"
 
 
 def test_a_log_that_cannot_be_written_does_not_hide_the_failure(tmp_path: Path) -> None:

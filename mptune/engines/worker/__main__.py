@@ -1,0 +1,8 @@
+"""The worker process: ``python -m mptune.engines.worker`` with the ends of its pipes as arguments."""
+
+from __future__ import annotations
+
+from mptune.engines.worker.child import main
+
+if __name__ == "__main__":
+    main()

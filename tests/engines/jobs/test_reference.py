@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from mptune.data.calibration import CalibrationSet, read_outputs
+from mptune.engines.base import ReferenceReport
+from mptune.engines.jobs.reference import ObserveJob, ProbeJob, ReferenceJob, relative_l2
+from mptune.engines.worker.child import WorkerState
+from mptune.graph.loading.model import load_model
+from mptune.graph.writing.observe import write_observing_model
+from tests.engines.engine_support import save_graph
+
+FLOAT = TensorProto.FLOAT
+
+
+def take_reference(model: Path, folder: Path, *feeds: np.ndarray) -> ReferenceReport:
+    samples = folder / "samples.npz"
+    CalibrationSet(tuple({"x": feed} for feed in feeds), "test", False).save(samples)
+    state = WorkerState()
+    try:
+        return ReferenceJob(model, samples, folder / "reference.npz", "cpu").run(state)
+    finally:
+        state.close()
+
+
+def ramp(*shape: int) -> np.ndarray:
+    return np.linspace(-1, 1, math.prod(shape), dtype=np.float32).reshape(shape)
+
+
+def test_the_reference_is_kept_and_described(tmp_path: Path) -> None:
+    model = save_graph(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], ["n", 4])
+    report = take_reference(model, tmp_path, ramp(2, 4), 2 * ramp(2, 4))
+    assert report.provider == "CPUExecutionProvider"
+    assert report.outputs == {"y": {"non_finite": 0.0, "zero_fraction": 0.5, "absmax": 2.0}}
+    assert (report.repeat_error, report.identical_rows_error, report.batch_size_error) == (0.0, 0.0, 0.0)
+    assert report.warnings == ()
+    first, second = read_outputs(tmp_path / "reference.npz")
+    np.testing.assert_array_equal(first["y"], np.maximum(ramp(2, 4), 0))
+    np.testing.assert_array_equal(second["y"], 2 * first["y"])
+
+
+def test_what_is_not_finite_is_counted(tmp_path: Path) -> None:
+    model = save_graph(tmp_path / "m.onnx", [helper.make_node("Log", ["x"], ["y"])], [4])
+    report = take_reference(model, tmp_path, np.array([-1, 0, 1, np.e], np.float32))
+    assert report.outputs["y"]["non_finite"] == 2.0
+    assert report.outputs["y"]["absmax"] == pytest.approx(1.0)
+    assert report.repeat_error == 0.0
+
+
+def test_a_model_that_rolls_dice_does_not_repeat(tmp_path: Path) -> None:
+    nodes = [helper.make_node("RandomNormalLike", ["x"], ["r"]), helper.make_node("Add", ["x", "r"], ["y"])]
+    assert take_reference(save_graph(tmp_path / "m.onnx", nodes, [4]), tmp_path, ramp(4)).repeat_error > 0.01
+
+
+def test_a_broken_broadcast_shows_in_identical_rows(tmp_path: Path) -> None:
+    node = helper.make_node("Add", ["x", "bias"], ["y"])
+    model = save_graph(tmp_path / "m.onnx", [node], [2, 3], {"bias": np.array([[0], [1]], np.float32)})
+    report = take_reference(model, tmp_path, ramp(2, 3))
+    assert report.identical_rows_error is not None
+    assert report.identical_rows_error > 0.1
+    assert report.batch_size_error is None
+
+
+def test_a_batch_that_leaks_into_its_rows_shows_in_the_batch_size(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("ReduceSum", ["x", "axis"], ["s"], keepdims=1),
+        helper.make_node("Add", ["x", "s"], ["y"]),
+    ]
+    model = save_graph(tmp_path / "m.onnx", nodes, ["n", 3], {"axis": np.array([0], np.int64)})
+    report = take_reference(model, tmp_path, ramp(1, 3))
+    assert report.identical_rows_error == 0.0
+    assert report.batch_size_error is not None
+    assert report.batch_size_error > 0.1
+
+
+def test_a_batch_that_is_dynamic_in_name_only_is_a_warning(tmp_path: Path) -> None:
+    node = helper.make_node("Reshape", ["x", "shape"], ["y"])
+    model = save_graph(tmp_path / "m.onnx", [node], ["n", 3], {"shape": np.array([1, 3], np.int64)})
+    report = take_reference(model, tmp_path, ramp(1, 3))
+    assert report.identical_rows_error is None
+    (warning,) = report.warnings
+    assert "fails with 2 rows" in warning
+    assert warning.endswith(": fix it at 1")
+
+
+def test_a_model_without_a_batch_is_not_asked_for_rows(tmp_path: Path) -> None:
+    model = save_graph(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], [1, 3])
+    report = take_reference(model, tmp_path, ramp(1, 3))
+    assert (report.identical_rows_error, report.batch_size_error) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("values", "reference", "error"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], 0.0),
+        ([0.0, 0.0], [0.0, 0.0], 0.0),
+        ([1.0, 0.0], [0.0, 0.0], math.inf),
+        ([3.0, 5.0], [3.0, 4.0], 0.2),
+        ([math.nan, 1.0], [math.nan, 1.0], 0.0),
+        ([math.inf, 1.0], [math.inf, 2.0], 0.5),
+        ([math.nan, 1.0], [1.0, 1.0], math.inf),
+        ([1.0], [1.0, 1.0], math.inf),
+    ],
+)
+def test_relative_l2(values: list[float], reference: list[float], error: float) -> None:
+    assert relative_l2(np.array(values), np.array(reference)) == pytest.approx(error)
+
+
+def test_ranges_are_reduced_over_all_samples(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Exp", ["x"], ["e"]), helper.make_node("Relu", ["e"], ["y"])]
+    model = save_graph(tmp_path / "m.onnx", nodes, ["n", 2], output=["n", 2])
+    observing = tmp_path / "observing.onnx"
+    taps = write_observing_model(load_model(model), None, observing)
+    samples = tmp_path / "samples.npz"
+    feeds = [np.array([[0, 1]], np.float32), np.array([[2, 100], [-9, 0]], np.float32)]
+    CalibrationSet(tuple({"x": feed} for feed in feeds), "test", False).save(samples)
+    ranges = ObserveJob(observing, taps, samples, "cpu").run(WorkerState())
+    assert ranges["x"].absmax == 100.0
+    assert (ranges["e"].shape, ranges["e"].non_finite) == ((1, 2), 1)
+    assert ranges["e"].absmax == pytest.approx(math.exp(2), rel=1e-5)
+
+
+def test_the_cpu_provider_starts() -> None:
+    ProbeJob("cpu").run(WorkerState())
+
+
+@pytest.mark.gpu
+def test_the_cuda_provider_starts() -> None:
+    report = ProbeJob("cuda").run(WorkerState())
+    assert report.cuda_python is None or report.cuda_versions is None
