@@ -4,7 +4,7 @@
 
 Each case is a model of a few FP16 nodes, as the tool writes them, and what it may be computed by: all steps rounded, or
 some of them in FP32. The share of the values that are the same to the last bit tells which it is, and so what
-``mptune.graph.writing.spelled`` has to write out. Products are over 16 values, so that the order of summing hardly
+``mptune.graph.writing.rounding_steps`` has to write out. Products are over 16 values, so the order of summing hardly
 counts.
 """
 

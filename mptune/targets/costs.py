@@ -124,8 +124,8 @@ def kernel_costs(
 
     One per node, but for norms and activations that an exporter wrote out, which it puts together again ("Graph
     Optimizations in ONNX Runtime": Layer Normalization Fusion, GELU Fusion). The bias of a convolution is a kernel of
-    its own, as its rounding shows too (``mptune.graph.writing.spelled``). Tensor cores want channels last, ONNX has
-    them first: in FP16 a convolution's operands are converted before it and its result after it (the kernels are
+    its own, as its rounding shows too (``mptune.graph.writing.rounding_steps``). Tensor cores want channels last, ONNX
+    has them first: in FP16 a convolution's operands are converted before it and its result after it (the kernels are
     listed in microsoft/onnxruntime pull request 17200).
 
     Args:

@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mptune.engines.base import Failure, Measurement
-from mptune.graph.grouping.groups import ANCHOR_KINDS, LayerGroup
+from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.grouping.op_kinds import ANCHOR_KINDS
 from mptune.graph.loading.model import Model
 
 PROFILED_RUNS = 20

@@ -80,9 +80,9 @@ class OnnxRuntimeToolchain(OrtToolchain):
     def _as_computed(self) -> tuple[Model, Sequence[LayerGroup]]:
         if self._engine != "cuda":
             return super()._as_computed()
-        from mptune.graph.writing.spelled import spell_out
+        from mptune.graph.writing.rounding_steps import with_rounding_steps
 
-        return spell_out(self._model, self._groups)
+        return with_rounding_steps(self._model, self._groups)
 
     def _execution(self) -> Execution:
         from mptune.targets.roofline import UNFUSED

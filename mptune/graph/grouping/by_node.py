@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from mptune.errors import PlanError
-from mptune.graph.grouping.groups import VIEWS, LayerGroup, find_units
+from mptune.graph.grouping.groups import LayerGroup, find_units
+from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.grouping.patterns import Pattern
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.op_rules import node_rule
@@ -124,7 +125,7 @@ class _Producers:
     def of_view(self, group: LayerGroup) -> int | None:
         """The unit that computes what a view reads; None where the group is no view."""
         node = self._nodes[group.nodes[0]]
-        if len(group.nodes) > 1 or node.op_type not in VIEWS or not node.inputs:
+        if len(group.nodes) > 1 or node.op_type not in DATA_MOVEMENT or not node.inputs:
             return None
         producer = self._model.producer.get(node.inputs[0])
         return None if producer is None else self._unit_of.get(self._model.nodes[producer].name)

@@ -9,6 +9,7 @@ together by module or, where names say nothing, by what repeats. Each granularit
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Literal, get_args
 
 from mptune.errors import PlanError
 from mptune.graph.grouping.lookup import Lookup
+from mptune.graph.grouping.op_kinds import ANCHOR_KINDS, DATA_MOVEMENT
 from mptune.graph.grouping.patterns import Pattern, find_patterns
 from mptune.graph.grouping.repeats import find_runs, structural_hash
 from mptune.graph.grouping.scopes import block_scopes, group_name, group_scope, unique_names
@@ -34,67 +36,9 @@ and thought per proposal. A small budget is no reason for blocks, not even to st
 the sampler finds 1.8 times as much with 10 builds among 120 groups as among their 20 blocks, and blocks that split do
 not catch up before 50 builds (``benchmarks/granularity.py``)."""
 
-ANCHOR_KINDS: Mapping[str, str] = {
-    **dict.fromkeys(("Conv", "ConvTranspose", "DeformConv"), "conv"),
-    **dict.fromkeys(("MatMul", "Gemm", "Einsum"), "matmul"),
-    **dict.fromkeys(
-        (
-            "LayerNormalization",
-            "InstanceNormalization",
-            "GroupNormalization",
-            "RMSNormalization",
-            "BatchNormalization",
-            "LpNormalization",
-            "LRN",
-            "MeanVarianceNormalization",
-        ),
-        "norm",
-    ),
-    **dict.fromkeys(("Softmax", "LogSoftmax"), "softmax"),
-    "Attention": "attention",
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), "rnn"),
-    **dict.fromkeys(
-        (
-            "ReduceMean",
-            "ReduceSum",
-            "ReduceSumSquare",
-            "ReduceL1",
-            "ReduceL2",
-            "ReduceLogSum",
-            "ReduceLogSumExp",
-            "ReduceProd",
-            "CumSum",
-            "GlobalAveragePool",
-            "GlobalLpPool",
-        ),
-        "reduce",
-    ),
-    **dict.fromkeys(("Resize", "Upsample", "GridSample", "RoiAlign", "AffineGrid"), "resample"),
-}
-"""Operators that start a group at fusion granularity, and the kind of group that they start."""
-
 _KEEPS_MASKS_OUT = frozenset({"attention", "softmax"})
 _FOLDS_INTO = frozenset({"conv", "matmul"})
 """A BatchNormalization right after one of these is folded into it by every runtime."""
-VIEWS = frozenset(
-    {
-        "Reshape",
-        "Transpose",
-        "Squeeze",
-        "Unsqueeze",
-        "Flatten",
-        "Identity",
-        "Dropout",
-        "Cast",
-        "Slice",
-        "Split",
-        "Expand",
-        "Tile",
-        "DepthToSpace",
-        "SpaceToDepth",
-    }
-)
-"""Operators that only move or repeat what they read: they go with its producer at any granularity."""
 
 FOLDED = "computed from constants alone: folded before the model runs, so FP16 saves nothing"
 
@@ -160,6 +104,12 @@ def find_fitting_groups(model: Model, budget: int | None) -> tuple[Granularity, 
 def find_units(model: Model) -> tuple[tuple[LayerGroup, Pattern | None], ...]:
     """The finest partition there is: every pattern whole, every other node alone. For plans that speak of nodes."""
     return _Partition(model).units()
+
+
+def groups_sha256(groups: Sequence[LayerGroup]) -> str:
+    """A hash of which nodes are in which group."""
+    content = "\n".join(f"{g.id} {' '.join(g.nodes)}" for g in groups)
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _check(granularity: str) -> None:
@@ -233,7 +183,7 @@ class _Partition:
                 continue
             pattern_here = self._pattern_of.get(i)
             anchor_kind = self._anchor_kind(node, latest, kind)
-            alone = not (node.op_type in VIEWS and producers) if not fuse else anchor_kind is not None
+            alone = not (node.op_type in DATA_MOVEMENT and producers) if not fuse else anchor_kind is not None
             target = i if alone else latest
             if target < 0:
                 sources.append(i)
@@ -304,7 +254,7 @@ class _Partition:
         return self._is_static(node) and not self._is_single(node) and not self._is_view_of_constant(node)
 
     def _is_view_of_constant(self, node: Node) -> bool:
-        return node.op_type in VIEWS and bool(node.inputs) and node.inputs[0] in self._model.initializers
+        return node.op_type in DATA_MOVEMENT and bool(node.inputs) and node.inputs[0] in self._model.initializers
 
     def _is_single(self, node: Node) -> bool:
         """Whether a node computes single values: a scale, not a mask."""

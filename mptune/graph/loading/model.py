@@ -46,7 +46,7 @@ class Node:
         inputs: names, "" for an omitted optional input.
         captures: outer values that the node's subgraphs read.
         rounds: whether what it computes in FP16 is rounded; False in a model that is written for emulation
-            (``mptune.graph.writing.spelled``), where a node is computed together with the one that reads it.
+            (``mptune.graph.writing.rounding_steps``), where a node is computed together with the one that reads it.
     """
 
     index: int

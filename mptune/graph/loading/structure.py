@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ import onnx.helper
 from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
 
 from mptune.errors import ModelError
-from mptune.graph.loading.inference_faults import inference_fault
 from mptune.graph.loading.tensors import all_graphs, all_tensors, is_external, is_known_type, tensor_nbytes
 
 _CONSTANT_VALUES = {
@@ -30,8 +29,23 @@ _CONSTANT_VALUES = {
     "value_string": onnx.AttributeProto.STRING,
     "value_strings": onnx.AttributeProto.STRINGS,
 }
+_INT32_MAX = 2**31 - 1
 _NODE_LIMIT = 5_000_000
 _HINT = "the file is not valid ONNX; export it again, or check that the copy is complete"
+_INFERENCE_FAULTS: Mapping[str, tuple[str, Callable[[Any, onnx.NodeProto], bool], str]] = {
+    "Einsum": (
+        "equation",
+        lambda value, _: b"." in value.replace(b"...", b""),
+        "has a dot outside an ellipsis",
+    ),
+    "Split": ("num_outputs", lambda value, node: value != len(node.output), "is not the number of outputs"),
+    "GatherND": ("batch_dims", lambda value, _: not 0 <= value <= _INT32_MAX, "is out of range"),
+    "LayerNormalization": ("axis", lambda value, _: abs(value) > _INT32_MAX, "is out of range"),
+    "RMSNormalization": ("axis", lambda value, _: abs(value) > _INT32_MAX, "is out of range"),
+}
+"""Operator -> (attribute, whether its value is a fault, what is wrong with it): what crashes onnx's shape inference, or
+in Einsum's case never ends. Found by 60,000 random nodes of every operator under onnx 1.23.2; ``onnx.checker`` lets all
+of it pass, none of it is valid."""
 
 
 def check_structure(proto: onnx.ModelProto, path: Path) -> None:
@@ -149,9 +163,20 @@ def _check_nodes(nodes: Iterable[onnx.NodeProto], path: Path) -> None:
             raise ModelError(f"{path}: the node {node.name!r} has no operator", _HINT)
         if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
             _check_constant(node, path)
-        fault = inference_fault(node)
+        fault = _inference_fault(node)
         if fault:
             raise ModelError(f"{path}: the node {node.name!r} is not valid: {fault}", _HINT)
+
+
+def _inference_fault(node: onnx.NodeProto) -> str:
+    """Why onnx's shape inference would crash or hang on a node; "" where nothing is known."""
+    if node.op_type not in _INFERENCE_FAULTS:
+        return ""
+    name, is_fault, what = _INFERENCE_FAULTS[node.op_type]
+    for attribute in node.attribute:
+        if attribute.name == name and is_fault(attribute.s if name == "equation" else attribute.i, node):
+            return f"{node.op_type}'s attribute {name} {what}"
+    return ""
 
 
 def _check_constant(node: onnx.NodeProto, path: Path) -> None:

@@ -14,7 +14,8 @@ import numpy as np
 
 from mptune.graph.casting.name_sets import Marked
 from mptune.graph.casting.value_types import Flow, Resolution, new_suffix
-from mptune.graph.grouping.groups import VIEWS, LayerGroup
+from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.plan import PrecisionPlan
 from mptune.graph.writing.assemble import Changes, Parts, cast_node, write_pieces
@@ -23,7 +24,7 @@ from mptune.graph.writing.rewrite import FP16, FP32
 from mptune.graph.writing.segments import Reads, Spelling
 from mptune.graph.writing.weights import WeightBank
 
-_CHOOSES = VIEWS - {"Cast", "Dropout"} | {"Concat", "Gather", "GatherElements", "GatherND", "Relu"}
+_CHOOSES = DATA_MOVEMENT - {"Cast", "Dropout"} | {"Concat", "Gather", "GatherElements", "GatherND", "Relu"}
 """Operators whose every output value is one of their input values, or zero."""
 
 

@@ -20,7 +20,7 @@ from mptune.engines.environment import Environment
 from mptune.engines.toolchains.choose import TargetChoice, choose_target, is_here, open_toolchain
 from mptune.errors import RunError, TargetError
 from mptune.files import link_or_copy, writing
-from mptune.graph.grouping.groups import LayerGroup, find_groups
+from mptune.graph.grouping.groups import LayerGroup, find_groups, groups_sha256
 from mptune.graph.loading.model import Model
 from mptune.rundir import RunDirectory, RunFile, TargetSection, open_run
 from mptune.settings import (
@@ -37,7 +37,7 @@ from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import open_study, read_study
 from mptune.tuning.runs.confirmation import Confirmation, compare, searched_plans
 from mptune.tuning.runs.model_copy import load_copy
-from mptune.tuning.runs.search_run import OpenToolchain, front_of, groups_sha256, storage_url
+from mptune.tuning.runs.search_run import OpenToolchain, front_of, storage_url
 from mptune.tuning.space import SearchSpace, Seed
 from mptune.tuning.steps.baseline import check_baseline
 from mptune.tuning.steps.device import describe_device

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -16,7 +15,13 @@ from mptune.engines.base import Failure, Toolchain, Workspace
 from mptune.engines.environment import Environment
 from mptune.engines.toolchains.choose import choose_target, open_toolchain
 from mptune.errors import RunError
-from mptune.graph.grouping.groups import Granularity, LayerGroup, find_fitting_groups, find_groups
+from mptune.graph.grouping.groups import (
+    Granularity,
+    LayerGroup,
+    find_fitting_groups,
+    find_groups,
+    groups_sha256,
+)
 from mptune.graph.hazards.find import find_hazards
 from mptune.graph.loading.model import Model
 from mptune.graph.writing.weights import WeightBank
@@ -314,12 +319,6 @@ def front_of(run: RunDirectory, file: RunFile, record: StudyRecord) -> Front:
     )
     choice = Choice(file.choice.max_error, file.choice.max_latency_ms, file.choice.plan)
     return build_front(record, facts, choice, settings, every=file.confirms is not None)
-
-
-def groups_sha256(groups: Sequence[LayerGroup]) -> str:
-    """A hash of which nodes are in which group."""
-    content = "\n".join(f"{g.id} {' '.join(g.nodes)}" for g in groups)
-    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def storage_url(recorded: str | None) -> str | None:

@@ -12,8 +12,7 @@ from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
-from mptune.graph.writing.scales import merged_with_scales
-from mptune.graph.writing.spelled import spell_out
+from mptune.graph.writing.rounding_steps import merged_with_scales, with_rounding_steps
 from mptune.graph.writing.switched import SwitchedEmulator
 from mptune.graph.writing.weights import WeightBank
 from tests.graph.helpers import feeds, relative_l2, run
@@ -51,12 +50,12 @@ def mean(opset: int, *, keepdims: int) -> onnx.NodeProto:
 def emulated(model: Model, folder: Path) -> np.ndarray:
     groups = find_groups(model)
     bank = WeightBank.write(model, folder)
-    spelled, parts = spell_out(model, groups)
+    written_out, parts = with_rounding_steps(model, groups)
     plan = PrecisionPlan.uniform(model.sha256, [g.id for g in groups], Precision.FP16)
-    path = Emulator(spelled, parts, bank).write(plan, folder / "emulated.onnx")
+    path = Emulator(written_out, parts, bank).write(plan, folder / "emulated.onnx")
     onnx.checker.check_model(path, full_check=True)
     (values,) = run(path, {"x": X}).values()
-    switching = SwitchedEmulator(spelled, parts, bank)
+    switching = SwitchedEmulator(written_out, parts, bank)
     path = switching.write(folder / "switched.onnx", [g.id for g in groups])
     feeds = {"x": X, **{name: np.array(True) for name in switching.switches.values()}}
     np.testing.assert_array_equal(run(path, feeds)["y"], values)
@@ -85,16 +84,16 @@ def test_other_means_stay_as_they_are(tmp_path: Path, axes: list[int]) -> None:
     shape = list(X.mean(axis=tuple(axes)).shape)
     node = helper.make_node("ReduceMean", ["x"], ["y"], axes=axes, keepdims=0)
     model = save(tmp_path / "m.onnx", [node], shape, 13)
-    spelled, _ = spell_out(model, find_groups(model))
-    assert [n.op_type for n in spelled.nodes] == [n.op_type for n in model.nodes]
+    written_out, _ = with_rounding_steps(model, find_groups(model))
+    assert [n.op_type for n in written_out.nodes] == [n.op_type for n in model.nodes]
 
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
 def test_in_fp32_it_computes_the_same(path: Path, tmp_path: Path) -> None:
     model = load_model(path)
     groups = find_groups(model)
-    spelled, parts = spell_out(model, groups)
-    emulator = Emulator(spelled, parts, WeightBank.write(model, tmp_path))
+    written_out, parts = with_rounding_steps(model, groups)
+    emulator = Emulator(written_out, parts, WeightBank.write(model, tmp_path))
     feed = feeds(model)
     plan = PrecisionPlan.uniform(model.sha256, [g.id for g in groups], Precision.FP32)
     expected = run(path, feed)
@@ -152,7 +151,7 @@ def test_a_scaled_product_is_rounded_once(tmp_path: Path) -> None:
     plan = PrecisionPlan.uniform(model.sha256, [g.id for g in groups], Precision.FP16)
     x = RNG.normal(size=(16, 16)).astype(np.float32)
     found = {}
-    for name, (computed, parts) in {"one": spell_out(model, groups), "each": (model, groups)}.items():
+    for name, (computed, parts) in {"one": with_rounding_steps(model, groups), "each": (model, groups)}.items():
         path = Emulator(computed, parts, bank).write(plan, tmp_path / f"{name}.onnx")
         found[name] = run(path, {"x": x})["y"]
     scale = half(np.float32(0.3)) * half(np.float32(0.7))
