@@ -12,6 +12,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "mptune"
 FLOORS = {
     "mptune._version": 0,
     "mptune.errors": 0,
+    "mptune.finding": 0,
     "mptune.settings": 0,
     "mptune.resources": 0,
     "mptune.files": 0,
