@@ -21,7 +21,8 @@ from mptune.inspection import Inspection, inspect_model
 from mptune.reporting.chosen import write_chosen
 from mptune.reporting.page.html import write_report
 from mptune.reporting.terminal.confirmation import confirmation_section
-from mptune.rundir import ChoiceSection, RunDirectory, RunFile, open_run, read_run
+from mptune.run_json import ChoiceSection, RunFile
+from mptune.rundir import RunDirectory, open_run, read_run
 from mptune.settings import EngineChoice, SearchSettings
 from mptune.targets.target import load_target
 from mptune.tuning.front import Front
@@ -131,9 +132,8 @@ def pick(
         front = front_of(directory, file, record)
         confirmation = None if file.confirms is None else _confirmation(directory, file, record)
         loaded = load_either(directory, file)
-        groups = find_groups(loaded, file.measured["granularity"])
-        environment = None if file.environment is None else Environment.from_json(file.environment)
-        _write_outcome(directory, front, record, loaded, groups, environment, confirmation)
+        groups = find_groups(loaded, file.fixed_settings.granularity)
+        _write_outcome(directory, front, record, loaded, groups, file.environment, confirmation)
         directory.save(file)
         return front
 
@@ -218,7 +218,7 @@ def export(
         if not has_copy(directory, file):
             _keep_copy(directory, file)
         pack(directory, file, target)
-    script, _, function = str(file.settings["metric"]).rpartition(":")
+    script, _, function = file.search.metric.rpartition(":")
     if script and function and warn is not None:
         warn(f"the metric is a script of yours: copy {script} to the device, too, to the same relative path")
     return target
@@ -310,7 +310,7 @@ def _keep_copy(directory: RunDirectory, file: RunFile) -> None:
     if not Path(file.model.path).exists():
         load_copy(directory, file)  # raises with what to do
     model = load_original(file)
-    keep_model(directory, model, find_groups(model, file.measured["granularity"]))
+    keep_model(directory, model, find_groups(model, file.fixed_settings.granularity))
 
 
 def _confirmation(directory: RunDirectory, file: RunFile, record: StudyRecord) -> Confirmation:

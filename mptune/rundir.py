@@ -1,4 +1,4 @@
-"""The run directory: its paths, its lock, and run.json, which says what the run was made with.
+"""The run directory: its paths, its lock, and the reading and writing of its run.json.
 
 One process at a time writes a run directory. Nothing in it is ever deleted that a person might miss: ``fresh`` moves
 the whole directory aside.
@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import filelock
-import pydantic
 
-from mptune._version import __version__
 from mptune.engines.base import Workspace
 from mptune.errors import RunError
 from mptune.files import write_json, writing
-
-RUN_FORMAT = 1
+from mptune.run_json import FRESH_HINT, RunFile, parse_run_file
 
 _OWN = frozenset(
     {
@@ -38,70 +34,6 @@ _OWN = frozenset(
         "confirmed",
     }
 )
-
-_FRESH_HINT = "give it a run directory of its own with --out DIR, or start over with --fresh (nothing is deleted)"
-
-
-class _Section(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
-
-
-class ModelSection(_Section):
-    """Which model the run is about."""
-
-    path: str
-    sha256: str
-
-
-class TargetSection(_Section):
-    """What the figures were taken on."""
-
-    name: str
-    engine: str
-    device: str
-    latency_source: str
-    error_source: str
-
-
-class DataSection(_Section):
-    """The calibration data; the hash is of all samples' names, types, shapes and values."""
-
-    source: str
-    sha256: str
-    samples: int
-    is_random: bool
-
-
-class ChoiceSection(_Section):
-    """How the plan in ``chosen/`` was chosen: by limits, by its fingerprint, or (all null) as the knee."""
-
-    max_error: float | None = None
-    max_latency_ms: float | None = None
-    plan: str | None = None
-
-
-class RunFile(_Section):
-    """The content of run.json.
-
-    ``measured`` are the settings that change what is measured: they must not change within a run. ``settings`` are
-    those of the last search, for the record. ``confirms`` is the way from a confirmation, which is a run directory of
-    its own, to the run that it confirms; null in the run of a search.
-    """
-
-    format: int = RUN_FORMAT
-    mptune: str = __version__
-    model: ModelSection
-    measured: dict[str, Any]
-    settings: dict[str, Any]
-    seeds: dict[str, int]
-    storage: str | None = None
-    study: str
-    data: DataSection | None = None
-    target: TargetSection | None = None
-    environment: dict[str, Any] | None = None
-    choice: ChoiceSection = ChoiceSection()
-    warnings: tuple[str, ...] = ()
-    confirms: str | None = None
 
 
 class RunDirectory:
@@ -148,19 +80,8 @@ class RunDirectory:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise RunError(f"{self.run_json} cannot be read: {error}", _FRESH_HINT) from None
-        written = document.get("format") if isinstance(document, dict) else None
-        if isinstance(written, int) and written > RUN_FORMAT:
-            raise RunError(
-                f"{self.path} was written by a newer mptune (run format {written}, this one reads {RUN_FORMAT})",
-                "upgrade mptune: pip install --upgrade mptune",
-            )
-        try:
-            return RunFile.model_validate(document)
-        except pydantic.ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise RunError(f"{self.run_json} is not a run of mptune: {where}: {first['msg']}", _FRESH_HINT) from None
+            raise RunError(f"{self.run_json} cannot be read: {error}", FRESH_HINT) from None
+        return parse_run_file(document, self.run_json)
 
     def save(self, file: RunFile) -> None:
         """Write run.json, whole or not at all.
@@ -208,62 +129,6 @@ def open_run(path: Path, *, fresh: bool = False) -> Iterator[RunDirectory]:
         path.mkdir(parents=True, exist_ok=True)
     with _locked(run):
         yield run
-
-
-def check_same(run: RunDirectory, known: RunFile, model_sha256: str, measured: Mapping[str, Any]) -> None:
-    """Refuse to go on with a run that was made with another model or other settings.
-
-    Raises:
-        RunError: naming what differs.
-    """
-    if known.model.sha256 != model_sha256:
-        raise RunError(f"{run.path} belongs to another model: {known.model.path} had another content", _FRESH_HINT)
-    for name in {**known.measured, **measured}:
-        _same(run, name, known.measured.get(name), measured.get(name))
-
-
-def check_storage(run: RunDirectory, known: RunFile, storage: str | None) -> None:
-    """Refuse to go on with a run that is kept in another storage (URLs without their passwords).
-
-    Raises:
-        RunError: they differ.
-    """
-    _same(run, "storage", known.storage, storage)
-
-
-def check_data(run: RunDirectory, known: RunFile, data: DataSection) -> None:
-    """Refuse to go on with a run that was made with other calibration data.
-
-    Raises:
-        RunError: the samples differ.
-    """
-    if known.data is not None and known.data.sha256 != data.sha256:
-        raise RunError(
-            f"{run.path} was made with other data ({known.data.source}, {known.data.samples} samples; "
-            f"{data.source}, {data.samples} samples now)",
-            f"give the same --data, {_FRESH_HINT}",
-        )
-
-
-def check_target(run: RunDirectory, known: RunFile, target: TargetSection) -> None:
-    """Refuse to go on with a run whose figures were taken on another device.
-
-    Raises:
-        RunError: target, engine or device differ.
-    """
-    if known.target is not None and known.target != target:
-        before, now = known.target, target
-        raise RunError(
-            f"{run.path} was made with another target ({before.name}: {before.engine} on {before.device} before, "
-            f"{now.name}: {now.engine} on {now.device} now)",
-            f"go on where it was made, {_FRESH_HINT}",
-        )
-
-
-def _same(run: RunDirectory, name: str, before: Any, now: Any) -> None:
-    if before != now:
-        shown = "" if name.endswith("content") else f" ({before!r} before, {now!r} now)"
-        raise RunError(f"{run.path} was made with another {name}{shown}", f"go on with the same {name}, {_FRESH_HINT}")
 
 
 def _refuse_foreign(run: RunDirectory) -> None:

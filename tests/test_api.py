@@ -91,7 +91,7 @@ def test_a_search_leaves_a_whole_run_directory(place: Path) -> None:
     assert all(p.confirmed for p in front.points)
     assert diary.stages[:2] == ["reference", "observing ranges"]
     document = json.loads((run / "run.json").read_text())
-    assert document["format"] == 1
+    assert document["format"] == 2
     assert document["model"]["sha256"] == front.model_sha256
     assert document["target"]["device"] == "Fake 1000"
     assert document["environment"]["versions"] == {"fake": "1.0"}
@@ -230,7 +230,7 @@ def test_auto_granularity_fits_the_first_budget_and_stays(place: Path, monkeypat
 
     first = search(toolchain(12), space="auto.toml", budget=6, data=None)
     assert len(first.fp32.plan.precision) == 12
-    assert json.loads((place / "model.mptune/run.json").read_text())["measured"]["granularity"] == "fusion"
+    assert json.loads((place / "model.mptune/run.json").read_text())["fixed_settings"]["granularity"] == "fusion"
     more = search(toolchain(12), space="auto.toml", budget=9, data=None)
     assert (len(more.fp32.plan.precision), more.evaluations) == (12, 9), "9 alone would have allowed 18"
     assert api.pick("model.mptune", knee=True).evaluations == 9
@@ -407,7 +407,7 @@ def test_a_place_that_cannot_be_written_is_told(place: Path) -> None:
 def test_a_newer_run_is_refused(place: Path) -> None:
     search(make_toolchain())
     path = place / "model.mptune/run.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 3}))
     for call in (lambda: search(make_toolchain()), lambda: api.report("model.mptune")):
         with pytest.raises(RunError, match="newer mptune") as told:
             call()

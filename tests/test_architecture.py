@@ -21,6 +21,7 @@ FLOORS = {
     "mptune.targets": 1,
     "mptune.engines": 2,
     "mptune.tuning": 3,
+    "mptune.run_json": 3,
     "mptune.rundir": 3,
     "mptune.inspection": 3,
     "mptune.applying": 4,

@@ -302,7 +302,8 @@ def test_each_power_mode_has_a_confirmation_of_its_own(searched: Front) -> None:
     assert found.front.fp32.latency.median_ms == pytest.approx(20.0, rel=1e-2), "not corrected to the other mode"
     environment = read_run("model.mptune/confirmed/fake-1000-fake-15w")[1].environment
     assert environment is not None
-    assert environment["jetson"]["power_mode"] == "15W"
+    assert environment.jetson is not None
+    assert environment.jetson.power_mode == "15W"
 
 
 def test_limits_of_the_search_are_held_against_what_was_measured(place: Path) -> None:
@@ -342,7 +343,7 @@ class TestDamage:
         _, fake = prepared
         path = Path("model.mptune/run.json")
         document = json.loads(path.read_text())
-        document["measured"]["layer groups' content"] = "0" * 64
+        document["fixed_settings"]["groups_sha256"] = "0" * 64
         path.write_text(json.dumps(document))
         with pytest.raises(RunError, match="finds other layer groups"):
             confirm(fake)

@@ -12,7 +12,8 @@ from pathlib import Path
 from mptune.errors import RunError
 from mptune.files import writing
 from mptune.graph.writing.weights import FP16_FILE, FP32_FILE, INDEX_FILE
-from mptune.rundir import RunDirectory, RunFile
+from mptune.run_json import RunFile
+from mptune.rundir import RunDirectory
 from mptune.tuning.record.study import copy_study
 from mptune.tuning.runs.model_copy import MODEL_FILE, SEAL_FILE
 from mptune.tuning.runs.search_run import storage_url

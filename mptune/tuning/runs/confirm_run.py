@@ -22,15 +22,9 @@ from mptune.errors import RunError, TargetError
 from mptune.files import link_or_copy, writing
 from mptune.graph.grouping.groups import LayerGroup, find_groups, groups_sha256
 from mptune.graph.loading.model import Model
-from mptune.rundir import RunDirectory, RunFile, TargetSection, open_run
-from mptune.settings import (
-    DataSettings,
-    EngineChoice,
-    LatencySettings,
-    SearchSettings,
-    ShapeRange,
-    TensorRtSettings,
-)
+from mptune.run_json import RunFile, TargetSection
+from mptune.rundir import RunDirectory, open_run
+from mptune.settings import DataSettings, EngineChoice, SearchSettings
 from mptune.targets.target import Target, detect_gpus, load_target
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
 from mptune.tuning.record.record import StudyRecord
@@ -86,7 +80,7 @@ class Confirming:
     @property
     def environment(self) -> Environment | None:
         """Where the figures were taken."""
-        return None if self.file.environment is None else Environment.from_json(self.file.environment)
+        return self.file.environment
 
     def close(self) -> None:
         """End the worker and let go of everything. Idempotent."""
@@ -96,8 +90,8 @@ class Confirming:
         """Everything that is not recorded yet, then the comparison. See ``mptune.api.confirm`` for what is raised."""
         searched = self._plans()
         self.model = load_copy(self._run, self._search)
-        self.groups = find_groups(self.model, self._search.measured["granularity"])
-        if groups_sha256(self.groups) != self._search.measured["layer groups' content"]:
+        self.groups = find_groups(self.model, self._search.fixed_settings.granularity)
+        if groups_sha256(self.groups) != self._search.fixed_settings.groups_sha256:
             raise RunError(
                 f"this mptune finds other layer groups in the model than mptune {self._search.mptune}, which searched",
                 "use the same version of mptune on both machines",
@@ -115,7 +109,7 @@ class Confirming:
     # -- before anything is measured ----------------------------------------------------------------------------
 
     def _plans(self) -> tuple[Evaluation, ...]:
-        resolve_metric(self._search.settings["metric"])
+        resolve_metric(self._search.search.metric)
         return read_searched(self._run, self._search)
 
     def _choose(self) -> None:
@@ -139,7 +133,7 @@ class Confirming:
 
     def _profile(self) -> Target | None:
         """The profile that the search was for; None where it is a file that is not here."""
-        named = self._search.measured["target"]
+        named = self._search.fixed_settings.target
         try:
             return load_target(named if named != "auto" or self._search.target is None else self._search.target.name)
         except TargetError:
@@ -196,13 +190,13 @@ class Confirming:
         search = self._search
         return RunFile(
             model=search.model,
-            measured={**search.measured, "target": section.name, "engine": self._engine},
-            settings=search.settings,
+            fixed_settings=search.fixed_settings.model_copy(update={"target": section.name, "engine": self._engine}),
+            search=search.search,
             seeds=search.seeds,
             study=STUDY,
             data=search.data,
             target=section,
-            environment=environment.to_json(),
+            environment=environment,
             choice=search.choice,
             warnings=(*self._about_search(section), *environment.warnings),
             confirms=HOME,
@@ -222,7 +216,7 @@ class Confirming:
         self.record, repaired = open_study(
             space,
             name=STUDY,
-            metric=self._search.settings["metric"],
+            metric=self._search.search.metric,
             identity={"model": self._search.model.sha256},
             journal=self.directory.journal,
             sampler=_UNPROPOSED,
@@ -284,7 +278,7 @@ def read_record(run: RunDirectory, file: RunFile) -> StudyRecord:
     return read_study(
         model_sha256=file.model.sha256,
         name=file.study,
-        metric=file.settings["metric"],
+        metric=file.search.metric,
         journal=run.journal,
         url=storage_url(file.storage),
     )
@@ -309,27 +303,27 @@ def read_confirmation(
     target = search[1].target
     if target is None:
         raise RunError(f"{search[0].path} holds no evaluation yet", "let `mptune search` go on with it first")
-    settings = settings_of(file, file.measured["target"], file.measured["engine"])
+    settings = settings_of(file, file.fixed_settings.target, file.fixed_settings.engine)
     rounds = rounds_needed(settings, "measured")
     return compare(searched, target, front_of(directory, file, record), record, rounds, settings.latency)
 
 
 def settings_of(file: RunFile, target: str, engine: EngineChoice, budget: int = 1) -> SearchSettings:
     """The settings that a run was measured with, for another device."""
-    measured = file.measured
+    fixed = file.fixed_settings
     return SearchSettings(
         budget=budget,
         target=target,
         engine=engine,
-        metric=file.settings["metric"],
-        tf32=measured["tf32"],
+        metric=file.search.metric,
+        tf32=fixed.tf32,
         sampler=_UNPROPOSED,
-        seed=measured["seed"],
-        confirm_rounds=file.settings["confirm_rounds"],
-        shapes=tuple(ShapeRange.from_json(one) for one in measured.get("shapes", ())),
-        tensorrt=TensorRtSettings(**measured.get("tensorrt", {})),
-        latency=LatencySettings(**measured["latency"]),
-        data_settings=DataSettings(batch=measured["batch"]),
+        seed=fixed.seed,
+        confirm_rounds=file.search.confirm_rounds,
+        shapes=fixed.shapes,
+        tensorrt=fixed.tensorrt.settings(),
+        latency=fixed.latency.settings(),
+        data_settings=DataSettings(batch=fixed.batch),
     )
 
 
@@ -377,8 +371,8 @@ def _identity(file: RunFile) -> dict[str, Any]:
     """What must be the same for a confirmation to go on."""
     return {
         "model": file.model.sha256,
-        "measured": file.measured,
-        "metric": file.settings["metric"],
+        "fixed_settings": file.fixed_settings,
+        "metric": file.search.metric,
         "data": None if file.data is None else file.data.sha256,
         "target": file.target,
     }

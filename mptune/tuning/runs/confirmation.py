@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mptune.rundir import TargetSection
+from mptune.run_json import TargetSection
 from mptune.settings import LatencySettings
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front

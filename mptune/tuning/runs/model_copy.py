@@ -19,7 +19,8 @@ from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
-from mptune.rundir import RunDirectory, RunFile
+from mptune.run_json import RunFile
+from mptune.rundir import RunDirectory
 
 MODEL_FILE = "model.onnx"
 SEAL_FILE = "model.json"

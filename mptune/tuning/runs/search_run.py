@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +23,22 @@ from mptune.graph.grouping.groups import (
 from mptune.graph.hazards.find import find_hazards
 from mptune.graph.loading.model import Model
 from mptune.graph.writing.weights import WeightBank
-from mptune.rundir import (
+from mptune.run_json import (
     ChoiceSection,
     DataSection,
+    FixedSettings,
     ModelSection,
-    RunDirectory,
     RunFile,
+    SearchSection,
+    SeedSection,
     TargetSection,
     check_data,
     check_same,
     check_storage,
     check_target,
 )
-from mptune.settings import LatencySettings, SearchSettings, TensorRtSettings
+from mptune.rundir import RunDirectory
+from mptune.settings import SearchSettings
 from mptune.targets.target import Target
 from mptune.tuning.front import Front
 from mptune.tuning.reasons.reasons import keep_grounds
@@ -91,7 +92,7 @@ class Session:
     @property
     def environment(self) -> Environment | None:
         """Where the figures were taken; None before anything ran."""
-        return None if self._file.environment is None else Environment.from_json(self._file.environment)
+        return self._file.environment
 
     def close(self) -> None:
         """End the worker and let go of the study. Idempotent."""
@@ -130,7 +131,7 @@ class Session:
             known = self._run.load()
             if known is None:
                 return find_fitting_groups(self._model, self._settings.budget)
-            granularity = known.measured["granularity"]
+            granularity = known.fixed_settings.granularity
         return granularity, find_groups(self._model, granularity)
 
     # -- run.json -----------------------------------------------------------------------------------------------
@@ -138,36 +139,31 @@ class Session:
     def _begin(self, named: NamedSpace) -> RunFile:
         """Check run.json against what is asked for, or write the first one."""
         settings, model = self._settings, self._model
-        measured = _measured(settings, named, self._granularity, self.groups)
+        fixed = FixedSettings.of(
+            settings,
+            space_sha256=named.sha256,
+            granularity=self._granularity,
+            groups_sha256=groups_sha256(self.groups),
+        )
         storage = None if settings.storage is None else without_password(settings.storage)
-        recorded = {
-            "budget": settings.budget,
-            "metric": settings.metric,
-            "sampler": settings.sampler,
-            "confirm_rounds": settings.confirm_rounds,
-            "confirm_points": settings.confirm_points,
-            "timeout_s": settings.timeout_s,
-            "data": None if settings.data is None else str(settings.data),
-            "max_error": settings.max_error,
-            "max_latency_ms": settings.max_latency_ms,
-        }
+        search = SearchSection.of(settings)
         choice = ChoiceSection(max_error=settings.max_error, max_latency_ms=settings.max_latency_ms)
         known = self._run.load()
         if known is None:
             file = RunFile(
                 model=ModelSection(path=str(model.path.resolve()), sha256=model.sha256),
-                measured=measured,
-                settings=recorded,
-                seeds={"split": settings.seed, "sampler": settings.seed, "random inputs": settings.seed},
+                fixed_settings=fixed,
+                search=search,
+                seeds=SeedSection(split=settings.seed, sampler=settings.seed, random_inputs=settings.seed),
                 storage=storage,
                 study=self._run.path.resolve().name.removesuffix(".mptune"),
                 choice=choice,
             )
         else:
-            check_same(self._run, known, model.sha256, measured)
-            check_storage(self._run, known, storage)
+            check_same(self._run.path, known, model.sha256, fixed)
+            check_storage(self._run.path, known, storage)
             path = ModelSection(path=str(model.path.resolve()), sha256=model.sha256)
-            file = known.model_copy(update={"settings": recorded, "choice": choice, "model": path})
+            file = known.model_copy(update={"search": search, "choice": choice, "model": path})
         if file != known:
             self._run.save(file)
         return file
@@ -182,7 +178,7 @@ class Session:
         section = DataSection(
             source=data.source, sha256=samples_sha256(data), samples=len(data.samples), is_random=data.is_random
         )
-        check_data(self._run, self._file, section)
+        check_data(self._run.path, self._file, section)
         self._save(data=section)
 
     # -- the parts ----------------------------------------------------------------------------------------------
@@ -212,7 +208,7 @@ class Session:
             space,
             name=self._file.study,
             metric=settings.metric,
-            identity={"model": self._model.sha256, "layer_groups": self._file.measured["layer groups' content"]},
+            identity={"model": self._model.sha256, "layer_groups": self._file.fixed_settings.groups_sha256},
             journal=self._run.journal,
             url=settings.storage,
             sampler=settings.sampler,
@@ -270,10 +266,10 @@ class Session:
                 latency_source=toolchain.latency_source,
                 error_source=toolchain.error_source,
             )
-            check_target(self._run, self._file, section)
+            check_target(self._run.path, self._file, section)
             environment = describe_device(toolchain, self._target)
             self._warn(*environment.warnings)
-            self._save(target=section, environment=environment.to_json())
+            self._save(target=section, environment=environment)
             self._toolchain = toolchain
         return self._toolchain
 
@@ -314,9 +310,7 @@ def front_of(run: RunDirectory, file: RunFile, record: StudyRecord) -> Front:
         warnings=file.warnings,
         data_dir=run.data,
     )
-    settings = SearchSettings(
-        confirm_rounds=file.settings["confirm_rounds"], latency=LatencySettings(**file.measured["latency"])
-    )
+    settings = SearchSettings(confirm_rounds=file.search.confirm_rounds, latency=file.fixed_settings.latency.settings())
     choice = Choice(file.choice.max_error, file.choice.max_latency_ms, file.choice.plan)
     return build_front(record, facts, choice, settings, every=file.confirms is not None)
 
@@ -336,32 +330,3 @@ def storage_url(recorded: str | None) -> str | None:
             f"set {STORAGE_VARIABLE} to the whole URL",
         )
     return url
-
-
-def _measured(
-    settings: SearchSettings, named: NamedSpace, granularity: Granularity, groups: Sequence[LayerGroup]
-) -> dict[str, Any]:
-    """The settings that change what is measured, as JSON types: they cannot change within a run."""
-    data = settings.data_settings
-    document = {
-        "target": settings.target,
-        "engine": settings.engine,
-        "space": settings.space,
-        "space's content": named.sha256,
-        "granularity": granularity,
-        "layer groups' content": groups_sha256(groups),
-        "batch": data.batch,
-        "random_samples": data.random_samples,
-        "random_int_range": list(data.random_int_range),
-        "held_out_fraction": data.held_out_fraction,
-        "max_search_samples": data.max_search_samples,
-        "seed": settings.seed,
-        "tf32": settings.tf32,
-        "latency": asdict(settings.latency),
-    }
-    if settings.shapes:
-        document["shapes"] = [asdict(one) for one in settings.shapes]
-    if settings.tensorrt != TensorRtSettings():
-        document["tensorrt"] = asdict(settings.tensorrt)
-    normalised: dict[str, Any] = json.loads(json.dumps(document))
-    return normalised

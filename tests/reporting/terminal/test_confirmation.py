@@ -10,7 +10,7 @@ import pytest
 
 from mptune.engines.timing.latency import Latency
 from mptune.reporting.terminal.confirmation import confirmation_section, print_confirmation, verdicts
-from mptune.rundir import TargetSection
+from mptune.run_json import TargetSection
 from mptune.tuning.reasons.ranking import error_agreement, latency_agreement
 from mptune.tuning.runs.confirmation import Confirmation, ConfirmedPlan
 from tests.reporting.conftest import Bench

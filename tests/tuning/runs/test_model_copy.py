@@ -16,7 +16,9 @@ from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
-from mptune.rundir import ModelSection, RunDirectory, RunFile
+from mptune.run_json import FixedSettings, ModelSection, RunFile
+from mptune.rundir import RunDirectory
+from mptune.settings import SearchSettings
 from mptune.tuning.runs.model_copy import has_copy, keep_model, load_copy, load_either
 from tests.conftest import save_mlp
 
@@ -25,7 +27,8 @@ CORPUS = sorted((Path(__file__).parents[2] / "graph").glob("*/*.onnx"))
 
 def describe(model: Model) -> RunFile:
     section = ModelSection(path=str(model.path), sha256=model.sha256)
-    return RunFile(model=section, measured={}, settings={}, seeds={}, study="s")
+    fixed = FixedSettings.of(SearchSettings(), space_sha256="", granularity="fusion", groups_sha256="")
+    return RunFile(model=section, fixed_settings=fixed, study="s")
 
 
 def keep(path: Path, run_dir: Path) -> tuple[Model, RunDirectory, RunFile]:

@@ -1,0 +1,301 @@
+"""run.json: what a run was made with, in typed sections; the older form of it; what must not change within a run.
+
+Unknown keys are ignored, so that a setting that was removed leaves old runs readable. A key that is missing has the
+default of its field: what held before the key existed. So a new optional key does not raise ``RUN_FORMAT``; a key
+that moves, or means something else, does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from mptune._version import __version__
+from mptune.engines.environment import Environment
+from mptune.errors import RunError
+from mptune.graph.grouping.groups import Granularity
+from mptune.settings import EngineChoice, LatencySettings, SearchSettings, ShapeRange, TensorRtSettings
+
+RUN_FORMAT = 2
+"""2 has typed sections; 1 (mptune 0.1.0) had ``measured`` and ``settings`` with free keys."""
+
+FRESH_HINT = "give it a run directory of its own with --out DIR, or start over with --fresh (nothing is deleted)"
+
+_LABELS = {
+    "space_sha256": "content of the search space",
+    "groups_sha256": "set of layer groups",
+    "shapes": "range of shapes",
+}
+"""How messages name a fixed setting; the others by their field's name."""
+
+
+class _Section(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="ignore", frozen=True)
+
+
+class ModelSection(_Section):
+    """Which model the run is about."""
+
+    path: str
+    sha256: str
+
+
+class TargetSection(_Section):
+    """What the figures were taken on."""
+
+    name: str
+    engine: str
+    device: str
+    latency_source: str
+    error_source: str
+
+
+class DataSection(_Section):
+    """The calibration data; the hash is of all samples' names, types, shapes and values."""
+
+    source: str
+    sha256: str
+    samples: int
+    is_random: bool
+
+
+class LatencySection(_Section):
+    """``LatencySettings``, as far as they change what is measured."""
+
+    warmup_ms: float = 200.0
+    duration_ms: float = 400.0
+    min_iterations: int = 10
+    max_cv: float = 0.025
+    cuda_graph: bool = True
+
+    def settings(self) -> LatencySettings:
+        """The settings that were written here."""
+        return LatencySettings(**self.model_dump())
+
+
+class TensorRtSection(_Section):
+    """``TensorRtSettings``."""
+
+    workspace_mb: int | None = None
+    optimization_level: int = 3
+    timing_cache: bool = True
+
+    def settings(self) -> TensorRtSettings:
+        """The settings that were written here."""
+        return TensorRtSettings(**self.model_dump())
+
+
+class FixedSettings(_Section):
+    """The settings that change what is measured: they cannot change within a run.
+
+    ``space_sha256`` is of the search-space file's bytes, ``groups_sha256`` of which nodes are in which layer group.
+    """
+
+    target: str
+    engine: EngineChoice
+    space: str
+    space_sha256: str
+    granularity: Granularity
+    groups_sha256: str
+    batch: int = 1
+    random_samples: int = 16
+    held_out_fraction: float = 0.25
+    max_search_samples: int | None = 64
+    seed: int = 0
+    tf32: bool = False
+    latency: LatencySection = LatencySection()
+    shapes: tuple[ShapeRange, ...] = ()
+    tensorrt: TensorRtSection = TensorRtSection()
+
+    @classmethod
+    def of(
+        cls, settings: SearchSettings, *, space_sha256: str, granularity: Granularity, groups_sha256: str
+    ) -> FixedSettings:
+        """Those of a search, with what its search space and its model came to."""
+        data = settings.data_settings
+        return cls(
+            target=settings.target,
+            engine=settings.engine,
+            space=settings.space,
+            space_sha256=space_sha256,
+            granularity=granularity,
+            groups_sha256=groups_sha256,
+            batch=data.batch,
+            random_samples=data.random_samples,
+            held_out_fraction=data.held_out_fraction,
+            max_search_samples=data.max_search_samples,
+            seed=settings.seed,
+            tf32=settings.tf32,
+            latency=LatencySection(**asdict(settings.latency)),
+            shapes=settings.shapes,
+            tensorrt=TensorRtSection(**asdict(settings.tensorrt)),
+        )
+
+
+class SearchSection(_Section):
+    """The settings of the last search that may differ from one to the next."""
+
+    budget: int = 50
+    metric: str = "relative_l2"
+    sampler: str = "precision"
+    confirm_rounds: int = 3
+    confirm_points: int = 15
+    timeout_s: float | None = None
+    data: str | None = None
+    max_error: float | None = None
+    max_latency_ms: float | None = None
+
+    @classmethod
+    def of(cls, settings: SearchSettings) -> SearchSection:
+        """Those of a search."""
+        chosen = {name: getattr(settings, name) for name in cls.model_fields if name != "data"}
+        return cls(**chosen, data=None if settings.data is None else str(settings.data))
+
+
+class SeedSection(_Section):
+    """The seeds of what is random in a run."""
+
+    split: int = 0
+    sampler: int = 0
+    random_inputs: int = 0
+
+
+class ChoiceSection(_Section):
+    """How the plan in ``chosen/`` was chosen: by limits, by its fingerprint, or (all null) as the knee."""
+
+    max_error: float | None = None
+    max_latency_ms: float | None = None
+    plan: str | None = None
+
+
+class RunFile(_Section):
+    """The content of run.json.
+
+    ``confirms`` is the way from a confirmation, which is a run directory of its own, to the run that it confirms; null
+    in the run of a search.
+    """
+
+    format: int = RUN_FORMAT
+    mptune: str = __version__
+    model: ModelSection
+    fixed_settings: FixedSettings
+    search: SearchSection = SearchSection()
+    seeds: SeedSection = SeedSection()
+    storage: str | None = None
+    study: str
+    data: DataSection | None = None
+    target: TargetSection | None = None
+    environment: Environment | None = None
+    choice: ChoiceSection = ChoiceSection()
+    warnings: tuple[str, ...] = ()
+    confirms: str | None = None
+
+
+def parse_run_file(document: Any, path: Path) -> RunFile:
+    """Read the content of ``path``, a run.json, of this format or of an earlier one.
+
+    Raises:
+        RunError: not mptune's, or of a newer format.
+    """
+    written = document.get("format") if isinstance(document, dict) else None
+    if isinstance(written, int) and written > RUN_FORMAT:
+        raise RunError(
+            f"{path.parent} was written by a newer mptune (run format {written}, this one reads {RUN_FORMAT})",
+            "upgrade mptune: pip install --upgrade mptune",
+        )
+    if written == 1:
+        document = _from_format_1(document)
+    try:
+        return RunFile.model_validate(document)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise RunError(f"{path} is not a run of mptune: {where}: {first['msg']}", FRESH_HINT) from None
+
+
+def _from_format_1(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The same in format 2; what is missing or malformed is left for the validation to name."""
+    upgraded = {**document, "format": RUN_FORMAT}
+    measured, settings, seeds = (upgraded.pop(name, None) for name in ("measured", "settings", "seeds"))
+    if isinstance(measured, dict):
+        renamed = {"space's content": "space_sha256", "layer groups' content": "groups_sha256"}
+        upgraded["fixed_settings"] = {renamed.get(name, name): value for name, value in measured.items()}
+    if settings is not None:
+        upgraded["search"] = settings
+    if isinstance(seeds, dict):
+        upgraded["seeds"] = {name.replace(" ", "_"): value for name, value in seeds.items()}
+    return upgraded
+
+
+def check_same(path: Path, recorded: RunFile, model_sha256: str, settings: FixedSettings) -> None:
+    """Refuse to go on with the run at ``path`` if it was made with another model or other fixed settings.
+
+    Raises:
+        RunError: naming what differs.
+    """
+    if recorded.model.sha256 != model_sha256:
+        raise RunError(f"{path} belongs to another model: {recorded.model.path} had another content", FRESH_HINT)
+    for name, before, now in _differences(recorded.fixed_settings, settings):
+        shown = f" ({before!r} before, {now!r} now)" if isinstance(now, str | float | int | None) else ""
+        label = _LABELS.get(name, name.replace("_", " "))
+        _refuse_other(path, label, "" if name in _LABELS else shown)
+
+
+def check_storage(path: Path, recorded: RunFile, storage: str | None) -> None:
+    """Refuse to go on with a run that is kept in another storage (URLs without their passwords).
+
+    Raises:
+        RunError: they differ.
+    """
+    if recorded.storage != storage:
+        _refuse_other(path, "storage", f" ({recorded.storage!r} before, {storage!r} now)")
+
+
+def check_data(path: Path, recorded: RunFile, data: DataSection) -> None:
+    """Refuse to go on with a run that was made with other calibration data.
+
+    Raises:
+        RunError: the samples differ.
+    """
+    before = recorded.data
+    if before is not None and before.sha256 != data.sha256:
+        raise RunError(
+            f"{path} was made with other data ({before.source}, {before.samples} samples; "
+            f"{data.source}, {data.samples} samples now)",
+            f"give the same --data, {FRESH_HINT}",
+        )
+
+
+def check_target(path: Path, recorded: RunFile, target: TargetSection) -> None:
+    """Refuse to go on with a run whose figures were taken on another device.
+
+    Raises:
+        RunError: target, engine or device differ.
+    """
+    before = recorded.target
+    if before is not None and before != target:
+        raise RunError(
+            f"{path} was made with another target ({before.name}: {before.engine} on {before.device} before, "
+            f"{target.name}: {target.engine} on {target.device} now)",
+            f"go on where it was made, {FRESH_HINT}",
+        )
+
+
+def _differences(before: _Section, now: _Section) -> Iterator[tuple[str, Any, Any]]:
+    """Every field whose value differs; of sections within them, the fields that differ there."""
+    for name in type(now).model_fields:
+        old, new = getattr(before, name), getattr(now, name)
+        if old == new:
+            continue
+        if isinstance(new, _Section):
+            yield from ((f"{name} {inner}", *values) for inner, *values in _differences(old, new))
+        else:
+            yield name, old, new
+
+
+def _refuse_other(path: Path, name: str, shown: str) -> None:
+    raise RunError(f"{path} was made with another {name}{shown}", f"go on with the same {name}, {FRESH_HINT}")

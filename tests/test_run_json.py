@@ -1,0 +1,135 @@
+"""run.json: typed sections; older forms and unknown keys are read, newer formats are refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mptune.errors import RunError
+from mptune.run_json import (
+    RUN_FORMAT,
+    FixedSettings,
+    LatencySection,
+    ModelSection,
+    RunFile,
+    SearchSection,
+    TensorRtSection,
+    check_same,
+    parse_run_file,
+)
+from mptune.settings import DataSettings, LatencySettings, SearchSettings, ShapeRange, TensorRtSettings
+
+OLD_RUNS = Path(__file__).parent / "old_runs" / "0.1.0"
+PATH = Path("model.mptune/run.json")
+
+
+def make_file(settings: SearchSettings | None = None) -> RunFile:
+    settings = settings or SearchSettings()
+    return RunFile(
+        model=ModelSection(path="/m.onnx", sha256="12"),
+        fixed_settings=FixedSettings.of(settings, space_sha256="34", granularity="fusion", groups_sha256="56"),
+        search=SearchSection.of(settings),
+        study="m",
+    )
+
+
+def to_document(file: RunFile) -> Any:
+    return json.loads(json.dumps(file.model_dump(mode="json")))
+
+
+def test_what_was_written_is_read() -> None:
+    settings = SearchSettings(
+        data=Path("data.npz"),
+        shapes=(ShapeRange("x", (1, 8), (2, 8), (4, 8)),),
+        tensorrt=TensorRtSettings(workspace_mb=64),
+        latency=LatencySettings(max_cv=0.5),
+        data_settings=DataSettings(batch=3),
+    )
+    file = make_file(settings)
+    read = parse_run_file(to_document(file), PATH)
+    assert read == file
+    assert read.fixed_settings.shapes == settings.shapes
+    assert read.fixed_settings.tensorrt.settings() == settings.tensorrt
+    assert read.fixed_settings.latency.settings() == settings.latency
+
+
+@pytest.mark.parametrize("name", ["precision", "local"])
+def test_format_1_is_read(name: str) -> None:
+    document = json.loads((OLD_RUNS / name / "run.json").read_text())
+    file = parse_run_file(document, PATH)
+    assert file.format == RUN_FORMAT
+    assert file.fixed_settings.space_sha256 == document["measured"]["space's content"]
+    assert file.fixed_settings.groups_sha256 == document["measured"]["layer groups' content"]
+    assert file.search.model_dump() == document["settings"]
+    assert file.environment is not None
+    assert file.environment.to_json() == document["environment"]
+    assert file.fixed_settings.shapes == ()
+    assert parse_run_file(to_document(file), PATH) == file, "and goes on in the format of today"
+
+
+def test_a_setting_that_was_removed_leaves_the_run_readable() -> None:
+    document = to_document(make_file())
+    document["of_another_version"] = 1
+    document["fixed_settings"]["removed"] = True
+    document["fixed_settings"]["latency"]["removed"] = 0.5
+    document["search"]["removed"] = None
+    assert parse_run_file(document, PATH) == make_file()
+
+
+def test_a_missing_key_has_the_default_of_its_field() -> None:
+    document = to_document(make_file())
+    for section, key in (("fixed_settings", "tensorrt"), ("fixed_settings", "shapes"), ("search", "confirm_points")):
+        del document[section][key]
+    del document["fixed_settings"]["latency"]["cuda_graph"]
+    del document["seeds"], document["confirms"]
+    assert parse_run_file(document, PATH) == make_file()
+
+
+@pytest.mark.parametrize("written", [RUN_FORMAT + 1, 99])
+def test_a_newer_format_is_refused_with_a_hint(written: int) -> None:
+    with pytest.raises(RunError, match=f"newer mptune .run format {written}, this one reads {RUN_FORMAT}") as caught:
+        parse_run_file({"format": written, "whatever": []}, PATH)
+    assert "pip install --upgrade mptune" in caught.value.hint
+
+
+@pytest.mark.parametrize("document", [[], {}, {"format": 1}, {"format": 1, "measured": 3}, {"format": "two"}])
+def test_what_is_no_run_file_is_refused(document: Any) -> None:
+    with pytest.raises(RunError, match=r"run\.json is not a run of mptune"):
+        parse_run_file(document, PATH)
+
+
+def test_the_sections_hold_every_setting_that_changes_a_measurement() -> None:
+    assert set(TensorRtSection.model_fields) == {field.name for field in fields(TensorRtSettings)}
+    statistics_only = {"bootstrap_samples", "confidence"}
+    assert set(LatencySection.model_fields) == {field.name for field in fields(LatencySettings)} - statistics_only
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (SearchSettings(seed=1), r"another seed \(0 before, 1 now\)"),
+        (SearchSettings(target="cpu"), r"another target \('auto' before, 'cpu' now\)"),
+        (
+            SearchSettings(latency=LatencySettings(warmup_ms=1.0)),
+            r"another latency warmup ms \(200.0 before",
+        ),
+        (SearchSettings(tensorrt=TensorRtSettings(workspace_mb=8)), r"another tensorrt workspace mb \(None before"),
+        (SearchSettings(shapes=(ShapeRange("x", (1,), (1,), (1,)),)), "another range of shapes"),
+    ],
+)
+def test_a_fixed_setting_that_differs_is_named(changed: SearchSettings, said: str) -> None:
+    with pytest.raises(RunError, match=said) as caught:
+        check_same(PATH.parent, make_file(), "12", make_file(changed).fixed_settings)
+    assert "--fresh" in caught.value.hint
+    check_same(PATH.parent, make_file(), "12", make_file().fixed_settings)
+
+
+def test_other_content_of_the_space_or_other_groups_are_named_without_their_hashes() -> None:
+    file = make_file()
+    for key, said in (("space_sha256", "content of the search space"), ("groups_sha256", "set of layer groups")):
+        with pytest.raises(RunError, match=f"another {said}$"):
+            check_same(PATH.parent, file, "12", file.fixed_settings.model_copy(update={key: "0"}))
