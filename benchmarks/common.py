@@ -18,6 +18,7 @@ from mptune.data.calibration import CalibrationSet, load_calibration
 from mptune.data.numbers import decode_float, encode_float
 from mptune.engines.base import Failure, Workspace
 from mptune.engines.environment import describe_environment
+from mptune.files import write_text
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -238,6 +239,4 @@ def save(path: Path | None, document: dict[str, Any], *, lists: Sequence[str] = 
         rows = ",\n".join(json.dumps(item, separators=(",", ":")) for item in items)
         text = f"{text[:-1]},\n{json.dumps(key)}: [\n{rows}\n]}}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text + "\n")
-    temporary.replace(path)
+    write_text(path, text + "\n")

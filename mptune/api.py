@@ -12,7 +12,7 @@ from mptune.applying import refuse, resolve_plan, write_model
 from mptune.data.metrics.tasks import resolve_metric
 from mptune.engines.environment import Environment, describe_environment
 from mptune.errors import PlanError, RunError, SettingsError
-from mptune.files import full_disk_told, write_json
+from mptune.files import full_disk_as_error, write_json
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import PrecisionPlan
@@ -74,7 +74,7 @@ def search(
         load_target(wanted.target)
     loaded = load_model(model)
     path = wanted.out or Path(f"{Path(model).stem}.mptune")
-    with full_disk_told(path), open_run(path, fresh=wanted.fresh) as run:
+    with full_disk_as_error(path), open_run(path, fresh=wanted.fresh) as run:
         session = Session(run, loaded, wanted, listener or Silent(), open_toolchain)
         with contextlib.closing(session):
             front = session.run()
@@ -122,7 +122,7 @@ def pick(
         raise SettingsError("limits, the knee and a plan's id exclude each other", "give one of them")
     directory, file = read_run(run)
     with (
-        full_disk_told(directory.path),
+        full_disk_as_error(directory.path),
         open_run(directory.path),
         contextlib.closing(read_record(directory, file)) as record,
     ):
@@ -168,7 +168,7 @@ def confirm(
     """
     directory, file = read_run(run)
     _refuse_confirmation(directory, file)
-    with full_disk_told(directory.path):
+    with full_disk_as_error(directory.path):
         if not has_copy(directory, file):
             _keep_copy(directory, file)
         confirming = Confirming(directory, file, target, engine, listener or Silent(), open_toolchain)
@@ -212,7 +212,7 @@ def export(
     target = Path(out) if out is not None else Path(f"{directory.path.resolve().name}.tar.gz")
     if target.is_dir() or (target.exists() and not force):
         refuse(target)
-    with full_disk_told(target), open_run(directory.path):
+    with full_disk_as_error(target), open_run(directory.path):
         with contextlib.closing(read_record(directory, file)) as record:
             front_of(directory, file, record)  # a run without a baseline has nothing to confirm
         if not has_copy(directory, file):

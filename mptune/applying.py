@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from mptune.errors import PlanError, RunError
-from mptune.files import full_disk_told
+from mptune.files import full_disk_as_error
 from mptune.graph.grouping.by_node import plan_of_nodes
 from mptune.graph.grouping.groups import Granularity, LayerGroup, find_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
@@ -77,7 +77,7 @@ def write_model(model: Model, resolved: ResolvedPlan, out: Path, *, force: bool 
             raise PlanError(f"{path} is what the mixed model is made from", "give another path with -o")
         if path.is_dir() or (path.exists() and not force):
             refuse(path)
-    with full_disk_told(out):
+    with full_disk_as_error(out):
         return rewriter.export(resolved.plan, out)
 
 

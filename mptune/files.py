@@ -1,36 +1,43 @@
-"""Writing that survives: atomic files, and what to say when the disk refuses."""
+"""Writing files whole or not at all, and the one wording for a disk that refuses."""
 
 from __future__ import annotations
 
 import errno
+import glob
+import itertools
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from mptune.errors import RunError
 
 RESUME_HINT = "the same command resumes the search: nothing that was evaluated is lost"
+DISK_FULL_HINT = f"free some space, then run it again: {RESUME_HINT}"
 
-_FULL = {errno.ENOSPC, errno.EDQUOT}
-_FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_numbers = itertools.count()
 
 
-def disk_error(error: OSError, path: Path) -> RunError:
-    """Say in words what an ``OSError`` while writing ``path`` means, and what to do."""
-    if error.errno in _FULL:
-        return RunError(f"disk full: cannot write {path}", f"free some space, then run it again: {RESUME_HINT}")
-    if error.errno in _FORBIDDEN:
-        return RunError(f"cannot write {path}: {os.strerror(error.errno or 0)}", "choose another place with --out DIR")
-    return RunError(f"cannot write {path}: {error.strerror or error}", "choose another place with --out DIR")
+def is_disk_full(error: BaseException) -> bool:
+    """Whether the error says that a disk, or the user's quota on it, is full."""
+    return isinstance(error, OSError) and error.errno in _FULL
+
+
+def disk_error(error: OSError, path: Path | None) -> RunError:
+    """The ``RunError`` for an ``OSError`` that came while ``path`` was written; None where the path is not known."""
+    if is_disk_full(error):
+        return RunError("disk full" if path is None else f"disk full: cannot write {path}", DISK_FULL_HINT)
+    reason = error.strerror or str(error)
+    return RunError(f"cannot write {path}: {reason}", "check the permissions, or choose another place with --out DIR")
 
 
 @contextmanager
-def full_disk_told(path: Path) -> Iterator[None]:
-    """Turn a full disk, wherever in the block it shows, into a ``RunError``; other errors of the system pass.
+def full_disk_as_error(path: Path) -> Iterator[None]:
+    """Raise a full disk, wherever in the block it shows, as a ``RunError``; other errors of the system pass.
 
     Raises:
         RunError: the disk is full.
@@ -38,14 +45,14 @@ def full_disk_told(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
+        if is_disk_full(error):
             raise disk_error(error, path) from error
         raise
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn an ``OSError`` inside the block into a ``RunError`` about ``path``.
+    """Raise an ``OSError`` inside the block as a ``RunError`` about ``path``.
 
     Raises:
         RunError: the disk is full, or the place cannot be written.
@@ -56,23 +63,70 @@ def writing(path: Path) -> Iterator[None]:
         raise disk_error(error, path) from error
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Write a whole file or nothing: beside it first, synced, then moved over it.
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Give a path beside ``path`` to write to; it takes the name ``path`` at the end of the block, or is deleted.
+
+    A reader sees the old file or the whole new one. Processes and threads that write one file at a time do not
+    disturb each other: the last to finish wins.
+
+    Raises:
+        OSError: as the system raised it; ``writing`` around the block makes it a ``RunError``.
+    """
+    _delete_leftovers(path)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{next(_numbers)}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+
+
+def _delete_leftovers(path: Path) -> None:
+    """Delete what killed processes left of earlier attempts: weights take gigabytes."""
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
+        import psutil  # type: ignore[import-untyped]
+
+        pid = leftover.name.split(".")[-3]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            with suppress(OSError):
+                leftover.unlink()
+
+
+def write_bytes(path: Path, chunks: Iterable[bytes]) -> Path:
+    """Write a file whole or not at all, and the directories above it where they are missing.
 
     Raises:
         RunError: the disk is full, or the place cannot be written.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     with writing(path):
-        try:
-            with partial.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as partial, partial.open("wb") as file:
+            file.writelines(chunks)
+    return path
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 file whole or not at all, and have it on the disk when this returns.
+
+    Raises:
+        RunError: the disk is full, or the place cannot be written.
+    """
+    with writing(path), whole_file(path) as partial, partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_json(path: Path, document: Any) -> None:
+    """As ``write_text``, of JSON, indented, with a newline at its end. Non-finite numbers are refused.
+
+    Raises:
+        RunError: the disk is full, or the place cannot be written.
+    """
+    write_text(path, json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
 def link_or_copy(source: str, target: str) -> str:
@@ -82,12 +136,3 @@ def link_or_copy(source: str, target: str) -> str:
     except OSError:  # a file system without hard links
         shutil.copy2(source, target)
     return target
-
-
-def write_json(path: Path, document: Any) -> None:
-    """Write a JSON file atomically, indented, with a newline at its end. Non-finite numbers are refused.
-
-    Raises:
-        RunError: the disk is full, or the place cannot be written.
-    """
-    write_atomic(path, json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False) + "\n")

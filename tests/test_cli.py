@@ -395,8 +395,9 @@ def test_every_exception_has_words(tmp_path: Path) -> None:
     import errno
 
     full = explain(OSError(errno.ENOSPC, "No space left on device", "weights.bin"))
-    assert "no space left" in full.message
-    assert "weights.bin" in full.message
+    assert full.message == "disk full: cannot write weights.bin"
+    assert "free some space" in full.hint
+    assert explain(OSError(errno.EDQUOT, "Disk quota exceeded")).message == "disk full"
     assert explain(PermissionError(errno.EACCES, "denied", "run.json")).message == "not permitted: run.json"
     assert explain(MptuneError("m", "h")).hint == "h"
     fault = explain(ValueError("two\nlines"))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 from dataclasses import dataclass
+from pathlib import Path
 
 from mptune.errors import MptuneError
+from mptune.files import disk_error, is_disk_full
 
 EXIT_ERROR = 1
 EXIT_USAGE = 2
-
-_FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @dataclass(frozen=True)
@@ -44,9 +43,8 @@ def explain(error: BaseException) -> Complaint:
         return Complaint(
             message[:1].lower() + message[1:], f"`{command} --help` shows what is expected, with an example", EXIT_USAGE
         )
-    if isinstance(error, OSError) and error.errno in _FULL_DISK:
-        where = f" ({error.filename})" if error.filename else ""
-        return Complaint(f"no space left on the disk{where}", "free some, then run the same command again")
+    if isinstance(error, OSError) and is_disk_full(error):
+        return explain(disk_error(error, Path(error.filename) if error.filename else None))
     if isinstance(error, PermissionError):
         return Complaint(f"not permitted: {error.filename}", "check who owns it, or give another path")
     words = " ".join(str(error).split())

@@ -8,8 +8,6 @@ holds the names, as JSON in UTF-8 bytes.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from mptune.errors import DataError, RunError
+from mptune.errors import DataError
+from mptune.files import whole_file, writing
 
 _FORMAT = 1
 
@@ -108,23 +107,12 @@ def save_samples(path: Path, samples: Sequence[Mapping[str, np.ndarray]]) -> Non
 
 
 def _write(path: Path, members: Sequence[tuple[str, np.ndarray]]) -> None:
-    temporary: Path | None = None
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name_of_temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        temporary = Path(name_of_temporary)
-        with os.fdopen(handle, "wb") as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
+        with whole_file(path) as partial, zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
             for name, array in members:
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
-        temporary.replace(path)  # atomic: readers see the old file or the whole new one
-    except OSError as error:
-        raise RunError(
-            f"{path} cannot be written: {error.strerror or error}", "check free space and permissions"
-        ) from None
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
 
 
 def read_samples(path: Path) -> tuple[dict[str, np.ndarray], ...]:

@@ -10,8 +10,7 @@ from string import Template
 
 from mptune._version import __version__
 from mptune.engines.environment import Environment
-from mptune.errors import RunError
-from mptune.files import link_or_copy
+from mptune.files import link_or_copy, writing
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.loading.model import Model
 from mptune.graph.writing.rewrite import Rewriter
@@ -68,27 +67,23 @@ def write_chosen(
     fresh = directory.with_name(f".{directory.name}.new")
     old = directory.with_name(f".{directory.name}.old")
     try:
-        _recover(directory, fresh, old)
-        fresh.mkdir()
-        rewriter = Rewriter(model, groups, bank)
-        rewriter.export(evaluation.plan, fresh / "model.onnx")
-        plan = evaluation.plan.to_json(rewriter.node_precisions(evaluation.plan))
-        (fresh / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
-        (fresh / "infer.py").write_text(_infer(model), encoding="utf-8")
-        engine = _engine(evaluation, directory)
-        (fresh / "README.txt").write_text(_readme(front, evaluation, environment, engine), encoding="utf-8")
-        if engine is not None:
-            link_or_copy(str(engine), str(fresh / ENGINE_FILE))
-        _carry_over(directory, fresh)
-        if directory.exists():
-            directory.rename(old)
-        fresh.rename(directory)
-        shutil.rmtree(old, ignore_errors=True)
-    except OSError as error:
-        raise RunError(
-            f"cannot write {directory}: {error.strerror or error}",
-            "check the permissions and the free space, then run `mptune pick` again",
-        ) from error
+        with writing(directory):
+            _recover(directory, fresh, old)
+            fresh.mkdir()
+            rewriter = Rewriter(model, groups, bank)
+            rewriter.export(evaluation.plan, fresh / "model.onnx")
+            plan = evaluation.plan.to_json(rewriter.node_precisions(evaluation.plan))
+            (fresh / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
+            (fresh / "infer.py").write_text(_infer(model), encoding="utf-8")
+            engine = _engine(evaluation, directory)
+            (fresh / "README.txt").write_text(_readme(front, evaluation, environment, engine), encoding="utf-8")
+            if engine is not None:
+                link_or_copy(str(engine), str(fresh / ENGINE_FILE))
+            _carry_over(directory, fresh)
+            if directory.exists():
+                directory.rename(old)
+            fresh.rename(directory)
+            shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 

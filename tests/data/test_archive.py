@@ -65,7 +65,7 @@ def test_what_npz_cannot_hold_is_refused_by_name_and_the_old_file_stays(tmp_path
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="cannot be written") as caught:
+    with pytest.raises(RunError, match="cannot write") as caught:
         save_samples(tmp_path / "file" / "s.npz", [])
     assert caught.value.hint
 

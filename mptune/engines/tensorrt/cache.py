@@ -8,11 +8,12 @@ replaced.
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 from typing import Any
 
 import filelock
+
+from mptune.files import whole_file
 
 _LOCK_TIMEOUT_S = 60.0
 
@@ -65,16 +66,14 @@ class TimingCache:
         timing_cache = config.get_timing_cache()
         if timing_cache is None:
             return []
-        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
         try:
             with self._lock:
                 written = self._path.read_bytes() if self._path.exists() else b""
                 if written != self._seen:
                     timing_cache.combine(config.create_timing_cache(written), ignore_mismatch=False)
-                temporary.write_bytes(bytes(memoryview(timing_cache.serialize())))
-                temporary.replace(self._path)
+                with whole_file(self._path) as partial:
+                    partial.write_bytes(bytes(memoryview(timing_cache.serialize())))
         except (OSError, filelock.Timeout) as error:
-            _remove(temporary)
             return [f"the timing cache could not be written ({error}): later builds take longer; free some space"]
         return []
 
@@ -100,15 +99,5 @@ class RuntimeCache:
     def save(self) -> None:
         """Write the file anew; what cannot be written is compiled again."""
         runtime_cache, self._runtime_cache = self._runtime_cache, None
-        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
-        try:
-            with self._lock:
-                temporary.write_bytes(bytes(memoryview(runtime_cache.serialize())))
-                temporary.replace(self._path)
-        except (OSError, filelock.Timeout):
-            _remove(temporary)
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError, filelock.Timeout), self._lock, whole_file(self._path) as partial:
+            partial.write_bytes(bytes(memoryview(runtime_cache.serialize())))

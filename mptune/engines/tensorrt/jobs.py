@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from mptune.engines.tensorrt.inspect import read_layers, type_warnings
 from mptune.engines.tensorrt.library import Kind, load_library
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession
 from mptune.engines.worker.child import WorkerState
+from mptune.files import whole_file
 from mptune.graph.plan import Precision
 
 _SHAPE_VALUES = 64
@@ -99,12 +99,8 @@ class BuildJob:
         faults = engine_faults(library, built.memory) if library.is_rtx else ()
         if faults:
             raise EngineError(FailureKind.ERROR, f"TensorRT-RTX refuses the engine that it built: {', '.join(faults)}")
-        temporary = self.engine_path.with_name(f"{self.engine_path.name}.{os.getpid()}.tmp")
-        try:
-            temporary.write_bytes(built.memory)
-            temporary.replace(self.engine_path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with whole_file(self.engine_path) as partial:
+            partial.write_bytes(built.memory)
         return BuildResult(build_s, built.memory.nbytes, built.warnings)
 
 

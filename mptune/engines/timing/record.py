@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mptune.engines.timing.latency import Repetitions
+from mptune.files import whole_file
 from mptune.settings import LatencySettings
 
 
@@ -41,6 +41,5 @@ class TimingRecord:
             "baseline_ms": self.baseline_ms,
             "settings": asdict(settings),
         }
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(document, indent=2), encoding="utf-8")
-        temporary.replace(path)
+        with whole_file(path) as partial:
+            partial.write_text(json.dumps(document, indent=2), encoding="utf-8")

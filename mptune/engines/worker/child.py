@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import faulthandler
 import os
 import pickle
@@ -17,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from mptune.engines.base import EngineError, Failure, FailureKind, Progress, Stage
 from mptune.errors import MptuneError
+from mptune.files import is_disk_full
 
 HEADER = struct.Struct("!Q")
 """A message is its length in bytes, then a pickle of ``(kind, value)``."""
@@ -141,7 +141,7 @@ def describe(error: BaseException) -> tuple[FailureKind, str]:
         return error.kind, error.message
     if isinstance(error, MemoryError):
         return FailureKind.OUT_OF_MEMORY, f"out of memory: {error}" if str(error) else "out of memory"
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_disk_full(error):
         return FailureKind.DISK_FULL, str(error)
     lines = str(error).strip().splitlines()
     return FailureKind.ERROR, f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

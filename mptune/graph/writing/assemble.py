@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import compress
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import onnx
 
-from mptune.errors import RunError
 from mptune.graph.casting.name_sets import Flags, Positions
 from mptune.graph.casting.value_types import Flow, Resolution
 from mptune.graph.loading.model import Model
@@ -211,40 +208,10 @@ def bank_source(bank: WeightBank) -> Callable[[Initializer, str, bool], onnx.Ten
     return source
 
 
-def write_bytes(path: Path, data: bytes) -> Path:
-    """As ``write_pieces``, of one."""
-    return write_pieces(path, [data])
-
-
-def write_pieces(path: Path, pieces: Sequence[wire.Piece], publish: Callable[[], object] | None = None) -> Path:
-    """Write a file whole or not at all; ``publish`` is called right before it takes its name.
-
-    Raises:
-        RunError: it cannot be written, or the disk is full.
-    """
-    part = path.with_name(path.name + ".part")
-    with writing(path):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with part.open("wb") as file:
-                for piece in pieces:
-                    file.writelines((piece,) if isinstance(piece, bytes) else piece)
-            if publish is not None:
-                publish()
-            part.replace(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
-            raise
-    return path
-
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Tell an OSError as a RunError about ``path``."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(
-            f"{path} cannot be written: {error.strerror or error}", "free some space or give another path"
-        ) from None
+def chunks_of(pieces: Iterable[wire.Piece]) -> Iterator[bytes]:
+    """The bytes of pieces, those of a large constant a chunk at a time."""
+    for piece in pieces:
+        if isinstance(piece, bytes):
+            yield piece
+        else:
+            yield from piece

@@ -99,24 +99,22 @@ class Shelf:
 class DataFile:
     """Large constants in one file beside a model, small ones inline: for models past 2 GiB.
 
-    The file takes its name on ``publish``; without that, leaving the context deletes what was written.
     Every method passes OSError on.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._part = path.with_name(path.name + ".part")
+    def __init__(self, path: Path, name: str) -> None:
+        """Write to ``path``; ``name`` is the file's name in the model."""
+        self._path = path
+        self._name = name
 
     def __enter__(self) -> DataFile:
-        self._part.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self._part.open("wb")
+        self._file = self._path.open("wb")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
-        self._part.unlink(missing_ok=True)
 
     def __call__(self, constant: Initializer, name: str, half: bool) -> wire.Piece:
         """As ``ConstantSource``."""
@@ -126,12 +124,7 @@ class DataFile:
         for chunk in raw_chunks(constant, half):
             self._file.write(chunk)
         place = Place(start, self._file.tell() - start)
-        return _field(external_tensor(name, _type_code(constant, half), constant.shape, self.path.name, place))
-
-    def publish(self) -> None:
-        """Give the file its name."""
-        self._file.close()
-        self._part.replace(self.path)
+        return _field(external_tensor(name, _type_code(constant, half), constant.shape, self._name, place))
 
 
 def raw_chunks(constant: Initializer, half: bool) -> Iterator[bytes]:

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
+from mptune.files import write_bytes
 from mptune.graph.casting.name_sets import Marked
 from mptune.graph.casting.value_types import Flow, Resolution, new_suffix
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.plan import PrecisionPlan
-from mptune.graph.writing.assemble import Changes, Parts, cast_node, write_pieces
+from mptune.graph.writing.assemble import Changes, Parts, cast_node, chunks_of
 from mptune.graph.writing.constants import Shelf, banked, inline
 from mptune.graph.writing.rewrite import FP16, FP32
 from mptune.graph.writing.segments import Reads, Spelling
@@ -102,7 +103,7 @@ class Emulator:
         rounded = [self._spelling.rounded_constant(name) for name in resolution.constants_fp16]
         changes = Changes({Reads.FP16: self._narrow(resolution)}, lead=rounded, dropped=dropped)
         behind = np.where(half, self._rough.flags, crossing)
-        return write_pieces(path, self._parts.put_together(resolution, behind, constants, changes))
+        return write_bytes(path, chunks_of(self._parts.put_together(resolution, behind, constants, changes)))
 
     def _narrow(self, resolution: Resolution) -> dict[str, str]:
         """What FP16 nodes read in place of the results of the model's own Casts to FP32."""

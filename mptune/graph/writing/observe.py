@@ -14,9 +14,10 @@ import onnx
 import onnx.helper
 import onnx.numpy_helper
 
+from mptune.files import write_bytes
 from mptune.graph.casting.value_types import new_suffix
 from mptune.graph.loading.model import Model
-from mptune.graph.writing.assemble import bank_source, write_bytes
+from mptune.graph.writing.assemble import bank_source
 from mptune.graph.writing.weights import WeightBank, inline_tensor
 
 
@@ -68,7 +69,7 @@ def write_observing_model(model: Model, bank: WeightBank | None, path: Path) -> 
     graph.initializer.append(onnx.numpy_helper.from_array(np.array(np.inf, np.float32), infinity))
     graph.initializer.append(onnx.numpy_helper.from_array(np.array(0, np.float32), zero))
     taps = tuple(_tap(graph, tensor, suffix, infinity, zero) for tensor in observed_tensors(model))
-    write_bytes(path, proto.SerializeToString(deterministic=True))
+    write_bytes(path, [proto.SerializeToString(deterministic=True)])
     return taps
 
 

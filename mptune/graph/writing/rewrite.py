@@ -12,11 +12,12 @@ from pathlib import Path
 
 import onnx
 
+from mptune.files import whole_file, write_bytes, writing
 from mptune.graph.casting.value_types import Flow, Resolution, new_suffix
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.graph.writing.assemble import SELF_CONTAINED_LIMIT, Changes, Parts, cast_node, write_pieces, writing
+from mptune.graph.writing.assemble import SELF_CONTAINED_LIMIT, Changes, Parts, cast_node, chunks_of
 from mptune.graph.writing.constants import ConstantSource, DataFile, Shelf, banked, inline
 from mptune.graph.writing.segments import Reads, Spelling
 from mptune.graph.writing.weights import WeightBank
@@ -72,7 +73,7 @@ class Rewriter:
             PlanError: the plan does not fit the model.
             RunError: the file cannot be written, or the disk is full.
         """
-        return write_pieces(path, self._pieces(plan, self._stored))
+        return write_bytes(path, chunks_of(self._pieces(plan, self._stored)))
 
     def export(self, plan: PrecisionPlan, path: Path) -> Path:
         """Write the typed model self-contained; past 2 GiB its weights lie in ``path`` + ``.data``.
@@ -83,9 +84,17 @@ class Rewriter:
         """
         files = self.exported_files(plan, path)
         if len(files) == 1:
-            return write_pieces(path, self.pieces(plan))
-        with writing(files[1]), DataFile(files[1]) as data:
-            return write_pieces(path, self._pieces(plan, self._shelf(data)), data.publish)
+            return write_bytes(path, chunks_of(self.pieces(plan)))
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with (  # The last ends first, so the data have their name before the model has.
+                whole_file(path) as model_file,
+                whole_file(files[1]) as data_file,
+                DataFile(data_file, files[1].name) as data,
+                model_file.open("wb") as file,
+            ):
+                file.writelines(chunks_of(self._pieces(plan, self._shelf(data))))
+        return path
 
     def exported_files(self, plan: PrecisionPlan, path: Path) -> tuple[Path, ...]:
         """What ``export`` would write and replace: ``path``, and past 2 GiB the file of weights beside it.

@@ -15,10 +15,11 @@ from typing import Any
 import onnx
 import onnx.helper
 
+from mptune.files import write_bytes
 from mptune.graph.casting.value_types import Flow, new_suffix
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.writing.assemble import bank_source, write_bytes
+from mptune.graph.writing.assemble import bank_source
 from mptune.graph.writing.emulate import needs_rounding
 from mptune.graph.writing.rewrite import FP16, FP32
 from mptune.graph.writing.waists import Waist
@@ -62,7 +63,7 @@ class SwitchedEmulator:
         writing = _Writing(self._flow, self._suffix, switches, branches=self._branches)
         for node in self._flow.model.nodes[start.last + 1 :]:
             writing.add(node)
-        return write_bytes(path, writing.finish(self._bank, start.tensors, self._flow.model.proto.graph.output))
+        return write_bytes(path, [writing.finish(self._bank, start.tensors, self._flow.model.proto.graph.output)])
 
     def write_head(self, path: Path, waists: Sequence[Waist]) -> Path:
         """Write the FP32 model whose outputs are the tensors of these waists.
@@ -75,7 +76,7 @@ class SwitchedEmulator:
         for node in model.nodes[: max(waist.last for waist in waists) + 1]:
             writing.add(node)
         tensors = dict.fromkeys(tensor for waist in waists for tensor in waist.tensors)
-        return write_bytes(path, writing.finish(self._bank, (), [_value(model, tensor) for tensor in tensors]))
+        return write_bytes(path, [writing.finish(self._bank, (), [_value(model, tensor) for tensor in tensors])])
 
 
 class _Writing:

@@ -17,7 +17,8 @@ import onnx
 import onnx.helper
 import onnx.numpy_helper
 
-from mptune.errors import ModelError, RunError
+from mptune.errors import ModelError
+from mptune.files import whole_file, writing
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import EXTERNAL_HINT, Initializer, external_location, is_external
 
@@ -151,22 +152,21 @@ class WeightBank:
         found = cls._read(model, directory, wanted, halves)
         if found is not None:
             return found
-        try:
+        with writing(directory):
             directory.mkdir(parents=True, exist_ok=True)
             return cls._write(model, directory, wanted, halves)
-        except OSError as error:
-            raise RunError(
-                f"the weight bank in {directory} cannot be written: {error.strerror or error}",
-                "free some space, or give another folder with --out",
-            ) from None
 
     @classmethod
     def _write(cls, model: Model, directory: Path, wanted: Collection[str], halves: Collection[str]) -> WeightBank:
         fp32: dict[str, Place] = {}
         fp16: dict[str, Place] = {}
         roundings = []
-        part32, part16 = directory / f"{FP32_FILE}.part", directory / f"{FP16_FILE}.part"
-        with part32.open("wb") as file32, part16.open("wb") as file16:
+        with (
+            whole_file(directory / FP32_FILE) as part32,
+            whole_file(directory / FP16_FILE) as part16,
+            part32.open("wb") as file32,
+            part16.open("wb") as file16,
+        ):
             for name in sorted(wanted):
                 start32, start16 = align(file32), align(file16)
                 seen: list[Rounding] = []
@@ -180,8 +180,6 @@ class WeightBank:
                 if name in halves:
                     fp16[name] = Place(start16, file16.tell() - start16)
                     roundings.append(_join(seen))
-        part32.replace(directory / FP32_FILE)
-        part16.replace(directory / FP16_FILE)
         bank = cls(directory, fp32, fp16, tuple(roundings))
         document = {
             "format": _FORMAT,
@@ -190,9 +188,8 @@ class WeightBank:
             "fp16": {n: [p.offset, p.length] for n, p in fp16.items()},
             "roundings": [asdict(r) for r in roundings],
         }
-        part = directory / f"{INDEX_FILE}.part"
-        part.write_text(json.dumps(document))
-        part.replace(directory / INDEX_FILE)
+        with whole_file(directory / INDEX_FILE) as part:
+            part.write_text(json.dumps(document))
         return bank
 
     @classmethod

@@ -9,7 +9,7 @@ from string import Template
 
 from mptune._version import __version__
 from mptune.engines.environment import Environment
-from mptune.errors import RunError
+from mptune.files import write_text
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.reporting.page.precision_map import describe_ops, precision_map
 from mptune.reporting.page.scatter import scatter
@@ -55,15 +55,7 @@ def write_report(
     Raises:
         RunError: the file cannot be written.
     """
-    page = render(front, evaluations, groups, environment, extra)
-    partial = path.with_name(f".{path.name}.new")
-    try:
-        partial.write_text(page, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise RunError(
-            f"cannot write {path}: {error.strerror or error}", "check the permissions and the free space"
-        ) from error
+    write_text(path, render(front, evaluations, groups, environment, extra))
 
 
 def render(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import os
 import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from mptune.errors import RunError
-from mptune.files import writing
+from mptune.files import whole_file, writing
 from mptune.graph.writing.weights import FP16_FILE, FP32_FILE, INDEX_FILE
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
@@ -36,7 +35,6 @@ def pack(run: RunDirectory, file: RunFile, out: Path) -> None:
     Raises:
         RunError: the run is not whole, its storage cannot be read, or the file cannot be written.
     """
-    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     name = run.path.resolve().name
     with tempfile.TemporaryDirectory(prefix="mptune-export-") as folder:
         members = dict(_members(run, file, Path(folder)))
@@ -44,17 +42,16 @@ def pack(run: RunDirectory, file: RunFile, out: Path) -> None:
         if absent is not None:
             raise RunError(f"{absent} is missing: the run is not whole", "let `mptune search` go on with it first")
         document = file.model_copy(update={"storage": None}).model_dump_json(indent=2).encode()
-        with writing(out):
-            try:
-                with tarfile.open(partial, "w:gz", compresslevel=_COMPRESSION) as archive:
-                    entry = tarfile.TarInfo(f"{name}/run.json")
-                    entry.size, entry.mode, entry.mtime = len(document), 0o644, int(run.run_json.stat().st_mtime)
-                    archive.addfile(entry, io.BytesIO(document))
-                    for place, path in members.items():
-                        archive.add(path, f"{name}/{place}", recursive=False, filter=_anonymous)
-                partial.replace(out)
-            finally:
-                partial.unlink(missing_ok=True)
+        with (
+            writing(out),
+            whole_file(out) as partial,
+            tarfile.open(partial, "w:gz", compresslevel=_COMPRESSION) as archive,
+        ):
+            entry = tarfile.TarInfo(f"{name}/run.json")
+            entry.size, entry.mode, entry.mtime = len(document), 0o644, int(run.run_json.stat().st_mtime)
+            archive.addfile(entry, io.BytesIO(document))
+            for place, path in members.items():
+                archive.add(path, f"{name}/{place}", recursive=False, filter=_anonymous)
 
 
 def _members(run: RunDirectory, file: RunFile, folder: Path) -> Iterator[tuple[str, Path]]:

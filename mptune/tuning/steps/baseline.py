@@ -10,6 +10,7 @@ import math
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, FailureKind, ReferenceReport
 from mptune.errors import BaselineError
+from mptune.files import DISK_FULL_HINT
 
 REPEAT_WARNING = 1e-5
 REPEAT_LIMIT = 1e-2
@@ -134,7 +135,7 @@ def did_not_run(what: str, failure: Failure) -> BaselineError:
     hints = {
         FailureKind.TIMEOUT: "the model is too slow for the deadline: give fewer samples or a smaller --batch",
         FailureKind.OUT_OF_MEMORY: "free memory on the device, or give a smaller --batch",
-        FailureKind.DISK_FULL: "free some space, then run it again",
+        FailureKind.DISK_FULL: DISK_FULL_HINT,
         FailureKind.DEVICE_LOST: "see that the device answers (nvidia-smi), then run it again",
         FailureKind.WORKER: "run `mptune doctor`",
         FailureKind.UNSUPPORTED: "the toolchain lacks an operator of this model: try another --engine",

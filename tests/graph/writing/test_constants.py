@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from mptune.graph.loading.model import Model, load_model
 from mptune.graph.loading.tensors import Initializer, make_initializer
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing import wire
+from mptune.graph.writing.assemble import chunks_of
 from mptune.graph.writing.constants import DataFile, inline
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import chunks
@@ -134,20 +137,25 @@ def test_a_failed_export_leaves_both_files_as_they_were(tmp_path: Path, monkeypa
     folder = tmp_path / "out"
     out = rewriter.export(plan, folder / "m.onnx")
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
-    (folder / "m.onnx.part").mkdir()  # in the way of the model, after its data are written
-    with pytest.raises(RunError) as caught:
+
+    def full(pieces: Iterable[wire.Piece]) -> Iterator[bytes]:
+        """The disk is full after the data are written."""
+        yield from chunks_of(pieces)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("mptune.graph.writing.rewrite.chunks_of", full)
+    with pytest.raises(RunError, match="disk full") as caught:
         rewriter.export(plan, out)
     assert caught.value.hint
-    (folder / "m.onnx.part").rmdir()
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
 
 
-def test_a_data_file_that_is_not_published_goes_away(tmp_path: Path) -> None:
+def test_a_data_file_is_named_in_the_model_as_it_will_be_called(tmp_path: Path) -> None:
     constant = external(tmp_path).initializers["w"]
-    with DataFile(tmp_path / "d.data") as data:
+    with DataFile(tmp_path / "partial", "d.data") as data:
         tensor = parsed(data(constant, "w", False))
         assert external_data_helper.ExternalDataInfo(tensor).location == "d.data"
-    assert not list(tmp_path.glob("d.data*"))
+    assert (tmp_path / "partial").stat().st_size == constant.nbytes
 
 
 def test_a_table_gives_pieces_promises_and_what_stands_instead_in_order() -> None:

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from mptune.errors import RunError
+from mptune.files import (
+    disk_error,
+    full_disk_as_error,
+    is_disk_full,
+    link_or_copy,
+    whole_file,
+    write_bytes,
+    write_json,
+    write_text,
+    writing,
+)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def test_a_file_takes_its_name_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with whole_file(path) as partial:
+        partial.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert names(tmp_path) == ["a.txt"]
+
+
+def test_a_file_that_fails_leaves_the_old_one_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with suppress(KeyboardInterrupt), whole_file(path) as partial:
+        partial.write_text("half")
+        raise KeyboardInterrupt
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["a.txt"]
+
+
+def test_two_writers_do_not_share_a_partial_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    with whole_file(path) as first, whole_file(path) as second:
+        first.write_text("first")
+        second.write_text("second")
+    assert path.read_text() == "first", "it finished last"
+    assert names(tmp_path) == ["a.txt"]
+
+
+def test_what_a_killed_process_left_is_deleted_and_a_living_ones_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "w[1].bin"
+    code = "import os, sys; from mptune.files import whole_file; from pathlib import Path\n"
+    code += "with whole_file(Path(sys.argv[1])) as partial: partial.write_text('half'); os._exit(1)"
+    subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+    assert len(names(tmp_path)) == 1
+    living = path.with_name(f".{path.name}.{os.getppid()}.0.partial")
+    living.write_text("half")
+    write_bytes(path, [b"ab", b"c"])
+    assert path.read_bytes() == b"abc"
+    assert names(tmp_path) == sorted([living.name, path.name])
+
+
+def test_missing_directories_are_made_for_bytes(tmp_path: Path) -> None:
+    assert write_bytes(tmp_path / "a" / "b" / "c.bin", []).stat().st_size == 0
+
+
+def test_json_is_indented_and_refuses_what_json_does_not_know(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"x": [1, "é"]})
+    assert (tmp_path / "a.json").read_text(encoding="utf-8") == '{\n  "x": [\n    1,\n    "é"\n  ]\n}\n'
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(tmp_path / "a.json", float("nan"))
+    assert names(tmp_path) == ["a.json"]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_says_the_same_everywhere(tmp_path: Path, code: int) -> None:
+    error = OSError(code, "full")
+    assert is_disk_full(error)
+    wanted = disk_error(error, tmp_path)
+    assert wanted.message == f"disk full: cannot write {tmp_path}"
+    assert "free some space" in wanted.hint
+    for block in (writing, full_disk_as_error):
+        with pytest.raises(RunError) as caught, block(tmp_path):
+            raise error
+        assert (caught.value.message, caught.value.hint) == (wanted.message, wanted.hint)
+
+
+def test_other_errors_of_the_system_name_the_path_or_pass(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"cannot write .*/x/a\.txt: No such file") as caught:
+        write_text(tmp_path / "x" / "a.txt", "")
+    assert "--out" in caught.value.hint
+    with pytest.raises(FileNotFoundError), full_disk_as_error(tmp_path):
+        (tmp_path / "none").read_text()
+    assert not is_disk_full(FileNotFoundError(errno.ENOENT, "none"))
+    assert not is_disk_full(ValueError("full"))
+
+
+def test_a_file_system_without_hard_links_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_links(source: str, target: str) -> None:
+        raise OSError(errno.EPERM, "no hard links")
+
+    (tmp_path / "a").write_text("x")
+    link_or_copy(str(tmp_path / "a"), str(tmp_path / "b"))
+    monkeypatch.setattr(os, "link", no_links)
+    link_or_copy(str(tmp_path / "a"), str(tmp_path / "c"))
+    assert (tmp_path / "b").samefile(tmp_path / "a")
+    assert not (tmp_path / "c").samefile(tmp_path / "a")
+    assert (tmp_path / "c").read_text() == "x"
