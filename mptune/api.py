@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from mptune.applying import refuse, resolve_plan, write_model
 from mptune.data.metrics.tasks import resolve_metric
-from mptune.engines.environment import Environment, describe_environment
 from mptune.errors import PlanError, RunError, SettingsError
-from mptune.files import full_disk_as_error, write_json
-from mptune.graph.grouping.groups import LayerGroup, find_groups
-from mptune.graph.loading.model import Model, load_model
+from mptune.files import full_disk_as_error
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
-from mptune.graph.writing.weights import WeightBank
 from mptune.inspection import Inspection, inspect_model
-from mptune.reporting.chosen import write_chosen
-from mptune.reporting.page.html import write_report
-from mptune.reporting.terminal.confirmation import confirmation_section
+from mptune.reporting.run_files import write_run_files
 from mptune.run_json import ChoiceSection, RunFile
 from mptune.rundir import RunDirectory, open_run, read_run
 from mptune.settings import EngineChoice, SearchSettings
@@ -78,7 +73,7 @@ def search(
         session = Session(run, loaded, wanted, listener or Silent(), open_toolchain)
         with contextlib.closing(session):
             front = session.run()
-            _write_outcome(run, front, session.record, loaded, session.groups, session.environment)
+            write_run_files(run, front, session.record, loaded, session.groups, session.environment)
     return front
 
 
@@ -133,7 +128,7 @@ def pick(
         confirmation = None if file.confirms is None else _confirmation(directory, file, record)
         loaded = load_either(directory, file)
         groups = find_groups(loaded, file.fixed_settings.granularity)
-        _write_outcome(directory, front, record, loaded, groups, file.environment, confirmation)
+        write_run_files(directory, front, record, loaded, groups, file.environment, confirmation)
         directory.save(file)
         return front
 
@@ -174,7 +169,7 @@ def confirm(
         confirming = Confirming(directory, file, target, engine, listener or Silent(), open_toolchain)
         with contextlib.closing(confirming):
             found = confirming.run()
-            _write_outcome(
+            write_run_files(
                 confirming.directory,
                 found.front,
                 confirming.record,
@@ -317,47 +312,3 @@ def _confirmation(directory: RunDirectory, file: RunFile, record: StudyRecord) -
     """What a confirmation has found already."""
     search = read_run(directory.path / str(file.confirms))
     return read_confirmation(directory, file, record, search, read_searched(*search))
-
-
-def _write_outcome(
-    run: RunDirectory,
-    front: Front,
-    record: StudyRecord,
-    model: Model,
-    groups: Sequence[LayerGroup],
-    environment: Environment | None,
-    confirmation: Confirmation | None = None,
-) -> None:
-    """Write ``chosen/``, ``report.html`` and, as the mark that all of it is there, ``front.json``."""
-    document = front.to_json() if confirmation is None else confirmation.to_json()
-    if confirmation is None:
-        keep_model(run, model, groups)
-    if _is_written(run, document):
-        return
-    environment = environment or describe_environment()
-    if front.chosen is not None:
-        bank = WeightBank.write(model, run.weights)
-        write_chosen(front, front.chosen, model, groups, run.chosen, environment, bank)
-    extra = "" if confirmation is None else confirmation_section(confirmation)
-    write_report(front, record.evaluations(), groups, run.report_html, environment, extra)
-    write_json(run.front_json, document)
-    _delete_dominated_engines(run, front, record)
-
-
-def _is_written(run: RunDirectory, document: dict[str, Any]) -> bool:
-    try:
-        plan = PrecisionPlan.from_json((run.chosen / "plan.json").read_text(encoding="utf-8"))
-        same = bool(json.loads(run.front_json.read_text(encoding="utf-8")) == document)
-    except (OSError, ValueError, PlanError):
-        return False
-    return same and plan.fingerprint == document["chosen"] and run.report_html.exists()
-
-
-def _delete_dominated_engines(run: RunDirectory, front: Front, record: StudyRecord) -> None:
-    """Free the space of engines that are not on the front; only files that lie in the run's own directory."""
-    kept = {e.engine_path for e in (*front.points, front.fp32, front.fp16, front.chosen) if e is not None}
-    for evaluation in record.evaluations():
-        path = evaluation.engine_path
-        if path is not None and path not in kept and Path(path).parent.resolve() == run.engines.resolve():
-            with contextlib.suppress(OSError):
-                Path(path).unlink()

@@ -26,7 +26,7 @@ from mptune.targets.costs import VIEWS, GroupCost, ShapeTable, group_costs, node
 from mptune.targets.memory import MemoryNeed, memory_need
 from mptune.targets.target import load_target
 from mptune.tuning.space import NamedSpace, Pin, make_space
-from mptune.tuning.steps.baseline import did_not_run
+from mptune.tuning.steps.baseline import check_ranges, did_not_run
 
 _WEIGHTS = frozenset({"float", "float16", "double", "bfloat16"})
 
@@ -218,7 +218,7 @@ def inspect_model(
         unknown_shapes=_unknown(model, shapes),
         observed=None if samples is None else samples.source,
         samples=0 if samples is None else len(samples.samples),
-        warnings=(*warnings, *_non_finite(ranges), *space.warnings),
+        warnings=(*warnings, *check_ranges(ranges), *space.warnings),
     )
 
 
@@ -247,18 +247,6 @@ def _input_hazards(samples: CalibrationSet | None) -> list[Hazard]:
     return [
         Hazard("warning", "input", None, None, found.name, found.correlation, found.reason, found.cure)
         for found in random_looking(samples.samples)
-    ]
-
-
-def _non_finite(ranges: Mapping[str, TensorRange]) -> list[str]:
-    spoilt = {tensor: seen.non_finite for tensor, seen in ranges.items() if seen.non_finite}
-    if not spoilt:
-        return []
-    tensor, count = next(iter(spoilt.items()))
-    more = f" and {len(spoilt) - 1} others" if len(spoilt) > 1 else ""
-    return [
-        f"tensor {tensor!r}{more} holds NaN or Inf in FP32 already ({count} values): look for masks of -inf or a"
-        " division by zero"
     ]
 
 

@@ -6,9 +6,10 @@ Thresholds are relative L2. FP32 on two engines differs by 1e-7 to 1e-5, TF32 by
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.base import Failure, FailureKind, ReferenceReport
+from mptune.engines.base import Failure, FailureKind, ReferenceReport, TensorRange
 from mptune.errors import BaselineError
 from mptune.files import DISK_FULL_HINT
 
@@ -94,6 +95,26 @@ def _check_rows(report: ReferenceReport) -> list[str]:
             raise BaselineError(f"{what} in FP32 (relative L2 {error:.1e}); {_NOT_PRECISION}", cure)
         warnings.append(f"{what} in FP32 (relative L2 {error:.1e}): {cure}")
     return warnings
+
+
+def check_ranges(ranges: Mapping[str, TensorRange]) -> tuple[str, ...]:
+    """Check that every tensor of the untouched model is finite in FP32.
+
+    Args:
+        ranges: tensor -> what it held on the samples.
+
+    Returns:
+        Warnings, one line each.
+    """
+    counts = {tensor: seen.non_finite for tensor, seen in ranges.items() if seen.non_finite}
+    if not counts:
+        return ()
+    tensor, count = next(iter(counts.items()))
+    more = f" and {len(counts) - 1} others" if len(counts) > 1 else ""
+    return (
+        f"tensor {tensor!r}{more} holds NaN or Inf in FP32 already ({count} values): look for masks of -inf or a"
+        " division by zero",
+    )
 
 
 def check_baseline(error: OutputError, *, tf32: bool) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from mptune.data.calibration import CalibrationSet
 from mptune.data.numbers import decode_float, encode_float
 from mptune.engines.base import Failure, Toolchain, Workspace
 from mptune.files import write_json
-from mptune.tuning.steps.baseline import check_reference, did_not_run
+from mptune.tuning.steps.baseline import check_ranges, check_reference, did_not_run
 from mptune.tuning.steps.tuner import Listener
 
 
@@ -79,14 +79,7 @@ def observe(toolchain: Toolchain, listener: Listener) -> Observations:
     ranges = toolchain.observe()
     if isinstance(ranges, Failure):
         raise did_not_run("the model cannot be observed in FP32", ranges)
-    spoilt = {tensor: seen.non_finite for tensor, seen in ranges.items() if seen.non_finite}
-    if spoilt:
-        tensor, count = next(iter(spoilt.items()))
-        more = f" and {len(spoilt) - 1} others" if len(spoilt) > 1 else ""
-        warnings += (
-            f"tensor {tensor!r}{more} holds NaN or Inf in FP32 already ({count} values), although the outputs do not: "
-            "look for masks of -inf or a division by zero",
-        )
+    warnings += check_ranges(ranges)
     return Observations(
         {tensor: seen.absmax for tensor, seen in ranges.items()},
         {tensor: seen.shape for tensor, seen in ranges.items()},

@@ -1,0 +1,86 @@
+"""What a finished run shows, written only when it changes: ``chosen/``, ``report.html`` and ``front.json``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mptune.engines.environment import Environment, describe_environment
+from mptune.errors import PlanError
+from mptune.files import write_json
+from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.loading.model import Model
+from mptune.graph.plan import PrecisionPlan
+from mptune.graph.writing.weights import WeightBank
+from mptune.reporting.chosen import write_chosen
+from mptune.reporting.page.html import write_report
+from mptune.reporting.terminal.confirmation import confirmation_section
+from mptune.rundir import RunDirectory
+from mptune.tuning.front import Front
+from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.runs.confirmation import Confirmation
+from mptune.tuning.runs.model_copy import keep_model
+
+
+def write_run_files(
+    run: RunDirectory,
+    front: Front,
+    record: StudyRecord,
+    model: Model,
+    groups: Sequence[LayerGroup],
+    environment: Environment | None,
+    confirmation: Confirmation | None = None,
+) -> None:
+    """Write ``chosen/``, ``report.html`` and, as the mark that all of it is there, ``front.json``.
+
+    Where all three are there already and say the same, nothing is written. A search's run keeps a copy of its model,
+    and frees the engines of plans that are not on the front.
+
+    Args:
+        run: the run directory, locked.
+        front: with the plan to write.
+        record: the study.
+        model: the user's model, or the run's copy of it.
+        groups: its layer groups.
+        environment: where the figures were taken; None describes this machine.
+        confirmation: what the run is; None for a search's own.
+
+    Raises:
+        RunError: the directory cannot be written, or the disk is full.
+        PlanError: the plan does not fit the model.
+    """
+    document = front.to_json() if confirmation is None else confirmation.to_json()
+    if confirmation is None:
+        keep_model(run, model, groups)
+    if _is_written(run, document):
+        return
+    environment = environment or describe_environment()
+    if front.chosen is not None:
+        bank = WeightBank.write(model, run.weights)
+        write_chosen(front, front.chosen, model, groups, run.chosen, environment, bank)
+    extra = "" if confirmation is None else confirmation_section(confirmation)
+    write_report(front, record.evaluations(), groups, run.report_html, environment, extra)
+    write_json(run.front_json, document)
+    _delete_dominated_engines(run, front, record)
+
+
+def _is_written(run: RunDirectory, document: dict[str, Any]) -> bool:
+    try:
+        plan = PrecisionPlan.from_json((run.chosen / "plan.json").read_text(encoding="utf-8"))
+        same = bool(json.loads(run.front_json.read_text(encoding="utf-8")) == document)
+    except (OSError, ValueError, PlanError):
+        return False
+    return same and plan.fingerprint == document["chosen"] and run.report_html.exists()
+
+
+def _delete_dominated_engines(run: RunDirectory, front: Front, record: StudyRecord) -> None:
+    """Free the space of engines that are not on the front; only files that lie in the run's own directory."""
+    kept = {e.engine_path for e in (*front.points, front.fp32, front.fp16, front.chosen) if e is not None}
+    for evaluation in record.evaluations():
+        path = evaluation.engine_path
+        if path is not None and path not in kept and Path(path).parent.resolve() == run.engines.resolve():
+            with contextlib.suppress(OSError):
+                Path(path).unlink()
