@@ -37,7 +37,7 @@ def targets(
         if json_:
             print_json(asdict(target))
             return
-        from mptune.reporting.terminal.target import print_target
+        from mptune.reporting.terminal.listings import print_target
 
         print_target(target)
         return

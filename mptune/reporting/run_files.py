@@ -16,8 +16,8 @@ from mptune.graph.loading.model import Model
 from mptune.graph.plan import PrecisionPlan
 from mptune.graph.writing.weights import WeightBank
 from mptune.reporting.chosen import write_chosen
+from mptune.reporting.page.confirmation import confirmation_section
 from mptune.reporting.page.html import write_report
-from mptune.reporting.terminal.confirmation import confirmation_section
 from mptune.rundir import RunDirectory
 from mptune.tuning.front import Front
 from mptune.tuning.record.record import StudyRecord

@@ -15,8 +15,15 @@ from mptune.engines.timing.latency import Latency
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.run_json import TargetSection
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front, choose, hypervolume, pareto
+from mptune.tuning.reasons.ranking import error_agreement, latency_agreement
+from mptune.tuning.runs.confirmation import Confirmation, ConfirmedPlan
+
+SEARCHED = TargetSection(
+    name="h200", engine="emulation", device="NVIDIA H200 SXM", latency_source="predicted", error_source="emulated"
+)
 
 
 def make_error(value: float, output: str = "y", non_finite: float = 0.0) -> OutputError:
@@ -144,3 +151,19 @@ def environment() -> Environment:
 def make_front(bench: Bench, run_dir: Path) -> Callable[..., tuple[Front, tuple[Evaluation, ...]]]:
     """Make a front in the run directory, with fields changed by keyword."""
     return lambda **changes: bench.front(run_dir, **changes)
+
+
+@pytest.fixture
+def confirmation(bench: Bench, tmp_path: Path) -> Confirmation:
+    front, evaluations = bench.front(tmp_path)
+    plans = [
+        ConfirmedPlan(
+            replace(e, latency=Latency.predicted(e.latency.median_ms / 10), error_source="emulated"),
+            None if not e.is_finite else replace(e, held_out=e.error),
+            "" if e.is_finite else "its outputs are <not> finite",
+        )
+        for e in evaluations
+    ]
+    plans.sort(key=lambda p: (p.measured is None, p.searched.latency.median_ms))
+    pairs = [(p.searched, p.measured) for p in plans if p.measured is not None]
+    return Confirmation(front, SEARCHED, tuple(plans), latency_agreement(pairs), error_agreement(pairs))

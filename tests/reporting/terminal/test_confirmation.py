@@ -4,36 +4,14 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from mptune.engines.timing.latency import Latency
-from mptune.reporting.terminal.confirmation import confirmation_section, print_confirmation, verdicts
-from mptune.run_json import TargetSection
-from mptune.tuning.reasons.ranking import error_agreement, latency_agreement
-from mptune.tuning.runs.confirmation import Confirmation, ConfirmedPlan
-from tests.reporting.conftest import Bench
-
-SEARCHED = TargetSection(
-    name="h200", engine="emulation", device="NVIDIA H200 SXM", latency_source="predicted", error_source="emulated"
-)
-
-
-@pytest.fixture
-def confirmation(bench: Bench, tmp_path: Path) -> Confirmation:
-    front, evaluations = bench.front(tmp_path)
-    plans = [
-        ConfirmedPlan(
-            replace(e, latency=Latency.predicted(e.latency.median_ms / 10), error_source="emulated"),
-            None if not e.is_finite else replace(e, held_out=e.error),
-            "" if e.is_finite else "its outputs are <not> finite",
-        )
-        for e in evaluations
-    ]
-    plans.sort(key=lambda p: (p.measured is None, p.searched.latency.median_ms))
-    pairs = [(p.searched, p.measured) for p in plans if p.measured is not None]
-    return Confirmation(front, SEARCHED, tuple(plans), latency_agreement(pairs), error_agreement(pairs))
+from mptune.reporting.confirmation_text import verdicts
+from mptune.reporting.terminal.confirmation import print_confirmation
+from mptune.tuning.reasons.ranking import latency_agreement
+from mptune.tuning.runs.confirmation import Confirmation
+from tests.reporting.conftest import SEARCHED
 
 
 def shown(confirmation: Confirmation, monkeypatch: pytest.MonkeyPatch, columns: int = 130) -> str:
@@ -93,12 +71,3 @@ def test_limits_that_are_not_met(confirmation: Confirmation, monkeypatch: pytest
     text = shown(replace(confirmation, front=front), monkeypatch)
     assert "none: no plan has error <= 1e-9" in text
     assert "limits not met: no plan has error <= 1e-9" in text
-
-
-def test_the_section_of_the_page(confirmation: Confirmation) -> None:
-    section = confirmation_section(confirmation)
-    assert section.count("<tr") == 1 + len(confirmation.plans)
-    assert "its outputs are &lt;not&gt; finite" in section
-    assert "<not>" not in section
-    assert "the predicted ranking held" in section
-    assert section.count('class="is-chosen"') == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mptune.cli import main
-from mptune.reporting.terminal.target import print_target
+from mptune.reporting.terminal.listings import print_target
 from mptune.targets.target import FIGURES, Target, list_targets, load_target
 
 

@@ -1,0 +1,75 @@
+"""A confirmation as rows of text, for the terminal and the page: both figures of every plan, verdicts, failures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mptune.reporting.text import format_error, format_interval, format_ms
+
+if TYPE_CHECKING:
+    from mptune.tuning.reasons.ranking import Agreement
+    from mptune.tuning.runs.confirmation import Confirmation, ConfirmedPlan
+
+INTERVAL = "95 %"
+"""Heading of the confidence interval of the measured latency."""
+
+
+def headings(confirmation: Confirmation) -> tuple[str, ...]:
+    """Of the figures in ``_cells``."""
+    searched = confirmation.searched
+    latency = "pred." if searched.latency_source == "predicted" else "earlier"
+    error = "emul." if searched.error_source == "emulated" else "earlier"
+    return f"{latency} ms", "meas. ms", INTERVAL, f"{latency} x", "meas. x", f"{error} err", "meas. err"
+
+
+def cells_of(confirmation: Confirmation, plan: ConfirmedPlan) -> tuple[str, list[str], str]:
+    """Id of the plan; its figures, as in ``headings``; and its origin."""
+    seen, now = plan.searched, plan.measured
+    figures = [
+        format_ms(seen.latency.median_ms),
+        "-" if now is None else format_ms(now.latency.median_ms),
+        "" if now is None else format_interval(now),
+        f"{seen.speedup:.2f}",
+        "-" if now is None else f"{now.speedup:.2f}",
+        format_error(seen.judged_error),
+        "-" if now is None else format_error(now.held_out_value),
+    ]
+    return seen.plan.fingerprint, figures, seen.origin.removeprefix("seed: ")
+
+
+def place_of(confirmation: Confirmation, plan: ConfirmedPlan) -> str:
+    """What became of a plan on the device, in a word."""
+    front = confirmation.front
+    if plan.measured is None:
+        return "failed"
+    if front.chosen is not None and front.chosen.plan == plan.searched.plan:
+        return "chosen"
+    return "front" if any(point.plan == plan.searched.plan for point in front.points) else ""
+
+
+def failures(confirmation: Confirmation) -> list[str]:
+    """A line for every plan that failed on the device."""
+    return [
+        f"failed: {plan.searched.plan.fingerprint} ({plan.searched.origin.removeprefix('seed: ')}): {plan.failure}"
+        for plan in confirmation.plans
+        if plan.measured is None
+    ]
+
+
+def verdicts(confirmation: Confirmation) -> tuple[str, str]:
+    """Whether the search's rankings held: a line for the latencies and one for the errors."""
+    searched = confirmation.searched
+    latency = "predicted" if searched.latency_source == "predicted" else "earlier"
+    error = "emulated" if searched.error_source == "emulated" else "earlier"
+    return (
+        _verdict("latency", confirmation.latency, f"the {latency} ranking"),
+        _verdict("error", confirmation.error, f"the {error} ranking"),
+    )
+
+
+def _verdict(what: str, agreement: Agreement, ranking: str) -> str:
+    tau = "not defined" if agreement.tau is None else f"{agreement.tau:.2f}"
+    return (
+        f"{what}: Kendall's tau {tau} over {agreement.plans} plans; {agreement.agreeing} of {agreement.pairs} pairs "
+        f"that differ beyond noise are in the same order: {ranking} {agreement.verdict}"
+    )
