@@ -10,7 +10,8 @@
     |-- SpaceError       a search-space file is unknown or invalid
     |-- TargetError      a target or toolchain is unknown, invalid or not to be had here
     |-- RunError         the run directory: another model's, in use, not writable, disk full
-    `-- BaselineError    the FP32 baseline is broken already: precision is not the problem
+    |-- BaselineError    the FP32 baseline is broken already: precision is not the problem
+    `-- MissingPackageError   an optional package is not installed (an ImportError, too)
 
 A candidate that fails to build or to run is not an error but a value: ``mptune.engines.base.Failure``.
 """
@@ -72,3 +73,7 @@ class RunError(MptuneError):
 
 class BaselineError(MptuneError):
     """The FP32 baseline itself is broken: no precision plan repairs that."""
+
+
+class MissingPackageError(MptuneError, ImportError):
+    """An optional package, which only this call needs, is not installed."""

@@ -9,8 +9,20 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = ("onnxruntime", "optuna", "onnx", "torch", "tensorrt", "tensorrt_rtx", "cuda", "scipy", "sqlalchemy")
-OPTIONAL = ("tensorrt", "tensorrt_rtx", "tensorrt_lean", "cuda", "torch", "psycopg", "sklearn")
+HEAVY = (
+    "onnxruntime",
+    "optuna",
+    "onnx",
+    "torch",
+    "tensorrt",
+    "tensorrt_rtx",
+    "cuda",
+    "scipy",
+    "sqlalchemy",
+    "pandas",
+    "matplotlib",
+)
+OPTIONAL = ("tensorrt", "tensorrt_rtx", "tensorrt_lean", "cuda", "torch", "psycopg", "sklearn", "pandas", "matplotlib")
 
 LIST_HEAVY = f"""
 import json, sys

@@ -5,15 +5,21 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
 from mptune.engines.environment import Environment, GpuState
-from mptune.graph.plan import PrecisionPlan
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Kept, Reason
 from mptune.tuning.front import Front
+
+# Formats that the text form of a Front needs too, a floor below.
+from mptune.tuning.front_table import Row as Row
+from mptune.tuning.front_table import format_error as format_error
+from mptune.tuning.front_table import format_ms as format_ms
+from mptune.tuning.front_table import format_speedup as format_speedup
+from mptune.tuning.front_table import front_rows as front_rows
+from mptune.tuning.front_table import group_counts as group_counts
 
 REASON_WORDS = {
     Reason.PINNED: "pinned",
@@ -29,29 +35,6 @@ REASON_WORDS = {
 def read_template(name: str) -> str:
     """The text of a file under ``mptune/reporting/templates``."""
     return (resources.files("mptune.reporting") / "templates" / name).read_text(encoding="utf-8")
-
-
-def format_ms(value: float) -> str:
-    """Milliseconds without the unit, to the microsecond, finer under 0.1 ms and coarser from 100 ms on."""
-    if not math.isfinite(value):
-        return "-"
-    return f"{value:.{5 if value < 0.1 else 3 if value < 100 else 1}f}"
-
-
-def format_error(value: float | None) -> str:
-    """An error to two significant digits; ``-`` where it was not taken."""
-    if value is None:
-        return "-"
-    if not math.isfinite(value):
-        return "not finite"
-    if value == 0:
-        return "0"
-    return f"{value:.1e}" if abs(value) < 0.1 or abs(value) >= 1000 else f"{value:.3g}"
-
-
-def format_speedup(value: float) -> str:
-    """A ratio of latencies, such as ``2.31x``."""
-    return f"{value:.2f}x" if math.isfinite(value) else "-"
 
 
 def format_interval(evaluation: Evaluation) -> str:
@@ -73,11 +56,6 @@ def format_duration(seconds: float) -> str:
         return f"{minutes} min {rest} s" if rest else f"{minutes} min"
     hours, rest = divmod(total, 3600)
     return f"{hours} h {rest // 60} min" if rest >= 60 else f"{hours} h"
-
-
-def group_counts(plan: PrecisionPlan) -> str:
-    """FP16 groups / FP32 groups."""
-    return f"{len(plan.fp16_groups)}/{len(plan.fp32_groups)}"
 
 
 def short_path(path: Path) -> str:
@@ -139,59 +117,6 @@ def weightiest(kept: Iterable[Kept]) -> list[Kept]:
     """The groups whose reason a person wants to know first: overflow, large errors, Casts; pins last."""
     ranks = {Reason.OVERFLOW: 0, Reason.ERROR: 1, Reason.PINNED: 3}
     return sorted(kept, key=lambda k: (ranks.get(k.reason, 2), -(k.one_group_error or 0.0)))
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table of a front.
-
-    Attributes:
-        evaluation: what the line shows.
-        marks: ``chosen``, ``all-FP32``, ``all-FP16``, ``not on the front``, ``not finite``; any of them.
-        on_front: whether no other plan dominates it.
-    """
-
-    evaluation: Evaluation
-    marks: tuple[str, ...]
-    on_front: bool
-
-    @property
-    def is_chosen(self) -> bool:
-        """Whether this is the plan in ``chosen/``."""
-        return "chosen" in self.marks
-
-    @property
-    def note(self) -> str:
-        """Who proposed the plan, and what else there is to say about it."""
-        words = [mark for mark in self.marks if mark != "chosen"]
-        origin = self.evaluation.origin.removeprefix("seed: ")
-        if origin.lower() not in {word.lower() for word in words}:
-            words.insert(0, origin)
-        return ", ".join(words)
-
-
-def front_rows(front: Front) -> tuple[Row, ...]:
-    """The points of the front and both baselines, sorted by latency."""
-    by_plan = {point.plan: point for point in front.points}
-    on_front = set(by_plan)
-    for extra in (front.chosen, front.fp32, front.fp16):
-        if extra is not None:
-            by_plan.setdefault(extra.plan, extra)
-    rows = []
-    for plan, evaluation in by_plan.items():
-        marks = []
-        if front.chosen is not None and plan == front.chosen.plan:
-            marks.append("chosen")
-        if plan == front.fp32.plan:
-            marks.append("all-FP32")
-        if front.fp16 is not None and plan == front.fp16.plan:
-            marks.append("all-FP16")
-        if not evaluation.is_finite:
-            marks.append("not finite")
-        elif plan not in on_front:
-            marks.append("not on the front")
-        rows.append(Row(evaluation, tuple(marks), plan in on_front))
-    return tuple(sorted(rows, key=lambda row: row.evaluation.latency.median_ms))
 
 
 def describe_engine(front: Front) -> str:

@@ -6,11 +6,17 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mptune.data.numbers import encode_float
+from mptune.errors import MissingPackageError, PlanError
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation
+from mptune.tuning.front_table import format_error, format_ms, front_html, front_records, front_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
 
 FRONT_FORMAT = 1
 
@@ -64,6 +70,61 @@ class Front:
     hypervolume: float
     warnings: tuple[str, ...] = ()
     explanation: Explanation = field(default_factory=Explanation)
+
+    def best(self, *, max_error: float | None = None, max_latency_ms: float | None = None) -> Evaluation:
+        """Take one point of the front; nothing is written. ``mptune.pick`` also writes its model.
+
+        Args:
+            max_error: the fastest point whose error (held-out where known) is at most this.
+            max_latency_ms: the most exact point whose median latency is at most this. With both, the fastest that
+                meets both. With none, the knee of the front.
+
+        Raises:
+            PlanError: no point meets the limits.
+        """
+        point, reason, limits_met = choose(self.points, max_error, max_latency_ms)
+        if point is None:
+            raise PlanError(reason, "`mptune report` on the run directory shows what failed")
+        if not limits_met:
+            nearest = f"{format_ms(point.latency.median_ms)} ms with error {format_error(point.judged_error)}"
+            raise PlanError(reason.partition(";")[0], f"the nearest is {point.plan.fingerprint}: {nearest}")
+        return point
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """The points and both baselines as a pandas DataFrame, sorted by latency (milliseconds).
+
+        Raises:
+            MissingPackageError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise MissingPackageError(
+                "Front.to_dataframe needs pandas, which is not installed", "pip install pandas"
+            ) from None
+        return pandas.DataFrame(front_records(self))
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Plot error (logarithmic) against latency with matplotlib.
+
+        Args:
+            ax: the Axes to draw on; None makes a figure.
+
+        Returns:
+            The Axes; ``.figure.savefig(path)`` saves it.
+
+        Raises:
+            MissingPackageError: matplotlib is not installed.
+        """
+        from mptune.tuning.front_plot import plot_front
+
+        return plot_front(self, ax, ERROR_FLOOR)
+
+    def __repr__(self) -> str:
+        return front_text(self)
+
+    def _repr_html_(self) -> str:
+        return front_html(self)
 
     def to_json(self) -> dict[str, Any]:
         """The content of front.json: every key always there, null where unknown."""

@@ -1,0 +1,61 @@
+"""A Front as a plot of error against latency. Imports matplotlib, so it is imported when it is asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mptune.errors import MissingPackageError
+from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.front_table import front_rows
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from mptune.tuning.front import Front
+
+
+def plot_front(front: Front, ax: Axes | None, floor: float) -> Axes:
+    """Draw the front on matplotlib Axes.
+
+    Args:
+        front: what to draw.
+        ax: the Axes to draw on; None makes a figure.
+        floor: errors below it are drawn there, since the axis is logarithmic.
+
+    Returns:
+        The Axes.
+
+    Raises:
+        MissingPackageError: matplotlib is not installed.
+    """
+    if ax is None:
+        try:
+            from matplotlib import pyplot
+        except ImportError:
+            raise MissingPackageError(
+                "Front.plot needs matplotlib, which is not installed", "pip install matplotlib"
+            ) from None
+        _, ax = pyplot.subplots()
+
+    def error(evaluation: Evaluation) -> float:
+        return max(evaluation.judged_error, floor)
+
+    points = sorted(front.points, key=lambda point: point.latency.median_ms)
+    x, y = [point.latency.median_ms for point in points], [error(point) for point in points]
+    ax.plot(x, y, drawstyle="steps-post", color="tab:blue", alpha=0.5, zorder=1)
+    ax.scatter(x, y, color="tab:blue", label="front", zorder=2)
+    for row in front_rows(front):
+        name = next((mark for mark in ("all-FP32", "all-FP16") if mark in row.marks), None)
+        if name is not None and row.evaluation.is_finite:
+            place = (row.evaluation.latency.median_ms, error(row.evaluation))
+            ax.scatter(*place, marker="s", facecolors="none", edgecolors="black", label=name, zorder=3)
+    if front.chosen is not None:
+        place = (front.chosen.latency.median_ms, error(front.chosen))
+        ax.scatter(*place, marker="*", s=160, color="tab:red", label="chosen", zorder=4)
+    ax.set_yscale("log")
+    ax.set_xlabel(f"latency, ms ({front.fp32.latency.source})")
+    clipped = any(point.judged_error < floor for point in (*points, front.fp32))
+    ax.set_ylabel(f"error, {front.metric}" + (f" (below {floor:.0e}: drawn there)" if clipped else ""))
+    ax.set_title(f"{front.model_path.stem} on {front.target}")
+    ax.legend()
+    return ax

@@ -1,0 +1,216 @@
+"""A Front as rows, and as the short table that Python and notebooks print."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from mptune.graph.plan import PrecisionPlan
+from mptune.tuning.evaluation import Evaluation
+
+if TYPE_CHECKING:
+    from mptune.tuning.front import Front
+
+MOST_ROWS = 12
+"""A longer front is shown by this many of its rows: the ends, the baselines, the choice, and an even spread."""
+
+_WIDEST = 60
+"""Names that a person gave are cut to this many characters."""
+
+_HEADER = ("", "plan", "ms", "speedup", "error", "held-out", "FP16/32", "origin")
+
+
+def format_ms(value: float) -> str:
+    """Milliseconds without the unit, to the microsecond, finer under 0.1 ms and coarser from 100 ms on."""
+    if not math.isfinite(value):
+        return "-"
+    return f"{value:.{5 if value < 0.1 else 3 if value < 100 else 1}f}"
+
+
+def format_error(value: float | None) -> str:
+    """An error to two significant digits; ``-`` where it was not taken."""
+    if value is None:
+        return "-"
+    if not math.isfinite(value):
+        return "not finite"
+    if value == 0:
+        return "0"
+    return f"{value:.1e}" if abs(value) < 0.1 or abs(value) >= 1000 else f"{value:.3g}"
+
+
+def format_speedup(value: float) -> str:
+    """A ratio of latencies, such as ``2.31x``."""
+    return f"{value:.2f}x" if math.isfinite(value) else "-"
+
+
+def group_counts(plan: PrecisionPlan) -> str:
+    """FP16 groups / FP32 groups."""
+    return f"{len(plan.fp16_groups)}/{len(plan.fp32_groups)}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table of a front.
+
+    Attributes:
+        evaluation: what the line shows.
+        marks: ``chosen``, ``all-FP32``, ``all-FP16``, ``not on the front``, ``not finite``; any of them.
+        on_front: whether no other plan dominates it.
+    """
+
+    evaluation: Evaluation
+    marks: tuple[str, ...]
+    on_front: bool
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether this is the plan in ``chosen/``."""
+        return "chosen" in self.marks
+
+    @property
+    def note(self) -> str:
+        """Who proposed the plan, and what else there is to say about it."""
+        words = [mark for mark in self.marks if mark != "chosen"]
+        origin = self.evaluation.origin.removeprefix("seed: ")
+        if origin.lower() not in {word.lower() for word in words}:
+            words.insert(0, origin)
+        return ", ".join(words)
+
+
+def front_rows(front: Front) -> tuple[Row, ...]:
+    """The points of the front and both baselines, sorted by latency."""
+    by_plan = {point.plan: point for point in front.points}
+    on_front = set(by_plan)
+    for extra in (front.chosen, front.fp32, front.fp16):
+        if extra is not None:
+            by_plan.setdefault(extra.plan, extra)
+    rows = []
+    for plan, evaluation in by_plan.items():
+        marks = []
+        if front.chosen is not None and plan == front.chosen.plan:
+            marks.append("chosen")
+        if plan == front.fp32.plan:
+            marks.append("all-FP32")
+        if front.fp16 is not None and plan == front.fp16.plan:
+            marks.append("all-FP16")
+        if not evaluation.is_finite:
+            marks.append("not finite")
+        elif plan not in on_front:
+            marks.append("not on the front")
+        rows.append(Row(evaluation, tuple(marks), plan in on_front))
+    return tuple(sorted(rows, key=lambda row: row.evaluation.latency.median_ms))
+
+
+def front_text(front: Front) -> str:
+    """A few lines for ``repr``: what was searched, the table, the choice; under 2,000 characters."""
+    shown, left = _shown(front_rows(front))
+    cells = [_header(front), *(_cells(row) for row in shown)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(_HEADER))]
+    table = ["  ".join(_justify(line, widths)).rstrip() for line in cells]
+    return "\n".join((*_facts(front), *table, *_rest(left), f"chosen: {_chosen(front)}"))
+
+
+def front_html(front: Front) -> str:
+    """The same as an HTML table, for notebooks. The chosen row is bold."""
+    shown, left = _shown(front_rows(front))
+    head = "".join(f"<th>{escape(name)}</th>" for name in _header(front))
+    body = []
+    for row in shown:
+        style = "font-weight: bold" if row.is_chosen else "" if row.on_front else "opacity: 0.6"
+        cells = "".join(f"<td>{escape(cell)}</td>" for cell in _cells(row))
+        body.append(f'<tr style="{style}">{cells}</tr>')
+    lines = "".join(f"<div>{escape(text)}</div>" for text in _facts(front))
+    last = "".join(f"<div>{escape(text)}</div>" for text in (*_rest(left), f"chosen: {_chosen(front)}"))
+    return f"<div>{lines}<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>{last}</div>"
+
+
+def front_records(front: Front) -> list[dict[str, Any]]:
+    """The rows as dictionaries, for ``Front.to_dataframe``: one per point, and the baselines."""
+    return [
+        {
+            "plan": row.evaluation.plan.fingerprint,
+            "latency_ms": row.evaluation.latency.median_ms,
+            "p99_ms": row.evaluation.latency.p99_ms,
+            "speedup": row.evaluation.speedup,
+            "error": row.evaluation.error_value,
+            "held_out_error": row.evaluation.held_out_value,
+            "fp16_groups": len(row.evaluation.plan.fp16_groups),
+            "fp32_groups": len(row.evaluation.plan.fp32_groups),
+            "origin": str(row.evaluation.origin),
+            "latency_source": row.evaluation.latency.source,
+            "error_source": row.evaluation.error_source,
+            "confirmed": row.evaluation.confirmed,
+            "on_front": row.on_front,
+            "chosen": row.is_chosen,
+        }
+        for row in front_rows(front)
+    ]
+
+
+def _shown(rows: Sequence[Row]) -> tuple[Sequence[Row], int]:
+    """At most ``MOST_ROWS`` of the rows, and how many are left out."""
+    if len(rows) <= MOST_ROWS:
+        return rows, 0
+    points = [k for k, row in enumerate(rows) if row.on_front]
+    wanted = {*points[:1], *points[-1:]}
+    wanted |= {k for k, row in enumerate(rows) if row.is_chosen or {"all-FP32", "all-FP16"} & set(row.marks)}
+    step = (len(rows) - 1) / (MOST_ROWS - 1)
+    for k in (round(i * step) for i in range(MOST_ROWS)):
+        if len(wanted) < MOST_ROWS:
+            wanted.add(k)
+    return [rows[k] for k in sorted(wanted)], len(rows) - len(wanted)
+
+
+def _facts(front: Front) -> tuple[str, str]:
+    source = front.fp32.latency.source
+    failed = f", {front.failures} failed" if front.failures else ""
+    return (
+        f"Front of {_cut(front.model_path.name)} on {_cut(front.target)}: {len(front.points)} points from"
+        f" {front.evaluations} plans{failed}",
+        f"latency {source} ({_cut(front.engine)}, {_cut(front.device)}), error: {_cut(front.metric)}",
+    )
+
+
+def _rest(left: int) -> tuple[str, ...]:
+    return (f"... and {left} more",) if left else ()
+
+
+def _chosen(front: Front) -> str:
+    plan = "none" if front.chosen is None else front.chosen.plan.fingerprint
+    return f"{plan}, {_cut(front.chosen_reason, 2 * _WIDEST)}"
+
+
+def _header(front: Front) -> tuple[str, ...]:
+    predicted = front.fp32.latency.source == "predicted"
+    return tuple("pred. ms" if name == "ms" and predicted else name for name in _HEADER)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    evaluation = row.evaluation
+    return (
+        ">" if row.is_chosen else "",
+        evaluation.plan.fingerprint,
+        format_ms(evaluation.latency.median_ms),
+        format_speedup(evaluation.speedup),
+        format_error(evaluation.error_value),
+        format_error(evaluation.held_out_value),
+        group_counts(evaluation.plan),
+        _cut(row.note, _WIDEST // 2),
+    )
+
+
+def _justify(line: Sequence[str], widths: Sequence[int]) -> list[str]:
+    """Numbers to the right, words to the left."""
+    words = {0, 1, len(widths) - 1}
+    return [
+        text.ljust(width) if column in words else text.rjust(width)
+        for column, (text, width) in enumerate(zip(line, widths, strict=True))
+    ]
+
+
+def _cut(text: str, width: int = _WIDEST) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= width else line[: width - 3] + "..."

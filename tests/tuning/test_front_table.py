@@ -1,0 +1,169 @@
+"""A Front in Python and in notebooks: table, HTML, DataFrame, plot; taking one point; pickle and copy."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+import sys
+from dataclasses import FrozenInstanceError
+from html.parser import HTMLParser
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mptune.errors import MissingPackageError, MptuneError, PlanError
+from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
+from mptune.tuning.front import Front
+from mptune.tuning.front_table import MOST_ROWS
+from tests.tuning.factory import make_evaluation
+
+mpl.use("Agg")
+
+FP32 = make_evaluation(10.0, 1e-8, origin=ORIGIN_FP32)
+
+
+def make_front(points: tuple[Evaluation, ...], **changes: object) -> Front:
+    fields: dict[str, object] = {
+        "run_dir": Path("model.mptune"),
+        "model_path": Path("model.onnx"),
+        "model_sha256": "0" * 64,
+        "target": "cpu",
+        "engine": "onnxruntime",
+        "device": "Fake 1000",
+        "metric": "relative_l2",
+        "fp32": FP32,
+        "fp16": make_evaluation(3.0, math.nan, number=1023, origin=ORIGIN_FP16),
+        "points": points,
+        "chosen": points[0] if points else None,
+        "chosen_reason": "the knee of the front",
+        "limits_met": True,
+        "evaluations": 40,
+        "failures": 3,
+        "hypervolume": 0.5,
+    }
+    return Front(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def staircase(count: int) -> tuple[Evaluation, ...]:
+    """Points from fast and inexact to all-FP32."""
+    middle = [make_evaluation(5 + 4 * k / count, 10 ** (-2 - 4 * k / count), number=k + 1) for k in range(count - 1)]
+    return (*middle, FP32)
+
+
+FRONT = make_front(staircase(5))
+
+
+def test_the_repr_shows_the_points_and_the_choice() -> None:
+    lines = repr(FRONT).splitlines()
+    assert lines[0] == "Front of model.onnx on cpu: 5 points from 40 plans, 3 failed"
+    for point in FRONT.points:
+        assert sum(point.plan.fingerprint in line for line in lines[:-1]) == 1
+    (chosen,) = [line for line in lines if line.startswith(">")]
+    assert FRONT.points[0].plan.fingerprint in chosen
+    assert "1.0e-02" in chosen
+    assert lines[-1] == f"chosen: {FRONT.points[0].plan.fingerprint}, the knee of the front"
+    assert "pred. ms" in repr(FRONT), "predicted latencies are never shown as measured ones"
+
+
+@given(st.integers(0, 200), st.text(max_size=4000), st.text(max_size=300))
+def test_the_repr_is_short_whatever_the_front_holds(count: int, name: str, reason: str) -> None:
+    points = staircase(count) if count else ()
+    front = make_front(
+        points, target=name, engine=name, device=name, metric=name, chosen_reason=reason, model_path=Path("m" + name)
+    )
+    assert len(repr(front)) < 2000
+
+
+def test_a_long_front_keeps_its_ends_and_the_choice() -> None:
+    points = staircase(100)
+    text = repr(make_front(points, chosen=points[37]))
+    for point in (points[0], points[37], FP32):
+        assert point.plan.fingerprint in text
+    assert f"... and {101 - MOST_ROWS} more" in text
+
+
+class Cells(HTMLParser):
+    """Counts cells, and keeps whatever tag is open at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.open, self.tags = 0, [], set()
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.rows += tag == "tr"
+        self.open.append(tag)
+        self.tags.add(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_a_notebook_shows_a_table() -> None:
+    parser = Cells()
+    parser.feed(make_front(staircase(5), target="<script>alert(1)</script>")._repr_html_())
+    assert parser.rows == 1 + 6  # the header, five points, and all-FP16
+    assert parser.open == []
+    assert "script" not in parser.tags
+
+
+def test_best_takes_one_point_by_its_limits() -> None:
+    points = FRONT.points
+    assert FRONT.best(max_error=points[2].judged_error) is points[2]
+    assert FRONT.best(max_latency_ms=points[1].latency.median_ms) is points[1]
+    assert FRONT.best(max_error=1.0, max_latency_ms=100.0) is points[0]
+    assert FRONT.best() in points
+
+
+def test_best_says_that_nothing_meets_the_limits() -> None:
+    with pytest.raises(PlanError, match=r"^no plan has error <= 1e-12$") as caught:
+        FRONT.best(max_error=1e-12)
+    assert FP32.plan.fingerprint in caught.value.hint
+    with pytest.raises(PlanError, match="no plan is feasible"):
+        make_front(()).best()
+
+
+def test_the_dataframe_has_a_row_for_each_point_and_baseline() -> None:
+    frame = FRONT.to_dataframe()
+    assert list(frame["plan"]) == [e.plan.fingerprint for e in (FRONT.fp16, *FRONT.points) if e is not None]
+    assert list(frame["on_front"]) == [False, True, True, True, True, True]
+    assert list(frame.loc[frame["chosen"], "plan"]) == [FRONT.points[0].plan.fingerprint]
+    assert frame["latency_ms"].dtype == np.float64
+    assert frame["error"].iloc[1] == pytest.approx(1e-2)
+    assert math.isnan(frame["error"].iloc[0])
+
+
+def test_the_plot_draws_every_point(tmp_path: Path) -> None:
+    ax = FRONT.plot()
+    assert ax.get_yscale() == "log"
+    drawn = {tuple(map(float, place)) for collection in ax.collections for place in collection.get_offsets()}
+    assert drawn >= {(p.latency.median_ms, p.judged_error) for p in FRONT.points[:-1]}
+    assert (10.0, 1e-7) in drawn, "errors below FP32's rounding are drawn at its floor"
+    assert FRONT.plot(ax) is ax
+    ax.figure.savefig(tmp_path / "front.png")
+    assert (tmp_path / "front.png").read_bytes()[:4] == b"\x89PNG"
+    mpl.pyplot.close(ax.figure)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("package", "call"), [("pandas", "to_dataframe"), ("matplotlib", "plot")])
+def test_a_missing_package_is_named(package: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingPackageError, match=f"Front.{call} needs {package}") as caught:
+        getattr(FRONT, call)()
+    assert caught.value.hint == f"pip install {package}"
+    assert isinstance(caught.value, MptuneError)
+    assert isinstance(caught.value, ImportError)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (again.message, again.hint) == (caught.value.message, caught.value.hint)
+
+
+def test_fronts_are_plain_frozen_records() -> None:
+    front = make_front(staircase(5), fp16=None)
+    assert pickle.loads(pickle.dumps(front)) == front
+    assert copy.copy(front) == copy.deepcopy(front) == front
+    with pytest.raises(FrozenInstanceError):
+        front.target = "other"  # type: ignore[misc]
