@@ -23,7 +23,7 @@ from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import DataSettings
-from mptune.tuning.front import ERROR_FLOOR, REFERENCE_ERROR
+from mptune.tuning.hypervolume import dominated_area, exactness, gains
 
 T = TypeVar("T")
 
@@ -71,12 +71,7 @@ def bools_of(bits: Sequence[str]) -> np.ndarray:
 
 def hypervolume(latency_ms: np.ndarray, error: np.ndarray, base_ms: float) -> float:
     """As ``mptune.tuning.front.hypervolume``, of bare figures; what is not finite has an error of infinity."""
-    gain = 1.0 - latency_ms / base_ms
-    height = np.log(REFERENCE_ERROR / np.maximum(error, ERROR_FLOOR)) / math.log(REFERENCE_ERROR / ERROR_FLOOR)
-    inside = (gain > 0) & (height > 0)
-    order = np.argsort(-gain[inside])
-    gain, height = gain[inside][order], np.maximum.accumulate(height[inside][order])
-    return float(((gain - np.append(gain[1:], 0.0)) * height).sum()) if len(gain) else 0.0
+    return dominated_area(gains(latency_ms, base_ms), exactness(error))
 
 
 class Record:

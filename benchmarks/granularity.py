@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.search_quality import TIMING, Truth
-from mptune.tuning.sampler.error_model import Observations, Prior
-from mptune.tuning.sampler.min_cut import Tie
+from mptune.tuning.sampler.boundaries import Boundary
+from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 from mptune.tuning.sampler.precision import PrecisionSampler
 
 BUDGETS = (10, 25, 50)
@@ -31,18 +31,18 @@ def merged(prior: Prior, units: Units) -> Prior:
     """The prior over units: gains and squared errors add up, boundaries within a unit are never crossed."""
     unit_of = {group: index for index, unit in enumerate(units) for group in unit}
     squares, gains = np.array(prior.log_square_errors), np.array(prior.gains_ms)
-    ties: dict[Tie, float] = {}
-    for tie, cost in zip(prior.ties, prior.tie_costs_ms, strict=True):
-        members = tuple(sorted({unit_of[member] for member in tie.members}))
-        if len(members) + tie.fp32 + tie.fp16 > 1:
-            kept = Tie(members, tie.fp32, tie.fp16)
-            ties[kept] = ties.get(kept, 0.0) + cost
+    boundaries: dict[Boundary, float] = {}
+    for boundary, cost in zip(prior.boundaries, prior.boundary_costs_ms, strict=True):
+        members = tuple(sorted({unit_of[member] for member in boundary.members}))
+        if len(members) + boundary.fp32 + boundary.fp16 > 1:
+            kept = Boundary(members, boundary.fp32, boundary.fp16)
+            boundaries[kept] = boundaries.get(kept, 0.0) + cost
     return Prior(
         tuple(f"u{index:03d}" for index in range(len(units))),
         tuple(float(np.logaddexp.reduce(squares[unit])) for unit in units),
         tuple(float(gains[unit].sum()) for unit in units),
-        tuple(ties),
-        tuple(ties.values()),
+        tuple(boundaries),
+        tuple(boundaries.values()),
     )
 
 
@@ -72,7 +72,7 @@ def search(truth: Truth, size: int, budget: int, splits: bool) -> tuple[np.ndarr
                 units = split(units, whole, round(blocks + share * (truth.groups - blocks)))
             plans = np.array(rows)
             latency, finite = np.array(timed), truth.finite(plans).astype(float)
-            seen = Observations(
+            seen = BuiltPlans(
                 plans=plans[:, [unit[0] for unit in units]],
                 latency_ms=latency,
                 latency_sd_ms=TIMING * latency,

@@ -37,10 +37,12 @@ from benchmarks.common import bools_of, hypervolume, rounded, save
 from benchmarks.measuring import Bench, add_options, open_bench
 from mptune.engines.base import Toolchain
 from mptune.graph.hazards.find import find_hazards
-from mptune.tuning.sampler.error_model import ERROR_FLOOR, Prior, stack
-from mptune.tuning.sampler.min_cut import Bools, Floats
-from mptune.tuning.sampler.precision import MEASURED_ATTR, PrecisionSampler
+from mptune.tuning.hypervolume import ERROR_FLOOR
+from mptune.tuning.sampler.plan_rows import Bools, Floats, unique_plans
+from mptune.tuning.sampler.posterior import Prior
+from mptune.tuning.sampler.precision import PrecisionSampler
 from mptune.tuning.sampler.stock import CONSTRAINT_ATTR, HAS_TRIAL_CONSTRAINTS, make_sampler
+from mptune.tuning.sampler.trials import TIMING_ATTR
 from mptune.tuning.space import SearchSpace, load_space, make_space
 from mptune.tuning.steps.emulated import Oracle
 from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, find_sensitivity, make_prior
@@ -127,7 +129,7 @@ class Search:
         rng = np.random.default_rng(len(run.built))
         while len(run.built) < budget and time.monotonic() < self.deadline:
             law = _Law(self, *self.evaluated())
-            chosen = [self._bits(row) for row in law.promising(min(ROUND, budget - len(run.built)), rng)]
+            chosen = [self._bits(row) for row in law.best(min(ROUND, budget - len(run.built)), rng)]
             if not chosen:
                 return
             futures = [self.bench.start(bits) for bits in chosen]
@@ -188,10 +190,10 @@ class Search:
 
 
 class _Law:
-    """The additive law, fitted by least squares to everything that was built, and what it promises around the front."""
+    """The additive law, fitted by least squares to all plans that were built; proposes plans around their front."""
 
     def __init__(self, search: Search, rows: Bools, latency: Floats, error: Floats) -> None:
-        self._ties, self._prior = search.prior.ties, search.prior
+        self._boundaries, self._prior = search.prior.boundaries, search.prior
         self._rows, self._latency, self._error = rows, latency, error
         self._base_ms = search.bench.record.baseline_ms
         columns = self._columns(rows)
@@ -203,21 +205,21 @@ class _Law:
         self._factors, _ = nnls(rows * self._unit / square[:, None], np.ones(len(rows)))
 
     def _columns(self, rows: Bools) -> Floats:
-        return np.column_stack([rows, *(tie.crossed(rows) for tie in self._ties)]).astype(float)
+        return np.column_stack([rows, *(boundary.crossed(rows) for boundary in self._boundaries)]).astype(float)
 
     def predict(self, rows: Bools) -> tuple[Floats, Floats]:
         """Latency, and log of the error."""
         square = rows @ (self._unit * self._factors) + ERROR_FLOOR**2
         return self._base_ms + self._columns(rows) @ self._terms, 0.5 * np.log(square)
 
-    def promising(self, count: int, rng: np.random.Generator) -> Bools:
+    def best(self, count: int, rng: np.random.Generator) -> Bools:
         """New plans, spread over the errors of the front, each the fastest that is predicted at its error."""
         groups = self._rows.shape[1]
         known = {row.tobytes() for row in np.packbits(self._rows, axis=1)}
         pool = self._rows[_fastest(self._latency, np.log(np.maximum(self._error, ERROR_FLOOR)), 2 * ROUND)]
         for _ in range(WIDENINGS):
             near = pool[_fastest(*self.predict(pool), 2 * ROUND)]
-            pool = stack([pool, *self._neighbours(near, rng)], groups)
+            pool = unique_plans([pool, *self._neighbours(near, rng)], groups)
         new = pool[[row.tobytes() not in known for row in np.packbits(pool, axis=1)]]
         return new[_fastest(*self.predict(new), count)] if len(new) else new
 
@@ -228,9 +230,9 @@ class _Law:
         masks.append(
             (np.arange(groups) >= ends[:, :1]) & (np.arange(groups) < np.minimum(ends[:, 1:], ends[:, :1] + 6))
         )
-        pairs = np.zeros((len(self._ties), groups), dtype=bool)
-        for row, tie in zip(pairs, self._ties, strict=True):
-            row[list(tie.members[:2])] = True
+        pairs = np.zeros((len(self._boundaries), groups), dtype=bool)
+        for row, boundary in zip(pairs, self._boundaries, strict=True):
+            row[list(boundary.members[:2])] = True
         masks.append(pairs)
         yield (near[:, None] ^ np.vstack(masks)[None]).reshape(-1, groups)
         others = near[rng.permutation(len(near))]
@@ -276,7 +278,7 @@ def _tell(study: optuna.Study, trial: Trial, entry: dict[str, Any]) -> None:
     finite = bool(entry["finite"])
     if "latency_ms" in entry:
         measured = {"latency_ms": entry["latency_ms"], "sd_ms": entry["latency_sd_ms"]}
-        trial.set_user_attr(MEASURED_ATTR, measured)
+        trial.set_user_attr(TIMING_ATTR, measured)
     trial.set_user_attr(CONSTRAINT_ATTR, 0.0 if finite else 1.0)
     if HAS_TRIAL_CONSTRAINTS:
         trial.set_constraint("feasible", 0.0 if finite else 1.0)

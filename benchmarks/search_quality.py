@@ -32,12 +32,14 @@ import optuna  # noqa: E402
 from optuna.samplers import BaseSampler  # noqa: E402
 
 from benchmarks.curves import draw  # noqa: E402
-from benchmarks.simulator import REFERENCE_ERROR, TIMING, Truth  # noqa: E402
+from benchmarks.simulator import TIMING, Truth  # noqa: E402
 from mptune.engines.environment import describe_environment  # noqa: E402
-from mptune.tuning.sampler.error_model import stack  # noqa: E402
-from mptune.tuning.sampler.min_cut import Bools, CutSolver  # noqa: E402
-from mptune.tuning.sampler.precision import MEASURED_ATTR, PrecisionSampler  # noqa: E402
+from mptune.tuning.hypervolume import REFERENCE_ERROR  # noqa: E402
+from mptune.tuning.sampler.min_cut import CutSolver  # noqa: E402
+from mptune.tuning.sampler.plan_rows import Bools, unique_plans  # noqa: E402
+from mptune.tuning.sampler.precision import PrecisionSampler  # noqa: E402
 from mptune.tuning.sampler.stock import CONSTRAINT_ATTR, HAS_TRIAL_CONSTRAINTS, make_sampler  # noqa: E402
+from mptune.tuning.sampler.trials import TIMING_ATTR  # noqa: E402
 
 EMULATING = ("precision", "profiled", "law known", "one decade wrong")
 LEARNING = (*EMULATING, "not emulated", "no prior")
@@ -54,8 +56,8 @@ def prior_only(truth: Truth, budget: int) -> Bools:
     squares, gains = np.exp(np.array(prior.log_square_errors)), np.array(prior.gains_ms)
     weights = np.geomspace(1e-2, 1e10, 400) * gains.max()
     unary = -gains + weights[:, None] * np.minimum(squares, 1e6)
-    optima = CutSolver(truth.groups, prior.ties).solve(unary, np.tile(prior.tie_costs_ms, (400, 1)))
-    plans = stack([optima], truth.groups)
+    optima = CutSolver(truth.groups, prior.boundaries).solve(unary, np.tile(prior.boundary_costs_ms, (400, 1)))
+    plans = unique_plans([optima], truth.groups)
     return plans[np.unique(np.linspace(0, len(plans) - 1, budget).astype(int))]
 
 
@@ -95,7 +97,7 @@ def search(truth: Truth, kind: str, budget: int) -> tuple[Bools, list[float]]:
         measured: dict[str, Any] = {"latency_ms": latency, "sd_ms": TIMING * latency}
         if kind == "profiled":
             measured["group_ms"] = dict(zip(truth.ids, truth.profile(plan[0], rng), strict=True))
-        trial.set_user_attr(MEASURED_ATTR, measured)
+        trial.set_user_attr(TIMING_ATTR, measured)
         finite = bool(truth.finite(plan)[0])
         trial.set_user_attr(CONSTRAINT_ATTR, 0.0 if finite else 1.0)
         if HAS_TRIAL_CONSTRAINTS:

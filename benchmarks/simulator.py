@@ -21,11 +21,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mptune.tuning.sampler.acquisition import added, stairs
-from mptune.tuning.sampler.error_model import ERROR_FLOOR, Prior, stack
-from mptune.tuning.sampler.min_cut import Bools, Crossings, CutSolver, Floats, Tie
+from mptune.tuning.hypervolume import (
+    ERROR_FLOOR,
+    dominated_area,
+    exactness,
+    gains,
+    hypervolume_improvement,
+    pareto_staircase,
+)
+from mptune.tuning.sampler.boundaries import Boundary, Crossings
+from mptune.tuning.sampler.min_cut import CutSolver
+from mptune.tuning.sampler.plan_rows import Bools, Floats, unique_plans
+from mptune.tuning.sampler.posterior import Prior
 
-REFERENCE_ERROR = 3e-2
 TACTIC, TIMING, OVERFLOW, MISSED = 0.05, 0.015, 0.04, 0.1
 ONE_GROUP, WHOLE_PLAN, ROOFLINE, PROFILE = 0.1, 0.03, 0.5, 0.05
 
@@ -41,15 +49,15 @@ class Truth:
         rng = np.random.default_rng([self.seed, self.groups])
         n = self.groups
         self.ids = tuple(f"g{i:03d}" for i in range(n))
-        self.ties = [Tie((i, i + 1)) for i in range(n - 1)]
+        self.boundaries = [Boundary((i, i + 1)) for i in range(n - 1)]
         for start in range(0, n - 4, 4):  # a branch: what one group computes is read again three groups later
-            self.ties[start] = Tie((start, start + 1, start + 3))
-        self.ties += [Tie((0,), fp32=True), Tie((n - 1,), fp32=True)]
-        self._crossings = Crossings(self.ties)
+            self.boundaries[start] = Boundary((start, start + 1, start + 3))
+        self.boundaries += [Boundary((0,), fp32=True), Boundary((n - 1,), fp32=True)]
+        self._crossings = Crossings(self.boundaries)
         fp32 = rng.lognormal(0.0, 0.8, n)
         saved = rng.uniform(-0.05, 0.75, n)
         self.times = np.stack([fp32, fp32 * (1 - saved)], axis=1)
-        self.costs = rng.uniform(0.03, 0.3, len(self.ties)) * (fp32 * saved).mean()
+        self.costs = rng.uniform(0.03, 0.3, len(self.boundaries)) * (fp32 * saved).mean()
         self.tactics = np.exp(rng.normal(0.0, TACTIC, (n, 2, 2, 2)))
         self.tactics[:, 0, 0, 0] = 1.0
         self.errors = 10 ** rng.uniform(-4.5, -2.2, n)
@@ -114,22 +122,20 @@ class Truth:
             self.ids,
             tuple(map(float, log_squares)),
             tuple(map(float, gains)),
-            tuple(self.ties),
+            tuple(self.boundaries),
             tuple(map(float, costs)),
         )
 
     # -- what is best --------------------------------------------------------------------------------------------
 
-    def place(self, plans: Bools) -> tuple[Floats, Floats]:
-        """Share of the base saved, and exactness on the log axis, of the rows that are finite."""
+    def coordinates(self, plans: Bools) -> tuple[Floats, Floats]:
+        """Gain and exactness (``mptune.tuning.hypervolume``) of the rows that are finite."""
         plans = plans[self.finite(plans)]
-        heights = np.log(REFERENCE_ERROR / self.error(plans)) / math.log(REFERENCE_ERROR / ERROR_FLOOR)
-        return 1.0 - self.latency(plans) / self.base, heights
+        return gains(self.latency(plans), self.base), exactness(self.error(plans))
 
     def hypervolume(self, plans: Bools) -> float:
         """Of the true latencies and errors, against the base latency and the reference error."""
-        steps, tops = stairs(*self.place(plans))
-        return float((np.diff(np.append(0.0, steps)) * tops).sum())
+        return dominated_area(*self.coordinates(plans))
 
     def front(self, plans: Bools) -> Bools:
         """The plans that no other beats."""
@@ -147,7 +153,7 @@ class Truth:
         weights = np.geomspace(1e-2, 1e10, 400) * self.times[:, 0].mean()
         unary = -(self.times[:, 0] - self.times[:, 1]) + weights[:, None] * self.errors**2
         unary[:, self.overflows] = self.times.sum()
-        front = self.front(CutSolver(n, self.ties).solve(unary, np.tile(self.costs, (400, 1))))
+        front = self.front(CutSolver(n, self.boundaries).solve(unary, np.tile(self.costs, (400, 1))))
         flips = np.eye(n, dtype=bool)
         flips = np.vstack([flips, flips[:-1] ^ flips[1:], flips[:-2] ^ flips[1:-1] ^ flips[2:]])
         value = self.hypervolume(front)
@@ -155,7 +161,7 @@ class Truth:
             # At 120 groups there are thousands of points: a spread of them is widened at a time.
             chosen = front[np.unique(np.linspace(0, len(front) - 1, min(len(front), 300)).astype(int))]
             around = (chosen[:, None, :] ^ flips[None]).reshape(-1, n)
-            front = self.front(stack([front, around], n))
+            front = self.front(unique_plans([front, around], n))
             before, value = value, self.hypervolume(front)
             if value < before * (1 + 1e-5):
                 break
@@ -163,8 +169,9 @@ class Truth:
 
     def reachable(self, front: Bools, builds: int) -> float:
         """The hypervolume of ``builds`` points of a front, taken greedily: what is there to reach."""
-        gains, heights = self.place(front)
+        gain, exact = self.coordinates(front)
         chosen: list[int] = []
         for _ in range(min(builds, len(front))):
-            chosen.append(int(np.argmax(added(gains, heights, *stairs(gains[chosen], heights[chosen])))))
+            staircase = pareto_staircase(gain[chosen], exact[chosen])
+            chosen.append(int(np.argmax(hypervolume_improvement(gain, exact, *staircase))))
         return self.hypervolume(front[chosen])

@@ -28,7 +28,7 @@ from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
 from mptune.tuning.front import pareto
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import open_study, read_study
-from mptune.tuning.sampler.error_model import Prior
+from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.space import SearchSpace, Seed
 
 SAMPLES, TIMED = 24, 40

@@ -35,7 +35,7 @@ from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import LatencySettings
-from mptune.targets.roofline import Boundary, LatencyTerms
+from mptune.targets.roofline import BoundaryCost, LatencyTerms
 
 SHA = "0" * 64
 FAST = LatencySettings(bootstrap_samples=20)
@@ -165,7 +165,7 @@ class FakeToolchain:
 
     def latency_terms(self) -> LatencyTerms | Failure:
         pairs = pairwise(self.law.groups)
-        boundaries = tuple(Boundary(f"t{b}", a, (b,), self.law.boundary_ms) for a, b in pairs)
+        boundaries = tuple(BoundaryCost(f"t{b}", a, (b,), self.law.boundary_ms) for a, b in pairs)
         return LatencyTerms(self.law.base_ms, dict(self.law.gains), boundaries)
 
     def listen(self, heard: Callable[[Progress], None]) -> None:

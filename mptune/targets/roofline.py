@@ -26,7 +26,7 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.targets.costs import GroupCost, Shape, ShapeTable, group_costs, kernel_costs, ungrouped_cost
 from mptune.targets.target import Target
 
-__all__ = ["FUSED", "UNFUSED", "Boundary", "Execution", "GroupCost", "LatencyTerms", "group_costs", "roofline"]
+__all__ = ["FUSED", "UNFUSED", "BoundaryCost", "Execution", "GroupCost", "LatencyTerms", "group_costs", "roofline"]
 
 VECTOR_EFFICIENCY = 0.5
 """Share of the FP32 peak that element-wise arithmetic reaches: the peak counts fused multiply-adds, which are 2 FLOPs
@@ -99,7 +99,7 @@ choose another tile where theirs would leave a wave half empty."""
 
 
 @dataclass(frozen=True)
-class Boundary:
+class BoundaryCost:
     """A tensor that needs a Cast where its producer and a reader differ in precision.
 
     Attributes:
@@ -142,7 +142,7 @@ class LatencyTerms:
 
     base_ms: float
     gains_ms: Mapping[str, float]
-    boundaries: tuple[Boundary, ...]
+    boundaries: tuple[BoundaryCost, ...]
 
     def predict(self, plan: PrecisionPlan) -> float:
         """Latency of a plan in milliseconds: ``base - gains of the FP16 groups + costs of the boundaries``."""
@@ -174,7 +174,7 @@ def roofline(
         base_ms=sum(fp32.values()) + rest.fp32_bytes / _bytes_per_ms(target, execution),
         gains_ms={group: 0.0 if group in pinned else fp32[group] - fp16[group] for group in fp32},
         boundaries=tuple(
-            Boundary(
+            BoundaryCost(
                 edge.tensor,
                 edge.producer,
                 edge.consumers,

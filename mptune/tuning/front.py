@@ -8,23 +8,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mptune.data.numbers import encode_float
 from mptune.errors import MissingPackageError, PlanError
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation
 from mptune.tuning.front_table import format_error, format_ms, front_html, front_records, front_text
+from mptune.tuning.hypervolume import ERROR_FLOOR, REFERENCE_ERROR, dominated_area, exactness, gains
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
 FRONT_FORMAT = 1
-
-REFERENCE_ERROR = 3e-2
-"""Relative L2 error past which a plan is worth nothing (SEARCH.md, reference point of the hypervolume)."""
-
-ERROR_FLOOR = 1e-7
-"""About the relative rounding error of FP32: errors below it are not told apart."""
 
 
 @dataclass(frozen=True)
@@ -193,21 +190,10 @@ def hypervolume(points: Iterable[Evaluation], fp32: Evaluation, reference_error:
     floor = max(fp32.judged_error, ERROR_FLOOR)
     if not floor < reference_error:
         return 0.0
-    span = math.log(reference_error / floor)
-    corners = []
-    for point in points:
-        if point.is_finite:
-            gain = 1.0 - point.latency.median_ms / fp32.latency.median_ms
-            exactness = math.log(reference_error / max(point.judged_error, floor)) / span
-            if gain > 0 and exactness > 0:
-                corners.append((gain, exactness))
-    corners.sort(reverse=True)
-    area, height = 0.0, 0.0
-    for index, (gain, exactness) in enumerate(corners):
-        height = max(height, exactness)
-        following = corners[index + 1][0] if index + 1 < len(corners) else 0.0
-        area += (gain - following) * height
-    return area
+    finite = [point for point in points if point.is_finite]
+    latency_ms = np.array([point.latency.median_ms for point in finite], dtype=float)
+    errors = np.array([point.judged_error for point in finite], dtype=float)
+    return dominated_area(gains(latency_ms, fp32.latency.median_ms), exactness(errors, reference_error, floor))
 
 
 def reference_error_of(metric: str, evaluations: Iterable[Evaluation]) -> float:

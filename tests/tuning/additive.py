@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 
-from mptune.tuning.sampler.error_model import Observations, Prior
-from mptune.tuning.sampler.min_cut import Tie
+from mptune.tuning.sampler.boundaries import Boundary
+from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 
 GROUPS = 10
 IDS = tuple(f"g{i}" for i in range(GROUPS))
-TIES = tuple(Tie((i, i + 1)) for i in range(GROUPS - 1))
+BOUNDARIES = tuple(Boundary((i, i + 1)) for i in range(GROUPS - 1))
 RNG = np.random.default_rng(0)
 GAINS = RNG.uniform(0.1, 1.0, GROUPS)
-COSTS = RNG.uniform(0.0, 0.1, len(TIES))
+COSTS = RNG.uniform(0.0, 0.1, len(BOUNDARIES))
 SQUARES = RNG.uniform(-18.0, -9.0, GROUPS)
 BASE = 12.0
 
 
 def law(plans: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    crossed = np.array([tie.crossed(plans) for tie in TIES])
+    crossed = np.array([boundary.crossed(plans) for boundary in BOUNDARIES])
     return BASE - plans @ GAINS + COSTS @ crossed, np.sqrt(plans @ np.exp(SQUARES) + 1e-14)
 
 
-def seen(plans: np.ndarray, finite: np.ndarray | None = None) -> Observations:
+def seen(plans: np.ndarray, finite: np.ndarray | None = None) -> BuiltPlans:
     latency, error = law(plans)
     count = len(plans)
-    return Observations(plans, latency, np.full(count, 1e-3), error, np.ones(count) if finite is None else finite, BASE)
+    return BuiltPlans(plans, latency, np.full(count, 1e-3), error, np.ones(count) if finite is None else finite, BASE)
 
 
 def prior(**options: object) -> Prior:
@@ -33,8 +33,8 @@ def prior(**options: object) -> Prior:
     known = {
         "log_square_errors": tuple(SQUARES + rng.normal(0, 2.0, GROUPS)),
         "gains_ms": tuple(7.0 * GAINS * rng.lognormal(0, 0.5, GROUPS)),
-        "ties": TIES,
-        "tie_costs_ms": tuple(7.0 * COSTS * rng.lognormal(0, 0.5, len(TIES))),
+        "boundaries": BOUNDARIES,
+        "boundary_costs_ms": tuple(7.0 * COSTS * rng.lognormal(0, 0.5, len(BOUNDARIES))),
         **options,
     }
     return Prior(IDS, **known)  # type: ignore[arg-type]

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from mptune.engines.base import Failure
 from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
 from mptune.tuning.explanation import Explanation, Reason
-from mptune.tuning.front import ERROR_FLOOR, faster_beyond_noise
+from mptune.tuning.front import faster_beyond_noise
+from mptune.tuning.hypervolume import ERROR_FLOOR
 
 NOISY = 0.05
 """Half the width of the baseline's 95 % interval, as a share of its median, past which fronts lose points to noise."""

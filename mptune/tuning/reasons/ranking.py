@@ -10,7 +10,8 @@ from typing import Any
 
 from mptune.data.numbers import encode_float
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.front import ERROR_FLOOR, faster_beyond_noise
+from mptune.tuning.front import faster_beyond_noise
+from mptune.tuning.hypervolume import ERROR_FLOOR
 
 HELD = 0.9
 """From this share of the pairs on a ranking held."""

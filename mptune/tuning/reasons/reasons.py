@@ -2,7 +2,7 @@
 
 Nothing is measured, and neither the model nor the device is needed: ``mptune report`` explains anywhere. A reason is
 told at the margin: what would change if this one group of this one plan became FP16 as well, by the additive law with
-the terms that all builds together have taught (``mptune.tuning.sampler.error_model``). Where a group errs so much that
+the terms that all builds together have taught (``mptune.tuning.sampler``). Where a group errs so much that
 it counts and its Casts do not pay either, the error is the reason: the Casts may be there only because its neighbours
 err.
 """
@@ -23,11 +23,13 @@ from mptune.graph.plan import Precision
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
 from mptune.tuning.front import faster_beyond_noise
+from mptune.tuning.hypervolume import ERROR_FLOOR
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.sampler.error_model import ERROR_FLOOR, Observations, Prior
+from mptune.tuning.sampler.boundaries import Boundary
 from mptune.tuning.sampler.latency_model import LatencyModel
-from mptune.tuning.sampler.min_cut import Floats, Tie
-from mptune.tuning.sampler.overflow_model import Overflow
+from mptune.tuning.sampler.overflow_model import OverflowModel
+from mptune.tuning.sampler.plan_rows import Floats
+from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 from mptune.tuning.space import Pin, SearchSpace
 from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, Sensitivity
 
@@ -82,8 +84,8 @@ class Grounds:
         terms = Prior(
             prior.groups,
             gains_ms=prior.gains_ms,
-            ties=prior.ties,
-            tie_costs_ms=prior.tie_costs_ms,
+            boundaries=prior.boundaries,
+            boundary_costs_ms=prior.boundary_costs_ms,
             fixed_gain_ms=prior.fixed_gain_ms,
             exact=prior.exact,
         )
@@ -169,18 +171,18 @@ class _Reasons:
         self._free = grounds.free
         self._errors = errors
         self._evaluated = {e.plan.fingerprint: e for e in record.evaluations()}
-        seen = _newest(record.observations(self._free))
-        self._overflows = _overflows(seen, self._free, errors)
+        built = _newest(record.built_plans(self._free))
+        self._overflows = _overflows(built, self._free, errors)
         self._latency: LatencyModel | None = None
         self._terms: Floats
         self._gains: dict[str, float] = {}
         self.gains_from: str | None = None
-        self._base_ms = seen.base_ms
-        if grounds.prior is not None and math.isfinite(seen.base_ms):
-            self._latency = LatencyModel(grounds.prior, seen)
+        self._base_ms = built.base_ms
+        if grounds.prior is not None and math.isfinite(built.base_ms):
+            self._latency = LatencyModel(grounds.prior, built)
             self._terms = self._latency.mean()[None]
             self._gains = {g: _rounded(ms) for g, ms in zip(self._free, self._terms[0], strict=False)}
-            builds = int(np.isfinite(seen.latency_ms).sum())
+            builds = int(np.isfinite(built.latency_ms).sum())
             self.gains_from = "the roofline" if grounds.prior.exact else f"the roofline and {builds} builds"
 
     def of(self, evaluation: Evaluation) -> tuple[Kept, ...]:
@@ -299,13 +301,13 @@ def _verdict(group: GroupFacts, chosen: Evaluation | None, reason: Reason | None
     return "FP16" if reason is None else f"FP32: {reason.value}"
 
 
-def _overflows(seen: Observations, free: Sequence[str], errors: Mapping[str, float]) -> dict[str, str]:
+def _overflows(built: BuiltPlans, free: Sequence[str], errors: Mapping[str, float]) -> dict[str, str]:
     """The groups that cannot be FP16 for all that is known, each with why: no finite plan holds them."""
     squares = None
     if all(group in errors for group in free):
         squares = tuple(math.log(max(errors[group], ERROR_FLOOR) ** 2) for group in free)
-    chances = Overflow(Prior(tuple(free), squares), seen).chances
-    good, bad = seen.plans[seen.finite == 1.0], seen.plans[seen.finite == 0.0]
+    overflow = OverflowModel(Prior(tuple(free), squares), built).probabilities
+    good, bad = built.plans[built.finite == 1.0], built.plans[built.finite == 0.0]
     found = {}
     for column, group in enumerate(free):
         failed = int(bad[:, column].sum())
@@ -313,19 +315,19 @@ def _overflows(seen: Observations, free: Sequence[str], errors: Mapping[str, flo
             continue
         if math.isinf(errors.get(group, 0.0)):
             found[group] = "alone in FP16 it overflows: outputs are NaN or Inf, or do not come at all"
-        elif failed and chances[column] > 0.5:
+        elif failed and overflow[column] > 0.5:
             plans = "the one plan" if failed == 1 else f"all {failed} plans"
             found[group] = f"{plans} with it in FP16 failed or came out not finite"
     return found
 
 
-def _newest(seen: Observations) -> Observations:
-    if len(seen.plans) <= _NEWEST:
-        return seen
+def _newest(built: BuiltPlans) -> BuiltPlans:
+    if len(built.plans) <= _NEWEST:
+        return built
     names = ("plans", "latency_ms", "latency_sd_ms", "error", "finite")
-    rows = {name: getattr(seen, name)[-_NEWEST:] for name in names}
-    group_ms = None if seen.group_ms is None else seen.group_ms[-_NEWEST:]
-    return Observations(**rows, base_ms=seen.base_ms, base_sd_ms=seen.base_sd_ms, group_ms=group_ms)
+    rows = {name: getattr(built, name)[-_NEWEST:] for name in names}
+    group_ms = None if built.group_ms is None else built.group_ms[-_NEWEST:]
+    return BuiltPlans(**rows, base_ms=built.base_ms, base_sd_ms=built.base_sd_ms, group_ms=group_ms)
 
 
 def _rounded(value: float) -> float:
@@ -341,8 +343,8 @@ def _terms_to_json(prior: Prior) -> dict[str, Any]:
     return {
         "groups": list(prior.groups),
         "gains_ms": list(prior.gains_ms or ()),
-        "ties": [[list(tie.members), tie.fp32, tie.fp16] for tie in prior.ties],
-        "tie_costs_ms": list(prior.tie_costs_ms),
+        "ties": [[list(boundary.members), boundary.fp32, boundary.fp16] for boundary in prior.boundaries],
+        "tie_costs_ms": list(prior.boundary_costs_ms),
         "fixed_gain_ms": prior.fixed_gain_ms,
         "exact": prior.exact,
     }
@@ -352,8 +354,8 @@ def _terms_from_json(document: Mapping[str, Any]) -> Prior:
     return Prior(
         groups=tuple(document["groups"]),
         gains_ms=tuple(map(float, document["gains_ms"])),
-        ties=tuple(Tie(tuple(members), fp32, fp16) for members, fp32, fp16 in document["ties"]),
-        tie_costs_ms=tuple(map(float, document["tie_costs_ms"])),
+        boundaries=tuple(Boundary(tuple(members), fp32, fp16) for members, fp32, fp16 in document["ties"]),
+        boundary_costs_ms=tuple(map(float, document["tie_costs_ms"])),
         fixed_gain_ms=float(document["fixed_gain_ms"]),
         exact=bool(document["exact"]),
     )

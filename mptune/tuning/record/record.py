@@ -23,9 +23,11 @@ from mptune.engines.base import Failure, Measurement
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
 from mptune.tuning.record.storage import storing
-from mptune.tuning.sampler.error_model import Observations, Prior
-from mptune.tuning.sampler.precision import MEASURED_ATTR, PROMISE_ATTR, Emulate, PrecisionSampler, observe_trials
+from mptune.tuning.sampler.plan_rows import PRECISIONS
+from mptune.tuning.sampler.posterior import BuiltPlans, Prior
+from mptune.tuning.sampler.precision import Emulate, PrecisionSampler
 from mptune.tuning.sampler.stock import CONSTRAINT_ATTR, HAS_TRIAL_CONSTRAINTS, derive_seed
+from mptune.tuning.sampler.trials import TIMING_ATTR, ehvi_of, read_built_plans
 from mptune.tuning.space import SearchSpace
 
 LEAST_ERROR = 1e-12
@@ -36,7 +38,6 @@ IDENTITY = "mptune"
 
 _FIRST_BASELINE = "first baseline, ms"
 _NORMAL_95 = 1.96
-_CHOICES = ("fp32", "fp16")
 _DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
@@ -128,13 +129,13 @@ class StudyRecord:
         """Number of trials of any state."""
         return len(self._trials())
 
-    def promises(self) -> list[float]:
-        """What the proposals that were evaluated had promised, in their order: growth of the hypervolume, 0 to 1."""
-        return [t.user_attrs[PROMISE_ATTR] for t in self._trials(*_DONE) if PROMISE_ATTR in t.user_attrs]
+    def expected_improvements(self) -> list[float]:
+        """Expected hypervolume improvements (0 to 1) of the evaluated proposals, when proposed, in their order."""
+        return [ehvi for t in self._trials(*_DONE) if (ehvi := ehvi_of(t)) is not None]
 
-    def observations(self, groups: Sequence[str]) -> Observations:
-        """All that was evaluated, as the surrogate takes it, over these free groups."""
-        return observe_trials(self._trials(), groups, asking=-1)
+    def built_plans(self, groups: Sequence[str]) -> BuiltPlans:
+        """All plans that were evaluated, as the sampler's posterior takes them, over these free groups."""
+        return read_built_plans(self._trials(), groups, asking=-1)
 
     # -- asking and telling -------------------------------------------------------------------------------------
 
@@ -159,7 +160,7 @@ class StudyRecord:
         with storing(self._where):
             trial = self._study.ask()
             trial.set_user_attr("owner", _this_process())
-            choices = {group: trial.suggest_categorical(group, _CHOICES) for group in self._space.free}
+            choices = {group: trial.suggest_categorical(group, PRECISIONS) for group in self._space.free}
             attrs = trial.user_attrs
             plan = self._whole_plan(attrs, choices)
             if "fingerprint" not in attrs:
@@ -185,7 +186,7 @@ class StudyRecord:
                 if group_times_ms is not None:
                     free = (group for group in self._space.free if group in group_times_ms)
                     measured["group_ms"] = {group: round(group_times_ms[group], 6) for group in free}
-                proposal.trial.set_user_attr(MEASURED_ATTR, measured)
+                proposal.trial.set_user_attr(TIMING_ATTR, measured)
             proposal.trial.set_user_attr("evaluation", evaluation.to_json())
             self._finish(proposal.number, evaluation)
 

@@ -1,4 +1,9 @@
-"""What a plan promises: by how much it is expected to raise the hypervolume, under the posterior of all evaluations."""
+"""Expected hypervolume improvement (EHVI) of plans, under the posteriors of latency, error and overflow.
+
+As the noise-aware estimator of Daulton, Balandat and Bakshy (NeurIPS 2021, arXiv 2105.08195, qNEHVI with q = 1): in
+each draw from the posterior the front of the built plans is taken anew, and the improvements over these fronts are
+averaged. The average is weighed by the probability of feasibility (Gardner et al., ICML 2014; here: of being finite).
+"""
 
 from __future__ import annotations
 
@@ -6,113 +11,117 @@ import math
 
 import numpy as np
 
-from mptune.tuning.sampler.error_model import ERROR_FLOOR, ErrorModel, Observations, Prior, keys
+from mptune.tuning.hypervolume import REFERENCE_ERROR, exactness, gains, hypervolume_improvement, pareto_staircase
+from mptune.tuning.sampler.error_model import ErrorModel
 from mptune.tuning.sampler.latency_model import LatencyModel
-from mptune.tuning.sampler.min_cut import Bools, Floats
-from mptune.tuning.sampler.overflow_model import Overflow
+from mptune.tuning.sampler.overflow_model import OverflowModel
+from mptune.tuning.sampler.plan_rows import Bools, Floats, plan_keys
+from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 
-_CAUTION = 0.7
-"""At 1 the search stays with plans that are safe, and learns no more; simulated, where emulation misses overflows."""
+_FINITE_EXPONENT = 0.7
+"""Weight = P(finite)^0.7; an exponent below 1 explores: a failure tells which group overflows. With 1 the search stays
+with plans that are safe, and is worse where emulation misses overflows (``benchmarks/simulator.py``)."""
 
-_DRAWS, _ROUGH = 32, 3
-"""Fewer let the choice fall on plans that the draws happen to flatter."""
+_DRAWS = 32
+"""Draws of the estimator, beside the mean. With fewer the choice falls on plans that the draws happen to favour."""
+
+_SCREENING_DRAWS = 3
+"""Draws, beside the mean, by which thousands of candidates are screened."""
 
 
-class Box:
-    """The hypervolume's box with what is in it, under the mean (draw 0) and draws of both posteriors.
+class EhviEstimator:
+    """Monte Carlo estimator of EHVI over the mean (draw 0) and draws of the posteriors.
 
-    Its sides are the share of the base latency that a plan saves (gain) and how exact it is on a log axis from the
-    reference error to the floor (height), both 0 to 1.
+    Attributes:
+        base_ms: latency of all-FP32 as measured.
+        overflow: posterior of what overflows.
+        latency_terms: group gains, boundary costs and the fixed gain in ms, shape (n_draws, n_groups + n_boundaries +
+            1).
+        log_squares: log of the groups' squared errors, shape (n_draws, n_groups).
     """
 
-    def __init__(self, prior: Prior, seen: Observations, reference: float, generator: np.random.Generator) -> None:
-        """Take the posteriors and lay out the stairs that the evaluated plans make.
+    def __init__(
+        self, prior: Prior, built: BuiltPlans, generator: np.random.Generator, reference_error: float = REFERENCE_ERROR
+    ) -> None:
+        """Condition the posteriors, draw from them, and take each draw's Pareto staircase.
 
         Args:
             prior: what is known beforehand.
-            seen: what has been or is being evaluated; its ``base_ms`` must be known.
-            reference: error past which a plan is worth nothing.
+            built: plans that were built, are being built, or were emulated; its ``base_ms`` must be known.
             generator: of the draws.
+            reference_error: error past which a plan is worth nothing.
         """
-        self._latency, self._error = LatencyModel(prior, seen), ErrorModel(prior, seen)
-        self.base_ms = seen.base_ms
-        self.overflow = Overflow(prior, seen)
-        self.terms = np.vstack([self._latency.mean(), self._latency.samples(generator, _DRAWS)])
-        self.u = np.vstack([self._error.typical, self._error.samples(generator, _DRAWS)])
-        self._top, self._span = math.log(reference), math.log(reference / ERROR_FLOOR)
-        self._seen = keys(seen.plans)
-        told = (seen.plans[:0], np.zeros(0)) if seen.emulated is None else seen.emulated
-        self._emulated = dict(zip(keys(told[0]).tolist(), told[1], strict=True))
-        inside = seen.finite != 0.0  # plans in work are taken to come out as predicted
-        plans, measured = seen.plans[inside], seen.error[inside]
-        gains, heights = self.place(plans, emulated=self.emulated(plans))
-        known = np.isfinite(measured)
-        heights[:, known] = self._height(measured[known])
-        self._stairs = [stairs(g, h) for g, h in zip(gains, heights, strict=True)]
+        self._latency, self._error = LatencyModel(prior, built), ErrorModel(prior, built)
+        self.base_ms = built.base_ms
+        self.overflow = OverflowModel(prior, built)
+        self.latency_terms = np.vstack([self._latency.mean(), self._latency.sample(generator, _DRAWS)])
+        self.log_squares = np.vstack([self._error.mode, self._error.sample(generator, _DRAWS)])
+        self._reference_error = reference_error
+        self._built = plan_keys(built.plans)
+        emulated = (built.plans[:0], np.zeros(0)) if built.emulated is None else built.emulated
+        self._emulated_errors = dict(zip(plan_keys(emulated[0]).tolist(), emulated[1], strict=True))
+        counted = built.finite != 0.0  # running plans are taken to come out as predicted (constant liar)
+        plans, measured = built.plans[counted], built.error[counted]
+        gain, exact = self.coordinates(plans, emulated_errors=self.emulated_errors(plans))
+        is_measured = np.isfinite(measured)
+        exact[:, is_measured] = exactness(measured[is_measured], reference_error)
+        self._staircases = [pareto_staircase(g, e) for g, e in zip(gain, exact, strict=True)]
 
     def is_new(self, plans: Bools) -> Bools:
-        """Which of the plans nobody has evaluated or evaluates."""
-        new: Bools = ~np.isin(keys(plans), self._seen)
+        """Which of the plans are neither built nor being built, shape (n_plans,)."""
+        new: Bools = ~np.isin(plan_keys(plans), self._built)
         return new
 
-    def emulated(self, plans: Bools) -> Floats:
-        """Errors that emulation has told; NaN where it was not asked."""
-        return np.array([self._emulated.get(key, math.nan) for key in keys(plans).tolist()], dtype=float)
+    def emulated_errors(self, plans: Bools) -> Floats:
+        """Errors of the plans as emulated, shape (n_plans,); NaN where a plan was not emulated."""
+        keys = plan_keys(plans).tolist()
+        return np.array([self._emulated_errors.get(key, math.nan) for key in keys], dtype=float)
 
-    def place(self, plans: Bools, draws: int = _DRAWS + 1, emulated: Floats | None = None) -> tuple[Floats, Floats]:
-        """Gains and heights, draws x plans each; ``emulated`` are errors of the plans, NaN where nothing is known."""
-        gains = 1.0 - self._latency.predict(plans, self.terms[:draws]) / self._latency.base(self.terms[:draws])[:, None]
-        errors = self._error.predict(plans, self.u[:draws])
-        return gains, self._height(errors if emulated is None else self._error.weigh(errors, emulated))
-
-    def _height(self, errors: Floats) -> Floats:
-        height: Floats = (self._top - np.log(np.maximum(errors, ERROR_FLOOR))) / self._span
-        return height
-
-    def judge(self, plans: Bools) -> tuple[Floats, Floats, Floats]:
-        """Gain and height under the mean, and what is promised under it and a few draws: quick, for many plans."""
-        gains, heights = self.place(plans, _ROUGH + 1)
-        raised = self._added(gains, heights)
-        return gains[0], heights[0], raised.mean(axis=0) * self._worth(plans)
-
-    def expected(self, plans: Bools, emulated: Floats | None = None) -> Floats:
-        """By how much each plan is expected to raise the hypervolume, times its chance to be finite.
+    def coordinates(
+        self, plans: Bools, n_draws: int = _DRAWS + 1, emulated_errors: Floats | None = None
+    ) -> tuple[Floats, Floats]:
+        """Gain and exactness (``mptune.tuning.hypervolume``) of each plan in each draw.
 
         Args:
-            plans: any.
-            emulated: as ``place`` takes them; ``inf`` promises nothing.
+            plans: shape (n_plans, n_groups).
+            n_draws: so many of the draws, the mean first.
+            emulated_errors: of the plans, shape (n_plans,); NaN where not emulated.
+
+        Returns:
+            Shape (n_draws, n_plans) each.
         """
-        gains, heights = self.place(plans, emulated=emulated)
-        raised = self._added(gains, heights)
-        expected: Floats = raised.mean(axis=0) * self._worth(plans)
+        terms = self.latency_terms[:n_draws]
+        gain = gains(self._latency.predict(plans, terms), self._latency.base(terms)[:, None])
+        errors = self._error.predict(plans, self.log_squares[:n_draws])
+        if emulated_errors is not None:
+            errors = self._error.combine(errors, emulated_errors)
+        return gain, exactness(errors, self._reference_error)
+
+    def screen(self, plans: Bools) -> tuple[Floats, Floats, Floats]:
+        """Gain and exactness under the mean, and a rough EHVI from few draws; shape (n_plans,) each."""
+        gain, exact = self.coordinates(plans, _SCREENING_DRAWS + 1)
+        return gain[0], exact[0], self._improvement(gain, exact) * self._weight(plans)
+
+    def ehvi(self, plans: Bools, emulated_errors: Floats | None = None) -> Floats:
+        """EHVI of each plan times its weight, shape (n_plans,).
+
+        Args:
+            plans: shape (n_plans, n_groups).
+            emulated_errors: as ``coordinates`` takes them; a plan of infinite error has no improvement.
+        """
+        gain, exact = self.coordinates(plans, emulated_errors=emulated_errors)
+        expected: Floats = self._improvement(gain, exact) * self._weight(plans)
         return expected
 
-    def _worth(self, plans: Bools) -> Floats:
-        """What a promise counts: by its chance to be finite, and a little more, since a failure tells who overflows."""
-        worth: Floats = self.overflow.finite(plans) ** _CAUTION
-        return worth
+    def _weight(self, plans: Bools) -> Floats:
+        weight: Floats = self.overflow.p_finite(plans) ** _FINITE_EXPONENT
+        return weight
 
-    def _added(self, gains: Floats, heights: Floats) -> Floats:
-        """The area that each plan adds to the stairs of each draw, of as many draws as there are rows."""
-        return np.array([added(g, h, *stair) for g, h, stair in zip(gains, heights, self._stairs, strict=False)])
-
-
-def stairs(gains: Floats, heights: Floats) -> tuple[Floats, Floats]:
-    """The front as stairs: ascending gains, and how high everything up to each is dominated."""
-    inside = (gains > 0) & (heights > 0)
-    order = np.argsort(gains[inside])
-    steps, tops = gains[inside][order], heights[inside][order]
-    tops = np.maximum.accumulate(tops[::-1])[::-1]
-    kept = np.append(tops[:-1] > tops[1:], True)[: len(tops)]
-    return steps[kept], tops[kept]
-
-
-def added(gains: Floats, heights: Floats, steps: Floats, tops: Floats) -> Floats:
-    """The area that each point adds to the stairs."""
-    ends = np.append(0.0, steps)
-    under = np.append(0.0, np.cumsum(np.diff(ends) * tops))
-    # Above the stairs a point only has what lies right of the last step that is as high as it is.
-    first = np.searchsorted(-tops, -heights, side="right")
-    area = heights * (gains - ends[first]) - (np.interp(gains, ends, under) - under[first])
-    above: Floats = np.where((gains > ends[first]) & (heights > 0.0), area, 0.0)
-    return above
+    def _improvement(self, gain: Floats, exact: Floats) -> Floats:
+        """Mean over the draws of what each plan adds to that draw's staircase, shape (n_plans,)."""
+        added = [
+            hypervolume_improvement(g, e, *staircase)
+            for g, e, staircase in zip(gain, exact, self._staircases, strict=False)
+        ]
+        mean: Floats = np.array(added).mean(axis=0)
+        return mean

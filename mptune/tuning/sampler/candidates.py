@@ -1,4 +1,4 @@
-"""Which plans might be proposed: exact optima of the law, what is known of the front, and neighbours of both."""
+"""Candidate plans: exact optima of the additive law for draws from its posterior, and neighbours of the best plans."""
 
 from __future__ import annotations
 
@@ -7,123 +7,150 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.tuning.sampler.acquisition import Box
-from mptune.tuning.sampler.error_model import Prior, keys
-from mptune.tuning.sampler.min_cut import Bools, CutSolver, Floats
+from mptune.tuning.sampler.acquisition import EhviEstimator
+from mptune.tuning.sampler.min_cut import CutSolver
+from mptune.tuning.sampler.plan_rows import Bools, Floats, plan_keys
+from mptune.tuning.sampler.posterior import Prior
 
-_ENUMERABLE = 12
-_SWEPT, _SWEEP, _ROUNDS = 9, 24, 5
-_KEPT = 24
+_ENUMERABLE_GROUPS = 12
+"""Up to so many groups every plan is a candidate."""
+
+_SWEPT_DRAWS, _SWEEP_WEIGHTS = 9, 24
+"""Draws (the mean among them) whose optima are taken, and trade-off weights for each: 216 minimum cuts."""
+
+_RISK = 0.5
+"""Share of the base latency that an overflow costs in a cut: a plan that fails loses about what FP16 could save."""
+
+_NEIGHBOUR_ROUNDS, _EXPANDED_PLANS = 5, 24
+"""Rounds of local search, and plans whose neighbours are added in each."""
+
 _CELLS = 4_000_000
+"""Neighbours of a round times groups and boundaries, at most: bounds time and memory with hundreds of groups."""
 
 
-def gather(prior: Prior, box: Box, solver: CutSolver, known: Bools, generator: np.random.Generator) -> Pool:
+def find_candidates(
+    prior: Prior, estimator: EhviEstimator, solver: CutSolver, built: Bools, generator: np.random.Generator
+) -> CandidatePool:
     """All plans of a small space; of a larger one those that may be worth a build.
 
     Args:
         prior: names the groups and the boundaries.
-        box: judges plans.
+        estimator: of the plans' EHVI.
         solver: of the prior's boundaries.
-        known: the evaluated plans: their neighbours count too.
-        generator: of what is left to chance.
+        built: the built plans, shape (n_built, n_groups): their neighbours are candidates, too.
+        generator: of random weights and neighbours.
     """
-    groups = len(prior.groups)
-    pool = Pool(box, groups)
-    if groups <= _ENUMERABLE:
-        pool.add((np.arange(2**groups)[:, None] >> np.arange(groups) & 1).astype(bool))
+    n_groups = len(prior.groups)
+    pool = CandidatePool(estimator, n_groups)
+    if n_groups <= _ENUMERABLE_GROUPS:
+        pool.add((np.arange(2**n_groups)[:, None] >> np.arange(n_groups) & 1).astype(bool))
         return pool
-    alone = np.eye(groups, dtype=bool)
-    pool.add(np.vstack([known, exact_optima(solver, box, generator), alone, np.ones((1, groups), dtype=bool)]))
-    pool.widen(prior, generator)
+    one_group = np.eye(n_groups, dtype=bool)
+    all_fp16 = np.ones((1, n_groups), dtype=bool)
+    pool.add(np.vstack([built, exact_optima(solver, estimator, generator), one_group, all_fp16]))
+    pool.add_neighbours(prior, generator)
     return pool
 
 
-def exact_optima(solver: CutSolver, box: Box, generator: np.random.Generator) -> Bools:
-    """The optima of a sweep of weights between latency and error, for the mean and a few draws, by minimum cuts."""
-    groups, terms = box.u.shape[1], box.terms[:_SWEPT]
-    squares = np.exp(box.u[:_SWEPT])
-    value = np.maximum(terms[:, :groups], 1e-9 * box.base_ms)
-    # From where the cheapest group is refused to where the dearest is let in.
-    ratio = value / squares
+def exact_optima(solver: CutSolver, estimator: EhviEstimator, generator: np.random.Generator) -> Bools:
+    """Optima of ``-gain + weight * squared error + boundary costs + risk`` for a sweep of weights, by minimum cuts.
+
+    Returns:
+        Shape (``_SWEPT_DRAWS * _SWEEP_WEIGHTS``, n_groups).
+    """
+    terms = estimator.latency_terms[:_SWEPT_DRAWS]  # (n_draws, n_groups + n_boundaries + 1)
+    squares = np.exp(estimator.log_squares[:_SWEPT_DRAWS])  # (n_draws, n_groups)
+    n_groups = squares.shape[1]
+    gains = np.maximum(terms[:, :n_groups], 1e-9 * estimator.base_ms)
+    # From a weight that keeps all but the cheapest groups out to one that lets all but the dearest in.
+    ratio = gains / squares
     low, high = np.log(np.quantile(ratio, 0.02, axis=1)), np.log(np.quantile(ratio, 0.98, axis=1))
-    # Other weights each time, so that no plan stays hidden between two of them.
-    steps = (np.arange(_SWEEP) + generator.random((len(ratio), _SWEEP))) / _SWEEP
-    sweeps = np.exp(low[:, None] + (high - low)[:, None] * (1.2 * steps - 0.1))
-    # A group that may fail costs as much as what it could spoil.
-    risk = np.log1p(-np.minimum(box.overflow.chances, 1 - 1e-6)) * -0.5 * box.base_ms
-    unary = -terms[:, None, :groups] + sweeps[:, :, None] * squares[:, None, :] + risk
-    costs = np.repeat(terms[:, groups:-1], _SWEEP, axis=0)
-    return solver.solve(unary.reshape(-1, groups), costs)
+    # Random weights, stratified, so that over several proposals no optimum stays hidden between two of them.
+    steps = (np.arange(_SWEEP_WEIGHTS) + generator.random((len(ratio), _SWEEP_WEIGHTS))) / _SWEEP_WEIGHTS
+    weights = np.exp(low[:, None] + (high - low)[:, None] * (1.2 * steps - 0.1))  # (n_draws, n_weights)
+    risk = np.log1p(-np.minimum(estimator.overflow.probabilities, 1 - 1e-6)) * -_RISK * estimator.base_ms
+    unary = -terms[:, None, :n_groups] + weights[:, :, None] * squares[:, None, :] + risk
+    costs = np.repeat(terms[:, n_groups:-1], _SWEEP_WEIGHTS, axis=0)
+    return solver.solve(unary.reshape(-1, n_groups), costs)
 
 
-class Pool:
-    """Plans that might be proposed, each judged once, roughly."""
+class CandidatePool:
+    """Candidates, each once, with their screened coordinates and EHVI.
 
-    def __init__(self, box: Box, groups: int) -> None:
-        self._box = box
+    Attributes:
+        plans: shape (n_plans, n_groups).
+    """
+
+    def __init__(self, estimator: EhviEstimator, n_groups: int) -> None:
+        self._estimator = estimator
         self._keys: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
-        self.plans: Bools = np.zeros((0, groups), dtype=bool)
-        self._figures: Floats = np.zeros((3, 0))  # gain, height, promise; the promise of evaluated plans is -1
-        self._widened: Bools = np.zeros(0, dtype=bool)
-        self._front: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self.plans: Bools = np.zeros((0, n_groups), dtype=bool)
+        self._screened: Floats = np.zeros((3, 0))  # gain, exactness, EHVI (-1 for built plans), each (n_plans,)
+        self._is_expanded: Bools = np.zeros(0, dtype=bool)
+        self._front: NDArray[np.int64] = np.zeros(0, dtype=np.int64)  # positions of the predicted front
 
     def add(self, plans: Bools) -> None:
-        """Take in those that are not in it."""
-        new, first = np.unique(keys(plans), return_index=True)
-        fresh = ~np.isin(new, self._keys, assume_unique=True)
-        new, plans = new[fresh], plans[first[fresh]]
-        gains, heights, promises = self._box.judge(plans)
-        promises[~self._box.is_new(plans)] = -1.0
-        self._keys = np.append(self._keys, new)
-        self._figures = np.hstack([self._figures, [gains, heights, promises]])
+        """Screen plans, shape (n_plans, n_groups), and keep those that are not in the pool."""
+        unique, first = np.unique(plan_keys(plans), return_index=True)
+        is_new = ~np.isin(unique, self._keys, assume_unique=True)
+        unique, plans = unique[is_new], plans[first[is_new]]
+        gain, exact, ehvi = self._estimator.screen(plans)
+        ehvi[~self._estimator.is_new(plans)] = -1.0
+        self._keys = np.append(self._keys, unique)
+        self._screened = np.hstack([self._screened, [gain, exact, ehvi]])
         self._front = self._front_of(np.append(self._front, np.arange(len(plans)) + len(self.plans)))
         self.plans = np.vstack([self.plans, plans])
-        self._widened = np.append(self._widened, np.zeros(len(plans), dtype=bool))
+        self._is_expanded = np.append(self._is_expanded, np.zeros(len(plans), dtype=bool))
 
     def best(self, count: int) -> Bools:
-        """Those that promise most."""
-        order = _largest(self._figures[2], count)
-        kept: Bools = self.plans[order[self._figures[2, order] >= 0.0]]
+        """At most ``count`` plans that are not built, those of the largest EHVI first."""
+        order = _largest(self._screened[2], count)
+        kept: Bools = self.plans[order[self._screened[2, order] >= 0.0]]
         return kept
 
-    def _front_of(self, some: NDArray[np.int64]) -> NDArray[np.int64]:
-        gains, heights, _ = self._figures[:, some]
-        inside = np.flatnonzero((gains > 0) & (heights > 0))
-        order = inside[np.argsort(-gains[inside], kind="stable")]
-        highest = np.maximum.accumulate(np.append(-math.inf, heights[order]))
-        front: NDArray[np.int64] = some[order[heights[order] > highest[:-1]]]
+    def _front_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those of the positions that no other one dominates under the posterior's mean."""
+        gain, exact, _ = self._screened[:, positions]
+        inside = np.flatnonzero((gain > 0) & (exact > 0))
+        order = inside[np.argsort(-gain[inside], kind="stable")]
+        most_exact = np.maximum.accumulate(np.append(-math.inf, exact[order]))
+        front: NDArray[np.int64] = positions[order[exact[order] > most_exact[:-1]]]
         return front
 
-    def widen(self, prior: Prior, generator: np.random.Generator) -> None:
-        """Take in neighbours of the most promising plans: one group, both sides of a boundary, any two or three."""
-        groups = len(prior.groups)
-        flips = [np.eye(groups, dtype=bool)]
-        pairs = [tie.members[:2] for tie in prior.ties if len(tie.members) >= 2]
+    def add_neighbours(self, prior: Prior, generator: np.random.Generator) -> None:
+        """Local search: add neighbours of the plans of the largest EHVI and of the predicted front.
+
+        A neighbour differs in one group, in two groups that share a boundary, or in two or three random groups.
+        """
+        n_groups = len(prior.groups)
+        flips = [np.eye(n_groups, dtype=bool)]
+        pairs = [boundary.members[:2] for boundary in prior.boundaries if len(boundary.members) >= 2]
         if pairs:
-            flips.append(_masks(np.array(pairs), groups))
-        for _ in range(_ROUNDS):
-            best = _largest(np.where(self._widened, -math.inf, self._figures[2]), _KEPT)
-            best, front = (some[~self._widened[some]] for some in (best, self._front))
-            spread = front[np.unique(np.linspace(0, len(front) - 1, min(len(front), _KEPT // 2)).astype(int))]
-            chosen = np.union1d(best[: _KEPT - len(spread)], spread)
-            self._widened[chosen] = True
-            near = self.plans[chosen]
-            some = generator.random((groups, groups)).argpartition(2, axis=1)[:, :3]
-            masks = np.vstack([*flips, _masks(some[:, :2], groups), _masks(some, groups)])
-            few = max(_CELLS // (len(near) + 1) // (groups + len(prior.ties)), 1)
-            if len(masks) > few:  # Hundreds of groups: some of the neighbours, so that thinking stays short.
-                masks = masks[generator.choice(len(masks), size=few, replace=False)]
-            self.add((near[:, None, :] ^ masks[None, :, :]).reshape(-1, groups))
+            flips.append(_masks(np.array(pairs), n_groups))
+        for _ in range(_NEIGHBOUR_ROUNDS):
+            best = _largest(np.where(self._is_expanded, -math.inf, self._screened[2]), _EXPANDED_PLANS)
+            best, front = (some[~self._is_expanded[some]] for some in (best, self._front))
+            spread = front[np.unique(np.linspace(0, len(front) - 1, min(len(front), _EXPANDED_PLANS // 2)).astype(int))]
+            chosen = np.union1d(best[: _EXPANDED_PLANS - len(spread)], spread)
+            self._is_expanded[chosen] = True
+            centres = self.plans[chosen]
+            some = generator.random((n_groups, n_groups)).argpartition(2, axis=1)[:, :3]
+            masks = np.vstack([*flips, _masks(some[:, :2], n_groups), _masks(some, n_groups)])
+            most = max(_CELLS // (len(centres) + 1) // (n_groups + len(prior.boundaries)), 1)
+            if len(masks) > most:
+                masks = masks[generator.choice(len(masks), size=most, replace=False)]
+            self.add((centres[:, None, :] ^ masks[None, :, :]).reshape(-1, n_groups))
 
 
-def _masks(positions: NDArray[np.int64], groups: int) -> Bools:
-    masks = np.zeros((len(positions), groups), dtype=bool)
+def _masks(positions: NDArray[np.int64], n_groups: int) -> Bools:
+    """Rows that are True at their positions, shape (n_rows, n_groups), of positions of shape (n_rows, n_positions)."""
+    masks = np.zeros((len(positions), n_groups), dtype=bool)
     np.put_along_axis(masks, positions, True, axis=1)
     return masks
 
 
 def _largest(values: Floats, count: int) -> NDArray[np.int64]:
-    """Positions of so many of the largest values, the largest first."""
+    """Positions of the ``count`` largest values, the largest first."""
     some = np.argpartition(-values, count - 1)[:count] if count < len(values) else np.arange(len(values))
     largest: NDArray[np.int64] = some[np.argsort(-values[some], kind="stable")]
     return largest

@@ -15,9 +15,10 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.tuning.sampler.error_model import Linear, Observations, Prior
+from mptune.tuning.sampler.boundaries import Boundary, Crossings
 from mptune.tuning.sampler.layer_profiles import Profiles
-from mptune.tuning.sampler.min_cut import Bools, Crossings, Floats, Tie
+from mptune.tuning.sampler.plan_rows import Bools, Floats
+from mptune.tuning.sampler.posterior import BuiltPlans, LinearGaussian, Prior
 
 _GAIN_WIDTHS = (0.1, 0.3, 0.6, 1.2)
 
@@ -62,11 +63,11 @@ class _Terms:
 class LatencyModel:
     """Posterior of ``latency saved against all-FP32 = gains - boundary costs``, in milliseconds."""
 
-    def __init__(self, prior: Prior, seen: Observations) -> None:
+    def __init__(self, prior: Prior, seen: BuiltPlans) -> None:
         """Condition the prior on what has been timed, and profiled."""
         self._prior = prior
         self._groups = len(prior.groups)
-        self._crossings = Crossings(prior.ties)
+        self._crossings = Crossings(prior.boundaries)
         self.base_ms, self._base_sd_ms = seen.base_ms, seen.base_sd_ms
         timed = np.isfinite(seen.latency_ms)
         if not prior.fixed_gain_ms:
@@ -79,7 +80,7 @@ class LatencyModel:
         terms = self._scaled(rows, saved)
         known = [terms]
         if seen.group_ms is not None and not prior.exact:
-            known += self._refined(terms, Profiles(prior.ties, seen.plans, seen.group_ms), rows, saved)
+            known += self._refined(terms, Profiles(prior.boundaries, seen.plans, seen.group_ms), rows, saved)
         told = [saved + each.neighbours_ms(halves, crossed) for each in known]
         odd, believed_ms = np.zeros(len(rows), dtype=bool), noise_ms
         for _ in range(_ROUNDS):
@@ -88,7 +89,7 @@ class LatencyModel:
                 self._fit(each, rows, values, believed_ms)
             if prior.exact or not len(rows):
                 break
-            miss_ms, known_ms = self._model.misses(self._values)
+            miss_ms, known_ms = self._model.leave_one_out(self._values)
             sd_ms = np.sqrt(known_ms**2 + noise_ms**2 + max(self.noise_ms, _LAW_NOISES[1] * self.base_ms) ** 2)
             before, odd = odd, np.abs(miss_ms) > _ODD * sd_ms
             if (odd == before).all():
@@ -107,7 +108,7 @@ class LatencyModel:
             sd = np.append(own * terms.unit, np.full(spread.shape[1], common))
             # All savings are told against one timing of the baseline, and share its miss.
             sd[len(terms.unit) - 1] = math.hypot(width * terms.unit[-1], self._base_sd_ms)
-            model = Linear(mean, sd)
+            model = LinearGaussian(mean, sd)
             # Widths and noises are a little apart in probability before anything is seen.
             evidence = -0.5 * math.log(width / 0.5) ** 2
             if len(rows):
@@ -145,7 +146,7 @@ class LatencyModel:
 
     def _columns(self, halves: Bools, crossed: Bools) -> NDArray[np.float32]:
         """What each parameter counts in each plan, parameters x plans; exact: 0, 1 and -1."""
-        columns = np.empty((self._groups + len(self._prior.ties) + 1, halves.shape[1]), dtype=np.float32)
+        columns = np.empty((self._groups + len(self._prior.boundaries) + 1, halves.shape[1]), dtype=np.float32)
         columns[: self._groups] = halves
         np.negative(crossed, out=columns[self._groups : -1], dtype=np.float32)
         columns[-1] = 1.0
@@ -156,7 +157,7 @@ class LatencyModel:
         prior = self._prior
         known = prior.gains_ms is not None
         gains = np.array(prior.gains_ms if prior.gains_ms is not None else np.full(self._groups, 1.0))
-        costs = np.maximum(np.array(prior.tie_costs_ms, dtype=float), 0.0)
+        costs = np.maximum(np.array(prior.boundary_costs_ms, dtype=float), 0.0)
         if not known and not prior.exact:
             # Half of the base is what FP16 saves at best, when nothing else is known.
             gains = gains * 0.4 * self.base_ms / max(1, self._groups)
@@ -186,7 +187,7 @@ class LatencyModel:
         base: Floats = self.base_ms - share * (parameters[:, -1] - self._model.mean[last])
         return base
 
-    def samples(self, generator: np.random.Generator, count: int) -> Floats:
+    def sample(self, generator: np.random.Generator, count: int) -> Floats:
         """Draws of the same, count x parameters."""
         drawn: Floats = self._terms(self._model.sample(generator, count))
         return drawn
@@ -208,19 +209,19 @@ class LatencyModel:
 def _alike(prior: Prior) -> Floats:
     """How much of what is missed alike each term has of each kind, terms x kinds: squares of a row add up to 1 or 0."""
     known = prior.kinds and not prior.exact  # what is exact misses nothing
-    terms = [*prior.kinds, *(_kinds_of(tie, prior.kinds) for tie in prior.ties), ()] if known else []
+    terms = [*prior.kinds, *(_kinds_of(boundary, prior.kinds) for boundary in prior.boundaries), ()] if known else []
     columns = {kind: k for k, kind in enumerate(k for k, n in Counter(k for t in terms for k in t).items() if n > 1)}
-    found = np.zeros((len(prior.groups) + len(prior.ties) + 1, len(columns)))
+    found = np.zeros((len(prior.groups) + len(prior.boundaries) + 1, len(columns)))
     for row, kinds in zip(found, terms, strict=False):
         row[[columns[kind] for kind in kinds if kind in columns]] = 1.0
     found /= np.sqrt(np.maximum(found.sum(axis=1, keepdims=True), 1.0))
     return found
 
 
-def _kinds_of(tie: Tie, kinds: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+def _kinds_of(boundary: Boundary, kinds: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     """What a boundary is: one of all, and one between groups of such kinds."""
-    ends = " ".join("/".join(kinds[member]) for member in tie.members)
-    return "boundary", f"boundary {ends} {tie.fp32} {tie.fp16}"
+    ends = " ".join("/".join(kinds[member]) for member in boundary.members)
+    return "boundary", f"boundary {ends} {boundary.fp32} {boundary.fp16}"
 
 
 def _mean(values: Floats) -> float:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.tuning.sampler.min_cut import Bools, Crossings, Floats, Tie
+from mptune.tuning.sampler.boundaries import Boundary, Crossings
+from mptune.tuning.sampler.plan_rows import Bools, Floats
 
 _NOISE, _NEIGHBOURS = 0.05, 0.05
 """Of what a group takes, as shares of it: by how much a profile misses it, and by how much neighbours change it. These
@@ -29,19 +30,19 @@ class Profiles:
         sd_ms: by how much these may miss; NaN likewise.
     """
 
-    def __init__(self, ties: tuple[Tie, ...], plans: Bools, group_ms: Floats) -> None:
+    def __init__(self, boundaries: tuple[Boundary, ...], plans: Bools, group_ms: Floats) -> None:
         """Sum up.
 
         Args:
-            ties: the boundaries: they say who the neighbours are.
+            boundaries: the boundaries: they say who the neighbours are.
             plans: plans x groups, True is FP16.
             group_ms: what each group took, in rows as ``plans``; NaN where that is not known.
         """
-        self._settings = Settings(ties, plans.shape[1])
+        self._settings = Settings(boundaries, plans.shape[1])
         seen = np.isfinite(group_ms)
         (fp32, fp32_count), (fp16, fp16_count) = (_mean(group_ms, seen & half) for half in (~plans, plans))
         halves = np.ascontiguousarray(plans.T)
-        crossed = Crossings(ties).of(halves)
+        crossed = Crossings(boundaries).of(halves)
         noise, neighbours = self._learn_neighbours(halves, crossed, group_ms, np.where(plans, fp16, fp32))
         with np.errstate(divide="ignore", invalid="ignore"):
             squares = fp32**2 / fp32_count + fp16**2 / fp16_count
@@ -98,12 +99,12 @@ class Settings:
         size: one more than the largest number.
     """
 
-    def __init__(self, ties: tuple[Tie, ...], groups: int) -> None:
+    def __init__(self, boundaries: tuple[Boundary, ...], groups: int) -> None:
         """Number the boundaries of each group, and give each group a range of numbers of its own."""
-        self._weights = np.zeros((groups, len(ties)), dtype=np.float32)
+        self._weights = np.zeros((groups, len(boundaries)), dtype=np.float32)
         degrees = np.zeros(groups, dtype=int)
-        for index, tie in enumerate(ties):
-            for member in tie.members:
+        for index, boundary in enumerate(boundaries):
+            for member in boundary.members:
                 if degrees[member] < _LARGEST_DEGREE:
                     degrees[member] += 1
                     self._weights[member, index] = 2.0 ** degrees[member]

@@ -1,9 +1,9 @@
-"""Which groups overflow in FP16: the posterior given what was finite and what was not.
+"""Posterior of which groups overflow in FP16, given which plans were finite and which failed.
 
-Every plan that is not finite has at least one culprit in it, and a finite plan has none: what explains the failures is
-a set of groups that meets each of them. The most probable of such sets are enumerated (group testing; minimal hitting
-sets, Reiter, Artificial Intelligence 32(1), 1987), and a group is as suspect as the sets that it is in. Where no group
-can be blamed, all of a plan's groups together are.
+Group testing: a failed plan holds at least one group that overflows, a finite plan none. A set of groups that meets
+every failure (a hitting set) explains them; the most probable minimal ones are enumerated (Reiter, A theory of
+diagnosis from first principles, Artificial Intelligence 32(1), 1987), and a group's probability is that of the sets
+that it is in. Where no single group can explain a failure, all of the plan's groups together do.
 """
 
 from __future__ import annotations
@@ -12,120 +12,127 @@ import math
 
 import numpy as np
 
-from mptune.tuning.sampler.error_model import Observations, Prior, keys
-from mptune.tuning.sampler.min_cut import Bools, Floats
+from mptune.tuning.sampler.plan_rows import Bools, Floats, plan_keys
+from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 
-_OVERFLOW, _SEEN_OVERFLOW, _CLEARED = 0.01, 0.97, 1e-9
+_OVERFLOW, _EMULATED_OVERFLOW, _CLEARED = 0.01, 0.97, 1e-9
+"""Prior probability that a group overflows: by default, where its one-group emulation does, in a finite plan."""
+
 _TOGETHER = 1e-4
-"""Odds that it takes all FP16 groups of a failed plan for it to fail: its builder has a fault, or values add up."""
+"""Odds that a failure takes all FP16 groups of its plan: the engine's builder has a fault, or values add up."""
 
-_SIZE, _BEAM = 32, 100
-"""Culprits of an explanation, and unfinished explanations of one size that are kept."""
+_LARGEST_SET, _BEAM = 32, 100
+"""Groups of a hitting set at most, and unfinished sets that are kept at each size."""
 
-_SETS = 400
-"""Explanations that a plan is held against: of more, so many are drawn."""
+_DRAWN_SETS = 400
+"""Hitting sets that plans are held against; where there are more, so many are drawn."""
 
-_MET = 0.7
-"""What an unfinished explanation is worth more for each failure that it explains, as a logarithm."""
+_EXPLAINED_BONUS = 0.7
+"""Beam search ranks unfinished sets by log odds plus this for each failure that they explain."""
 
 _NEGLIGIBLE = 0.03
-"""Share of the probability that explanations of one more culprit may hold without being looked for."""
+"""The search ends where larger sets hold less than this share of the probability."""
 
 
-class Overflow:
+class OverflowModel:
     """The posterior.
 
     Attributes:
-        chances: per group, how probable it is that FP16 fails there: cleared by a finite plan, raised jointly by a
-            failed one.
+        probabilities: that FP16 overflows in each group, shape (n_groups,): cleared by finite plans, raised jointly by
+            failures.
     """
 
-    def __init__(self, prior: Prior, seen: Observations) -> None:
-        """Take what emulation foresees, and what was finite, or was not, as built and as emulated."""
-        chances = np.full(len(prior.groups), _OVERFLOW)
+    def __init__(self, prior: Prior, built: BuiltPlans) -> None:
+        """Condition on one-group emulation, on what was built, and on whole plans that overflowed in emulation."""
+        probabilities = np.full(len(prior.groups), _OVERFLOW)
         if prior.log_square_errors is not None:
-            chances[np.isposinf(prior.log_square_errors)] = _SEEN_OVERFLOW
-        good, bad = seen.plans[seen.finite == 1.0], seen.plans[seen.finite == 0.0]
-        if seen.emulated is not None:
-            bad = np.vstack([bad, seen.emulated[0][np.isinf(seen.emulated[1])]])
-        chances[good.any(axis=0)] = _CLEARED
-        self._alone = np.log1p(-chances)
-        # What holds a group that is known to overflow is explained.
-        bad = bad[bad.any(axis=1) & ~bad[:, chances > 0.5].any(axis=1)]
-        self._sets: Bools = np.zeros((0, len(chances)), dtype=bool)
-        self.chances = chances
-        if len(bad):
-            self._explain(_smallest(bad), np.log(chances / (1.0 - chances)))
+            probabilities[np.isposinf(prior.log_square_errors)] = _EMULATED_OVERFLOW
+        finite, failed = built.plans[built.finite == 1.0], built.plans[built.finite == 0.0]
+        if built.emulated is not None:
+            failed = np.vstack([failed, built.emulated[0][np.isinf(built.emulated[1])]])
+        probabilities[finite.any(axis=0)] = _CLEARED
+        self._log_finite = np.log1p(-probabilities)
+        # A failure with a group that is known to overflow is explained by that.
+        failed = failed[failed.any(axis=1) & ~failed[:, probabilities > 0.5].any(axis=1)]
+        self._sets: Bools = np.zeros((0, len(probabilities)), dtype=bool)
+        self.probabilities = probabilities
+        if len(failed):
+            self._explain(_smallest(failed), np.log(probabilities / (1.0 - probabilities)))
 
     def _explain(self, failures: Bools, log_odds: Floats) -> None:
-        """Find who is to blame, and raise the chances."""
-        together = np.eye(len(failures), dtype=bool)
-        sets, log_odds = explanations(
+        """Enumerate hitting sets of the failures, and raise the probabilities of the groups in them.
+
+        Args:
+            failures: shape (n_failures, n_groups).
+            log_odds: prior log odds that each group overflows, shape (n_groups,).
+        """
+        together = np.eye(len(failures), dtype=bool)  # one more suspect per failure: all its groups at once
+        sets, set_log_odds = hitting_sets(
             np.hstack([failures, together]), np.append(log_odds, np.full(len(failures), math.log(_TOGETHER)))
         )
-        weights = np.exp(log_odds - log_odds.max())
+        weights = np.exp(set_log_odds - set_log_odds.max())
         weights /= weights.sum()
-        groups = len(self.chances)
-        self.chances = np.clip(1.0 - (1.0 - self.chances) * (1.0 - weights @ sets[:, :groups]), 0.0, 1.0 - 1e-9)
-        if len(sets) > _SETS:
-            drawn = np.random.default_rng(len(sets)).choice(len(sets), _SETS, p=weights)
-            sets, weights = sets[drawn], np.full(_SETS, 1.0 / _SETS)
+        explained = weights @ sets[:, : len(log_odds)]
+        self.probabilities = np.clip(1.0 - (1.0 - self.probabilities) * (1.0 - explained), 0.0, 1.0 - 1e-9)
+        if len(sets) > _DRAWN_SETS:
+            drawn = np.random.default_rng(len(sets)).choice(len(sets), _DRAWN_SETS, p=weights)
+            sets, weights = sets[drawn], np.full(_DRAWN_SETS, 1.0 / _DRAWN_SETS)
         self._failures, self._sets, self._weights = failures, sets, weights
 
-    def finite(self, plans: Bools) -> Floats:
-        """How probable it is that each plan is finite: 0 where it holds all of a plan that failed."""
-        chance: Floats = np.exp(plans @ self._alone)
+    def p_finite(self, plans: Bools) -> Floats:
+        """Probability that each plan is finite, shape (n_plans,): 0 where it holds all of a plan that failed."""
+        probability: Floats = np.exp(plans @ self._log_finite)
         if len(self._sets):
             single = plans.astype(np.float32)
             whole = single @ self._failures.T.astype(np.float32) == self._failures.sum(axis=1)
-            blamed = np.hstack([single, whole]) @ self._sets.T.astype(np.float32)
-            chance *= (blamed == 0.0) @ self._weights
-        return chance
+            overlap = np.hstack([single, whole]) @ self._sets.T.astype(np.float32)  # (n_plans, n_sets)
+            probability *= (overlap == 0.0) @ self._weights
+        return probability
 
 
-def explanations(failures: Bools, log_odds: Floats) -> tuple[Bools, Floats]:
-    """Sets of culprits of which each failure has one: small ones, the most probable first to be found.
+def hitting_sets(failures: Bools, log_odds: Floats) -> tuple[Bools, Floats]:
+    """Sets of suspects that meet every failure, by beam search from small sets to large ones.
 
     Args:
-        failures: failures x who may be to blame, at least one each; small ones first.
-        log_odds: of each, that it is a culprit.
+        failures: which suspects each failure has, at least one, shape (n_failures, n_suspects); small failures first.
+        log_odds: of each suspect, shape (n_suspects,).
 
     Returns:
-        Sets x who may be to blame, at least one set, and the log odds of each.
+        The sets, at least one, shape (n_sets, n_suspects), and the log odds of each, shape (n_sets,).
     """
     sets, odds = np.zeros((1, failures.shape[1]), dtype=bool), np.zeros(1)
-    met = np.zeros((1, len(failures)), dtype=bool)
-    found: list[tuple[Bools, Floats]] = []
-    total, likely = 0.0, np.exp(log_odds)
-    for size in range(1, _SIZE + 1):
-        # All ways to explain the smallest failure that is not explained yet.
-        ways = failures[np.argmin(met, axis=1)]
-        if float(np.exp(odds) @ (ways @ likely)) < _NEGLIGIBLE * total:
+    met = np.zeros((1, len(failures)), dtype=bool)  # failures that each unfinished set explains
+    complete: list[tuple[Bools, Floats]] = []
+    total, likelihood = 0.0, np.exp(log_odds)
+    for size in range(1, _LARGEST_SET + 1):
+        # Every suspect of the smallest failure that is not explained yet makes a larger set.
+        suspects = failures[np.argmin(met, axis=1)]
+        if float(np.exp(odds) @ (suspects @ likelihood)) < _NEGLIGIBLE * total:
             break
-        parents, culprits = np.nonzero(ways)
+        parents, added = np.nonzero(suspects)
         larger = sets[parents]
-        larger[np.arange(len(larger)), culprits] = True
-        first = np.unique(keys(larger), return_index=True)[1]
-        parents, culprits, sets = parents[first], culprits[first], larger[first]
-        odds, met = odds[parents] + log_odds[culprits], met[parents] | failures.T[culprits]
-        # Of the last size, what there is.
-        whole = met.all(axis=1) if size < _SIZE or total > 0 else np.ones(len(met), dtype=bool)
-        found.append((sets[whole], odds[whole]))
-        total += float(np.exp(odds[whole]).sum())
-        best = np.argsort(-(odds + _MET * met.sum(axis=1))[~whole], kind="stable")[:_BEAM]
-        sets, odds, met = (each[~whole][best] for each in (sets, odds, met))
+        larger[np.arange(len(larger)), added] = True
+        first = np.unique(plan_keys(larger), return_index=True)[1]
+        parents, added, sets = parents[first], added[first], larger[first]
+        odds, met = odds[parents] + log_odds[added], met[parents] | failures.T[added]
+        # At the largest size, where nothing is complete, unfinished sets have to do.
+        is_complete = met.all(axis=1) if size < _LARGEST_SET or total > 0 else np.ones(len(met), dtype=bool)
+        complete.append((sets[is_complete], odds[is_complete]))
+        total += float(np.exp(odds[is_complete]).sum())
+        best = np.argsort(-(odds + _EXPLAINED_BONUS * met.sum(axis=1))[~is_complete], kind="stable")[:_BEAM]
+        sets, odds, met = (each[~is_complete][best] for each in (sets, odds, met))
         if not len(sets):
             break
-    return np.concatenate([s for s, _ in found]), np.concatenate([o for _, o in found])
+    return np.concatenate([s for s, _ in complete]), np.concatenate([o for _, o in complete])
 
 
 def _smallest(failures: Bools) -> Bools:
-    """Those that hold no other one, which says the same more exactly; small ones first."""
+    """Failures that contain no other failure, which says the same more exactly; small ones first."""
     failures = np.unique(failures, axis=0)
     sizes = failures.sum(axis=1)
     common = failures.astype(np.float32) @ failures.T.astype(np.float32)
     within = (common == sizes[None, :]) & (sizes[None, :] < sizes[:, None])
-    kept = ~within.any(axis=1)
-    order = np.argsort(sizes[kept], kind="stable")
-    smallest: Bools = failures[kept][order]
+    is_minimal = ~within.any(axis=1)
+    order = np.argsort(sizes[is_minimal], kind="stable")
+    smallest: Bools = failures[is_minimal][order]
     return smallest

@@ -20,7 +20,8 @@ from mptune.engines.timing.latency import Latency, summarise
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import LatencySettings, SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
-from mptune.tuning.front import ERROR_FLOOR, choose, knee, pareto
+from mptune.tuning.front import choose, knee, pareto
+from mptune.tuning.hypervolume import ERROR_FLOOR
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.steps.tuner import Listener, machine_error
 

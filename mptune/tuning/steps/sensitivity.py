@@ -13,8 +13,9 @@ from mptune.engines.base import Toolchain
 from mptune.files import write_json
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.targets.roofline import LatencyTerms
-from mptune.tuning.sampler.error_model import ERROR_FLOOR, Prior
-from mptune.tuning.sampler.min_cut import Tie
+from mptune.tuning.hypervolume import ERROR_FLOOR
+from mptune.tuning.sampler.boundaries import Boundary
+from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.emulated import emulate_plans
 from mptune.tuning.steps.tuner import Listener
@@ -105,25 +106,25 @@ def make_prior(space: SearchSpace, sensitivity: Sensitivity, terms: LatencyTerms
     )
     if terms is None:
         return Prior(space.free, squares)
-    ties: dict[Tie, float] = {}
-    for boundary in terms.boundaries:
-        ends = dict.fromkeys((boundary.producer_group, *boundary.consumer_groups))
+    boundaries: dict[Boundary, float] = {}
+    for term in terms.boundaries:
+        ends = dict.fromkeys((term.producer_group, *term.consumer_groups))
         members = tuple(sorted(position[e] for e in ends if e is not None and e in position))
         fixed = {space.pinned[e].precision for e in ends if e is not None and e in space.pinned}
-        fp32 = boundary.fp32_consumer or boundary.producer_group is None or Precision.FP32 in fixed
+        fp32 = term.fp32_consumer or term.producer_group is None or Precision.FP32 in fixed
         fp16 = Precision.FP16 in fixed
         if members and not (fp32 and fp16) and len(members) + fp32 + fp16 > 1:
-            tie = Tie(members, fp32, fp16)
-            ties[tie] = ties.get(tie, 0.0) + max(boundary.cost_ms, 0.0)
+            boundary = Boundary(members, fp32, fp16)
+            boundaries[boundary] = boundaries.get(boundary, 0.0) + max(term.cost_ms, 0.0)
     # What the pins alone save against all-FP32, the Casts that they need under every plan counted in.
     pins = space.plan(dict.fromkeys(space.free, Precision.FP32))
-    crossed = sum(c for tie, c in ties.items() if tie.fp16)
+    crossed = sum(c for boundary, c in boundaries.items() if boundary.fp16)
     return Prior(
         groups=space.free,
         log_square_errors=squares,
         gains_ms=tuple(float(terms.gains_ms.get(group, 0.0)) for group in space.free),
-        ties=tuple(ties),
-        tie_costs_ms=tuple(ties.values()),
+        boundaries=tuple(boundaries),
+        boundary_costs_ms=tuple(boundaries.values()),
         fixed_gain_ms=terms.base_ms - terms.predict(pins) + crossed,
         exact=exact,
         kinds=tuple((kind[g].kind, kind[g].pattern) for g in space.free),

@@ -31,10 +31,10 @@ _ENUMERABLE = 12
 _TRIES_PER_FLIP = 32
 
 PATIENCE = 8
-"""So many proposals in a row that promised less than ``LEAST_PROMISE`` end the search."""
+"""So many proposals in a row below ``LEAST_IMPROVEMENT`` end the search."""
 
-LEAST_PROMISE = 2e-5
-"""Expected growth of the hypervolume: a tenth of a percent of the latency on a fiftieth of the error's axis."""
+LEAST_IMPROVEMENT = 2e-5
+"""Expected hypervolume improvement: a tenth of a percent of the latency on a fiftieth of the error's axis."""
 
 
 HOPELESS = 20
@@ -93,7 +93,7 @@ class Stop(str, Enum):
 
     BUDGET = "the budget is spent"
     TIMEOUT = "the time is over"
-    CONVERGED = "nothing that is left promises more than the noise"
+    CONVERGED = "no plan is expected to improve the front beyond the noise"
     EXHAUSTED = "every plan of the search space has been evaluated"
     HOPELESS = f"{HOPELESS} plans failed, and no plan with FP16 in it has ever run"
 
@@ -312,15 +312,15 @@ class Tuner:
 
 
 def has_converged(record: StudyRecord, settings: SearchSettings) -> bool:
-    """Whether the last proposals promised nothing that could be told from the noise; other samplers go on.
+    """Whether the last proposals were expected to improve the front by less than the noise; other samplers go on.
 
     Only where plans are built and timed: a prediction has no noise and costs next to nothing.
     """
     baseline = record.baseline()
     if baseline is None or baseline.latency.source != "measured":
         return False
-    promises = record.promises()[-PATIENCE:]
-    return settings.sampler == "precision" and len(promises) == PATIENCE and max(promises) < LEAST_PROMISE
+    expected = record.expected_improvements()[-PATIENCE:]
+    return settings.sampler == "precision" and len(expected) == PATIENCE and max(expected) < LEAST_IMPROVEMENT
 
 
 def is_exhausted(record: StudyRecord, space: SearchSpace) -> bool:

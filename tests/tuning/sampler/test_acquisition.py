@@ -1,4 +1,4 @@
-"""What a plan promises, against the area counted cell by cell."""
+"""Hypervolume improvement, against the area counted cell by cell."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mptune.tuning.sampler.acquisition import Box, added, stairs
-from mptune.tuning.sampler.error_model import Observations, Prior
+from mptune.tuning.hypervolume import hypervolume_improvement, pareto_staircase
+from mptune.tuning.sampler.acquisition import EhviEstimator
+from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 
 PRIOR = Prior(("a", "b", "c"), (-14.0, -10.0, -9.0), (0.2, 0.3, 0.1))
 PLANS = np.array([[False] * 3, [True] * 3, [True, False, False]])
@@ -24,40 +25,40 @@ def covered(points: list[tuple[int, int]]) -> int:
 
 @given(cells, st.lists(st.tuples(st.integers(-2, 8), st.integers(-2, 8)), min_size=1, max_size=3))
 def test_the_area_that_points_add(front: list[tuple[int, int]], new: list[tuple[int, int]]) -> None:
-    steps, tops = stairs(*np.array(front, dtype=float).reshape(-1, 2).T)
-    assert (np.diff(steps) >= 0).all()
-    assert (np.diff(tops) < 0).all()
-    areas = added(*np.array(new, dtype=float).T, steps, tops)
+    front_gain, front_exact = pareto_staircase(*np.array(front, dtype=float).reshape(-1, 2).T)
+    assert (np.diff(front_gain) >= 0).all()
+    assert (np.diff(front_exact) < 0).all()
+    areas = hypervolume_improvement(*np.array(new, dtype=float).T, front_gain, front_exact)
     assert areas.tolist() == [covered([*front, point]) - covered(front) for point in new]
-    alone = added(*np.array(new, dtype=float).T, *np.zeros((2, 0)))
+    alone = hypervolume_improvement(*np.array(new, dtype=float).T, *np.zeros((2, 0)))
     assert alone.tolist() == [covered([point]) for point in new], "no steps are no steps"
 
 
-def seen(finite: list[float], emulated: tuple[np.ndarray, np.ndarray] | None = None) -> Observations:
+def seen(finite: list[float], emulated: tuple[np.ndarray, np.ndarray] | None = None) -> BuiltPlans:
     done = np.array(finite) == 1.0
     latency, error = np.where(done, LATENCY, math.nan), np.where(done, ERROR, math.nan)
-    return Observations(PLANS, latency, np.full(3, 1e-3), error, np.array(finite), 1.0, 1e-3, emulated)
+    return BuiltPlans(PLANS, latency, np.full(3, 1e-3), error, np.array(finite), 1.0, 1e-3, emulated)
 
 
-def box(observed: Observations) -> Box:
-    return Box(PRIOR, observed, 3e-2, np.random.default_rng(0))
+def estimator(observed: BuiltPlans) -> EhviEstimator:
+    return EhviEstimator(PRIOR, observed, np.random.default_rng(0))
 
 
-def test_what_is_built_or_in_work_promises_nothing_more() -> None:
+def test_what_is_built_or_being_built_improves_nothing_more() -> None:
     for finite in ([1.0, 1.0, 1.0], [1.0, 1.0, math.nan]):
-        judged = box(seen(finite))
+        judged = estimator(seen(finite))
         assert judged.is_new(PLANS).tolist() == [False] * 3
-        assert judged.expected(PLANS) == pytest.approx([0.0] * 3, abs=1e-3)
+        assert judged.ehvi(PLANS) == pytest.approx([0.0] * 3, abs=1e-3)
         other = np.array([[False, False, True]])
         assert judged.is_new(other).all()
-    assert box(seen([1.0, 1.0, 0.0])).expected(PLANS)[2] == pytest.approx(0.0, abs=2e-2), "it failed: one suspect"
+    assert estimator(seen([1.0, 1.0, 0.0])).ehvi(PLANS)[2] == pytest.approx(0.0, abs=2e-2), "its one group failed"
 
 
 def test_an_emulated_error_goes_before_the_predicted_one() -> None:
     plan = np.array([[True, True, False]])
-    judged = box(seen([1.0, 1.0, 1.0]))
-    promises = [float(judged.expected(plan, np.array([error]))[0]) for error in (1e-4, math.nan, 2e-2, math.inf)]
-    assert promises == sorted(promises, reverse=True)
-    assert promises[0] > promises[1] > promises[3] == 0.0
-    told = box(seen([1.0, 1.0, 1.0], (plan, np.array([2e-2]))))
-    assert told.emulated(np.vstack([plan, PLANS[:1]])) == pytest.approx([2e-2, math.nan], nan_ok=True)
+    judged = estimator(seen([1.0, 1.0, 1.0]))
+    ehvi = [float(judged.ehvi(plan, np.array([error]))[0]) for error in (1e-4, math.nan, 2e-2, math.inf)]
+    assert ehvi == sorted(ehvi, reverse=True)
+    assert ehvi[0] > ehvi[1] > ehvi[3] == 0.0
+    told = estimator(seen([1.0, 1.0, 1.0], (plan, np.array([2e-2]))))
+    assert told.emulated_errors(np.vstack([plan, PLANS[:1]])) == pytest.approx([2e-2, math.nan], nan_ok=True)

@@ -8,34 +8,36 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mptune.tuning.sampler.error_model import ErrorModel, Linear, keys, stack
-from mptune.tuning.sampler.overflow_model import Overflow
+from mptune.tuning.sampler.error_model import ErrorModel
+from mptune.tuning.sampler.overflow_model import OverflowModel
+from mptune.tuning.sampler.plan_rows import plan_keys, unique_plans
+from mptune.tuning.sampler.posterior import LinearGaussian
 from tests.tuning.additive import GROUPS, NEW, PLANS, SQUARES, law, prior, seen
 
 
 def test_errors_are_learnt_from_a_prior_that_is_wrong() -> None:
     model = ErrorModel(prior(), seen(PLANS))
-    ratio = model.predict(NEW, model.typical[None])[0] / law(NEW)[1]
+    ratio = model.predict(NEW, model.mode[None])[0] / law(NEW)[1]
     assert np.quantile(np.abs(np.log(ratio)), 0.9) < 0.1
     before = ErrorModel(prior(), seen(PLANS[:1]))
-    assert np.abs(np.log(before.predict(NEW, before.typical[None])[0] / law(NEW)[1])).max() > 0.5
+    assert np.abs(np.log(before.predict(NEW, before.mode[None])[0] / law(NEW)[1])).max() > 0.5
 
 
 def test_a_true_prior_stays(tmp_path: object) -> None:
     model = ErrorModel(prior(log_square_errors=tuple(SQUARES)), seen(PLANS))
-    assert np.abs(model.typical - SQUARES).max() < 0.3
-    assert np.std(model.samples(np.random.default_rng(0), 200), axis=0).max() < 0.3
+    assert np.abs(model.mode - SQUARES).max() < 0.3
+    assert np.std(model.sample(np.random.default_rng(0), 200), axis=0).max() < 0.3
 
 
 def test_an_overflow_seen_by_emulation_is_believed() -> None:
     squares = (math.inf, *SQUARES[1:])
-    assert Overflow(prior(log_square_errors=squares), seen(PLANS[:1])).chances[0] > 0.9
+    assert OverflowModel(prior(log_square_errors=squares), seen(PLANS[:1])).probabilities[0] > 0.9
     model = ErrorModel(prior(log_square_errors=squares), seen(PLANS[:1]))
-    assert np.isfinite(model.typical).all()
+    assert np.isfinite(model.mode).all()
 
 
 def test_a_gaussian_update_by_hand() -> None:
-    model = Linear(np.array([1.0, 2.0]), np.array([1.0, 1.0]))
+    model = LinearGaussian(np.array([1.0, 2.0]), np.array([1.0, 1.0]))
     model.update(np.array([[1.0, 0.0]]), np.array([3.0]), np.array([1.0]))
     assert model.posterior_mean == pytest.approx([2.0, 2.0])
     draws = model.sample(np.random.default_rng(0), 20000)
@@ -48,12 +50,12 @@ def test_misses_are_those_of_a_model_without_the_observation(parameters: int) ->
     rng = np.random.default_rng(6)
     rows, values, noise = rng.normal(size=(7, parameters)), rng.normal(size=7), rng.uniform(0.1, 1.0, 7)
     mean, sd = np.zeros(parameters), rng.uniform(0.5, 2.0, parameters)
-    model = Linear(mean, sd)
+    model = LinearGaussian(mean, sd)
     model.update(rows, values, noise)
-    misses, sds = model.misses(values)
+    misses, sds = model.leave_one_out(values)
     for left_out in range(7):
         rest = np.arange(7) != left_out
-        other = Linear(mean, sd)
+        other = LinearGaussian(mean, sd)
         other.update(rows[rest], values[rest], noise[rest])
         assert misses[left_out] == pytest.approx(values[left_out] - rows[left_out] @ other.posterior_mean)
         draws = other.sample(np.random.default_rng(0), 40000) @ rows[left_out]
@@ -63,10 +65,10 @@ def test_misses_are_those_of_a_model_without_the_observation(parameters: int) ->
 def test_few_and_many_observations_are_solved_alike() -> None:
     rng = np.random.default_rng(2)
     rows, values, noise = rng.normal(size=(7, 4)), rng.normal(size=7), rng.uniform(0.1, 1.0, 7)
-    many, few = (Linear(rng_mean, np.array([1.0, 2.0, 0.5, 1.0])) for rng_mean in (np.zeros(4), np.zeros(4)))
+    many, few = (LinearGaussian(rng_mean, np.array([1.0, 2.0, 0.5, 1.0])) for rng_mean in (np.zeros(4), np.zeros(4)))
     evidence = many.update(rows, values, noise)
     # Parameters that nothing is said of make the other way the smaller.
-    wide = Linear(np.zeros(9), np.append(few.sd, np.ones(5)))
+    wide = LinearGaussian(np.zeros(9), np.append(few.sd, np.ones(5)))
     assert wide.update(np.hstack([rows, np.zeros((7, 5))]), values, noise) == pytest.approx(evidence)
     assert wide.posterior_mean[:4] == pytest.approx(many.posterior_mean)
     draws = (model.sample(np.random.default_rng(0), 20000)[:, :4] for model in (many, wide))
@@ -76,7 +78,7 @@ def test_few_and_many_observations_are_solved_alike() -> None:
 def test_emulated_errors_teach_as_measured_ones_do() -> None:
     told = replace(seen(PLANS[:1]), emulated=(PLANS[1:], law(PLANS[1:])[1]))
     model = ErrorModel(prior(), told)
-    ratio = model.predict(NEW, model.typical[None])[0] / law(NEW)[1]
+    ratio = model.predict(NEW, model.mode[None])[0] / law(NEW)[1]
     assert np.quantile(np.abs(np.log(ratio)), 0.9) < 0.1
 
 
@@ -84,16 +86,16 @@ def test_an_emulated_overflow_raises_its_groups_and_teaches_no_error() -> None:
     plans = np.zeros((2, GROUPS), dtype=bool)
     plans[0, :2], plans[1, 4:] = True, True
     told = replace(seen(PLANS[:1]), emulated=(plans, np.array([math.inf, 1e-3])))
-    chances = Overflow(prior(), told).chances
-    assert chances[:2].min() > 0.4
-    assert chances[2:].max() == pytest.approx(0.01), "what emulation finds finite may still fail"
-    assert np.isfinite(ErrorModel(prior(), told).typical).all()
+    probabilities = OverflowModel(prior(), told).probabilities
+    assert probabilities[:2].min() > 0.4
+    assert probabilities[2:].max() == pytest.approx(0.01), "what emulation finds finite may still fail"
+    assert np.isfinite(ErrorModel(prior(), told).mode).all()
 
 
 def test_stacked_plans_come_once() -> None:
     one = np.array([[True, False], [False, False]])
-    assert stack([one, one[::-1]], 2).tolist() == one.tolist()
-    assert len(set(keys(np.array([[True] * 9, [True] * 8 + [False], [True] * 9])))) == 2
+    assert unique_plans([one, one[::-1]], 2).tolist() == one.tolist()
+    assert len(set(plan_keys(np.array([[True] * 9, [True] * 8 + [False], [True] * 9])))) == 2
 
 
 @pytest.mark.parametrize(("ratio", "apart"), [(1.0, 0.0), (1.3, 0.0), (1.0, 0.3)])
@@ -103,7 +105,7 @@ def test_emulation_is_believed_as_far_as_it_has_agreed(ratio: float, apart: floa
     ratios[0] = 50.0  # an engine that did not do what its plan says
     model = ErrorModel(prior(), replace(seen(PLANS[:1]), emulation_ratios=ratios))
     predicted, told = np.full((1, 3), 1e-3), np.array([2e-3 * ratio, math.nan, 0.0])
-    weighed, unknown, floor = model.weigh(predicted, told)[0]
+    weighed, unknown, floor = model.combine(predicted, told)[0]
     assert unknown == 1e-3
     assert floor < 1e-3
     if apart:

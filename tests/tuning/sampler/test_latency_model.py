@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mptune.tuning.sampler.error_model import ErrorModel, Observations, Prior
+from mptune.tuning.sampler.error_model import ErrorModel
 from mptune.tuning.sampler.latency_model import LatencyModel
+from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 from tests.tuning.additive import BASE, COSTS, GAINS, GROUPS, IDS, NEW, PLANS, law, prior, seen
 
 
@@ -16,7 +17,7 @@ def test_latency_is_learnt_from_a_prior_in_other_units() -> None:
     model = LatencyModel(prior(), seen(PLANS))
     predicted = model.predict(NEW, model.mean()[None])[0]
     assert np.abs(predicted - law(NEW)[0]).max() < 0.03
-    draws = model.samples(np.random.default_rng(0), 50)
+    draws = model.sample(np.random.default_rng(0), 50)
     assert (draws[:, GROUPS:-1] >= 0).all()
     assert np.abs(model.predict(NEW, draws) - law(NEW)[0]).mean() < 0.05
 
@@ -36,7 +37,7 @@ def test_groups_of_one_kind_miss_the_prior_alike() -> None:
     plans[:, groups // 2 :] = False
     plans[0] = True
     builds = np.ones(len(plans))
-    told = Observations(plans, BASE - plans @ gains, 1e-3 * builds, 1e-3 * builds, builds, BASE)
+    told = BuiltPlans(plans, BASE - plans @ gains, 1e-3 * builds, 1e-3 * builds, builds, BASE)
     ids = tuple(f"g{i}" for i in range(groups))
     kinds = tuple(("matmul" if even else "norm", "repeated") for even in fast)
 
@@ -51,13 +52,13 @@ def test_groups_of_one_kind_miss_the_prior_alike() -> None:
 
 def test_kinds_without_a_second_member_change_nothing() -> None:
     alone = replace(prior(), kinds=tuple((f"kind {i}",) for i in range(GROUPS)))
-    without_ties = {"ties": (), "tie_costs_ms": ()}
-    with_kinds = LatencyModel(replace(alone, **without_ties), seen(PLANS)).mean()  # type: ignore[arg-type]
-    np.testing.assert_array_equal(with_kinds, LatencyModel(prior(**without_ties), seen(PLANS)).mean())
+    without_boundaries = {"boundaries": (), "boundary_costs_ms": ()}
+    with_kinds = LatencyModel(replace(alone, **without_boundaries), seen(PLANS)).mean()  # type: ignore[arg-type]
+    np.testing.assert_array_equal(with_kinds, LatencyModel(prior(**without_boundaries), seen(PLANS)).mean())
 
 
 def test_exact_terms_are_the_law() -> None:
-    exact = prior(gains_ms=tuple(GAINS), tie_costs_ms=tuple(COSTS), exact=True)
+    exact = prior(gains_ms=tuple(GAINS), boundary_costs_ms=tuple(COSTS), exact=True)
     model = LatencyModel(exact, seen(PLANS[:1]))
     assert model.predict(NEW, model.mean()[None])[0] == pytest.approx(law(NEW)[0], rel=1e-6)
 
@@ -67,11 +68,11 @@ def test_flat_priors_predict_something() -> None:
     observed = seen(PLANS)
     latency, error = LatencyModel(flat, observed), ErrorModel(flat, observed)
     assert np.abs(latency.predict(NEW, latency.mean()[None])[0] - law(NEW)[0]).max() < 0.6
-    assert np.isfinite(error.predict(NEW, error.typical[None])).all()
+    assert np.isfinite(error.predict(NEW, error.mode[None])).all()
 
 
 def test_the_miss_of_the_baselines_timing_is_learnt() -> None:
-    known = prior(gains_ms=tuple(GAINS), tie_costs_ms=tuple(COSTS))
+    known = prior(gains_ms=tuple(GAINS), boundary_costs_ms=tuple(COSTS))
     observed = replace(seen(PLANS), base_ms=0.98 * BASE, base_sd_ms=0.02 * BASE)
     model = LatencyModel(known, observed)
     assert model.base(model.mean()[None])[0] == pytest.approx(BASE, rel=5e-3)
@@ -96,12 +97,12 @@ def test_what_the_law_misses_everywhere_is_no_oddity() -> None:
 TIMES = np.stack([3.0 * GAINS, 2.0 * GAINS])  # of each group in FP32 and FP16
 
 
-def profiled(plans: np.ndarray, worth: np.ndarray | float = 1.0) -> Observations:
+def profiled(plans: np.ndarray, worth: np.ndarray | float = 1.0) -> BuiltPlans:
     """Evaluations with the times of the groups, of which each is worth so much."""
     return replace(seen(plans), group_ms=np.where(plans, TIMES[1], TIMES[0]) / worth)
 
 
-def misses(observed: Observations, **options: object) -> np.ndarray:
+def misses(observed: BuiltPlans, **options: object) -> np.ndarray:
     return np.abs(LatencyModel(prior(**options), observed).mean()[:GROUPS] - GAINS)
 
 
@@ -136,7 +137,7 @@ def test_profiles_of_no_use_leave_the_prior() -> None:
 
 
 def test_exact_terms_need_no_profile() -> None:
-    exact = prior(gains_ms=tuple(GAINS), tie_costs_ms=tuple(COSTS), exact=True)
+    exact = prior(gains_ms=tuple(GAINS), boundary_costs_ms=tuple(COSTS), exact=True)
     model = LatencyModel(exact, profiled(PLANS[:2], 3.0))
     assert model.predict(NEW, model.mean()[None])[0] == pytest.approx(law(NEW)[0], rel=1e-6)
 

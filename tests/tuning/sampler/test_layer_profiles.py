@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mptune.tuning.sampler.boundaries import Boundary, Crossings
 from mptune.tuning.sampler.layer_profiles import Profiles, Settings
-from mptune.tuning.sampler.min_cut import Crossings, Tie
 
-CHAIN = (Tie((0, 1)), Tie((1, 2)), Tie((2,), fp32=True))
+CHAIN = (Boundary((0, 1)), Boundary((1, 2)), Boundary((2,), fp32=True))
 
 
-def sides(ties: tuple[Tie, ...], plans: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def sides(boundaries: tuple[Boundary, ...], plans: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Groups x plans, and which boundaries are crossed."""
     halves = np.ascontiguousarray(plans.T)
-    return halves, Crossings(ties).of(halves)
+    return halves, Crossings(boundaries).of(halves)
 
 
 def test_settings_are_told_apart_by_a_groups_own_precision_and_its_crossed_boundaries() -> None:
@@ -33,10 +33,10 @@ def test_settings_are_told_apart_by_a_groups_own_precision_and_its_crossed_bound
 
 
 def test_more_boundaries_than_there_are_numbers_for() -> None:
-    ties = tuple(Tie((0, i)) for i in range(1, 40))
+    boundaries = tuple(Boundary((0, i)) for i in range(1, 40))
     plans = np.random.default_rng(0).random((50, 40)) < 0.5
-    settings = Settings(ties, 40)
-    assert settings.codes(*sides(ties, plans)).max() < settings.size < 10_000
+    settings = Settings(boundaries, 40)
+    assert settings.codes(*sides(boundaries, plans)).max() < settings.size < 10_000
 
 
 def test_gains_are_differences_of_means() -> None:

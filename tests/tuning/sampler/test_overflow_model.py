@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mptune.tuning.sampler.error_model import Observations, Prior
-from mptune.tuning.sampler.min_cut import Bools, Floats
-from mptune.tuning.sampler.overflow_model import Overflow, explanations
+from mptune.tuning.sampler.overflow_model import OverflowModel, hitting_sets
+from mptune.tuning.sampler.plan_rows import Bools, Floats
+from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 from tests.tuning import additive
 
 GROUPS = 8
@@ -20,9 +20,9 @@ PRIOR = Prior(tuple(f"g{i}" for i in range(GROUPS)))
 ALL = (np.arange(2**GROUPS)[:, None] >> np.arange(GROUPS) & 1).astype(bool)
 
 
-def seen(plans: Bools, finite: Floats, emulated: tuple[Bools, Floats] | None = None) -> Observations:
+def seen(plans: Bools, finite: Floats, emulated: tuple[Bools, Floats] | None = None) -> BuiltPlans:
     nothing = np.full(len(plans), math.nan)
-    return Observations(plans, nothing, np.zeros(len(plans)), nothing, finite, 1.0, emulated=emulated)
+    return BuiltPlans(plans, nothing, np.zeros(len(plans)), nothing, finite, 1.0, emulated=emulated)
 
 
 def rows(*members: list[int]) -> Bools:
@@ -45,15 +45,15 @@ def test_chances_are_those_of_the_exact_posterior(culprits: int, numbers: list[i
     plans = ALL[numbers]
     finite = (~(plans & ALL[culprits]).any(axis=1)).astype(float)
     exact = posterior(plans, finite)
-    overflow = Overflow(PRIOR, seen(plans, finite))
-    assert overflow.chances == pytest.approx(exact @ ALL, abs=0.06)
+    overflow = OverflowModel(PRIOR, seen(plans, finite))
+    assert overflow.probabilities == pytest.approx(exact @ ALL, abs=0.06)
     clear = np.array([exact[~(ALL & plan).any(axis=1)].sum() for plan in ALL])
-    assert overflow.finite(ALL) == pytest.approx(clear, abs=0.06)
+    assert overflow.p_finite(ALL) == pytest.approx(clear, abs=0.06)
 
 
 @given(st.lists(st.integers(1, 2**GROUPS - 1), min_size=1, max_size=12))
-def test_every_explanation_explains_all_failures(numbers: list[int]) -> None:
-    sets, log_odds = explanations(ALL[numbers], np.full(GROUPS, -4.0))
+def test_every_hitting_set_meets_all_failures(numbers: list[int]) -> None:
+    sets, log_odds = hitting_sets(ALL[numbers], np.full(GROUPS, -4.0))
     assert (sets[:, None] & ALL[numbers][None]).any(axis=2).all()
     assert len(np.unique(sets, axis=0)) == len(sets)
     assert log_odds == pytest.approx(-4.0 * sets.sum(axis=1))
@@ -61,10 +61,10 @@ def test_every_explanation_explains_all_failures(numbers: list[int]) -> None:
 
 def test_what_holds_all_of_a_failed_plan_fails() -> None:
     plans = rows([0, 1, 2], [0, 1, 2, 3], [3, 4])
-    overflow = Overflow(PRIOR, seen(plans[:1], np.zeros(1)))
-    assert overflow.finite(plans[:2]).tolist() == [0.0, 0.0]
-    assert overflow.finite(rows([0, 1]))[0] == pytest.approx(1 / 3, abs=0.02)
-    assert overflow.finite(plans[2:])[0] == pytest.approx(0.99**2)
+    overflow = OverflowModel(PRIOR, seen(plans[:1], np.zeros(1)))
+    assert overflow.p_finite(plans[:2]).tolist() == [0.0, 0.0]
+    assert overflow.p_finite(rows([0, 1]))[0] == pytest.approx(1 / 3, abs=0.02)
+    assert overflow.p_finite(plans[2:])[0] == pytest.approx(0.99**2)
 
 
 def test_two_culprits_are_found_among_many_groups() -> None:
@@ -73,38 +73,38 @@ def test_two_culprits_are_found_among_many_groups() -> None:
     prior = Prior(tuple(map(str, range(groups))))
     plans = rng.random((40, groups)) < 0.4
     finite = (~plans[:, culprits].any(axis=1)).astype(float)
-    overflow = Overflow(prior, seen(plans, finite))
-    assert sorted(np.argsort(-overflow.chances)[:2].tolist()) == culprits
-    assert overflow.chances[culprits].min() > 0.9
+    overflow = OverflowModel(prior, seen(plans, finite))
+    assert sorted(np.argsort(-overflow.probabilities)[:2].tolist()) == culprits
+    assert overflow.probabilities[culprits].min() > 0.9
     without = np.ones((1, groups), dtype=bool)
     without[0, culprits] = False
-    assert overflow.finite(without)[0] > 0.5
+    assert overflow.p_finite(without)[0] > 0.5
 
 
 def test_more_culprits_than_an_explanation_may_have_do_no_harm() -> None:
     groups = 60
     alone = np.eye(groups, dtype=bool)
-    overflow = Overflow(Prior(tuple(map(str, range(groups)))), seen(alone[:20], np.zeros(20)))
-    assert np.isfinite(overflow.chances).all()
-    assert overflow.chances[:20].mean() > 5 * overflow.chances[20:].max()
+    overflow = OverflowModel(Prior(tuple(map(str, range(groups)))), seen(alone[:20], np.zeros(20)))
+    assert np.isfinite(overflow.probabilities).all()
+    assert overflow.probabilities[:20].mean() > 5 * overflow.probabilities[20:].max()
 
 
 def test_what_emulation_says_counts() -> None:
     squares = (math.inf, *([-20.0] * (GROUPS - 1)))
-    foreseen = Overflow(replace(PRIOR, log_square_errors=squares), seen(rows([0, 1]), np.zeros(1)))
-    assert foreseen.chances[0] > 0.9
-    assert foreseen.chances[1] == pytest.approx(0.01), "what group 0 explains is nobody else's fault"
+    foreseen = OverflowModel(replace(PRIOR, log_square_errors=squares), seen(rows([0, 1]), np.zeros(1)))
+    assert foreseen.probabilities[0] > 0.9
+    assert foreseen.probabilities[1] == pytest.approx(0.01), "what group 0 explains is nobody else's fault"
     plans = rows([0, 1], [4, 5, 6, 7])
-    told = Overflow(PRIOR, seen(rows([2]), np.ones(1), (plans, np.array([math.inf, 1e-3]))))
-    assert told.chances[:2] == pytest.approx([0.5, 0.5], abs=0.02)
-    assert told.chances[4:].max() == pytest.approx(0.01), "what emulation finds finite may still fail"
+    told = OverflowModel(PRIOR, seen(rows([2]), np.ones(1), (plans, np.array([math.inf, 1e-3]))))
+    assert told.probabilities[:2] == pytest.approx([0.5, 0.5], abs=0.02)
+    assert told.probabilities[4:].max() == pytest.approx(0.01), "what emulation finds finite may still fail"
 
 
 def test_a_failure_that_no_group_explains_is_one_of_all_together() -> None:
     failed, cleared = rows([0, 1, 2, 3]), rows([0, 1, 4], [2, 3, 4])
-    overflow = Overflow(PRIOR, seen(np.vstack([failed, cleared]), np.array([0.0, 1.0, 1.0])))
-    assert overflow.chances[:5].max() < 0.01
-    less, same, more = overflow.finite(rows([0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]))
+    overflow = OverflowModel(PRIOR, seen(np.vstack([failed, cleared]), np.array([0.0, 1.0, 1.0])))
+    assert overflow.probabilities[:5].max() < 0.01
+    less, same, more = overflow.p_finite(rows([0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]))
     assert less > 0.99
     assert same == more == pytest.approx(0.0, abs=1e-3)
 
@@ -113,12 +113,12 @@ def test_finite_plans_clear_and_failed_ones_raise_jointly() -> None:
     plans = np.zeros((3, additive.GROUPS), dtype=bool)
     plans[0, :4] = True
     plans[1, 3:6] = True
-    chances = Overflow(additive.prior(), additive.seen(plans, np.array([1.0, 0.0, np.nan]))).chances
-    assert chances[:4].max() < 0.01
-    assert chances[4] == pytest.approx(chances[5])
-    assert 0.4 < chances[4] < 0.7
-    assert chances[6] == pytest.approx(0.01)
+    probabilities = OverflowModel(additive.prior(), additive.seen(plans, np.array([1.0, 0.0, np.nan]))).probabilities
+    assert probabilities[:4].max() < 0.01
+    assert probabilities[4] == pytest.approx(probabilities[5])
+    assert 0.4 < probabilities[4] < 0.7
+    assert probabilities[6] == pytest.approx(0.01)
     plans[2, [3, 4, 6]] = True
-    chances = Overflow(additive.prior(), additive.seen(plans, np.array([1.0, 0.0, 1.0]))).chances
-    assert chances[5] > 0.9
-    assert chances[4] < 0.05
+    probabilities = OverflowModel(additive.prior(), additive.seen(plans, np.array([1.0, 0.0, 1.0]))).probabilities
+    assert probabilities[5] > 0.9
+    assert probabilities[4] < 0.05

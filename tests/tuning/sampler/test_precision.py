@@ -14,10 +14,12 @@ from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState
 
 from mptune.tuning.evaluation import ORIGIN_SAMPLER
-from mptune.tuning.sampler.error_model import Prior
-from mptune.tuning.sampler.min_cut import Tie
-from mptune.tuning.sampler.precision import EMULATED_ATTR, PROMISE_ATTR, PrecisionSampler, observe_trials
+from mptune.tuning.hypervolume import dominated_area, exactness, gains
+from mptune.tuning.sampler.boundaries import Boundary
+from mptune.tuning.sampler.posterior import Prior
+from mptune.tuning.sampler.precision import PrecisionSampler
 from mptune.tuning.sampler.stock import make_sampler
+from mptune.tuning.sampler.trials import EHVI_ATTR, EMULATED_ATTR, read_built_plans
 from mptune.tuning.steps.tuner import PATIENCE, Stop
 from tests.tuning.conftest import OpenRecord, make_small_space
 from tests.tuning.sampler.test_stock import CAST, ERRORS, GAIN, GROUPS, beaten, law, searched
@@ -27,21 +29,16 @@ PRIOR = Prior(
     groups=tuple(GROUPS),
     log_square_errors=tuple(math.log(ERRORS[g] ** 2) for g in GROUPS),
     gains_ms=(GAIN,) * len(GROUPS),
-    ties=tuple(Tie((i, i + 1)) for i in range(len(GROUPS) - 1)),
-    tie_costs_ms=(CAST,) * (len(GROUPS) - 1),
+    boundaries=tuple(Boundary((i, i + 1)) for i in range(len(GROUPS) - 1)),
+    boundary_costs_ms=(CAST,) * (len(GROUPS) - 1),
 )
 SPACE = {g: CategoricalDistribution(("fp32", "fp16")) for g in GROUPS}
 
 
 def area(study: optuna.Study) -> float:
     """Hypervolume with the latency of all-FP32 and the worst error as reference."""
-    points = sorted((t.values[0], -math.log(max(t.values[1], 1e-7))) for t in study.best_trials)
-    top, total = -math.log(3e-2), 0.0
-    for latency, height in points:
-        if height > top:
-            total += max(0.0, len(GROUPS) - latency) * (height - top)
-            top = height
-    return total
+    latency, error = np.array([t.values for t in study.best_trials]).T
+    return dominated_area(gains(latency, len(GROUPS)), exactness(error))
 
 
 @pytest.mark.parametrize("prior", [PRIOR, None])
@@ -94,25 +91,25 @@ def test_what_fails_is_avoided() -> None:
     assert failed <= 6
 
 
-def test_a_promise_is_kept_with_the_trial_and_falls() -> None:
+def test_the_expected_improvement_is_kept_with_the_trial_and_falls() -> None:
     study = searched(PrecisionSampler(PRIOR, seed=0), trials=40)
-    promises = [t.user_attrs[PROMISE_ATTR] for t in study.trials[2:]]
-    assert len(promises) == 38
-    assert min(promises) >= 0
-    assert np.mean(promises[:5]) > 10 * np.mean(promises[-5:])
+    expected = [t.user_attrs[EHVI_ATTR] for t in study.trials[2:]]
+    assert len(expected) == 38
+    assert min(expected) >= 0
+    assert np.mean(expected[:5]) > 10 * np.mean(expected[-5:])
 
 
 def test_before_the_baseline_it_proposes_at_random_and_then_learns() -> None:
     study = optuna.create_study(directions=["minimize", "minimize"], sampler=PrecisionSampler(PRIOR, seed=0))
     trial = study.ask(SPACE)
-    assert PROMISE_ATTR not in trial.user_attrs
+    assert EHVI_ATTR not in trial.user_attrs
     assert set(trial.params) == set(GROUPS)
     study.tell(trial, law(trial.params))
     study.enqueue_trial(dict.fromkeys(GROUPS, "fp32"))
     study.tell(study.ask(SPACE), law(dict.fromkeys(GROUPS, "fp32")))
-    assert observe_trials(study.trials, GROUPS, -1).base_ms == len(GROUPS)
+    assert read_built_plans(study.trials, GROUPS, -1).base_ms == len(GROUPS)
     number = study.ask(SPACE).number
-    assert PROMISE_ATTR in study.trials[number].user_attrs
+    assert EHVI_ATTR in study.trials[number].user_attrs
 
 
 class Emulation:
@@ -160,7 +157,7 @@ def test_what_was_emulated_is_taken_up_by_a_resumed_study() -> None:
 
 def test_a_plan_that_overflows_in_emulation_is_not_proposed() -> None:
     study = searched(PrecisionSampler(PRIOR, seed=0, emulate=Emulation("g005")), trials=25)
-    seen = observe_trials(study.trials, GROUPS, -1)
+    seen = read_built_plans(study.trials, GROUPS, -1)
     assert seen.emulated is not None
     assert np.isinf(seen.emulated[1]).any()
     assert not any(trial.params["g005"] == "fp16" for trial in study.trials[2:])
@@ -176,7 +173,7 @@ def test_where_emulation_cannot_say_the_search_goes_on_as_without() -> None:
 def test_an_emulated_error_gives_way_to_a_measured_one() -> None:
     study = searched(PrecisionSampler(PRIOR, seed=0, emulate=Emulation()), trials=6)
     running = study.ask(SPACE)
-    seen = observe_trials(study.trials, GROUPS, -1)
+    seen = read_built_plans(study.trials, GROUPS, -1)
     assert seen.emulated is not None
     only = {tuple(row) for row in seen.emulated[0]}
     told = [tuple(t.params[g] == "fp16" for g in GROUPS) for t in study.trials if t.state is TrialState.COMPLETE]
@@ -242,7 +239,7 @@ def test_a_run_of_another_sampler_goes_on(open_record: OpenRecord) -> None:
     record.guide(small(8, log_square_errors=(-12.0,) * 8, gains_ms=(0.5,) * 8), 0)
     make_tuner(record, space, make_toolchain(space), budget=14).run()
     assert record.spent == 14
-    assert len(record.promises()) == 4
+    assert len(record.expected_improvements()) == 4
     assert all(e.origin == ORIGIN_SAMPLER for e in record.evaluations()[2:])
 
 

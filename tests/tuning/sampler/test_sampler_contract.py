@@ -19,7 +19,7 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
 import mptune
-from mptune.tuning.sampler.error_model import Prior
+from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.sampler.precision import PrecisionSampler
 
 suites = pytest.importorskip("optuna.testing.pytest_samplers", reason="this Optuna comes without its suites")

@@ -17,11 +17,11 @@ from mptune.errors import RunError
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.targets.roofline import Boundary, LatencyTerms
+from mptune.targets.roofline import BoundaryCost, LatencyTerms
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.sampler.error_model import Observations
 from mptune.tuning.sampler.latency_model import LatencyModel
+from mptune.tuning.sampler.posterior import BuiltPlans
 from mptune.tuning.space import Pin, SearchSpace
 from mptune.tuning.steps.sensitivity import Sensitivity, find_sensitivity, make_prior
 from tests.conftest import save_mlp
@@ -86,7 +86,7 @@ def laws(draw: st.DrawFn) -> tuple[LatencyTerms, SearchSpace]:
         fixed = draw(st.booleans())
         if readers or fixed:
             cost = draw(st.floats(0, 0.5))
-            boundaries.append(Boundary(f"t{index}", producer, tuple(readers), cost, fixed))
+            boundaries.append(BoundaryCost(f"t{index}", producer, tuple(readers), cost, fixed))
     space = make_small_space(6)
     pins = draw(st.dictionaries(ids, st.sampled_from(Precision), max_size=3))
     free = tuple(g for g in IDS if g not in pins)
@@ -102,7 +102,7 @@ def test_the_prior_predicts_what_the_terms_predict(law: tuple[LatencyTerms, Sear
     plans = np.random.default_rng(0).random((8, len(space.free))) < 0.5
     none = np.zeros((0, len(space.free)), dtype=bool)
     empty = np.zeros(0)
-    model = LatencyModel(prior, Observations(none, empty, empty, empty, empty, terms.base_ms))
+    model = LatencyModel(prior, BuiltPlans(none, empty, empty, empty, empty, terms.base_ms))
     predicted = model.predict(plans, model.mean()[None])[0]
     for plan, latency in zip(plans, predicted, strict=True):
         choices = {g: Precision.FP16 if half else Precision.FP32 for g, half in zip(space.free, plan, strict=True)}

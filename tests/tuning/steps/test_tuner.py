@@ -106,7 +106,7 @@ def test_plans_are_profiled_where_it_is_worth_it(
     record, toolchain = open_record(), make_toolchain(space, profiling=profiling)
     make_tuner(record, space, toolchain).run()
     assert toolchain.profiled == toolchain.built[:count]
-    seen = record.observations(space.free)
+    seen = record.built_plans(space.free)
     assert (seen.group_ms is None) == (count == 0)
     if seen.group_ms is not None:
         gains = np.array([toolchain.law.gains[group] for group in space.free])

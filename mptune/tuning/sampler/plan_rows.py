@@ -1,0 +1,61 @@
+"""Plans as rows of booleans (True is FP16), their texts, and the keys that tell them apart.
+
+The sampler's mathematics is binary: a minimum cut is exact for two labels only. A plan with any other precision has no
+row (``has_row``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mptune.graph.plan import Precision
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+PRECISIONS = (str(Precision.FP32), str(Precision.FP16))
+"""Choices of a group's parameter; the position is the boolean of a row."""
+
+_MULTIPLIER, _SHIFT = np.uint64(0x9E3779B97F4A7C15), np.uint64(29)  # 2^64 / golden ratio: Fibonacci hashing
+
+
+def has_row(precisions: Iterable[str]) -> bool:
+    """Whether a plan can be written as booleans: it holds no precision but FP32 and FP16."""
+    return all(precision in PRECISIONS for precision in precisions)
+
+
+def to_bits(plan: Bools) -> str:
+    """A row as text, such as ``"0110"`` with 1 for FP16."""
+    return "".join("01"[int(is_fp16)] for is_fp16 in plan)
+
+
+def from_bits(texts: Sequence[str]) -> Bools:
+    """The rows of such texts, shape (n_plans, n_groups)."""
+    return np.array([[bit == "1" for bit in text] for text in texts], dtype=bool)
+
+
+def unique_plans(plans: Sequence[Bools], n_groups: int) -> Bools:
+    """Plans of several sources, each once, in the order of their first occurrence."""
+    rows = np.concatenate([np.asarray(p, dtype=bool).reshape(-1, n_groups) for p in plans])
+    kept: Bools = rows[np.sort(np.unique(plan_keys(rows), return_index=True)[1])]
+    return kept
+
+
+def plan_keys(plans: Bools) -> NDArray[np.uint64]:
+    """A number for each row: up to 64 groups the plan itself, of more its hash.
+
+    Args:
+        plans: shape (n_plans, n_groups).
+
+    Returns:
+        Shape (n_plans,).
+    """
+    packed = np.packbits(plans, axis=1)
+    words = np.pad(packed, ((0, 0), (0, -packed.shape[1] % 8))).view(np.uint64)  # (n_plans, n_words)
+    mixed: NDArray[np.uint64] = np.zeros(len(plans), dtype=np.uint64)
+    for word in words.T:
+        mixed = (mixed ^ (mixed >> _SHIFT)) * _MULTIPLIER ^ word
+    return mixed

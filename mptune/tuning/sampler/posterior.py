@@ -1,0 +1,150 @@
+"""What is known before any build (``Prior``), what builds gave (``BuiltPlans``), and the linear-Gaussian update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mptune.tuning.sampler.boundaries import Boundary
+from mptune.tuning.sampler.plan_rows import Bools, Floats
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What is known of a search space before any build, as plain data; all sequences are parallel to ``groups``.
+
+    Attributes:
+        groups: ids of the free groups: the names of the parameters.
+        log_square_errors: log of each group's squared error when it alone is FP16; ``inf`` where that overflows. None
+            where nothing is known.
+        gains_ms: what FP16 saves in each group, up to a common factor that the builds of all-FP32 and all-FP16 fix.
+            None where nothing is known.
+        boundaries: between the groups, by their positions.
+        boundary_costs_ms: what crossing each costs, in the same unit as the gains.
+        fixed_gain_ms: what groups that are FP16 under every plan of the space save, against all-FP32.
+        exact: latencies are predicted by these very terms, so that there is nothing to learn of them.
+        kinds: what each group is, from coarse to fine, such as ``("matmul", hash of its structure)``: the prior's gains
+            of groups that have one of these in common are likely to be wrong by the same factor. Empty where nothing is
+            known.
+    """
+
+    groups: tuple[str, ...]
+    log_square_errors: tuple[float, ...] | None = None
+    gains_ms: tuple[float, ...] | None = None
+    boundaries: tuple[Boundary, ...] = ()
+    boundary_costs_ms: tuple[float, ...] = ()
+    fixed_gain_ms: float = 0.0
+    exact: bool = False
+    kinds: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class BuiltPlans:
+    """Plans that were built or are being built, and what came of them.
+
+    Attributes:
+        plans: shape (n_plans, n_groups), True is FP16.
+        latency_ms: median, shape (n_plans,); NaN where none was taken.
+        latency_sd_ms: its standard error as measured; 0 where unknown or predicted.
+        error: objective error; NaN where there is none.
+        finite: 1.0 where the plan built and its outputs are finite, 0.0 where not, NaN while it runs.
+        base_ms: latency of all-FP32; NaN before it is known.
+        base_sd_ms: its standard error.
+        emulated: plans that were emulated, not measured, shape (n_emulated, n_groups), and their errors, shape
+            (n_emulated,), ``inf`` where not finite. None where there are none.
+        emulation_ratios: emulated error over measured error, of each plan that has both.
+        group_ms: what each group took by the engine's own profiler, shape (n_plans, n_groups); NaN where that is not
+            known. None where nothing was profiled.
+    """
+
+    plans: Bools
+    latency_ms: Floats
+    latency_sd_ms: Floats
+    error: Floats
+    finite: Floats
+    base_ms: float
+    base_sd_ms: float = 0.0
+    emulated: tuple[Bools, Floats] | None = None
+    emulation_ratios: Floats = field(default_factory=lambda: np.ones(0))
+    group_ms: Floats | None = None
+
+
+class LinearGaussian:
+    """Independent Gaussian parameters conditioned on linear observations with Gaussian noise.
+
+    Bayesian linear regression (Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, Section 2.1,
+    Eq. 2.8), with a diagonal prior.
+    """
+
+    def __init__(self, mean: Floats, sd: Floats) -> None:
+        """Take the prior's mean and standard deviation, each of shape (n_parameters,)."""
+        self.mean = mean
+        self.sd = sd
+        self._jacobian: Floats = np.zeros((0, len(mean)))
+        self._noise: Floats = np.zeros(0)
+        self._gain: Floats = np.zeros((len(mean), 0))  # Kalman gain, (n_parameters, n_observations)
+        self.posterior_mean = mean
+
+    def update(self, jacobian: Floats, values: Floats, noise: Floats) -> float:
+        """Condition on ``values = jacobian @ parameters + noise``.
+
+        Args:
+            jacobian: shape (n_observations, n_parameters).
+            values: shape (n_observations,).
+            noise: standard deviations, shape (n_observations,).
+
+        Returns:
+            The log marginal likelihood (the same book, Eq. 2.30) without its constant term.
+        """
+        variance = self.sd**2
+        residual = values - jacobian @ self.mean
+        weighted = jacobian / noise[:, None] ** 2
+        if len(jacobian) <= len(variance):  # invert in whichever space is smaller (matrix inversion lemma)
+            factor = _cholesky((jacobian * variance) @ jacobian.T + np.diag(noise**2))
+            inverse = np.linalg.inv(factor)
+            self._gain = (variance[:, None] * jacobian.T) @ (inverse.T @ inverse)
+            log_determinant = np.log(np.diag(factor)).sum()
+        else:
+            factor = _cholesky(jacobian.T @ weighted + np.diag(1.0 / variance))
+            inverse = np.linalg.inv(factor)
+            self._gain = (inverse.T @ inverse) @ weighted.T
+            log_determinant = np.log(np.diag(factor)).sum() + np.log(noise).sum() + np.log(self.sd).sum()
+        self._jacobian, self._noise = jacobian, noise
+        self.posterior_mean = self.mean + self._gain @ residual
+        solved = (residual - jacobian @ (self.posterior_mean - self.mean)) / noise**2
+        return float(-0.5 * residual @ solved - log_determinant)
+
+    def leave_one_out(self, values: Floats) -> tuple[Floats, Floats]:
+        """Residual of each observation against the posterior of all others (the same book, Section 5.4.2).
+
+        Args:
+            values: as ``update`` had them, shape (n_observations,).
+
+        Returns:
+            The residuals, and the standard deviations of what all others predict, without the observation's own noise;
+            shape (n_observations,) each.
+        """
+        leverage = np.clip(np.einsum("ij,ji->i", self._jacobian, self._gain), 0.0, 1.0 - 1e-9)
+        residuals = (values - self._jacobian @ self.posterior_mean) / (1.0 - leverage)
+        return residuals, self._noise * np.sqrt(leverage / (1.0 - leverage))
+
+    def sample(self, generator: np.random.Generator, n_draws: int) -> Floats:
+        """Draws from the posterior by Matheron's rule (Wilson et al., ICML 2020, arXiv 2002.09309, Theorem 1).
+
+        Returns:
+            Shape (n_draws, n_parameters).
+        """
+        offsets = generator.normal(size=(n_draws, len(self.mean))) * self.sd
+        noise = generator.normal(size=(n_draws, len(self._noise))) * self._noise
+        drawn: Floats = self.posterior_mean + offsets - (offsets @ self._jacobian.T + noise) @ self._gain.T
+        return drawn
+
+
+def _cholesky(matrix: Floats) -> Floats:
+    try:
+        factor = np.linalg.cholesky(matrix)
+    except np.linalg.LinAlgError:
+        shift = 1e-9 * float(np.trace(matrix)) + 1e-300
+        factor = np.linalg.cholesky(matrix + shift * np.eye(len(matrix)))
+    return np.asarray(factor, dtype=np.float64)
