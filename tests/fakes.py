@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
 
 import numpy as np
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import (
+    ErrorSource,
     Failure,
     FailureKind,
     Measurement,
@@ -30,7 +30,7 @@ from mptune.engines.base import (
     TensorRange,
 )
 from mptune.engines.environment import Environment
-from mptune.engines.timing.latency import Latency, summarise
+from mptune.engines.timing.latency import Latency, LatencySource, summarise
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -129,8 +129,8 @@ class FakeToolchain:
     ranges: Mapping[str, TensorRange] | Failure = field(default_factory=dict)
     name: str = "fake"
     device: str = "Fake 1000"
-    latency_source: Literal["measured", "predicted"] = "measured"
-    error_source: Literal["measured", "emulated"] = "measured"
+    latency_source: LatencySource = "measured"
+    error_source: ErrorSource = "measured"
     opened: int = 0
     closed: int = 0
     calls: list[tuple[str, SampleSet, int]] = field(default_factory=list)
@@ -168,7 +168,7 @@ class FakeToolchain:
         boundaries = tuple(BoundaryCost(f"t{b}", a, (b,), self.law.boundary_ms) for a, b in pairs)
         return LatencyTerms(self.law.base_ms, dict(self.law.gains), boundaries)
 
-    def listen(self, heard: Callable[[Progress], None]) -> None:
+    def listen(self, callback: Callable[[Progress], None]) -> None:
         """Nothing is built that takes its time."""
 
     def restart(self) -> None:

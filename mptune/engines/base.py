@@ -17,13 +17,15 @@ import numpy as np
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.environment import Environment
-from mptune.engines.timing.latency import Latency, Stopwatch
+from mptune.engines.timing.latency import Latency, LatencySource, Stopwatch
 from mptune.graph.plan import PrecisionPlan
 
 if TYPE_CHECKING:
     from mptune.targets.roofline import LatencyTerms
 
-Source = Literal["measured", "predicted", "emulated"]
+ErrorSource = Literal["measured", "emulated"]
+"""``measured``: outputs of the target's own engine. ``emulated``: FP32 arithmetic with FP16 rounding inserted."""
+
 SampleSet = Literal["search", "held_out"]
 Profiling = Literal["none", "apart", "along"]
 
@@ -221,7 +223,7 @@ class Measurement:
     baseline: Latency | None
     drift: float
     error: OutputError
-    error_source: Literal["measured", "emulated"]
+    error_source: ErrorSource
     build_s: float
     engine_path: Path | None = None
     warnings: tuple[str, ...] = ()
@@ -238,7 +240,7 @@ class Measurement:
         )
 
 
-class Session(Protocol):
+class EngineSession(Protocol):
     """A loaded engine, inside the worker. Closing it frees what it holds on the device.
 
     ``run`` and the stopwatch are synchronous for the caller: when they return, the device has finished. What goes wrong
@@ -272,8 +274,8 @@ class Toolchain(Protocol):
 
     name: str
     device: str
-    latency_source: Literal["measured", "predicted"]
-    error_source: Literal["measured", "emulated"]
+    latency_source: LatencySource
+    error_source: ErrorSource
 
     @property
     def profiling(self) -> Profiling:
@@ -323,8 +325,8 @@ class Toolchain(Protocol):
         """What the roofline predicts for the target: a prior where latency is measured, else the very law."""
         ...
 
-    def listen(self, heard: Callable[[Progress], None]) -> None:
-        """Have the progress of long builds told, while ``evaluate`` waits for them and in its thread."""
+    def listen(self, callback: Callable[[Progress], None]) -> None:
+        """Call this with the progress of long builds: while ``evaluate`` waits for them, and in its thread."""
         ...
 
     def restart(self) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.data.numbers import decode_float, encode_float
-from mptune.engines.base import Measurement
+from mptune.engines.base import ErrorSource, Measurement
 from mptune.engines.timing.latency import Latency
 from mptune.graph.plan import PrecisionPlan
 
@@ -72,7 +72,7 @@ class Evaluation:
     latency: Latency
     error: OutputError
     metric: str
-    error_source: Literal["measured", "emulated"]
+    error_source: ErrorSource
     speedup: float
     emulated: float | None = None
     held_out: OutputError | None = None

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.base import Session, Stage
+from mptune.engines.base import EngineSession, Stage
 from mptune.engines.environment import GpuState, foreign_gpu_processes, process_warnings, read_gpus, state_warnings
 from mptune.engines.jobs.samples import cached_samples, file_identity, output_error
 from mptune.engines.ort.cuda_session import open_session
@@ -103,12 +103,12 @@ class MeasureJob:
             warnings=tuple(dict.fromkeys(warnings)),
         )
 
-    def _open(self, model: Path, *, tf32: bool) -> Session:
+    def _open(self, model: Path, *, tf32: bool) -> EngineSession:
         by_environment = self.tf32_by_environment
         options = SessionOptions(self.provider, tf32=tf32, tf32_by_environment=by_environment, latency=self.latency)
         return open_session(model, options)
 
-    def _compare(self, candidate: Session, baseline: Session) -> tuple[str, ...]:
+    def _compare(self, candidate: EngineSession, baseline: EngineSession) -> tuple[str, ...]:
         """Warnings about what the candidate's engine does beside the baseline's; ONNX Runtime does not say."""
         return ()
 

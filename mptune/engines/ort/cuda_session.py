@@ -84,7 +84,7 @@ class CudaSession(OrtSession):
         self._open(graph=wanted and obstacle is None, stream=reason is None)
 
     def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> Stopwatch:
-        """See ``Session``."""
+        """See ``EngineSession``."""
         enqueue = self._bound(feeds)
         transfer_ms = self._time_transfers(feeds)
         if self._stream is None:
@@ -102,7 +102,7 @@ class CudaSession(OrtSession):
         return partial(enqueue_delay, stream)
 
     def close(self) -> None:
-        """See ``Session``."""
+        """See ``EngineSession``."""
         self._bindings.clear()
         super().close()
         # The session's own teardown still uses the stream, so it goes last.

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mptune.engines.base import EngineError, FailureKind, Session
+from mptune.engines.base import EngineError, EngineSession, FailureKind
 from mptune.engines.ort.errors import translate
 from mptune.engines.timing.latency import HostStopwatch, Stopwatch
 from mptune.settings import LatencySettings
@@ -57,7 +57,7 @@ class SessionOptions:
 
 
 class OrtSession(ABC):
-    """What both providers share: loading, running on host arrays, error translation. Implements ``Session``."""
+    """What both providers share: loading, running on host arrays, error translation. Implements ``EngineSession``."""
 
     def __init__(self, model: Path | bytes, options: SessionOptions) -> None:
         self.options = options
@@ -67,7 +67,7 @@ class OrtSession(ABC):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """See ``Session``."""
+        """See ``EngineSession``."""
         return tuple(self._warnings)
 
     @property
@@ -81,14 +81,14 @@ class OrtSession(ABC):
         return tuple(value.name for value in self._open_session().get_outputs())
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """See ``Session``."""
+        """See ``EngineSession``."""
         session, options = self._open_session(), self._run_options()
         values = translated(lambda: session.run(None, dict(feeds), options))
         return dict(zip(self.output_names, (np.asarray(value) for value in values), strict=True))
 
     @abstractmethod
     def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> Stopwatch:
-        """See ``Session``."""
+        """See ``EngineSession``."""
 
     def end_profile(self) -> Path:
         """Write the profile of all runs so far; only where ``profile_dir`` is set, and once."""
@@ -96,7 +96,7 @@ class OrtSession(ABC):
         return Path(translated(session.end_profiling))
 
     def close(self) -> None:
-        """See ``Session``."""
+        """See ``EngineSession``."""
         self._session = None
         gc.collect()
 
@@ -144,7 +144,7 @@ class CpuSession(OrtSession):
         self._session = self._load([PROVIDERS["cpu"]])
 
     def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> Stopwatch:
-        """See ``Session``."""
+        """See ``EngineSession``."""
         return HostStopwatch(self._bound(feeds))
 
     def _bound(self, feeds: Mapping[str, np.ndarray]) -> Callable[[], None]:
@@ -181,6 +181,6 @@ def translated(call: Callable[[], Any]) -> Any:
         raise translate(error) from error
 
 
-def _contract(session: OrtSession) -> Session:
+def _contract(session: OrtSession) -> EngineSession:
     """Have mypy hold the class against the protocol."""
     return session

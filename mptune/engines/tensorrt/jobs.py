@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from mptune.data.calibration import read_samples
-from mptune.engines.base import EngineError, FailureKind, Session
+from mptune.engines.base import EngineError, EngineSession, FailureKind
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.jobs.measure import MeasureJob
 from mptune.engines.tensorrt.builder import BuildOptions, Feed, build_engine, engine_faults
@@ -120,10 +120,10 @@ class MeasureEngineJob(MeasureJob):
     nodes: Mapping[str, Precision] = field(default_factory=dict)
     runtime_cache: Path | None = None
 
-    def _open(self, model: Path, *, tf32: bool) -> Session:
+    def _open(self, model: Path, *, tf32: bool) -> EngineSession:
         return TensorRtSession(model, EngineOptions(self.kind, self.latency, self.runtime_cache))
 
-    def _compare(self, candidate: Session, baseline: Session) -> tuple[str, ...]:
+    def _compare(self, candidate: EngineSession, baseline: EngineSession) -> tuple[str, ...]:
         if not (isinstance(candidate, TensorRtSession) and isinstance(baseline, TensorRtSession)):
             return ()
         return type_warnings(self.nodes, read_layers(candidate.information()), read_layers(baseline.information()))

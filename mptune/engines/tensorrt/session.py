@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mptune.engines.base import EngineError, FailureKind, Session
+from mptune.engines.base import EngineError, EngineSession, FailureKind
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.tensorrt.cache import RuntimeCache
 from mptune.engines.tensorrt.errors import build_failure, made
@@ -65,7 +65,7 @@ class _Bound:
 
 
 class TensorRtSession:
-    """A loaded engine. Implements ``Session``.
+    """A loaded engine. Implements ``EngineSession``.
 
     One set of input shapes is bound at a time: other shapes bind anew and capture a new CUDA graph.
     """
@@ -97,12 +97,12 @@ class TensorRtSession:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """See ``Session``."""
+        """See ``EngineSession``."""
         return tuple(self._warnings)
 
     @collector_paused()
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """See ``Session``."""
+        """See ``EngineSession``."""
         bound, stream = self._bind(feeds), self._opened()
         self._enqueue()
         stream.synchronize()
@@ -117,7 +117,7 @@ class TensorRtSession:
 
     @collector_paused()
     def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> Stopwatch:
-        """See ``Session``."""
+        """See ``EngineSession``."""
         bound, stream = self._bind(feeds), self._opened()
         launch = self._launcher(bound, stream)
         if bound.transfer_ms is None:
@@ -143,7 +143,7 @@ class TensorRtSession:
 
     @collector_paused()
     def close(self) -> None:
-        """See ``Session``."""
+        """See ``EngineSession``."""
         if self._bound is not None:
             self._bound.close()
             self._bound = None
@@ -376,6 +376,6 @@ def _allocator_class(trt: Any) -> Any:
     return Allocator
 
 
-def _contract(session: TensorRtSession) -> Session:
+def _contract(session: TensorRtSession) -> EngineSession:
     """Have mypy hold the class against the protocol."""
     return session

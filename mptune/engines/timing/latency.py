@@ -32,6 +32,9 @@ executions lies between them, where the median of single ones would be the one o
 HOST_BOUND_RATIO = 0.8
 """Enqueue over compute time above which the host, not the device, sets the latency (trtexec's own warning)."""
 
+LatencySource = Literal["measured", "predicted"]
+"""``measured``: by a clock, on the target. ``predicted``: computed by the roofline, without the target."""
+
 _BOOTSTRAP_CHUNK = 4_000_000
 _MAX_PROBES = 1_000_000
 
@@ -118,7 +121,7 @@ class Latency:
     p99_ms: float
     ci95_ms: tuple[float, float]
     cv: float
-    source: Literal["measured", "predicted"]
+    source: LatencySource
     raw_ms: tuple[float, ...] = ()
     transfer_ms: float | None = None
     warnings: tuple[str, ...] = ()

@@ -6,9 +6,10 @@ import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from mptune.engines.base import (
+    ErrorSource,
     Failure,
     FailureKind,
     Measurement,
@@ -20,7 +21,7 @@ from mptune.engines.environment import Environment
 from mptune.engines.jobs.layer_times import LayerTime, with_group_times
 from mptune.engines.jobs.measure import MeasureJob, MeasureResult
 from mptune.engines.jobs.ort_profile import OrtProfileJob
-from mptune.engines.timing.latency import Repetitions
+from mptune.engines.timing.latency import LatencySource, Repetitions
 from mptune.engines.timing.record import TimingRecord
 from mptune.engines.toolchains.shared import OrtToolchain
 from mptune.errors import MptuneError
@@ -45,8 +46,8 @@ class OnnxRuntimeToolchain(OrtToolchain):
     """Builds, computes and times with ONNX Runtime on the GPU or the CPU here."""
 
     name = "onnxruntime"
-    latency_source: Literal["measured", "predicted"] = "measured"
-    error_source: Literal["measured", "emulated"] = "measured"
+    latency_source: LatencySource = "measured"
+    error_source: ErrorSource = "measured"
     _profile_failed = False
     _timed_by: str | None = None
     _rewriter: Rewriter | None = None

@@ -8,10 +8,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import (
+    ErrorSource,
     Failure,
     Measurement,
     Profiling,
@@ -26,7 +27,7 @@ from mptune.engines.environment import Environment, describe_environment
 from mptune.engines.jobs.reference import ObserveJob, ReferenceJob
 from mptune.engines.ort.cuda_session import NO_TF32
 from mptune.engines.ort.session import Provider
-from mptune.engines.timing.latency import Latency
+from mptune.engines.timing.latency import Latency, LatencySource
 from mptune.engines.worker.parent import Worker
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
@@ -44,8 +45,8 @@ class OrtToolchain:
     """What the toolchains on ONNX Runtime share: the worker, the reference, the observed ranges, the emulation."""
 
     name: str
-    latency_source: Literal["measured", "predicted"]
-    error_source: Literal["measured", "emulated"]
+    latency_source: LatencySource
+    error_source: ErrorSource
 
     def __init__(
         self,
@@ -174,9 +175,9 @@ class OrtToolchain:
 
         return FUSED
 
-    def listen(self, heard: Callable[[Progress], None]) -> None:
+    def listen(self, callback: Callable[[Progress], None]) -> None:
         """See ``Toolchain``."""
-        self._worker.heard = heard
+        self._worker.on_progress = callback
 
     def restart(self) -> None:
         """See ``Toolchain``."""
@@ -209,8 +210,8 @@ class PredictedToolchain(OrtToolchain):
     """Predicts latency by the target's roofline and emulates FP16's roundings: needs no device of that kind."""
 
     name = "emulation"
-    latency_source: Literal["measured", "predicted"] = "predicted"
-    error_source: Literal["measured", "emulated"] = "emulated"
+    latency_source: LatencySource = "predicted"
+    error_source: ErrorSource = "emulated"
 
     def __enter__(self) -> PredictedToolchain:
         return self

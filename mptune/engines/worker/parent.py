@@ -60,8 +60,8 @@ class Worker:
             settings: limits and retries.
             environment: more environment variables of the process.
         """
-        self.heard: Callable[[Progress], None] = lambda progress: None
-        """Hears how far a long job is, in the thread that waits for it."""
+        self.on_progress: Callable[[Progress], None] = lambda progress: None
+        """Called with the progress of a long job, in the thread that waits for it."""
         self._logs_dir = logs_dir
         self._settings = settings or WorkerSettings()
         self._environment = dict(environment or {})
@@ -119,7 +119,7 @@ class Worker:
         process = self._process
         assert process is not None
         deadline = time.monotonic() + timeout_s
-        stage, outcome = process.exchange(encode(("job", job)), deadline, Stage.BUILD, self.heard)
+        stage, outcome = process.exchange(encode(("job", job)), deadline, Stage.BUILD, self.on_progress)
         if outcome is None:
             return self._fail(Failure(stage, FailureKind.TIMEOUT, f"no result after {timeout_s:g} s"), job, retire=True)
         kind, value = outcome
@@ -152,7 +152,7 @@ class Worker:
         except OSError as error:
             return Failure(Stage.START, FailureKind.WORKER, f"the worker process could not be started: {error}")
         deadline = time.monotonic() + timeout_s
-        _, outcome = self._process.exchange(encode(("start", limits)), deadline, Stage.START, self.heard)
+        _, outcome = self._process.exchange(encode(("start", limits)), deadline, Stage.START, self.on_progress)
         if outcome is not None and outcome[0] == "ready":
             self._process.output.clear()
             return None
@@ -224,9 +224,9 @@ class _Process:
         return self._popen.poll() is None
 
     def exchange(
-        self, request: bytes, deadline: float, stage: Stage, heard: Callable[[Progress], None]
+        self, request: bytes, deadline: float, stage: Stage, on_progress: Callable[[Progress], None]
     ) -> tuple[Stage, Message | None]:
-        """Send a request and wait for its answer, all under one deadline; progress goes to ``heard`` meanwhile.
+        """Send a request and wait for its answer, all under one deadline; progress goes to ``on_progress`` meanwhile.
 
         Returns:
             the stage reached, and the answer: None past the deadline, ("gone", None) where the worker ended without
@@ -261,7 +261,7 @@ class _Process:
                     if message[0] == "stage":
                         stage = message[1]
                     elif message[0] == "progress":
-                        heard(message[1])
+                        on_progress(message[1])
                     else:
                         self.drain()
                         return stage, message

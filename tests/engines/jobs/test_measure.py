@@ -8,7 +8,7 @@ import pytest
 from onnx import helper
 
 from mptune.data.calibration import CalibrationSet, save_outputs
-from mptune.engines.base import EngineError, Session
+from mptune.engines.base import EngineError, EngineSession
 from mptune.engines.jobs.measure import MeasureJob
 from mptune.engines.ort.session import OrtSession, SessionOptions
 from mptune.engines.timing.latency import Repetitions
@@ -56,7 +56,7 @@ class Opening(MeasureJob):
 
     seen: list[SessionOptions] = field(default_factory=list)
 
-    def _compare(self, candidate: Session, baseline: Session) -> tuple[str, ...]:
+    def _compare(self, candidate: EngineSession, baseline: EngineSession) -> tuple[str, ...]:
         assert isinstance(candidate, OrtSession)
         self.seen.append(candidate.options)
         return super()._compare(candidate, baseline)

@@ -1,4 +1,4 @@
-"""What every Session must do, run against every implementation that can run here."""
+"""What every EngineSession must do, run against every implementation that can run here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from mptune.engines.base import EngineError, Session
+from mptune.engines.base import EngineError, EngineSession
 from mptune.engines.ort.cuda_session import graph_obstacle, open_session
 from mptune.engines.ort.session import Provider, SessionOptions
 from mptune.engines.tensorrt.builder import BuildOptions, build_engine
@@ -21,7 +21,7 @@ from mptune.targets.target import detect_gpus
 from tests.engines.stopwatches import QUICK, calibrated, timed
 from tests.graph.rtx import outlines
 
-Opener = Callable[[Path], Session]
+Opener = Callable[[Path], EngineSession]
 
 
 ON_GPU = ("cuda", "cuda-no-graph", "tensorrt", "tensorrt-no-graph", "tensorrt-rtx")
@@ -32,16 +32,16 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
     """Opens sessions of one implementation and closes them in the end."""
     name = request.param.removesuffix("-no-graph")
     latency = LatencySettings(**{**vars(QUICK), "cuda_graph": name == request.param})
-    sessions: list[Session] = []
+    sessions: list[EngineSession] = []
     if name in ("tensorrt", "tensorrt-rtx"):
         open_one = _tensorrt_opener(name, latency, tmp_path)
     else:
         provider: Provider = "cpu" if name == "cpu" else "cuda"
 
-        def open_one(model: Path) -> Session:
+        def open_one(model: Path) -> EngineSession:
             return open_session(model, SessionOptions(provider, latency=latency))
 
-    def open_and_keep(model: Path) -> Session:
+    def open_and_keep(model: Path) -> EngineSession:
         sessions.append(open_one(model))
         return sessions[-1]
 
@@ -61,7 +61,7 @@ def _tensorrt_opener(kind: Kind, latency: LatencySettings, folder: Path) -> Open
         pytest.skip(f"TensorRT-RTX does not run on compute capability {capability}")
     options = BuildOptions(kind, capabilities=() if capability is None else (capability,))
 
-    def open_one(model: Path) -> Session:
+    def open_one(model: Path) -> EngineSession:
         samples = () if not model.exists() else outlines(model)
         path = folder / f"{model.stem}.engine"
         path.write_bytes(build_engine(library, model, options, samples).memory)

@@ -58,7 +58,7 @@ def assert_works(worker: Worker) -> None:
 
 def test_progress_reaches_the_parent_while_it_waits(worker: Worker) -> None:
     heard: list[Progress] = []
-    worker.heard = heard.append
+    worker.on_progress = heard.append
     assert worker.call(faults.Report(threads=4, steps=200), PLENTY_S) == "told"
     assert len(heard) == 800
     for name in {progress.phase for progress in heard}:
