@@ -36,12 +36,13 @@ from benchmarks.common import workspace as make_workspace
 from benchmarks.measured_plans import random_plans
 from benchmarks.measuring import Emulating
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.base import Workspace
 from mptune.engines.environment import read_gpus
 from mptune.engines.ort.session import Provider
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
+from mptune.engines.workload import Workload
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
-from mptune.graph.loading.model import Model, load_model
+from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import LatencySettings, SearchSettings
 from mptune.targets.target import load_target
@@ -92,16 +93,17 @@ def value(error: OutputError) -> float:
     return error.value("relative_l2") if error.non_finite == 0 else math.inf
 
 
-def measure(space: Workspace, model: Model, groups: Sequence[LayerGroup], random: int) -> list[Pair]:
+def measure(workload: Workload, random: int) -> list[Pair]:
     gpus = read_gpus()
     if not gpus:
         raise SystemExit("no GPU here: give the figures of one with --plans")
     settings = SearchSettings(latency=LatencySettings(warmup_ms=1, duration_ms=1))
+    model, groups = workload.model, workload.groups
     plans = [("one-group", plan) for plan in one_group_plans(model, groups).values()]
     plans += [("random", plan_of(model, groups, bits)) for bits in random_plans(groups, random, seed=0)]
     pairs = []
     target = load_target("h200")
-    with OnnxRuntimeToolchain(target, space, model, groups, settings, "cuda", device=gpus[0].name) as toolchain:
+    with OnnxRuntimeToolchain(target, workload, settings, "cuda", device=gpus[0].name) as toolchain:
         require(toolchain.reference("search"))
         for kind, plan in plans:
             pairs.append(Pair(kind, bits_of(groups, plan), value(require(toolchain.evaluate(plan)).error)))
@@ -114,11 +116,9 @@ class _OfCuda(Emulating):
     _timed_by = "cuda"
 
 
-def emulate(
-    space: Workspace, model: Model, groups: Sequence[LayerGroup], plans: Sequence[PrecisionPlan], *, few: bool
-) -> list[float]:
+def emulate(workload: Workload, plans: Sequence[PrecisionPlan], *, few: bool) -> list[float]:
     provider: Provider = "cuda" if read_gpus() else "cpu"
-    toolchain = _OfCuda(load_target("h200"), space, model, groups, SearchSettings(), provider)
+    toolchain = _OfCuda(load_target("h200"), workload, SearchSettings(), provider)
     with toolchain:
         require(toolchain.reference("search"))
         require(toolchain.observe())
@@ -177,13 +177,14 @@ def main() -> None:
     groups = find_groups(model)
     with tempfile.TemporaryDirectory() as folder:
         space = make_workspace(options.model.resolve(), options.data, Path(folder), options.samples, options.batch)
+        workload = Workload(GroupedModel(model, groups), space)
         if options.time:
             alone = list(one_group_plans(model, groups).values())
             chosen = np.linspace(0, len(alone) - 1, min(options.first or len(alone), len(alone))).astype(int)
-            emulate(space, model, groups, [alone[index] for index in chosen], few=True)
+            emulate(workload, [alone[index] for index in chosen], few=True)
             return
         if options.plans is None:
-            pairs = measure(space, model, groups, options.random)
+            pairs = measure(workload, options.random)
         else:
             known = read_measured_plans(options.plans)
             check_groups(known, groups)
@@ -194,7 +195,7 @@ def main() -> None:
             ]
         if options.again or options.few or any(math.isnan(pair.emulated) for pair in pairs):
             plans = [plan_of(model, groups, pair.precision) for pair in pairs]
-            errors = emulate(space, model, groups, plans, few=options.few)
+            errors = emulate(workload, plans, few=options.few)
             pairs = [replace(pair, emulated=error) for pair, error in zip(pairs, errors, strict=True)]
     found = report(groups, pairs)
     rows = [{**asdict(p), "measured": rounded(p.measured), "emulated": rounded(p.emulated)} for p in pairs]

@@ -32,11 +32,12 @@ from mptune.engines.ort.session import Provider
 from mptune.engines.timing.latency import Repetitions
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
 from mptune.engines.worker.parent import Worker
+from mptune.engines.workload import Workload
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
-from mptune.graph.writing.weights import WeightBank
 from mptune.settings import LatencySettings, SearchSettings, WorkerSettings
 from mptune.targets.target import Target, load_target
 
@@ -119,15 +120,15 @@ class Bench:
             latency=LatencySettings(FIRST_WARMUP_MS, duration_ms, min_iterations=5, bootstrap_samples=200),
             worker=WorkerSettings(max_jobs=None),
         )
-        self.bank = WeightBank.write(self.model, self.space.weights_dir)
-        self._emulating = Emulating(target, self.space, self.model, self.groups, self.settings, provider)
+        workload = Workload(GroupedModel(self.model, self.groups), self.space)
+        self._emulating = Emulating(target, workload, self.settings, provider)
         require(self._emulating.reference("search"))
         self.ranges = require(self._emulating.observe())
         self.terms = require(self._emulating.latency_terms())
         self._tf32_by_environment = self._emulating.tf32_by_environment
         self._turn = threading.Lock()
         self.toolchain = Alone(self._emulating, self._lock, self._turn)
-        self._rewriter = Rewriter(self.model, self.groups, self.bank)
+        self._rewriter = Rewriter(self.model, self.groups, workload.bank)
         self._baseline = self._rewriter.write(self.plan("0" * len(self.groups)), self._scratch("baseline"))
         self.record = Record(folder / "plans.jsonl", len(self.groups))
         self.samples, self._statistics = samples, statistics

@@ -14,6 +14,8 @@ from mptune.data.numbers import encode_float
 from mptune.data.plausibility import random_looking
 from mptune.engines.base import Failure, TensorRange, Workspace
 from mptune.engines.toolchains.shared import PredictedToolchain
+from mptune.engines.workload import Workload
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import Granularity, LayerGroup, find_fitting_groups, find_groups
 from mptune.graph.hazards.find import Hazard, find_hazards
 from mptune.graph.hazards.hazard import SEVERITIES
@@ -230,7 +232,8 @@ def _observe(model: Model, groups: Sequence[LayerGroup], samples: CalibrationSet
             place.mkdir()
         workspace = Workspace(model.path.resolve(), *places)
         samples.save(workspace.samples("search"))
-        with PredictedToolchain(load_target("cpu"), workspace, model, groups, SearchSettings()) as toolchain:
+        workload = Workload(GroupedModel(model, tuple(groups)), workspace)
+        with PredictedToolchain(load_target("cpu"), workload, SearchSettings()) as toolchain:
             ranges = toolchain.observe()
     if isinstance(ranges, Failure):
         raise did_not_run("the model cannot be observed in FP32", replace(ranges, log_path=None))  # the log is gone

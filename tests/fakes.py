@@ -31,8 +31,8 @@ from mptune.engines.base import (
 )
 from mptune.engines.environment import Environment
 from mptune.engines.timing.latency import Latency, LatencySource, summarise
+from mptune.engines.workload import Workload
 from mptune.graph.grouping.groups import LayerGroup
-from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import LatencySettings
 from mptune.targets.roofline import BoundaryCost, LatencyTerms
@@ -248,9 +248,9 @@ class FakeToolchain:
     ) -> None:
         self.close()
 
-    def open(self, workspace: object, model: Model, groups: Sequence[LayerGroup], settings: object) -> FakeToolchain:
+    def open(self, workload: Workload, settings: object) -> FakeToolchain:
         """For ``mptune.api.search(open_toolchain=...)``: the law must be of the model's groups."""
-        assert [g.id for g in groups] == list(self.law.groups)
+        assert [g.id for g in workload.groups] == list(self.law.groups)
         return self
 
 

@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,11 +16,12 @@ import pytest
 
 from mptune import api
 from mptune.cli import main
-from mptune.engines.base import Failure, Measurement, SampleSet, Workspace
+from mptune.engines.base import Failure, Measurement, SampleSet
 from mptune.engines.environment import Environment
+from mptune.engines.workload import Workload
 from mptune.errors import BaselineError, DataError, RunError, TargetError
-from mptune.graph.grouping.groups import LayerGroup, find_groups
-from mptune.graph.loading.model import Model, load_model
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
 from mptune.graph.writing.weights import WeightBank
 from mptune.rundir import read_run
@@ -246,10 +247,9 @@ def test_what_only_predicts_confirms_nothing(prepared) -> None:
 class Builds(FakeToolchain):
     """Leaves an engine file of every plan, as TensorRT's toolchain does."""
 
-    def open(self, workspace: object, model: Model, groups: Sequence[LayerGroup], settings: object) -> FakeToolchain:
-        assert isinstance(workspace, Workspace)
-        self.engines = workspace.engines_dir
-        return super().open(workspace, model, groups, settings)
+    def open(self, workload: Workload, settings: object) -> FakeToolchain:
+        self.engines = workload.workspace.engines_dir
+        return super().open(workload, settings)
 
     def evaluate(
         self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,11 @@ import onnx
 import pytest
 
 from mptune import api
-from mptune.engines.base import Failure, FailureKind, Measurement, SampleSet, Workspace
+from mptune.engines.base import Failure, FailureKind, Measurement, SampleSet
 from mptune.engines.toolchains.shared import PredictedToolchain
-from mptune.graph.grouping.groups import LayerGroup, find_groups
-from mptune.graph.loading.model import Model, load_model
+from mptune.engines.workload import Workload
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings, WorkerSettings
 from mptune.targets.target import load_target
@@ -171,8 +171,8 @@ def test_the_search_goes_on_whatever_the_worker_does(tmp_path: Path) -> None:
         groups[30].id: faults.Abort("terminate called"),
     }
 
-    def opened(space: Workspace, model: Model, groups: Sequence[LayerGroup], settings: SearchSettings) -> Misbehaving:
-        made = Misbehaving(load_target("jetson-orin-nano-8gb"), space, model, groups, settings)
+    def opened(workload: Workload, settings: SearchSettings) -> Misbehaving:
+        made = Misbehaving(load_target("jetson-orin-nano-8gb"), workload, settings)
         made.faults = bad
         return made
 

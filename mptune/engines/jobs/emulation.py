@@ -18,18 +18,18 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.base import Failure, SampleSet, Stage, Workspace
+from mptune.engines.base import Failure, SampleSet, Stage
 from mptune.engines.jobs.samples import Feed, Outputs, cached_samples, file_identity, output_error
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
 from mptune.engines.worker.child import Job, WorkerState
-from mptune.graph.grouping.groups import LayerGroup
+from mptune.engines.workload import Workload
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.switched import SwitchedEmulator
 from mptune.graph.writing.waists import Stretch, Waist, find_stretches
-from mptune.graph.writing.weights import WeightBank
 from mptune.settings import SearchSettings
 
 T = TypeVar("T")
@@ -165,10 +165,8 @@ class Emulation:
 
     def __init__(
         self,
-        model: Model,
-        groups: Sequence[LayerGroup],
-        bank: WeightBank,
-        workspace: Workspace,
+        workload: Workload,
+        computed: GroupedModel,
         provider: Provider,
         settings: SearchSettings,
         call: Call,
@@ -177,19 +175,17 @@ class Emulation:
         """Wire the parts.
 
         Args:
-            model: the user's model.
-            groups: its layer groups.
-            bank: its weights.
-            workspace: samples and references; models are written beside the weight bank.
+            workload: the user's model; emulating models are written beside its weight bank.
+            computed: the same model and groups with a node for each step after which the target's engine rounds.
             provider: who computes.
             settings: batch and metric.
             call: runs a job in the worker.
             shapes: gives the concrete shapes of FP32 values; asked once.
         """
-        self._model = model
-        self._groups = tuple(groups)
-        self._bank = bank
-        self._workspace = workspace
+        self._workload = workload
+        self._workspace = workload.workspace
+        self._model = computed.model
+        self._groups = computed.groups
         self._provider = provider
         self._metric = settings.metric
         self._batch = settings.data_settings.batch
@@ -275,7 +271,7 @@ class Emulation:
             tuple(frozenset(switches[group] for group in plan.fp16_groups) for plan in plans),
             tuple(switches[group] for group in groups),
             *self._judged(which, few),
-            keep=sum(place.length for place in self._bank.fp32.values()) <= _KEPT_BYTES,
+            keep=sum(place.length for place in self._workload.bank.fp32.values()) <= _KEPT_BYTES,
         )
         return self._call(job)
 
@@ -295,11 +291,11 @@ class Emulation:
 
     @cached_property
     def _emulator(self) -> Emulator:
-        return Emulator(self._model, self._groups, self._bank)
+        return Emulator(self._model, self._groups, self._workload.bank)
 
     @cached_property
     def _switched_emulator(self) -> SwitchedEmulator:
-        return SwitchedEmulator(self._model, self._groups, self._bank, branches=self._provider == "cpu")
+        return SwitchedEmulator(self._model, self._groups, self._workload.bank, branches=self._provider == "cpu")
 
     def _write_head(self, path: Path) -> Path:
         return self._switched_emulator.write_head(path, [stretch.start for stretch in self._stretches])

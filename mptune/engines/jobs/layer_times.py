@@ -6,9 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mptune.engines.base import Failure, Measurement
-from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.op_kinds import ANCHOR_KINDS
-from mptune.graph.loading.model import Model
 
 PROFILED_RUNS = 20
 """Executions that a profile is the mean of, the longest left out. ONNX Runtime counts whole microseconds, so that the
@@ -39,10 +38,10 @@ def steady_mean(values: Sequence[float]) -> float:
     return sum(kept) / len(kept)
 
 
-def minor_nodes(model: Model, groups: Sequence[LayerGroup]) -> frozenset[str]:
+def minor_nodes(grouped: GroupedModel) -> frozenset[str]:
     """Names of the nodes that only go along in their group: what stands beside a product, a norm or the like."""
-    anchors = {node.name for node in model.nodes if node.op_type in ANCHOR_KINDS}
-    anchored = [group.nodes for group in groups if not anchors.isdisjoint(group.nodes)]
+    anchors = {node.name for node in grouped.model.nodes if node.op_type in ANCHOR_KINDS}
+    anchored = [group.nodes for group in grouped.groups if not anchors.isdisjoint(group.nodes)]
     return frozenset(name for nodes in anchored for name in nodes if name not in anchors)
 
 
@@ -85,16 +84,14 @@ def group_times(
 def with_group_times(
     measurement: Measurement,
     layers: Sequence[LayerTime] | Failure,
-    model: Model,
-    groups: Sequence[LayerGroup],
+    grouped: GroupedModel,
 ) -> Measurement:
     """Put a profile into the measurement of the same plan; one that failed, as a warning.
 
     Args:
         measurement: of the plan.
         layers: of its engine, or why there are none.
-        model: the user's model.
-        groups: its layer groups.
+        grouped: the user's model and its layer groups.
     """
     if isinstance(layers, Failure):
         text = (
@@ -102,6 +99,5 @@ def with_group_times(
             " is learnt from whole latencies alone"
         )
         return replace(measurement, warnings=(*measurement.warnings, text))
-    owners = {node: group.id for group in groups for node in group.nodes}
-    times = group_times(layers, owners, minor=minor_nodes(model, groups))
+    times = group_times(layers, grouped.owners, minor=minor_nodes(grouped))
     return replace(measurement, group_times_ms={group: ms * measurement.drift for group, ms in times.items()})

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mptune.engines.base import Failure, Measurement, Workspace
+from mptune.engines.base import Failure, Measurement
 from mptune.engines.tensorrt.builder import BuildOptions
 from mptune.engines.tensorrt.jobs import BuildJob, BuildResult
 from mptune.engines.worker.parent import Worker
+from mptune.engines.workload import Workload
 from mptune.graph.plan import Precision, PrecisionPlan
 
 if TYPE_CHECKING:
-    from mptune.graph.grouping.groups import LayerGroup
-    from mptune.graph.loading.model import Model
     from mptune.graph.writing.rewrite import Rewriter
-    from mptune.graph.writing.weights import WeightBank
 
 _GRACE_S = 20.0
 """TensorRT is asked to stop at the deadline; so much later the worker is killed."""
@@ -49,10 +47,7 @@ class EngineStore:
     def __init__(
         self,
         worker: Worker,
-        workspace: Workspace,
-        model: Model,
-        groups: Sequence[LayerGroup],
-        bank: Callable[[], WeightBank],
+        workload: Workload,
         options: BuildOptions,
         version: str,
         timeout_s: float,
@@ -61,19 +56,14 @@ class EngineStore:
 
         Args:
             worker: who runs the builds.
-            workspace: the run's paths.
-            model: the user's model.
-            groups: its layer groups.
-            bank: gives the weight bank.
+            workload: the model, its groups and the run's paths.
             options: how engines are built; ``tf32`` is for plans that have FP16 groups, all-FP32 is the baseline.
             version: of the library: engines of another one cannot be loaded.
             timeout_s: deadline of one build.
         """
         self._worker = worker
-        self._workspace = workspace
-        self._model = model
-        self._groups = groups
-        self._bank = bank
+        self._workload = workload
+        self._workspace = workload.workspace
         self._options = options
         self._version = version
         self._timeout_s = timeout_s
@@ -126,7 +116,7 @@ class EngineStore:
         if self._rewriter is None:
             from mptune.graph.writing.rewrite import Rewriter
 
-            self._rewriter = Rewriter(self._model, self._groups, self._bank())
+            self._rewriter = Rewriter(self._workload.model, self._workload.groups, self._workload.bank)
         return self._rewriter
 
     def _path(self, plan: PrecisionPlan) -> Path:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Literal, TypeVar
 
-from mptune.engines.base import Failure, Toolchain, Workspace
+from mptune.engines.base import Failure, Toolchain
 from mptune.engines.cuda.runtime import INSTALL as CUDA_PYTHON
 from mptune.engines.environment import cpu_model
 from mptune.engines.jobs.reference import ProbeJob
@@ -22,13 +22,10 @@ from mptune.engines.toolchains.shared import PredictedToolchain
 from mptune.engines.toolchains.tensorrt import AheadToolchain, TensorRtToolchain
 from mptune.engines.worker.child import Job
 from mptune.engines.worker.parent import Worker
+from mptune.engines.workload import Workload
 from mptune.errors import TargetError
 from mptune.settings import EngineChoice, SearchSettings
 from mptune.targets.target import Gpu, Target, detect_gpus, load_target, match_target
-
-if TYPE_CHECKING:
-    from mptune.graph.grouping.groups import LayerGroup
-    from mptune.graph.loading.model import Model
 
 DEFAULT_TARGET = "jetson-orin-nano-8gb"
 """The profile that is predicted where there is no GPU and none was named."""
@@ -92,9 +89,7 @@ def choose_target(name: str) -> TargetChoice:
 def open_toolchain(
     choice: EngineChoice,
     target: Target,
-    workspace: Workspace,
-    model: Model,
-    groups: Sequence[LayerGroup],
+    workload: Workload,
     settings: SearchSettings,
 ) -> Toolchain:
     """Open the toolchain for a target: measured where its device is here, else predicted.
@@ -105,7 +100,7 @@ def open_toolchain(
     if target.kind == "cpu":
         if choice in _TENSORRT_KINDS:
             raise TargetError(f"--engine {choice} is for NVIDIA GPUs", "name one with --target, or leave --engine out")
-        return OnnxRuntimeToolchain(target, workspace, model, groups, settings, "cpu", device=cpu_model())
+        return OnnxRuntimeToolchain(target, workload, settings, "cpu", device=cpu_model())
     gpus = detect_gpus()
     gpu = next((gpu for gpu in gpus if is_here(target, gpu)), None)
     reason = probe("cuda") if gpus else "no GPU was found"
@@ -118,12 +113,10 @@ def open_toolchain(
                 f"run again with CUDA_VISIBLE_DEVICES={gpu.index}",
             )
         if engine == "onnxruntime":
-            return OnnxRuntimeToolchain(
-                target, workspace, model, groups, settings, "cuda", passed_over, device=gpu.name
-            )
+            return OnnxRuntimeToolchain(target, workload, settings, "cuda", passed_over, device=gpu.name)
         library = _library(engine)
         return TensorRtToolchain(
-            target, workspace, model, groups, settings, provider, passed_over, gpu=gpu, kind=engine, library=library
+            target, workload, settings, provider, passed_over, gpu=gpu, kind=engine, library=library
         )
     where = f"{target.title} is not here" if gpu is None else f"{gpu.name} cannot be measured ({reason})"
     warning = f"{where}: latency is predicted and errors are emulated; `mptune confirm` measures both on the device"
@@ -137,12 +130,12 @@ def open_toolchain(
         obstacle = _why_not_ahead(target)
         if obstacle is None:
             library = _library("tensorrt-rtx")
-            return AheadToolchain(target, workspace, model, groups, settings, provider, warnings, library=library)
+            return AheadToolchain(target, workload, settings, provider, warnings, library=library)
         if choice == "tensorrt-rtx":
             raise TargetError(
                 f"--engine tensorrt-rtx cannot build for {target.title}: {obstacle}", INSTALL["tensorrt-rtx"]
             )
-    return PredictedToolchain(target, workspace, model, groups, settings, provider, warnings)
+    return PredictedToolchain(target, workload, settings, provider, warnings)
 
 
 def _measuring_engine(

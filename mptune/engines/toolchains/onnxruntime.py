@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,11 +24,10 @@ from mptune.engines.timing.latency import LatencySource, Repetitions
 from mptune.engines.timing.record import TimingRecord
 from mptune.engines.toolchains.shared import OrtToolchain
 from mptune.errors import MptuneError
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.plan import Precision, PrecisionPlan
 
 if TYPE_CHECKING:
-    from mptune.graph.grouping.groups import LayerGroup
-    from mptune.graph.loading.model import Model
     from mptune.graph.writing.rewrite import Rewriter
     from mptune.targets.roofline import Execution
 
@@ -78,12 +76,12 @@ class OnnxRuntimeToolchain(OrtToolchain):
         """See ``Toolchain``; the CPU provider computes FP16 in FP32, and leaves out roundings between nodes."""
         return self._engine != "cpu"
 
-    def _as_computed(self) -> tuple[Model, Sequence[LayerGroup]]:
+    def _as_computed(self) -> GroupedModel:
         if self._engine != "cuda":
             return super()._as_computed()
         from mptune.graph.writing.rounding_steps import with_rounding_steps
 
-        return with_rounding_steps(self._model, self._groups)
+        return GroupedModel(*with_rounding_steps(self.workload.model, self.workload.groups))
 
     def _execution(self) -> Execution:
         from mptune.targets.roofline import UNFUSED
@@ -100,9 +98,9 @@ class OnnxRuntimeToolchain(OrtToolchain):
         if self._convolves is None:
             from mptune.targets.costs import is_convolution, is_convolutional
 
-            found = self._engine == "cuda" and any(is_convolution(node) for node in self._model.nodes)
+            found = self._engine == "cuda" and any(is_convolution(node) for node in self.workload.model.nodes)
             shapes = self._shapes() if found else {}
-            self._convolves = is_convolutional(self._model, shapes) if shapes else found
+            self._convolves = is_convolutional(self.workload.model, shapes) if shapes else found
         return self._convolves
 
     def evaluate(
@@ -123,7 +121,7 @@ class OnnxRuntimeToolchain(OrtToolchain):
             layers = Failure(Stage.TIME, FailureKind.ERROR, str(error))
         if isinstance(layers, Failure):
             self._profile_failed = True  # Each try may cost the worker: there is no second one.
-        return with_group_times(measurement, layers, self._model, self._groups)
+        return with_group_times(measurement, layers, self.workload.grouped)
 
     def _layer_times(self, plan: PrecisionPlan) -> tuple[LayerTime, ...] | Failure:
         """What each layer of a plan's engine takes, in another session."""
@@ -194,13 +192,12 @@ class OnnxRuntimeToolchain(OrtToolchain):
         if self._rewriter is None:
             from mptune.graph.writing.rewrite import Rewriter
 
-            self._rewriter = Rewriter(self._model, self._groups, self._weight_bank())
+            self._rewriter = Rewriter(self.workload.model, self.workload.groups, self.workload.bank)
         return self._rewriter.write(plan, self._scratch(name or plan.fingerprint))
 
     def _baseline_model(self) -> Path:
         if self._baseline is None:
-            plan = PrecisionPlan.uniform(self._model.sha256, (group.id for group in self._groups), Precision.FP32)
-            self._baseline = self._typed_model(plan, "baseline")
+            self._baseline = self._typed_model(self.workload.grouped.uniform(Precision.FP32), "baseline")
         return self._baseline
 
     def _uses_tf32(self, plan: PrecisionPlan) -> bool:

@@ -21,7 +21,6 @@ from mptune.engines.base import (
     SampleSet,
     Stage,
     TensorRange,
-    Workspace,
 )
 from mptune.engines.environment import Environment, describe_environment
 from mptune.engines.jobs.reference import ObserveJob, ReferenceJob
@@ -29,14 +28,13 @@ from mptune.engines.ort.cuda_session import NO_TF32
 from mptune.engines.ort.session import Provider
 from mptune.engines.timing.latency import Latency, LatencySource
 from mptune.engines.worker.parent import Worker
+from mptune.engines.workload import Workload
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
 
 if TYPE_CHECKING:
     from mptune.engines.jobs.emulation import Emulation
-    from mptune.graph.grouping.groups import LayerGroup
-    from mptune.graph.loading.model import Model
-    from mptune.graph.writing.weights import WeightBank
     from mptune.targets.roofline import Execution, LatencyTerms
     from mptune.targets.target import Target
 
@@ -51,9 +49,7 @@ class OrtToolchain:
     def __init__(
         self,
         target: Target,
-        workspace: Workspace,
-        model: Model,
-        groups: Sequence[LayerGroup],
+        workload: Workload,
         settings: SearchSettings,
         provider: Provider = "cpu",
         warnings: Sequence[str] = (),
@@ -64,9 +60,7 @@ class OrtToolchain:
 
         Args:
             target: the device that latencies are for.
-            workspace: the run's paths.
-            model: the user's model.
-            groups: its layer groups.
+            workload: the model, its groups and the run's paths.
             settings: of the search.
             provider: who computes.
             warnings: what was passed over on the way to this toolchain, for ``environment``.
@@ -74,14 +68,12 @@ class OrtToolchain:
         """
         self.device = device or target.title
         self.target = target
-        self.workspace = workspace
+        self.workload = workload
+        self.workspace = workload.workspace
         self.settings = settings
         self.provider = provider
-        self._model = model
-        self._groups = groups
         self._warnings = tuple(warnings)
-        self._worker = Worker(workspace.logs_dir, settings.worker, {} if settings.tf32 else NO_TF32)
-        self._bank: WeightBank | None = None
+        self._worker = Worker(workload.workspace.logs_dir, settings.worker, {} if settings.tf32 else NO_TF32)
         self._ranges: Mapping[str, TensorRange] | None = None
         self._emulation: Emulation | None = None
         self._terms: LatencyTerms | None = None
@@ -108,7 +100,7 @@ class OrtToolchain:
         if self._ranges is None:
             path = self._scratch("observe")
             try:
-                taps = write_observing_model(self._model, self._weight_bank(), path)
+                taps = write_observing_model(self.workload.model, self.workload.bank, path)
                 job = ObserveJob(path, taps, self.workspace.samples("search"), self.provider)
                 ranges = self._worker.call(job, self.timeout_s)
             finally:
@@ -134,9 +126,8 @@ class OrtToolchain:
             from mptune.engines.jobs.emulation import Emulation
 
             self._emulation = Emulation(
-                *self._as_computed(),
-                self._weight_bank(),
-                self.workspace,
+                self.workload,
+                self._as_computed(),
                 self.provider,
                 self.settings,
                 partial(self._worker.call, timeout_s=self.timeout_s),
@@ -144,9 +135,9 @@ class OrtToolchain:
             )
         return self._emulation.errors(plans, which, few=few)
 
-    def _as_computed(self) -> tuple[Model, Sequence[LayerGroup]]:
+    def _as_computed(self) -> GroupedModel:
         """The model and its groups with a node for each step after which the target's engine rounds."""
-        return self._model, self._groups
+        return self.workload.grouped
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         """Concrete shapes of the FP32 values; none where they cannot be observed."""
@@ -166,7 +157,9 @@ class OrtToolchain:
             ranges = self.observe()
             if isinstance(ranges, Failure):
                 return replace(ranges, stage=Stage.TIME)
-            self._terms = roofline(self._model, self._groups, self.target, self._shapes(), self._execution())
+            self._terms = roofline(
+                self.workload.model, self.workload.groups, self.target, self._shapes(), self._execution()
+            )
         return self._terms
 
     def _execution(self) -> Execution:
@@ -193,13 +186,6 @@ class OrtToolchain:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _weight_bank(self) -> WeightBank:
-        from mptune.graph.writing.weights import WeightBank
-
-        if self._bank is None:
-            self._bank = WeightBank.write(self._model, self.workspace.weights_dir)
-        return self._bank
 
     def _scratch(self, name: str) -> Path:
         """A path beside the weight bank, of this process alone: several may search in one run directory."""

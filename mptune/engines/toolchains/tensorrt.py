@@ -19,12 +19,11 @@ from mptune.engines.tensorrt.store import EngineStore
 from mptune.engines.timing.latency import Repetitions
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
 from mptune.engines.toolchains.shared import OrtToolchain, PredictedToolchain
+from mptune.engines.workload import Workload
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import SearchSettings
 
 if TYPE_CHECKING:
-    from mptune.graph.grouping.groups import LayerGroup
-    from mptune.graph.loading.model import Model
     from mptune.targets.target import Gpu, Target
 
 _TIMING_CACHE = "timing.cache"
@@ -36,9 +35,7 @@ class _Storing(OrtToolchain):
 
     def _open_store(self, options: BuildOptions, version: str) -> EngineStore:
         timeout_s = self.settings.worker.build_timeout_s
-        return EngineStore(
-            self._worker, self.workspace, self._model, self._groups, self._weight_bank, options, version, timeout_s
-        )
+        return EngineStore(self._worker, self.workload, options, version, timeout_s)
 
 
 class TensorRtToolchain(_Storing, OnnxRuntimeToolchain):
@@ -50,9 +47,7 @@ class TensorRtToolchain(_Storing, OnnxRuntimeToolchain):
     def __init__(
         self,
         target: Target,
-        workspace: Workspace,
-        model: Model,
-        groups: Sequence[LayerGroup],
+        workload: Workload,
         settings: SearchSettings,
         provider: Provider = "cpu",
         warnings: Sequence[str] = (),
@@ -65,9 +60,7 @@ class TensorRtToolchain(_Storing, OnnxRuntimeToolchain):
 
         Args:
             target: the device.
-            workspace: the run's paths.
-            model: the user's model.
-            groups: its layer groups.
+            workload: the model, its groups and the run's paths.
             settings: of the search.
             provider: of ONNX Runtime, for the reference.
             warnings: for ``environment``.
@@ -76,12 +69,14 @@ class TensorRtToolchain(_Storing, OnnxRuntimeToolchain):
             library: as the worker found it.
         """
         told = (*warnings, *library.warnings)
-        super().__init__(target, workspace, model, groups, settings, provider, told, device=gpu.name)
+        super().__init__(target, workload, settings, provider, told, device=gpu.name)
         self.name = self._timed_by = kind
         self._kind = kind
-        options = _options(kind, workspace, settings, gpu.compute_capability if kind == "tensorrt-rtx" else None)
+        options = _options(
+            kind, workload.workspace, settings, gpu.compute_capability if kind == "tensorrt-rtx" else None
+        )
         self._store = self._open_store(options, library.version)
-        self._fp32 = PrecisionPlan.uniform(model.sha256, (group.id for group in groups), Precision.FP32)
+        self._fp32 = workload.grouped.uniform(Precision.FP32)
 
     def __enter__(self) -> TensorRtToolchain:
         return self
@@ -148,9 +143,7 @@ class AheadToolchain(_Storing, PredictedToolchain):
     def __init__(
         self,
         target: Target,
-        workspace: Workspace,
-        model: Model,
-        groups: Sequence[LayerGroup],
+        workload: Workload,
         settings: SearchSettings,
         provider: Provider = "cpu",
         warnings: Sequence[str] = (),
@@ -158,9 +151,9 @@ class AheadToolchain(_Storing, PredictedToolchain):
         library: LibraryReport,
     ) -> None:
         """See ``OrtToolchain``; ``library`` is TensorRT-RTX as the worker found it."""
-        super().__init__(target, workspace, model, groups, settings, provider, (*warnings, *library.warnings))
+        super().__init__(target, workload, settings, provider, (*warnings, *library.warnings))
         self.name = "tensorrt-rtx"
-        options = _options("tensorrt-rtx", workspace, settings, target.compute_capability)
+        options = _options("tensorrt-rtx", workload.workspace, settings, target.compute_capability)
         self._store = self._open_store(options, library.version)
 
     def __enter__(self) -> AheadToolchain:

@@ -18,8 +18,10 @@ from mptune.data.metrics.tasks import resolve_metric
 from mptune.engines.base import SampleSet, Toolchain, Workspace
 from mptune.engines.environment import Environment
 from mptune.engines.toolchains.choose import TargetChoice, choose_target, is_here, open_toolchain
+from mptune.engines.workload import Workload
 from mptune.errors import RunError, TargetError
 from mptune.files import link_or_copy, writing
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups, groups_sha256
 from mptune.graph.loading.model import Model
 from mptune.run_json import RunFile, TargetSection
@@ -164,10 +166,11 @@ class Confirming:
         return section, environment
 
     def _open(self, workspace: Workspace, settings: SearchSettings) -> Toolchain:
+        workload = Workload(GroupedModel(self.model, self.groups), workspace)
         if self._opener is not None:
-            return self._opener(workspace, self.model, self.groups, settings)
+            return self._opener(workload, settings)
         assert self._target is not None
-        return open_toolchain(self._engine, self._target, workspace, self.model, self.groups, settings)
+        return open_toolchain(self._engine, self._target, workload, settings)
 
     def _settings(self, budget: int = 1) -> SearchSettings:
         return settings_of(self._search, self._wanted, self._engine, budget)

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from mptune.data.calibration import CalibrationSet, load_calibration
-from mptune.engines.base import Failure, Toolchain, Workspace
+from mptune.engines.base import Failure, Toolchain
 from mptune.engines.environment import Environment
 from mptune.engines.toolchains.choose import choose_target, open_toolchain
+from mptune.engines.workload import Workload
 from mptune.errors import RunError
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import (
     Granularity,
     LayerGroup,
@@ -22,7 +24,6 @@ from mptune.graph.grouping.groups import (
 )
 from mptune.graph.hazards.find import find_hazards
 from mptune.graph.loading.model import Model
-from mptune.graph.writing.weights import WeightBank
 from mptune.run_json import (
     ChoiceSection,
     DataSection,
@@ -58,7 +59,7 @@ from mptune.tuning.steps.tuner import Listener, Tuner, has_converged, is_exhaust
 STORAGE_VARIABLE = "MPTUNE_STORAGE"
 """Environment variable with the storage URL, where run.json holds it without its password."""
 
-OpenToolchain = Callable[[Workspace, Model, Sequence[LayerGroup], SearchSettings], Toolchain]
+OpenToolchain = Callable[[Workload, SearchSettings], Toolchain]
 
 
 class Session:
@@ -87,7 +88,7 @@ class Session:
         self._told: set[str] = set()
         self._file: RunFile
         self._granularity: Granularity
-        self._workspace: Workspace
+        self._workload: Workload
 
     @property
     def environment(self) -> Environment | None:
@@ -107,12 +108,13 @@ class Session:
             self._settings.data, self._model.inputs, self._settings.data_settings, self._settings.seed
         )
         self._check_data(data)
-        self._workspace = self._run.workspace(self._model.path.resolve())
+        grouped = GroupedModel(self._model, self.groups)
+        self._workload = Workload(grouped, self._run.workspace(self._model.path.resolve()))
         observations, data_warnings = self._observations(data)
         self._warn(*data_warnings, *observations.warnings)
         space = self._space(named, observations)
         self._warn(*space.warnings)
-        keep_grounds(space, None, self._workspace.data_dir)
+        keep_grounds(space, None, self._workload.workspace.data_dir)
         repaired = self._open_study(space, named)
         self._warn(*repaired)
         self._search(space)
@@ -191,15 +193,15 @@ class Session:
         if known is not None:
             return known, warnings
         self._warn(*warnings)
-        save_samples(self._workspace, search, held_out)
+        save_samples(self._workload.workspace, search, held_out)
         seen = observe(self._open_toolchain(), self._listener)
         observations = check_memory(seen, self._model, self._target)
         observations.save(self._run.observed_json)
         return observations, warnings
 
     def _space(self, named: NamedSpace, observations: Observations) -> SearchSpace:
-        bank = WeightBank.write(self._model, self._workspace.weights_dir)
-        hazards = find_hazards(self._model, self.groups, observations.absmax, bank.roundings)
+        roundings = self._workload.bank.roundings
+        hazards = find_hazards(self._model, self.groups, observations.absmax, roundings)
         return make_space(self._model, self.groups, named, hazards, observations.absmax)
 
     def _open_study(self, space: SearchSpace, named: NamedSpace) -> tuple[str, ...]:
@@ -238,7 +240,7 @@ class Session:
         if not space.free or self._settings.budget <= len(space.seeds):
             return
         toolchain, metric = self._open_toolchain(), self._settings.metric
-        path = self._workspace.data_dir / SENSITIVITY_JSON
+        path = self._workload.workspace.data_dir / SENSITIVITY_JSON
         sensitivity = find_sensitivity(space, toolchain, metric, path, self._listener)
         terms = toolchain.latency_terms()
         if isinstance(terms, Failure):
@@ -246,9 +248,9 @@ class Session:
         exact = toolchain.latency_source == "predicted"
         known = None if isinstance(terms, Failure) else terms
         prior = make_prior(space, sensitivity, known, exact=exact)
-        keep_grounds(space, prior, self._workspace.data_dir)
+        keep_grounds(space, prior, self._workload.workspace.data_dir)
         if toolchain.error_source == "measured" and toolchain.emulation_holds:
-            path = self._workspace.data_dir / EMULATED_JSON
+            path = self._workload.workspace.data_dir / EMULATED_JSON
             self._oracle = Oracle(space, toolchain, metric, path, self._listener, sensitivity.errors)
         self.record.guide(prior, self._settings.seed, self._oracle)
         self._listener.stage("searching")
@@ -257,7 +259,7 @@ class Session:
         """The toolchain, opened when it is first needed: a run that is finished already needs none."""
         if self._toolchain is None:
             opener = self._opener or self._open_by_target
-            toolchain = self._stack.enter_context(opener(self._workspace, self._model, self.groups, self._settings))
+            toolchain = self._stack.enter_context(opener(self._workload, self._settings))
             toolchain.listen(self._listener.building)
             section = TargetSection(
                 name=self._settings.target if self._target is None else self._target.name,
@@ -273,14 +275,12 @@ class Session:
             self._toolchain = toolchain
         return self._toolchain
 
-    def _open_by_target(
-        self, workspace: Workspace, model: Model, groups: Sequence[LayerGroup], settings: SearchSettings
-    ) -> Toolchain:
+    def _open_by_target(self, workload: Workload, settings: SearchSettings) -> Toolchain:
         choice = choose_target(settings.target)
         self._target = choice.target
         if choice.why:
             self._listener.stage(choice.why)
-        return open_toolchain(settings.engine, choice.target, workspace, model, groups, settings)
+        return open_toolchain(settings.engine, choice.target, workload, settings)
 
     def _warn(self, *texts: str) -> None:
         """Tell each warning once."""

@@ -16,6 +16,8 @@ from mptune.engines.jobs.emulation import Emulation, ErrorsJob, SwitchedErrorsJo
 from mptune.engines.jobs.reference import ReferenceJob
 from mptune.engines.ort.session import Provider
 from mptune.engines.worker.child import WorkerState
+from mptune.engines.workload import Workload
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -75,13 +77,11 @@ class Run:
         ReferenceJob(*paths, provider).run(self.state)
 
     def emulation(self, batch: int = 1) -> Emulation:
-        bank = WeightBank.write(self.model, self.workspace.weights_dir)
+        workload = Workload(GroupedModel(self.model, self.groups), self.workspace)
         shapes = dict.fromkeys(("x", "block0.narrow", "block1.narrow"), (3, 32))
         return Emulation(
-            self.model,
-            self.groups,
-            bank,
-            self.workspace,
+            workload,
+            workload.grouped,
             self.provider,
             SearchSettings(data_settings=DataSettings(batch=batch)),
             self.call,

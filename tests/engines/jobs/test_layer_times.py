@@ -6,6 +6,7 @@ from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, FailureKind, Measurement, Stage
 from mptune.engines.jobs.layer_times import LayerTime, group_times, minor_nodes, steady_mean, with_group_times
 from mptune.engines.timing.latency import Latency
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 
@@ -47,8 +48,7 @@ def test_nothing_seen_is_no_entry() -> None:
 
 def test_what_stands_beside_a_product_goes_along(mlp_path: Path) -> None:
     model = load_model(mlp_path)
-    groups = find_groups(model)
-    assert minor_nodes(model, groups) == {"block0/fc1/Relu", "block1/fc1/Relu"}
+    assert minor_nodes(GroupedModel(model, find_groups(model))) == {"block0/fc1/Relu", "block1/fc1/Relu"}
 
 
 def test_the_longest_value_is_left_out() -> None:
@@ -58,18 +58,18 @@ def test_the_longest_value_is_left_out() -> None:
 
 def test_a_profile_becomes_group_times_scaled_as_the_latency_and_a_failed_one_a_warning(mlp_path: Path) -> None:
     model = load_model(mlp_path)
-    groups = find_groups(model)
+    grouped = GroupedModel(model, find_groups(model))
     latency = Latency.predicted(1.0)
     measured = Measurement(latency, None, 0.5, OutputError({}), "measured", 0.0, warnings=("a: b",))
     failure = Failure(Stage.TIME, FailureKind.CRASH, "killed by SIGSEGV", Path("/logs/7-OrtProfileJob.log"))
-    failed = with_group_times(measured, failure, model, groups)
+    failed = with_group_times(measured, failure, grouped)
     assert failed.group_times_ms is None
     kept, warning = failed.warnings
     assert kept == "a: b"
     assert warning.startswith("the engine's layers could not be profiled (crash: killed by SIGSEGV): ")
     assert "\n" not in warning
     layers = [LayerTime(("head/Gemm",), 2.0)]
-    (head,) = (group.id for group in groups if "head/Gemm" in group.nodes)
-    profiled = with_group_times(measured, layers, model, groups)
+    (head,) = (group.id for group in grouped.groups if "head/Gemm" in group.nodes)
+    profiled = with_group_times(measured, layers, grouped)
     assert profiled.group_times_ms == {head: 1.0}
     assert profiled.warnings == ("a: b",)

@@ -13,12 +13,14 @@ import pytest
 from onnx import NodeProto, TensorProto, helper
 
 from mptune.data.calibration import CalibrationSet
-from mptune.engines.base import EngineError, Failure, Measurement, Workspace
+from mptune.engines.base import EngineError, Failure, Measurement
 from mptune.engines.jobs.layer_times import PROFILED_RUNS, UNTIMED_RUNS, LayerTime, group_times, minor_nodes
 from mptune.engines.jobs.ort_profile import OrtProfileJob, computed_nodes, layer_times
 from mptune.engines.toolchains import onnxruntime as ort_measured
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
 from mptune.engines.worker.child import WorkerState
+from mptune.engines.workload import Workload
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -69,7 +71,7 @@ class Profiled:
 
     def times(self) -> dict[str, float]:
         owners = {node: group.id for group in self.groups for node in group.nodes}
-        return group_times(self.layers, owners, minor=minor_nodes(self.model, self.groups))
+        return group_times(self.layers, owners, minor=minor_nodes(GroupedModel(self.model, self.groups)))
 
 
 @pytest.mark.parametrize("every", [0, 1, 2])
@@ -231,15 +233,14 @@ def test_a_profile_of_nothing_is_an_error() -> None:
 
 
 @pytest.fixture
-def tools(mlp_workspace: Workspace, settings: SearchSettings) -> OnnxRuntimeToolchain:
-    model = load_model(mlp_workspace.model_path)
-    found = OnnxRuntimeToolchain(load_target("cpu"), mlp_workspace, model, find_groups(model), settings)
+def tools(mlp_workload: Workload, settings: SearchSettings) -> OnnxRuntimeToolchain:
+    found = OnnxRuntimeToolchain(load_target("cpu"), mlp_workload, settings)
     assert not isinstance(found.reference("search"), Failure)
     return found
 
 
 def evaluated(tools: OnnxRuntimeToolchain, every: int, *, profile: bool = True) -> Measurement:
-    found = tools.evaluate(plan_of(tools._model, tuple(tools._groups), every), profile=profile)
+    found = tools.evaluate(plan_of(tools.workload.model, tools.workload.groups, every), profile=profile)
     assert isinstance(found, Measurement), found
     return found
 
@@ -251,10 +252,10 @@ def test_a_measurement_holds_the_groups_times_where_they_are_asked_for(tools: On
         for every in (0, 2):
             times = evaluated(tools, every).group_times_ms
             assert times is not None
-            assert times.keys() == {group.id for group in tools._groups}
+            assert times.keys() == {group.id for group in tools.workload.groups}
             assert all(ms > 0 for ms in times.values())
-    assert {path.suffix for path in tools.workspace.weights_dir.iterdir()} <= {".bin", ".json"}
-    assert not list(tools.workspace.logs_dir.glob("*"))
+    assert {path.suffix for path in tools.workload.workspace.weights_dir.iterdir()} <= {".bin", ".json"}
+    assert not list(tools.workload.workspace.logs_dir.glob("*"))
 
 
 @pytest.mark.parametrize(
@@ -273,11 +274,11 @@ def test_a_profile_that_fails_in_the_worker_is_a_warning(
         again = evaluated(tools, 2)
         assert again.group_times_ms is None
         assert not any("could not be profiled" in text for text in again.warnings)
-    assert {path.suffix for path in tools.workspace.weights_dir.iterdir()} <= {".bin", ".json"}
+    assert {path.suffix for path in tools.workload.workspace.weights_dir.iterdir()} <= {".bin", ".json"}
 
 
 def test_a_profile_that_cannot_even_begin_is_a_warning(tools: OnnxRuntimeToolchain) -> None:
-    plan = plan_of(tools._model, tuple(tools._groups), 2)
+    plan = plan_of(tools.workload.model, tools.workload.groups, 2)
     with tools:
         evaluated(tools, 2, profile=False)
         tools._scratch(plan.fingerprint).with_suffix(".profile").write_text("in the way")
@@ -291,9 +292,9 @@ def test_weights_outside_of_the_model_are_profiled_and_not_left_behind(
 ) -> None:
     path = CORPUS / "external_data.onnx"
     model = load_model(path)
-    workspace = make_workspace(path, tmp_path, feed_of(model), count=1)
     groups = find_groups(model)
-    with OnnxRuntimeToolchain(load_target("cpu"), workspace, model, groups, settings) as tools:
+    workload = Workload(GroupedModel(model, groups), make_workspace(path, tmp_path, feed_of(model), count=1))
+    with OnnxRuntimeToolchain(load_target("cpu"), workload, settings) as tools:
         assert not isinstance(tools.reference("search"), Failure)
         evaluated(tools, 1, profile=False)
         before = {path: path.stat().st_size for path in tmp_path.rglob("*")}
@@ -304,10 +305,8 @@ def test_weights_outside_of_the_model_are_profiled_and_not_left_behind(
 
 
 @pytest.mark.gpu
-def test_nothing_is_profiled_on_the_cuda_provider(mlp_workspace: Workspace, settings: SearchSettings) -> None:
-    model = load_model(mlp_workspace.model_path)
-    target, groups = load_target("h200"), find_groups(model)
-    with OnnxRuntimeToolchain(target, mlp_workspace, model, groups, settings, "cuda") as tools:
+def test_nothing_is_profiled_on_the_cuda_provider(mlp_workload: Workload, settings: SearchSettings) -> None:
+    with OnnxRuntimeToolchain(load_target("h200"), mlp_workload, settings, "cuda") as tools:
         assert tools.profiling == "none"
         assert not isinstance(tools.reference("search"), Failure)
         assert evaluated(tools, 0).group_times_ms is None

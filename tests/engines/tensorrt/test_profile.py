@@ -28,6 +28,7 @@ from mptune.engines.timing.latency import Repetitions, summarise
 from mptune.engines.toolchains import tensorrt as tensorrt_toolchain
 from mptune.engines.toolchains.tensorrt import TensorRtToolchain
 from mptune.engines.worker.child import WorkerState
+from mptune.engines.workload import Workload
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -147,18 +148,15 @@ class LayersJob:
 
 @pytest.fixture
 def tools(
-    mlp_workspace: Workspace, settings: SearchSettings, monkeypatch: pytest.MonkeyPatch
+    mlp_workload: Workload, settings: SearchSettings, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[TensorRtToolchain]:
     """TensorRT-RTX, which builds here; only the timing is made up."""
     pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
     monkeypatch.setattr(tensorrt_toolchain, "MeasureEngineJob", lambda **fields: TimedJob(fields["model"]))
-    model = load_model(mlp_workspace.model_path)
-    mlp_workspace.engines_dir.mkdir()
+    mlp_workload.workspace.engines_dir.mkdir()
     with TensorRtToolchain(
         load_target("rtx-4500-ada"),
-        mlp_workspace,
-        model,
-        find_groups(model),
+        mlp_workload,
         settings,
         gpu=Gpu("NVIDIA RTX 4500 Ada Generation", (8, 9), 24.0, "570.86.15"),
         kind="tensorrt-rtx",
@@ -183,12 +181,12 @@ def test_a_toolchain_profiles_the_engine_that_it_timed(
 
     def profiled(engine: Path, *rest: object) -> LayersJob:
         engines.append(engine)
-        return LayersJob(tools._groups[0].nodes)
+        return LayersJob(tools.workload.groups[0].nodes)
 
     monkeypatch.setattr(tensorrt_toolchain, "EngineProfileJob", profiled)
     found = measured(tools)
     assert engines == [found.engine_path]
-    assert found.group_times_ms == {tools._groups[0].id: 7.0}
+    assert found.group_times_ms == {tools.workload.groups[0].id: 7.0}
 
 
 @pytest.mark.skipif(cuda.unavailable_reason() is None, reason="needs a machine without a GPU")

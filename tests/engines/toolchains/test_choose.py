@@ -11,14 +11,16 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from mptune.engines.base import Failure, FailureKind, Measurement, Stage, TensorRange, Workspace
+from mptune.engines.base import Failure, FailureKind, Measurement, Stage, TensorRange
 from mptune.engines.ort.session import Provider
 from mptune.engines.toolchains import choose as toolchain
 from mptune.engines.toolchains.choose import choose_target, list_toolchains, open_toolchain
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
 from mptune.engines.toolchains.shared import PredictedToolchain
 from mptune.engines.worker.child import Job
+from mptune.engines.workload import Workload
 from mptune.errors import TargetError
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -64,14 +66,12 @@ def measured(found: Measurement | Failure) -> Measurement:
 
 
 def test_the_cpu_is_measured(
-    mlp_workspace: Workspace,
-    model: Model,
-    groups: tuple[LayerGroup, ...],
+    mlp_workload: Workload,
     settings: SearchSettings,
     fp32: PrecisionPlan,
     fp16: PrecisionPlan,
 ) -> None:
-    with open_toolchain("auto", load_target("cpu"), mlp_workspace, model, groups, settings) as tools:
+    with open_toolchain("auto", load_target("cpu"), mlp_workload, settings) as tools:
         assert isinstance(tools, OnnxRuntimeToolchain)
         assert (tools.name, tools.latency_source, tools.error_source) == ("onnxruntime", "measured", "measured")
         assert not tools.emulation_holds
@@ -89,21 +89,19 @@ def test_the_cpu_is_measured(
         assert len(mixed.latency.raw_ms) == len(base.latency.raw_ms)
         held_out = measured(tools.evaluate(fp16, "held_out"))
         assert held_out.error != mixed.error
-    left = {path.suffix for path in mlp_workspace.weights_dir.iterdir()}
+    left = {path.suffix for path in mlp_workload.workspace.weights_dir.iterdir()}
     assert ".onnx" not in left
-    assert not list(mlp_workspace.logs_dir.glob("*"))
+    assert not list(mlp_workload.workspace.logs_dir.glob("*"))
 
 
 def test_a_profile_is_predicted_and_emulated(
-    mlp_workspace: Workspace,
-    model: Model,
-    groups: tuple[LayerGroup, ...],
+    mlp_workload: Workload,
     settings: SearchSettings,
     fp32: PrecisionPlan,
     fp16: PrecisionPlan,
 ) -> None:
     target = load_target("jetson-orin-nano-8gb")
-    with open_toolchain("auto", target, mlp_workspace, model, groups, settings) as tools:
+    with open_toolchain("auto", target, mlp_workload, settings) as tools:
         assert isinstance(tools, PredictedToolchain)
         assert (tools.latency_source, tools.error_source) == ("predicted", "emulated")
         assert tools.emulation_holds
@@ -122,14 +120,14 @@ def test_a_profile_is_predicted_and_emulated(
         assert measured(tools.evaluate(fp16)).error == mixed.error
         one = fp32.replace({fp16.fp16_groups[0]: Precision.FP16})
         assert measured(tools.evaluate(one)).error.value("relative_l2") > 0
-    assert not list(mlp_workspace.weights_dir.glob("*.onnx"))
+    assert not list(mlp_workload.workspace.weights_dir.glob("*.onnx"))
 
 
 def test_only_onnxruntime_on_a_gpu_is_taken_not_to_fuse(
-    mlp_workspace: Workspace, model: Model, groups: tuple[LayerGroup, ...], settings: SearchSettings
+    mlp_workload: Workload, model: Model, groups: tuple[LayerGroup, ...], settings: SearchSettings
 ) -> None:
     target = load_target("h200")
-    with PredictedToolchain(target, mlp_workspace, model, groups, settings) as predicted:
+    with PredictedToolchain(target, mlp_workload, settings) as predicted:
         ranges = predicted.observe()
         assert not isinstance(ranges, Failure)
         shapes = {name: seen.shape for name, seen in ranges.items()}
@@ -143,7 +141,7 @@ def test_only_onnxruntime_on_a_gpu_is_taken_not_to_fuse(
 
     providers: dict[Provider, Execution] = {"cuda": UNFUSED, "cpu": FUSED}
     for provider, execution in providers.items():
-        with Seen(target, mlp_workspace, model, groups, settings, provider) as tools:
+        with Seen(target, mlp_workload, settings, provider) as tools:
             assert tools.latency_terms() == roofline(model, groups, target, shapes, execution)
 
 
@@ -156,7 +154,7 @@ def test_convolutions_leave_tf32_to_the_environment(
     groups, target = find_groups(model), load_target("h200")
     feed = {v.name: np.ones([d if isinstance(d, int) else 2 for d in v.shape or ()], np.float32) for v in model.inputs}
     space = make_workspace(path, tmp_path, feed)
-    with PredictedToolchain(target, space, model, groups, settings) as predicted:
+    with PredictedToolchain(target, Workload(GroupedModel(model, groups), space), settings) as predicted:
         ranges = predicted.observe()
     assert not isinstance(ranges, Failure)
 
@@ -175,7 +173,7 @@ def test_convolutions_leave_tf32_to_the_environment(
         _timed_by = "tensorrt"
 
     def rule(kind: type[OnnxRuntimeToolchain], provider: Provider) -> bool:
-        return kind(target, space, model, groups, settings, provider).tf32_by_environment
+        return kind(target, Workload(GroupedModel(model, groups), space), settings, provider).tf32_by_environment
 
     assert rule(Seen, "cuda") is expected
     assert rule(Unseen, "cuda") is (name != "mlp")  # any convolution will do where nothing can be counted
@@ -192,15 +190,13 @@ class Convolving(OnnxRuntimeToolchain):
 @pytest.mark.parametrize("kind", [OnnxRuntimeToolchain, Convolving])
 def test_only_what_is_timed_leaves_tf32_to_the_environment(
     kind: type[OnnxRuntimeToolchain],
-    mlp_workspace: Workspace,
-    model: Model,
-    groups: tuple[LayerGroup, ...],
+    mlp_workload: Workload,
     settings: SearchSettings,
     fp16: PrecisionPlan,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told: dict[str, bool | None] = {}
-    with kind(load_target("cpu"), mlp_workspace, model, groups, settings) as tools:
+    with kind(load_target("cpu"), mlp_workload, settings) as tools:
         call = tools._worker.call
 
         def heard(job: Job[T], timeout_s: float) -> T | Failure:
@@ -214,20 +210,18 @@ def test_only_what_is_timed_leaves_tf32_to_the_environment(
 
 
 def test_latency_is_corrected_for_drift_across_resumed_runs(
-    mlp_workspace: Workspace,
-    model: Model,
-    groups: tuple[LayerGroup, ...],
+    mlp_workload: Workload,
     settings: SearchSettings,
     fp32: PrecisionPlan,
 ) -> None:
     def evaluate() -> Measurement:
-        with open_toolchain("auto", load_target("cpu"), mlp_workspace, model, groups, settings) as tools:
-            if not mlp_workspace.reference("search").exists():
+        with open_toolchain("auto", load_target("cpu"), mlp_workload, settings) as tools:
+            if not mlp_workload.workspace.reference("search").exists():
                 tools.reference("search")
             return measured(tools.evaluate(fp32))
 
     first = evaluate()
-    (record,) = mlp_workspace.data_dir.glob("timing-*.json")
+    (record,) = mlp_workload.workspace.data_dir.glob("timing-*.json")
     document = json.loads(record.read_text())
     assert first.baseline is not None
     assert document["baseline_ms"] == first.baseline.median_ms
@@ -247,17 +241,15 @@ def test_latency_is_corrected_for_drift_across_resumed_runs(
 
 
 def test_failures_come_back_as_values_and_the_next_call_works(
-    mlp_workspace: Workspace,
-    model: Model,
-    groups: tuple[LayerGroup, ...],
+    mlp_workload: Workload,
     settings: SearchSettings,
     fp16: PrecisionPlan,
 ) -> None:
-    with open_toolchain("auto", load_target("cpu"), mlp_workspace, model, groups, settings) as tools:
+    with open_toolchain("auto", load_target("cpu"), mlp_workload, settings) as tools:
         assert not isinstance(tools.reference("search"), Failure)
-        mlp_workspace.weights_dir.mkdir(exist_ok=True)
+        mlp_workload.workspace.weights_dir.mkdir(exist_ok=True)
         measured(tools.evaluate(fp16))
-        weights = {path: path.read_bytes() for path in mlp_workspace.weights_dir.glob("fp*.bin")}
+        weights = {path: path.read_bytes() for path in mlp_workload.workspace.weights_dir.glob("fp*.bin")}
         assert weights
         for path in weights:
             path.unlink()
@@ -266,18 +258,16 @@ def test_failures_come_back_as_values_and_the_next_call_works(
         assert failure.stage is Stage.BUILD
         assert failure.message
         assert failure.log_path is not None
-        assert failure.log_path.parent == mlp_workspace.logs_dir
+        assert failure.log_path.parent == mlp_workload.workspace.logs_dir
         for path, content in weights.items():
             path.write_bytes(content)
         measured(tools.evaluate(fp16))
-    assert not list(mlp_workspace.weights_dir.glob("*.onnx"))
+    assert not list(mlp_workload.workspace.weights_dir.glob("*.onnx"))
 
 
-def test_a_deadline_that_passes_is_a_timeout(
-    mlp_workspace: Workspace, model: Model, groups: tuple[LayerGroup, ...], settings: SearchSettings
-) -> None:
+def test_a_deadline_that_passes_is_a_timeout(mlp_workload: Workload, settings: SearchSettings) -> None:
     hasty = replace(settings, worker=replace(settings.worker, build_timeout_s=0.0, measure_timeout_s=0.0))
-    with open_toolchain("auto", load_target("cpu"), mlp_workspace, model, groups, hasty) as tools:
+    with open_toolchain("auto", load_target("cpu"), mlp_workload, hasty) as tools:
         failure = tools.reference("search")
     assert isinstance(failure, Failure)
     assert failure.kind is FailureKind.TIMEOUT
@@ -301,9 +291,7 @@ def test_without_a_gpu_auto_predicts_a_jetson_and_says_so() -> None:
 def test_a_gpu_whose_provider_does_not_start_is_predicted(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    mlp_workspace: Workspace,
-    model: Model,
-    groups: tuple[LayerGroup, ...],
+    mlp_workload: Workload,
     settings: SearchSettings,
 ) -> None:
     program = tmp_path / "bin" / "nvidia-smi"
@@ -318,8 +306,8 @@ def test_a_gpu_whose_provider_does_not_start_is_predicted(
     assert "H200" in choice.why
     assert "cannot be measured" in choice.why
     with pytest.raises(TargetError, match="cannot measure on NVIDIA H200"):
-        open_toolchain("onnxruntime", choice.target, mlp_workspace, model, groups, settings)
-    with open_toolchain("auto", choice.target, mlp_workspace, model, groups, settings) as tools:
+        open_toolchain("onnxruntime", choice.target, mlp_workload, settings)
+    with open_toolchain("auto", choice.target, mlp_workload, settings) as tools:
         assert isinstance(tools, PredictedToolchain)
         assert tools.provider == "cpu"
         assert any("cannot be measured" in warning for warning in tools.environment().warnings)
@@ -340,22 +328,21 @@ def test_a_workspace_may_have_any_name(mlp_path: Path, tmp_path: Path, settings:
     model = load_model(path)
     groups = find_groups(model)
     workspace = make_workspace(path, folder, {"x": np.ones((2, 32), np.float32)}, count=2)
-    with open_toolchain("auto", load_target("cpu"), workspace, model, groups, settings) as tools:
+    workload = Workload(GroupedModel(model, groups), workspace)
+    with open_toolchain("auto", load_target("cpu"), workload, settings) as tools:
         assert not isinstance(tools.reference("search"), Failure)
         measured(tools.evaluate(uniform(model, groups, Precision.FP16)))
 
 
 @pytest.mark.gpu
 def test_the_gpu_here_is_measured(
-    mlp_workspace: Workspace,
-    model: Model,
-    groups: tuple[LayerGroup, ...],
+    mlp_workload: Workload,
     settings: SearchSettings,
     fp32: PrecisionPlan,
     fp16: PrecisionPlan,
 ) -> None:
     choice = choose_target("auto")
-    with open_toolchain("auto", choice.target, mlp_workspace, model, groups, settings) as tools:
+    with open_toolchain("auto", choice.target, mlp_workload, settings) as tools:
         assert isinstance(tools, OnnxRuntimeToolchain), choice.why
         assert tools.provider == "cuda"
         for which in ("search", "held_out"):

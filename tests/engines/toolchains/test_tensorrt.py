@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptune.engines.base import EngineError, Failure, FailureKind, Measurement, Progress, Stage, Workspace
+from mptune.engines.base import EngineError, Failure, FailureKind, Measurement, Progress, Stage
 from mptune.engines.tensorrt.builder import BuildOptions, engine_faults
 from mptune.engines.tensorrt.jobs import BuildJob, BuildResult, LibraryReport
 from mptune.engines.tensorrt.library import Kind, is_installed, load_library
@@ -23,7 +23,9 @@ from mptune.engines.toolchains.shared import PredictedToolchain
 from mptune.engines.toolchains.tensorrt import AheadToolchain, TensorRtToolchain
 from mptune.engines.worker.child import WorkerState
 from mptune.engines.worker.parent import Worker
+from mptune.engines.workload import Workload
 from mptune.errors import SettingsError, TargetError
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -59,12 +61,10 @@ def fp16(fp32: PrecisionPlan, groups: tuple[LayerGroup, ...]) -> PrecisionPlan:
 
 
 @pytest.fixture
-def ahead(
-    mlp_workspace: Workspace, model: Model, groups: tuple[LayerGroup, ...], settings: SearchSettings
-) -> Iterator[AheadToolchain]:
+def ahead(mlp_workload: Workload, settings: SearchSettings) -> Iterator[AheadToolchain]:
     target = load_target("rtx-4500-ada")
-    mlp_workspace.engines_dir.mkdir()
-    with open_toolchain("auto", target, mlp_workspace, model, groups, settings) as tools:
+    mlp_workload.workspace.engines_dir.mkdir()
+    with open_toolchain("auto", target, mlp_workload, settings) as tools:
         assert isinstance(tools, AheadToolchain)
         assert not isinstance(tools.reference("search"), Failure)
         yield tools
@@ -72,7 +72,7 @@ def ahead(
 
 @needs_rtx
 def test_engines_are_built_beside_predictions(
-    ahead: AheadToolchain, fp32: PrecisionPlan, fp16: PrecisionPlan, mlp_workspace: Workspace
+    ahead: AheadToolchain, fp32: PrecisionPlan, fp16: PrecisionPlan, mlp_workload: Workload
 ) -> None:
     assert (ahead.name, ahead.latency_source, ahead.error_source) == ("tensorrt-rtx", "predicted", "emulated")
     assert any("is not here" in warning for warning in ahead.environment().warnings)
@@ -86,7 +86,7 @@ def test_engines_are_built_beside_predictions(
         assert found.latency.source == "predicted"
         assert found.build_s > 0
         assert found.engine_path is not None
-        assert found.engine_path.parent == mlp_workspace.engines_dir
+        assert found.engine_path.parent == mlp_workload.workspace.engines_dir
         assert engine_faults(library, found.engine_path.read_bytes()) == ()
         written = found.engine_path.stat().st_mtime_ns
         again = ahead.evaluate(plan, "held_out")
@@ -94,9 +94,9 @@ def test_engines_are_built_beside_predictions(
         assert (again.engine_path, again.build_s) == (found.engine_path, 0.0)
         assert again.error != found.error or plan is fp32
         assert found.engine_path.stat().st_mtime_ns == written
-    assert len(list(mlp_workspace.engines_dir.glob("*.engine"))) == 2
-    assert not list(mlp_workspace.weights_dir.glob("*.onnx"))
-    assert not list(mlp_workspace.engines_dir.glob("*.tmp"))
+    assert len(list(mlp_workload.workspace.engines_dir.glob("*.engine"))) == 2
+    assert not list(mlp_workload.workspace.weights_dir.glob("*.onnx"))
+    assert not list(mlp_workload.workspace.engines_dir.glob("*.tmp"))
     assert heard
 
 
@@ -114,7 +114,7 @@ def test_a_plan_whose_engine_cannot_be_built_has_failed(
     workspace = make_workspace(path, tmp_path, feed, count=2)
     plan = PrecisionPlan.uniform(model.sha256, [group.id for group in groups], Precision.FP32)
     target = load_target("rtx-4500-ada")
-    with open_toolchain("tensorrt-rtx", target, workspace, model, groups, settings) as tools:
+    with open_toolchain("tensorrt-rtx", target, Workload(GroupedModel(model, groups), workspace), settings) as tools:
         failure = tools.evaluate(plan)
         assert isinstance(failure, Failure)
         assert (failure.stage, failure.kind) == (Stage.BUILD, FailureKind.UNSUPPORTED)
@@ -127,41 +127,39 @@ def test_a_plan_whose_engine_cannot_be_built_has_failed(
 
 @needs_rtx
 def test_a_folder_that_vanished_is_one_clear_failure(
-    ahead: AheadToolchain, fp16: PrecisionPlan, mlp_workspace: Workspace
+    ahead: AheadToolchain, fp16: PrecisionPlan, mlp_workload: Workload
 ) -> None:
-    shutil.rmtree(mlp_workspace.engines_dir)
+    shutil.rmtree(mlp_workload.workspace.engines_dir)
     failure = ahead.evaluate(fp16)
     assert isinstance(failure, Failure)
     assert failure.stage is Stage.BUILD
-    assert str(mlp_workspace.engines_dir) in failure.message
-    mlp_workspace.engines_dir.mkdir()
+    assert str(mlp_workload.workspace.engines_dir) in failure.message
+    mlp_workload.workspace.engines_dir.mkdir()
     assert isinstance(ahead.evaluate(fp16), Measurement)
 
 
 @needs_rtx
 def test_shapes_that_do_not_fit_are_the_users_to_mend(
-    mlp_workspace: Workspace,
-    model: Model,
-    groups: tuple[LayerGroup, ...],
+    mlp_workload: Workload,
     settings: SearchSettings,
     fp32: PrecisionPlan,
 ) -> None:
     narrow = replace(settings, shapes=(ShapeRange.parse("x:1x32,1x32,2x32"),))
     target = load_target("rtx-4500-ada")
     with (
-        open_toolchain("auto", target, mlp_workspace, model, groups, narrow) as tools,
+        open_toolchain("auto", target, mlp_workload, narrow) as tools,
         pytest.raises(SettingsError, match="the data hold the shape 3x32"),
     ):
         tools.evaluate(fp32)
 
 
 @needs_rtx
-def test_a_build_past_its_deadline_is_cancelled_then_killed(mlp_path: Path, mlp_workspace: Workspace) -> None:
-    engine = mlp_workspace.engines_dir / "x.engine"
+def test_a_build_past_its_deadline_is_cancelled_then_killed(mlp_path: Path, mlp_workload: Workload) -> None:
+    engine = mlp_workload.workspace.engines_dir / "x.engine"
     engine.parent.mkdir()
     options = BuildOptions("tensorrt-rtx", capabilities=((8, 9),))
-    samples = (mlp_workspace.samples("search"),)
-    with Worker(mlp_workspace.logs_dir, WorkerSettings()) as worker:
+    samples = (mlp_workload.workspace.samples("search"),)
+    with Worker(mlp_workload.workspace.logs_dir, WorkerSettings()) as worker:
         cancelled = worker.call(BuildJob(mlp_path, engine, options, samples, timeout_s=0.0), PLENTY_S)
         assert isinstance(cancelled, Failure)
         assert cancelled.kind is FailureKind.TIMEOUT
@@ -180,51 +178,45 @@ def test_a_build_past_its_deadline_is_cancelled_then_killed(mlp_path: Path, mlp_
 @pytest.mark.parametrize("engine", ["tensorrt", "tensorrt-rtx"])
 def test_tensorrt_is_not_for_cpus(
     engine: EngineChoice,
-    mlp_workspace: Workspace,
-    model: Model,
-    groups: tuple[LayerGroup, ...],
+    mlp_workload: Workload,
     settings: SearchSettings,
 ) -> None:
     with pytest.raises(TargetError, match=f"--engine {engine} is for NVIDIA GPUs"):
-        open_toolchain(engine, load_target("cpu"), mlp_workspace, model, groups, settings)
+        open_toolchain(engine, load_target("cpu"), mlp_workload, settings)
 
 
 @without_gpu
 def test_what_cannot_be_built_here_is_refused_with_the_way_out(
-    mlp_workspace: Workspace, model: Model, groups: tuple[LayerGroup, ...], settings: SearchSettings
+    mlp_workload: Workload, settings: SearchSettings
 ) -> None:
     jetson, rtx = load_target("jetson-orin-nano-8gb"), load_target("rtx-4500-ada")
     with pytest.raises(TargetError, match="TensorRT builds engines on the device") as caught:
-        open_toolchain("tensorrt", jetson, mlp_workspace, model, groups, settings)
+        open_toolchain("tensorrt", jetson, mlp_workload, settings)
     assert "leave --engine at auto" in caught.value.hint
     with pytest.raises(TargetError, match="it builds for compute capability"):
-        open_toolchain("tensorrt-rtx", jetson, mlp_workspace, model, groups, settings)
-    with open_toolchain("onnxruntime", rtx, mlp_workspace, model, groups, settings) as tools:
+        open_toolchain("tensorrt-rtx", jetson, mlp_workload, settings)
+    with open_toolchain("onnxruntime", rtx, mlp_workload, settings) as tools:
         assert type(tools) is PredictedToolchain
 
 
 @needs_rtx
 @without_gpu
 @pytest.mark.parametrize("name", ["t4", "a100-40gb", "h100"])
-def test_auto_builds_for_rtx_gpus_alone(
-    name: str, mlp_workspace: Workspace, model: Model, groups: tuple[LayerGroup, ...], settings: SearchSettings
-) -> None:
-    with open_toolchain("auto", load_target(name), mlp_workspace, model, groups, settings) as tools:
+def test_auto_builds_for_rtx_gpus_alone(name: str, mlp_workload: Workload, settings: SearchSettings) -> None:
+    with open_toolchain("auto", load_target(name), mlp_workload, settings) as tools:
         assert type(tools) is PredictedToolchain
 
 
 @needs_rtx
 @without_gpu
 def test_turing_has_no_fp32_engine(
-    mlp_workspace: Workspace,
-    model: Model,
-    groups: tuple[LayerGroup, ...],
+    mlp_workload: Workload,
     settings: SearchSettings,
     fp32: PrecisionPlan,
 ) -> None:
     """The reason why 7.5 is not among ``RTX_CAPABILITIES``."""
-    mlp_workspace.engines_dir.mkdir()
-    with open_toolchain("tensorrt-rtx", load_target("t4"), mlp_workspace, model, groups, settings) as tools:
+    mlp_workload.workspace.engines_dir.mkdir()
+    with open_toolchain("tensorrt-rtx", load_target("t4"), mlp_workload, settings) as tools:
         failure = tools.evaluate(fp32)
     assert isinstance(failure, Failure)
     assert failure.kind is FailureKind.UNSUPPORTED
@@ -262,15 +254,13 @@ class Found:
 @pytest.mark.usefixtures("gpu_here")
 def test_a_gpu_here_is_measured_by_tensorrt_where_it_is_installed(
     monkeypatch: pytest.MonkeyPatch,
-    mlp_workspace: Workspace,
-    model: Model,
-    groups: tuple[LayerGroup, ...],
+    mlp_workload: Workload,
     settings: SearchSettings,
 ) -> None:
     target = load_target("rtx-4500-ada")
 
     def opened(choice: EngineChoice = "auto") -> OnnxRuntimeToolchain:
-        with open_toolchain(choice, target, mlp_workspace, model, groups, settings) as tools:
+        with open_toolchain(choice, target, mlp_workload, settings) as tools:
             assert isinstance(tools, OnnxRuntimeToolchain)
             assert (tools.latency_source, tools.error_source) == ("measured", "measured")
             return tools
@@ -298,9 +288,7 @@ def test_a_gpu_here_is_measured_by_tensorrt_where_it_is_installed(
 @pytest.mark.usefixtures("gpu_here")
 def test_a_fault_of_the_machine_costs_no_engine(
     monkeypatch: pytest.MonkeyPatch,
-    mlp_workspace: Workspace,
-    model: Model,
-    groups: tuple[LayerGroup, ...],
+    mlp_workload: Workload,
     settings: SearchSettings,
     fp16: PrecisionPlan,
 ) -> None:
@@ -308,10 +296,10 @@ def test_a_fault_of_the_machine_costs_no_engine(
     pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
     Found(monkeypatch, tensorrt_rtx=LibraryReport("1.7.1"))
     target = load_target("rtx-4500-ada")
-    mlp_workspace.engines_dir.mkdir()
+    mlp_workload.workspace.engines_dir.mkdir()
     cpu = replace(settings, worker=replace(settings.worker, retries=0))
     monkeypatch.setattr(toolchain, "probe", lambda provider: "no CUDA")
-    with open_toolchain("tensorrt-rtx", target, mlp_workspace, model, groups, cpu) as tools:
+    with open_toolchain("tensorrt-rtx", target, mlp_workload, cpu) as tools:
         assert isinstance(tools, TensorRtToolchain)
         assert tools.provider == "cpu"
         assert not any("seldom faster on a CPU" in warning for warning in tools.environment().warnings)
@@ -320,7 +308,7 @@ def test_a_fault_of_the_machine_costs_no_engine(
     assert isinstance(failure, Failure)
     assert failure.is_machine_fault
     assert "cudaSetDevice" in failure.message or "cuda-python" in failure.message
-    assert len(list(mlp_workspace.engines_dir.glob(f"{fp16.fingerprint}*"))) == 1
+    assert len(list(mlp_workload.workspace.engines_dir.glob(f"{fp16.fingerprint}*"))) == 1
 
 
 @dataclass(frozen=True)
@@ -335,9 +323,7 @@ class DamagedEngineJob:
 @pytest.mark.usefixtures("gpu_here")
 def test_a_damaged_engine_is_a_failure_and_not_found_again(
     monkeypatch: pytest.MonkeyPatch,
-    mlp_workspace: Workspace,
-    model: Model,
-    groups: tuple[LayerGroup, ...],
+    mlp_workload: Workload,
     settings: SearchSettings,
     fp16: PrecisionPlan,
 ) -> None:
@@ -345,13 +331,13 @@ def test_a_damaged_engine_is_a_failure_and_not_found_again(
     Found(monkeypatch, tensorrt_rtx=LibraryReport("1.7.1"))
     monkeypatch.setattr(toolchain, "probe", lambda provider: "no CUDA")
     monkeypatch.setattr(tensorrt_toolchain, "MeasureEngineJob", lambda **fields: DamagedEngineJob())
-    mlp_workspace.engines_dir.mkdir()
+    mlp_workload.workspace.engines_dir.mkdir()
     target = load_target("rtx-4500-ada")
-    with open_toolchain("tensorrt-rtx", target, mlp_workspace, model, groups, settings) as tools:
+    with open_toolchain("tensorrt-rtx", target, mlp_workload, settings) as tools:
         failure = tools.evaluate(fp16)
     assert isinstance(failure, Failure)
     assert (failure.stage, failure.message[:12]) == (Stage.BUILD, "the engine x")
-    assert not list(mlp_workspace.engines_dir.glob("*.engine"))
+    assert not list(mlp_workload.workspace.engines_dir.glob("*.engine"))
 
 
 @needs_rtx

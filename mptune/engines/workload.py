@@ -1,0 +1,49 @@
+"""What a toolchain works on: the model with its layer groups, its weight bank and the paths of the run's files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from mptune.engines.base import Workspace
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.loading.model import Model
+
+if TYPE_CHECKING:
+    from mptune.graph.writing.weights import WeightBank
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """The model that is tuned, and where its files lie.
+
+    Attributes:
+        grouped: the user's model and its layer groups.
+        workspace: the run's paths.
+    """
+
+    grouped: GroupedModel
+    workspace: Workspace
+
+    @property
+    def model(self) -> Model:
+        """The user's model."""
+        return self.grouped.model
+
+    @property
+    def groups(self) -> tuple[LayerGroup, ...]:
+        """Its layer groups, in topological order."""
+        return self.grouped.groups
+
+    @cached_property
+    def bank(self) -> WeightBank:
+        """Its weights in FP32 and FP16, written to the workspace when first asked for, unless they are there.
+
+        Raises:
+            RunError: they cannot be written, or the disk is full.
+        """
+        from mptune.graph.writing.weights import WeightBank
+
+        return WeightBank.write(self.model, self.workspace.weights_dir)
