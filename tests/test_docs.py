@@ -1,4 +1,4 @@
-"""README.md and CONTRIBUTING.md against the program: what they name exists, and what exists is named."""
+"""The documentation against the program: what it names exists, and what exists is named."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import typer.main
 from mptune.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md", "benchmarks/models/README.md")
+
+SETUP = "python3 -m venv .venv && . .venv/bin/activate && pip install "
 
 GROUP = typer.main.get_command(app)
 COMMANDS = dict(GROUP.commands)  # type: ignore[attr-defined]
@@ -40,10 +42,11 @@ def invocations(text: str) -> list[list[str]]:
     """Every ``mptune ...`` command in a page, as words."""
     found = []
     for line in code_of(text):
-        match = re.match(r"(?:\$ )?(mptune [a-z-].*)", line.strip())
-        if match:
-            command = re.split(r"\s(?:#|\||&&|>)", match.group(1))[0]
-            found.append(shlex.split(command))
+        for part in line.split(" && "):
+            match = re.match(r"(?:\$ )?(mptune [a-z-].*)", part.strip())
+            if match:
+                command = re.split(r"\s(?:#|\||>)", match.group(1))[0]
+                found.append(shlex.split(command))
     return found
 
 
@@ -93,7 +96,7 @@ def test_links_within_the_repository_lead_somewhere(page: str) -> None:
         if re.match(r"[a-z]+:", target):
             continue
         path, _, anchor = target.partition("#")
-        linked = ROOT / path if path else ROOT / page
+        linked = (ROOT / page).parent / path if path else ROOT / page
         assert linked.exists(), f"{page} links {target}"
         if anchor and linked.suffix == ".md":
             assert anchor in anchors(linked.read_text(encoding="utf-8")), f"{page} links {target}"
@@ -108,9 +111,55 @@ def test_the_house_in_contributing_is_the_house() -> None:
         assert f"`{name}`" in text or module in {"mptune", "mptune.__main__"}, f"CONTRIBUTING.md does not name {name}"
 
 
-def test_the_test_command_of_the_readme_is_what_ci_runs() -> None:
-    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+def test_the_rooms_in_contributing_are_the_rooms() -> None:
+    rooms = {path.parent.relative_to(ROOT / "mptune").as_posix() for path in (ROOT / "mptune").glob("*/*/__init__.py")}
+    named = re.findall(r"^\| `([a-z_]+/[a-z_]+)` \|", read("CONTRIBUTING.md"), re.MULTILINE)
+    assert sorted(named) == sorted(rooms)
+
+
+def test_a_person_sets_up_with_one_line() -> None:
+    """A virtual environment in the same line: a Debian's own Python refuses ``pip install``."""
+    lines = [line.strip() for line in code_of(read("README.md"))]
+    searches = [line for line in lines if line.startswith(f"{SETUP}. && mptune search ")]
+    assert len(searches) == 1
+    for path in re.findall(r"benchmarks/\S+", searches[0]):
+        assert (ROOT / path).is_file(), f"README.md searches {path}"
+
+
+def test_the_test_command_of_the_pages_is_what_ci_runs() -> None:
+    ci = read(".ci/run")
     for page in ("README.md", "CONTRIBUTING.md"):
-        commands = [line.strip() for line in code_of(read(page)) if line.strip().startswith("pytest")]
-        assert commands, f"{page} does not say how the tests are run"
-        assert any(command in ci for command in commands), f"{page}: {commands} is not what .ci/run runs"
+        commands = [line.strip() for line in code_of(read(page)) if line.startswith(f"{SETUP}-e '.[test]' && pytest")]
+        assert len(commands) == 1, f"{page} does not say in one line how the tests are run"
+        *_, install, tests = commands[0].split(" && ")
+        assert f"{tests} --cov-fail-under=94\n" in ci, f"{page}: {tests} is not what .ci/run runs"
+        assert install.removeprefix("pip install ") in ci, f"{page}: .ci/run does not {install}"
+
+
+def test_the_modules_of_benchmarks_that_the_pages_name_exist() -> None:
+    for page in PAGES:
+        for name in re.findall(r"\bbenchmarks(?:\.\w+)+", read(page)):
+            path = ROOT / name.replace(".", "/")
+            assert path.with_suffix(".py").is_file() or path.with_suffix(".json").is_file(), f"{page} names {name}"
+
+
+def test_the_files_of_benchmarks_that_the_pages_name_exist() -> None:
+    text = read("benchmarks/README.md")
+    named = {name.removeprefix("benchmarks/") for name in re.findall(r"[\w/]*\bresults/[\w*.]+\b", text)}
+    assert named
+    for name in named:
+        assert any((ROOT / "benchmarks").glob(name)), f"benchmarks/README.md names {name}"
+
+
+def test_every_script_with_figures_stands_beside_its_command() -> None:
+    """Every module of ``benchmarks`` that can be run is in ``benchmarks/README.md``."""
+    text = read("benchmarks/README.md")
+    for path in sorted((ROOT / "benchmarks").glob("*.py")):
+        if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8"):
+            assert f"benchmarks.{path.stem}" in text, f"benchmarks/README.md does not name benchmarks.{path.stem}"
+
+
+def test_the_readme_has_one_table_of_measurements() -> None:
+    """The others are in ``benchmarks/README.md``: figures that stand twice come to differ."""
+    tables = re.findall(r"(?:^\|.*\n)+", read("README.md"), re.MULTILINE)
+    assert len([table for table in tables if re.search(r"\| ms \||\d\.\d{3} \|", table)]) == 1
