@@ -115,12 +115,14 @@ def pick(
     ways = [max_error is not None or max_latency_ms is not None, knee, plan is not None]
     if sum(ways) > 1:
         raise SettingsError("limits, the knee and a plan's id exclude each other", "give one of them")
-    directory, file = read_run(run)
+    directory, _ = read_run(run)
     with (
         full_disk_as_error(directory.path),
         open_run(directory.path),
-        contextlib.closing(read_record(directory, file)) as record,
+        contextlib.ExitStack() as stack,
     ):
+        directory, file = read_run(run)  # again, now that nobody else can write it
+        record = stack.enter_context(contextlib.closing(read_record(directory, file)))
         file = file.model_copy(
             update={"choice": ChoiceSection(max_error=max_error, max_latency_ms=max_latency_ms, plan=plan)}
         )
@@ -208,6 +210,7 @@ def export(
     if target.is_dir() or (target.exists() and not force):
         refuse(target)
     with full_disk_as_error(target), open_run(directory.path):
+        directory, file = read_run(run)  # again, now that nobody else can write it
         with contextlib.closing(read_record(directory, file)) as record:
             front_of(directory, file, record)  # a run without a baseline has nothing to confirm
         if not has_copy(directory, file):

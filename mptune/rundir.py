@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -109,12 +109,13 @@ def read_run(path: str | Path) -> tuple[RunDirectory, RunFile]:
 
 
 @contextmanager
-def open_run(path: Path, *, fresh: bool = False) -> Iterator[RunDirectory]:
+def open_run(path: Path, *, fresh: bool | Callable[[RunFile], bool] = False) -> Iterator[RunDirectory]:
     """Create or open a run directory to write it, and hold its lock meanwhile.
 
     Args:
         path: the directory.
-        fresh: move what is there aside first, to ``NAME.old-1`` (or the next free number).
+        fresh: move what is there aside first, to ``NAME.old-1`` (or the next free number); or a function that says
+            whether, asked with the run.json that is there while nobody else can write it.
 
     Raises:
         RunError: it cannot be written, holds other files than a run's, or another process uses it.
@@ -122,9 +123,11 @@ def open_run(path: Path, *, fresh: bool = False) -> Iterator[RunDirectory]:
     run = RunDirectory(path)
     _refuse_foreign(run)
     if fresh and path.exists():
-        with _locked(run):
-            pass  # Nobody else is in it.
-        _move_aside(path)
+        with _locked(run):  # Nobody else is in it.
+            known = run.load() if callable(fresh) else None
+            is_moved = fresh is True or (known is not None and callable(fresh) and fresh(known))
+        if is_moved:
+            _move_aside(path)
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
     with _locked(run):

@@ -8,7 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +31,8 @@ from mptune.errors import (
 )
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
-from mptune.rundir import open_run
+from mptune.run_json import ChoiceSection
+from mptune.rundir import RunDirectory, open_run, read_run
 from mptune.tuning.front import Front
 from tests.conftest import save_cnn, save_mlp
 from tests.fakes import FAST, Diary, FakeToolchain, Law
@@ -375,6 +377,51 @@ def test_a_run_directory_in_use_is_refused_with_the_pid(place: Path) -> None:
     with open_run(place / "model.mptune"), pytest.raises(RunError, match="in use"):
         search(make_toolchain(), fresh=True)
     assert not (place / "model.mptune.old-1").exists()
+
+
+def ending_first(monkeypatch: pytest.MonkeyPatch, end: Callable[[], object]) -> None:
+    """Let ``end`` happen between the call and its lock, as another process might."""
+    real = api.open_run
+
+    @contextmanager
+    def later(path: Path, **options: bool) -> Iterator[RunDirectory]:
+        monkeypatch.setattr(api, "open_run", real)
+        end()
+        with real(path, **options) as run:
+            yield run
+
+    monkeypatch.setattr(api, "open_run", later)
+
+
+def test_pick_keeps_what_a_search_wrote_while_it_waited(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    search(make_toolchain())
+    ending_first(monkeypatch, lambda: search(make_toolchain(), budget=15, max_error=1e-3))
+    front = api.pick("model.mptune", knee=True)
+    file = read_run("model.mptune")[1]
+    assert front.evaluations == file.search.budget == 15
+    assert file.choice == ChoiceSection()
+
+
+def test_a_search_keeps_what_pick_wrote_while_it_waited(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = search(make_toolchain()).points[-1].plan.fingerprint
+    ending_first(monkeypatch, lambda: api.pick("model.mptune", plan=other))
+    front = search(make_toolchain(), budget=15, max_error=1e-3)
+    file = read_run("model.mptune")[1]
+    assert front.evaluations == file.search.budget == 15
+    assert file.choice == ChoiceSection(max_error=1e-3), "the last word is the search's, which ended last"
+
+
+def test_nobody_picks_while_a_search_goes_on(place: Path) -> None:
+    class Picks(Diary):
+        def stage(self, text: str) -> None:
+            super().stage(text)
+            if text == "searching" or text.startswith("confirming"):
+                with pytest.raises(RunError, match="in use"):
+                    api.pick("model.mptune", knee=True)
+
+    listener = Picks()
+    search(make_toolchain(), listener=listener)
+    assert any(stage.startswith("confirming") for stage in listener.stages)
 
 
 def test_a_directory_with_other_files_is_refused(place: Path) -> None:

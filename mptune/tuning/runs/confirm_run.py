@@ -181,11 +181,10 @@ class Confirming:
         mode = "" if jetson is None else jetson.power_mode
         path = self._run.confirmed / directory_name(section, self._target, mode)
         file = self._fresh_file(section, environment)
-        known = RunDirectory(path).load()
-        is_other = known is not None and _identity(known) != _identity(file)
-        self._stack.enter_context(open_run(path, fresh=is_other))
+        self._stack.enter_context(open_run(path, fresh=lambda other: _identity(other) != _identity(file)))
         self.directory = RunDirectory(path, path / HOME)
-        self.file = file if known is None or is_other else known.model_copy(update={"choice": file.choice})
+        recorded = self.directory.load()
+        self.file = file if recorded is None else recorded.model_copy(update={"choice": file.choice})
         self._warn(*self.file.warnings)
         self.directory.save(self.file)
 
