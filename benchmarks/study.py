@@ -24,7 +24,7 @@ from mptune.engines.timing.latency import summarise
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import LatencySettings
-from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
+from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation, Origin
 from mptune.tuning.front import pareto
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import open_study, read_study
@@ -44,7 +44,7 @@ def make_space(groups: int) -> SearchSpace:
     return SearchSpace(SHA, layers, ids, {}, (seed,))
 
 
-def evaluate(plan: PrecisionPlan, number: int, origin: str, generator: np.random.Generator) -> Evaluation:
+def evaluate(plan: PrecisionPlan, number: int, origin: Origin, generator: np.random.Generator) -> Evaluation:
     """An evaluation of the size that real ones have."""
     half = len(plan.fp16_groups)
     error = 1e-6 + 1e-4 * half**0.5 * float(generator.lognormal(0.0, 0.5))

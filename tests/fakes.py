@@ -36,6 +36,7 @@ from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import LatencySettings
 from mptune.targets.roofline import BoundaryCost, LatencyTerms
+from mptune.tuning.evaluation import Origin
 
 SHA = "0" * 64
 FAST = LatencySettings(bootstrap_samples=20)
@@ -272,7 +273,7 @@ class Diary:
         self.done.append(evaluation.plan.fingerprint)  # type: ignore[attr-defined]
         self.counts.append((done, budget))
 
-    def failed(self, plan: PrecisionPlan, origin: str, failure: Failure | str, done: int, budget: int) -> None:
+    def failed(self, plan: PrecisionPlan, origin: Origin, failure: Failure | str, done: int, budget: int) -> None:
         self.failures.append((plan.fingerprint, failure))
         self.counts.append((done, budget))
 

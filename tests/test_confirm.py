@@ -97,7 +97,7 @@ def test_every_plan_of_the_front_and_every_seed_is_measured(prepared) -> None:
     found = confirm(fake)
     wanted = {p.plan.fingerprint for p in (*searched.points, searched.fp32, searched.fp16)}
     assert wanted <= {plan.searched.plan.fingerprint for plan in found.plans}
-    seeds = {plan.searched.origin for plan in found.plans if plan.searched.origin.startswith("seed: ")}
+    seeds = {str(plan.searched.origin) for plan in found.plans if plan.searched.origin.kind == "seed"}
     assert {"seed: all-fp32", "seed: all-fp16", "seed: norm and softmax in FP32"} <= seeds
     for plan in found.plans:
         assert plan.searched.latency.source == "predicted"

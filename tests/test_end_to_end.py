@@ -21,7 +21,7 @@ from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings, WorkerSettings
 from mptune.targets.target import load_target
-from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.evaluation import Evaluation, Origin
 from mptune.tuning.steps.tuner import Silent
 from tests.engines import faults
 
@@ -154,7 +154,7 @@ class Heard(Silent):
         self.failures: list[Failure] = []
         self.evaluations: list[Evaluation] = []
 
-    def failed(self, plan: PrecisionPlan, origin: str, failure: Failure | str, done: int, budget: int) -> None:
+    def failed(self, plan: PrecisionPlan, origin: Origin, failure: Failure | str, done: int, budget: int) -> None:
         assert isinstance(failure, Failure)
         self.failures.append(failure)
 

@@ -138,7 +138,7 @@ def _readme(front: Front, evaluation: Evaluation, environment: Environment | Non
         "model": front.model_path,
         "sha256": front.model_sha256,
         "plan": plan.fingerprint,
-        "origin": evaluation.origin,
+        "origin": str(evaluation.origin),
         "kept": _kept(front, evaluation),
         "engine_file": _engine_line(engine),
         "fp16_groups": len(plan.fp16_groups),

@@ -34,7 +34,7 @@ def cells_of(confirmation: Confirmation, plan: ConfirmedPlan) -> tuple[str, list
         format_error(seen.judged_error),
         "-" if now is None else format_error(now.held_out_value),
     ]
-    return seen.plan.fingerprint, figures, seen.origin.removeprefix("seed: ")
+    return seen.plan.fingerprint, figures, seen.origin.label
 
 
 def place_of(confirmation: Confirmation, plan: ConfirmedPlan) -> str:
@@ -50,7 +50,7 @@ def place_of(confirmation: Confirmation, plan: ConfirmedPlan) -> str:
 def failures(confirmation: Confirmation) -> list[str]:
     """A line for every plan that failed on the device."""
     return [
-        f"failed: {plan.searched.plan.fingerprint} ({plan.searched.origin.removeprefix('seed: ')}): {plan.failure}"
+        f"failed: {plan.searched.plan.fingerprint} ({plan.searched.origin.label}): {plan.failure}"
         for plan in confirmation.plans
         if plan.measured is None
     ]

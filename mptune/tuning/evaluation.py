@@ -1,11 +1,11 @@
-"""Evaluation: a plan with what it cost and what it erred, and its two JSON forms (study and front.json)."""
+"""Evaluation: a plan with its latency and its error, and its two JSON forms (study and front.json)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.data.numbers import decode_float, encode_float
@@ -15,19 +15,48 @@ from mptune.graph.plan import PrecisionPlan
 
 EVALUATION_FORMAT = 1
 
-ORIGIN_FP32 = "seed: all-fp32"
-ORIGIN_FP16 = "seed: all-fp16"
-ORIGIN_SAMPLER = "sampler"
-
-
 EMULATION_FACTOR = 1.5
-"""An error that was measured and emulated a factor apart beyond this one is a warning (MEASURING.md)."""
+"""A measured and an emulated error disagree where their ratio is beyond this factor (MEASURING.md)."""
 
-_APART = "its error is"
+_DISAGREED_BEFORE = "its error is"
+"""How the warning of such an evaluation began in journals of mptune 0.1.0, which do not hold ``disagrees``."""
+
 _WHY = (
     "the engine accumulates in FP16, fuses roundings away, or does not do what the plan says; look at the precisions of"
     " its layers"
 )
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Who proposed a plan.
+
+    Attributes:
+        kind: a plan of the search space's that is evaluated first, or the sampler's.
+        name: of the seed, such as ``all-fp32``; empty for the sampler's.
+    """
+
+    kind: Literal["seed", "sampler"]
+    name: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Origin:
+        """Inverse of ``str``: the form in JSON files and journals, such as ``seed: all-fp32`` or ``sampler``."""
+        kind, _, name = text.partition(": ")
+        return cls("seed", name) if kind == "seed" else ORIGIN_SAMPLER
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.name}" if self.name else self.kind
+
+    @property
+    def label(self) -> str:
+        """For tables: the seed's name, or ``sampler``."""
+        return self.name or self.kind
+
+
+ORIGIN_FP32 = Origin("seed", "all-fp32")
+ORIGIN_FP16 = Origin("seed", "all-fp16")
+ORIGIN_SAMPLER = Origin("sampler")
 
 
 @dataclass(frozen=True)
@@ -50,7 +79,7 @@ class Evaluation:
     Attributes:
         plan: what was evaluated.
         number: Optuna's number of the trial, for ordering and for the logs.
-        origin: who proposed it: ``"seed: all-fp32"``, ``"seed: all-fp16"``, ``"seed: ..."`` or ``"sampler"``.
+        origin: who proposed it.
         latency: in milliseconds; drift-corrected where measured.
         error: every named statistic on the search samples, per output and per sample.
         metric: the objective statistic; another choice needs no new build (``with_metric``).
@@ -58,6 +87,7 @@ class Evaluation:
         speedup: median of all-FP32 / median of this one; above 1 is faster.
         emulated: the objective statistic by emulation of some of the samples, kept beside a measured one; None where
             the plan was not emulated.
+        disagrees: the measured error is not the emulated one, by more than ``EMULATION_FACTOR``.
         held_out: the same statistics on the held-out samples; None until confirmed.
         drift: factor already applied to ``latency`` (``mptune.engines.base.Measurement``).
         build_s: seconds to build the engine.
@@ -68,13 +98,14 @@ class Evaluation:
 
     plan: PrecisionPlan
     number: int
-    origin: str
+    origin: Origin
     latency: Latency
     error: OutputError
     metric: str
     error_source: ErrorSource
     speedup: float
     emulated: float | None = None
+    disagrees: bool = False
     held_out: OutputError | None = None
     drift: float = 1.0
     build_s: float = 0.0
@@ -89,7 +120,7 @@ class Evaluation:
         measurement: Measurement,
         *,
         number: int,
-        origin: str,
+        origin: Origin,
         metric: str,
         baseline_ms: float | None,
     ) -> Evaluation:
@@ -120,11 +151,11 @@ class Evaluation:
         )
 
     def with_emulated(self, emulated: EmulatedError, fp32_error: float) -> Evaluation:
-        """The same evaluation with what the plan's emulation gave, and a warning where the two disagree.
+        """The same evaluation with the plan's emulated error, and a warning where the two disagree.
 
         Args:
             emulated: of this plan.
-            fp32_error: of all-FP32 on this engine, which no emulation knows of.
+            fp32_error: of all-FP32 on this engine, which no emulation includes.
         """
         both = replace(self, emulated=emulated.value)
         if self.metric != "relative_l2" or not self.is_finite:  # other statistics do not add in squares
@@ -134,14 +165,8 @@ class Evaluation:
         measured, expected = same.value(self.metric), math.hypot(emulated.value, fp32_error)
         if expected / EMULATION_FACTOR <= measured <= expected * EMULATION_FACTOR:
             return both
-        return replace(
-            both, warnings=(*self.warnings, f"{_APART} {measured:.2e} as measured, {expected:.2e} as emulated: {_WHY}")
-        )
-
-    @property
-    def errs_otherwise(self) -> bool:
-        """Whether ``with_emulated`` found that the error is not the emulated one."""
-        return any(text.startswith(_APART) for text in self.warnings)
+        text = f"its error is {measured:.2e} as measured, {expected:.2e} as emulated: {_WHY}"
+        return replace(both, disagrees=True, warnings=(*self.warnings, text))
 
     @property
     def error_value(self) -> float:
@@ -186,13 +211,14 @@ class Evaluation:
             "format": EVALUATION_FORMAT,
             "plan": self.plan.to_json(),
             "number": self.number,
-            "origin": self.origin,
+            "origin": str(self.origin),
             "latency": self.latency.to_json(),
             "error": self.error.to_json(),
             "metric": self.metric,
             "error_source": self.error_source,
             "speedup": encode_float(self.speedup),
             "emulated": None if self.emulated is None else encode_float(self.emulated),
+            "disagrees": self.disagrees,
             "held_out": None if self.held_out is None else self.held_out.to_json(),
             "drift": encode_float(self.drift),
             "build_s": encode_float(self.build_s),
@@ -209,16 +235,18 @@ class Evaluation:
             PlanError: the plan in it cannot be read.
         """
         emulated, held_out = document.get("emulated"), document["held_out"]
+        in_words = any(text.startswith(_DISAGREED_BEFORE) for text in document["warnings"])
         return cls(
             plan=PrecisionPlan.from_json(document["plan"], "the study"),
             number=document["number"],
-            origin=document["origin"],
+            origin=Origin.parse(document["origin"]),
             latency=Latency.from_json(document["latency"]),
             error=OutputError.from_json(document["error"]),
             metric=document["metric"],
             error_source=document["error_source"],
             speedup=decode_float(document["speedup"]),
             emulated=None if emulated is None else decode_float(emulated),
+            disagrees=document.get("disagrees", in_words),
             held_out=None if held_out is None else OutputError.from_json(held_out),
             drift=decode_float(document["drift"]),
             build_s=decode_float(document["build_s"]),
@@ -232,7 +260,7 @@ class Evaluation:
         latency, held_out = self.latency, self.held_out_value
         return {
             "plan": self.plan.fingerprint,
-            "origin": self.origin,
+            "origin": str(self.origin),
             "latency": {
                 "median_ms": encode_float(latency.median_ms),
                 "p90_ms": encode_float(latency.p90_ms),
@@ -262,14 +290,14 @@ class Evaluation:
 
 def disagreements(evaluations: Sequence[Evaluation]) -> tuple[str, ...]:
     """The warning of a run where measured and emulated errors differ; none where they agree."""
-    apart = [e for e in evaluations if e.errs_otherwise]
-    if not apart:
+    disagreeing = [e for e in evaluations if e.disagrees]
+    if not disagreeing:
         return ()
-    worst = max(apart, key=lambda e: abs(_log(e.error_value) - _log(e.emulated or 0.0)))
-    known = sum(e.emulated is not None for e in evaluations)
+    worst = max(disagreeing, key=lambda e: abs(_log(e.error_value) - _log(e.emulated or 0.0)))
+    emulated = sum(e.emulated is not None for e in evaluations)
     return (
-        f"{len(apart)} of {known} plans err otherwise than their emulation says, such as {worst.plan.fingerprint}:"
-        f" {worst.error_value:.2e} as measured, {worst.emulated:.2e} as emulated: {_WHY}",
+        f"{len(disagreeing)} of {emulated} plans have measured and emulated errors that disagree, such as"
+        f" {worst.plan.fingerprint}: {worst.error_value:.2e} as measured, {worst.emulated:.2e} as emulated: {_WHY}",
     )
 
 

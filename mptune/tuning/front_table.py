@@ -74,7 +74,7 @@ class Row:
     def note(self) -> str:
         """Who proposed the plan, and what else there is to say about it."""
         words = [mark for mark in self.marks if mark != "chosen"]
-        origin = self.evaluation.origin.removeprefix("seed: ")
+        origin = self.evaluation.origin.label
         if origin.lower() not in {word.lower() for word in words}:
             words.insert(0, origin)
         return ", ".join(words)

@@ -17,7 +17,7 @@ from mptune.graph.grouping.groups import Granularity, LayerGroup
 from mptune.graph.hazards.find import Hazard, over_threshold, pinned_by_hazards
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32
+from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Origin
 
 PREFIXES = {"quarter": 0.25, "half": 0.5, "three quarters": 0.75}
 """Shares of the groups, from the inputs on, that stay FP32, as in Polygraphy's bisection: few boundaries."""
@@ -88,11 +88,11 @@ class Seed:
     """A plan to evaluate before the sampler proposes any.
 
     Attributes:
-        origin: ``"seed: "`` and its name.
+        origin: its name.
         plan: the whole plan.
     """
 
-    origin: str
+    origin: Origin
     plan: PrecisionPlan
 
 
@@ -246,15 +246,17 @@ def _seeds(
         kept = set(fp32)
         return space.plan({g: Precision.FP32 if g in kept else Precision.FP16 for g in space.free})
 
-    # The baseline is all-FP32 whatever is pinned: speed-ups and errors are told against it.
+    # The baseline is all-FP32 whatever is pinned: speed-ups and errors are relative to it.
     fp32 = PrecisionPlan.uniform(model.sha256, [g.id for g in space.groups], Precision.FP32)
     seeds = [Seed(ORIGIN_FP32, fp32), Seed(ORIGIN_FP16, mixed(()))]
-    seeds += [Seed(f"seed: {s.name}", mixed(matcher.all_of(s.fp32, classes_may_lack=True))) for s in named.file.seed]
+    seeds += [
+        Seed(Origin("seed", s.name), mixed(matcher.all_of(s.fp32, classes_may_lack=True))) for s in named.file.seed
+    ]
     large = over_threshold(model, space.groups, absmax, LARGE_ACTIVATION)
     if large:
-        seeds.append(Seed(f"seed: activations over {LARGE_ACTIVATION:g} in FP32", mixed(large)))
+        seeds.append(Seed(Origin("seed", f"activations over {LARGE_ACTIVATION:g} in FP32"), mixed(large)))
     seeds += [
-        Seed(f"seed: first {name} in FP32", mixed(space.free[: round(share * len(space.free))]))
+        Seed(Origin("seed", f"first {name} in FP32"), mixed(space.free[: round(share * len(space.free))]))
         for name, share in PREFIXES.items()
     ]
     unique: dict[str, Seed] = {}

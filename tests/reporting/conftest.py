@@ -16,7 +16,7 @@ from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.run_json import TargetSection
-from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.evaluation import Evaluation, Origin
 from mptune.tuning.front import Front, choose, hypervolume, pareto
 from mptune.tuning.reasons.ranking import error_agreement, latency_agreement
 from mptune.tuning.runs.confirmation import Confirmation, ConfirmedPlan
@@ -61,7 +61,7 @@ class Bench:
         base = Evaluation(
             plan=self.plan(fp16),
             number=fp16,
-            origin="sampler",
+            origin=Origin("sampler"),
             latency=make_latency(ms, source),
             error=make_error(error),
             metric="relative_l2",
@@ -73,11 +73,16 @@ class Bench:
     def front(self, directory: Path, **changes: Any) -> tuple[Front, tuple[Evaluation, ...]]:
         """A front of four points, with a dominated plan and one that is not finite beside it."""
         every = len(self.groups)
-        fp32 = self.evaluation(0, 2.0, 0.0, origin="seed: all-fp32")
-        fp16 = self.evaluation(every, 0.9, 2.4e-2, origin="seed: all-fp16")
+        fp32 = self.evaluation(0, 2.0, 0.0, origin=Origin("seed", "all-fp32"))
+        fp16 = self.evaluation(every, 0.9, 2.4e-2, origin=Origin("seed", "all-fp16"))
         mixed = [
             self.evaluation(
-                1, 1.7, 3e-4, origin="seed: norms and softmax in FP32", confirmed=True, held_out=make_error(4e-4)
+                1,
+                1.7,
+                3e-4,
+                origin=Origin("seed", "norms and softmax in FP32"),
+                confirmed=True,
+                held_out=make_error(4e-4),
             ),
             self.evaluation(2, 1.2, 2e-3),
         ]

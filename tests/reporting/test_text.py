@@ -22,6 +22,7 @@ from mptune.reporting.text import (
     latency_source,
     unique,
 )
+from mptune.tuning.evaluation import Origin
 from tests.reporting.conftest import Bench, make_error, predicted
 
 MakeFront = Callable[..., tuple]
@@ -79,7 +80,7 @@ def test_rows_are_sorted_and_marked(make_front: MakeFront) -> None:
 
 def test_baselines_are_shown_even_off_the_front(make_front: MakeFront, bench: Bench) -> None:
     broken = replace(
-        bench.evaluation(len(bench.groups), 0.9, math.nan, origin="seed: all-fp16"),
+        bench.evaluation(len(bench.groups), 0.9, math.nan, origin=Origin("seed", "all-fp16")),
         error=make_error(math.nan, non_finite=5.0),
     )
     front, _ = make_front()

@@ -7,7 +7,7 @@ import math
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.timing.latency import Latency
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.tuning.evaluation import ORIGIN_SAMPLER, Evaluation
+from mptune.tuning.evaluation import ORIGIN_SAMPLER, Evaluation, Origin
 from tests.fakes import SHA
 
 
@@ -23,7 +23,7 @@ def make_evaluation(
     width: float = 0.0,
     held_out: float | None = None,
     number: int = 0,
-    origin: str = ORIGIN_SAMPLER,
+    origin: Origin = ORIGIN_SAMPLER,
     bits: int | None = None,
 ) -> Evaluation:
     """An evaluation with a 95 % interval of ``ms +- width``; its plan is made of the bits of ``bits`` or ``number``."""

@@ -11,7 +11,7 @@ from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.hazards.find import Hazard
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision
-from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32
+from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Origin
 from mptune.tuning.space import NamedSpace, list_spaces, load_space, make_space, match
 from tests.fakes import make_plan
 
@@ -118,7 +118,7 @@ def test_a_pattern_that_matches_nothing_is_a_warning(tmp_path: Path, mlp: tuple[
 def test_large_activations_make_a_seed(tmp_path: Path, mlp: tuple[Model, tuple[LayerGroup, ...]]) -> None:
     model, groups = mlp
     named = write_space(tmp_path, "")
-    origin = "seed: activations over 512 in FP32"
+    origin = Origin("seed", "activations over 512 in FP32")
     assert all(seed.origin != origin for seed in make_space(model, groups, named, absmax={"x": 511.0}).seeds)
     space = make_space(model, groups, named, absmax={"block1.narrow": 600.0})
     seed = next(seed for seed in space.seeds if seed.origin == origin)
@@ -141,6 +141,6 @@ def test_plans_are_of_the_model() -> None:
 
 def test_prefixes_are_seeds_with_few_boundaries(tmp_path: Path, mlp: tuple[Model, tuple[LayerGroup, ...]]) -> None:
     space = make_space(*mlp, write_space(tmp_path, ""))
-    prefixes = {seed.origin: seed.plan.fp32_groups for seed in space.seeds if seed.origin.startswith("seed: first")}
+    prefixes = {str(seed.origin): seed.plan.fp32_groups for seed in space.seeds if seed.origin.name.startswith("first")}
     assert prefixes["seed: first half in FP32"] == space.free[: len(space.free) // 2]
     assert all(kept == space.free[: len(kept)] for kept in prefixes.values())

@@ -17,7 +17,7 @@ from mptune.engines.base import Failure, Progress
 from mptune.graph.plan import PrecisionPlan
 from mptune.reporting.terminal.console import make_console
 from mptune.reporting.text import format_duration, format_error, format_ms, format_speedup, group_counts
-from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.evaluation import Evaluation, Origin
 
 RECENT_FAILURES = 3
 
@@ -82,7 +82,7 @@ class TerminalListener:
         if self._live is None:
             self._print(f"[{done:>{len(str(budget))}}/{budget}] {_line(evaluation)}")
 
-    def failed(self, plan: PrecisionPlan, origin: str, failure: Failure | str, done: int, budget: int) -> None:
+    def failed(self, plan: PrecisionPlan, origin: Origin, failure: Failure | str, done: int, budget: int) -> None:
         """Show a plan that gave no result, with why and where the log lies."""
         self._advance(done, budget)
         text = f"failed: {describe_failure(failure)} (plan {plan.fingerprint}, {origin})"
@@ -189,5 +189,5 @@ def _line(evaluation: Evaluation) -> str:
     return (
         f"{format_ms(latency.median_ms)} ms{predicted}  {format_speedup(evaluation.speedup)}  "
         f"error {format_error(evaluation.error_value)}{emulated}  "
-        f"{group_counts(evaluation.plan)} FP16/FP32  {evaluation.origin.removeprefix('seed: ')}"
+        f"{group_counts(evaluation.plan)} FP16/FP32  {evaluation.origin.label}"
     )

@@ -21,7 +21,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from mptune.engines.base import Failure, Measurement
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
+from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation, Origin
 from mptune.tuning.record.storage import storing
 from mptune.tuning.sampler.plan_rows import PRECISIONS
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
@@ -55,7 +55,7 @@ class Proposal:
 
     plan: PrecisionPlan
     number: int
-    origin: str
+    origin: Origin
     attempt: int
     trial: optuna.Trial
 
@@ -80,10 +80,10 @@ class StudyRecord:
         """All evaluations that are told, in the order of their trials, also those that are not finite."""
         return tuple(self._decode(t) for t in self._trials(*_DONE) if "evaluation" in t.user_attrs)
 
-    def failures(self) -> tuple[tuple[PrecisionPlan, str, Failure], ...]:
+    def failures(self) -> tuple[tuple[PrecisionPlan, Origin, Failure], ...]:
         """The plans that failed through their own fault, with their origin."""
         return tuple(
-            (self._plan_of(t), self._origin_of(t), Failure.from_json(t.user_attrs["failure"]))
+            (self._plan_of(t), _origin_of(t.user_attrs), Failure.from_json(t.user_attrs["failure"]))
             for t in self._trials(TrialState.PRUNED)
             if "failure" in t.user_attrs
         )
@@ -145,11 +145,11 @@ class StudyRecord:
         scale = None if self.metric == "relative_l2" else math.inf
         self._study.sampler = PrecisionSampler(prior, derive_seed(seed, 0), scale, emulate)
 
-    def enqueue(self, plan: PrecisionPlan, origin: str, attempt: int = 0) -> None:
+    def enqueue(self, plan: PrecisionPlan, origin: Origin, attempt: int = 0) -> None:
         """Let a plan be asked next, unless it is enqueued already."""
         if plan.fingerprint in self.waiting():
             return
-        attrs: dict[str, Any] = {"fingerprint": plan.fingerprint, "origin": origin, "attempt": attempt}
+        attrs: dict[str, Any] = {"fingerprint": plan.fingerprint, "origin": str(origin), "attempt": attempt}
         if not self._space.holds(plan):
             attrs["plan"] = {group: str(p) for group, p in plan.precision.items()}
         with storing(self._where):
@@ -165,7 +165,7 @@ class StudyRecord:
             plan = self._whole_plan(attrs, choices)
             if "fingerprint" not in attrs:
                 trial.set_user_attr("fingerprint", plan.fingerprint)
-        return Proposal(plan, trial.number, attrs.get("origin", ORIGIN_SAMPLER), attrs.get("attempt", 0), trial)
+        return Proposal(plan, trial.number, _origin_of(attrs), attrs.get("attempt", 0), trial)
 
     def tell_evaluation(
         self, proposal: Proposal, evaluation: Evaluation, group_times_ms: Mapping[str, float] | None = None
@@ -307,7 +307,7 @@ class StudyRecord:
             choices = trial.system_attrs.get("fixed_params", trial.params)
             if "duplicate" not in attrs and all(group in choices for group in self._space.free):
                 plan = self._whole_plan(attrs, choices)
-                self.enqueue(plan, self._origin_of(trial), attrs.get("attempt", 0))
+                self.enqueue(plan, _origin_of(attrs), attrs.get("attempt", 0))
             self._study.tell(trial.number, state=TrialState.FAIL)
 
     def _whole_plan(self, attrs: Mapping[str, Any], choices: Mapping[str, str]) -> PrecisionPlan:
@@ -318,10 +318,6 @@ class StudyRecord:
 
     def _plan_of(self, trial: FrozenTrial) -> PrecisionPlan:
         return self._whole_plan(trial.user_attrs, trial.params)
-
-    @staticmethod
-    def _origin_of(trial: FrozenTrial) -> str:
-        return str(trial.user_attrs.get("origin", ORIGIN_SAMPLER))
 
     def adopt(self, other: optuna.Study) -> None:
         """Take over what another study of the same run knows, judged by this study's metric. Idempotent.
@@ -357,6 +353,10 @@ class StudyRecord:
             user_attrs=attrs,
             system_attrs={k: v for k, v in trial.system_attrs.items() if k.startswith("constraints")},
         )
+
+
+def _origin_of(attrs: Mapping[str, Any]) -> Origin:
+    return Origin.parse(attrs["origin"]) if "origin" in attrs else ORIGIN_SAMPLER
 
 
 def _objectives(evaluation: Evaluation) -> list[float]:

@@ -14,8 +14,6 @@ from mptune.tuning.reasons.ranking import Agreement, error_agreement, latency_ag
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.steps.remeasure import confirmed_evaluations
 
-_SEED = "seed: "
-
 
 @dataclass(frozen=True)
 class ConfirmedPlan:
@@ -80,7 +78,7 @@ def searched_plans(front: Front, evaluations: Sequence[Evaluation]) -> tuple[Eva
         front: the search's.
         evaluations: all of the search, for the seeds.
     """
-    seeds = [e for e in evaluations if e.origin.startswith(_SEED) and e.is_finite]
+    seeds = [e for e in evaluations if e.origin.kind == "seed" and e.is_finite]
     wanted = (front.fp32, front.fp16, *front.points, front.chosen, *seeds)
     unique: dict[str, Evaluation] = {}
     for evaluation in wanted:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mptune.errors import PlanError, RunError
 from mptune.settings import SearchSettings
-from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation, disagreements
+from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation, Origin, disagreements
 from mptune.tuning.explanation import Explanation
 from mptune.tuning.front import Front, choose, hypervolume, reference_error_of
 from mptune.tuning.reasons.advice import Outcome, findings
@@ -133,7 +133,7 @@ def _unconfirmed(points: Sequence[Evaluation], chosen: Evaluation | None) -> tup
     )
 
 
-def _of_origin(evaluations: Sequence[Evaluation], origin: str) -> Evaluation | None:
+def _of_origin(evaluations: Sequence[Evaluation], origin: Origin) -> Evaluation | None:
     return next((e for e in evaluations if e.origin == origin), None)
 
 

@@ -16,7 +16,7 @@ from mptune.errors import BaselineError, RunError
 from mptune.files import RESUME_HINT
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import SearchSettings
-from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, EmulatedError, Evaluation
+from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, EmulatedError, Evaluation, Origin
 from mptune.tuning.front import pareto
 from mptune.tuning.record.record import Proposal, StudyRecord
 from mptune.tuning.space import SearchSpace, Seed
@@ -56,7 +56,7 @@ class Listener(Protocol):
         """A plan was evaluated and is finite; ``done`` of ``budget`` are spent."""
         ...
 
-    def failed(self, plan: PrecisionPlan, origin: str, failure: Failure | str, done: int, budget: int) -> None:
+    def failed(self, plan: PrecisionPlan, origin: Origin, failure: Failure | str, done: int, budget: int) -> None:
         """A plan failed through its own fault, or (text) its outputs are not finite."""
         ...
 
@@ -78,7 +78,7 @@ class Silent:
     def evaluated(self, evaluation: Evaluation, done: int, budget: int) -> None:
         """Nothing."""
 
-    def failed(self, plan: PrecisionPlan, origin: str, failure: Failure | str, done: int, budget: int) -> None:
+    def failed(self, plan: PrecisionPlan, origin: Origin, failure: Failure | str, done: int, budget: int) -> None:
         """Nothing."""
 
     def building(self, progress: Progress) -> None:
@@ -242,15 +242,15 @@ class Tuner:
         """Once more in a fresh process where the error is not the emulated one: a process may have gone wrong."""
         profile = self._is_profiled(proposal)
         result = self._toolchain.evaluate(proposal.plan, profile=profile)
-        if isinstance(result, Failure) or self._vain >= _VAIN or not self._judged(proposal, result).errs_otherwise:
+        if isinstance(result, Failure) or self._vain >= _VAIN or not self._judged(proposal, result).disagrees:
             return result
         self._toolchain.restart()
         again = self._toolchain.evaluate(proposal.plan, profile=profile)
-        if isinstance(again, Failure) or self._judged(proposal, again).errs_otherwise:
+        if isinstance(again, Failure) or self._judged(proposal, again).disagrees:
             self._vain += 1
             return result
         self._listener.warning(
-            f"plan {proposal.plan.fingerprint} erred otherwise than its emulation says, and no longer in a fresh "
+            f"the measured and emulated errors of plan {proposal.plan.fingerprint} disagreed, and agree in a fresh "
             "process: only the second measurement counts"
         )
         return again

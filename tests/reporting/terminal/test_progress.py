@@ -13,6 +13,7 @@ import pytest
 
 from mptune.engines.base import Failure, FailureKind, Progress, Stage
 from mptune.reporting.terminal.progress import TerminalListener, describe_failure
+from mptune.tuning.evaluation import Origin
 from mptune.tuning.steps.tuner import Listener
 from tests.reporting.conftest import Bench
 
@@ -25,8 +26,8 @@ def feed(listener: Listener, bench: Bench) -> None:
     """The life of a short search."""
     listener.stage("reference")
     listener.warning("the calibration data are random")
-    listener.evaluated(bench.evaluation(0, 2.0, 0.0, origin="seed: all-fp32"), 1, 5)
-    listener.evaluated(bench.evaluation(6, 0.9, 2.4e-2, origin="seed: all-fp16"), 2, 5)
+    listener.evaluated(bench.evaluation(0, 2.0, 0.0, origin=Origin("seed", "all-fp32")), 1, 5)
+    listener.evaluated(bench.evaluation(6, 0.9, 2.4e-2, origin=Origin("seed", "all-fp16")), 2, 5)
     listener.failed(bench.plan(3), "sampler", TIMEOUT, 3, 5)
     listener.failed(bench.plan(4), "sampler", "3 values are not finite", 4, 5)
     listener.evaluated(bench.evaluation(2, 1.2, 2e-3), 5, 5)

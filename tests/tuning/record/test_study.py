@@ -15,7 +15,7 @@ import pytest
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.errors import RunError, SettingsError
 from mptune.settings import SearchSettings
-from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
+from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation, Origin
 from mptune.tuning.record.journal import repair_journal
 from mptune.tuning.record.record import Proposal, StudyRecord
 from mptune.tuning.record.storage import without_password
@@ -68,13 +68,13 @@ def test_an_evaluation_that_was_written_but_not_told_is_not_lost(
 
 def test_a_plan_in_work_is_taken_up_again(open_record: OpenRecord, space: SearchSpace) -> None:
     record = open_record()
-    record.enqueue(make_plan("01010101"), "seed: mine", attempt=1)
+    record.enqueue(make_plan("01010101"), Origin("seed", "mine"), attempt=1)
     lost = [record.ask(), record.ask()]
     again = open_record()
     assert again.heal(stale_after_s=0) == 2
     assert again.waiting() == {p.plan.fingerprint for p in lost}
     first = again.ask()
-    assert (first.plan, first.origin, first.attempt) == (make_plan("01010101"), "seed: mine", 1)
+    assert (first.plan, first.origin, first.attempt) == (make_plan("01010101"), Origin("seed", "mine"), 1)
     assert again.ask().origin == ORIGIN_SAMPLER
     assert again.heal(stale_after_s=0) == 2, "healing twice must not enqueue a plan twice"
     assert len(again.waiting()) == 2

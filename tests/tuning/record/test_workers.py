@@ -14,7 +14,7 @@ import pytest
 from mptune.engines.base import Failure, Measurement, SampleSet
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
-from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32
+from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Origin
 from mptune.tuning.front import hypervolume, pareto
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import open_study
@@ -142,7 +142,7 @@ def test_a_plan_that_another_has_in_work_is_seen_by_one_at_least(tmp_path: Path)
     plan = make_plan("01" * (GROUPS // 2))
     proposals = []
     for record in (one, other):  # Both thought at the same time.
-        record.enqueue(plan, "seed: mine")
+        record.enqueue(plan, Origin("seed", "mine"))
         proposals.append(record.ask())
     assert [p.plan for p in proposals] == [plan, plan]
     assert other.is_taken(proposals[1])

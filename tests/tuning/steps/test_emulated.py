@@ -128,13 +128,14 @@ def test_a_factor_between_measured_and_emulated_is_a_warning(
     found = evaluation(measured).with_emulated(EmulatedError(emulated, 1), fp32)
     assert found.emulated == emulated
     assert (found.warnings == ()) == agree
+    assert found.disagrees == (not agree)
     assert all("as emulated" in warning for warning in found.warnings)
     assert Evaluation.from_json(json.loads(json.dumps(found.to_json()))) == found
     other = evaluation(measured, "max_abs").with_emulated(EmulatedError(emulated, 1), fp32)
     assert (other.emulated, other.warnings) == (emulated, ())
 
 
-def test_a_run_tells_how_many_plans_err_otherwise() -> None:
+def test_a_run_tells_how_many_plans_disagree() -> None:
     sound = evaluation(1e-3).with_emulated(EmulatedError(1.1e-3, 1), 0.0)
     apart = evaluation(1e-3).with_emulated(EmulatedError(2e-4, 1), 0.0)
     worse = evaluation(1e-3).with_emulated(EmulatedError(math.inf, 1), 0.0)

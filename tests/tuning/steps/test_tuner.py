@@ -85,7 +85,7 @@ def test_an_error_that_a_process_made_is_measured_again_in_a_fresh_one(
     assert record.spent == 12
     (found,) = (e for e in record.evaluations() if e.plan == seed)
     assert found.error_value == pytest.approx(toolchain.law.error(seed))
-    assert not found.errs_otherwise
+    assert not found.disagrees
     assert sum("in a fresh process" in text for text in diary.warnings) == 1
 
 
@@ -96,7 +96,7 @@ def test_errors_that_are_what_they_are_are_measured_again_twice_at_most(
     judging_tuner(record, space, toolchain, Diary()).run()
     assert toolchain.restarts == 2
     assert len(toolchain.calls) == 12 + 2
-    assert sum(e.errs_otherwise for e in record.evaluations()) == 11
+    assert sum(e.disagrees for e in record.evaluations()) == 11
 
 
 @pytest.mark.parametrize(("profiling", "count"), [("none", 0), ("apart", 2), ("along", 12)])
