@@ -96,7 +96,7 @@ def build_front(
     told = (
         *facts.warnings,
         *fp32.latency.warnings,
-        *dropped,
+        *(plan.warning for plan in dropped),
         *disagreements(evaluations),
         *findings(Outcome(points, fp32, evaluations, failures, explanation, is_given=every)),
         *_unconfirmed(points, chosen),

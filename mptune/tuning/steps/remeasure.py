@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mptune.data.metrics.accuracy import OutputError
@@ -26,6 +26,37 @@ from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.steps.tuner import Listener, machine_error
 
 _PREFIX = "confirm:"
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A plan that was measured again and is off the front since.
+
+    Attributes:
+        evaluation: of the plan, as the search left it.
+        failure: why it gave no outputs; None where its outputs are not finite on the held-out samples.
+    """
+
+    evaluation: Evaluation
+    failure: Failure | None
+
+    @property
+    def reason(self) -> str:
+        """Why, a few words."""
+        if self.failure is None:
+            return "its outputs are not finite on the held-out samples"
+        return self.failure.describe()
+
+    @property
+    def warning(self) -> str:
+        """The same as a line of its own, with what to do."""
+        plan = f"plan {self.evaluation.plan.fingerprint} ({self.evaluation.origin})"
+        if self.failure is None:
+            return (
+                f"{plan} is not finite on the held-out samples and was dropped: give more calibration samples, so that "
+                "the search sees such values"
+            )
+        return f"{plan} failed when it was confirmed and was dropped: {self.reason}"
 
 
 def candidates(evaluations: Sequence[Evaluation]) -> tuple[Evaluation, ...]:
@@ -150,7 +181,7 @@ def measure_again(
 
 def confirmed_evaluations(
     record: StudyRecord, rounds: int, latency: LatencySettings, points: Sequence[Evaluation] | None = None
-) -> tuple[tuple[Evaluation, ...], tuple[str, ...]]:
+) -> tuple[tuple[Evaluation, ...], tuple[Dropped, ...]]:
     """What confirmation has shown, read back from the record.
 
     The latency of a point is summed up again over the values of all its rounds; its interval is widened to hold the
@@ -164,30 +195,23 @@ def confirmed_evaluations(
         points: which to read back; None takes the candidates.
 
     Returns:
-        The points, less those that failed, and warnings. A point that has not been confirmed is as the search left
-        it.
+        The points, less those that failed, and these. A point that has not been confirmed is as the search left it.
     """
     notes = record.notes(_PREFIX)
     kept: list[Evaluation] = []
-    warnings: list[str] = []
+    dropped: list[Dropped] = []
     for point in candidates(record.evaluations()) if points is None else points:
         pooled = _pooled(point, _rounds_of(notes, point.plan), rounds, latency)
         if isinstance(pooled, Failure):
-            warnings.append(
-                f"plan {point.plan.fingerprint} ({point.origin}) failed when it was confirmed and was dropped: "
-                f"{pooled.stage.value}, {pooled.kind.value}: {pooled.message}"
-            )
+            dropped.append(Dropped(point, pooled))
         elif not pooled.is_finite:
-            warnings.append(
-                f"plan {point.plan.fingerprint} ({point.origin}) is not finite on the held-out samples and was "
-                "dropped: give more calibration samples, so that the search sees such values"
-            )
+            dropped.append(Dropped(point, None))
         else:
             kept.append(pooled)
     baseline = next((p for p in kept if p.origin == ORIGIN_FP32), record.baseline())
     if baseline is not None:
         kept = [p.with_baseline(baseline.latency.median_ms) for p in kept]
-    return tuple(kept), tuple(warnings)
+    return tuple(kept), tuple(dropped)
 
 
 def confirmed_front(points: Iterable[Evaluation]) -> tuple[Evaluation, ...]:

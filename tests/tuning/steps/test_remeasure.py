@@ -119,9 +119,9 @@ def test_a_point_that_fails_is_dropped_with_a_warning(searched: StudyRecord, spa
 
 def test_a_point_that_is_not_finite_on_held_out_samples_is_dropped(searched: StudyRecord, space: SearchSpace) -> None:
     confirm(searched, make_toolchain(space, non_finite={g.id for g in space.groups}), SETTINGS, Diary(), rounds=1)
-    points, warnings = confirmed_evaluations(searched, 1, FAST)
+    points, dropped = confirmed_evaluations(searched, 1, FAST)
     assert [p.origin for p in points] == [ORIGIN_FP32]
-    assert all("not finite on the held-out samples" in w for w in warnings)
+    assert all("not finite on the held-out samples" in one.warning for one in dropped)
 
 
 def test_a_broken_machine_stops_the_confirmation(searched: StudyRecord, space: SearchSpace) -> None:
