@@ -38,6 +38,7 @@ from benchmarks.measuring import Bench, add_options, open_bench
 from mptune.engines.base import Toolchain
 from mptune.graph.hazards.find import find_hazards
 from mptune.tuning.hypervolume import ERROR_FLOOR
+from mptune.tuning.listener import Silent
 from mptune.tuning.sampler.plan_rows import Bools, Floats, unique_plans
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.sampler.precision import PrecisionSampler
@@ -46,7 +47,6 @@ from mptune.tuning.sampler.trials import TIMING_ATTR
 from mptune.tuning.space import SearchSpace, load_space, make_space
 from mptune.tuning.steps.emulated import Oracle
 from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, find_sensitivity, make_prior
-from mptune.tuning.steps.tuner import Silent
 
 AROUND = "around the front"
 AT = (10, 25, 50, 100, 200)

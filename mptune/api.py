@@ -21,6 +21,7 @@ from mptune.rundir import RunDirectory, open_run, read_run
 from mptune.settings import EngineChoice, SearchSettings
 from mptune.targets.target import load_target
 from mptune.tuning.front import Front
+from mptune.tuning.listener import Listener, Silent
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.runs.archive import pack
 from mptune.tuning.runs.confirm_run import Confirming, read_confirmation, read_record, read_searched
@@ -29,7 +30,6 @@ from mptune.tuning.runs.model_copy import has_copy, keep_model, load_copy, load_
 from mptune.tuning.runs.search_run import OpenToolchain, Session, front_of
 from mptune.tuning.sampler.stock import check_sampler
 from mptune.tuning.space import load_space
-from mptune.tuning.steps.tuner import Listener, Silent
 
 __all__ = ["apply", "confirm", "export", "inspect", "pick", "report", "search"]
 

@@ -27,8 +27,9 @@ from mptune.settings import DataSettings, SearchSettings
 from mptune.targets.costs import VIEWS, GroupCost, ShapeTable, group_costs, node_flops, ungrouped_cost
 from mptune.targets.memory import MemoryNeed, memory_need
 from mptune.targets.target import load_target
+from mptune.tuning.failures import did_not_run
 from mptune.tuning.space import NamedSpace, Pin, make_space
-from mptune.tuning.steps.baseline import check_ranges, did_not_run
+from mptune.tuning.steps.baseline import check_ranges
 
 _WEIGHTS = frozenset({"float", "float16", "double", "bfloat16"})
 

@@ -22,7 +22,7 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings, WorkerSettings
 from mptune.targets.target import load_target
 from mptune.tuning.evaluation import Evaluation, Origin
-from mptune.tuning.steps.tuner import Silent
+from mptune.tuning.listener import Silent
 from tests.engines import faults
 
 MODELS = Path(__file__).parent.parent / "benchmarks" / "models"

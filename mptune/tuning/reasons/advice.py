@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from mptune.engines.base import Failure
 from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
 from mptune.tuning.explanation import Explanation, Reason
+from mptune.tuning.failures import describe
 from mptune.tuning.front import faster_beyond_noise
 from mptune.tuning.hypervolume import ERROR_FLOOR
 
@@ -113,10 +114,7 @@ def _why_nothing_is_faster(outcome: Outcome) -> str:
         )
     if outcome.failures:
         first = outcome.failures[0]
-        return (
-            f"no plan with FP16 in it ran, so the model stays FP32; the first failed with: {first.stage.value}, "
-            f"{first.kind.value}: {first.message}"
-        )
+        return f"no plan with FP16 in it ran, so the model stays FP32; the first failed with: {describe(first)}"
     return "no plan with FP16 in it gave finite outputs, so the model stays FP32: a larger --budget may find one"
 
 

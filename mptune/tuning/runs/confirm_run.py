@@ -29,6 +29,7 @@ from mptune.rundir import RunDirectory, open_run
 from mptune.settings import DataSettings, EngineChoice, SearchSettings
 from mptune.targets.target import Target, detect_gpus, load_target
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
+from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import open_study, read_study
 from mptune.tuning.runs.confirmation import Confirmation, compare, searched_plans
@@ -36,9 +37,9 @@ from mptune.tuning.runs.model_copy import load_copy
 from mptune.tuning.runs.search_run import OpenToolchain, front_of, storage_url
 from mptune.tuning.space import SearchSpace, Seed
 from mptune.tuning.steps.baseline import check_baseline
-from mptune.tuning.steps.device import describe_device
+from mptune.tuning.steps.prepare import describe_device
 from mptune.tuning.steps.remeasure import measure_again, missing, rounds_needed
-from mptune.tuning.steps.tuner import Listener, Tuner
+from mptune.tuning.steps.tuner import Tuner
 
 STUDY = "confirm"
 HOME = "../.."

@@ -9,6 +9,7 @@ from typing import Any
 from mptune.run_json import TargetSection
 from mptune.settings import LatencySettings
 from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.failures import describe
 from mptune.tuning.front import Front
 from mptune.tuning.reasons.ranking import Agreement, error_agreement, latency_agreement
 from mptune.tuning.record.record import StudyRecord
@@ -95,7 +96,7 @@ def compare(
     rounds: int,
     latency: LatencySettings,
 ) -> Confirmation:
-    """Hold what was measured against what the search saw.
+    """Compare what was measured with what the search measured or predicted.
 
     Args:
         searched: the plans that were confirmed, as the search saw them.
@@ -108,15 +109,13 @@ def compare(
     evaluations = record.evaluations()
     kept, dropped = confirmed_evaluations(record, rounds, latency, [e for e in evaluations if e.is_finite])
     measured = {e.plan.fingerprint: e for e in kept}
-    failures = {plan.fingerprint: f"{f.stage.value}, {f.kind.value}: {f.message}" for plan, _, f in record.failures()}
-    for evaluation in evaluations:
-        name = evaluation.plan.fingerprint
-        if name not in measured:
-            failures[name] = next((text for text in dropped if name in text), "its outputs are not finite")
+    reasons = {plan.fingerprint: describe(failure) for plan, _, failure in record.failures()}
+    reasons |= {e.plan.fingerprint: "its outputs are not finite" for e in evaluations if not e.is_finite}
+    reasons |= {plan.evaluation.plan.fingerprint: plan.reason for plan in dropped}
     plans = [
-        ConfirmedPlan(e, measured.get(e.plan.fingerprint), failures.get(e.plan.fingerprint, "not measured yet"))
-        if e.plan.fingerprint not in measured
-        else ConfirmedPlan(e, measured[e.plan.fingerprint])
+        ConfirmedPlan(e, measured[e.plan.fingerprint])
+        if e.plan.fingerprint in measured
+        else ConfirmedPlan(e, None, reasons.get(e.plan.fingerprint, "not measured yet"))
         for e in searched
     ]
     plans.sort(key=lambda p: (p.measured is None, (p.measured or p.searched).latency.median_ms))

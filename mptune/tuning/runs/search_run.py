@@ -42,6 +42,7 @@ from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
 from mptune.targets.target import Target
 from mptune.tuning.front import Front
+from mptune.tuning.listener import Listener
 from mptune.tuning.reasons.reasons import keep_grounds
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.storage import without_password
@@ -49,12 +50,18 @@ from mptune.tuning.record.study import open_study
 from mptune.tuning.runs.result import Choice, Facts, build_front
 from mptune.tuning.space import NamedSpace, SearchSpace, load_space, make_space
 from mptune.tuning.steps.baseline import check_baseline
-from mptune.tuning.steps.device import check_memory, describe_device
 from mptune.tuning.steps.emulated import EMULATED_JSON, Oracle
-from mptune.tuning.steps.prepare import Observations, observe, samples_sha256, save_samples
+from mptune.tuning.steps.prepare import (
+    Observations,
+    check_memory,
+    describe_device,
+    observe,
+    samples_sha256,
+    save_samples,
+)
 from mptune.tuning.steps.remeasure import confirm, missing, points_to_confirm, rounds_needed
 from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, find_sensitivity, make_prior
-from mptune.tuning.steps.tuner import Listener, Tuner, has_converged, is_exhausted
+from mptune.tuning.steps.tuner import Tuner, has_converged, is_exhausted
 
 STORAGE_VARIABLE = "MPTUNE_STORAGE"
 """Environment variable with the storage URL, where run.json holds it without its password."""

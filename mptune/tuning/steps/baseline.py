@@ -9,9 +9,9 @@ import math
 from collections.abc import Mapping
 
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.base import Failure, FailureKind, ReferenceReport, TensorRange
+from mptune.engines.base import Failure, ReferenceReport, TensorRange
 from mptune.errors import BaselineError
-from mptune.files import DISK_FULL_HINT
+from mptune.tuning.failures import did_not_run
 
 REPEAT_WARNING = 1e-5
 REPEAT_LIMIT = 1e-2
@@ -149,19 +149,3 @@ def check_baseline(error: OutputError, *, tf32: bool) -> tuple[str, ...]:
             "look for TF32 in the engine",
         )
     return ()
-
-
-def did_not_run(what: str, failure: Failure) -> BaselineError:
-    """The error for an FP32 job that gave no result: ``what`` says which, the failure says why."""
-    hints = {
-        FailureKind.TIMEOUT: "the model is too slow for the deadline: give fewer samples or a smaller --batch",
-        FailureKind.OUT_OF_MEMORY: "free memory on the device, or give a smaller --batch",
-        FailureKind.DISK_FULL: DISK_FULL_HINT,
-        FailureKind.DEVICE_LOST: "see that the device answers (nvidia-smi), then run it again",
-        FailureKind.WORKER: "run `mptune doctor`",
-        FailureKind.UNSUPPORTED: "the toolchain lacks an operator of this model: try another --engine",
-    }
-    hint = hints.get(failure.kind, "see that the model runs in ONNX Runtime by itself, or try another --engine")
-    if failure.log_path is not None:
-        hint += f"; the log is {failure.log_path}"
-    return BaselineError(f"{what} ({failure.stage.value}, {failure.kind.value}): {failure.message}", hint)

@@ -15,8 +15,9 @@ from mptune.errors import RunError
 from mptune.files import write_json
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.evaluation import EmulatedError
+from mptune.tuning.failures import machine_error
+from mptune.tuning.listener import Listener
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.tuner import Listener, machine_error
 
 EMULATED_JSON = "emulated.json"
 """Name of the file in the run's data directory."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +13,15 @@ import numpy as np
 from mptune.data.calibration import CalibrationSet
 from mptune.data.numbers import decode_float, encode_float
 from mptune.engines.base import Failure, Toolchain, Workspace
+from mptune.engines.environment import Environment
 from mptune.files import write_json
-from mptune.tuning.steps.baseline import check_ranges, check_reference, did_not_run
-from mptune.tuning.steps.tuner import Listener
+from mptune.graph.loading.model import Model
+from mptune.targets.memory import memory_need, memory_warnings
+from mptune.targets.mismatch import profile_warnings
+from mptune.targets.target import Target
+from mptune.tuning.failures import did_not_run
+from mptune.tuning.listener import Listener
+from mptune.tuning.steps.baseline import check_ranges, check_reference
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,27 @@ def observe(toolchain: Toolchain, listener: Listener) -> Observations:
         {tensor: seen.shape for tensor, seen in ranges.items()},
         tuple(dict.fromkeys(warnings)),
     )
+
+
+def describe_device(toolchain: Toolchain, target: Target | None) -> Environment:
+    """The machine, with warnings where it is measured and is not what the profile's figures hold for.
+
+    Args:
+        toolchain: who measures, or predicts: then the machine is not the device, and says nothing of it.
+        target: the profile; None where the caller brought a toolchain of its own.
+    """
+    environment = toolchain.environment()
+    if target is None or environment.jetson is None or toolchain.latency_source != "measured":
+        return environment
+    return environment.with_warnings(*profile_warnings(target, environment.jetson))
+
+
+def check_memory(observations: Observations, model: Model, target: Target | None) -> Observations:
+    """The observations with a warning where the model will not fit the target's memory."""
+    if target is None:
+        return observations
+    told = memory_warnings(memory_need(model, observations.shapes), target)
+    return replace(observations, warnings=(*observations.warnings, *told))
 
 
 def samples_sha256(data: CalibrationSet) -> str:

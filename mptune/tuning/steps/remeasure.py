@@ -20,10 +20,11 @@ from mptune.engines.timing.latency import Latency, summarise
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import LatencySettings, SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
+from mptune.tuning.failures import describe, machine_error
 from mptune.tuning.front import choose, knee, pareto
 from mptune.tuning.hypervolume import ERROR_FLOOR
+from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.steps.tuner import Listener, machine_error
 
 _PREFIX = "confirm:"
 
@@ -45,7 +46,7 @@ class Dropped:
         """Why, a few words."""
         if self.failure is None:
             return "its outputs are not finite on the held-out samples"
-        return self.failure.describe()
+        return describe(self.failure)
 
     @property
     def warning(self) -> str:

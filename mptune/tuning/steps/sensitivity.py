@@ -14,11 +14,11 @@ from mptune.files import write_json
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.targets.roofline import LatencyTerms
 from mptune.tuning.hypervolume import ERROR_FLOOR
+from mptune.tuning.listener import Listener
 from mptune.tuning.sampler.boundaries import Boundary
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.emulated import emulate_plans
-from mptune.tuning.steps.tuner import Listener
 
 SENSITIVITY_JSON = "sensitivity.json"
 """Name of the file in the run's data directory."""

@@ -7,20 +7,20 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from enum import Enum
-from typing import Protocol
 
 import numpy as np
 
-from mptune.engines.base import Failure, Measurement, Progress, Toolchain
+from mptune.engines.base import Failure, Measurement, Toolchain
 from mptune.errors import BaselineError, RunError
-from mptune.files import RESUME_HINT
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import SearchSettings
-from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, EmulatedError, Evaluation, Origin
+from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, EmulatedError, Evaluation
+from mptune.tuning.failures import did_not_run, machine_error
 from mptune.tuning.front import pareto
+from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import Proposal, StudyRecord
 from mptune.tuning.space import SearchSpace, Seed
-from mptune.tuning.steps.baseline import check_baseline, did_not_run
+from mptune.tuning.steps.baseline import check_baseline
 
 DUPLICATES_IN_A_ROW = 3
 """After so many known proposals in a row, an unseen neighbour of the front is taken instead."""
@@ -43,49 +43,6 @@ HOPELESS = 20
 
 _VAIN = 2
 """After so many measurements again, in a fresh process, that changed nothing, errors are what they are."""
-
-
-class Listener(Protocol):
-    """Hears how a search goes on. Called from the thread that searches; must return soon."""
-
-    def stage(self, text: str) -> None:
-        """A part of the work begins, such as ``reference`` or ``confirming 7 plans``."""
-        ...
-
-    def evaluated(self, evaluation: Evaluation, done: int, budget: int) -> None:
-        """A plan was evaluated and is finite; ``done`` of ``budget`` are spent."""
-        ...
-
-    def failed(self, plan: PrecisionPlan, origin: Origin, failure: Failure | str, done: int, budget: int) -> None:
-        """A plan failed through its own fault, or (text) its outputs are not finite."""
-        ...
-
-    def building(self, progress: Progress) -> None:
-        """A build that takes its time is so far."""
-        ...
-
-    def warning(self, text: str) -> None:
-        """Something that a person should know, one line."""
-        ...
-
-
-class Silent:
-    """The listener that does nothing."""
-
-    def stage(self, text: str) -> None:
-        """Nothing."""
-
-    def evaluated(self, evaluation: Evaluation, done: int, budget: int) -> None:
-        """Nothing."""
-
-    def failed(self, plan: PrecisionPlan, origin: Origin, failure: Failure | str, done: int, budget: int) -> None:
-        """Nothing."""
-
-    def building(self, progress: Progress) -> None:
-        """Nothing."""
-
-    def warning(self, text: str) -> None:
-        """Nothing."""
 
 
 class Stop(str, Enum):
@@ -331,16 +288,6 @@ def is_exhausted(record: StudyRecord, space: SearchSpace) -> bool:
     # All-FP32 is always evaluated, also where the pins leave it out of the space.
     outside = sum(1 for seed in space.seeds if seed.plan.fingerprint in known and not space.holds(seed.plan))
     return len(known) - outside >= space.size
-
-
-def machine_error(failure: Failure, attempts: int) -> RunError:
-    """The error after the last retry of a fault of the machine."""
-    log = "" if failure.log_path is None else f" (log: {failure.log_path})"
-    times = "" if attempts == 1 else f" {attempts} times in a row"
-    return RunError(
-        f"the machine failed{times}: {failure.kind.value} ({failure.stage.value}): {failure.message}{log}",
-        f"when it is mended, {RESUME_HINT}",
-    )
 
 
 _PRECISIONS = (Precision.FP32, Precision.FP16)

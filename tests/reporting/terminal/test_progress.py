@@ -14,7 +14,7 @@ import pytest
 from mptune.engines.base import Failure, FailureKind, Progress, Stage
 from mptune.reporting.terminal.progress import TerminalListener, describe_failure
 from mptune.tuning.evaluation import Origin
-from mptune.tuning.steps.tuner import Listener
+from mptune.tuning.listener import Listener
 from tests.reporting.conftest import Bench
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")

@@ -16,13 +16,14 @@ from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.errors import RunError, SettingsError
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation, Origin
+from mptune.tuning.listener import Silent
 from mptune.tuning.record.journal import repair_journal
 from mptune.tuning.record.record import Proposal, StudyRecord
 from mptune.tuning.record.storage import without_password
 from mptune.tuning.record.study import open_study, read_study
 from mptune.tuning.sampler.stock import derive_seed, make_sampler
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.tuner import Silent, Stop, Tuner
+from mptune.tuning.steps.tuner import Stop, Tuner
 from tests.fakes import SHA, FakeToolchain, Law, make_plan
 from tests.tuning.conftest import OpenRecord, make_small_space
 
@@ -137,7 +138,8 @@ KILLED = """
 import sys
 from pathlib import Path
 from mptune.tuning.record.study import open_study
-from mptune.tuning.steps.tuner import Silent, Tuner
+from mptune.tuning.listener import Silent
+from mptune.tuning.steps.tuner import Tuner
 from mptune.settings import SearchSettings
 from tests.fakes import SHA, FakeToolchain, Law
 from tests.tuning.conftest import make_small_space

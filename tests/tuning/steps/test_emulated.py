@@ -16,9 +16,10 @@ from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_SAMPLER, EmulatedError, Evaluation, disagreements
+from mptune.tuning.listener import Silent
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.emulated import EMULATED_JSON, EmulatedErrors, Oracle
-from mptune.tuning.steps.tuner import Silent, Tuner
+from mptune.tuning.steps.tuner import Tuner
 from tests.conftest import save_mlp
 from tests.fakes import FAST, Diary, FakeToolchain, Law, make_plan
 from tests.tuning.conftest import OpenRecord, make_small_space

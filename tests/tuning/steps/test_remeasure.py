@@ -13,6 +13,7 @@ from mptune.errors import PlanError, RunError
 from mptune.settings import SearchSettings, WorkerSettings
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32
 from mptune.tuning.front import Front, knee, pareto
+from mptune.tuning.listener import Silent
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.runs.result import Choice, Facts, build_front, find_plan
 from mptune.tuning.space import SearchSpace
@@ -25,7 +26,7 @@ from mptune.tuning.steps.remeasure import (
     pool_latencies,
     rounds_needed,
 )
-from mptune.tuning.steps.tuner import Silent, Tuner
+from mptune.tuning.steps.tuner import Tuner
 from tests.fakes import FAST, SHA, Diary, FakeToolchain, Law
 from tests.tuning.conftest import OpenRecord, make_small_space
 from tests.tuning.factory import make_evaluation

@@ -16,9 +16,10 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings, WorkerSettings
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, EmulatedError
 from mptune.tuning.front import pareto
+from mptune.tuning.listener import Silent
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.space import Pin, SearchSpace
-from mptune.tuning.steps.tuner import HOPELESS, Silent, Stop, Tuner
+from mptune.tuning.steps.tuner import HOPELESS, Stop, Tuner
 from tests.fakes import Diary, FakeToolchain, Law, make_plan
 from tests.tuning.conftest import OpenRecord, make_small_space
 

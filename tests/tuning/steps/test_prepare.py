@@ -12,8 +12,7 @@ from mptune.engines.environment import Environment
 from mptune.graph.loading.model import load_model
 from mptune.targets.jetson import JetsonState
 from mptune.targets.target import load_target
-from mptune.tuning.steps.device import check_memory, describe_device
-from mptune.tuning.steps.prepare import Observations
+from mptune.tuning.steps.prepare import Observations, check_memory, describe_device
 from tests.fakes import Diary, FakeToolchain, Law
 
 

@@ -1,0 +1,52 @@
+"""Listener: who is called while a run goes on, such as a progress bar."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from mptune.engines.base import Failure, Progress
+from mptune.graph.plan import PrecisionPlan
+from mptune.tuning.evaluation import Evaluation, Origin
+
+
+class Listener(Protocol):
+    """Called while a run goes on, from the thread that runs it; must return soon."""
+
+    def stage(self, text: str) -> None:
+        """A part of the work begins, such as ``reference`` or ``confirming 7 plans``."""
+        ...
+
+    def evaluated(self, evaluation: Evaluation, done: int, budget: int) -> None:
+        """A plan was evaluated and is finite; ``done`` of ``budget`` are spent."""
+        ...
+
+    def failed(self, plan: PrecisionPlan, origin: Origin, failure: Failure | str, done: int, budget: int) -> None:
+        """A plan failed through its own fault, or (text) its outputs are not finite."""
+        ...
+
+    def building(self, progress: Progress) -> None:
+        """How far a long build is."""
+        ...
+
+    def warning(self, text: str) -> None:
+        """Something that a person should know, one line."""
+        ...
+
+
+class Silent:
+    """The listener that does nothing."""
+
+    def stage(self, text: str) -> None:
+        """Nothing."""
+
+    def evaluated(self, evaluation: Evaluation, done: int, budget: int) -> None:
+        """Nothing."""
+
+    def failed(self, plan: PrecisionPlan, origin: Origin, failure: Failure | str, done: int, budget: int) -> None:
+        """Nothing."""
+
+    def building(self, progress: Progress) -> None:
+        """Nothing."""
+
+    def warning(self, text: str) -> None:
+        """Nothing."""
