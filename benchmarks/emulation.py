@@ -113,7 +113,7 @@ def measure(workload: Workload, random: int) -> list[Pair]:
 class _OfCuda(Emulating):
     """Rounds where ONNX Runtime's CUDA provider does, which is what was measured, on whatever device it runs."""
 
-    _timed_by = "cuda"
+    fuses = False
 
 
 def emulate(workload: Workload, plans: Sequence[PrecisionPlan], *, few: bool) -> list[float]:

@@ -56,7 +56,7 @@ class Emulating(OnnxRuntimeToolchain):
 
     def emulate_all(self, plan: PrecisionPlan) -> OutputError:
         """On all samples; the tool does so before a build on a few."""
-        return require(self._emulate([plan], "search", few=False))[0]
+        return require(self.emulation.errors([plan]))[0]
 
 
 class Alone:

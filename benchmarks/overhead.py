@@ -19,12 +19,12 @@ from unittest import mock
 import mptune
 from benchmarks.common import rounded, save
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
-from mptune.engines.toolchains.shared import OrtToolchain
+from mptune.engines.toolchains.shared import BaseToolchain
 from mptune.tuning.sampler.precision import PrecisionSampler
 
 PARTS: tuple[tuple[str, type, str], ...] = (
     ("the sampler thinks", PrecisionSampler, "sample_relative"),
-    ("emulating", OrtToolchain, "emulate"),
+    ("emulating", BaseToolchain, "emulate"),
     ("building and measuring", OnnxRuntimeToolchain, "evaluate"),
 )
 

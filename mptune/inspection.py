@@ -13,7 +13,7 @@ from mptune.data.calibration import CalibrationSet, load_calibration
 from mptune.data.numbers import encode_float
 from mptune.data.plausibility import random_looking
 from mptune.engines.base import Failure, TensorRange, Workspace
-from mptune.engines.toolchains.shared import PredictedToolchain
+from mptune.engines.toolchains.predicted import PredictedToolchain
 from mptune.engines.workload import Workload
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import Granularity, LayerGroup, find_fitting_groups, find_groups

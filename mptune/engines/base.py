@@ -6,6 +6,7 @@ the log lies. No sentinel number ever stands in for one.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -161,6 +162,10 @@ class Workspace:
     def reference(self, which: SampleSet) -> Path:
         """Path of the reference outputs of a set of samples."""
         return self.data_dir / f"{which}_reference.npz"
+
+    def scratch(self, name: str) -> Path:
+        """A path for a model beside the weight bank, of this process alone: several may share a run directory."""
+        return self.weights_dir / f"{name}-{os.getpid()}.onnx"
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.loading.model import Model
 
 if TYPE_CHECKING:
+    from mptune.graph.writing.rewrite import Rewriter
     from mptune.graph.writing.weights import WeightBank
 
 
@@ -47,3 +48,14 @@ class Workload:
         from mptune.graph.writing.weights import WeightBank
 
         return WeightBank.write(self.model, self.workspace.weights_dir)
+
+    @cached_property
+    def rewriter(self) -> Rewriter:
+        """Writes the typed models of plans beside the weight bank; made when first asked for.
+
+        Raises:
+            RunError: the weight bank cannot be written, or the disk is full.
+        """
+        from mptune.graph.writing.rewrite import Rewriter
+
+        return Rewriter(self.model, self.groups, self.bank)

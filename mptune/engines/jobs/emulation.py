@@ -8,7 +8,6 @@ starts at the waist before it, from values that were computed once.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -249,7 +248,7 @@ class Emulation:
     def _one_by_one(
         self, plans: Sequence[PrecisionPlan], which: SampleSet, few: bool
     ) -> tuple[OutputError, ...] | Failure:
-        paths = [self._emulator.write(plan, self._scratch(plan.fingerprint)) for plan in plans]
+        paths = [self._emulator.write(plan, self._workspace.scratch(f"emulated-{plan.fingerprint}")) for plan in plans]
         try:
             return self._call(ErrorsJob(tuple(paths), *self._judged(which, few)))
         finally:
@@ -303,12 +302,8 @@ class Emulation:
     def _write(self, name: str, write: Callable[[Path], Path]) -> Path:
         """A model that stays until ``close``: a restarted worker opens it again."""
         if name not in self._written:
-            self._written[name] = write(self._scratch(name))
+            self._written[name] = write(self._workspace.scratch(f"emulated-{name}"))
         return self._written[name]
-
-    def _scratch(self, name: str) -> Path:
-        """A path beside the weight bank, of this process alone: several may search in one run directory."""
-        return self._workspace.weights_dir / f"emulated-{name}-{os.getpid()}.onnx"
 
 
 def rows_per_sample(model: Model, batch: int) -> int:

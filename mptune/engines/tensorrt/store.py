@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mptune.engines.base import Failure, Measurement
 from mptune.engines.tensorrt.builder import BuildOptions
 from mptune.engines.tensorrt.jobs import BuildJob, BuildResult
 from mptune.engines.worker.parent import Worker
 from mptune.engines.workload import Workload
-from mptune.graph.plan import Precision, PrecisionPlan
-
-if TYPE_CHECKING:
-    from mptune.graph.writing.rewrite import Rewriter
+from mptune.graph.plan import PrecisionPlan
 
 _GRACE_S = 20.0
 """TensorRT is asked to stop at the deadline; so much later the worker is killed."""
@@ -67,14 +62,13 @@ class EngineStore:
         self._options = options
         self._version = version
         self._timeout_s = timeout_s
-        self._rewriter: Rewriter | None = None
 
     def find_or_build(self, plan: PrecisionPlan) -> StoredEngine | Failure:
         """The engine of a plan, from its file where there is one."""
         path = self._path(plan)
         if path.exists():
             return StoredEngine(path)
-        model = self._typed().write(plan, self._scratch(plan))
+        model = self._workload.rewriter.write(plan, self._workspace.scratch(f"build-{plan.fingerprint}"))
         try:
             job = BuildJob(
                 model=model,
@@ -88,36 +82,29 @@ class EngineStore:
             model.unlink(missing_ok=True)
         return built if isinstance(built, Failure) else StoredEngine(path, built.build_s, built.warnings)
 
-    def measured(self, plan: PrecisionPlan, measure: Callable[[], Measurement | Failure]) -> Measurement | Failure:
-        """Build a plan's engine, measure, and put the engine into the measurement.
+    def evaluate(self, plan: PrecisionPlan, evaluate: Callable[[], Measurement | Failure]) -> Measurement | Failure:
+        """Build a plan's engine, evaluate the plan, and name the engine in the measurement.
 
         An engine whose plan failed is deleted, unless the machine was at fault.
+
+        Args:
+            plan: the plan.
+            evaluate: measures or predicts it; not called where the engine cannot be built.
         """
         stored = self.find_or_build(plan)
         if isinstance(stored, Failure):
             return stored
-        found = measure()
-        if isinstance(found, Failure):
-            if not found.is_machine_fault:
+        result = evaluate()
+        if isinstance(result, Failure):
+            if not result.is_machine_fault:
                 self.discard(plan)
-            return found
-        warnings = tuple(dict.fromkeys((*stored.warnings, *found.warnings)))
-        return replace(found, build_s=stored.build_s, engine_path=stored.path, warnings=warnings)
+            return result
+        warnings = tuple(dict.fromkeys((*stored.warnings, *result.warnings)))
+        return replace(result, build_s=stored.build_s, engine_path=stored.path, warnings=warnings)
 
     def discard(self, plan: PrecisionPlan) -> None:
         """Delete a plan's engine, so that a damaged file is not found again."""
         self._path(plan).unlink(missing_ok=True)
-
-    def node_precisions(self, plan: PrecisionPlan) -> Mapping[str, Precision]:
-        """Precision of every node of the typed model that the plan decides, by the node's name."""
-        return self._typed().node_precisions(plan)
-
-    def _typed(self) -> Rewriter:
-        if self._rewriter is None:
-            from mptune.graph.writing.rewrite import Rewriter
-
-            self._rewriter = Rewriter(self._workload.model, self._workload.groups, self._workload.bank)
-        return self._rewriter
 
     def _path(self, plan: PrecisionPlan) -> Path:
         return self._workspace.engines_dir / f"{plan.fingerprint}.{self._options.kind}-{self._version}.engine"
@@ -125,6 +112,3 @@ class EngineStore:
     def _options_for(self, plan: PrecisionPlan) -> BuildOptions:
         # The all-FP32 plan is the baseline, which never uses TF32.
         return replace(self._options, tf32=self._options.tf32 and bool(plan.fp16_groups))
-
-    def _scratch(self, plan: PrecisionPlan) -> Path:
-        return self._workspace.weights_dir / f"{plan.fingerprint}-{os.getpid()}-build.onnx"

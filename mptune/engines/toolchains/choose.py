@@ -18,7 +18,7 @@ from mptune.engines.ort.session import Provider
 from mptune.engines.tensorrt.jobs import LibraryJob, LibraryReport
 from mptune.engines.tensorrt.library import AHEAD_OF_TIME, INSTALL, RTX_CAPABILITIES, Kind, is_installed
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
-from mptune.engines.toolchains.shared import PredictedToolchain
+from mptune.engines.toolchains.predicted import PredictedToolchain
 from mptune.engines.toolchains.tensorrt import AheadToolchain, TensorRtToolchain
 from mptune.engines.worker.child import Job
 from mptune.engines.worker.parent import Worker

@@ -1,14 +1,12 @@
-"""What the toolchains share, all of ONNX Runtime's, and the one that predicts for a device that is not here."""
+"""What every toolchain has ONNX Runtime do: reference outputs, observed ranges, emulated errors; and the worker."""
 
 from __future__ import annotations
 
-import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import (
@@ -23,10 +21,12 @@ from mptune.engines.base import (
     TensorRange,
 )
 from mptune.engines.environment import Environment, describe_environment
+from mptune.engines.jobs.emulation import Call, Emulation
 from mptune.engines.jobs.reference import ObserveJob, ReferenceJob
 from mptune.engines.ort.cuda_session import NO_TF32
 from mptune.engines.ort.session import Provider
-from mptune.engines.timing.latency import Latency, LatencySource
+from mptune.engines.timing.latency import LatencySource
+from mptune.engines.worker.child import Job
 from mptune.engines.worker.parent import Worker
 from mptune.engines.workload import Workload
 from mptune.graph.grouping.grouped import GroupedModel
@@ -34,13 +34,57 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
 
 if TYPE_CHECKING:
-    from mptune.engines.jobs.emulation import Emulation
-    from mptune.targets.roofline import Execution, LatencyTerms
+    from mptune.targets.roofline import LatencyTerms
     from mptune.targets.target import Target
 
+T = TypeVar("T")
 
-class OrtToolchain:
-    """What the toolchains on ONNX Runtime share: the worker, the reference, the observed ranges, the emulation."""
+
+class ReferenceModel:
+    """The untouched model, run by ONNX Runtime in FP32: reference outputs and observed ranges."""
+
+    def __init__(self, workload: Workload, provider: Provider, call: Call) -> None:
+        """Nothing runs before it is asked for.
+
+        Args:
+            workload: the model and the run's paths.
+            provider: of ONNX Runtime.
+            call: runs a job in the worker.
+        """
+        self._workload = workload
+        self._provider = provider
+        self._call = call
+        self._ranges: Mapping[str, TensorRange] | None = None
+
+    def reference(self, which: SampleSet) -> ReferenceReport | Failure:
+        """See ``Toolchain``."""
+        paths = self._workload.workspace
+        return self._call(ReferenceJob(paths.model_path, paths.samples(which), paths.reference(which), self._provider))
+
+    def observe(self) -> Mapping[str, TensorRange] | Failure:
+        """See ``Toolchain``; observed once."""
+        from mptune.graph.writing.observe import write_observing_model
+
+        if self._ranges is None:
+            workspace = self._workload.workspace
+            path = workspace.scratch("observe")
+            try:
+                taps = write_observing_model(self._workload.model, self._workload.bank, path)
+                ranges = self._call(ObserveJob(path, taps, workspace.samples("search"), self._provider))
+            finally:
+                path.unlink(missing_ok=True)
+            if isinstance(ranges, Failure):
+                return ranges
+            self._ranges = ranges
+        return self._ranges
+
+
+class BaseToolchain(ABC):
+    """What is the same whoever builds and times the engines. Implements ``Toolchain`` but for ``evaluate``.
+
+    A toolchain is put together from parts: the worker, the reference model, the emulation; and, where it builds or
+    times engines, an engine store, a timer and a profiler.
+    """
 
     name: str
     latency_source: LatencySource
@@ -62,26 +106,54 @@ class OrtToolchain:
             target: the device that latencies are for.
             workload: the model, its groups and the run's paths.
             settings: of the search.
-            provider: who computes.
-            warnings: what was passed over on the way to this toolchain, for ``environment``.
+            provider: of ONNX Runtime, for what it computes.
+            warnings: why other toolchains were not chosen, for ``environment``.
             device: name of the GPU or CPU that is timed; the target's where none is.
         """
         self.device = device or target.title
         self.target = target
         self.workload = workload
-        self.workspace = workload.workspace
         self.settings = settings
         self.provider = provider
         self._warnings = tuple(warnings)
         self._worker = Worker(workload.workspace.logs_dir, settings.worker, {} if settings.tf32 else NO_TF32)
-        self._ranges: Mapping[str, TensorRange] | None = None
+        self._reference_model = ReferenceModel(workload, provider, self._call)
         self._emulation: Emulation | None = None
         self._terms: LatencyTerms | None = None
 
+    @abstractmethod
+    def evaluate(
+        self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
+    ) -> Measurement | Failure:
+        """See ``Toolchain``."""
+
     @property
-    def timeout_s(self) -> float:
-        """Deadline of a job that builds and runs."""
-        return self.settings.worker.build_timeout_s + self.settings.worker.measure_timeout_s
+    def fuses(self) -> bool:
+        """Whether the target's engine fuses nodes into one kernel.
+
+        TensorRT does, ONNX Runtime's CUDA provider does not: there each node is a kernel, whose result is rounded and
+        written to memory.
+        """
+        return True
+
+    @property
+    def profiling(self) -> Profiling:
+        """See ``Toolchain``."""
+        return "none"
+
+    @property
+    def emulation_holds(self) -> bool:
+        """See ``Toolchain``."""
+        return True
+
+    @property
+    def emulation(self) -> Emulation:
+        """Emulates plans; made when it is first needed."""
+        if self._emulation is None:
+            self._emulation = Emulation(
+                self.workload, self._as_computed(), self.provider, self.settings, self._call, self._shapes
+            )
+        return self._emulation
 
     def environment(self) -> Environment:
         """See ``Toolchain``."""
@@ -89,84 +161,28 @@ class OrtToolchain:
 
     def reference(self, which: SampleSet) -> ReferenceReport | Failure:
         """See ``Toolchain``."""
-        paths = self.workspace
-        job = ReferenceJob(paths.model_path, paths.samples(which), paths.reference(which), self.provider)
-        return self._worker.call(job, self.timeout_s)
+        return self._reference_model.reference(which)
 
     def observe(self) -> Mapping[str, TensorRange] | Failure:
         """See ``Toolchain``."""
-        from mptune.graph.writing.observe import write_observing_model
-
-        if self._ranges is None:
-            path = self._scratch("observe")
-            try:
-                taps = write_observing_model(self.workload.model, self.workload.bank, path)
-                job = ObserveJob(path, taps, self.workspace.samples("search"), self.provider)
-                ranges = self._worker.call(job, self.timeout_s)
-            finally:
-                path.unlink(missing_ok=True)
-            if isinstance(ranges, Failure):
-                return ranges
-            self._ranges = ranges
-        return self._ranges
+        return self._reference_model.observe()
 
     def emulate(self, plans: Sequence[PrecisionPlan]) -> tuple[OutputError, ...] | Failure:
         """See ``Toolchain``."""
-        return self._emulate(plans, "search", few=True)
-
-    @property
-    def emulation_holds(self) -> bool:
-        """See ``Toolchain``."""
-        return True
-
-    def _emulate(
-        self, plans: Sequence[PrecisionPlan], which: SampleSet, *, few: bool
-    ) -> tuple[OutputError, ...] | Failure:
-        if self._emulation is None:
-            from mptune.engines.jobs.emulation import Emulation
-
-            self._emulation = Emulation(
-                self.workload,
-                self._as_computed(),
-                self.provider,
-                self.settings,
-                partial(self._worker.call, timeout_s=self.timeout_s),
-                self._shapes,
-            )
-        return self._emulation.errors(plans, which, few=few)
-
-    def _as_computed(self) -> GroupedModel:
-        """The model and its groups with a node for each step after which the target's engine rounds."""
-        return self.workload.grouped
-
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        """Concrete shapes of the FP32 values; none where they cannot be observed."""
-        ranges = self.observe()
-        return {} if isinstance(ranges, Failure) else {tensor: seen.shape for tensor, seen in ranges.items()}
-
-    @property
-    def profiling(self) -> Profiling:
-        """See ``Toolchain``."""
-        return "none"
+        return self.emulation.errors(plans, few=True)
 
     def latency_terms(self) -> LatencyTerms | Failure:
         """See ``Toolchain``."""
-        from mptune.targets.roofline import roofline
+        from mptune.targets.roofline import FUSED, UNFUSED, roofline
 
         if self._terms is None:
             ranges = self.observe()
             if isinstance(ranges, Failure):
                 return replace(ranges, stage=Stage.TIME)
-            self._terms = roofline(
-                self.workload.model, self.workload.groups, self.target, self._shapes(), self._execution()
-            )
+            model, groups = self.workload.model, self.workload.groups
+            execution = FUSED if self.fuses else UNFUSED
+            self._terms = roofline(model, groups, self.target, self._shapes(), execution)
         return self._terms
-
-    def _execution(self) -> Execution:
-        """How the engine that latencies are for runs a model: TensorRT fuses epilogues."""
-        from mptune.targets.roofline import FUSED
-
-        return FUSED
 
     def listen(self, callback: Callable[[Progress], None]) -> None:
         """See ``Toolchain``."""
@@ -187,36 +203,20 @@ class OrtToolchain:
     ) -> None:
         self.close()
 
-    def _scratch(self, name: str) -> Path:
-        """A path beside the weight bank, of this process alone: several may search in one run directory."""
-        return self.workspace.weights_dir / f"{name}-{os.getpid()}.onnx"
+    def _call(self, job: Job[T], /) -> T | Failure:
+        """Run a job in the worker, within the time that a build and a measurement may take."""
+        limits = self.settings.worker
+        return self._worker.call(job, limits.build_timeout_s + limits.measure_timeout_s)
 
+    def _as_computed(self) -> GroupedModel:
+        """The model and its groups, with a node for each step after which the target's engine rounds."""
+        if self.fuses:
+            return self.workload.grouped
+        from mptune.graph.writing.rounding_steps import with_rounding_steps
 
-class PredictedToolchain(OrtToolchain):
-    """Predicts latency by the target's roofline and emulates FP16's roundings: needs no device of that kind."""
+        return GroupedModel(*with_rounding_steps(self.workload.model, self.workload.groups))
 
-    name = "emulation"
-    latency_source: LatencySource = "predicted"
-    error_source: ErrorSource = "emulated"
-
-    def __enter__(self) -> PredictedToolchain:
-        return self
-
-    def evaluate(
-        self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
-    ) -> Measurement | Failure:
-        """See ``Toolchain``."""
-        terms = self.latency_terms()
-        if isinstance(terms, Failure):
-            return terms
-        errors = self._emulate([plan], which, few=False)
-        if isinstance(errors, Failure):
-            return errors
-        return Measurement(
-            latency=Latency.predicted(terms.predict(plan)),
-            baseline=None,
-            drift=1.0,
-            error=errors[0],
-            error_source="emulated",
-            build_s=0.0,
-        )
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Concrete shapes of the FP32 values; empty where they cannot be observed."""
+        ranges = self.observe()
+        return {} if isinstance(ranges, Failure) else {tensor: found.shape for tensor, found in ranges.items()}

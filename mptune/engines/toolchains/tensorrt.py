@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mptune.engines.base import Failure, Measurement, Profiling, SampleSet, Stage, Workspace
+from mptune.engines.base import ErrorSource, Failure, Measurement, Profiling, SampleSet, Stage, Workspace
 from mptune.engines.jobs.layer_times import LayerTime
 from mptune.engines.jobs.measure import MeasureResult
 from mptune.engines.ort.session import Provider
@@ -16,9 +16,10 @@ from mptune.engines.tensorrt.jobs import LibraryReport, MeasureEngineJob
 from mptune.engines.tensorrt.library import Kind
 from mptune.engines.tensorrt.profile import EngineProfileJob
 from mptune.engines.tensorrt.store import EngineStore
-from mptune.engines.timing.latency import Repetitions
-from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
-from mptune.engines.toolchains.shared import OrtToolchain, PredictedToolchain
+from mptune.engines.timing.latency import LatencySource, Repetitions
+from mptune.engines.toolchains.predicted import predict
+from mptune.engines.toolchains.shared import BaseToolchain
+from mptune.engines.toolchains.timed import Profiler, Timer
 from mptune.engines.workload import Workload
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import SearchSettings
@@ -30,19 +31,14 @@ _TIMING_CACHE = "timing.cache"
 _RUNTIME_CACHE = "runtime.cache"
 
 
-class _Storing(OrtToolchain):
-    """Keeps the engines that it builds."""
-
-    def _open_store(self, options: BuildOptions, version: str) -> EngineStore:
-        timeout_s = self.settings.worker.build_timeout_s
-        return EngineStore(self._worker, self.workload, options, version, timeout_s)
-
-
-class TensorRtToolchain(_Storing, OnnxRuntimeToolchain):
+class TensorRtToolchain(BaseToolchain):
     """Builds, computes and times with TensorRT or TensorRT-RTX on the GPU here.
 
-    The reference, the observed ranges and emulated errors stay ONNX Runtime's.
+    The reference, the observed ranges and emulated errors are ONNX Runtime's.
     """
+
+    latency_source: LatencySource = "measured"
+    error_source: ErrorSource = "measured"
 
     def __init__(
         self,
@@ -56,7 +52,7 @@ class TensorRtToolchain(_Storing, OnnxRuntimeToolchain):
         kind: Kind,
         library: LibraryReport,
     ) -> None:
-        """See ``OrtToolchain``.
+        """See ``BaseToolchain``.
 
         Args:
             target: the device.
@@ -68,14 +64,14 @@ class TensorRtToolchain(_Storing, OnnxRuntimeToolchain):
             kind: TensorRT or TensorRT-RTX.
             library: as the worker found it.
         """
-        told = (*warnings, *library.warnings)
-        super().__init__(target, workload, settings, provider, told, device=gpu.name)
-        self.name = self._timed_by = kind
+        super().__init__(target, workload, settings, provider, (*warnings, *library.warnings), device=gpu.name)
+        self.name = kind
         self._kind = kind
-        options = _options(
-            kind, workload.workspace, settings, gpu.compute_capability if kind == "tensorrt-rtx" else None
-        )
-        self._store = self._open_store(options, library.version)
+        capability = gpu.compute_capability if kind == "tensorrt-rtx" else None
+        options = _build_options(kind, workload.workspace, settings, capability)
+        self._store = EngineStore(self._worker, workload, options, library.version, settings.worker.build_timeout_s)
+        self._timer = Timer(workload.workspace.data_dir, kind, self.device, settings.latency)
+        self._profiler = Profiler(workload.grouped)
         self._fp32 = workload.grouped.uniform(Precision.FP32)
 
     def __enter__(self) -> TensorRtToolchain:
@@ -84,16 +80,22 @@ class TensorRtToolchain(_Storing, OnnxRuntimeToolchain):
     @property
     def profiling(self) -> Profiling:
         """See ``Toolchain``."""
-        return "none" if self._profile_failed else "along"
+        return "none" if self._profiler.failed else "along"
 
     def evaluate(
         self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
     ) -> Measurement | Failure:
         """See ``Toolchain``."""
-        found = self._store.measured(plan, partial(super().evaluate, plan, which, profile=profile))
-        if isinstance(found, Failure) and found.stage is Stage.BUILD and not found.is_machine_fault:
+        result = self._store.evaluate(plan, partial(self._time, plan, which, profile=profile))
+        if isinstance(result, Failure) and result.stage is Stage.BUILD and not result.is_machine_fault:
             self._store.discard(self._fp32)  # The file that cannot be loaded may be the baseline's.
-        return found
+        return result
+
+    def _time(self, plan: PrecisionPlan, which: SampleSet, *, profile: bool) -> Measurement | Failure:
+        measurement = self._timer.time(partial(self._measure, plan, which))
+        if isinstance(measurement, Failure) or not profile or self.profiling == "none":
+            return measurement
+        return self._profiler.profile(measurement, partial(self._layer_times, plan))
 
     def _measure(
         self, plan: PrecisionPlan, which: SampleSet, repetitions: Repetitions | None
@@ -103,7 +105,7 @@ class TensorRtToolchain(_Storing, OnnxRuntimeToolchain):
             return stored
         if isinstance(baseline, Failure):
             return baseline
-        paths = self.workspace
+        paths = self.workload.workspace
         job = MeasureEngineJob(
             model=stored.path,
             baseline=baseline.path,
@@ -115,30 +117,33 @@ class TensorRtToolchain(_Storing, OnnxRuntimeToolchain):
             repetitions=repetitions,
             metric=self.settings.metric,
             kind=self._kind,
-            nodes=self._store.node_precisions(plan),
+            nodes=self.workload.rewriter.node_precisions(plan),
             runtime_cache=self._runtime_cache,
         )
-        return self._worker.call(job, self.timeout_s)
+        return self._call(job)
 
     def _layer_times(self, plan: PrecisionPlan) -> tuple[LayerTime, ...] | Failure:
-        """What each layer of a plan's engine takes: its file is loaded again, so that no fault costs the figures."""
+        """The time of each layer of a plan's engine, whose file is loaded again: no fault costs the latency."""
         stored = self._store.find_or_build(plan)
         if isinstance(stored, Failure):
             return stored
-        samples, latency = self.workspace.samples("search"), self.settings.latency
-        job = EngineProfileJob(stored.path, samples, self._kind, latency, self._runtime_cache)
-        return self._worker.call(job, self.timeout_s)
+        samples, latency = self.workload.workspace.samples("search"), self.settings.latency
+        return self._call(EngineProfileJob(stored.path, samples, self._kind, latency, self._runtime_cache))
 
     @property
     def _runtime_cache(self) -> Path | None:
-        return self.workspace.engines_dir / _RUNTIME_CACHE if self._kind == "tensorrt-rtx" else None
+        return self.workload.workspace.engines_dir / _RUNTIME_CACHE if self._kind == "tensorrt-rtx" else None
 
 
-class AheadToolchain(_Storing, PredictedToolchain):
+class AheadToolchain(BaseToolchain):
     """Builds TensorRT-RTX engines for a GPU that is not here, beside predicted latencies and emulated errors.
 
     A plan whose engine cannot be built has failed, whatever its prediction.
     """
+
+    name = "tensorrt-rtx"
+    latency_source: LatencySource = "predicted"
+    error_source: ErrorSource = "emulated"
 
     def __init__(
         self,
@@ -150,11 +155,10 @@ class AheadToolchain(_Storing, PredictedToolchain):
         *,
         library: LibraryReport,
     ) -> None:
-        """See ``OrtToolchain``; ``library`` is TensorRT-RTX as the worker found it."""
+        """See ``BaseToolchain``; ``library`` is TensorRT-RTX as the worker found it."""
         super().__init__(target, workload, settings, provider, (*warnings, *library.warnings))
-        self.name = "tensorrt-rtx"
-        options = _options("tensorrt-rtx", workload.workspace, settings, target.compute_capability)
-        self._store = self._open_store(options, library.version)
+        options = _build_options("tensorrt-rtx", workload.workspace, settings, target.compute_capability)
+        self._store = EngineStore(self._worker, workload, options, library.version, settings.worker.build_timeout_s)
 
     def __enter__(self) -> AheadToolchain:
         return self
@@ -163,10 +167,10 @@ class AheadToolchain(_Storing, PredictedToolchain):
         self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
     ) -> Measurement | Failure:
         """See ``Toolchain``."""
-        return self._store.measured(plan, partial(super().evaluate, plan, which))
+        return self._store.evaluate(plan, partial(predict, self, plan, which))
 
 
-def _options(
+def _build_options(
     kind: Kind, workspace: Workspace, settings: SearchSettings, capability: tuple[int, int] | None
 ) -> BuildOptions:
     return BuildOptions(

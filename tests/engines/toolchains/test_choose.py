@@ -4,7 +4,7 @@ import json
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,10 +13,12 @@ import pytest
 
 from mptune.engines.base import Failure, FailureKind, Measurement, Stage, TensorRange
 from mptune.engines.ort.session import Provider
+from mptune.engines.tensorrt.jobs import MeasureEngineJob
 from mptune.engines.toolchains import choose as toolchain
 from mptune.engines.toolchains.choose import choose_target, list_toolchains, open_toolchain
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
-from mptune.engines.toolchains.shared import PredictedToolchain
+from mptune.engines.toolchains.predicted import PredictedToolchain
+from mptune.engines.toolchains.tensorrt import TensorRtToolchain
 from mptune.engines.worker.child import Job
 from mptune.engines.workload import Workload
 from mptune.errors import TargetError
@@ -169,16 +171,14 @@ def test_convolutions_leave_tf32_to_the_environment(
     class Unseen(Seen):
         shapes = Failure(Stage.RUN, FailureKind.ERROR, "out of luck")
 
-    class Elsewhere(Seen):
-        _timed_by = "tensorrt"
-
     def rule(kind: type[OnnxRuntimeToolchain], provider: Provider) -> bool:
         return kind(target, Workload(GroupedModel(model, groups), space), settings, provider).tf32_by_environment
 
     assert rule(Seen, "cuda") is expected
     assert rule(Unseen, "cuda") is (name != "mlp")  # any convolution will do where nothing can be counted
     assert not rule(Seen, "cpu")
-    assert not rule(Elsewhere, "cuda")
+    assert not hasattr(TensorRtToolchain, "tf32_by_environment")
+    assert not {field.name: field.default for field in fields(MeasureEngineJob)}["tf32_by_environment"]
 
 
 class Convolving(OnnxRuntimeToolchain):

@@ -19,7 +19,7 @@ from mptune.engines.toolchains import choose as toolchain
 from mptune.engines.toolchains import tensorrt as tensorrt_toolchain
 from mptune.engines.toolchains.choose import list_toolchains, open_toolchain
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
-from mptune.engines.toolchains.shared import PredictedToolchain
+from mptune.engines.toolchains.predicted import PredictedToolchain
 from mptune.engines.toolchains.tensorrt import AheadToolchain, TensorRtToolchain
 from mptune.engines.worker.child import WorkerState
 from mptune.engines.worker.parent import Worker
@@ -259,9 +259,9 @@ def test_a_gpu_here_is_measured_by_tensorrt_where_it_is_installed(
 ) -> None:
     target = load_target("rtx-4500-ada")
 
-    def opened(choice: EngineChoice = "auto") -> OnnxRuntimeToolchain:
+    def opened(choice: EngineChoice = "auto") -> OnnxRuntimeToolchain | TensorRtToolchain:
         with open_toolchain(choice, target, mlp_workload, settings) as tools:
-            assert isinstance(tools, OnnxRuntimeToolchain)
+            assert isinstance(tools, (OnnxRuntimeToolchain, TensorRtToolchain))
             assert (tools.latency_source, tools.error_source) == ("measured", "measured")
             return tools
 

@@ -1,0 +1,98 @@
+"""What the toolchains that time engines have in common: a timer that corrects for drift, and a profiler."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from mptune.engines.base import Failure, FailureKind, Measurement, Stage
+from mptune.engines.jobs.layer_times import LayerTime, with_group_times
+from mptune.engines.jobs.measure import MeasureResult
+from mptune.engines.timing.latency import Repetitions
+from mptune.engines.timing.record import TimingRecord
+from mptune.errors import MptuneError
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.settings import LatencySettings
+
+DRIFT_WARNING = 0.1
+"""A baseline whose latency has changed by more than this share since its first timing is a warning."""
+
+
+class Timer:
+    """Makes latencies that were taken hours apart comparable.
+
+    The repetitions are calibrated once per device and then frozen, resumed runs included; each latency is scaled by the
+    drift of the FP32 baseline that is timed in turn with it.
+    """
+
+    def __init__(self, data_dir: Path, engine: str, device: str, settings: LatencySettings) -> None:
+        """Read nothing yet.
+
+        Args:
+            data_dir: keeps the record of the first timing.
+            engine: what computes: a provider of ONNX Runtime, or the kind of TensorRT.
+            device: name of the GPU or CPU.
+            settings: a record that was taken with others does not count.
+        """
+        name = re.sub(r"[^a-z0-9]+", "-", f"{engine} {device}".lower()).strip("-")
+        self._path = data_dir / f"timing-{name}.json"
+        self._settings = settings
+        self._record: TimingRecord | None = None
+
+    def time(self, measure: Callable[[Repetitions | None], MeasureResult | Failure]) -> Measurement | Failure:
+        """Measure a candidate with the frozen repetitions and correct it for drift.
+
+        Args:
+            measure: builds, runs and times the candidate and the baseline; calibrates the repetitions where it is
+                given None.
+        """
+        record = self._record = self._record or TimingRecord.read(self._path, self._settings)
+        result = measure(record.repetitions if record else None)
+        return result if isinstance(result, Failure) else self._corrected(result)
+
+    def _corrected(self, result: MeasureResult) -> Measurement:
+        if self._record is None:
+            self._record = TimingRecord(result.repetitions, result.baseline.median_ms)
+            self._record.write(self._path, self._settings)
+        drift = self._record.baseline_ms / result.baseline.median_ms
+        warnings = result.warnings
+        if abs(drift - 1.0) > DRIFT_WARNING:
+            text = (
+                f"the FP32 baseline takes {1 / drift:.2f} times as long as when it was first measured; latencies are"
+                " corrected for it, but less exact: lock the clocks and close other programs"
+            )
+            warnings = (*warnings, text)
+        return Measurement(
+            latency=result.latency.scaled(drift),
+            baseline=result.baseline,
+            drift=drift,
+            error=result.error,
+            error_source="measured",
+            build_s=result.build_s,
+            warnings=warnings,
+        )
+
+
+class Profiler:
+    """Adds group times to measurements. After one failure it profiles no more: each try may cost the worker."""
+
+    def __init__(self, grouped: GroupedModel) -> None:
+        self.failed = False
+        self._grouped = grouped
+
+    def profile(
+        self, measurement: Measurement, layer_times: Callable[[], tuple[LayerTime, ...] | Failure]
+    ) -> Measurement:
+        """The measurement with the time of each group; where profiling fails, with a warning instead.
+
+        Args:
+            measurement: of a plan.
+            layer_times: takes the time of each layer of the same plan's engine.
+        """
+        try:
+            layers = layer_times()
+        except (MptuneError, OSError) as error:
+            layers = Failure(Stage.TIME, FailureKind.ERROR, str(error))
+        self.failed = self.failed or isinstance(layers, Failure)
+        return with_group_times(measurement, layers, self._grouped)
