@@ -1,8 +1,8 @@
 """The command line: parse, call ``mptune.api``, print. Decides the exit code.
 
 Exit codes: 0 done, 1 error, 2 usage, 3 done but no plan meets the limits, 130 interrupted. Data go to stdout,
-progress, warnings and errors to stderr. Whatever is heavy is imported inside the commands: ``mptune --help`` stays
-a matter of milliseconds.
+progress, warnings and errors to stderr. Heavy packages are imported inside the commands, so that
+``mptune --help`` takes milliseconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What can go wrong, as one tree. Each error says what is wrong in one line and what to do in its hint.
+"""The tree of errors. Each error says what is wrong in one line, and in its hint what to do.
 
 ::
 
@@ -8,7 +8,7 @@
     |-- DataError        the calibration data do not fit the model
     |-- PlanError        a plan does not fit the model
     |-- SpaceError       a search-space file is unknown or invalid
-    |-- TargetError      a target or toolchain is unknown, invalid or not to be had here
+    |-- TargetError      a target or toolchain is unknown, invalid or not available here
     |-- RunError         the run directory: another model's, in use, not writable, disk full
     |-- BaselineError    the FP32 baseline is broken already: precision is not the problem
     `-- MissingPackageError   an optional package is not installed (an ImportError, too)
@@ -26,7 +26,7 @@ class MptuneError(Exception):
 
     Attributes:
         message: what is wrong, one line, no trailing full stop.
-        hint: what to do about it, one line; empty where there is nothing to do.
+        hint: what to do about it, one line; empty if there is nothing to do.
     """
 
     exit_code: ClassVar[int] = 1
@@ -64,7 +64,7 @@ class SpaceError(MptuneError):
 
 
 class TargetError(MptuneError):
-    """A target or toolchain is unknown, invalid or not to be had here."""
+    """A target or toolchain is unknown, invalid or not available here."""
 
 
 class RunError(MptuneError):

@@ -1,4 +1,4 @@
-"""What the commands share: how they print, how they stop, and the arguments that several take.
+"""Shared by the commands: printing, exit codes, and common arguments.
 
 Data go to stdout, progress, warnings and errors to stderr.
 """
@@ -30,7 +30,7 @@ Command = TypeVar("Command", bound=Callable[..., None])
 
 @dataclass
 class Invocation:
-    """What holds for one run of the program, whatever the command.
+    """One run of the program, whatever the command.
 
     Attributes:
         arguments: the command line as given, without the program's name.
@@ -58,13 +58,13 @@ def guarded(command: Command) -> Command:
 
 
 def reader_left() -> int:
-    """Whoever read our output has seen enough (``mptune report RUN | head``): that is no error."""
+    """The reader of our output has closed it (``mptune report RUN | head``): this is no error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
 def interrupted(resume: str) -> int:
-    """Say so, with the command that goes on; the exit code."""
+    """Print that the command was interrupted and how to resume; returns the exit code."""
     complain("interrupted", resume and f"to go on, run: {resume}")
     return EXIT_INTERRUPTED
 
@@ -129,9 +129,9 @@ ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="The ONNX m
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The run directory of a search.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 MaxErrorOption = Annotated[
-    float | None, typer.Option(metavar="X", help="Choose the fastest plan that errs at most this much.")
+    float | None, typer.Option(metavar="X", help="Choose the fastest plan whose error is at most this.")
 ]
 MaxLatencyOption = Annotated[
     float | None,
-    typer.Option(metavar="X", help="Choose the most exact plan that takes at most this many milliseconds."),
+    typer.Option(metavar="X", help="Choose the plan with the smallest error whose latency is at most this, in ms."),
 ]

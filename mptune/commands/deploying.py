@@ -1,4 +1,4 @@
-"""``mptune confirm`` and ``export``: take a run to a device, and measure its front there."""
+"""``mptune confirm`` and ``export``: bring a run to a device, and measure its front there."""
 
 from __future__ import annotations
 
@@ -31,18 +31,17 @@ def confirm(
     target: Annotated[
         str,
         typer.Option(
-            metavar="auto|NAME|FILE",
-            help="The device: auto takes the search's own where it is here, else the GPU here.",
+            metavar="auto|NAME|FILE", help="The device: auto is the search's own if it is here, else the GPU here."
         ),
     ] = _SEARCH.target,
     engine: EngineOption = Engine.AUTO,
     json_: JsonOption = False,
 ) -> None:
-    """Measure the front of a search on the device here, and say whether its ranking held.
+    """Measure the front of a search on this device, and report whether its ranking held.
 
-    Needs the run directory alone, of a search on any machine. Builds every plan of the front and the seeds with what is
+    Needs only the run directory, of a search on any machine. Builds every plan of the front and the seeds with what is
     installed here, measures latency and held-out error in fresh processes, and writes the confirmed front, its page and
-    the chosen model and engine to RUN/confirmed/DEVICE. The same command again goes on where it stopped.
+    the chosen model and engine to RUN/confirmed/DEVICE. The same command resumes.
 
     \b
     Example:
@@ -83,7 +82,7 @@ def export(
 ) -> None:
     """Pack a run into one file to take to a device.
 
-    Holds what `mptune confirm` needs: the record, the samples with their references, the model and its weights; no
+    Contains what `mptune confirm` needs: the record, the samples with their references, the model and its weights. No
     engines, no logs.
 
     \b

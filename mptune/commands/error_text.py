@@ -1,4 +1,4 @@
-"""An exception as a person gets to see it: one line on what is wrong, one on what to do, and the exit code."""
+"""An exception as a message: one line on what is wrong, one on what to do, and the exit code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXIT_USAGE = 2
 
 @dataclass(frozen=True)
 class Complaint:
-    """What to say about an exception.
+    """The message for an exception.
 
     Attributes:
         message: what is wrong, one line.
@@ -33,7 +33,7 @@ def is_usage(error: BaseException) -> bool:
 
 
 def explain(error: BaseException) -> Complaint:
-    """Put any exception into words."""
+    """The message for any exception."""
     if isinstance(error, MptuneError):
         return Complaint(error.message, error.hint, error.exit_code)
     if is_usage(error):
@@ -50,5 +50,5 @@ def explain(error: BaseException) -> Complaint:
     words = " ".join(str(error).split())
     return Complaint(
         f"unexpected {type(error).__name__}{': ' if words else ''}{words}",
-        "this is a fault of mptune: run again with --debug for the traceback, and report it",
+        "this is a bug in mptune: run again with --debug for the traceback, and report it",
     )

@@ -1,4 +1,4 @@
-"""``mptune targets``, ``spaces`` and ``doctor``: what there is to choose from, and what this machine can do."""
+"""``mptune targets``, ``spaces`` and ``doctor``: profiles, search spaces, and what this machine can do."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def targets(
 def spaces(json_: JsonOption = False) -> None:
     """List the search spaces.
 
-    A search space says which groups are pinned, and which plans are tried first.
+    A search space defines which groups are pinned, and which plans are tried first.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""``mptune inspect`` and ``apply``: look at a model, carry out a plan on it. No search, no run directory."""
+"""``mptune inspect`` and ``apply``: inspect a model, apply a plan to it. No search, no run directory."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ def inspect(
     model: ModelArgument,
     data: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="Calibration samples: the values seen on them are judged, too."),
+        typer.Option(metavar="PATH", help="Calibration samples: the values observed on them are checked, too."),
     ] = None,
     space: Annotated[
         str, typer.Option(metavar="NAME|FILE", help="The search space whose groups and pins are shown.")
     ] = SearchSettings().space,
     batch: Annotated[
-        int, typer.Option(metavar="N", help="Rows per sample where the batch is dynamic.")
+        int, typer.Option(metavar="N", help="Rows per sample if the batch is dynamic.")
     ] = DataSettings().batch,
     json_: JsonOption = False,
 ) -> None:
     """Show layer groups, operators, costs and hazards of a model.
 
-    FLOPs and bytes of each group, where FP16 cannot be right, what that pins, and why.
+    FLOPs and bytes of each group, where FP16 cannot be right, and which groups that pins.
 
     \b
     Example:
@@ -70,8 +70,8 @@ def apply(
 ) -> None:
     """Write the mixed-precision model of a plan.
 
-    A plan by hand names nodes: {"nodes": {"*/attn/*": "fp16", "op:Softmax": "fp32"}}. The last line that names a node
-    counts, what no line names is FP32, and what is indivisible stays together.
+    A plan written by hand names nodes: {"nodes": {"*/attn/*": "fp16", "op:Softmax": "fp32"}}. If several lines
+    name a node, the last one applies. Other nodes are FP32, and indivisible groups stay together.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""``mptune search``, ``report`` and ``pick``: make a run, read it, choose from it."""
+"""``mptune search``, ``report`` and ``pick``: make a run, read it, choose a plan."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ TargetOption = Annotated[
     str, typer.Option(metavar="auto|NAME|FILE", help="The device to tune for; `mptune targets` lists the names.")
 ]
 SpaceOption = Annotated[
-    str, typer.Option(metavar="NAME|FILE", help="What may be FP16; `mptune spaces` lists the names.")
+    str, typer.Option(metavar="NAME|FILE", help="Which groups may be FP16; `mptune spaces` lists the names.")
 ]
-EngineOption = Annotated[Engine, typer.Option(help="Who builds and runs the candidates.")]
+EngineOption = Annotated[Engine, typer.Option(help="Toolchain that builds and runs the candidates.")]
 MetricOption = Annotated[
     str,
     typer.Option(
@@ -86,8 +86,8 @@ TimeoutOption = Annotated[
 StorageOption = Annotated[
     str | None, typer.Option(metavar="URL", help="Optuna storage to share. Default: a journal in the run directory.")
 ]
-SeedOption = Annotated[int, typer.Option(metavar="N", help="Of the split, the sampler and random inputs.")]
-FreshOption = Annotated[bool, typer.Option("--fresh", help="Start over; what the run directory holds is moved aside.")]
+SeedOption = Annotated[int, typer.Option(metavar="N", help="Seed of the data split, the sampler and random inputs.")]
+FreshOption = Annotated[bool, typer.Option("--fresh", help="Start again; the old run directory is moved aside.")]
 ShapesOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -97,7 +97,7 @@ ShapesOption = Annotated[
     ),
 ]
 SamplerOption = Annotated[str, typer.Option(metavar="NAME", help="Who proposes plans.")]
-Tf32Option = Annotated[bool, typer.Option("--tf32", help="Let FP32 groups use TF32. The reference never does.")]
+Tf32Option = Annotated[bool, typer.Option("--tf32", help="Allow TF32 in FP32 groups. The reference never uses it.")]
 
 
 @guarded
@@ -125,7 +125,7 @@ def search(
 ) -> None:
     """Search: evaluate plans, keep the front, write the chosen model.
 
-    The same command again goes on where it stopped. Ctrl-C is safe at any time.
+    The same command resumes an interrupted search. Ctrl-C is safe at any time.
 
     \b
     Example:
@@ -152,7 +152,7 @@ def search(
         "shapes": tuple(ShapeRange.parse(text) for text in shapes or ()),
         "data_settings": DataSettings(batch=batch),
     }
-    SearchSettings(**settings)  # a value out of range is refused before anything heavy is imported
+    SearchSettings(**settings)  # refuse a value out of range before heavy imports
     try:
         from mptune import api
         from mptune.reporting.terminal.progress import TerminalListener
@@ -198,7 +198,7 @@ def pick(
     run: RunArgument,
     max_error: MaxErrorOption = None,
     max_latency_ms: MaxLatencyOption = None,
-    knee: Annotated[bool, typer.Option("--knee", help="Choose where more speed begins to cost more error.")] = False,
+    knee: Annotated[bool, typer.Option("--knee", help="Choose the knee of the front.")] = False,
     plan: Annotated[str | None, typer.Option(metavar="ID", help="Choose the plan with this id in the table.")] = None,
     json_: JsonOption = False,
 ) -> None:

@@ -16,13 +16,13 @@ from mptune.graph.loading.model import Model
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from mptune.reporting.text import (
+    by_importance,
     environment_facts,
     explain_kept,
     format_error,
     format_ms,
     format_speedup,
     read_template,
-    weightiest,
 )
 from mptune.targets.costs import is_convolutional
 from mptune.tuning.evaluation import Evaluation
@@ -89,7 +89,7 @@ def write_chosen(
 
 
 def _engine(evaluation: Evaluation, directory: Path) -> Path | None:
-    """The plan's engine: in the run's own folder, since a run may have been moved, or where it was when measured."""
+    """The plan's engine: in the run directory, which may have been moved, or at its recorded path."""
     if evaluation.engine_path is None:
         return None
     recorded = Path(evaluation.engine_path)
@@ -122,7 +122,7 @@ def _carry_over(directory: Path, fresh: Path) -> None:
 
 
 def _infer(model: Model) -> str:
-    # The search goes by shapes that it observed, which are not at hand here: declared ones tell much the same.
+    # The search uses observed shapes, which are not available here; the declared ones give nearly the same answer.
     use_tf32 = "1" if is_convolutional(model, {}) else "0"
     return Template(read_template("infer.py.in")).substitute(use_tf32=use_tf32)
 
@@ -148,7 +148,7 @@ def _readme(front: Front, evaluation: Evaluation, environment: Environment | Non
         "latency_detail": (
             f"95 % interval {format_ms(low)} to {format_ms(high)} ms, p99 {format_ms(latency.p99_ms)} ms"
             if measured
-            else "by a roofline of the device, not timed on it: measure on the device before you rely on it"
+            else "from a roofline model of the device, not timed on it: measure on the device before you rely on it"
         ),
         "fp32_latency": f"{format_ms(front.fp32.latency.median_ms)} ms",
         "speedup": format_speedup(evaluation.speedup),
@@ -172,12 +172,12 @@ def _readme(front: Front, evaluation: Evaluation, environment: Environment | Non
 def _engine_line(engine: Path | None) -> str:
     if engine is None:
         return ""
-    return f"\n{ENGINE_FILE} the very engine that was measured: for this GPU and this version of its library alone"
+    return f"\n{ENGINE_FILE} the engine that was measured; it runs only on this GPU, with this version of its library"
 
 
 def _kept(front: Front, evaluation: Evaluation) -> str:
-    """The FP32 groups with their reasons, the weightiest first."""
-    kept = weightiest(front.explanation.of(evaluation.plan.fingerprint))
+    """The FP32 groups with their reasons, the most important first."""
+    kept = by_importance(front.explanation.of(evaluation.plan.fingerprint))
     lines = [f"  - {explain_kept(group)}" for group in kept[:MOST_KEPT]]
     if len(kept) > MOST_KEPT:
         lines.append(f"  - and {len(kept) - MOST_KEPT} more: `mptune report RUN --explain` lists them")

@@ -1,4 +1,4 @@
-"""Numbers as people read them, and the rows of the front: shared by the terminal, the page and README.txt."""
+"""Formatted numbers, sources and reasons: shared by the terminal, the page and README.txt."""
 
 from __future__ import annotations
 
@@ -72,23 +72,23 @@ def cut_front(text: str, width: int) -> str:
 
 
 def reason_counts(kept: Iterable[Kept], most: int = len(Reason)) -> str:
-    """How many groups stay FP32 for which reason, such as ``12 error, 2 Casts``.
+    """Number of FP32 groups by reason, such as ``12 error, 2 Casts``.
 
     Args:
         kept: the groups.
-        most: so many of the reasons, those that hold most groups, are told.
+        most: list at most this many reasons, those with the most groups.
     """
     counts = Counter(group.reason for group in kept)
-    told = [reason for reason, _ in counts.most_common(most)]
-    return ", ".join(f"{counts[reason]} {word}" for reason, word in REASON_WORDS.items() if reason in told)
+    listed = [reason for reason, _ in counts.most_common(most)]
+    return ", ".join(f"{counts[reason]} {word}" for reason, word in REASON_WORDS.items() if reason in listed)
 
 
 def id_ranges(ids: Iterable[str], every: Iterable[str]) -> str:
-    """Ids with neighbours drawn together, such as ``g000, g003-g007``.
+    """Ids with neighbours joined to ranges, such as ``g000, g003-g007``.
 
     Args:
-        ids: which to list.
-        every: all there are, in the order of the model.
+        ids: the ids to list.
+        every: all ids, in the order of the model.
     """
     place = {group: index for index, group in enumerate(every)}
     runs: list[list[str]] = []
@@ -113,21 +113,21 @@ def explain_kept(kept: Kept) -> str:
     return f"{kept.group} {kept.name}: {reason}{kept.why}"
 
 
-def weightiest(kept: Iterable[Kept]) -> list[Kept]:
-    """The groups whose reason a person wants to know first: overflow, large errors, Casts; pins last."""
+def by_importance(kept: Iterable[Kept]) -> list[Kept]:
+    """The groups in the order of their importance: overflow, large errors, Casts; pins last."""
     ranks = {Reason.OVERFLOW: 0, Reason.ERROR: 1, Reason.PINNED: 3}
     return sorted(kept, key=lambda k: (ranks.get(k.reason, 2), -(k.one_group_error or 0.0)))
 
 
 def describe_engine(front: Front) -> str:
-    """The toolchain and the device that it is for; nothing runs on a device that is only predicted."""
+    """The toolchain and its device: "on" a device that measured, "for" one that is predicted."""
     if front.device in front.engine:
         return front.engine
     return f"{front.engine} {'on' if front.fp32.latency.source == 'measured' else 'for'} {front.device}"
 
 
 def latency_source(front: Front) -> str:
-    """Where the latencies come from, in words that cannot be mistaken."""
+    """Whether the latencies are measured or predicted, and on which device."""
     rows = front_rows(front)
     sources = {row.evaluation.latency.source for row in rows}
     if sources == {"measured"}:
@@ -138,7 +138,7 @@ def latency_source(front: Front) -> str:
 
 
 def error_source(front: Front) -> str:
-    """Where the errors come from, in words that cannot be mistaken."""
+    """Whether the errors are measured or emulated, and their metric."""
     evaluations = [row.evaluation for row in front_rows(front)]
     sources = {evaluation.error_source for evaluation in evaluations}
     if sources == {"measured"}:

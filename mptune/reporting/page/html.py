@@ -1,4 +1,4 @@
-"""The front as one self-contained page: no script, no font, no image, nothing fetched."""
+"""The front as one self-contained HTML page, without scripts, fonts or images from elsewhere."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def write_report(
     environment: Environment | None = None,
     extra: str = "",
 ) -> None:
-    """Write the page, replacing an older one in one step.
+    """Write the page, whole or not at all.
 
     Args:
         front: the front and the choice.
-        evaluations: every plan of the search, drawn faint.
+        evaluations: every plan of the search, drawn in a faint colour.
         groups: the layer groups of the model, in its order.
         path: where to write; its parent must exist.
-        environment: where the figures were taken; None leaves the section out.
+        environment: the machine that measured; None omits the section.
         extra: HTML of sections that follow the table.
 
     Raises:
@@ -195,11 +195,11 @@ def _reasons(front: Front, rows: Iterable[Row], groups: Sequence[LayerGroup]) ->
         kept = front.explanation.of(row.evaluation.plan.fingerprint)
         if row.evaluation.plan == front.fp32.plan or not kept:
             continue
-        told = "<br>".join(f"{escape(word)}: {escape(held)}" for word, held in reasons_of(kept, ids))
+        listed = "<br>".join(f"{escape(word)}: {escape(held)}" for word, held in reasons_of(kept, ids))
         lines.append(
             f"<tr><td><code>{row.evaluation.plan.fingerprint}</code></td>"
             f'<td class="number">{format_ms(row.evaluation.latency.median_ms)}</td>'
-            f'<td class="number">{format_error(row.evaluation.judged_error)}</td><td>{told}</td></tr>'
+            f'<td class="number">{format_error(row.evaluation.judged_error)}</td><td>{listed}</td></tr>'
         )
     return "\n".join(lines)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 WIDE = 112
-"""From this many columns on there is room for the intervals."""
+"""Minimum columns for the intervals."""
 
 _LEAST_ORIGIN = 8
 _STYLES = {"chosen": "bold green", "front": "", "failed": "red", "": "dim"}

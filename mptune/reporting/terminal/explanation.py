@@ -1,4 +1,4 @@
-"""What a person reads of ``mptune report --explain``: every group by what FP16 costs and gains, then plan by plan."""
+"""``mptune report --explain`` on the terminal: error and gain of each group, then the FP32 groups of each plan."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mptune.tuning.front import Front
 
 WIDE = 116
-"""From this many columns on there is room for what the Casts cost."""
+"""Minimum columns for what the Casts cost."""
 
 _SHORTEST_NAME = 12
 
@@ -39,15 +39,15 @@ def print_explanation(front: Front, stream: TextIO | None = None) -> None:
     console = make_console(sys.stdout if stream is None else stream)
     explanation = front.explanation
     if not explanation.groups:
-        console.print("this run holds nothing to explain it with: the same `mptune search` again adds it")
+        console.print("this run holds nothing to explain: run the same `mptune search` again to add the reasons")
         return
     console.print(Text("groups, by error per millisecond gained", style="bold"))
     console.print(_groups(explanation.groups, console.width))
     console.print()
     gains = explanation.gains_from
-    told = "not known: the search did not ask for them" if gains is None else f"from {gains}, Casts not counted"
+    gains_text = "unknown: the search did not measure them" if gains is None else f"from {gains}, without Casts"
     wrap = not console.is_terminal
-    console.print(Text(f"errors: {front.metric} with this group alone in FP16; gains: {told}"), soft_wrap=wrap)
+    console.print(Text(f"errors: {front.metric} with this group alone in FP16; gains: {gains_text}"), soft_wrap=wrap)
     console.print(Text("FP16 in: points of the front; plan: what the chosen plan does"), soft_wrap=wrap)
     console.print()
     console.print(Text("groups in FP32 of each plan, the fastest first", style="bold"))
@@ -55,12 +55,12 @@ def print_explanation(front: Front, stream: TextIO | None = None) -> None:
     for row in front_rows(front):
         evaluation = row.evaluation
         reasons = reasons_of(explanation.of(evaluation.plan.fingerprint), every)
-        told = "; ".join(f"{word} {ids}" for word, ids in reasons) or "none"
+        fp32_groups = "; ".join(f"{word} {ids}" for word, ids in reasons) or "none"
         if evaluation.plan == front.fp32.plan:
-            told = "all: the baseline"
+            fp32_groups = "all: the baseline"
         mark = ">" if row.is_chosen else " "
         head = f"{mark} {evaluation.plan.fingerprint}  {format_ms(evaluation.latency.median_ms):>8} ms  "
-        console.print(Text(f"{head}{told}"), soft_wrap=wrap)
+        console.print(Text(f"{head}{fp32_groups}"), soft_wrap=wrap)
 
 
 def _groups(worths: tuple[GroupWorth, ...], width: int) -> Table:

@@ -1,4 +1,4 @@
-"""What a person reads on stdout: the front as a table, and the lists of targets, spaces and toolchains."""
+"""A front on the terminal: the table, the choice, warnings and files."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from mptune.reporting.terminal.console import make_console
 from mptune.reporting.text import (
+    by_importance,
     describe_engine,
     error_source,
     explain_kept,
@@ -25,7 +26,6 @@ from mptune.reporting.text import (
     reason_counts,
     short_path,
     unique,
-    weightiest,
 )
 
 if TYPE_CHECKING:
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from mptune.tuning.front import Front
 
 WIDE = 100
-"""From this many columns on there is room for the intervals or the reasons."""
+"""Minimum columns for the intervals or the reasons."""
 
 WIDER = 110
-"""And for both."""
+"""Minimum columns for both."""
 
 MOST_KEPT = 4
-"""So many of the chosen plan's FP32 groups are named."""
+"""At most this many of the chosen plan's FP32 groups are named."""
 
 
 def print_front(front: Front, stream: TextIO | None = None) -> None:
-    """Print a front for a person: what it is of, the table, the choice, the warnings, the files and what to do next.
+    """Print a front: its source, the table, the choice, the warnings, the files and what to do next.
 
     Args:
         front: what ``mptune.api.search``, ``report`` or ``pick`` returned.
@@ -88,10 +88,10 @@ def _chosen(front: Front) -> str:
 
 
 def _kept(front: Front) -> list[tuple[str, str]]:
-    """The weightiest of the chosen plan's FP32 groups, each with its reason."""
+    """The most important of the chosen plan's FP32 groups, each with its reason."""
     if front.chosen is None or front.chosen.plan == front.fp32.plan:
         return []
-    kept = weightiest(front.explanation.of(front.chosen.plan.fingerprint))
+    kept = by_importance(front.explanation.of(front.chosen.plan.fingerprint))
     lines = [explain_kept(group) for group in kept[:MOST_KEPT]]
     if len(kept) > MOST_KEPT:
         lines.append(f"and {len(kept) - MOST_KEPT} more: mptune report {short_path(front.run_dir)} --explain")

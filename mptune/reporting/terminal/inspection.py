@@ -1,4 +1,4 @@
-"""What a person reads of ``mptune inspect``: the model, its groups, its operators, its hazards, as tables."""
+"""``mptune inspect`` on the terminal: the model, its groups, its operators and its hazards, as tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mptune.targets.memory import MemoryNeed
 
 WIDE = 96
-"""From this many columns on there is room for the operators of each group."""
+"""Minimum columns for the operators of each group."""
 
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
 _MOST_PLACES = 6
@@ -30,7 +30,7 @@ _OF_CONSTANTS = frozenset({"overflow", "vanishing", "epsilon", "int64"})
 
 
 def print_inspection(inspection: Inspection, stream: TextIO | None = None) -> None:
-    """Print what a model is made of for a person.
+    """Print the inspection of a model.
 
     Args:
         inspection: what ``mptune.api.inspect`` returned.
@@ -93,7 +93,7 @@ def _facts(inspection: Inspection) -> list[tuple[str, str]]:
 
 
 def _memory(need: MemoryNeed) -> str:
-    """Weights and what is alive at once, in both precisions."""
+    """Weights and the largest sum of live activations, in both precisions."""
     parts = [
         f"{quantity(need.total(precision), 'B')} in {precision.upper()} ({quantity(weights, 'B')} of weights, "
         f"{quantity(activations, 'B')} of values at {peak or 'the inputs'})"
@@ -200,8 +200,8 @@ def _operators(inspection: Inspection) -> Table:
 def _hazards(console: Console, inspection: Inspection) -> None:
     """One entry for each reason and cure, with all the places where it holds."""
     counts = {s: sum(h.severity == s for h in inspection.hazards) for s in _STYLES}
-    told = ", ".join(f"{count} {severity}{'s' if count > 1 else ''}" for severity, count in counts.items() if count)
-    _section(console, f"hazards: {told.replace('infos', 'info') or 'none found'}")
+    summary = ", ".join(f"{count} {severity}{'s' if count > 1 else ''}" for severity, count in counts.items() if count)
+    _section(console, f"hazards: {summary.replace('infos', 'info') or 'none found'}")
     if inspection.observed is None:
         console.print(Text("values were not observed: give --data", style="dim"), soft_wrap=not console.is_terminal)
     merged: dict[tuple[str, str, str, str], list[Hazard]] = {}

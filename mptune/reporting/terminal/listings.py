@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 WIDE = 96
-"""From this many columns on there is room for titles."""
+"""Minimum columns for titles."""
 
 _FIGURES = (
     ("compute_capability", "compute capability", ""),

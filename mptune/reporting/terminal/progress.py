@@ -1,4 +1,4 @@
-"""What a person sees while a search runs, on stderr: a few live lines in a terminal, plain lines elsewhere."""
+"""The progress of a search on stderr: a few live lines in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class TerminalListener:
             self._live = None
 
     def stage(self, text: str) -> None:
-        """Say what is being done now."""
+        """Show the current step."""
         self._stage, self._detail = text, ""
         if self._live is None:
             self._print(text)
@@ -83,7 +83,7 @@ class TerminalListener:
             self._print(f"[{done:>{len(str(budget))}}/{budget}] {_line(evaluation)}")
 
     def failed(self, plan: PrecisionPlan, origin: Origin, failure: Failure | str, done: int, budget: int) -> None:
-        """Show a plan that gave no result, with why and where the log lies."""
+        """Show a plan without a result, with the reason and the path of the log."""
         self._advance(done, budget)
         text = f"failed: {describe_failure(failure)} (plan {plan.fingerprint}, {origin})"
         self._failures.append(text)
@@ -91,7 +91,7 @@ class TerminalListener:
             self._print(f"[{done:>{len(str(budget))}}/{budget}] {text}")
 
     def building(self, progress: Progress) -> None:
-        """Show how far a build is; only where lines are redrawn."""
+        """Show the progress of a build, where lines are redrawn."""
         self._detail = f": {progress.phase.lower()}, {progress.done} of {progress.steps}"
 
     def warning(self, text: str) -> None:
@@ -112,7 +112,7 @@ class TerminalListener:
             self._stage = f"evaluating plan {done + 1}"
 
     def _is_better(self, candidate: Evaluation) -> bool:
-        """Whether the candidate serves the limit asked for better than the best so far."""
+        """Whether the candidate meets the limits and is better than the best so far."""
         if not candidate.is_finite:
             return False
         if self._max_error is not None and candidate.error_value > self._max_error:
@@ -126,7 +126,7 @@ class TerminalListener:
 
     def _best_label(self) -> str:
         if self._max_latency_ms is not None and self._max_error is None:
-            return f"most exact within {self._max_latency_ms:g} ms"
+            return f"smallest error within {self._max_latency_ms:g} ms"
         if self._max_error is not None:
             return f"fastest with error <= {self._max_error:g}"
         return "fastest"
@@ -175,7 +175,7 @@ class TerminalListener:
 
 
 def describe_failure(failure: Failure | str) -> str:
-    """One line: the stage, the kind, the message, and where the log lies."""
+    """One line: the stage, the kind, the message, and the path of the log."""
     if isinstance(failure, str):
         return failure
     log = "" if failure.log_path is None else f"; log: {failure.log_path}"

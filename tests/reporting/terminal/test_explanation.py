@@ -17,7 +17,7 @@ from mptune.reporting.chosen import write_chosen
 from mptune.reporting.page.html import render
 from mptune.reporting.terminal.explanation import print_explanation
 from mptune.reporting.terminal.front import print_front
-from mptune.reporting.text import id_ranges, reason_counts, weightiest
+from mptune.reporting.text import by_importance, id_ranges, reason_counts
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
 from mptune.tuning.front import Front
 from tests.conftest import save_mlp
@@ -68,7 +68,7 @@ def test_the_table_says_why(front: Front, monkeypatch: pytest.MonkeyPatch, colum
     assert ("FP32 because" in text) == (columns >= 100)
     assert ("+-0.5%" in text) == (columns >= 120), "the reasons take the place of the intervals"
     assert "in FP32  " in text
-    assert "mptune report" in text, "only the weightiest are named"
+    assert "mptune report" in text, "only the by_importance are named"
     assert "<g0" in text
 
 
@@ -132,7 +132,7 @@ def test_reasons_are_counted_and_ranked() -> None:
         Kept("g3", "d", Reason.BOUNDARIES, "c", 0.5),
         Kept("g4", "e", Reason.OVERFLOW, "o", math.inf),
     ]
-    assert [k.group for k in weightiest(kept)] == ["g4", "g2", "g1", "g3", "g0"]
+    assert [k.group for k in by_importance(kept)] == ["g4", "g2", "g1", "g3", "g0"]
     assert reason_counts(kept) == "1 pinned, 1 overflow, 2 error, 1 Casts"
     assert reason_counts(kept, most=1) == "2 error"
     assert reason_counts([]) == ""
