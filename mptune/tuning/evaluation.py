@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from mptune.data.metrics.accuracy import OutputError
+from mptune.data.metrics.paired import Floats, error_interval, pseudo_values
 from mptune.data.numbers import decode_float, encode_float
 from mptune.engines.base import ErrorSource, Measurement
 from mptune.engines.timing.latency import Latency
@@ -184,6 +186,18 @@ class Evaluation:
         held_out = self.held_out_value
         return self.error_value if held_out is None else held_out
 
+    @cached_property
+    def pseudo_errors(self) -> Floats | None:
+        """Pseudo-values of the error on the search samples (``mptune.data.metrics.paired``), shape (samples,)."""
+        return pseudo_values(self.error, self.metric)
+
+    @cached_property
+    def all_pseudo_errors(self) -> Floats | None:
+        """The same on all samples that the plan has met, the held-out ones counted in."""
+        if self.held_out is None:
+            return self.pseudo_errors
+        return pseudo_values(self.error.with_samples_of(self.held_out), self.metric)
+
     @property
     def is_finite(self) -> bool:
         """Whether the plan is feasible: no NaN or Inf where the reference has none, on any sample seen."""
@@ -258,6 +272,7 @@ class Evaluation:
     def to_point(self) -> dict[str, Any]:
         """The POINT of front.json: every key always there, non-finite numbers as strings."""
         latency, held_out = self.latency, self.held_out_value
+        interval = error_interval(self.error, self.metric)
         return {
             "plan": self.plan.fingerprint,
             "origin": str(self.origin),
@@ -275,6 +290,7 @@ class Evaluation:
                 "source": self.error_source,
                 "emulated": None if self.emulated is None else encode_float(self.emulated),
                 "held_out": None if held_out is None else encode_float(held_out),
+                "ci95": None if interval is None else [encode_float(bound) for bound in interval],
                 "per_output": {
                     name: {statistic: encode_float(value) for statistic, value in statistics.items()}
                     for name, statistics in self.error.summary().items()

@@ -12,6 +12,7 @@ import numpy as np
 
 from mptune.data.numbers import encode_float
 from mptune.errors import MissingPackageError, PlanError
+from mptune.tuning.dominance import non_dominated
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation
 from mptune.tuning.front_table import format_error, format_ms, front_html, front_records, front_text
@@ -148,11 +149,6 @@ class Front:
         return {**evaluation.to_point(), "fp32": [group.to_json() for group in kept]}
 
 
-def faster_beyond_noise(one: Evaluation, other: Evaluation) -> bool:
-    """Whether ``one`` is faster and the two 95 % intervals do not overlap (predicted latencies have no width)."""
-    return one.latency.median_ms < other.latency.median_ms and one.latency.ci95_ms[1] < other.latency.ci95_ms[0]
-
-
 def judged_error(evaluation: Evaluation) -> float:
     """The held-out error where it is known, else that of the search samples."""
     return evaluation.judged_error
@@ -161,11 +157,10 @@ def judged_error(evaluation: Evaluation) -> float:
 def pareto(
     evaluations: Iterable[Evaluation], error: Callable[[Evaluation], float] = judged_error
 ) -> tuple[Evaluation, ...]:
-    """The non-dominated evaluations, sorted by latency.
+    """The non-dominated evaluations, sorted by latency. Plans that are not finite are never kept.
 
-    Noise-aware: going from the most exact plan to the least, a plan is kept when it is faster beyond noise than every
-    plan kept so far. So of plans whose intervals overlap the most exact one stays, and of plans with the same error
-    the fastest. Plans that are not finite are never kept.
+    Each point is significantly faster than the next one, which is significantly more exact (``tuning.dominance``). Of
+    plans that cannot be told apart the one with the smaller error stays, of those with the same error the faster one.
 
     Args:
         evaluations: in any order.
@@ -173,11 +168,8 @@ def pareto(
     """
     feasible = [e for e in evaluations if e.is_finite]
     feasible.sort(key=lambda e: (error(e), e.latency.median_ms, e.number))
-    kept: list[Evaluation] = []
-    for candidate in feasible:
-        if all(faster_beyond_noise(candidate, exacter) for exacter in kept):
-            kept.append(candidate)
-    return tuple(reversed(kept))
+    kept = [feasible[index] for index in non_dominated(feasible, [error(e) for e in feasible])]
+    return tuple(sorted(kept, key=lambda e: (e.latency.median_ms, -error(e))))
 
 
 def hypervolume(points: Iterable[Evaluation], fp32: Evaluation, reference_error: float = REFERENCE_ERROR) -> float:

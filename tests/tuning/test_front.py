@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mptune.data.metrics.paired import compare_errors
+from mptune.tuning.dominance import faster_beyond_noise
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.explanation import Explanation, Kept, Reason
-from mptune.tuning.front import Front, choose, faster_beyond_noise, hypervolume, knee, pareto
+from mptune.tuning.front import Front, choose, hypervolume, knee, pareto
 from tests.tuning.factory import make_evaluation
 
 FP32 = make_evaluation(10.0, 1e-7, origin=ORIGIN_FP32)
@@ -48,12 +50,30 @@ def test_nothing_on_the_front_is_dominated(evaluations: list[Evaluation]) -> Non
         assert faster_beyond_noise(faster, slower)
 
 
+def more_exact_beyond_noise(one: Evaluation, other: Evaluation) -> bool:
+    """By all samples that both have met, and by the error that they are judged by."""
+    errors = [one.error, other.error]
+    if one.held_out is not None and other.held_out is not None:
+        errors = [one.error.with_samples_of(one.held_out), other.error.with_samples_of(other.held_out)]
+    difference = compare_errors(*errors, "relative_l2")
+    assert difference is not None
+    return one.judged_error < other.judged_error and difference.is_significant and difference.value < 1.0
+
+
+def beats_or_equals(one: Evaluation, other: Evaluation) -> bool:
+    """Significantly better in one of latency and error and not worse in the other, or no different in either."""
+    is_faster, is_slower = faster_beyond_noise(one, other), faster_beyond_noise(other, one)
+    is_exacter, is_less_exact = more_exact_beyond_noise(one, other), more_exact_beyond_noise(other, one)
+    is_better = (is_faster and not is_less_exact) or (is_exacter and not is_slower)
+    return is_better or not (is_faster or is_slower or is_exacter or is_less_exact)
+
+
 @given(evaluation_lists())
 def test_everything_off_the_front_is_beaten_by_something_on_it(evaluations: list[Evaluation]) -> None:
     front = pareto(evaluations)
     for other in evaluations:
         if other.is_finite and other not in front:
-            assert any(p.judged_error <= other.judged_error and not faster_beyond_noise(other, p) for p in front)
+            assert any(beats_or_equals(p, other) for p in front)
 
 
 @given(evaluation_lists(), st.randoms())
@@ -208,7 +228,7 @@ def test_front_json_has_every_key_and_is_standard_json() -> None:
             "confirmed",
         }  # fmt: skip
         assert set(point["latency"]) == {"median_ms", "p90_ms", "p99_ms", "ci95_ms", "cv", "source"}
-        assert set(point["error"]) == {"value", "metric", "source", "emulated", "held_out", "per_output"}
+        assert set(point["error"]) == {"value", "metric", "source", "emulated", "held_out", "ci95", "per_output"}
     assert document["baseline"]["fp16"]["error"]["value"] == "nan"
     assert document["baseline"]["fp32"]["error"]["held_out"] is None
     assert document["points"][0]["error"]["held_out"] == pytest.approx(2e-3)

@@ -95,6 +95,35 @@ class OutputError:
         worst = _worst(values, metric)
         return next((k, v) for k, v in enumerate(values) if v == worst or math.isnan(v))
 
+    def values_without_one(self, metric: str) -> tuple[float, ...]:
+        """``value`` over all samples but one, for each sample in turn; empty for a single sample.
+
+        Raises:
+            SettingsError: no such statistic was taken.
+        """
+        taken = self._of(metric)
+        totals = [float(sum(values)) for values in taken]
+        rest = len(taken[0]) - 1
+        count = 1 if _is_summed(metric) else rest
+        return tuple(
+            _worst([(total - values[k]) / count for total, values in zip(totals, taken, strict=True)], metric)
+            for k in range(rest + 1 if rest else 0)
+        )
+
+    def with_samples_of(self, other: OutputError) -> OutputError:
+        """One error over the samples of both, of the statistics that both hold."""
+        return OutputError(
+            {
+                output: {
+                    s: (*values, *other.per_output[output][s])
+                    for s, values in statistics.items()
+                    if s in other.per_output[output]
+                }
+                for output, statistics in self.per_output.items()
+                if output in other.per_output
+            }
+        )
+
     def _of(self, metric: str) -> list[tuple[float, ...]]:
         found = [statistics[metric] for statistics in self.per_output.values() if metric in statistics]
         if not found:
@@ -141,8 +170,11 @@ def unknown_metric(metric: str, known: Sequence[str]) -> SettingsError:
 
 def _over_samples(metric: str, values: Sequence[float]) -> float:
     total = float(sum(values))  # not math.fsum: it raises for inf - inf, which is NaN here
-    summed = metric in METRICS and METRICS[metric].over_samples == "sum"
-    return total if summed else total / len(values)
+    return total if _is_summed(metric) else total / len(values)
+
+
+def _is_summed(metric: str) -> bool:
+    return metric in METRICS and METRICS[metric].over_samples == "sum"
 
 
 def _worst(values: Sequence[float], metric: str) -> float:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mptune.engines.base import Failure
+from mptune.tuning.dominance import faster_beyond_noise
 from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
 from mptune.tuning.explanation import Explanation, Reason
 from mptune.tuning.failures import describe
-from mptune.tuning.front import faster_beyond_noise
 from mptune.tuning.hypervolume import ERROR_FLOOR
 
 NOISY = 0.05

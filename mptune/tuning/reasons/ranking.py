@@ -9,8 +9,8 @@ from itertools import combinations
 from typing import Any
 
 from mptune.data.numbers import encode_float
+from mptune.tuning.dominance import faster_beyond_noise
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.front import faster_beyond_noise
 from mptune.tuning.hypervolume import ERROR_FLOOR
 
 HELD = 0.9

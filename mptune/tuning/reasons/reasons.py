@@ -20,9 +20,9 @@ import numpy as np
 
 from mptune.files import write_json
 from mptune.graph.plan import Precision
+from mptune.tuning.dominance import faster_beyond_noise
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
-from mptune.tuning.front import faster_beyond_noise
 from mptune.tuning.hypervolume import ERROR_FLOOR
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.sampler.boundaries import Boundary

@@ -19,6 +19,7 @@ import optuna
 import psutil  # type: ignore[import-untyped]
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from mptune.data.metrics.paired import LEAST_ERROR
 from mptune.engines.base import Failure, Measurement
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation, Origin
@@ -29,9 +30,6 @@ from mptune.tuning.sampler.precision import Emulate, PrecisionSampler
 from mptune.tuning.sampler.stock import CONSTRAINT_ATTR, HAS_TRIAL_CONSTRAINTS, derive_seed
 from mptune.tuning.sampler.trials import TIMING_ATTR, ehvi_of, read_built_plans
 from mptune.tuning.space import SearchSpace
-
-LEAST_ERROR = 1e-12
-"""Errors told to the sampler are at least this, so that their logarithm exists."""
 
 IDENTITY = "mptune"
 """Note under which a study says what it was made with."""

@@ -1,0 +1,132 @@
+"""How well an error is known that is a mean over few samples, and whether two errors differ beyond that.
+
+Both by the jackknife (Miller, Biometrika 61, 1974): leaving out one sample at a time gives as many pseudo-values, whose
+mean and standard error are those of the statistic; Student's t says what few of them are worth. Two plans meet the same
+samples, so they are compared by the differences of their pseudo-values, sample by sample: what makes a sample difficult
+for both cancels. Errors spread in proportion to their size, so the statistics of ``METRICS``, which are never negative,
+are resampled as logarithms: an interval is a factor, a difference a ratio. Metrics of the user's are taken as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from mptune.data.metrics.accuracy import METRICS, OutputError
+
+Floats = NDArray[np.float64]
+
+LEAST_ERROR = 1e-12
+"""Smaller errors count as this one, so that their logarithm exists."""
+
+_COVERAGE = 0.95
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How two errors differ: the first one's less the second one's, or their ratio.
+
+    Attributes:
+        value: ratio of the errors where ``is_ratio``, else their difference.
+        ci95: its 95 % interval.
+        is_ratio: whether the metric is compared by ratios.
+    """
+
+    value: float
+    ci95: tuple[float, float]
+    is_ratio: bool
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether the interval leaves no doubt which error is the larger one."""
+        same = 1.0 if self.is_ratio else 0.0
+        return self.ci95[1] < same or self.ci95[0] > same
+
+
+def is_compared_by_ratio(metric: str) -> bool:
+    """Whether errors of this metric are compared by their ratio, not their difference."""
+    return metric in METRICS and METRICS[metric].higher_is_worse
+
+
+def pseudo_values(error: OutputError, metric: str) -> Floats | None:
+    """The jackknife's pseudo-values, shape (samples,), of the logarithm where the metric is compared by ratio.
+
+    None where there is a single sample, or a value is not finite.
+    """
+    whole, without = error.value(metric), np.array(error.values_without_one(metric))
+    if not len(without) or not math.isfinite(whole) or not np.isfinite(without).all():
+        return None
+    values = np.array([whole, *without])
+    if is_compared_by_ratio(metric):
+        values = np.log(np.maximum(values, LEAST_ERROR))
+    pseudo: Floats = len(without) * values[0] - (len(without) - 1) * values[1:]
+    return pseudo
+
+
+def t_quantile(samples: int) -> float:
+    """The 97.5 % quantile of Student's t for a mean of so many values (at least 2)."""
+    return float(stats.t.ppf(0.5 + _COVERAGE / 2.0, samples - 1))
+
+
+def error_interval(error: OutputError, metric: str) -> tuple[float, float] | None:
+    """The 95 % interval of an error; None where it cannot be known."""
+    pseudo = pseudo_values(error, metric)
+    if pseudo is None:
+        return None
+    value, half = error.value(metric), t_quantile(len(pseudo)) * _standard_error(pseudo)
+    if not is_compared_by_ratio(metric):
+        return value - half, value + half
+    return value * math.exp(-half), value * math.exp(half)
+
+
+def compare_errors(one: OutputError, other: OutputError, metric: str) -> Difference | None:
+    """How two errors on the same samples differ; None where that cannot be known."""
+    first, second = pseudo_values(one, metric), pseudo_values(other, metric)
+    if first is None or second is None or len(first) != len(second):
+        return None
+    half = t_quantile(len(first)) * _standard_error(first - second)
+    values = one.value(metric), other.value(metric)
+    if not is_compared_by_ratio(metric):
+        difference = values[0] - values[1]
+        return Difference(difference, (difference - half, difference + half), False)
+    ratio = max(values[0], LEAST_ERROR) / max(values[1], LEAST_ERROR)
+    return Difference(ratio, (ratio * math.exp(-half), ratio * math.exp(half)), True)
+
+
+def significantly_smaller(values: Floats, pseudo: Sequence[Floats | None]) -> NDArray[np.bool_]:
+    """Which of many errors are smaller than which others beyond doubt.
+
+    Args:
+        values: the errors, shape (plans,): none is significantly smaller that is not smaller by these.
+        pseudo: of each plan, all of the same samples; None where unknown: such errors are compared as they are, and so
+            are those that differ in their number of samples.
+
+    Returns:
+        Shape (plans, plans): whether the row's error is significantly smaller than the column's.
+    """
+    smaller = values[:, None] < values[None, :]
+    rows_of: dict[int, list[int]] = {}
+    for row, one in enumerate(pseudo):
+        if one is not None:
+            rows_of.setdefault(len(one), []).append(row)
+    for samples, rows in rows_of.items():
+        table = np.array([pseudo[row] for row in rows])
+        centred = table - table.mean(axis=1, keepdims=True)
+        products = centred @ centred.T
+        squares = np.diag(products)
+        variance = np.maximum(squares[:, None] + squares[None, :] - 2.0 * products, 0.0) / (samples - 1) / samples
+        # What rounding leaves of equal series is no doubt.
+        variance[variance < 1e-24 * (squares[:, None] + squares[None, :] + 1.0)] = 0.0
+        means = table.mean(axis=1)
+        apart = means[None, :] - means[:, None] > t_quantile(samples) * np.sqrt(variance)
+        smaller[np.ix_(rows, rows)] &= apart
+    return smaller
+
+
+def _standard_error(pseudo: Floats) -> float:
+    return float(np.std(pseudo, ddof=1)) / math.sqrt(len(pseudo))

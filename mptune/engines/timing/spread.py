@@ -1,0 +1,188 @@
+"""How far sessions of one plan differ, and the intervals of latencies that follow from it.
+
+A session opened anew differs from the one before: memory lies elsewhere, other kernels are chosen. On an H200 sessions
+of one plan differ by 0.12 to 0.33 % (standard deviation of the log ratio to the baseline, 14 sessions of three
+networks), while the bootstrap of one session's values says 0.01 to 0.07 %. So a latency's variance adds up what is
+within its session and what is between sessions, and the latter is estimated from plans that were opened more than once.
+
+The model is linear with mixed effects. For session k of plan p, timed in turn with session b of the baseline:
+
+    y_pk = log(median / median of the baseline) = mu_p - s_b + e_pk
+
+``e_pk`` has the variance ``sigma^2 + w_pk^2``: between sessions, and within this one. The effect ``s_b`` of the
+baseline's session, variance ``sigma^2``, is common to all plans that were timed beside it, and changes when a worker is
+started anew. Latencies are stated relative to the first session of the baseline, the anchor: ``mu_p - s_anchor``. So
+plans that were timed beside the anchor owe nothing to the baseline's sessions.
+
+``sigma^2 + mean w^2`` is estimated by the residual mean square of the two-way layout of plans and baseline sessions;
+it is unbiased, with as many degrees of freedom as there are timings beyond the effects. Effects of the baseline's
+sessions are predicted with their prior variance (best linear unbiased prediction: Searle, Casella and McCulloch,
+Variance Components, 1992, chapter 7). With few degrees of freedom intervals are Student's t, theirs by Satterthwaite's
+approximation (Biometrics Bulletin 2, 1946).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+Floats = NDArray[np.float64]
+
+_RESAMPLES = 400
+_COVERAGE = 0.95
+_LEAST_DEGREES = 1.0
+
+
+@dataclass(frozen=True)
+class SessionTiming:
+    """The latency of one session of a plan, relative to the session of the baseline that it was timed in turn with.
+
+    Attributes:
+        baseline: which session of the baseline; all candidates of one worker process share it.
+        log_ratio: ``log(median / median of the baseline)``.
+        sd: standard error of ``log_ratio`` within these two sessions.
+    """
+
+    baseline: str
+    log_ratio: float
+    sd: float
+
+    @classmethod
+    def of_values(cls, baseline: str, values_ms: Sequence[float], baseline_ms: Sequence[float]) -> SessionTiming:
+        """From values taken in turn, ``values_ms[i]`` right after ``baseline_ms[i]``."""
+        ratio = float(np.median(values_ms)) / float(np.median(baseline_ms))
+        return cls(baseline, math.log(ratio), log_ratio_sd(values_ms, baseline_ms))
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as JSON types."""
+        return {"baseline": self.baseline, "log_ratio": self.log_ratio, "sd": self.sd}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> SessionTiming:
+        """Inverse of ``to_json``."""
+        return cls(str(document["baseline"]), float(document["log_ratio"]), float(document["sd"]))
+
+
+def log_ratio_sd(values_ms: Sequence[float], baseline_ms: Sequence[float], seed: int = 0) -> float:
+    """Standard error of the log ratio of two medians whose values were taken in turn.
+
+    The bootstrap (Efron 1979) draws rounds, a value of each engine: what a device does in one round is common to both
+    and cancels. Deterministic for a seed; 0 for a single round.
+    """
+    values, baseline = np.asarray(values_ms, dtype=np.float64), np.asarray(baseline_ms, dtype=np.float64)
+    rounds = np.random.default_rng(seed).integers(0, len(values), size=(_RESAMPLES, len(values)))
+    medians = np.median(values[rounds], axis=1), np.median(baseline[rounds], axis=1)
+    return float(np.std(np.log(medians[0] / medians[1]), ddof=1)) if len(values) > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class RatioEstimate:
+    """The log ratio of a plan's latency to the first session of the baseline, over all of its sessions.
+
+    Attributes:
+        log_ratio: the estimate.
+        sd: its standard error.
+        degrees: degrees of freedom of ``sd``; infinite where it is known.
+    """
+
+    log_ratio: float
+    sd: float
+    degrees: float
+
+    def interval(self, coverage: float = _COVERAGE) -> tuple[float, float]:
+        """Student's t interval of the ratio (not of its logarithm)."""
+        half = float(stats.t.ppf(0.5 + coverage / 2.0, self.degrees)) * self.sd
+        return math.exp(self.log_ratio - half), math.exp(self.log_ratio + half)
+
+
+class SessionSpread:
+    """The spread between sessions of one model on one device, estimated from all of its timings. See the module.
+
+    Attributes:
+        sd: between sessions, relative; None where no plan was timed more than once, so that nothing is known of it.
+        degrees: degrees of freedom of the estimate.
+        residual_variance: mean square that it was estimated from, the variance within sessions counted in.
+    """
+
+    def __init__(self, timings: Mapping[str, Sequence[SessionTiming]], anchor: str | None = None) -> None:
+        """Estimate.
+
+        Args:
+            timings: of every plan, by fingerprint.
+            anchor: session of the baseline that latencies are stated relative to; None takes the first timing's.
+        """
+        every = [timing for sessions in timings.values() for timing in sessions]
+        first = anchor if anchor is not None or not every else every[0].baseline
+        named = dict.fromkeys([*([] if first is None else [first]), *(timing.baseline for timing in every)])
+        self._index = {name: number for number, name in enumerate(named)}
+        repeated = [sessions for sessions in timings.values() if len(sessions) > 1]
+        self.residual_variance, self.degrees = _residual(repeated, self._index)
+        within = [timing.sd**2 for sessions in repeated for timing in sessions]
+        self._within = float(np.mean(within)) if within else 0.0
+        self._between = max(0.0, self.residual_variance - self._within) if self.degrees else 0.0
+        self.sd = math.sqrt(self._between) if self.degrees else None
+        self._effects, self._covariance = self._predict(repeated)
+
+    def _predict(self, repeated: Sequence[Sequence[SessionTiming]]) -> tuple[Floats, Floats]:
+        """Effects of the baseline's sessions, shape (sessions,), and their covariance in units of ``sigma^2``."""
+        count = len(self._index)
+        precision, response = np.eye(count), np.zeros(count)  # the prior's, in units of 1 / sigma^2
+        if self._between <= 0.0:
+            return np.zeros(count), np.eye(count)
+        weight = self._between / max(self.residual_variance, self._between)
+        for sessions in repeated:  # a plan's own effect is eliminated: nothing is known of it beforehand
+            numbers = [self._index[timing.baseline] for timing in sessions]
+            values = np.array([timing.log_ratio for timing in sessions])
+            design = np.eye(count)[numbers]
+            precision += weight * (design.T @ design - np.outer(design.sum(0), design.sum(0)) / len(sessions))
+            response -= weight * design.T @ (values - values.mean())
+        covariance: Floats = np.linalg.inv(precision).astype(np.float64)
+        return covariance @ response, covariance
+
+    def estimate(self, sessions: Sequence[SessionTiming]) -> RatioEstimate:
+        """The ratio of one plan; ``sessions`` (at least one) are all of its timings that count.
+
+        Effects of baseline sessions that the estimate has not seen are unknown, with the spread of any other.
+        """
+        count = len(sessions)
+        weights = np.zeros(len(self._index))
+        unseen: dict[str, float] = {}
+        for timing in sessions:
+            number = self._index.get(timing.baseline)
+            if number is None:
+                unseen[timing.baseline] = unseen.get(timing.baseline, 0.0) + 1.0 / count
+            else:
+                weights[number] += 1.0 / count
+        if len(weights):
+            weights[0] -= 1.0  # relative to the anchor
+        log_ratio = float(np.mean([timing.log_ratio for timing in sessions])) + float(weights @ self._effects)
+        common = float(weights @ self._covariance @ weights) + sum(share**2 for share in unseen.values())
+        within = sum(timing.sd**2 for timing in sessions) / count**2
+        share = 1.0 / count + common
+        variance = self._between * share + within
+        if not self.degrees:
+            return RatioEstimate(log_ratio, math.sqrt(variance), math.inf)
+        # Only the mean square is uncertain; the variance within sessions counts as known.
+        uncertain = self.residual_variance * share
+        degrees = self.degrees * (variance / uncertain) ** 2 if self._between > 0.0 else self.degrees
+        return RatioEstimate(log_ratio, math.sqrt(variance), max(_LEAST_DEGREES, degrees))
+
+
+def _residual(repeated: Sequence[Sequence[SessionTiming]], index: Mapping[str, int]) -> tuple[float, int]:
+    """Residual mean square of the two-way layout of plans and baseline sessions, and its degrees of freedom."""
+    rows = [(number, index[timing.baseline]) for number, plan in enumerate(repeated) for timing in plan]
+    if not rows:
+        return 0.0, 0
+    values = np.array([timing.log_ratio for plan in repeated for timing in plan])
+    plans, baselines = np.array(rows).T
+    design = np.hstack([np.eye(len(repeated))[plans], np.eye(len(index))[baselines]])
+    solution, _, rank, _ = np.linalg.lstsq(design, values, rcond=None)
+    degrees = len(values) - int(rank)
+    squares = float(np.sum((values - design @ solution) ** 2))
+    return (squares / degrees if degrees else 0.0), degrees

@@ -1,0 +1,68 @@
+"""Which evaluations are dominated, where latency and error are both known to an interval only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mptune.data.metrics.paired import LEAST_ERROR, is_compared_by_ratio, significantly_smaller
+from mptune.tuning.evaluation import Evaluation
+
+Bools = NDArray[np.bool_]
+
+
+def faster_beyond_noise(one: Evaluation, other: Evaluation) -> bool:
+    """Whether ``one`` is faster and the two 95 % intervals do not overlap (predicted latencies have no width)."""
+    return one.latency.median_ms < other.latency.median_ms and one.latency.ci95_ms[1] < other.latency.ci95_ms[0]
+
+
+def non_dominated(evaluations: Sequence[Evaluation], errors: Sequence[float]) -> list[int]:
+    """The indices of evaluations that nothing dominates, in their order.
+
+    One plan beats another when it is significantly faster and not significantly less exact, or significantly more exact
+    and not significantly slower. Plans that differ significantly in neither are represented by the first of them: so a
+    difference within the noise displaces nothing. What is returned is the kernel of this relation: none of it beats
+    another of it, and everything else is beaten by one of it. (Should three plans ever beat each other in a circle,
+    which intervals of equal coverage seldom allow, the first of them is taken.)
+
+    Args:
+        evaluations: finite ones, the preferred representative first.
+        errors: of each, all by the same rule; their order decides where the samples say nothing else.
+    """
+    beats = _beats(evaluations, errors)
+    undecided = np.ones(len(evaluations), dtype=bool)
+    kept: list[int] = []
+    while undecided.any():
+        free = undecided & ~beats[undecided].any(axis=0)
+        if not free.any():
+            free[np.flatnonzero(undecided)[0]] = True
+            undecided &= ~beats[:, free].any(axis=1)
+        kept += np.flatnonzero(free).tolist()
+        undecided &= ~free & ~beats[free].any(axis=0)
+    return sorted(kept)
+
+
+def _beats(evaluations: Sequence[Evaluation], errors: Sequence[float]) -> Bools:
+    """Whether the row's plan beats the column's, shape (plans, plans)."""
+    medians = np.array([e.latency.median_ms for e in evaluations])
+    lows, highs = (np.array([e.latency.ci95_ms[side] for e in evaluations]) for side in (0, 1))
+    faster = (medians[:, None] < medians[None, :]) & (highs[:, None] < lows[None, :])
+    exacter = _more_exact(evaluations, np.array(errors, dtype=float))
+    same = ~(faster | faster.T | exacter | exacter.T)
+    first: Bools = np.triu(np.ones_like(same), 1)
+    beats: Bools = (faster & ~exacter.T) | (exacter & ~faster.T) | (same & first)
+    return beats
+
+
+def _more_exact(evaluations: Sequence[Evaluation], errors: NDArray[np.float64]) -> Bools:
+    """Whether the row's error is significantly smaller, by all samples that both plans have met."""
+    if evaluations and is_compared_by_ratio(evaluations[0].metric):
+        errors = np.maximum(errors, LEAST_ERROR)
+    found = significantly_smaller(errors, [e.pseudo_errors for e in evaluations])
+    both = [number for number, evaluation in enumerate(evaluations) if evaluation.held_out is not None]
+    if both:
+        every = [evaluations[number].all_pseudo_errors for number in both]
+        found[np.ix_(both, both)] = significantly_smaller(errors[both], every)
+    return found

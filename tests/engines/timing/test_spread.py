@@ -1,0 +1,142 @@
+"""Intervals that hold what they say, on simulated sessions whose spreads are drawn."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from mptune.engines.timing.spread import SessionSpread, SessionTiming, log_ratio_sd
+
+REOPENED = 6
+"""Sessions of all-FP32 and of all-FP16 beside their evaluations, as at the start of a search."""
+
+
+class Machine:
+    """Sessions of one model on one device: a spread between sessions, and one within."""
+
+    def __init__(self, seed: int, between: float | None = None) -> None:
+        self._generator = np.random.default_rng([99, seed])
+        drawn = math.exp(self._generator.uniform(math.log(5e-4), math.log(5e-3)))
+        self.between = drawn if between is None else between
+        self.within = math.exp(self._generator.uniform(math.log(1e-4), math.log(2e-3)))
+        self.baselines: dict[str, float] = {}
+
+    @property
+    def sd(self) -> float:
+        return math.hypot(self.between, self.within)
+
+    def session(self, log_ratio: float, baseline: str = "first") -> SessionTiming:
+        if baseline not in self.baselines:
+            self.baselines[baseline] = self._generator.normal(0.0, self.between)
+        noise = self._generator.normal(0.0, self.sd)
+        return SessionTiming(baseline, log_ratio + noise - self.baselines[baseline], self.within)
+
+    def begin(self) -> dict[str, list[SessionTiming]]:
+        """What is known after the two seeds of a search."""
+        return {
+            "fp32": [self.session(0.0) for _ in range(1 + REOPENED)],
+            "fp16": [self.session(-0.7) for _ in range(1 + REOPENED)],
+        }
+
+    def truth(self, log_ratio: float) -> float:
+        """What a plan's sessions scatter around, relative to the first session of the baseline."""
+        return math.exp(log_ratio - self.baselines["first"])
+
+
+def is_held(spread: SessionSpread, sessions: list[SessionTiming], truth: float) -> bool:
+    low, high = spread.estimate(sessions).interval()
+    return low <= truth <= high
+
+
+def test_intervals_of_2000_sessions_hold_the_truth_as_often_as_they_say() -> None:
+    held, disjoint, half_widths = 0, 0, []
+    for seed in range(400):
+        machine = Machine(seed)
+        spread = SessionSpread(machine.begin())
+        intervals = [spread.estimate([machine.session(-0.3)]).interval() for _ in range(5)]
+        truth = machine.truth(-0.3)
+        held += sum(low <= truth <= high for low, high in intervals)
+        half_widths += [(high - low) / 2 / truth / machine.sd for low, high in intervals]
+        disjoint += sum(a[1] < b[0] or b[1] < a[0] for a, b in combinations(intervals, 2))
+    assert 0.93 <= held / 2000 <= 0.97
+    assert disjoint / 4000 <= 0.05
+    assert np.mean(half_widths) <= 3.0
+
+
+def test_sessions_beside_another_session_of_the_baseline_are_corrected_for_it() -> None:
+    held = 0
+    for seed in range(2000):
+        machine = Machine(seed)
+        timings = machine.begin()
+        timings["fp32"] += [machine.session(0.0, "restarted") for _ in range(2)]
+        spread = SessionSpread(timings)
+        held += is_held(spread, [machine.session(-0.3, "restarted")], machine.truth(-0.3))
+    assert 0.93 <= held / 2000 <= 0.97
+
+
+def test_rounds_of_confirmation_are_pooled_and_add_degrees_of_freedom() -> None:
+    held, narrower, total = 0, 0, 0
+    for seed in range(300):
+        machine = Machine(seed)
+        timings = machine.begin()
+        before = SessionSpread(timings)
+        for number in range(6):
+            log_ratio = -0.1 * number
+            once = machine.session(log_ratio)
+            again = [machine.session(log_ratio, f"round {k}") for k in range(3)]
+            timings[f"plan {number}"] = [once, *again]
+        spread = SessionSpread(timings)
+        assert spread.degrees == before.degrees + 6 * 3 - 3
+        for number in range(6):
+            sessions = timings[f"plan {number}"]
+            total += 1
+            held += is_held(spread, sessions, machine.truth(-0.1 * number))
+            narrower += spread.estimate(sessions).sd < spread.estimate(sessions[:1]).sd
+    assert 0.93 <= held / total <= 0.97
+    assert narrower == total
+
+
+def test_the_spread_between_sessions_is_found() -> None:
+    found = [SessionSpread(Machine(seed, between=2e-3).begin()).sd or 0.0 for seed in range(400)]
+    assert math.sqrt(np.mean(np.square(found))) == pytest.approx(2e-3, rel=0.1)
+
+
+def test_a_session_of_the_baseline_that_was_never_seen_is_as_doubtful_as_any() -> None:
+    machine = Machine(0)
+    spread = SessionSpread(machine.begin())
+    known, unknown = (spread.estimate([SessionTiming(name, -0.3, 1e-4)]) for name in ("first", "another"))
+    assert unknown.log_ratio == pytest.approx(known.log_ratio, abs=3 * machine.between)
+    assert unknown.sd > 1.3 * known.sd
+
+
+def test_a_plan_timed_beside_the_anchor_keeps_its_ratio() -> None:
+    machine = Machine(1)
+    spread = SessionSpread(machine.begin())
+    assert spread.estimate([SessionTiming("first", -0.3, 1e-4)]).log_ratio == pytest.approx(-0.3)
+
+
+def test_nothing_repeated_leaves_the_doubt_within_the_session() -> None:
+    timing = SessionTiming("first", -0.3, 1e-3)
+    spread = SessionSpread({"plan": [timing]})
+    assert spread.sd is None
+    low, high = spread.estimate([timing]).interval()
+    assert (math.log(low), math.log(high)) == pytest.approx((-0.3 - 1.96e-3, -0.3 + 1.96e-3), abs=1e-6)
+    assert SessionSpread({}).estimate([timing]).sd == pytest.approx(math.hypot(1e-3, 0.0))
+
+
+def test_what_a_device_does_in_one_round_cancels() -> None:
+    generator = np.random.default_rng(0)
+    slow = np.exp(generator.normal(0.0, 0.05, 60))
+    baseline, values = 2.0 * slow, slow * np.exp(generator.normal(0.0, 1e-3, 60))
+    assert 5.0 * log_ratio_sd(values, baseline) < log_ratio_sd(values, generator.permutation(baseline))
+    assert log_ratio_sd(values, baseline) == log_ratio_sd(values, baseline)
+    assert log_ratio_sd([1.0], [2.0]) == 0.0
+
+
+def test_json_and_back() -> None:
+    timing = SessionTiming.of_values("first", [1.0, 1.1, 1.2], [2.0, 2.2, 2.4])
+    assert SessionTiming.from_json(timing.to_json()) == timing
+    assert timing.log_ratio == pytest.approx(math.log(0.5))
