@@ -35,6 +35,7 @@ from scipy.optimize import nnls
 
 from benchmarks.common import bools_of, hypervolume, rounded, save
 from benchmarks.measuring import Bench, add_options, open_bench
+from benchmarks.samplers import make_compared
 from mptune.engines.base import Toolchain
 from mptune.graph.hazards.find import find_hazards
 from mptune.tuning.hypervolume import ERROR_FLOOR
@@ -42,8 +43,7 @@ from mptune.tuning.listener import Silent
 from mptune.tuning.sampler.plan_rows import Bools, Floats, unique_plans
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.sampler.precision import PrecisionSampler
-from mptune.tuning.sampler.stock import CONSTRAINT_ATTR, HAS_TRIAL_CONSTRAINTS, make_sampler
-from mptune.tuning.sampler.trials import TIMING_ATTR
+from mptune.tuning.sampler.trials import TIMING_ATTR, set_feasible
 from mptune.tuning.space import SearchSpace, load_space, make_space
 from mptune.tuning.steps.emulated import Oracle
 from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, find_sensitivity, make_prior
@@ -99,7 +99,7 @@ class Search:
     def sampler(self, run: Run) -> BaseSampler:
         if run.sampler == "precision":
             return PrecisionSampler(self.prior, seed=run.seed, emulate=self._oracle(run))
-        return make_sampler(run.sampler, run.seed, len(self.space.free))
+        return make_compared(run.sampler, run.seed, len(self.space.free))
 
     def run(self, run: Run) -> None:
         """Ask, build, tell until the budget or the time is spent; a plan that it has built already costs nothing."""
@@ -279,9 +279,7 @@ def _tell(study: optuna.Study, trial: Trial, entry: dict[str, Any]) -> None:
     if "latency_ms" in entry:
         measured = {"latency_ms": entry["latency_ms"], "sd_ms": entry["latency_sd_ms"]}
         trial.set_user_attr(TIMING_ATTR, measured)
-    trial.set_user_attr(CONSTRAINT_ATTR, 0.0 if finite else 1.0)
-    if HAS_TRIAL_CONSTRAINTS:
-        trial.set_constraint("feasible", 0.0 if finite else 1.0)
+    set_feasible(trial, finite)
     if finite:
         study.tell(trial, [entry["latency_ms"], entry["error"]])
     else:

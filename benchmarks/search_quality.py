@@ -32,14 +32,14 @@ import optuna  # noqa: E402
 from optuna.samplers import BaseSampler  # noqa: E402
 
 from benchmarks.curves import draw  # noqa: E402
+from benchmarks.samplers import make_compared  # noqa: E402
 from benchmarks.simulator import TIMING, Truth  # noqa: E402
 from mptune.engines.environment import describe_environment  # noqa: E402
 from mptune.tuning.hypervolume import REFERENCE_ERROR  # noqa: E402
 from mptune.tuning.sampler.min_cut import CutSolver  # noqa: E402
 from mptune.tuning.sampler.plan_rows import Bools, unique_plans  # noqa: E402
 from mptune.tuning.sampler.precision import PrecisionSampler  # noqa: E402
-from mptune.tuning.sampler.stock import CONSTRAINT_ATTR, HAS_TRIAL_CONSTRAINTS, make_sampler  # noqa: E402
-from mptune.tuning.sampler.trials import TIMING_ATTR  # noqa: E402
+from mptune.tuning.sampler.trials import TIMING_ATTR, set_feasible  # noqa: E402
 
 EMULATING = ("precision", "profiled", "law known", "one decade wrong")
 LEARNING = (*EMULATING, "not emulated", "no prior")
@@ -66,9 +66,7 @@ def make(kind: str, truth: Truth) -> BaseSampler:
     if kind in LEARNING:
         emulate = truth.emulate if kind in EMULATING else None
         return PrecisionSampler(truth.prior(kind), seed=truth.seed, emulate=emulate)
-    if kind == "gp":
-        return optuna.samplers.GPSampler(seed=truth.seed, deterministic_objective=False)
-    return make_sampler(kind, truth.seed, truth.groups)
+    return make_compared(kind, truth.seed, truth.groups)
 
 
 def search(truth: Truth, kind: str, budget: int) -> tuple[Bools, list[float]]:
@@ -99,9 +97,7 @@ def search(truth: Truth, kind: str, budget: int) -> tuple[Bools, list[float]]:
             measured["group_ms"] = dict(zip(truth.ids, truth.profile(plan[0], rng), strict=True))
         trial.set_user_attr(TIMING_ATTR, measured)
         finite = bool(truth.finite(plan)[0])
-        trial.set_user_attr(CONSTRAINT_ATTR, 0.0 if finite else 1.0)
-        if HAS_TRIAL_CONSTRAINTS:
-            trial.set_constraint("feasible", 0.0 if finite else 1.0)
+        set_feasible(trial, finite)
         if finite:
             study.tell(trial, [latency, float(truth.error(plan)[0])])
         else:

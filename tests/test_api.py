@@ -122,7 +122,7 @@ def test_a_larger_budget_adds_exactly_ten(place: Path) -> None:
 def test_an_exhausted_space_opens_no_toolchain(place: Path) -> None:
     groups = len(make_toolchain().law.groups)
     first = make_toolchain()
-    front = search(first, budget=2**groups + 5, sampler="random")
+    front = search(first, budget=2**groups + 5, sampler="tpe")
     assert front.evaluations == len(first.built) == 2**groups
     again = make_toolchain()
     assert search(again, budget=2**groups + 5) == front
@@ -145,7 +145,7 @@ KILLED = """
 import sys
 from pathlib import Path
 from tests.test_api import make_toolchain, search
-print(search(make_toolchain(delay_s=0.02, diary=Path("diary")), budget=30, sampler="local").evaluations)
+print(search(make_toolchain(delay_s=0.02, diary=Path("diary")), budget=30, sampler="tpe").evaluations)
 """
 
 

@@ -305,7 +305,7 @@ def test_limits_that_no_plan_meets_exit_with_3(
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
 def test_interrupted_says_how_to_go_on(mlp_path: Path, mlp_data: Path, tmp_path: Path) -> None:
     # The default sampler knows this little model after a dozen plans, and would be done before the interruption.
-    command = [*search_command(mlp_path, mlp_data, tmp_path / "my run.mptune", budget=64), "--sampler", "random"]
+    command = [*search_command(mlp_path, mlp_data, tmp_path / "my run.mptune", budget=64), "--sampler", "tpe"]
     process = subprocess.Popen(
         [sys.executable, "-m", "mptune.cli", *command, "--fresh"],
         stdout=subprocess.PIPE,

@@ -38,7 +38,13 @@ def open_record(tmp_path: Path, space: SearchSpace) -> Iterator[OpenRecord]:
     opened: list[StudyRecord] = []
 
     def open_one(space: SearchSpace = space, metric: str = "relative_l2", **options: object) -> StudyRecord:
-        settings = {"name": "test", "identity": {"model": SHA}, "journal": tmp_path / "study.journal", **options}
+        settings = {
+            "name": "test",
+            "sampler": "tpe",
+            "identity": {"model": SHA},
+            "journal": tmp_path / "study.journal",
+            **options,
+        }
         record, _ = open_study(space, metric=metric, **settings)  # type: ignore[arg-type]
         opened.append(record)
         return record

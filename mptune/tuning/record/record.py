@@ -27,8 +27,8 @@ from mptune.tuning.record.storage import storing
 from mptune.tuning.sampler.plan_rows import PRECISIONS
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 from mptune.tuning.sampler.precision import Emulate, PrecisionSampler
-from mptune.tuning.sampler.stock import CONSTRAINT_ATTR, HAS_TRIAL_CONSTRAINTS, derive_seed
-from mptune.tuning.sampler.trials import TIMING_ATTR, ehvi_of, read_built_plans
+from mptune.tuning.sampler.stock import derive_seed
+from mptune.tuning.sampler.trials import TIMING_ATTR, ehvi_of, read_built_plans, set_feasible
 from mptune.tuning.space import SearchSpace
 
 IDENTITY = "mptune"
@@ -176,7 +176,7 @@ class StudyRecord:
             group_times_ms: what its groups take by the engine's own profiler, for the sampler.
         """
         with storing(self._where):
-            _constrain(proposal.trial, violated=not evaluation.is_finite)
+            set_feasible(proposal.trial, evaluation.is_finite)
             low, high = evaluation.latency.ci95_ms
             latency_ms, sd_ms = evaluation.latency.median_ms, (high - low) / (2 * _NORMAL_95)
             if math.isfinite(latency_ms) and math.isfinite(sd_ms):
@@ -191,7 +191,7 @@ class StudyRecord:
     def tell_failure(self, proposal: Proposal, failure: Failure) -> None:
         """Record a plan that failed through its own fault: PRUNED with its constraint violated."""
         with storing(self._where):
-            _constrain(proposal.trial, violated=True)
+            set_feasible(proposal.trial, False)
             proposal.trial.set_user_attr("failure", failure.to_json())
             self._study.tell(proposal.number, state=TrialState.PRUNED)
 
@@ -359,13 +359,6 @@ def _origin_of(attrs: Mapping[str, Any]) -> Origin:
 
 def _objectives(evaluation: Evaluation) -> list[float]:
     return [evaluation.latency.median_ms, max(evaluation.error_value, LEAST_ERROR)]
-
-
-def _constrain(trial: optuna.Trial, *, violated: bool) -> None:
-    value = 1.0 if violated else 0.0
-    trial.set_user_attr(CONSTRAINT_ATTR, value)
-    if HAS_TRIAL_CONSTRAINTS:
-        trial.set_constraint("feasible", value)
 
 
 def _this_process() -> dict[str, Any]:

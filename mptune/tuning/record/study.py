@@ -25,7 +25,7 @@ def open_study(
     identity: Mapping[str, Any],
     journal: Path,
     url: str | None = None,
-    sampler: str = "local",
+    sampler: str | None = None,
     seed: int = 0,
 ) -> tuple[StudyRecord, tuple[str, ...]]:
     """Create the study of a run, or open the one that is there.
@@ -40,7 +40,7 @@ def open_study(
         identity: what a study of this run must have been made with, such as the model's hash; JSON values.
         journal: path of the journal file, used where ``url`` is None; the caller holds the run directory's lock.
         url: Optuna storage URL of a database.
-        sampler: name of the sampler.
+        sampler: name of the sampler; None where all plans are enqueued.
         seed: the user's.
 
     Returns:
@@ -60,13 +60,13 @@ def open_study(
             mine = f"{name}/{metric}"
             # Loaded where it is there: creating would write, and a finished run is only read.
             open_one = optuna.load_study if mine in siblings else _create_study
-            study = open_one(study_name=mine, storage=storage, sampler=make_sampler(sampler, seed, len(space.free)))
+            study = open_one(study_name=mine, storage=storage, sampler=make_sampler(sampler, seed))
             _check_identity(study, identity, where)
             record = StudyRecord(study, space, metric, where, exclusive=url is None)
             for other in siblings:
                 if other != mine:
                     record.adopt(optuna.load_study(study_name=other, storage=storage))
-        study.sampler = make_sampler(sampler, derive_seed(seed, record.trial_count), len(space.free))
+        study.sampler = make_sampler(sampler, derive_seed(seed, record.trial_count))
     finally:
         optuna.logging.set_verbosity(verbosity)
     return record, () if repaired is None else (repaired,)

@@ -46,8 +46,6 @@ HOME = "../.."
 """The way from ``RUN/confirmed/DEVICE`` to ``RUN``."""
 
 _SAMPLE_SETS: tuple[SampleSet, ...] = ("search", "held_out")
-_UNPROPOSED = "random"
-"""Of the samplers the one that costs nothing: the plans are all enqueued, and none is asked of it."""
 
 
 class Confirming:
@@ -222,7 +220,6 @@ class Confirming:
             metric=self._search.search.metric,
             identity={"model": self._search.model.sha256},
             journal=self.directory.journal,
-            sampler=_UNPROPOSED,
         )
         self._stack.callback(self.record.close)
         self._warn(*repaired)
@@ -320,7 +317,6 @@ def settings_of(file: RunFile, target: str, engine: EngineChoice, budget: int = 
         engine=engine,
         metric=file.search.metric,
         tf32=fixed.tf32,
-        sampler=_UNPROPOSED,
         seed=fixed.seed,
         confirm_rounds=file.search.confirm_rounds,
         shapes=fixed.shapes,

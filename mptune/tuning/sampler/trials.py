@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from mptune.data.numbers import decode_float
 from mptune.tuning.hypervolume import ERROR_FLOOR
@@ -30,8 +30,27 @@ EMULATED_ATTR = "emulated plans"
 """Trial attribute: the plans that were emulated when it was asked for, in the order of the groups as in ``"0110"`` with
 1 for FP16, and their errors."""
 
+CONSTRAINT_ATTR = "constraint"
+"""Trial attribute: 0.0 for a feasible plan, 1.0 for one that cannot build or is not finite."""
+
+HAS_TRIAL_CONSTRAINTS = hasattr(Trial, "set_constraint")
+"""Optuna 5 keeps constraints on the trial; before, the sampler asks ``constraints_of`` for them."""
+
 _OLD_NAMES = {TIMING_ATTR: "measured", EHVI_ATTR: "promise"}
 """Under which version 0.1.0 wrote them."""
+
+
+def set_feasible(trial: Trial, is_feasible: bool) -> None:
+    """Write whether the plan built and its outputs are finite, as the samplers read it; before the trial is told."""
+    violation = 0.0 if is_feasible else 1.0
+    trial.set_user_attr(CONSTRAINT_ATTR, violation)
+    if HAS_TRIAL_CONSTRAINTS:
+        trial.set_constraint("feasible", violation)
+
+
+def constraints_of(trial: FrozenTrial) -> Sequence[float]:
+    """The ``constraints_func`` of Optuna's samplers: positive where the plan is not feasible."""
+    return (float(trial.user_attrs.get(CONSTRAINT_ATTR, 0.0)),)
 
 
 def timing_of(trial: FrozenTrial) -> Mapping[str, Any]:

@@ -141,10 +141,10 @@ def test_overflow_that_only_builds_show(open_record: OpenRecord, space: SearchSp
 def test_without_sensitivity_and_terms_nothing_is_made_up(
     open_record: OpenRecord, space: SearchSpace, tmp_path: Path
 ) -> None:
-    record = open_record(sampler="random")
+    record = open_record(sampler=None)
     toolchain = FakeToolchain(Law(list(space.free)), noise=0.0)
     keep_grounds(space, None, tmp_path)
-    Tuner(record, space, toolchain, SearchSettings(budget=10, sampler="random"), Silent()).run()
+    Tuner(record, space, toolchain, SearchSettings(budget=10, sampler="tpe"), Silent()).run()
     front = pareto(record.evaluations())
     explanation = explain(record, tmp_path, front, [], front[0])
     assert explanation.gains_from is None

@@ -1,12 +1,17 @@
+"""Samplers by name, and the law that they are tried on."""
+
 from __future__ import annotations
 
 from itertools import pairwise
 
 import optuna
 import pytest
-from optuna.samplers import BaseSampler
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 
-from mptune.tuning.sampler.stock import CONSTRAINT_ATTR, LocalSampler, make_sampler
+from mptune.errors import SettingsError
+from mptune.tuning.sampler.precision import PrecisionSampler
+from mptune.tuning.sampler.stock import SAMPLERS, check_sampler, make_sampler
+from mptune.tuning.sampler.trials import set_feasible
 
 GROUPS = [f"g{i:03d}" for i in range(24)]
 GAIN, CAST = 1.0, 0.8
@@ -28,7 +33,7 @@ def searched(sampler: BaseSampler, trials: int = 80) -> optuna.Study:
         study.enqueue_trial(dict.fromkeys(GROUPS, precision))
     for _ in range(trials):
         trial = study.ask({g: optuna.distributions.CategoricalDistribution(("fp32", "fp16")) for g in GROUPS})
-        trial.set_user_attr(CONSTRAINT_ATTR, 0.0)
+        set_feasible(trial, True)
         study.tell(trial, law(trial.params))
     return study
 
@@ -38,32 +43,24 @@ def beaten(study: optuna.Study) -> int:
     return len({tuple(t.values) for t in study.best_trials if t.values[0] < len(GROUPS)})
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_neighbours_find_what_tpe_alone_does_not(seed: int) -> None:
-    local = beaten(searched(make_sampler("local", seed, len(GROUPS))))
-    assert local > beaten(searched(make_sampler("tpe", seed, len(GROUPS))))
-    assert local >= 4
+@pytest.mark.parametrize("name", ["local", "nsga2", "random"])
+def test_a_sampler_that_was_removed_is_refused_with_a_hint(name: str) -> None:
+    with pytest.raises(SettingsError, match=f"the sampler '{name}' was removed") as refused:
+        check_sampler(name)
+    assert refused.value.hint == "choose one of precision, tpe; a run that used another one goes on with any"
+    with pytest.raises(SettingsError):
+        make_sampler(name, 0)
 
 
-def test_a_neighbour_differs_in_one_run_of_groups() -> None:
-    sampler = make_sampler("local", 3, len(GROUPS))
-    assert isinstance(sampler, LocalSampler)
-    study = searched(sampler, trials=12)
-    fronts = [t.params for t in study.best_trials]
-    runs = 0
-    for _ in range(40):
-        params = study.ask(dict.fromkeys(GROUPS, optuna.distributions.CategoricalDistribution(("fp32", "fp16")))).params
-        for front in fronts:
-            changed = [i for i, g in enumerate(GROUPS) if params[g] != front[g]]
-            if changed and changed == list(range(changed[0], changed[-1] + 1)):
-                runs += 1
-                break
-    assert runs >= 10
+def test_the_samplers_by_name() -> None:
+    made = {name: make_sampler(name, 0) for name in SAMPLERS}
+    assert isinstance(made["precision"], PrecisionSampler)
+    assert isinstance(made["tpe"], TPESampler)
+    assert isinstance(make_sampler(None, 0), RandomSampler)
 
 
-def test_the_same_seed_proposes_the_same() -> None:
-    first, second = (searched(make_sampler("local", 5, len(GROUPS)), trials=10) for _ in range(2))
+@pytest.mark.parametrize("name", [*SAMPLERS, None])
+def test_the_same_seed_proposes_the_same(name: str | None) -> None:
+    first, second, other = (searched(make_sampler(name, seed), trials=14) for seed in (5, 5, 6))
     assert [t.params for t in first.trials] == [t.params for t in second.trials]
-    sampler = make_sampler("local", 5, len(GROUPS))
-    sampler.reseed_rng()
-    assert [t.params for t in searched(sampler, trials=10).trials] != [t.params for t in first.trials]
+    assert [t.params for t in first.trials] != [t.params for t in other.trials]

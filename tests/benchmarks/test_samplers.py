@@ -1,0 +1,45 @@
+"""The samplers that mptune's is compared with."""
+
+from __future__ import annotations
+
+import optuna
+import pytest
+
+from benchmarks.samplers import LocalSampler, make_compared
+from tests.tuning.sampler.test_stock import GROUPS, beaten, searched
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_neighbours_find_what_tpe_alone_does_not(seed: int) -> None:
+    local = beaten(searched(make_compared("local", seed, len(GROUPS))))
+    assert local > beaten(searched(make_compared("tpe", seed, len(GROUPS))))
+    assert local >= 4
+
+
+def test_a_neighbour_differs_in_one_run_of_groups() -> None:
+    sampler = make_compared("local", 3, len(GROUPS))
+    assert isinstance(sampler, LocalSampler)
+    study = searched(sampler, trials=12)
+    fronts = [t.params for t in study.best_trials]
+    runs = 0
+    for _ in range(40):
+        params = study.ask(dict.fromkeys(GROUPS, optuna.distributions.CategoricalDistribution(("fp32", "fp16")))).params
+        for front in fronts:
+            changed = [i for i, g in enumerate(GROUPS) if params[g] != front[g]]
+            if changed and changed == list(range(changed[0], changed[-1] + 1)):
+                runs += 1
+                break
+    assert runs >= 10
+
+
+def test_the_same_seed_proposes_the_same() -> None:
+    first, second = (searched(make_compared("local", 5, len(GROUPS)), trials=10) for _ in range(2))
+    assert [t.params for t in first.trials] == [t.params for t in second.trials]
+    sampler = make_compared("local", 5, len(GROUPS))
+    sampler.reseed_rng()
+    assert [t.params for t in searched(sampler, trials=10).trials] != [t.params for t in first.trials]
+
+
+@pytest.mark.parametrize("name", ["nsga2", "random", "tpe"])
+def test_others_are_made_by_name(name: str) -> None:
+    assert len(searched(make_compared(name, 0, len(GROUPS)), trials=10).trials) == 10
