@@ -1,0 +1,131 @@
+"""What the sampler reads back from Optuna's trials, also from those of version 0.1.0."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pytest
+from optuna.distributions import CategoricalDistribution
+from optuna.trial import TrialState, create_trial
+
+from mptune.tuning.record.study import read_study
+from mptune.tuning.sampler.trials import (
+    CONSTRAINT_ATTR,
+    EMULATED_ATTR,
+    TIMING_ATTR,
+    constraints_of,
+    read_built_plans,
+    set_feasible,
+)
+
+GROUPS = ("a", "b")
+OLD_RUNS = Path(__file__).parents[2] / "old_runs" / "0.1.0"
+CHOICES = CategoricalDistribution(("fp32", "fp16"))
+
+
+def make_trial(
+    bits: str, values: tuple[float, float] | None = None, state: TrialState | None = None, **attrs: object
+) -> optuna.trial.FrozenTrial:
+    """COMPLETE where it has values, else PRUNED."""
+    precision = {"0": "fp32", "1": "fp16", "b": "bf16"}
+    params = {group: precision[bit] for group, bit in zip(GROUPS, bits, strict=True)}
+    choices = CategoricalDistribution(("fp32", "fp16", "bf16")) if "b" in bits else CHOICES
+    wanted = state or (TrialState.PRUNED if values is None else TrialState.COMPLETE)
+    return create_trial(
+        params=params, distributions=dict.fromkeys(GROUPS, choices), values=values, state=wanted, user_attrs=attrs
+    )
+
+
+@pytest.mark.parametrize("name", [TIMING_ATTR, "measured"])
+def test_a_failed_plan_is_timed_under_todays_name_and_that_of_0_1_0(name: str) -> None:
+    timing = {"latency_ms": 3.0, "sd_ms": 0.2, "group_ms": {"a": 1.0}}
+    built = read_built_plans([make_trial("11", **{name: timing})], GROUPS, 99)
+    assert built.latency_ms.tolist() == [3.0]
+    assert built.latency_sd_ms.tolist() == [0.2]
+    assert built.finite.tolist() == [0.0]
+    assert built.group_ms is not None
+    np.testing.assert_array_equal(built.group_ms, [[1.0, math.nan]])
+
+
+def test_what_the_states_say() -> None:
+    trials = [
+        make_trial("00", (4.0, 1e-7), timing={"latency_ms": 9.0, "sd_ms": 0.1}),
+        make_trial("01", (3.0, 1e-3)),
+        make_trial("00", (5.0, 1e-7)),
+        make_trial("11", state=TrialState.FAIL),
+        make_trial("10", state=TrialState.PRUNED),
+    ]
+    built = read_built_plans(trials, GROUPS, 99)
+    assert built.plans.tolist() == [[False, False], [False, True], [False, False], [True, False]]
+    np.testing.assert_array_equal(built.latency_ms, [4.0, 3.0, 5.0, math.nan])
+    np.testing.assert_array_equal(built.error, [1e-7, 1e-3, 1e-7, math.nan])
+    assert built.finite.tolist() == [1.0, 1.0, 1.0, 0.0]
+    assert (built.base_ms, built.base_sd_ms) == (4.0, 0.1), "the first all-FP32"
+    assert built.emulated is None
+    assert built.group_ms is None
+
+
+def test_a_running_trial_counts_and_the_one_that_asks_does_not() -> None:
+    study = optuna.create_study(directions=["minimize", "minimize"])
+    for bit in ("fp16", "fp32"):
+        study.enqueue_trial({"a": bit, "b": "fp16"})
+        study.ask()
+    built = read_built_plans(study.trials, GROUPS, asking=1)
+    assert built.plans.tolist() == [[True, True]]
+    assert np.isnan(built.finite).all()
+    assert np.isnan(built.base_ms)
+
+
+def test_all_fp32_outside_of_the_space_is_the_baseline_and_no_row() -> None:
+    trials = [make_trial("00", (4.0, 1e-7), plan={"a": "fp32", "b": "fp32"}), make_trial("00", (3.0, 1e-4))]
+    built = read_built_plans(trials, GROUPS, 99)
+    assert built.base_ms == 4.0
+    assert built.latency_ms.tolist() == [3.0]
+
+
+def test_a_plan_of_another_precision_is_no_row() -> None:
+    built = read_built_plans([make_trial("00", (4.0, 1e-7)), make_trial("b0", (3.0, 1e-4))], GROUPS, 99)
+    assert built.plans.tolist() == [[False, False]]
+
+
+def test_emulated_errors_beside_measured_ones() -> None:
+    emulated = {"01": 3e-3, "10": "inf", "11": 2e-2, "111": 1.0}
+    trials = [
+        make_trial("00", (4.0, 0.0), **{EMULATED_ATTR: {**emulated, "00": 1e-9}}),
+        make_trial("01", (3.0, 2e-3)),
+    ]
+    built = read_built_plans(trials, GROUPS, 99)
+    assert built.emulated is not None
+    plans, errors = built.emulated
+    assert plans.tolist() == [[True, False], [True, True]]
+    assert errors.tolist() == [math.inf, 2e-2]
+    assert built.emulation_ratios == pytest.approx([1.5]), "an error below the floor says nothing of emulation"
+
+
+def test_feasible_or_not() -> None:
+    study = optuna.create_study(directions=["minimize", "minimize"])
+    for is_feasible, violation in ((True, 0.0), (False, 1.0)):
+        trial = study.ask()
+        set_feasible(trial, is_feasible)
+        assert study.trials[-1].user_attrs[CONSTRAINT_ATTR] == violation
+        assert constraints_of(study.trials[-1]) == (violation,)
+    study.ask()
+    assert constraints_of(study.trials[-1]) == (0.0,)
+
+
+@pytest.mark.parametrize(("name", "proposed"), [("local", 0), ("precision", 2)])
+def test_a_study_of_0_1_0(name: str, proposed: int) -> None:
+    journal = OLD_RUNS / name / "study.journal"
+    record = read_study(model_sha256="", name=name, metric="relative_l2", journal=journal)
+    groups = list(next(iter(record.evaluations())).plan.precision)
+    built = record.built_plans(groups)
+    expected = record.expected_improvements()
+    record.close()
+    assert len(built.plans) == 8
+    assert (built.latency_ms > 0).all()
+    assert built.base_ms == pytest.approx(0.537, abs=1e-3)
+    assert len(expected) == proposed
+    assert all(0 <= value < 1 for value in expected)
