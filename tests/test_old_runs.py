@@ -1,0 +1,159 @@
+"""Run directories that mptune 0.1.0 made (tests/old_runs) open, resume, report, pick and confirm as they did."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mptune import api
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
+from mptune.rundir import read_run
+from mptune.tuning.front import Front
+from tests.fakes import FakeToolchain, Law
+
+OLD = Path(__file__).parent / "old_runs" / "0.1.0"
+TARGET = "jetson-orin-nano-8gb"
+
+HYPERVOLUME_AT_14 = 0.26992996
+"""What 0.1.0 reaches when it resumes ``precision`` with a budget of 14."""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of them, their model and data beside them, as the working directory."""
+    shutil.copytree(OLD, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def written(run: str | Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((Path(run) / "front.json").read_text())
+    return document
+
+
+def of_before(document: dict[str, Any], now: dict[str, Any]) -> None:
+    """Every figure that 0.1.0 wrote is there still; what came later is not looked at, and texts may differ."""
+    for key, value in document.items():
+        if key == "warnings":
+            continue
+        if isinstance(value, dict):
+            of_before(value, now[key])
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            assert len(value) == len(now[key]), key
+            for one, other in zip(value, now[key], strict=True):
+                of_before(one, other)
+        elif key not in ("why", "path"):  # the model lies elsewhere in a test
+            assert now[key] == (pytest.approx(value, rel=1e-12) if isinstance(value, float) else value), key
+
+
+def resume(run: str, budget: int) -> Front:
+    return api.search("model.onnx", data="data.npz", target=TARGET, out=Path(run), budget=budget)
+
+
+@pytest.mark.parametrize("run", ["precision", "local"])
+def test_the_front_is_the_same(place: Path, run: str) -> None:
+    before = written(run)
+    front = api.report(run)
+    of_before(before, front.to_json())
+    assert front.evaluations == 8
+    assert [str(point.origin) for point in front.points] == [point["origin"] for point in before["points"]]
+
+
+def test_the_front_of_a_confirmation_is_the_same(place: Path) -> None:
+    (confirmed,) = (place / "precision" / "confirmed").iterdir()
+    of_before(
+        {k: v for k, v in written(confirmed).items() if k != "plans"},
+        {**written(confirmed), **api.report(confirmed).to_json()},
+    )
+
+
+@pytest.mark.parametrize("run", ["precision", "local"])
+def test_reading_writes_nothing(place: Path, run: str) -> None:
+    content = {path: path.read_bytes() for path in (place / run).rglob("*") if path.is_file()}
+    api.report(run)
+    assert {path: path.read_bytes() for path in (place / run).rglob("*") if path.is_file()} == content
+
+
+def test_the_same_search_again_measures_nothing(place: Path) -> None:
+    before = written("precision")
+    journal = Path("precision/study.journal").read_bytes()
+    front = resume("precision", budget=8)
+    of_before(before, front.to_json())
+    assert Path("precision/study.journal").read_bytes() == journal
+    assert Path("precision/run.json").read_bytes().count(b'"format": 2') == 1, "its model lies elsewhere now"
+
+
+def test_a_larger_budget_goes_on_where_it_stopped(place: Path) -> None:
+    before = api.report("precision")
+    known = {point.plan.fingerprint for point in before.points}
+    front = resume("precision", budget=14)
+    assert front.evaluations == 14
+    assert front.fp32 == before.fp32
+    assert front.hypervolume > 0.99 * HYPERVOLUME_AT_14 > before.hypervolume
+    file = read_run("precision")[1]
+    assert (file.search.budget, file.fixed_settings.target, file.mptune) == (14, TARGET, "0.1.0")
+    assert api.report("precision") == front
+    assert known <= {point.plan.fingerprint for point in front.points}, "nothing dominates them on this model"
+
+
+def test_a_run_of_a_sampler_that_was_removed_goes_on_with_another(place: Path) -> None:
+    before = api.report("local")
+    front = resume("local", budget=12)
+    assert front.evaluations == 12
+    assert front.fp32 == before.fp32
+    assert front.hypervolume >= before.hypervolume
+
+
+@pytest.mark.parametrize("run", ["precision", "local"])
+def test_another_plan_can_be_picked(place: Path, run: str) -> None:
+    before = written(run)
+    other = next(p["plan"] for p in before["points"] if p["plan"] != before["chosen"])
+    Path("model.onnx").unlink()
+    front = api.pick(run, plan=other[:8])
+    assert front.chosen is not None
+    assert front.chosen.plan.fingerprint == other == written(run)["chosen"]
+    assert json.loads(Path(run, "chosen/plan.json").read_text())["precision"] == {
+        group: str(precision) for group, precision in front.chosen.plan.precision.items()
+    }
+    assert api.pick(run, knee=True).to_json()["chosen"] == before["chosen"]
+
+
+def test_a_confirmation_can_be_picked_of(place: Path) -> None:
+    (confirmed,) = (place / "precision" / "confirmed").iterdir()
+    before = written(confirmed)
+    other = next(p["plan"] for p in before["points"] if p["plan"] != before["chosen"])
+    api.pick(confirmed, plan=other)
+    now = written(confirmed)
+    assert now["chosen"] == other
+    of_before({k: before[k] for k in ("points", "plans", "agreement", "search")}, now)
+
+
+@pytest.mark.parametrize("run", ["precision", "local"])
+def test_it_is_confirmed_on_another_device(place: Path, run: str) -> None:
+    before = api.report(run)
+    fake = FakeToolchain(Law([group.id for group in find_groups(load_model("model.onnx"))]))
+    found = api.confirm(run, open_toolchain=fake.open)
+    confirmed = {plan.searched.plan.fingerprint for plan in found.plans}
+    assert {point.plan.fingerprint for point in (*before.points, before.fp32)} <= confirmed
+    assert all(plan.measured is not None and plan.measured.confirmed for plan in found.plans)
+    if run == "precision":
+        (kept,) = (path for path in Path(run, "confirmed").iterdir() if "fake" not in path.name)
+        assert {plan["plan"] for plan in written(kept)["plans"]} == confirmed
+
+
+def test_an_old_confirmation_of_the_same_device_goes_on(place: Path) -> None:
+    """Its run.json is of format 1, and what it must agree with was read from format 1, too."""
+    (confirmed,) = (place / "precision" / "confirmed").iterdir()
+    search, confirmation = read_run("precision")[1], read_run(confirmed)[1]
+    assert (
+        confirmation.fixed_settings.model_copy(
+            update={"target": search.fixed_settings.target, "engine": search.fixed_settings.engine}
+        )
+        == search.fixed_settings
+    )
+    assert confirmation.search == search.search
