@@ -1,4 +1,4 @@
-"""What the benchmarks share: a workspace, plans as text, what was measured of them, files of figures."""
+"""Shared by the benchmarks: a workspace, plans as text, records of measurements, result files."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def one_group_plans(model: Model, groups: Sequence[LayerGroup]) -> dict[str, Pre
 
 
 def require(result: T | Failure) -> T:
-    """The result, or stop with the failure's words."""
+    """The result; a failure ends the program with its message."""
     if isinstance(result, Failure):
         raise SystemExit(f"{result.kind.value} ({result.stage.value}): {result.message}")
     return result
@@ -70,14 +70,14 @@ def bools_of(bits: Sequence[str]) -> np.ndarray:
 
 
 def hypervolume(latency_ms: np.ndarray, error: np.ndarray, base_ms: float) -> float:
-    """As ``mptune.tuning.front.hypervolume``, of bare figures; what is not finite has an error of infinity."""
+    """``mptune.tuning.front.hypervolume`` of plain numbers; a plan that is not finite has an infinite error."""
     return dominated_area(gains(latency_ms, base_ms), exactness(error))
 
 
 class Record:
-    """What was measured of each plan, one JSON line per plan, so that a call that was cut short goes on. Thread-safe.
+    """The measurements of each plan, one JSON line per plan, so that an interrupted call resumes. Thread-safe.
 
-    The first line holds how the baseline was timed first.
+    The first line holds the repetitions and the latency of the first timing of the baseline.
     """
 
     def __init__(self, path: Path, groups: int) -> None:
@@ -105,7 +105,7 @@ class Record:
         self._write({"repetitions": repetitions, "baseline_ms": baseline_ms})
 
     def add(self, bits: str, entry: dict[str, Any], *, keep: bool = True) -> dict[str, Any]:
-        """Keep what a plan measured; ``keep`` also past this process."""
+        """Keep the measurement of a plan; with ``keep`` also in the file."""
         self.plans[bits] = entry
         if keep:
             self._write({"plan": bits, **entry})
@@ -117,7 +117,7 @@ class Record:
         self._write({"emulated": bits, "error": error})
 
     def mark(self, bits: str, mark: str) -> None:
-        """Keep what a plan was built for."""
+        """Note for which purpose a plan was built."""
         self.marked.setdefault(mark, []).append(bits)
         self._write({"mark": mark, "of": bits})
 
@@ -201,7 +201,7 @@ def _measured_plan(plan: Mapping[str, Any], names: Sequence[str]) -> MeasuredPla
 
 
 def check_groups(measured: MeasuredPlans, groups: Sequence[LayerGroup]) -> None:
-    """Stop where a file was measured on other groups than a model has now."""
+    """End the program if a file was measured with other groups than the model has now."""
     if measured.groups != tuple((g.id, g.name, g.kind) for g in groups):
         raise SystemExit(f"{measured.model}: the layer groups are not those that were measured; measure again")
 
@@ -213,7 +213,7 @@ def rounded(value: float) -> float | str:
 
 @cache
 def _environment() -> dict[str, Any]:
-    """Asked for once: asking takes its time, and files of figures are written while others are being taken."""
+    """Read once: reading takes time, and results are written while others are being measured."""
     return describe_environment().to_json()
 
 

@@ -1,13 +1,13 @@
-"""Hold emulated FP16 errors against those of real FP16 engines: every layer group alone, and random plans.
+"""Compare emulated FP16 errors with those of real FP16 engines: every layer group alone, and random plans.
 
     python -m benchmarks.emulation benchmarks/models/digits_vit.onnx benchmarks/models/digits_calib.npz
     python -m benchmarks.emulation vit_s.onnx vit_s.npz --plans benchmarks/results/h200_plans_vit_s.json
     python -m benchmarks.emulation vit_s.onnx vit_s.npz --time
 
-Both are relative L2 against true FP32 on the same samples. What was measured comes from a file of
-``benchmarks.measured_plans``, whose emulated errors are taken too unless ``--again`` is given; without a file the plans
-are measured on the GPU here. ``--few`` emulates as a search does before it builds, on the first rows only; ``--time``
-does so with every group alone, holds it against nothing, and needs no GPU.
+Both are relative L2 against true FP32 on the same samples. The measured errors come from a file of
+``benchmarks.measured_plans``, and so do the emulated ones unless ``--again`` is given; without a file the plans are
+measured on the GPU of this machine. ``--few`` emulates as a search does before a build, on the first rows only.
+``--time`` does so with every group alone, compares with nothing, and needs no GPU.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How the finite errors of some plans agree, and which plans overflow in one of both only."""
+    """Agreement of the finite errors of some plans, and the plans that overflow in only one of the two."""
 
     plans: int
     log_correlation: float
@@ -111,7 +111,7 @@ def measure(workload: Workload, random: int) -> list[Pair]:
 
 
 class _OfCuda(Emulating):
-    """Rounds where ONNX Runtime's CUDA provider does, which is what was measured, on whatever device it runs."""
+    """Rounds where ONNX Runtime's CUDA provider does, since that is what was measured, on any device."""
 
     fuses = False
 
@@ -166,9 +166,9 @@ def main() -> None:
     parser.add_argument("--plans", type=Path, help="a file of benchmarks.measured_plans")
     parser.add_argument("--again", action="store_true", help="emulate here, whatever the file says")
     parser.add_argument("--few", action="store_true", help="emulate as a search does before it builds; implies --again")
-    parser.add_argument("--time", action="store_true", help="only say how long the one-group errors of a search take")
+    parser.add_argument("--time", action="store_true", help="only print how long the one-group errors of a search take")
     parser.add_argument("--random", type=int, default=100, help="random plans; without --plans")
-    parser.add_argument("--first", type=int, help="so many plans of each kind only; with --time, spread over the model")
+    parser.add_argument("--first", type=int, help="this many plans of each kind; with --time, spread over the model")
     parser.add_argument("--samples", type=int, default=48)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--json", type=Path)

@@ -1,10 +1,10 @@
-"""All real models on the GPUs here, a model per GPU: measured plans, then the samplers (SEARCH.md's figures).
+"""All real models on the GPUs of this machine, one model per GPU: measured plans, then the samplers.
 
     python -m benchmarks.h200 --work /tmp/h200 --results benchmarks/results --limit 580
 
 Each model is made by its script, measured by ``benchmarks.measured_plans`` and searched by ``benchmarks.real_search``,
-which share what they measure in ``--work``: the same command goes on where it was stopped. Writes
-``h200_plans_MODEL.json`` and ``h200_search_MODEL.json``; what the tools print besides tables goes to log files.
+which share their measurements in ``--work``: the same command resumes. Writes ``h200_plans_MODEL.json`` and
+``h200_search_MODEL.json``; other output of the tools goes to log files.
 """
 
 from __future__ import annotations

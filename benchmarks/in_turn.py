@@ -1,9 +1,9 @@
-"""How well a latency against FP32 is repeated: one after the other, and in turn (``mptune.engines.timing.latency``).
+"""Repeatability of latencies relative to FP32: one after the other, and in turn (``mptune.engines.timing.latency``).
 
     python -m benchmarks.models.vit_s --out vit_s --samples 1
     python -m benchmarks.in_turn vit_s.onnx vit_s.npz --rounds 8
 
-In each round the plan's session is opened anew, as in a search. Both ways spend the same time on each engine.
+Each round opens a new session of the plan, as a search does. Both ways spend the same time on each engine.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WAYS = ("one after the other", "in turn")
 
 
 def ratios(watches: Sequence[Stopwatch], repetitions: Repetitions, settings: LatencySettings) -> list[float]:
-    """Of the plan's median to the baseline's, by each way; ``watches`` are the baseline's and the plan's."""
+    """Ratio of the plan's median to the baseline's, each way; ``watches`` are the baseline's and the plan's."""
     base, plan = (time_in_turn([watch], repetitions, settings)[0].median_ms for watch in watches)
     base_in_turn, plan_in_turn = (latency.median_ms for latency in time_in_turn(watches, repetitions, settings))
     return [plan / base, plan_in_turn / base_in_turn]

@@ -1,11 +1,11 @@
-"""Build, time and compare many plans of one model on the device here, one after another and as quickly as may be.
+"""Build, time and compare many plans of one model on this machine's device, as quickly as possible.
 
-One worker does all that runs on the device, as in the tool: while a second process used it, each run took a constant 60
-to 100 us less on an H200, so that what was timed before and after an emulation there did not compare. Every plan is
-timed in turn with the FP32 baseline, and latencies are told as of the baseline's first timing.
+One worker does everything that runs on the device, as in mptune: on an H200 each run took a constant 60 to 100 us less
+while a second process used the device, so latencies from before and after an emulation could not be compared. Every
+plan is timed in alternation with the FP32 baseline, and its latency is scaled to the baseline's first timing.
 
-Where there are more workers, the one that times holds a lock, and so does the first one while it emulates. Still they
-open their sessions while another one times: on an H200 with ResNet-50, four of them made latencies differ by 8.7 %
+If there are several workers, the one that times holds a lock, and so does the first one while it emulates. They still
+open sessions while another one times: on an H200 with ResNet-50, the latencies of four workers differed by 8.7 %
 (standard deviation) from those of one.
 """
 
@@ -47,7 +47,7 @@ _NORMAL_95 = 1.96
 
 
 class Emulating(OnnxRuntimeToolchain):
-    """Emulates as the tool does on this engine."""
+    """Emulates as mptune does for this engine."""
 
     @property
     def worker(self) -> Worker:
@@ -60,7 +60,7 @@ class Emulating(OnnxRuntimeToolchain):
 
 
 class Alone:
-    """A toolchain that emulates in turn with everything else on the device; for several threads.
+    """A toolchain whose emulation never runs beside other work on the device; for several threads.
 
     ``turn`` is held before the device is: a job that its worker has begun may itself be waiting for the device.
     """
@@ -82,7 +82,7 @@ class Alone:
 
 
 class Bench:
-    """One model with its workers and the record of what they measured. Thread-safe."""
+    """One model with its workers and the record of their measurements. Thread-safe."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class Bench:
         return bits_of(self.groups, plan)
 
     def measure(self, bits: str) -> dict[str, Any]:
-        """Build and time a plan, or take it from the record; waits for a free worker."""
+        """Build and time a plan, or read it from the record; waits for a free worker."""
         return self.start(bits).result()
 
     def start(self, bits: str) -> Future[dict[str, Any]]:
@@ -176,7 +176,7 @@ class Bench:
         return self.record.emulated[bits]
 
     def description(self) -> dict[str, Any]:
-        """What a file of figures says of the model and of how it was measured."""
+        """The part of a result file that describes the model and the measurement."""
         return {
             "model": self.model.path.stem,
             "model_sha256": self.model.sha256,
@@ -201,7 +201,7 @@ class Bench:
         self.close()
 
     def _open(self, worker: Worker) -> None:
-        """Make a worker ready; the first one ever says how the baseline is timed, and its latency."""
+        """Prepare a worker; the first one of all fixes the repetitions of the baseline and its latency."""
         known = self.record.repetitions
         job = ReadyJob(
             baseline=self._baseline,
@@ -258,7 +258,7 @@ class Bench:
             path.unlink(missing_ok=True)
 
     def _timed(self, bits: str) -> tuple[Timed | Failure, float, float]:
-        """What a worker found, the seconds that it took, and those since its last such job, emulation included."""
+        """A worker's result, its seconds, and the seconds since its last such job, emulation included."""
         with self._job(bits) as job:
             worker, idle_since = self._workers.get()
             try:
@@ -299,7 +299,7 @@ def _l2(error: OutputError) -> float:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What every benchmark of many plans takes."""
+    """The options of every benchmark of many plans."""
     parser.add_argument("model", type=Path)
     parser.add_argument("data", type=Path)
     parser.add_argument("--folder", type=Path, help="kept between calls; default: the model's path with .bench")
@@ -309,7 +309,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=1, help="rows per sample where the batch is dynamic")
     parser.add_argument("--workers", type=int, default=1, help="sessions that are opened at once: disturbs timings")
     parser.add_argument("--duration-ms", type=float, default=100.0, help="of one timing of the baseline")
-    parser.add_argument("--limit", type=float, default=1e9, help="seconds after which it saves what there is and ends")
+    parser.add_argument("--limit", type=float, default=1e9, help="seconds until it saves the results so far and ends")
     parser.add_argument("--json", type=Path)
 
 

@@ -1,4 +1,4 @@
-"""Where the time of a search goes: what the sampler thinks, beside building, measuring and emulating.
+"""Where the time of a search goes: the sampler, building, measuring and emulating.
 
     python -m benchmarks.overhead vit_s.onnx vit_s.npz --out vit_s.mptune
 
@@ -38,7 +38,7 @@ class Clock:
         self._since = time.perf_counter()
 
     def switch(self) -> None:
-        """Give the time so far to the part that runs."""
+        """Add the time so far to the running part."""
         now = time.perf_counter()
         self.seconds[self._running[-1] if self._running else "the rest"] += now - self._since
         self._since = now

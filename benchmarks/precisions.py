@@ -1,10 +1,10 @@
-"""Time a model's uniform precisions on the GPU here in one run: FP32, TF32, all-FP16, and a mixed model if given.
+"""Time a model's uniform precisions on this machine's GPU in one run: FP32, TF32, all-FP16, and a mixed model if given.
 
     python -m benchmarks.precisions vit_s.onnx vit_s.npz --mixed vit_s.mptune/chosen/model.onnx
 
-ONNX Runtime's CUDA provider with CUDA graphs; all are timed in turn, and ratios are to FP32 of the same round. As TF32
-is timed in the same process, the provider's own option switches it off for the others: convolutions are slower so than
-in a search (``mptune.engines.ort.cuda_session``).
+ONNX Runtime's CUDA provider with CUDA graphs. The engines alternate, and ratios are to FP32 of the same round. TF32 is
+timed in the same process, so the provider's own option switches it off for the others, which makes convolutions slower
+than in a search (``mptune.engines.ort.cuda_session``).
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Hold the roofline's latencies against measured ones: how well it orders plans, and how far off it is.
+"""Compare the roofline's latencies with measured ones: the order of plans, and the ratio.
 
     python -m benchmarks.models.vit_s --out models/vit_s --batch 8
     python -m benchmarks.roofline benchmarks/results/h200_plans_*.json --models models --fit \
         --json benchmarks/results/roofline.json
 
 The plans are those of ``benchmarks.measured_plans``; the models are needed for their structure, not for their weights.
-Kendall's tau-b over random plans (Biometrika 30, 1938) says how often of two plans the one is faster that is predicted
-to be. Gains of groups and costs of boundaries are compared with those of the additive law fitted to all plans.
+Kendall's tau-b over random plans (Biometrika 30, 1938) measures the agreement of the two orders.
+Gains of groups and costs of boundaries are compared with those of the additive model fitted to all plans.
 
 ``--fit`` fits the constants of ``mptune.targets.roofline.UNFUSED`` that are fitted: least squares of log(predicted /
 measured) over the random plans and both uniform ones, every model with the same weight; first over all files together,
-then with each model left out, which is then predicted by what the others say.
+then with each model left out and predicted from the others.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ROBUST_MS = 0.01
 
 @dataclass(frozen=True)
 class Fitted:
-    """The additive law of the measured latencies, in ms: gain of each group, cost of each boundary, what it misses."""
+    """The additive model of the measured latencies, in ms: gain per group, cost per boundary, residual."""
 
     gains: np.ndarray
     costs: np.ndarray
@@ -49,9 +49,9 @@ class Fitted:
 
 
 def fit(measured: MeasuredPlans, terms: LatencyTerms, groups: Sequence[LayerGroup], crossed: np.ndarray) -> Fitted:
-    """Least squares, drawn a little to the prediction where the plans do not tell terms apart.
+    """Least squares with a weak prior at the prediction, for terms that the plans cannot separate.
 
-    Absolute residuals count beyond 10 us: the first plans of a run were corrected for a baseline that had not settled.
+    Absolute loss (soft L1) above 10 us: the first plans of a run were corrected by a baseline that had not settled.
     """
     rows = np.hstack([bools_of([p.precision for p in measured.plans]), -crossed.astype(float)])
     saved = measured.baseline_ms - np.array([plan.latency_ms for plan in measured.plans])
@@ -79,7 +79,7 @@ def by_kind(
 
 
 class Counted:
-    """A model's kernels and what was measured of its plans: latencies of all plans for any constants.
+    """A model's kernels and the measurements of its plans; predicts latencies for any constants.
 
     Attributes:
         name: of the model.
@@ -104,7 +104,7 @@ class Counted:
         self._elements = [shapes.elements(b.tensor) for b in boundaries]
 
     def predict(self, execution: Execution) -> np.ndarray:
-        """Latency of each plan in ms. What no group has is left out: the measured models compute nothing there."""
+        """Latency of each plan in ms, without nodes outside groups: those of the measured models take no time."""
         ms = {
             precision: np.array(
                 [sum(kernel_ms(k, self._target, precision, execution) for k in each) for each in groups]
@@ -130,7 +130,7 @@ def fit_constants(models: Sequence[Counted]) -> Execution:
 
 
 def held_against(model: Counted, execution: Execution) -> dict[str, float]:
-    """How well constants predict a model's plans."""
+    """Accuracy of constants on a model's plans."""
     predicted = model.predict(execution)
     ratio = predicted / model.measured_ms
     return {
@@ -142,7 +142,7 @@ def held_against(model: Counted, execution: Execution) -> dict[str, float]:
 
 
 def fit_all(paths: Sequence[Path], models: Path, target: Target) -> dict[str, Any]:
-    """The constants over all models together and with each left out."""
+    """The constants fitted to all models, and with each model left out."""
     counted = [Counted(path, models, target) for path in paths]
     together = fit_constants(counted)
     left_out = {

@@ -1,11 +1,11 @@
-"""After which steps the provider here rounds to FP16: its outputs against formulas, value by value.
+"""After which steps a provider rounds to FP16: its outputs against formulas, value by value.
 
     python -m benchmarks.roundings
 
-Each case is a model of a few FP16 nodes, as the tool writes them, and what it may be computed by: all steps rounded, or
-some of them in FP32. The share of the values that are the same to the last bit tells which it is, and so what
-``mptune.graph.writing.rounding_steps`` has to write out. Products are over 16 values, so the order of summing hardly
-counts.
+Each case is a model of a few FP16 nodes, as mptune writes them, with formulas for its output: all steps rounded, or
+some of them in FP32. The formula with the largest share of bit-identical values is the provider's, and
+``mptune.graph.writing.rounding_steps`` has to follow it. Products sum 16 values, so the order of summation hardly
+matters.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Step = tuple[str, tuple[str, ...], str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Case:
-    """Nodes from ``x`` to ``y``, their constants, the input, and formulas of what they may give."""
+    """Nodes from ``x`` to ``y``, their constants, the input, and the candidate formulas."""
 
     nodes: tuple[Step, ...]
     constants: Mapping[str, np.ndarray]
@@ -142,7 +142,7 @@ CASES = {
 
 
 def outputs(case: Case, provider: str, folder: Path) -> np.ndarray:
-    """What the provider computes."""
+    """The provider's outputs."""
     nodes = [helper.make_node(op, list(inputs), [out], **more) for op, inputs, out, more in case.nodes]
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT16, case.x.shape)
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT16, None)

@@ -3,7 +3,7 @@
 python -m benchmarks.rtx_corpus [--plans 20] [--model NAME ...] [--json OUT]
 
 Each plan becomes one engine for SM 8.6, 8.9 and 12.0, half of the plans at each granularity. A model that TensorRT-RTX
-does not take in FP32 either is listed with its own words.
+refuses in FP32 too is listed with its message.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GRANULARITIES = ("fusion", "op")
 
 @dataclass
 class Row:
-    """What became of one model's plans.
+    """Results of one model's plans.
 
     Attributes:
         plans: how many were tried, all-FP16 and all-FP32 among them.
@@ -41,8 +41,8 @@ class Row:
         built: how many gave an engine whose header TensorRT-RTX's own check accepts.
         build_s: seconds of one build, the mean.
         kilobytes: size of one engine, the mean.
-        refused: what TensorRT-RTX said of the model in FP32; None where it takes it.
-        failures: of plans, in TensorRT-RTX's own words.
+        refused: TensorRT-RTX's message for the model in FP32; None if it accepts the model.
+        failures: TensorRT-RTX's messages for failed plans.
     """
 
     model: str

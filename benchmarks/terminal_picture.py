@@ -1,6 +1,6 @@
-"""Draw what a search prints, as the README shows it: ``python -m benchmarks.terminal_picture``.
+"""Draw the README's picture of a search: ``python -m benchmarks.terminal_picture``.
 
-Runs the README's command in a terminal of 100 columns and turns what stands on its standard output into an SVG.
+Runs the README's command in a terminal of 100 columns and converts its standard output to an SVG.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What ``benchmarks.measuring`` has its workers do: open a plan's session, run it, time it beside the baseline's."""
+"""The jobs of ``benchmarks.measuring``: open a plan's session, run it, time it in alternation with the baseline."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FIRST_WARMUP_MS, WARMUP_MS = 1500.0, 15.0
 
 @contextlib.contextmanager
 def alone(lock: Path) -> Iterator[None]:
-    """Hold the device against the other workers; the kernel lets go of it when a process dies."""
+    """Lock the device against the other workers; the kernel releases the lock when a process dies."""
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -39,7 +39,7 @@ def alone(lock: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Timed:
-    """What ``TimeJob`` found: the latencies of the candidate and, taken in turn, of the baseline; errors, seconds."""
+    """Result of ``TimeJob``: the alternating latencies of candidate and baseline, errors, seconds."""
 
     latency: Latency
     baseline: Latency
@@ -50,7 +50,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Ready:
-    """What ``ReadyJob`` found: how often to execute, and the baseline's latency."""
+    """Result of ``ReadyJob``: the repetitions, and the baseline's latency."""
 
     repetitions: Repetitions
     baseline_ms: float
@@ -58,7 +58,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class ReadyJob:
-    """Open the baseline's session, and with it all that a first session loads; bring the clocks up and time it."""
+    """Open the baseline's session (a first session loads libraries too), warm the clocks up, and time it."""
 
     baseline: Path
     samples: Path
@@ -132,7 +132,7 @@ class TimeJob:
 
 
 def objective(outputs: Sequence[Outputs], wanted: Sequence[Outputs]) -> OutputError:
-    """What ``compare_outputs`` says of relative L2 and of values that are not finite, without the other statistics."""
+    """Relative L2 and the share of non-finite values, as ``compare_outputs`` has them, without other statistics."""
     pairs = {name: [(got[name], ref[name]) for got, ref in zip(outputs, wanted, strict=True)] for name in wanted[0]}
     return OutputError(
         {

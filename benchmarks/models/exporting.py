@@ -1,4 +1,4 @@
-"""What the scripts of torch models have in common: their options, and the two files that they write."""
+"""Shared by the scripts of torch models: their options, and the two files that they write."""
 
 from __future__ import annotations
 

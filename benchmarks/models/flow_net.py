@@ -128,7 +128,7 @@ def draw_weights(model: FlowNet, seed: int) -> None:
             nn.init.normal_(module.weight, 0.0, 0.5)
             module.weight.data.exp_()
             nn.init.normal_(module.bias, 0.0, 0.1)
-    # Else attention is all or nothing, and magnifies every rounding, as none does that was trained.
+    # Otherwise attention saturates and magnifies every rounding, which no trained network does.
     with torch.no_grad():
         model.out.weight *= 0.4
         for name, parameter in model.named_parameters():

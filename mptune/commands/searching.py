@@ -96,7 +96,7 @@ ShapesOption = Annotated[
         " data's.",
     ),
 ]
-SamplerOption = Annotated[str, typer.Option(metavar="NAME", help="Who proposes plans.")]
+SamplerOption = Annotated[str, typer.Option(metavar="precision|tpe", help="Sampler that proposes plans.")]
 Tf32Option = Annotated[bool, typer.Option("--tf32", help="Allow TF32 in FP32 groups. The reference never uses it.")]
 
 
