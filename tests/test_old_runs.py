@@ -55,13 +55,19 @@ def resume(run: str, budget: int) -> Front:
     return api.search("model.onnx", data="data.npz", target=TARGET, out=Path(run), budget=budget)
 
 
-@pytest.mark.parametrize("run", ["precision", "local"])
-def test_the_front_is_the_same(place: Path, run: str) -> None:
+@pytest.mark.parametrize(("run", "displaced"), [("precision", 0), ("local", 1)])
+def test_the_front_is_the_same(place: Path, run: str, displaced: int) -> None:
+    """But for a plan that another displaces since errors are compared sample by sample (``tuning.dominance``)."""
     before = written(run)
     front = api.report(run)
-    of_before(before, front.to_json())
+    now = front.to_json()
+    points = {point["plan"]: point for point in before["points"]}
+    assert len(now["points"]) == len(points) - displaced
+    before["points"] = [points[point["plan"]] for point in now["points"]]
+    if displaced:
+        del before["hypervolume"]
+    of_before(before, now)
     assert front.evaluations == 8
-    assert [str(point.origin) for point in front.points] == [point["origin"] for point in before["points"]]
 
 
 def test_the_front_of_a_confirmation_is_the_same(place: Path) -> None:
