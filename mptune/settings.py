@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -153,6 +153,21 @@ class DataSettings:
     max_search_samples: int | None = 64
 
 
+@dataclass(frozen=True, eq=False)
+class InMemory:
+    """Calibration data that the caller holds in memory, in place of a path.
+
+    Attributes:
+        content: an array, a mapping of arrays, or a sequence with one mapping per sample
+            (``mptune.data.in_memory``).
+    """
+
+    content: Any = field(repr=False)
+
+    def __str__(self) -> str:
+        return "arrays"
+
+
 @dataclass(frozen=True)
 class SearchSettings:
     """What one ``mptune search`` does. The same settings on the same run directory resume it.
@@ -166,7 +181,8 @@ class SearchSettings:
         engine: toolchain family, or ``auto``.
         max_error: choose the fastest plan whose error is at most this.
         max_latency_ms: choose the most exact plan that is at most this slow.
-        metric: name of the objective statistic (``mptune.data.metrics.accuracy.METRICS``).
+        metric: name of the objective statistic (``mptune.data.metrics.accuracy.METRICS``), ``script.py:function``, or
+            ``callable:NAME`` with ``metric_function``.
         timeout_s: no new evaluation starts after this long; None is unlimited.
         storage: Optuna storage URL; None keeps a journal file in the run directory.
         seed: of the split, the sampler and random inputs.
@@ -179,10 +195,14 @@ class SearchSettings:
         shapes: of dynamic inputs, for engines that are built for a range of them; what is not named is taken from the
             data.
         tensorrt: how TensorRT builds.
+        data_settings: how calibration samples are cut, drawn and split.
+        latency: how latencies are taken.
+        worker: deadlines of the worker process.
+        metric_function: what computes a metric that the caller gave as a function; called in this process.
     """
 
     budget: int = 50
-    data: Path | None = None
+    data: Path | InMemory | None = None
     out: Path | None = None
     target: str = "auto"
     space: str = "default"
@@ -203,6 +223,9 @@ class SearchSettings:
     data_settings: DataSettings = field(default_factory=DataSettings)
     latency: LatencySettings = field(default_factory=LatencySettings)
     worker: WorkerSettings = field(default_factory=WorkerSettings)
+    metric_function: Callable[[Mapping[str, Any], Mapping[str, Any]], float] | None = field(
+        default=None, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be meant.

@@ -1,6 +1,6 @@
 """Calibration samples: what users give, checked against the model's inputs and cut into one feed per sample.
 
-Three forms of data:
+Three forms of data in files (``mptune.data.in_memory`` has those in memory):
 
 * ``.npz``: one array per input, by name, samples concatenated along axis 0. A sample takes B rows of an input whose
   first dimension is fixed at B, and ``--batch`` rows of one whose first dimension is symbolic or unknown.
@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -39,9 +39,11 @@ from mptune.data.checks import (
     shape_text,
     split_rows,
 )
+from mptune.data.in_memory import SOURCE as ARRAYS_SOURCE
+from mptune.data.in_memory import arrays_of
 from mptune.data.plausibility import random_looking
 from mptune.errors import DataError
-from mptune.settings import DataSettings
+from mptune.settings import DataSettings, InMemory
 
 if TYPE_CHECKING:
     from mptune.graph.loading.tensors import TensorInfo
@@ -115,12 +117,12 @@ class CalibrationSet:
 
 
 def load_calibration(
-    path: Path | None, inputs: Sequence[TensorInfo], settings: DataSettings, seed: int
+    source: Path | InMemory | None, inputs: Sequence[TensorInfo], settings: DataSettings, seed: int
 ) -> CalibrationSet:
     """Load and check calibration data, or draw random inputs.
 
     Args:
-        path: ``.npz``, ``.npy`` or folder; None draws ``settings.random_samples`` samples of random inputs.
+        source: ``.npz``, ``.npy`` or folder, or arrays in memory; None draws ``settings.random_samples`` samples of random inputs.
         inputs: the model's inputs (``mptune.graph.loading.model.TensorInfo``).
         settings: batch, and how random inputs are drawn.
         seed: of random inputs.
@@ -131,9 +133,12 @@ def load_calibration(
     for info in inputs:
         if info.numpy_dtype.hasobject:
             raise DataError(f"input {info.name!r} is of type {info.dtype}", "mptune feeds numeric tensors only")
-    if path is None:
+    if source is None:
         return _random(inputs, settings, seed)
-    loaded = _load(path, inputs, settings)
+    if isinstance(source, InMemory):
+        loaded = _from_memory(source.content, inputs, settings)
+    else:
+        loaded = _load(source, inputs, settings)
     suspects = (f"{suspect.reason}: {suspect.cure}" for suspect in random_looking(loaded.samples))
     return replace(loaded, warnings=(*loaded.warnings, *suspects))
 
@@ -146,6 +151,34 @@ def _load(path: Path, inputs: Sequence[TensorInfo], settings: DataSettings) -> C
         raise DataError(f"{path} is no calibration data" if path.exists() else f"no such file: {path}", _FORMS)
     arrays, warnings = _read_feed(path, inputs)
     return CalibrationSet(_cut(arrays, inputs, settings, path.name, warnings), path.name, False, tuple(warnings))
+
+
+def _from_memory(content: Any, inputs: Sequence[TensorInfo], settings: DataSettings) -> CalibrationSet:
+    given = arrays_of(content, inputs)
+    warnings: list[str] = []
+    if isinstance(given, dict):
+        samples = _cut(_checked(given, inputs, ARRAYS_SOURCE), inputs, settings, ARRAYS_SOURCE, warnings)
+    else:
+        places = [f"{ARRAYS_SOURCE}, sample {number}" for number in range(len(given))]
+        feeds = [(_checked(arrays, inputs, where), where) for arrays, where in zip(given, places, strict=True)]
+        samples = tuple(_whole_feed(feed, inputs, settings, where) for feed, where in feeds)
+    return CalibrationSet(samples, ARRAYS_SOURCE, False, tuple(warnings))
+
+
+def _checked(arrays: Mapping[str, np.ndarray], inputs: Sequence[TensorInfo], where: str) -> dict[str, np.ndarray]:
+    """The arrays in the order of the inputs, with names, types and values checked."""
+    check_names(arrays, inputs, where)
+    return {i.name: check_values(i, arrays[i.name], where) for i in inputs}
+
+
+def _whole_feed(
+    feed: Mapping[str, np.ndarray], inputs: Sequence[TensorInfo], settings: DataSettings, where: str
+) -> Mapping[str, np.ndarray]:
+    """Arrays that are one sample, with their shapes checked."""
+    for info in inputs:
+        check_sample_shape(info, feed[info.name], settings.batch, where)
+    check_agreement(feed, inputs, where)
+    return feed
 
 
 def _read_feed(path: Path, inputs: Sequence[TensorInfo]) -> tuple[dict[str, np.ndarray], list[str]]:
@@ -165,8 +198,7 @@ def _read_feed(path: Path, inputs: Sequence[TensorInfo]) -> tuple[dict[str, np.n
             ((found, array),) = arrays.items()
             arrays = {inputs[0].name: array}
             warnings.append(f"{path.name}: array {found!r} is taken for the model's only input {inputs[0].name!r}")
-    check_names(arrays, inputs, path.name)
-    return {i.name: check_values(i, arrays[i.name], path.name) for i in inputs}, warnings
+    return _checked(arrays, inputs, path.name), warnings
 
 
 def _cut(
@@ -213,10 +245,7 @@ def _load_folder(path: Path, inputs: Sequence[TensorInfo], settings: DataSetting
     warnings: list[str] = []
     for file in chosen:
         feed, told = _read_feed(file, inputs)
-        for info in inputs:
-            check_sample_shape(info, feed[info.name], settings.batch, file.name)
-        check_agreement(feed, inputs, file.name)
-        samples.append(feed)
+        samples.append(_whole_feed(feed, inputs, settings, file.name))
         warnings += told[: 1 - len(warnings)]  # the same for every file: once is enough
     return CalibrationSet(tuple(samples), path.resolve().name, False, tuple(warnings))
 

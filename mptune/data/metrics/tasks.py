@@ -20,19 +20,38 @@ from mptune.errors import DataError, SettingsError
 _SIGNATURE = "def metric(outputs, reference): ... return a number, lower is better; both map output names to arrays"
 
 
-def resolve_metric(spec: str) -> tuple[str, Mapping[str, TaskMetric]]:
+CALLABLE = "callable:"
+"""Before the name of a metric that a Python program gave as a function. A run directory holds the name alone."""
+
+
+def callable_name(function: TaskMetric) -> str:
+    """The name of a metric that is given as a function: ``callable:`` and the function's own name."""
+    name = getattr(function, "__name__", type(function).__name__)
+    return CALLABLE + ("lambda" if name == "<lambda>" else name)
+
+
+def resolve_metric(spec: str, function: TaskMetric | None = None) -> tuple[str, Mapping[str, TaskMetric]]:
     """Find the objective that ``--metric`` names.
 
     Args:
-        spec: a name in ``METRICS``, or ``script.py:function``.
+        spec: a name in ``METRICS``, ``script.py:function``, or ``callable:NAME`` for ``function``.
+        function: computes a metric ``callable:NAME``.
 
     Returns:
         The statistic's name, for ``OutputError.value``, and what ``compare_outputs`` needs as ``extra`` to take it.
 
     Raises:
-        SettingsError: no such metric, or one that is higher for better plans.
+        SettingsError: no such metric, one that is higher for better plans, or a function's that was not given.
         DataError: the script cannot be loaded.
     """
+    if spec.startswith(CALLABLE):
+        if function is None:
+            name = spec.removeprefix(CALLABLE)
+            raise SettingsError(
+                f"the metric {name!r} is a Python function, which a run directory does not hold",
+                f"call it from Python with the function: mptune.search(..., metric={name}), or give another --metric",
+            )
+        return spec, {spec: function}
     if spec in _BUILT_IN:
         return spec, {spec: _BUILT_IN[spec]}
     if spec in METRICS:

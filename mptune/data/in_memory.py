@@ -1,0 +1,74 @@
+"""Calibration samples that a Python program holds: an array, a dictionary of arrays, or one feed per sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mptune.errors import DataError
+
+if TYPE_CHECKING:
+    from mptune.graph.loading.tensors import TensorInfo
+
+SOURCE = "arrays"
+"""What such data are called, where a file's name stands otherwise."""
+
+_FORMS = "give a path, an array (for a model with one input), a dict of arrays, or an iterable with a dict per sample"
+
+Arrays = dict[str, np.ndarray]
+
+
+def arrays_of(content: Any, inputs: Sequence[TensorInfo]) -> Arrays | tuple[Arrays, ...]:
+    """Bring data in memory into one of two forms.
+
+    Args:
+        content: an array or a mapping of arrays, samples concatenated along axis 0; or an iterable of mappings (of
+            arrays, for a model with one input), each of them one sample. An array is anything that NumPy converts
+            without copying element by element, such as a CPU tensor of PyTorch.
+        inputs: the model's.
+
+    Returns:
+        One dictionary of concatenated arrays, or one dictionary per sample.
+
+    Raises:
+        DataError: none of these, or an array that NumPy cannot read.
+    """
+    if isinstance(content, Mapping) or _is_array(content):
+        return _feed(content, inputs, SOURCE)
+    if not isinstance(content, Iterable):
+        raise DataError(f"data cannot be a {type(content).__name__}", _FORMS)
+    samples = tuple(_feed(sample, inputs, f"{SOURCE}, sample {number}") for number, sample in enumerate(content))
+    if not samples:
+        raise DataError("data is an empty iterable", "give at least one sample; a generator can be read only once")
+    return samples
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "__array__") or hasattr(value, "__array_interface__")
+
+
+def _feed(value: Any, inputs: Sequence[TensorInfo], where: str) -> Arrays:
+    if isinstance(value, Mapping):
+        return {str(name): _array(array, f"{where}: input {str(name)!r}") for name, array in value.items()}
+    if not _is_array(value):
+        raise DataError(f"{where} is a {type(value).__name__}, not a dict of arrays", _FORMS)
+    if len(inputs) != 1:
+        names = ", ".join(f"{info.name!r}: ..." for info in inputs)
+        raise DataError(f"{where} is one array, the model has {len(inputs)} inputs", f"give a dict: {{{names}}}")
+    return {inputs[0].name: _array(value, where)}
+
+
+def _array(value: Any, where: str) -> np.ndarray:
+    if not _is_array(value) and not isinstance(value, (bool, int, float)):
+        raise DataError(f"{where} is a {type(value).__name__}, not an array", "give np.asarray(values, dtype=...)")
+    try:
+        array = np.asarray(value)
+    except Exception as error:  # a tensor on a GPU, or one that records gradients: each library raises its own
+        line = (str(error).splitlines() or [""])[0]
+        hint = "give NumPy arrays; for a PyTorch tensor: tensor.detach().cpu().numpy()"
+        raise DataError(f"{where} cannot be read as an array: {line}", hint) from None
+    if array.dtype.hasobject:
+        raise DataError(f"{where} is an array of objects", "give a numeric dtype: np.asarray(values, dtype=np.float32)")
+    return array
