@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mptune.applying import refuse, resolve_plan, write_model
-from mptune.data.metrics.tasks import resolve_metric
+from mptune.arguments import (
+    ModelLike,
+    Shapes,
+    data_argument,
+    listening,
+    loaded_model,
+    metric_argument,
+    placed_model,
+    run_path,
+    shapes_argument,
+)
+from mptune.data.metrics.accuracy import TaskMetric
+from mptune.data.metrics.tasks import CALLABLE
 from mptune.errors import PlanError, RunError, SettingsError
 from mptune.files import full_disk_as_error
 from mptune.graph.grouping.groups import find_groups
@@ -18,10 +32,17 @@ from mptune.inspection import Inspection, inspect_model
 from mptune.reporting.run_files import write_run_files
 from mptune.run_json import ChoiceSection, RunFile
 from mptune.rundir import RunDirectory, open_run, read_run
-from mptune.settings import EngineChoice, SearchSettings
+from mptune.settings import (
+    DataSettings,
+    EngineChoice,
+    LatencySettings,
+    SearchSettings,
+    TensorRtSettings,
+    WorkerSettings,
+)
 from mptune.targets.target import load_target
 from mptune.tuning.front import Front
-from mptune.tuning.listener import Listener, Silent
+from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.runs.archive import pack
 from mptune.tuning.runs.confirm_run import Confirming, read_confirmation, read_record, read_searched
@@ -35,45 +56,136 @@ __all__ = ["apply", "confirm", "export", "inspect", "pick", "report", "search"]
 
 
 def search(
-    model: str | Path,
+    model: ModelLike,
     *,
+    data: Any = None,
+    budget: int = 50,
+    out: str | os.PathLike[str] | None = None,
+    target: str | os.PathLike[str] = "auto",
+    space: str | os.PathLike[str] = "default",
+    engine: EngineChoice = "auto",
+    max_error: float | None = None,
+    max_latency_ms: float | None = None,
+    metric: str | TaskMetric = "relative_l2",
+    batch: int = 1,
+    shapes: Shapes | None = None,
+    timeout_s: float | None = None,
+    storage: str | None = None,
+    seed: int = 0,
+    fresh: bool = False,
+    tf32: bool = False,
+    sampler: str = "precision",
+    confirm_rounds: int = 3,
+    confirm_points: int = 15,
+    latency: LatencySettings | None = None,
+    worker: WorkerSettings | None = None,
+    tensorrt: TensorRtSettings | None = None,
+    data_settings: DataSettings | None = None,
+    progress: bool | None = None,
     listener: Listener | None = None,
     open_toolchain: OpenToolchain | None = None,
-    **settings: Any,
 ) -> Front:
-    """Find which layer groups of a model can run in FP16. The same call again resumes, or answers from the record.
+    """Search which layer groups of an ONNX model can run in FP16, and write the model of the chosen plan.
+
+    The same call again resumes an interrupted search; when the budget is spent, it reads the result and measures
+    nothing. ``budget``, ``timeout_s``, the limits, ``metric`` and ``progress`` may differ from call to call. All other
+    arguments must stay the same within a run directory, and so must the content of the data.
 
     Args:
-        model: path of an ONNX model.
-        listener: hears of the progress.
-        open_toolchain: who evaluates plans, in place of ``mptune.engines.toolchains.choose.open_toolchain``.
-        **settings: the fields of ``SearchSettings``.
+        model: Path of an FP32 ONNX file, or an ``onnx.ModelProto``.
+        data: Calibration samples: the path of an ``.npz``, an ``.npy`` or a folder of them; an array, for a model with
+            one input; a dictionary of arrays by input name, samples concatenated along axis 0; or an iterable with one
+            dictionary per sample. None draws random inputs, whose errors say little about real ones.
+        budget: Number of plans to evaluate, including the all-FP32 and all-FP16 plans and plans that fail.
+        out: Run directory. By default the name of the model's file, or of the ModelProto's graph, + ``.mptune`` in the
+            working directory.
+        target: The device to tune for: ``auto`` (the GPU here, else a prediction), a name that ``mptune targets``
+            lists, or a target file.
+        space: Which groups may be FP16: a name that ``mptune spaces`` lists, or a search-space file.
+        engine: What builds and runs the candidates: ``auto``, ``tensorrt``, ``tensorrt-rtx`` or ``onnxruntime``.
+        max_error: Choose the fastest plan whose error is at most this.
+        max_latency_ms: Choose the plan with the smallest error whose latency is at most this, in milliseconds.
+        metric: The error to minimize: the name of a statistic such as ``relative_l2`` or ``max_abs``,
+            ``"script.py:function"``, or a function ``(outputs, reference) -> float``. It is called once per sample with
+            two dictionaries of arrays by output name, and smaller values are better. A function is known to the run by
+            its name only: give it again to resume.
+        batch: Rows per sample of a model with a dynamic batch.
+        shapes: Shapes that a TensorRT engine takes, where inputs are dynamic: input -> one shape, or (smallest, usual,
+            largest). By default those of the data.
+        timeout_s: Start no new evaluation after this many seconds.
+        storage: Optuna storage URL, to share a search among processes and hosts. By default a journal file in the run
+            directory.
+        seed: Of the calibration split, the sampler and random inputs.
+        fresh: Start over; what the run directory holds is moved aside, not deleted.
+        tf32: Let FP32 groups use TF32. The reference never does.
+        sampler: What proposes plans.
+        confirm_rounds: Fresh processes in which points of the front are measured again.
+        confirm_points: Number of points that are measured again when the front is longer. The baselines, both ends, the
+            knee and the chosen plan always are.
+        latency: How latencies are taken.
+        worker: Deadlines of the worker process that builds and measures.
+        tensorrt: How TensorRT builds engines.
+        data_settings: How calibration samples are drawn and split; ``batch`` above 1 replaces the one in here.
+        progress: Show progress on stderr. None does where stderr is a terminal or in a notebook, and no ``listener`` is
+            given.
+        listener: Is called at each step of the search.
+        open_toolchain: Opens what evaluates plans, in place of the toolchain of ``target`` and ``engine``.
 
     Returns:
-        The front, confirmed, with one plan chosen and written to ``chosen/`` in the run directory.
+        The Pareto front of latency and error. The chosen plan's model is in ``chosen/`` in the run directory.
 
     Raises:
-        SettingsError: a setting is unknown or out of range.
-        ModelError: the model cannot be read, typed or tuned.
-        DataError: the calibration data do not fit the model.
-        SpaceError: the search space is unknown or invalid.
-        TargetError: the target or engine is unknown or not to be had here.
-        BaselineError: the FP32 baseline is broken already.
-        RunError: the run directory cannot be used, or the machine failed again and again.
-        KeyboardInterrupt: passed on; the same call resumes.
+        SettingsError: An argument is out of range, or two contradict each other.
+        ModelError: The model cannot be read, typed or tuned.
+        DataError: The calibration data do not fit the model, or the metric failed.
+        SpaceError: The search space is unknown or invalid.
+        TargetError: The target or engine is unknown, or not available here.
+        BaselineError: The all-FP32 baseline is broken already.
+        RunError: The run directory cannot be used, or the machine failed repeatedly.
+        KeyboardInterrupt: The search was interrupted; the same call resumes it.
     """
-    wanted = _settings(settings)
-    resolve_metric(wanted.metric)
-    check_sampler(wanted.sampler)
-    if wanted.target != "auto":
-        load_target(wanted.target)
-    loaded = load_model(model)
-    path = wanted.out or Path(f"{Path(model).stem}.mptune")
-    with full_disk_as_error(path), open_run(path, fresh=wanted.fresh) as run:
-        session = Session(run, loaded, wanted, listener or Silent(), open_toolchain)
+    name, function = metric_argument(metric)
+    sampling = data_settings or DataSettings()
+    settings = SearchSettings(
+        budget=budget,
+        data=data_argument(data),
+        out=None if out is None else Path(out),
+        target=os.fspath(target),
+        space=os.fspath(space),
+        engine=engine,
+        max_error=max_error,
+        max_latency_ms=max_latency_ms,
+        metric=name,
+        timeout_s=timeout_s,
+        storage=storage,
+        seed=seed,
+        fresh=fresh,
+        tf32=tf32,
+        sampler=sampler,
+        confirm_rounds=confirm_rounds,
+        confirm_points=confirm_points,
+        shapes=shapes_argument(shapes),
+        tensorrt=tensorrt or TensorRtSettings(),
+        data_settings=sampling if batch == 1 else replace(sampling, batch=batch),
+        latency=latency or LatencySettings(),
+        worker=worker or WorkerSettings(),
+        metric_function=function,
+    )
+    check_sampler(sampler)
+    if settings.target != "auto":
+        load_target(settings.target)
+    path = run_path(model, out)
+    with (
+        loaded_model(model) as loaded,
+        listening(progress, listener, max_error, max_latency_ms) as listens,
+        full_disk_as_error(path),
+        open_run(path, fresh=fresh) as run,
+    ):
+        placed = placed_model(loaded, model, run)
+        session = Session(run, placed, settings, listens, open_toolchain)
         with contextlib.closing(session):
             front = session.run()
-            write_run_files(run, front, session.record, loaded, session.groups, session.environment)
+            write_run_files(run, front, session.record, placed, session.groups, session.environment)
     return front
 
 
@@ -140,6 +252,8 @@ def confirm(
     *,
     target: str = "auto",
     engine: EngineChoice = "auto",
+    metric: TaskMetric | None = None,
+    progress: bool | None = None,
     listener: Listener | None = None,
     open_toolchain: OpenToolchain | None = None,
 ) -> Confirmation:
@@ -151,8 +265,10 @@ def confirm(
         run: the run directory of a search.
         target: the device; ``auto`` takes the search's own where it is here, else the GPU here, else the CPU.
         engine: toolchain family.
-        listener: hears of the progress.
-        open_toolchain: who evaluates plans, in place of ``mptune.engines.toolchains.choose.open_toolchain``.
+        metric: the function that the search's metric is, where it was given as one.
+        progress: show progress on stderr, as in ``search``.
+        listener: is called at each step.
+        open_toolchain: opens what evaluates plans, in place of the toolchain of ``target`` and ``engine``.
 
     Returns:
         The confirmed front, written to ``RUN/confirmed/DEVICE`` with one plan chosen, against the search's.
@@ -168,8 +284,10 @@ def confirm(
     with full_disk_as_error(directory.path):
         if not has_copy(directory, file):
             _keep_copy(directory, file)
-        confirming = Confirming(directory, file, target, engine, listener or Silent(), open_toolchain)
-        with contextlib.closing(confirming):
+        with contextlib.ExitStack() as stack:
+            listens = stack.enter_context(listening(progress, listener))
+            confirming = Confirming(directory, file, target, engine, listens, open_toolchain, metric)
+            stack.callback(confirming.close)
             found = confirming.run()
             write_run_files(
                 confirming.directory,
@@ -217,7 +335,11 @@ def export(
             _keep_copy(directory, file)
         pack(directory, file, target)
     script, _, function = file.search.metric.rpartition(":")
-    if script and function and warn is not None:
+    if file.search.metric.startswith(CALLABLE) and warn is not None:
+        warn(
+            f"the metric is the Python function {function}: mptune.confirm(run, metric={function}) needs it there, too"
+        )
+    elif script and function and warn is not None:
         warn(f"the metric is a script of yours: copy {script} to the device, too, to the same relative path")
     return target
 
@@ -286,16 +408,6 @@ def apply(
         if warn is not None:
             warn(text)
     return written
-
-
-def _settings(given: dict[str, Any]) -> SearchSettings:
-    unknown = sorted(set(given) - set(SearchSettings.__dataclass_fields__))
-    if unknown:
-        raise SettingsError(
-            f"there is no setting {unknown[0]!r}", f"there are {', '.join(SearchSettings.__dataclass_fields__)}"
-        )
-    paths = {name: Path(given[name]) for name in ("data", "out") if given.get(name) is not None}
-    return SearchSettings(**{**given, **paths})
 
 
 def _refuse_confirmation(directory: RunDirectory, file: RunFile) -> None:

@@ -23,6 +23,7 @@ _OWN = frozenset(
     {
         "run.json",
         "run.lock",
+        "source.onnx",
         "study.journal",
         "weights",
         "front.json",
@@ -47,6 +48,7 @@ class RunDirectory:
         home = path if confirms is None else confirms
         self.run_json = path / "run.json"
         self.lock = path / "run.lock"
+        self.source_onnx = path / "source.onnx"
         self.journal = path / "study.journal"
         self.weights = home / "weights"
         self.front_json = path / "front.json"

@@ -291,7 +291,6 @@ def test_warnings_stay_with_the_run(place: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"budgte": 3}, SettingsError, "no setting 'budgte'"),
         ({"budget": 0}, SettingsError, "--budget"),
         ({"metric": "relativ_l2"}, SettingsError, "relativ_l2"),
         ({"sampler": "bayes"}, SettingsError, "no sampler"),

@@ -26,6 +26,7 @@ FLOORS = {
     "mptune.inspection": 3,
     "mptune.applying": 4,
     "mptune.reporting": 4,
+    "mptune.arguments": 5,
     "mptune.api": 5,
     "mptune.commands": 6,
     "mptune.cli": 6,

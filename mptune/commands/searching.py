@@ -150,15 +150,15 @@ def search(
         "sampler": sampler,
         "tf32": tf32,
         "shapes": tuple(ShapeRange.parse(text) for text in shapes or ()),
-        "data_settings": DataSettings(batch=batch),
     }
-    SearchSettings(**settings)  # refuse a value out of range before heavy imports
+    # A value out of range is refused before heavy imports.
+    SearchSettings(**settings, data_settings=DataSettings(batch=batch))
     try:
         from mptune import api
         from mptune.reporting.terminal.progress import TerminalListener
 
         with TerminalListener(max_error=max_error, max_latency_ms=max_latency_ms) as listener:
-            front = api.search(model, listener=listener, **settings)
+            front = api.search(model, batch=batch, listener=listener, **settings)
     except KeyboardInterrupt:
         raise typer.Exit(interrupted(resume_command(context))) from None
     finish(front, json_)

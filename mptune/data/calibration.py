@@ -122,7 +122,8 @@ def load_calibration(
     """Load and check calibration data, or draw random inputs.
 
     Args:
-        source: ``.npz``, ``.npy`` or folder, or arrays in memory; None draws ``settings.random_samples`` samples of random inputs.
+        source: ``.npz``, ``.npy`` or folder, or arrays in memory; None draws ``settings.random_samples`` samples of
+            random inputs.
         inputs: the model's inputs (``mptune.graph.loading.model.TensorInfo``).
         settings: batch, and how random inputs are drawn.
         seed: of random inputs.

@@ -50,3 +50,35 @@ class Silent:
 
     def warning(self, text: str) -> None:
         """Nothing."""
+
+
+class Both:
+    """Passes everything on to two listeners."""
+
+    def __init__(self, first: Listener, second: Listener) -> None:
+        self._listeners = (first, second)
+
+    def stage(self, text: str) -> None:
+        """See ``Listener``."""
+        for listener in self._listeners:
+            listener.stage(text)
+
+    def evaluated(self, evaluation: Evaluation, done: int, budget: int) -> None:
+        """See ``Listener``."""
+        for listener in self._listeners:
+            listener.evaluated(evaluation, done, budget)
+
+    def failed(self, plan: PrecisionPlan, origin: Origin, failure: Failure | str, done: int, budget: int) -> None:
+        """See ``Listener``."""
+        for listener in self._listeners:
+            listener.failed(plan, origin, failure, done, budget)
+
+    def building(self, progress: Progress) -> None:
+        """See ``Listener``."""
+        for listener in self._listeners:
+            listener.building(progress)
+
+    def warning(self, text: str) -> None:
+        """See ``Listener``."""
+        for listener in self._listeners:
+            listener.warning(text)

@@ -215,21 +215,26 @@ def compare_outputs(
             for statistic, value in statistics.items():
                 found.setdefault(name, {}).setdefault(statistic, []).append(value)
         for metric, function in (extra or {}).items():
-            value = _call(metric, function, got, wanted, number)
+            value = call_metric(metric, function, got, wanted, f" on sample {number}")
             found.setdefault(ALL_OUTPUTS, {}).setdefault(metric, []).append(value)
     return OutputError({o: {s: tuple(values) for s, values in by.items()} for o, by in found.items()})
 
 
-def _call(
-    metric: str, function: TaskMetric, got: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray], number: int
+def call_metric(
+    metric: str, function: TaskMetric, got: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray], where: str = ""
 ) -> float:
+    """The value of a task metric on one sample; ``where`` says which sample, for the message.
+
+    Raises:
+        DataError: the function raised, or returned no number.
+    """
     try:
         return float(function(got, wanted))
     except DataError:
         raise
     except Exception as error:  # the user's code may raise anything
         raise DataError(
-            f"metric {metric} failed on sample {number}: {type(error).__name__}: {error}",
+            f"metric {metric} failed{where}: {type(error).__name__}: {error}",
             "it is called as function(outputs, reference) with arrays by output name, and returns one number",
         ) from error
 

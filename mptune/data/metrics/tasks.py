@@ -49,7 +49,7 @@ def resolve_metric(spec: str, function: TaskMetric | None = None) -> tuple[str, 
             name = spec.removeprefix(CALLABLE)
             raise SettingsError(
                 f"the metric {name!r} is a Python function, which a run directory does not hold",
-                f"call it from Python with the function: mptune.search(..., metric={name}), or give another --metric",
+                f"give the function itself in Python: metric={name} in mptune.search or mptune.confirm",
             )
         return spec, {spec: function}
     if spec in _BUILT_IN:

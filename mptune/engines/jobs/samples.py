@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from mptune.data.calibration import read_outputs, read_samples
-from mptune.data.metrics.accuracy import OutputError, compare_outputs
-from mptune.data.metrics.tasks import resolve_metric
+from mptune.data.calibration import read_outputs, read_samples, save_outputs
+from mptune.data.metrics.accuracy import OutputError, TaskMetric, call_metric, compare_outputs
+from mptune.data.metrics.tasks import CALLABLE, resolve_metric
 from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.worker.child import WorkerState
 
@@ -37,7 +39,8 @@ def output_error(state: WorkerState, outputs: Sequence[Outputs], reference: Path
     """
     known = state.cached(f"reference {reference}", file_identity(reference), partial(read_outputs, reference))
     wanted = known[: len(outputs)]
-    _, extra = state.cached("metric", metric, partial(resolve_metric, metric))
+    function = partial(_value_by_caller, state) if metric.startswith(CALLABLE) else None
+    _, extra = state.cached("metric", metric, partial(resolve_metric, metric, function))
     for got, expected in zip(outputs, wanted, strict=True):
         for name, array in expected.items():
             # The plan's doing (a detector keeps another number of boxes), so no error of the user's.
@@ -45,6 +48,34 @@ def output_error(state: WorkerState, outputs: Sequence[Outputs], reference: Path
                 text = f"output {name!r} has shape {got[name].shape}, the reference has {array.shape}"
                 raise EngineError(FailureKind.ERROR, text)
     return compare_outputs(outputs, wanted, extra)
+
+
+@dataclass(frozen=True)
+class MetricQuestion:
+    """Asks the parent process for the value of the caller's metric on one sample.
+
+    Attributes:
+        path: file with two feeds: the outputs and the reference.
+    """
+
+    path: Path
+
+    def answer(self, metric: str, function: TaskMetric) -> float:
+        """Compute it; in the parent.
+
+        Raises:
+            DataError: the function raised, or returned no number.
+        """
+        outputs, reference = read_outputs(self.path)
+        return call_metric(metric, function, outputs, reference)
+
+
+def _value_by_caller(state: WorkerState, outputs: Feed, reference: Feed) -> float:
+    """A function of the calling program cannot come into the worker, so the outputs go to it, through a file."""
+    with tempfile.TemporaryDirectory(prefix="mptune-metric-") as folder:
+        path = Path(folder) / "outputs.npz"
+        save_outputs(path, [outputs, reference])
+        return float(state.ask(MetricQuestion(path)))
 
 
 def file_identity(path: Path) -> tuple[str, int, int]:

@@ -117,6 +117,9 @@ class BaseToolchain(ABC):
         self.provider = provider
         self._warnings = tuple(warnings)
         self._worker = Worker(workload.workspace.logs_dir, settings.worker, {} if settings.tf32 else NO_TF32)
+        function = settings.metric_function
+        if function is not None:
+            self._worker.on_question = lambda question: question.answer(settings.metric, function)
         self._reference_model = ReferenceModel(workload, provider, self._call)
         self._emulation: Emulation | None = None
         self._terms: LatencyTerms | None = None

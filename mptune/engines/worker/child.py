@@ -44,8 +44,11 @@ class WorkerState:
         self,
         announce: Callable[[Stage], None] = lambda stage: None,
         report: Callable[[Progress], None] = lambda progress: None,
+        ask: Callable[[Any], Any] = lambda question: None,
     ) -> None:
         self._announce = announce
+        self.ask = ask
+        """Puts a question to the parent and waits for its answer; raises what the parent raised for it."""
         self.report = report
         """Tells the parent how far a long job is. May be called from any thread."""
         self._cache: dict[str, tuple[Hashable, Any]] = {}
@@ -101,7 +104,14 @@ def main() -> None:
         with whole:  # Builders report their progress from threads of their own.
             _write(answers, encode(message))
 
-    state = WorkerState(lambda stage: send(("stage", stage)), lambda progress: send(("progress", progress)))
+    def ask(question: Any) -> Any:
+        send(("question", question))
+        kind, value = _receive(requests) or ("refused", BrokenPipeError("the parent is gone"))
+        if kind != "answer":
+            raise value
+        return value
+
+    state = WorkerState(lambda stage: send(("stage", stage)), lambda progress: send(("progress", progress)), ask)
     try:
         while (message := _receive(requests)) is not None:
             if message[0] == "start":

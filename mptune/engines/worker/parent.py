@@ -62,6 +62,8 @@ class Worker:
         """
         self.on_progress: Callable[[Progress], None] = lambda progress: None
         """Called with the progress of a long job, in the thread that waits for it."""
+        self.on_question: Callable[[Any], Any] = lambda question: None
+        """Answers what a job asks (``WorkerState.ask``), in the thread that waits for it."""
         self._logs_dir = logs_dir
         self._settings = settings or WorkerSettings()
         self._environment = dict(environment or {})
@@ -119,7 +121,7 @@ class Worker:
         process = self._process
         assert process is not None
         deadline = time.monotonic() + timeout_s
-        stage, outcome = process.exchange(encode(("job", job)), deadline, Stage.BUILD, self.on_progress)
+        stage, outcome = process.exchange(encode(("job", job)), deadline, Stage.BUILD, self.on_progress, self._reply)
         if outcome is None:
             return self._fail(Failure(stage, FailureKind.TIMEOUT, f"no result after {timeout_s:g} s"), job, retire=True)
         kind, value = outcome
@@ -135,6 +137,12 @@ class Worker:
             raise value
         result: T_co = value
         return result
+
+    def _reply(self, question: Any) -> bytes:
+        try:
+            return encode(("answer", self.on_question(question)))
+        except MptuneError as error:
+            return encode(("refused", error))
 
     def _count_job(self) -> None:
         self._jobs_done += 1
@@ -152,7 +160,9 @@ class Worker:
         except OSError as error:
             return Failure(Stage.START, FailureKind.WORKER, f"the worker process could not be started: {error}")
         deadline = time.monotonic() + timeout_s
-        _, outcome = self._process.exchange(encode(("start", limits)), deadline, Stage.START, self.on_progress)
+        _, outcome = self._process.exchange(
+            encode(("start", limits)), deadline, Stage.START, self.on_progress, self._reply
+        )
         if outcome is not None and outcome[0] == "ready":
             self._process.output.clear()
             return None
@@ -224,9 +234,16 @@ class _Process:
         return self._popen.poll() is None
 
     def exchange(
-        self, request: bytes, deadline: float, stage: Stage, on_progress: Callable[[Progress], None]
+        self,
+        request: bytes,
+        deadline: float,
+        stage: Stage,
+        on_progress: Callable[[Progress], None],
+        reply: Callable[[Any], bytes],
     ) -> tuple[Stage, Message | None]:
         """Send a request and wait for its answer, all under one deadline; progress goes to ``on_progress`` meanwhile.
+
+        A question is answered with what ``reply`` gives; the time that this takes does not count.
 
         Returns:
             the stage reached, and the answer: None past the deadline, ("gone", None) where the worker ended without
@@ -262,6 +279,11 @@ class _Process:
                         stage = message[1]
                     elif message[0] == "progress":
                         on_progress(message[1])
+                    elif message[0] == "question":
+                        asked = time.monotonic()
+                        pending = memoryview(reply(message[1]))
+                        deadline += time.monotonic() - asked
+                        selector.register(self._requests, selectors.EVENT_WRITE)
                     else:
                         self.drain()
                         return stage, message

@@ -11,9 +11,11 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mptune.data.metrics.accuracy import TaskMetric
 from mptune.data.metrics.tasks import resolve_metric
 from mptune.engines.base import SampleSet, Toolchain, Workspace
 from mptune.engines.environment import Environment
@@ -68,7 +70,9 @@ class Confirming:
         engine: EngineChoice,
         listener: Listener,
         opener: OpenToolchain | None = None,
+        metric_function: TaskMetric | None = None,
     ) -> None:
+        self._metric_function = metric_function
         self._run = run
         self._search = file
         self._wanted = target
@@ -110,7 +114,7 @@ class Confirming:
     # -- before anything is measured ----------------------------------------------------------------------------
 
     def _plans(self) -> tuple[Evaluation, ...]:
-        resolve_metric(self._search.search.metric)
+        resolve_metric(self._search.search.metric, self._metric_function)
         return read_searched(self._run, self._search)
 
     def _choose(self) -> None:
@@ -172,7 +176,8 @@ class Confirming:
         return open_toolchain(self._engine, self._target, workload, settings)
 
     def _settings(self, budget: int = 1) -> SearchSettings:
-        return settings_of(self._search, self._wanted, self._engine, budget)
+        settings = settings_of(self._search, self._wanted, self._engine, budget)
+        return replace(settings, metric_function=self._metric_function)
 
     def _begin(self, section: TargetSection, environment: Environment) -> None:
         """Make or open the confirmation's own run directory; one of another device or search is moved aside."""

@@ -1,0 +1,175 @@
+"""What a Python program gives to ``mptune.search`` and its neighbours, as the settings that the program works with."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import onnx
+
+from mptune.data.metrics.accuracy import TaskMetric
+from mptune.data.metrics.tasks import callable_name, resolve_metric
+from mptune.errors import ModelError, SettingsError
+from mptune.files import write_bytes
+from mptune.graph.loading.model import Model, load_model
+from mptune.reporting.terminal.progress import TerminalListener
+from mptune.rundir import RunDirectory
+from mptune.settings import InMemory, ShapeRange
+from mptune.tuning.listener import Both, Listener, Silent
+
+ModelLike: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto"
+"""A path, or a model in memory."""
+
+Shape: TypeAlias = Sequence[int]
+Shapes: TypeAlias = "Mapping[str, Shape | Sequence[Shape]] | Iterable[str | ShapeRange]"
+"""Input -> one shape, or (smallest, usual, largest); or texts as ``--shapes`` takes them."""
+
+_SHAPES_HINT = "give {'x': (8, 32)} for one shape, or {'x': ((1, 32), (4, 32), (8, 32))} for smallest, usual, largest"
+
+
+def data_argument(data: Any) -> Path | InMemory | None:
+    """The ``data`` of a search: a path, or arrays that are read once here, so that an iterator is not lost."""
+    if data is None:
+        return None
+    if isinstance(data, (str, os.PathLike)):
+        return Path(data)
+    is_whole = isinstance(data, Mapping) or hasattr(data, "__array__") or not isinstance(data, Iterable)
+    return InMemory(data if is_whole else tuple(data))
+
+
+def metric_argument(metric: str | TaskMetric) -> tuple[str, TaskMetric | None]:
+    """The name of a metric, and the function where the caller gave one.
+
+    Raises:
+        SettingsError: no such metric, or neither a name nor a function.
+        DataError: the script that it names cannot be loaded.
+    """
+    if callable(metric):
+        return callable_name(metric), metric
+    if not isinstance(metric, str):
+        raise SettingsError(f"--metric cannot be a {type(metric).__name__}", "give a name, or a function")
+    return resolve_metric(metric)[0], None
+
+
+def shapes_argument(shapes: Shapes | None) -> tuple[ShapeRange, ...]:
+    """The shape ranges of dynamic inputs.
+
+    Raises:
+        SettingsError: not understood.
+    """
+    if shapes is None:
+        return ()
+    if isinstance(shapes, str):
+        return (ShapeRange.parse(shapes),)
+    if isinstance(shapes, Mapping):
+        return tuple(_range(name, given) for name, given in shapes.items())
+    return tuple(one if isinstance(one, ShapeRange) else ShapeRange.parse(one) for one in shapes)
+
+
+def _range(name: str, given: Any) -> ShapeRange:
+    try:
+        shapes = [given] * 3 if all(isinstance(size, int) for size in given) else list(given)
+        smallest, usual, largest = (tuple(int(size) for size in shape) for shape in shapes)
+    except (TypeError, ValueError):
+        raise SettingsError(f"--shapes {name}: {given!r} is not understood", _SHAPES_HINT) from None
+    return ShapeRange(name, smallest, usual, largest)
+
+
+def run_path(model: ModelLike, out: str | os.PathLike[str] | None) -> Path:
+    """Where a search keeps its run: ``out``, else the model's name + ``.mptune`` in the working directory.
+
+    Raises:
+        SettingsError: a model in memory has no name to call the run by.
+    """
+    if out is not None:
+        return Path(out)
+    if not isinstance(model, onnx.ModelProto):
+        return Path(f"{Path(model).stem}.mptune")
+    if not model.graph.name:
+        raise SettingsError("a ModelProto without a graph name says nowhere to keep the run", "give --out DIR")
+    return Path(f"{_file_stem(model)}.mptune")
+
+
+@contextlib.contextmanager
+def loaded_model(model: ModelLike) -> Iterator[Model]:
+    """Load a model. One in memory is written to a temporary file, which is there until the block ends.
+
+    Raises:
+        ModelError: it cannot be read, typed or tuned; or it is in memory and larger than 2 GiB, or without the
+            external data that it refers to.
+    """
+    if not isinstance(model, onnx.ModelProto):
+        yield load_model(Path(model))
+        return
+    if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.graph.initializer):
+        raise ModelError(
+            "the ModelProto refers to external data, and has no folder to look for it",
+            "give the path of its file, or load the data: onnx.load(path)",
+        )
+    with tempfile.TemporaryDirectory(prefix="mptune-model-") as folder:
+        path = Path(folder) / f"{_file_stem(model)}.onnx"
+        try:
+            path.write_bytes(model.SerializeToString(deterministic=True))
+        except ValueError:  # protobuf's limit
+            text = "the ModelProto is larger than 2 GiB"
+            raise ModelError(text, "save it with external data, and give the path of its file") from None
+        try:
+            found = load_model(path)
+        except ModelError as error:
+            raise ModelError(error.message.replace(str(path), "the ModelProto"), error.hint) from None
+        yield found
+
+
+def placed_model(model: Model, given: ModelLike, run: RunDirectory) -> Model:
+    """The model at a path that lasts: one that was given in memory is written into the run directory.
+
+    Raises:
+        RunError: it cannot be written, or the disk is full.
+    """
+    if not isinstance(given, onnx.ModelProto):
+        return model
+    known = run.load()
+    if known is None or known.model.sha256 == model.sha256:  # the search refuses another model, and touches nothing
+        write_bytes(run.source_onnx, [model.path.read_bytes()])
+    return replace(model, path=run.source_onnx)
+
+
+def _file_stem(model: onnx.ModelProto) -> str:
+    return re.sub(r"[^\w.-]+", "_", model.graph.name).strip("._") or "model"
+
+
+@contextlib.contextmanager
+def listening(
+    progress: bool | None,
+    listener: Listener | None,
+    max_error: float | None = None,
+    max_latency_ms: float | None = None,
+) -> Iterator[Listener]:
+    """The listener of a run: the caller's, mptune's own on stderr, both, or one that does nothing.
+
+    Args:
+        progress: show progress on stderr; None does where stderr is a terminal or in a notebook, and no listener is
+            given.
+        listener: the caller's.
+        max_error: the limit asked for, so that the best plan so far can be shown.
+        max_latency_ms: likewise.
+    """
+    if progress is None:
+        progress = listener is None and (sys.stderr.isatty() or _in_notebook())
+    if not progress:
+        yield listener or Silent()
+        return
+    with TerminalListener(None, max_error, max_latency_ms) as own:
+        yield own if listener is None else Both(own, listener)
+
+
+def _in_notebook() -> bool:
+    get_ipython: Callable[[], Any] = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
+    return type(get_ipython()).__name__ == "ZMQInteractiveShell"

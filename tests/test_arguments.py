@@ -1,0 +1,326 @@
+"""What Python gives to ``mptune.search``: arrays, models in memory, functions as metrics, shapes, progress."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import mptune
+from mptune.arguments import shapes_argument
+from mptune.commands.searching import search as search_command
+from mptune.data.calibration import load_calibration
+from mptune.errors import DataError, ModelError, MptuneError, RunError, SettingsError
+from mptune.graph.loading.tensors import TensorInfo
+from mptune.settings import DataSettings, InMemory, LatencySettings, SearchSettings, ShapeRange
+from mptune.tuning.front import Front
+from tests.conftest import save_mlp
+from tests.fakes import Diary
+from tests.test_api import make_toolchain
+
+Feed = Mapping[str, np.ndarray]
+
+ROWS = np.random.default_rng(7).normal(size=(8, 32)).astype(np.float32)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    save_mlp(tmp_path / "model.onnx")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def search(model: Any = "model.onnx", **arguments: Any) -> Front:
+    """Real emulated errors, predicted latencies."""
+    wanted = {"data": ROWS, "budget": 4, "target": "jetson-orin-nano-8gb", **arguments}
+    return mptune.search(model, **wanted)
+
+
+# -- the signature ------------------------------------------------------------------------------------------------
+
+
+def test_every_setting_is_a_keyword_and_documented() -> None:
+    parameters = inspect.signature(mptune.search).parameters
+    assert set(SearchSettings.__dataclass_fields__) - {"metric_function"} <= set(parameters)
+    assert all(p.kind is not p.VAR_KEYWORD for p in parameters.values())
+    for name, parameter in parameters.items():
+        assert f"        {name}: " in (mptune.search.__doc__ or ""), name
+        field = SearchSettings.__dataclass_fields__.get(name)
+        if field is not None and parameter.default is not None and parameter.default != ():
+            assert parameter.default == field.default, name
+
+
+def test_the_command_line_has_the_same_names_and_defaults() -> None:
+    python = inspect.signature(mptune.search).parameters
+    for name, option in inspect.signature(search_command).parameters.items():
+        if name not in {"context", "json_", "timeout", "engine", "shapes"}:
+            assert python[name].default == option.default, name
+
+
+def test_a_misspelt_keyword_is_pythons_own_error() -> None:
+    with pytest.raises(TypeError, match="budgte"):
+        mptune.search("model.onnx", budgte=3)  # type: ignore[call-arg]
+
+
+# -- data in memory -----------------------------------------------------------------------------------------------
+
+X = TensorInfo("x", "float", ("n", 32))
+MASK = TensorInfo("mask", "float", ("n", 4))
+
+
+def load(data: Any, *inputs: TensorInfo, batch: int = 1) -> tuple[Feed, ...]:
+    return load_calibration(InMemory(data), inputs or (X,), DataSettings(batch=batch), 0).samples
+
+
+class Tensor:
+    """As much of a tensor of another library as NumPy asks for."""
+
+    def __init__(self, values: np.ndarray, error: Exception | None = None) -> None:
+        self._values, self._error = values, error
+
+    def __array__(self, *_: object, **__: object) -> np.ndarray:
+        if self._error is not None:
+            raise self._error
+        return self._values
+
+
+@pytest.mark.parametrize(
+    "data",
+    [ROWS, {"x": ROWS}, [{"x": row[None]} for row in ROWS], [row[None] for row in ROWS], Tensor(ROWS)],
+    ids=["array", "dict", "dicts", "arrays", "tensor"],
+)
+def test_every_form_gives_the_same_samples(data: Any) -> None:
+    samples = load(data)
+    assert len(samples) == 8
+    np.testing.assert_array_equal(np.concatenate([sample["x"] for sample in samples]), ROWS)
+
+
+def test_arrays_are_cut_by_the_batch() -> None:
+    assert [sample["x"].shape for sample in load(ROWS, batch=4)] == [(4, 32), (4, 32)]
+    with pytest.raises(DataError, match="8 rows, which --batch 3 does not divide"):
+        load(ROWS, batch=3)
+
+
+@pytest.mark.parametrize(
+    ("data", "inputs", "message", "hint"),
+    [
+        (3, (X,), "data cannot be a int", "dict of arrays"),
+        ([], (X,), "empty iterable", "at least one sample"),
+        (ROWS, (X, MASK), "one array, the model has 2 inputs", "'mask'"),
+        ([{"x": ROWS[:1]}, 5], (X,), "sample 1 is a int", "dict per sample"),
+        ({"y": ROWS, "z": ROWS}, (X,), "no array for input 'x'", "'y'"),
+        (ROWS.astype(np.float64), (X,), "expected float32, got float64", "astype"),
+        ({"x": [[1.0]]}, (X,), "is a list, not an array", "np.asarray"),
+        (np.array([{}], dtype=object), (X,), "array of objects", "float32"),
+        (Tensor(ROWS, TypeError("can't convert cuda:0")), (X,), "cannot be read as an array: can't", "cpu().numpy()"),
+        ([{"x": ROWS[0]}], (X,), r"expected shape \(n, 32\), got \(32,\)", "add the missing axis"),
+    ],
+)
+def test_what_does_not_fit_is_one_line_and_a_hint(
+    data: Any, inputs: tuple[TensorInfo, ...], message: str, hint: str
+) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        load(data, *inputs)
+    assert hint in caught.value.hint
+
+
+def test_the_same_arrays_resume_a_run_and_others_do_not(place: Path) -> None:
+    first = search(data=({"x": row[None]} for row in ROWS))  # a generator is read once
+    diary = Diary()
+    assert search(data=ROWS, listener=diary) == first
+    assert not diary.done
+    np.savez("data.npz", x=ROWS)
+    assert search(data="data.npz") == first, "the samples count, not where they come from"
+    with pytest.raises(RunError, match="made with other data"):
+        search(data=ROWS + 1)
+
+
+# -- a model in memory --------------------------------------------------------------------------------------------
+
+
+def test_a_model_in_memory_is_kept_in_its_run(place: Path) -> None:
+    proto = onnx.load("model.onnx")
+    front = search(proto)
+    run = place / "model.mptune"  # by the graph's name
+    assert front.run_dir == Path("model.mptune")
+    assert onnx.load(run / "source.onnx") == proto
+    diary = Diary()
+    assert search(onnx.load("model.onnx"), listener=diary) == front
+    assert not diary.done
+    assert mptune.pick(run, max_error=1.0).chosen is not None
+    other = onnx.load("model.onnx")
+    other.graph.node[0].name = "renamed"
+    with pytest.raises(RunError, match="belongs to another model"):
+        search(other)
+    assert onnx.load(run / "source.onnx") == proto
+
+
+def test_a_model_in_memory_says_where_its_run_goes(place: Path) -> None:
+    proto = onnx.load("model.onnx")
+    proto.graph.name = ""
+    with pytest.raises(SettingsError, match="without a graph name"):
+        search(proto)
+    assert search(proto, out="here.mptune").run_dir == Path("here.mptune")
+    proto.graph.name = "../a b/c"
+    assert search(proto).run_dir == Path("a_b_c.mptune")
+
+
+def test_a_model_in_memory_that_cannot_be_tuned(place: Path) -> None:
+    proto = onnx.load("model.onnx")
+    weight = proto.graph.initializer[0]
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    with pytest.raises(ModelError, match="refers to external data") as caught:
+        search(proto)
+    assert "onnx.load(path)" in caught.value.hint
+    empty = onnx.load("model.onnx")
+    del empty.graph.node[:]
+    with pytest.raises(ModelError, match="the ModelProto holds no ONNX graph"):
+        search(empty)
+
+
+# -- a function as the metric -------------------------------------------------------------------------------------
+
+
+def test_a_function_of_this_process_is_the_metric(place: Path) -> None:
+    seen: list[tuple[tuple[int, ...], float]] = []
+    unpicklable = io.BytesIO()  # a closure over something that could not go into the worker
+
+    def largest(outputs: Feed, reference: Feed) -> float:
+        assert not unpicklable.closed
+        value = float(np.abs(outputs["y"] - reference["y"]).max())
+        seen.append((reference["y"].shape, value))
+        return value
+
+    front = search(metric=largest)
+    assert front.metric == "callable:largest"
+    assert {shape for shape, _ in seen} == {(1, 8)}
+    for point in front.points:
+        assert point.error_value == pytest.approx(point.with_metric("max_abs").error_value)
+    assert front.fp16 is not None
+    assert front.fp16.error_value > 0
+    asked = len(seen)
+    assert search(metric=largest) == front
+    assert len(seen) == asked, "a finished run asks nothing"
+    assert mptune.report("model.mptune") == front
+    assert mptune.pick("model.mptune", knee=True).metric == "callable:largest"
+    more = search(metric=largest, budget=6)
+    assert (more.evaluations, len(seen) > asked) == (6, True)
+
+
+def test_a_run_does_not_hold_the_function(place: Path) -> None:
+    search(metric=lambda outputs, reference: float(np.abs(outputs["y"] - reference["y"]).mean()))
+    warned: list[str] = []
+    mptune.export("model.mptune", "run.tar.gz", warn=warned.append)
+    assert any("Python function" in text for text in warned)
+    for call in (lambda: search(metric="callable:lambda"), lambda: mptune.confirm("model.mptune", target="cpu")):
+        with pytest.raises(SettingsError, match="'lambda' is a Python function, which a run directory") as caught:
+            call()
+        assert "metric=lambda" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        (lambda outputs, reference: 1 / 0, "metric callable:lambda failed: ZeroDivisionError"),
+        (lambda outputs, reference: "worse", "metric callable:lambda failed: ValueError"),
+        (lambda outputs: 0.0, "metric callable:lambda failed: TypeError"),
+    ],
+)
+def test_a_metric_that_fails_is_told(metric: Callable[..., float], message: str, place: Path) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        search(metric=metric)
+    assert "function(outputs, reference)" in caught.value.hint
+
+
+def test_a_metric_is_a_name_or_a_function(place: Path) -> None:
+    with pytest.raises(SettingsError, match="cannot be a int"):
+        search(metric=3)
+    with pytest.raises(SettingsError, match="unknown metric 'relative_l3'"):
+        search(metric="relative_l3")
+
+
+# -- shapes and progress ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        {"x": ((1, 32), (4, 32), (8, 32))},
+        "x:1x32,4x32,8x32",
+        ["x:1x32,4x32,8x32"],
+        (ShapeRange("x", (1, 32), (4, 32), (8, 32)),),
+    ],
+)
+def test_shapes_have_several_forms(shapes: Any) -> None:
+    assert shapes_argument(shapes) == (ShapeRange("x", (1, 32), (4, 32), (8, 32)),)
+    assert shapes_argument({"x": (8, 32)}) == (ShapeRange("x", (8, 32), (8, 32), (8, 32)),)
+    assert shapes_argument(None) == ()
+
+
+@pytest.mark.parametrize("shapes", [{"x": 3}, {"x": ((1,), (2,))}, {"x": "8x32"}, {"x": ((1,), (2,), "a")}])
+def test_shapes_that_are_none(shapes: Any) -> None:
+    with pytest.raises(SettingsError, match="is not understood") as caught:
+        shapes_argument(shapes)
+    assert "(1, 32), (4, 32), (8, 32)" in caught.value.hint
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("progress", "stream", "shows"),
+    [(None, io.StringIO, False), (None, Terminal, True), (True, io.StringIO, True), (False, Terminal, False)],
+)
+def test_progress_shows_by_default_in_a_terminal(
+    progress: bool | None, stream: type[io.StringIO], shows: bool, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stderr = stream()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setenv("TERM", "dumb")
+    fake = make_toolchain()
+    mptune.search("model.onnx", data=ROWS, budget=3, target="cpu", progress=progress, open_toolchain=fake.open)
+    assert ("reference" in stderr.getvalue()) is shows
+
+
+def test_progress_shows_in_a_notebook(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class ZMQInteractiveShell:
+        """What Jupyter's kernel calls its shell."""
+
+    class IPython:
+        get_ipython = staticmethod(ZMQInteractiveShell)
+
+    stderr = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setitem(sys.modules, "IPython", IPython)  # type: ignore[misc]
+    mptune.search("model.onnx", data=ROWS, budget=3, target="cpu", open_toolchain=make_toolchain().open)
+    assert "reference" in stderr.getvalue()
+
+
+def test_a_listener_and_progress_both_hear(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = LatencySettings(warmup_ms=1.0, duration_ms=1.0)
+    wanted: dict[str, Any] = {"budget": 3, "target": "cpu", "latency": quick}  # no data: that warns
+    alone, both, stderr = Diary(), Diary(), Terminal()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setenv("TERM", "dumb")
+    mptune.search("model.onnx", listener=alone, out="a", open_toolchain=make_toolchain().open, **wanted)
+    assert stderr.getvalue() == ""
+    toolchain = make_toolchain(fails=["g000"])
+    mptune.search("model.onnx", listener=both, progress=True, out="b", open_toolchain=toolchain.open, **wanted)
+    assert "failed: build" in stderr.getvalue()
+    assert alone.stages[:2] == both.stages[:2]
+    assert both.failures
+    assert both.warnings
+
+
+def test_errors_are_all_mptunes(place: Path) -> None:
+    with pytest.raises(MptuneError):
+        search(data="none.npz")
