@@ -23,7 +23,7 @@ from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import DataSettings
-from mptune.tuning.hypervolume import dominated_area, exactness, gains
+from mptune.tuning.fronts.hypervolume import dominated_area, exactness, gains
 
 T = TypeVar("T")
 

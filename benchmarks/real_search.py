@@ -38,7 +38,7 @@ from benchmarks.measuring import Bench, add_options, open_bench
 from benchmarks.samplers import make_compared
 from mptune.engines.base import Toolchain
 from mptune.graph.hazards.find import find_hazards
-from mptune.tuning.hypervolume import ERROR_FLOOR
+from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.listener import Silent
 from mptune.tuning.sampler.plan_rows import Bools, Floats, unique_plans
 from mptune.tuning.sampler.posterior import Prior

@@ -35,7 +35,7 @@ from benchmarks.curves import draw  # noqa: E402
 from benchmarks.samplers import make_compared  # noqa: E402
 from benchmarks.simulator import TIMING, Truth  # noqa: E402
 from mptune.engines.environment import describe_environment  # noqa: E402
-from mptune.tuning.hypervolume import REFERENCE_ERROR  # noqa: E402
+from mptune.tuning.fronts.hypervolume import REFERENCE_ERROR  # noqa: E402
 from mptune.tuning.sampler.min_cut import CutSolver  # noqa: E402
 from mptune.tuning.sampler.plan_rows import Bools, unique_plans  # noqa: E402
 from mptune.tuning.sampler.precision import PrecisionSampler  # noqa: E402

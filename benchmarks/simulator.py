@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mptune.tuning.hypervolume import (
+from mptune.tuning.fronts.hypervolume import (
     ERROR_FLOOR,
     dominated_area,
     exactness,
@@ -129,7 +129,7 @@ class Truth:
     # -- what is best --------------------------------------------------------------------------------------------
 
     def coordinates(self, plans: Bools) -> tuple[Floats, Floats]:
-        """Gain and exactness (``mptune.tuning.hypervolume``) of the rows that are finite."""
+        """Gain and exactness (``mptune.tuning.fronts.hypervolume``) of the rows that are finite."""
         plans = plans[self.finite(plans)]
         return gains(self.latency(plans), self.base), exactness(self.error(plans))
 

@@ -14,12 +14,12 @@ from mptune.tuning.explanation import Kept, Reason
 from mptune.tuning.front import Front
 
 # Formats that the text form of a Front needs too, a floor below.
-from mptune.tuning.front_table import Row as Row
-from mptune.tuning.front_table import format_error as format_error
-from mptune.tuning.front_table import format_ms as format_ms
-from mptune.tuning.front_table import format_speedup as format_speedup
-from mptune.tuning.front_table import front_rows as front_rows
-from mptune.tuning.front_table import group_counts as group_counts
+from mptune.tuning.fronts.table import Row as Row
+from mptune.tuning.fronts.table import format_error as format_error
+from mptune.tuning.fronts.table import format_ms as format_ms
+from mptune.tuning.fronts.table import format_speedup as format_speedup
+from mptune.tuning.fronts.table import front_rows as front_rows
+from mptune.tuning.fronts.table import group_counts as group_counts
 
 REASON_WORDS = {
     Reason.PINNED: "pinned",

@@ -12,11 +12,11 @@ import numpy as np
 
 from mptune.data.numbers import encode_float
 from mptune.errors import MissingPackageError, PlanError
-from mptune.tuning.dominance import non_dominated
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation
-from mptune.tuning.front_table import format_error, format_ms, front_html, front_records, front_text
-from mptune.tuning.hypervolume import ERROR_FLOOR, REFERENCE_ERROR, dominated_area, exactness, gains
+from mptune.tuning.fronts.dominance import non_dominated
+from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR, dominated_area, exactness, gains
+from mptune.tuning.fronts.table import format_error, format_ms, front_html, front_records, front_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -114,7 +114,7 @@ class Front:
         Raises:
             MissingPackageError: matplotlib is not installed.
         """
-        from mptune.tuning.front_plot import plot_front
+        from mptune.tuning.fronts.plot import plot_front
 
         return plot_front(self, ax, ERROR_FLOOR)
 
@@ -159,8 +159,9 @@ def pareto(
 ) -> tuple[Evaluation, ...]:
     """The non-dominated evaluations, sorted by latency. Plans that are not finite are never kept.
 
-    Each point is significantly faster than the next one, which is significantly more exact (``tuning.dominance``). Of
-    plans that cannot be told apart the one with the smaller error stays, of those with the same error the faster one.
+    Each point is significantly faster than the next one, whose error is significantly smaller
+    (``tuning.fronts.dominance``). Of plans without a significant difference the one with the smaller error stays, of
+    those with the same error the faster one.
 
     Args:
         evaluations: in any order.

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mptune.data.metrics.paired import compare_errors
-from mptune.tuning.dominance import faster_beyond_noise
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.explanation import Explanation, Kept, Reason
 from mptune.tuning.front import Front, choose, hypervolume, knee, pareto
+from mptune.tuning.fronts.dominance import faster_beyond_noise
 from tests.tuning.factory import make_evaluation
 
 FP32 = make_evaluation(10.0, 1e-7, origin=ORIGIN_FP32)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mptune.engines.base import Failure
-from mptune.tuning.dominance import faster_beyond_noise
 from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
 from mptune.tuning.explanation import Explanation, Reason
 from mptune.tuning.failures import describe
-from mptune.tuning.hypervolume import ERROR_FLOOR
+from mptune.tuning.fronts.dominance import faster_beyond_noise
+from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 
 NOISY = 0.05
 """Half the width of the baseline's 95 % interval, as a share of its median, past which fronts lose points to noise."""

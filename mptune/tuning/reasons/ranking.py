@@ -9,9 +9,9 @@ from itertools import combinations
 from typing import Any
 
 from mptune.data.numbers import encode_float
-from mptune.tuning.dominance import faster_beyond_noise
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.hypervolume import ERROR_FLOOR
+from mptune.tuning.fronts.dominance import faster_beyond_noise
+from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 
 HELD = 0.9
 """From this share of the pairs on a ranking held."""

@@ -20,10 +20,10 @@ import numpy as np
 
 from mptune.files import write_json
 from mptune.graph.plan import Precision
-from mptune.tuning.dominance import faster_beyond_noise
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
-from mptune.tuning.hypervolume import ERROR_FLOOR
+from mptune.tuning.fronts.dominance import faster_beyond_noise
+from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.sampler.boundaries import Boundary
 from mptune.tuning.sampler.latency_model import LatencyModel

@@ -11,7 +11,13 @@ import math
 
 import numpy as np
 
-from mptune.tuning.hypervolume import REFERENCE_ERROR, exactness, gains, hypervolume_improvement, pareto_staircase
+from mptune.tuning.fronts.hypervolume import (
+    REFERENCE_ERROR,
+    exactness,
+    gains,
+    hypervolume_improvement,
+    pareto_staircase,
+)
 from mptune.tuning.sampler.error_model import ErrorModel
 from mptune.tuning.sampler.latency_model import LatencyModel
 from mptune.tuning.sampler.overflow_model import OverflowModel
@@ -80,7 +86,7 @@ class EhviEstimator:
     def coordinates(
         self, plans: Bools, n_draws: int = _DRAWS + 1, emulated_errors: Floats | None = None
     ) -> tuple[Floats, Floats]:
-        """Gain and exactness (``mptune.tuning.hypervolume``) of each plan in each draw.
+        """Gain and exactness (``mptune.tuning.fronts.hypervolume``) of each plan in each draw.
 
         Args:
             plans: shape (n_plans, n_groups).

@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from mptune.tuning.hypervolume import ERROR_FLOOR
+from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.sampler.plan_rows import Bools, Floats
 from mptune.tuning.sampler.posterior import BuiltPlans, LinearGaussian, Prior
 

@@ -35,7 +35,7 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial
 
 from mptune.data.numbers import encode_float
-from mptune.tuning.hypervolume import ERROR_FLOOR, REFERENCE_ERROR
+from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR
 from mptune.tuning.sampler.acquisition import EhviEstimator
 from mptune.tuning.sampler.candidates import find_candidates
 from mptune.tuning.sampler.min_cut import CutSolver

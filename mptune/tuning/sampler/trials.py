@@ -15,7 +15,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from mptune.data.numbers import decode_float
-from mptune.tuning.hypervolume import ERROR_FLOOR
+from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.sampler.plan_rows import PRECISIONS, from_bits, has_row, to_bits
 from mptune.tuning.sampler.posterior import BuiltPlans
 

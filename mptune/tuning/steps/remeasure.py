@@ -22,7 +22,7 @@ from mptune.settings import LatencySettings, SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.failures import describe, machine_error
 from mptune.tuning.front import choose, knee, pareto
-from mptune.tuning.hypervolume import ERROR_FLOOR
+from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import StudyRecord
 

@@ -13,7 +13,7 @@ from mptune.engines.base import Toolchain
 from mptune.files import write_json
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.targets.roofline import LatencyTerms
-from mptune.tuning.hypervolume import ERROR_FLOOR
+from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.listener import Listener
 from mptune.tuning.sampler.boundaries import Boundary
 from mptune.tuning.sampler.posterior import Prior

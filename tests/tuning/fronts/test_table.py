@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from mptune.errors import MissingPackageError, MptuneError, PlanError
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.front import Front
-from mptune.tuning.front_table import MOST_ROWS
+from mptune.tuning.fronts.table import MOST_ROWS
 from tests.tuning.factory import make_evaluation
 
 mpl.use("Agg")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mptune.errors import MissingPackageError
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.front_table import front_rows
+from mptune.tuning.fronts.table import front_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

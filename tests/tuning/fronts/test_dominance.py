@@ -10,9 +10,9 @@ import numpy as np
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.timing.spread import SessionSpread
-from mptune.tuning.dominance import faster_beyond_noise
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import pareto
+from mptune.tuning.fronts.dominance import faster_beyond_noise
 from tests.engines.timing.test_spread import Machine
 from tests.tuning.factory import make_evaluation
 
