@@ -117,7 +117,7 @@ class Bench:
         self.provider: Provider = provider
         self.space = workspace(model.resolve(), data, folder, samples, batch)
         self.settings = SearchSettings(
-            latency=LatencySettings(FIRST_WARMUP_MS, duration_ms, min_iterations=5, bootstrap_samples=200),
+            latency=LatencySettings(FIRST_WARMUP_MS, duration_ms, min_iterations=5),
             worker=WorkerSettings(max_jobs=None),
         )
         workload = Workload(GroupedModel(self.model, self.groups), self.space)

@@ -33,7 +33,7 @@ from mptune.tuning.space import SearchSpace, Seed
 
 SAMPLES, TIMED = 24, 40
 SHA = "0" * 64
-QUICK = LatencySettings(bootstrap_samples=20)
+QUICK = LatencySettings()
 
 
 def make_space(groups: int) -> SearchSpace:

@@ -21,8 +21,6 @@ class LatencySettings:
         warmup_ms: untimed executions before the first timed one, at least this long.
         duration_ms: timed executions go on for at least this long.
         min_iterations: and there are at least this many of them.
-        bootstrap_samples: resamples for the 95 % confidence interval of the median.
-        confidence: the interval's coverage.
         max_cv: a coefficient of variation above this is a warning.
         cuda_graph: replay a captured CUDA graph where capture works.
     """
@@ -30,8 +28,6 @@ class LatencySettings:
     warmup_ms: float = 200.0
     duration_ms: float = 400.0
     min_iterations: int = 10
-    bootstrap_samples: int = 1000
-    confidence: float = 0.95
     max_cv: float = 0.025
     cuda_graph: bool = True
 
@@ -44,7 +40,6 @@ class WorkerSettings:
         build_timeout_s: one build of one engine.
         measure_timeout_s: loading, running and timing one engine over all search samples.
         start_timeout_s: a fresh worker until it answers.
-        memory_limit_bytes: address space of the worker; None leaves it unlimited.
         max_jobs: a worker is replaced after this many jobs, so that leaks cannot add up; None never.
         retries: how often a job that failed through a fault of the machine is tried again.
     """
@@ -52,7 +47,6 @@ class WorkerSettings:
     build_timeout_s: float = 1800.0
     measure_timeout_s: float = 600.0
     start_timeout_s: float = 120.0
-    memory_limit_bytes: int | None = None
     max_jobs: int | None = 200
     retries: int = 2
 
@@ -141,14 +135,12 @@ class DataSettings:
     Attributes:
         batch: rows per sample for a model with a dynamic batch.
         random_samples: how many samples are drawn when the user gave no data.
-        random_int_range: half-open range of random integers (checked against embedding sizes by the user).
         held_out_fraction: share of the samples that the search never sees.
         max_search_samples: at most this many search samples are evaluated per plan; None takes all.
     """
 
     batch: int = 1
     random_samples: int = 16
-    random_int_range: tuple[int, int] = (0, 2)
     held_out_fraction: float = 0.25
     max_search_samples: int | None = 64
 

@@ -39,7 +39,7 @@ from mptune.targets.roofline import BoundaryCost, LatencyTerms
 from mptune.tuning.evaluation import Origin
 
 SHA = "0" * 64
-FAST = LatencySettings(bootstrap_samples=20)
+FAST = LatencySettings()
 SOUND_REFERENCE = ReferenceReport(
     "FakeProvider", {"y": {"non_finite": 0.0, "zero_fraction": 0.0, "absmax": 1.0}}, repeat_error=0.0
 )

@@ -32,7 +32,7 @@ from mptune.tuning.runs.confirmation import Confirmation
 from tests.conftest import save_mlp
 from tests.fakes import FAST, Diary, FakeToolchain, Law
 
-QUICK = LatencySettings(warmup_ms=1.0, duration_ms=2.0, bootstrap_samples=20)
+QUICK = LatencySettings(warmup_ms=1.0, duration_ms=2.0)
 
 
 @pytest.fixture(scope="module")

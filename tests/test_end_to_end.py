@@ -19,7 +19,7 @@ from mptune.engines.workload import Workload
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
-from mptune.settings import SearchSettings, WorkerSettings
+from mptune.settings import SearchSettings
 from mptune.targets.target import load_target
 from mptune.tuning.evaluation import Evaluation, Origin
 from mptune.tuning.listener import Silent
@@ -166,7 +166,7 @@ def test_the_search_goes_on_whatever_the_worker_does(tmp_path: Path) -> None:
     groups = find_groups(load_model(MODEL))
     bad = {  # the seeds meet each: all-FP16, then those with more and more of the first groups in FP32
         groups[0].id: faults.Hang(tmp_path / "pids"),
-        groups[9].id: faults.Gorge(),
+        groups[9].id: faults.Gorge(3 << 30),
         groups[24].id: faults.Babble(8, fails=True),
         groups[30].id: faults.Abort("terminate called"),
     }
@@ -184,7 +184,6 @@ def test_the_search_goes_on_whatever_the_worker_does(tmp_path: Path) -> None:
         data=DATA,
         budget=14,
         out=tmp_path / "run.mptune",
-        worker=WorkerSettings(memory_limit_bytes=3 << 30),
     )
     assert front.evaluations == 14
     assert front.failures == len(heard.failures) >= 4

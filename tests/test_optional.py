@@ -89,7 +89,7 @@ def test_searches_without_the_optional_packages(mlp_path: Path, tmp_path: Path) 
         + f"""
 import mptune.api
 from mptune.settings import LatencySettings
-quick = LatencySettings(warmup_ms=1.0, duration_ms=1.0, bootstrap_samples=50)
+quick = LatencySettings(warmup_ms=1.0, duration_ms=1.0)
 for target, engine in (("cpu", "onnxruntime"), ("rtx-4500-ada", "emulation")):
     out = {str(tmp_path)!r} + "/" + target
     front = mptune.api.search({str(mlp_path)!r}, target=target, budget=3, out=out, latency=quick, confirm_rounds=1)

@@ -104,8 +104,7 @@ def test_what_is_no_run_file_is_refused(document: Any) -> None:
 
 def test_the_sections_hold_every_setting_that_changes_a_measurement() -> None:
     assert set(TensorRtSection.model_fields) == {field.name for field in fields(TensorRtSettings)}
-    statistics_only = {"bootstrap_samples", "confidence"}
-    assert set(LatencySection.model_fields) == {field.name for field in fields(LatencySettings)} - statistics_only
+    assert set(LatencySection.model_fields) == {field.name for field in fields(LatencySettings)}
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ Nothing is ever cast, cropped or padded: what does not fit is an error that name
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -257,13 +258,13 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def _random(inputs: Sequence[TensorInfo], settings: DataSettings, seed: int) -> CalibrationSet:
-    """Standard normal floats, integers in ``settings.random_int_range``, fair booleans."""
+    """Standard normal floats, integers 0 or 1, which every embedding has, fair booleans."""
     if settings.random_samples < 1:
         raise DataError(f"{settings.random_samples} random samples were asked for", "draw at least 1, or give --data")
     shapes = {info.name: _random_shape(info, inputs, settings.batch) for info in inputs}
     generator = np.random.default_rng(seed)
     samples = tuple(
-        {info.name: _draw(info, shapes[info.name], settings, generator) for info in inputs}
+        {info.name: _draw(info, shapes[info.name], generator) for info in inputs}
         for _ in range(settings.random_samples)
     )
     return CalibrationSet(samples, RANDOM_SOURCE, True, (_RANDOM_WARNING,))
@@ -295,21 +296,12 @@ def _random_shape(info: TensorInfo, inputs: Sequence[TensorInfo], batch: int) ->
     return tuple(shape)
 
 
-def _draw(
-    info: TensorInfo, shape: tuple[int, ...], settings: DataSettings, generator: np.random.Generator
-) -> np.ndarray:
+def _draw(info: TensorInfo, shape: tuple[int, ...], generator: np.random.Generator) -> np.ndarray:
     if info.dtype == "bool":
         return np.asarray(generator.integers(0, 2, shape), dtype=np.bool_)
     if info.dtype in ("float", "float16", "double", "bfloat16"):
         return np.asarray(generator.standard_normal(shape), dtype=info.numpy_dtype)
     if info.dtype.startswith(("int", "uint")):
-        low, high = settings.random_int_range
-        try:
-            return np.asarray(generator.integers(low, high, shape, dtype=info.numpy_dtype))
-        except (ValueError, TypeError) as error:
-            raise DataError(
-                f"random integers from {low} to {high} (exclusive) cannot be drawn for input {info.name!r} "
-                f"of type {info.dtype}: {error}",
-                "choose a range that its type holds, or give --data",
-            ) from None
+        with contextlib.suppress(TypeError):  # NumPy draws no integers of 4 bits.
+            return np.asarray(generator.integers(0, 2, shape, dtype=info.numpy_dtype))
     raise DataError(f"random inputs cannot be drawn for input {info.name!r} of type {info.dtype}", "give --data")

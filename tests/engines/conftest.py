@@ -15,7 +15,7 @@ from mptune.graph.loading.model import load_model
 from mptune.settings import LatencySettings, SearchSettings, WorkerSettings
 from tests.engines.engine_support import make_workspace
 
-QUICK = LatencySettings(warmup_ms=1.0, duration_ms=1.0, min_iterations=10, bootstrap_samples=100)
+QUICK = LatencySettings(warmup_ms=1.0, duration_ms=1.0, min_iterations=10)
 
 
 @pytest.fixture

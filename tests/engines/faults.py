@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -134,9 +135,12 @@ class OrphanAndCrash:
 
 @dataclass(frozen=True)
 class Gorge:
-    """Allocates until it is stopped."""
+    """Allocates until it is stopped, at so much address space: the machine itself should not run out."""
+
+    limit_bytes: int
 
     def run(self, state: WorkerState) -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (self.limit_bytes, self.limit_bytes))
         eaten = []
         while True:
             eaten.append(np.zeros(1 << 24))  # Address space is what is limited: no page needs to be touched.

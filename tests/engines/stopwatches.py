@@ -10,7 +10,7 @@ from mptune.engines.base import EngineSession
 from mptune.engines.timing.latency import Latency, Repetitions, calibrate, monotonic_ms, time_in_turn
 from mptune.settings import LatencySettings
 
-QUICK = LatencySettings(warmup_ms=0.0, duration_ms=1.0, min_iterations=10, bootstrap_samples=50)
+QUICK = LatencySettings(warmup_ms=0.0, duration_ms=1.0, min_iterations=10)
 ONCE = Repetitions(1, 10)
 
 

@@ -35,6 +35,9 @@ HOST_BOUND_RATIO = 0.8
 LatencySource = Literal["measured", "predicted"]
 """``measured``: by a clock, on the target. ``predicted``: computed by the roofline, without the target."""
 
+BOOTSTRAP_SAMPLES = 1000
+"""Resamples of the values for the interval of their median."""
+
 _BOOTSTRAP_CHUNK = 4_000_000
 _MAX_PROBES = 1_000_000
 
@@ -108,7 +111,7 @@ class Latency:
         median_ms: median of the values.
         p90_ms: 90th percentile, ``percentile``.
         p99_ms: 99th percentile.
-        ci95_ms: bootstrap interval of the median (95 % unless the settings say otherwise).
+        ci95_ms: 95 % bootstrap interval of the median.
         cv: coefficient of variation, standard deviation over mean.
         source: ``measured`` on the target or ``predicted`` by the roofline.
         raw_ms: every value, in the order taken; empty where predicted.
@@ -187,14 +190,13 @@ def percentile(sorted_values: Sequence[float] | np.ndarray, p: float) -> float:
 
 
 def bootstrap_median_interval(
-    values: np.ndarray, samples: int, confidence: float, seed: int = 0
+    values: np.ndarray, samples: int = BOOTSTRAP_SAMPLES, seed: int = 0
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of the median (Efron 1979), deterministic for a seed.
+    """95 % percentile bootstrap interval of the median (Efron 1979), deterministic for a seed.
 
     Args:
         values: one-dimensional, at least one value.
         samples: number of resamples.
-        confidence: coverage between 0 and 1.
         seed: of the resampling.
     """
     generator = np.random.default_rng(seed)
@@ -203,8 +205,7 @@ def bootstrap_median_interval(
         np.median(values[generator.integers(0, len(values), size=(min(rows, samples - start), len(values)))], axis=1)
         for start in range(0, samples, rows)
     ]
-    tail = (1.0 - confidence) / 2.0
-    low, high = np.quantile(np.concatenate(medians), [tail, 1.0 - tail])
+    low, high = np.quantile(np.concatenate(medians), [0.025, 0.975])
     return float(low), float(high)
 
 
@@ -220,7 +221,7 @@ def summarise(
 
     Args:
         raw_ms: milliseconds per execution, in the order taken; not empty.
-        settings: bootstrap and warning thresholds.
+        settings: the threshold of the warning about variation.
         executions_per_value: executions that each value spans.
         enqueue_ms: median host time of one enqueue where the device runs asynchronously.
         transfer_ms: data transfer, measured apart.
@@ -237,7 +238,7 @@ def summarise(
         median_ms=median,
         p90_ms=percentile(ordered, 90),
         p99_ms=percentile(ordered, 99),
-        ci95_ms=bootstrap_median_interval(values, settings.bootstrap_samples, settings.confidence),
+        ci95_ms=bootstrap_median_interval(values),
         cv=cv,
         source="measured",
         raw_ms=tuple(round(float(value), 6) for value in values),
@@ -337,7 +338,7 @@ def time_in_turn(
     Args:
         watches: one for each engine; a latency of one alone is taken by the same rules.
         repetitions: of each.
-        settings: bootstrap and warning thresholds.
+        settings: the threshold of the warning about variation.
         clock: milliseconds, monotonic; for the warm-up.
 
     Returns:

@@ -28,7 +28,9 @@ class TimingRecord:
         """The record of an earlier process; None where there is none or latency was taken in another way then."""
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
-            if document["settings"] != asdict(settings):
+            # Settings that were removed since do not count.
+            recorded = document["settings"]
+            if any(recorded[name] != value for name, value in asdict(settings).items()):
                 return None
             return cls(Repetitions.from_json(document["repetitions"]), float(document["baseline_ms"]))
         except (OSError, ValueError, KeyError, TypeError):

@@ -115,7 +115,7 @@ def main() -> None:
     try:
         while (message := _receive(requests)) is not None:
             if message[0] == "start":
-                _start(message[1])
+                sys.path[:] = message[1]
                 send(("ready", os.getpid()))
             else:
                 answer = _answer(message[1], state)
@@ -155,17 +155,6 @@ def describe(error: BaseException) -> tuple[FailureKind, str]:
         return FailureKind.DISK_FULL, str(error)
     lines = str(error).strip().splitlines()
     return FailureKind.ERROR, f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
-def _start(settings: dict[str, Any]) -> None:
-    sys.path[:] = settings["sys_path"]
-    limit = settings["memory_limit_bytes"]
-    if limit is not None:
-        import resource
-
-        # Address space, not resident memory: it is what the kernel can enforce. CUDA maps far more than it uses, so
-        # a limit fits CPU work only.
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def _die_with(parent: int) -> None:

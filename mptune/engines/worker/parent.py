@@ -153,7 +153,6 @@ class Worker:
 
     def _start(self) -> Failure | None:
         self._jobs_done = 0
-        limits = {"memory_limit_bytes": self._settings.memory_limit_bytes, "sys_path": absolute_sys_path()}
         timeout_s = self._settings.start_timeout_s
         try:
             self._process = _Process(self._environment)
@@ -161,7 +160,7 @@ class Worker:
             return Failure(Stage.START, FailureKind.WORKER, f"the worker process could not be started: {error}")
         deadline = time.monotonic() + timeout_s
         _, outcome = self._process.exchange(
-            encode(("start", limits)), deadline, Stage.START, self.on_progress, self._reply
+            encode(("start", absolute_sys_path())), deadline, Stage.START, self.on_progress, self._reply
         )
         if outcome is not None and outcome[0] == "ready":
             self._process.output.clear()

@@ -18,7 +18,7 @@ from mptune.settings import LatencySettings
 from tests.engines.stopwatches import calibrated, timed
 from tests.engines.tensorrt.fake_device import FakeCuda
 
-QUICK = LatencySettings(warmup_ms=5.0, duration_ms=5.0, min_iterations=10, bootstrap_samples=50)
+QUICK = LatencySettings(warmup_ms=5.0, duration_ms=5.0, min_iterations=10)
 
 
 def has_device() -> bool:

@@ -16,7 +16,7 @@ from mptune.engines.worker.child import WorkerState
 from mptune.settings import LatencySettings
 from tests.engines.engine_support import save_graph
 
-QUICK = LatencySettings(warmup_ms=1.0, duration_ms=1.0, min_iterations=10, bootstrap_samples=50)
+QUICK = LatencySettings(warmup_ms=1.0, duration_ms=1.0, min_iterations=10)
 
 
 def prepare(folder: Path, shift: float = 0.0) -> tuple[Path, Path, Path]:

@@ -38,7 +38,7 @@ from mptune.targets.target import Gpu, detect_gpus, load_target
 from tests.engines.tensorrt.fake_device import FakeCuda, FakeTensorRt
 
 DIGITS = Path(__file__).parents[3] / "benchmarks" / "models" / "digits_vit.onnx"
-QUICK = LatencySettings(warmup_ms=0.0, duration_ms=1.0, min_iterations=10, bootstrap_samples=50)
+QUICK = LatencySettings(warmup_ms=0.0, duration_ms=1.0, min_iterations=10)
 NONE = frozenset[Precision]()
 
 

@@ -21,7 +21,7 @@ from mptune.engines.timing.latency import (
 )
 from mptune.settings import LatencySettings
 
-SETTINGS = LatencySettings(warmup_ms=200.0, duration_ms=400.0, min_iterations=10, bootstrap_samples=200)
+SETTINGS = LatencySettings(warmup_ms=200.0, duration_ms=400.0, min_iterations=10)
 
 
 class Engine:
@@ -49,7 +49,7 @@ def test_percentile_is_trtexecs(count: int, p: float, index: int) -> None:
 
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=60))
 def test_a_summary_is_ordered_and_inside_the_values(values: list[float]) -> None:
-    latency = summarise(values, LatencySettings(bootstrap_samples=50))
+    latency = summarise(values, LatencySettings())
     low, high = latency.ci95_ms
     assert min(values) <= low <= high <= max(values)
     assert min(values) <= latency.median_ms <= latency.p99_ms <= max(values)
@@ -63,21 +63,21 @@ def test_the_interval_covers_the_median_about_as_often_as_it_says() -> None:
     generator = np.random.default_rng(0)
     inside = 0
     for trial in range(200):
-        low, high = bootstrap_median_interval(generator.normal(5.0, 1.0, 50), 400, 0.95, seed=trial)
+        low, high = bootstrap_median_interval(generator.normal(5.0, 1.0, 50), 400, seed=trial)
         inside += low <= 5.0 <= high
     assert 175 <= inside <= 199
 
 
 def test_the_interval_is_deterministic_and_narrows_with_more_values() -> None:
     values = np.random.default_rng(1).normal(5.0, 1.0, 1000)
-    few, many = (bootstrap_median_interval(v, 500, 0.95) for v in (values[:30], values))
-    assert few == bootstrap_median_interval(values[:30], 500, 0.95)
+    few, many = (bootstrap_median_interval(v, 500) for v in (values[:30], values))
+    assert few == bootstrap_median_interval(values[:30], 500)
     assert many[1] - many[0] < few[1] - few[0]
 
 
 def test_resampling_in_pieces_gives_every_resample() -> None:
     values = np.arange(1_500_000, dtype=np.float64)
-    low, high = bootstrap_median_interval(values, 7, 0.95)
+    low, high = bootstrap_median_interval(values, 7)
     assert low <= 750_000 * 1.01
     assert high >= 750_000 * 0.99
 

@@ -150,8 +150,8 @@ def test_a_crash_is_noticed_though_a_grandchild_holds_its_pipes(worker: Worker, 
 
 
 def test_allocating_past_the_limit_is_out_of_memory(logs: Path) -> None:
-    with Worker(logs, WorkerSettings(memory_limit_bytes=3 << 30)) as worker:
-        failure = worker.call(faults.Gorge(), PLENTY_S)
+    with Worker(logs) as worker:
+        failure = worker.call(faults.Gorge(3 << 30), PLENTY_S)
         assert isinstance(failure, Failure)
         assert failure.kind is FailureKind.OUT_OF_MEMORY
         assert "MemoryError" in log_of(failure)
