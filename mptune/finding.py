@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
@@ -194,6 +194,13 @@ class Finding:
     def message(self) -> str:
         """Text and cure as one line, as warnings are shown."""
         return f"{self.text}: {self.cure}" if self.cure else self.text
+
+    def under_plan(self, fp32_groups: Collection[str]) -> Finding:
+        """The same as it stands under a plan: a warning whose groups are all FP32 there is ``info``."""
+        groups = self.where.groups
+        if self.severity == "warning" and groups and all(group in fp32_groups for group in groups):
+            return replace(self, severity="info")
+        return self
 
     def to_json(self) -> dict[str, Any]:
         """Every key always there."""

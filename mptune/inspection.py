@@ -11,14 +11,14 @@ from typing import Any
 
 from mptune.data.calibration import CalibrationSet, load_calibration
 from mptune.data.numbers import encode_float
-from mptune.data.plausibility import random_looking
 from mptune.engines.base import Failure, TensorRange, Workspace
 from mptune.engines.toolchains.predicted import PredictedToolchain
 from mptune.engines.workload import Workload
 from mptune.graph.grouping.grouped import GroupedModel
+from mptune.finding import SEVERITIES, Finding
 from mptune.graph.grouping.groups import Granularity, LayerGroup, find_fitting_groups, find_groups
 from mptune.graph.hazards.find import Hazard, find_hazards
-from mptune.graph.hazards.hazard import SEVERITIES
+from mptune.graph.hazards.hazard import hazard_findings
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.loading.tensors import TensorInfo
@@ -89,7 +89,8 @@ class Inspection:
         unknown_shapes: how many FP32 values have no known shape, and count as one element per unknown dimension.
         observed: what the samples are called whose values and shapes were observed; None where none were.
         samples: how many.
-        warnings: one line each.
+        warnings: that have no code, one line each.
+        findings: hazards and data warnings that have a code, the most severe first.
     """
 
     model: Model
@@ -107,6 +108,7 @@ class Inspection:
     observed: str | None
     samples: int
     warnings: tuple[str, ...]
+    findings: tuple[Finding, ...] = ()
 
     @property
     def flops(self) -> float:
@@ -139,6 +141,7 @@ class Inspection:
             ],
             "rest": _cost(self.rest),
             "hazards": [{**h.to_json(), "value": encode_float(h.value)} for h in self.hazards],
+            "findings": [finding.to_json() for finding in self.findings],
             "warnings": list(self.warnings),
         }
 
@@ -199,12 +202,13 @@ def inspect_model(
         ranges = dict(_observe(model, groups, samples))
         shapes = {name: seen.shape for name, seen in ranges.items()}
     absmax = {name: seen.absmax for name, seen in ranges.items()}
-    hazards = _sorted([*find_hazards(model, groups, absmax), *_input_hazards(samples)])
+    found = find_hazards(model, groups, absmax)
+    about_data = [replace(f, origin="inspect") for f in samples.findings] if samples else []
+    findings = [*about_data, *hazard_findings(found, "inspect")]
+    hazards = tuple(sorted([*found, *map(_input_hazard, about_data)], key=_by_severity))
     space = make_space(model, groups, named, hazards, absmax)
     costs = group_costs(model, groups, shapes)
     repeats = Counter(group.pattern for group in groups)
-    told = [h.reason for h in hazards if h.kind == "input"]
-    warnings = [w for w in (samples.warnings if samples else ()) if not any(reason in w for reason in told)]
     floats = [c for c in model.initializers.values() if c.dtype in _WEIGHTS]
     return Inspection(
         model=model,
@@ -221,7 +225,8 @@ def inspect_model(
         unknown_shapes=_unknown(model, shapes),
         observed=None if samples is None else samples.source,
         samples=0 if samples is None else len(samples.samples),
-        warnings=(*warnings, *check_ranges(ranges), *space.warnings),
+        warnings=(*(samples.warnings if samples else ()), *check_ranges(ranges), *space.warnings),
+        findings=tuple(sorted(findings, key=_by_severity)),
     )
 
 
@@ -241,17 +246,15 @@ def _observe(model: Model, groups: Sequence[LayerGroup], samples: CalibrationSet
     return ranges
 
 
-def _sorted(hazards: Sequence[Hazard]) -> tuple[Hazard, ...]:
-    return tuple(sorted(hazards, key=lambda hazard: SEVERITIES.index(hazard.severity)))
+def _by_severity(one: Hazard | Finding) -> int:
+    return SEVERITIES.index(one.severity)
 
 
-def _input_hazards(samples: CalibrationSet | None) -> list[Hazard]:
-    if samples is None:
-        return []
-    return [
-        Hazard("warning", "input", None, None, found.name, found.correlation, found.reason, found.cure)
-        for found in random_looking(samples.samples)
-    ]
+def _input_hazard(finding: Finding) -> Hazard:
+    """A finding about the data as the table of hazards shows it: at the first input, or at all samples."""
+    tensor = finding.where.inputs[0] if finding.where.inputs else "samples"
+    value = next((float(x) for x in finding.evidence.values() if isinstance(x, float)), 0.0)
+    return Hazard(finding.severity, "input", None, None, tensor, value, finding.text, finding.cure, finding.code)
 
 
 def _unknown(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> int:

@@ -42,8 +42,9 @@ from mptune.data.checks import (
 )
 from mptune.data.in_memory import SOURCE as ARRAYS_SOURCE
 from mptune.data.in_memory import arrays_of
-from mptune.data.plausibility import random_looking
+from mptune.data.plausibility import data_findings
 from mptune.errors import DataError
+from mptune.finding import CODES, Finding, Where
 from mptune.settings import DataSettings, InMemory
 
 if TYPE_CHECKING:
@@ -52,10 +53,6 @@ if TYPE_CHECKING:
 __all__ = ["CalibrationSet", "load_calibration", "read_outputs", "read_samples", "save_outputs", "save_samples"]
 
 RANDOM_SOURCE = "random inputs"
-_RANDOM_WARNING = (
-    "random inputs: no calibration data was given, so every error here is the error on noise; "
-    "real inputs can differ by far: give --data"
-)
 _FORMS = "mptune reads .npz, .npy, or a folder with one .npz or .npy per sample"
 
 
@@ -67,13 +64,15 @@ class CalibrationSet:
         samples: one feed per sample: every graph input by name, in the model's types and shapes.
         source: what to call it: the file's name, or ``random inputs``.
         is_random: drawn, not given.
-        warnings: one line each; they stay with the run.
+        warnings: that have no code, one line each; they stay with the run.
+        findings: about the samples; they stay with the run, too.
     """
 
     samples: tuple[Mapping[str, np.ndarray], ...]
     source: str
     is_random: bool
     warnings: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
     def split(
         self, seed: int, held_out_fraction: float, max_search: int | None
@@ -97,10 +96,7 @@ class CalibrationSet:
             raise DataError(f"at most {max_search} search samples were asked for", "give at least 1")
         count = len(self.samples)
         if count < 2:
-            text = (
-                "one sample only: the held-out error is taken on the sample that the search saw; give 2 or more samples"
-            )
-            both = replace(self, warnings=(*self.warnings, text))
+            both = replace(self, findings=(*self.findings, _too_few(count)))
             return both, both
         held = min(max(round(count * held_out_fraction), 1), count - 1)
         order = np.random.default_rng(seed).permutation(count)
@@ -141,8 +137,7 @@ def load_calibration(
         loaded = _from_memory(source.content, inputs, settings)
     else:
         loaded = _load(source, inputs, settings)
-    suspects = (f"{suspect.reason}: {suspect.cure}" for suspect in random_looking(loaded.samples))
-    return replace(loaded, warnings=(*loaded.warnings, *suspects))
+    return replace(loaded, findings=data_findings(loaded.samples))
 
 
 def _load(path: Path, inputs: Sequence[TensorInfo], settings: DataSettings) -> CalibrationSet:
@@ -267,7 +262,32 @@ def _random(inputs: Sequence[TensorInfo], settings: DataSettings, seed: int) -> 
         {info.name: _draw(info, shapes[info.name], generator) for info in inputs}
         for _ in range(settings.random_samples)
     )
-    return CalibrationSet(samples, RANDOM_SOURCE, True, (_RANDOM_WARNING,))
+    return CalibrationSet(samples, RANDOM_SOURCE, True, findings=(_drawn(tuple(shapes), len(samples)),))
+
+
+def _drawn(inputs: tuple[str, ...], samples: int) -> Finding:
+    return Finding(
+        code="random-data",
+        severity=CODES["random-data"].severity,
+        origin="search",
+        where=Where(inputs=inputs),
+        evidence={"samples": samples},
+        text="random inputs: no calibration data was given, so every error here is the error on noise, and real inputs"
+        " can differ by far",
+        cure="give --data",
+    )
+
+
+def _too_few(samples: int) -> Finding:
+    return Finding(
+        code="too-few-samples",
+        severity=CODES["too-few-samples"].severity,
+        origin="search",
+        where=Where(),
+        evidence={"samples": samples},
+        text="one sample only: the held-out error is taken on the sample that the search saw",
+        cure="give 2 or more samples",
+    )
 
 
 def _random_shape(info: TensorInfo, inputs: Sequence[TensorInfo], batch: int) -> tuple[int, ...]:

@@ -1,11 +1,14 @@
-"""Do calibration samples look like real inputs, or like random numbers that someone put in their place?"""
+"""Are calibration samples real inputs? Random numbers, constants and duplicates in their place are findings."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from mptune.finding import CODES, Finding, Where
 
 _MIN_VALUES = 1024
 _MIN_RANK = 3
@@ -43,6 +46,80 @@ class RandomLooking:
     def cure(self) -> str:
         """One line."""
         return "precision is decided on what real inputs make the network compute: give those"
+
+
+def data_findings(samples: Sequence[Mapping[str, np.ndarray]]) -> tuple[Finding, ...]:
+    """What is wrong with samples as calibration data: random numbers, constants, duplicates.
+
+    Args:
+        samples: one feed per sample, all with the same names.
+    """
+    random = [
+        _finding(
+            "random-data",
+            Where(inputs=(suspect.name,)),
+            {"distribution": suspect.distribution, "correlation": suspect.correlation},
+            suspect.reason,
+            suspect.cure,
+        )
+        for suspect in random_looking(samples)
+    ]
+    return (*random, *_constant(samples), *_duplicates(samples))
+
+
+def _constant(samples: Sequence[Mapping[str, np.ndarray]]) -> list[Finding]:
+    """Inputs with one value everywhere, unless another floating-point input of rank 3 or more varies.
+
+    A recurrent state that starts at zero beside an image is fed as it should be.
+    """
+    found = []
+    for name in samples[0] if samples else ():
+        arrays = [sample[name] for sample in samples]
+        if arrays[0].dtype.kind != "f" or arrays[0].ndim < _MIN_RANK or sum(a.size for a in arrays) < _MIN_VALUES:
+            continue
+        value = arrays[0].reshape(-1)[:1]
+        if not all((array == value).all() for array in arrays):
+            return []
+        found.append(
+            _finding(
+                "constant-data",
+                Where(inputs=(name,)),
+                {"value": float(value[0]), "samples": len(samples)},
+                f"every value of input {name!r} is {float(value[0]):g} in all samples",
+                "give real inputs with --data: constants show nothing of what the network computes",
+            )
+        )
+    return found
+
+
+def _duplicates(samples: Sequence[Mapping[str, np.ndarray]]) -> list[Finding]:
+    """Samples that equal an earlier one in every input."""
+    first: dict[bytes, int] = {}
+    repeated = []
+    for number, sample in enumerate(samples):
+        digest = hashlib.sha256()
+        for name in sorted(sample):
+            array = np.ascontiguousarray(sample[name])
+            digest.update(f"{array.dtype} {array.shape}".encode())
+            digest.update(array.tobytes())
+        if first.setdefault(digest.digest(), number) != number:
+            repeated.append(number)
+    if not repeated:
+        return []
+    return [
+        _finding(
+            "duplicate-samples",
+            Where(samples=tuple(repeated)),
+            {"samples": len(samples), "duplicates": len(repeated)},
+            f"{len(repeated)} of {len(samples)} samples equal an earlier one, so the held-out error may be taken on"
+            " samples that the search saw",
+            "give different samples",
+        )
+    ]
+
+
+def _finding(code: str, where: Where, evidence: Mapping[str, int | float | str], text: str, cure: str) -> Finding:
+    return Finding(code, CODES[code].severity, "search", where, evidence, text, cure)
 
 
 def random_looking(samples: Sequence[Mapping[str, np.ndarray]]) -> tuple[RandomLooking, ...]:

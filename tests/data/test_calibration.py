@@ -296,10 +296,13 @@ class TestRandom:
         assert 0 < first["on"].sum() < 64
         assert got.is_random
         assert got.source == "random inputs"
-        assert got.warnings[0].startswith("random inputs: ")
+        (finding,) = got.findings
+        assert (finding.code, finding.severity) == ("random-data", "warning")
+        assert finding.where.inputs == ("x", "h", "ids", "on", "pair")
+        assert finding.message.startswith("random inputs: ")
         search, held_out = got.split(0, 0.25, None)
-        assert got.warnings[0] in search.warnings
-        assert got.warnings[0] in held_out.warnings
+        assert got.findings[0] in search.findings
+        assert got.findings[0] in held_out.findings
 
     def test_the_seed_decides(self) -> None:
         a, b = load(None, *self.INPUTS), load(None, *self.INPUTS)
@@ -361,7 +364,9 @@ class TestSplit:
         search, held_out = self.numbered(1).split(0, 0.25, 64)
         assert search.samples == held_out.samples
         assert len(search.samples) == 1
-        assert search.warnings[-1].startswith("one sample only")
+        assert search.findings == held_out.findings
+        assert search.findings[-1].code == "too-few-samples"
+        assert search.findings[-1].message.startswith("one sample only")
 
     def test_a_cap_below_one(self) -> None:
         with pytest.raises(DataError, match="at most 0") as caught:

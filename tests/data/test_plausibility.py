@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mptune.data.calibration import load_calibration
-from mptune.data.plausibility import random_looking
+from mptune.data.plausibility import data_findings, random_looking
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.settings import DataSettings
 
@@ -64,7 +64,30 @@ def test_calibration_warns(tmp_path: Path) -> None:
         ("real", np.concatenate([image(k) for k in range(4)]), 0),
     ):
         np.savez(tmp_path / f"{name}.npz", image=images.astype(np.float32))
-        warnings = load_calibration(tmp_path / f"{name}.npz", [info], DataSettings(), 0).warnings
-        assert sum("look like random numbers" in text for text in warnings) == warned
+        found = load_calibration(tmp_path / f"{name}.npz", [info], DataSettings(), 0).findings
+        assert sum("look like random numbers" in finding.text for finding in found) == warned
+        assert [finding.code for finding in found] == ["random-data"] * warned
     drawn = load_calibration(None, [info], DataSettings(), 0)
-    assert len(drawn.warnings) == 1, "who gave no data is told so once"
+    assert len(drawn.findings) == 1, "who gave no data is told so once"
+
+
+def test_an_input_that_is_the_same_everywhere_is_constant() -> None:
+    grey = {"image": np.full((1, 3, 32, 32), 0.5, np.float32)}
+    (finding,) = (f for f in data_findings([grey, grey]) if f.code == "constant-data")
+    assert (finding.severity, finding.where.inputs) == ("warning", ("image",))
+    assert finding.evidence == {"value": 0.5, "samples": 2}
+    for sound in (
+        [{"image": image(0)}],
+        [{"image": image(0), "state": np.zeros((1, 3, 32, 32), np.float32)}],
+        [{"image": np.full((1, 3, 32, 32), 0.1 * k, np.float32)} for k in range(3)],
+        [{"step": np.full((1,), 0.5, np.float32)}],
+    ):
+        assert data_findings(sound) == ()
+
+
+def test_samples_that_equal_an_earlier_one_are_duplicates() -> None:
+    samples = [{"image": image(k), "n": np.array([k])} for k in (0, 1, 0, 2, 1)]
+    (finding,) = data_findings(samples)
+    assert (finding.code, finding.severity, finding.where.samples) == ("duplicate-samples", "warning", (2, 4))
+    assert finding.evidence == {"samples": 5, "duplicates": 2}
+    assert data_findings([{"image": image(0), "n": np.array([k])} for k in range(3)]) == (), "another input differs"

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from mptune.finding import CODES, Finding, FindingOrigin, Severity, Where
+from mptune.graph.casting.value_types import Flow
+from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.loading.model import Node
 
 FP16_MAX = 65504.0
 """Largest finite FP16 value, (2 - 2**-10) * 2**15 (IEEE 754-2008, binary16)."""
@@ -12,10 +18,7 @@ FP16_TINY = 2.0**-24
 FP16_NORMAL = 2.0**-14
 """Smallest normal FP16 value: below it, values lose digits."""
 
-Severity = Literal["info", "warning", "error"]
-"""error: FP16 cannot be right here, the group is pinned to FP32. warning: it may be. info: good to know."""
-
-SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
+KEPT = "the group is kept in FP32"
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,8 @@ class Hazard:
     """One place where FP16 cannot hold a value, or where a runtime is known to go wrong.
 
     Attributes:
-        severity: what it means for the search.
+        severity: ``error``: FP16 cannot be right here, the group is pinned to FP32; ``warning``: it may be; ``info``:
+            good to know.
         kind: ``overflow``, ``vanishing`` or ``epsilon`` of constants; ``range`` or ``underflow`` of values seen on
             data; ``norm`` written out; ``broadcast``; ``int64``; ``input`` that looks random.
         group: id of the layer group that would be FP16 there; None where no group is.
@@ -32,6 +36,8 @@ class Hazard:
         value: its magnitude, or what the reason says.
         reason: why it is one.
         cure: what to do about it.
+        code: of the finding that it is (``mptune.finding.CODES``); None where it is none.
+        evidence: the numbers that prove it, by name.
     """
 
     severity: Severity
@@ -42,7 +48,53 @@ class Hazard:
     value: float
     reason: str
     cure: str
+    code: str | None = None
+    evidence: Mapping[str, int | float | str] = field(default_factory=dict, hash=False)
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON types."""
         return asdict(self)
+
+
+def hazard_findings(hazards: Sequence[Hazard], origin: FindingOrigin) -> tuple[Finding, ...]:
+    """The hazards that have a code, as findings; those of one value with one reason are one finding.
+
+    A hazard of severity ``error`` pins its group, which repairs it: its finding has the code's severity, as a plan may
+    still put the group in FP16.
+    """
+    merged: dict[tuple[str, str, str, str], list[Hazard]] = {}
+    for hazard in hazards:
+        if hazard.code is not None:
+            merged.setdefault((hazard.code, hazard.tensor, hazard.reason, hazard.cure), []).append(hazard)
+    return tuple(_finding(code, places, origin) for (code, *_), places in merged.items())
+
+
+def _finding(code: str, places: Sequence[Hazard], origin: FindingOrigin) -> Finding:
+    first = places[0]
+    at = f"value {first.tensor!r}" + (f" at node {first.node!r}" if first.node else "")
+    is_harmless = all(hazard.severity == "info" for hazard in places)
+    return Finding(
+        code=code,
+        severity="info" if is_harmless else CODES[code].severity,
+        origin=origin,
+        where=Where(
+            nodes=tuple(dict.fromkeys(h.node for h in places if h.node)),
+            groups=tuple(dict.fromkeys(h.group for h in places if h.group)),
+            tensors=(first.tensor,),
+        ),
+        evidence=first.evidence,
+        text=f"{at}: {first.reason}",
+        cure=first.cure,
+    )
+
+
+def readers_in_fp16(flow: Flow, tensor: str) -> list[Node]:
+    """The nodes that would read a value in FP16."""
+    nodes = (flow.model.nodes[i] for i in flow.model.consumers.get(tensor, ()))
+    return [n for n in nodes if any(n.inputs[slot] == tensor for slot in flow.rules[n.index].inputs)]
+
+
+def group_of(flow: Flow, node: Node) -> LayerGroup | None:
+    """The group that would be FP16 there; None where none would be under any plan."""
+    position = flow.group_of[node.index]
+    return flow.groups[position] if position >= 0 and flow.groups[position].pinned is None else None

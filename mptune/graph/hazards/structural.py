@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from mptune.graph.casting.value_types import Flow
 from mptune.graph.grouping.lookup import Lookup, attribute
 from mptune.graph.grouping.patterns import Pattern
-from mptune.graph.hazards.hazard import FP16_TINY, Hazard
+from mptune.graph.hazards.hazard import FP16_NORMAL, FP16_TINY, Hazard
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.writing.weights import chunks
 
@@ -25,11 +26,28 @@ _EPSILON_DEFAULTS: Mapping[str, float] = {
 """Norm operators that compute in the type of their input (ONNX operator reference). LayerNormalization and
 RMSNormalization do not: their stash_type keeps the statistics in FP32."""
 
+
+@dataclass(frozen=True)
+class _NormOperator:
+    """The operator that a norm which was written out could be: the opset that has it, and what it does better."""
+
+    opset: int
+    cure: str
+
+
+_OPERATORS: Mapping[str, _NormOperator] = {
+    "LayerNorm written out": _NormOperator(17, "at opset 17 or newer: LayerNormalization keeps its statistics in FP32"),
+    "RMSNorm written out": _NormOperator(23, "at opset 23 or newer: RMSNormalization keeps its statistics in FP32"),
+}
+"""By the pattern's name. An L2 norm is no normalisation that has an operator with statistics in FP32."""
+
 _ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "Where"})
 _INT32 = np.iinfo(np.int32)
 _INT64 = np.iinfo(np.int64)
 _ENDS = frozenset({"Slice"})
-"""Operators that are told "to the end" by the largest INT64: clamped to INT32 it means the same."""
+"""Operators for which the largest INT64 means "to the end": clamped to INT32 it means the same."""
+_PUTS_TOGETHER = frozenset({"Unsqueeze", "Squeeze", "Concat", "Cast", "Reshape"})
+"""What exporters put between such an end and its Slice."""
 
 
 def norm_hazards(flow: Flow, patterns: tuple[Pattern, ...], ranges: Mapping[str, float]) -> list[Hazard]:
@@ -43,9 +61,14 @@ def norm_hazards(flow: Flow, patterns: tuple[Pattern, ...], ranges: Mapping[str,
         if group < 0:
             continue
         seen = ranges.get(pattern.squares)
-        told = "" if seen is None else f"; they reached {seen:.4g} on the calibration data"
-        operator = _operator(pattern.name)
-        cure = "keep the norm whole in FP32" + (f", or export {operator}" if operator else "")
+        observed = "" if seen is None else f"; they reached {seen:.4g} on the calibration data"
+        operator = _OPERATORS.get(pattern.name)
+        cure = "keep the norm whole in FP32" + (f", or export {operator.cure}" if operator else "")
+        evidence: dict[str, float] = {"opset": flow.model.opset}
+        if operator is not None:
+            evidence["operator_opset"] = operator.opset
+        if seen is not None:
+            evidence["largest_square"] = seen
         found.append(
             Hazard(
                 "warning" if seen is None else "info",
@@ -54,19 +77,13 @@ def norm_hazards(flow: Flow, patterns: tuple[Pattern, ...], ranges: Mapping[str,
                 node.name,
                 pattern.squares,
                 SQUARE_LIMIT if seen is None else seen,
-                f"{pattern.name}: squares of values from {SQUARE_LIMIT:g} on leave FP16's range{told}",
+                f"{pattern.name}: squares of values from {SQUARE_LIMIT:g} on leave FP16's range{observed}",
                 cure,
+                "norm-written-out" if operator else None,
+                evidence,
             )
         )
     return found
-
-
-def _operator(name: str) -> str:
-    if name.startswith("LayerNorm"):
-        return "at opset 17 or newer: LayerNormalization keeps its statistics in FP32"
-    if name.startswith("RMSNorm"):
-        return "at opset 23 or newer: RMSNormalization keeps its statistics in FP32"
-    return ""
 
 
 def epsilon_hazards(flow: Flow) -> list[Hazard]:
@@ -90,9 +107,17 @@ def epsilon_hazards(flow: Flow) -> list[Hazard]:
                     epsilon,
                     f"the epsilon {epsilon:g} of {node.op_type} is zero in FP16, so nothing guards the division",
                     "keep the group in FP32, or export with an epsilon of 1e-5 or more",
+                    None if _has_safe_variance(flow.model, node) else "vanishing-epsilon",
+                    {"epsilon": epsilon, "fp16_smallest": FP16_TINY},
                 )
             )
     return found
+
+
+def _has_safe_variance(model: Model, node: Node) -> bool:
+    """Whether a BatchNormalization's stored variances are so far from zero that its epsilon does not matter."""
+    variance = model.initializers.get(node.inputs[4]) if node.op_type == "BatchNormalization" else None
+    return variance is not None and variance.nbytes > 0 and float(variance.numpy().min()) > FP16_NORMAL
 
 
 def broadcast_hazards(flow: Flow, look: Lookup) -> list[Hazard]:
@@ -128,6 +153,8 @@ def broadcast_hazards(flow: Flow, look: Lookup) -> list[Hazard]:
                 f"{node.op_type} stretches {text}, both computed, to {list(result or ())}: with a batch fixed at 1,"
                 " TensorRT has been seen to get such broadcasts wrong",
                 "put an Expand before it, or export with a dynamic batch",
+                "broadcast",
+                {"batch": 1, "operands": text, "result": str(list(result or ()))},
             )
         )
     return found
@@ -144,7 +171,7 @@ def int64_hazards(model: Model, look: Lookup) -> list[Hazard]:
         if largest is None:
             continue
         readers = look.readers(name)
-        if largest in (_INT64.max, _INT64.min) and readers and all(r.op_type in _ENDS for r in readers):
+        if largest in (_INT64.max, _INT64.min) and _ends_slices(look, name):
             continue
         node: Node | None = readers[0] if readers else None
         found.append(
@@ -157,9 +184,29 @@ def int64_hazards(model: Model, look: Lookup) -> list[Hazard]:
                 float(largest),
                 f"the INT64 constant holds {largest}, which INT32 cannot: TensorRT before 10 clamps it",
                 "build with TensorRT 10 or newer, or export with indices below 2147483648",
+                "int64-range",
+                {"value": largest, "int32_max": int(_INT32.max)},
             )
         )
     return found
+
+
+def _ends_slices(look: Lookup, name: str) -> bool:
+    """Whether a value is nothing but the end of Slices, directly or through operators that put such ends together."""
+    seen: set[str] = set()
+    stack = [name]
+    while stack:
+        at = stack.pop()
+        seen.add(at)
+        readers = look.readers(at)
+        if not readers or look.is_output(at):
+            return False
+        for reader in readers:
+            if reader.op_type in _PUTS_TOGETHER:
+                stack += [out for out in reader.outputs if out and out not in seen]
+            elif reader.op_type not in _ENDS:
+                return False
+    return True
 
 
 def _beyond_int32(highest: int, lowest: int) -> int | None:

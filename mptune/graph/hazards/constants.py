@@ -1,0 +1,207 @@
+"""Hazards of constants: weights, masks, scales and epsilons that overflow or vanish when they are rounded to FP16."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+import onnx.numpy_helper
+
+from mptune.graph.casting.value_types import Flow
+from mptune.graph.grouping.lookup import Lookup, attribute
+from mptune.graph.hazards.hazard import FP16_MAX, FP16_TINY, KEPT, Hazard, group_of, readers_in_fp16
+from mptune.graph.loading.model import Model, Node
+from mptune.graph.writing.weights import Rounding, chunks, measure_rounding, round_to_fp16
+
+_VANISHING_SHARE = 0.01
+_MOSTLY_VANISHING_SHARE = 0.5
+_LIMITS = frozenset({"Where", "Clip", "Min", "Max"})
+"""An infinite constant means something to these. Not to a product: 0 * -inf is NaN, so (1 - mask) * -1e9 fails."""
+_SUMS = frozenset({"Add", "Sub"})
+_MASKED = frozenset({"Softmax", "LogSoftmax", "Exp", "ArgMax", "TopK", "ReduceMax", "Max", "Sigmoid"})
+"""What -inf is an answer to, so that an added mask may become one."""
+_BEFORE_MASKED = frozenset({"Add", "Sub", "Where", "Reshape", "Transpose", "Cast", "Identity", "Unsqueeze", "Squeeze"})
+_GUARDS = frozenset({"Add", "Max", "Clip", "Sub"})
+_BEFORE_DIVISION = frozenset({"Sqrt", "Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Expand", "Mul"})
+_UNDEFINED_AT_ZERO = frozenset({"Reciprocal", "Log"})
+_MAX_STEPS = 32
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a constant is used: the arguments of ``Hazard`` from ``group`` to ``value``."""
+
+    group: str
+    node: str
+    tensor: str
+    value: float
+
+    @property
+    def arguments(self) -> tuple[str, str, str, float]:
+        return self.group, self.node, self.tensor, self.value
+
+
+def constant_hazards(flow: Flow, look: Lookup, roundings: Mapping[str, Rounding]) -> list[Hazard]:
+    """Weights and constants that overflow or vanish: one hazard per group that reads them.
+
+    Args:
+        flow: the model with its groups.
+        look: the same model's values.
+        roundings: by tensor, what is known already of constants that were rounded.
+    """
+    found: list[Hazard] = []
+    for name in sorted(flow.convertible_constants()):
+        found += _of_constant(flow, look, name, roundings.get(name) or _rounding(flow.model, name))
+    return found
+
+
+def _rounding(model: Model, name: str) -> Rounding:
+    parts = [measure_rounding(name, c, round_to_fp16(c)) for c in chunks(model.initializers[name])]
+    return Rounding(
+        name,
+        max(p.absmax for p in parts),
+        sum(p.overflowed for p in parts),
+        sum(p.vanished for p in parts),
+        sum(p.size for p in parts),
+    )
+
+
+def _of_constant(flow: Flow, look: Lookup, name: str, rounding: Rounding) -> list[Hazard]:
+    found = []
+    seen = set[tuple[str, bool]]()
+    for node in readers_in_fp16(flow, name):
+        group = group_of(flow, node)
+        if group is None:
+            continue
+        harmless = bool(rounding.overflowed) and _may_be_infinite(look, node)
+        if (group.id, harmless) in seen:
+            continue
+        seen.add((group.id, harmless))
+        place = _Place(group.id, node.name, name, rounding.absmax)
+        if rounding.overflowed:
+            found.append(_overflow(place, _overflow_reason(rounding), harmless, _overflow_code(look, [node], harmless)))
+        elif rounding.size == 1 and rounding.vanished and _guards_division(look, node):
+            found.append(_epsilon(place))
+        elif rounding.vanished > _VANISHING_SHARE * rounding.size:
+            found.append(_vanishing(place, rounding))
+    return found
+
+
+def _epsilon(place: _Place) -> Hazard:
+    return Hazard(
+        "warning",
+        "epsilon",
+        *place.arguments,
+        f"the constant {place.value:g} is zero in FP16, so nothing guards the division any more",
+        "keep the group in FP32, or export with an epsilon of 1e-5 or more",
+        "vanishing-epsilon",
+        {"epsilon": place.value, "fp16_smallest": FP16_TINY},
+    )
+
+
+def _vanishing(place: _Place, rounding: Rounding) -> Hazard:
+    return Hazard(
+        "warning" if rounding.vanished > _MOSTLY_VANISHING_SHARE * rounding.size else "info",
+        "vanishing",
+        *place.arguments,
+        f"{rounding.vanished} of {rounding.size} values are too small for FP16 and become zero",
+        "harmless where the error says so; otherwise keep the group in FP32",
+    )
+
+
+def _overflow(place: _Place, reason: str, harmless: bool, code: str | None) -> Hazard:
+    evidence = {"absmax": place.value, "fp16_max": FP16_MAX}
+    if not harmless:
+        cure = f"{KEPT}; scale the value at export to free it"
+        return Hazard("error", "overflow", *place.arguments, reason, cure, code, evidence)
+    cure = "a limit may stay infinite, but a row that is masked everywhere gives NaN: use -1e4 for masks"
+    return Hazard("warning", "overflow", *place.arguments, reason, cure, code, evidence)
+
+
+def _overflow_reason(rounding: Rounding) -> str:
+    if rounding.size == 1:
+        return f"{rounding.absmax:.4g} exceeds FP16's {FP16_MAX:g} and becomes infinite"
+    return (
+        f"{rounding.overflowed} of {rounding.size} values exceed FP16's {FP16_MAX:g} and become infinite, the"
+        f" largest is {rounding.absmax:.4g}"
+    )
+
+
+def _overflow_code(look: Lookup, readers: Sequence[Node], harmless: bool) -> str | None:
+    """``mask`` where a constant beyond FP16 is added or multiplied on the way to a softmax or the like.
+
+    Clip limits, and constants that a Where chooses, stay right as infinities unless a whole row is masked, which the
+    graph alone does not show: no finding.
+    """
+    if harmless:
+        return "mask" if any(node.op_type in _SUMS for node in readers) else None
+    is_mask = all(
+        node.op_type == "Mul"
+        and any(reader.op_type in _SUMS for reader in look.readers(node.outputs[0]))
+        and _comes_to_softmax(look, node)
+        for node in readers
+    )
+    return "mask" if readers and is_mask else "overflow"
+
+
+def _may_be_infinite(look: Lookup, node: Node) -> bool:
+    """Whether a node makes a limit or a mask of a constant: clips at it, chooses it, or adds it before a softmax."""
+    if node.op_type in _LIMITS:
+        return True
+    return node.op_type in _SUMS and _comes_to_softmax(look, node)
+
+
+def _guards_division(look: Lookup, node: Node) -> bool:
+    """Whether a node adds a constant to, or takes its maximum with, what is divided by later: an epsilon."""
+    if node.op_type not in _GUARDS:
+        return False
+
+    def divides(reader: Node, tensor: str) -> bool:
+        if reader.op_type == "Div":
+            return look.root(reader.inputs[1]) == look.root(tensor)
+        if reader.op_type == "Pow":
+            return (look.number(reader.inputs[1]) or 0.0) < 0
+        return reader.op_type in _UNDEFINED_AT_ZERO
+
+    return _reaches(look, node, divides, _BEFORE_DIVISION)
+
+
+def _comes_to_softmax(look: Lookup, node: Node) -> bool:
+    return _reaches(look, node, lambda reader, _: reader.op_type in _MASKED, _BEFORE_MASKED)
+
+
+def _reaches(look: Lookup, node: Node, is_wanted: Callable[[Node, str], bool], between: frozenset[str]) -> bool:
+    """Whether a node's result comes to a wanted reader through operators that are all in ``between``."""
+    seen: set[int] = set()
+    stack = [node.outputs[0]]
+    while stack and len(seen) < _MAX_STEPS:
+        tensor = stack.pop()
+        for reader in look.readers(tensor):
+            if is_wanted(reader, tensor):
+                return True
+            if reader.op_type in between and reader.index not in seen and reader.outputs:
+                seen.add(reader.index)
+                stack.append(reader.outputs[0])
+    return False
+
+
+def fill_hazards(flow: Flow, look: Lookup) -> list[Hazard]:
+    """ConstantOfShape with a value beyond FP16: a mask that is filled at run time."""
+    found = []
+    for node in flow.model.nodes:
+        group = group_of(flow, node)
+        if node.op_type != "ConstantOfShape" or group is None:
+            continue
+        stated = attribute(node, "value")
+        if not isinstance(stated, onnx.TensorProto):
+            continue
+        value = abs(float(onnx.numpy_helper.to_array(stated).reshape(-1)[0]))
+        if math.isfinite(value) and value > FP16_MAX:
+            readers = look.readers(node.outputs[0])
+            harmless = all(_may_be_infinite(look, reader) for reader in readers)
+            place = _Place(group.id, node.name, node.outputs[0], value)
+            reason = f"filled with {value:g}, which exceeds FP16's {FP16_MAX:g}"
+            found.append(_overflow(place, reason, harmless, _overflow_code(look, readers, harmless)))
+    return found

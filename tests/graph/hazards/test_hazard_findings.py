@@ -1,0 +1,164 @@
+"""Hazards as findings: which have a code, what stands in them, and what is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+
+from mptune.finding import Finding
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.hazards.find import find_hazards
+from mptune.graph.hazards.hazard import hazard_findings
+from mptune.graph.loading.model import load_model
+from tests.graph import models
+from tests.graph.models import constant, node, value, weight
+
+
+def findings(proto: onnx.ModelProto, folder: Path, ranges: dict[str, float] | None = None) -> tuple[Finding, ...]:
+    model = load_model(models.save(proto, folder))
+    return hazard_findings(find_hazards(model, find_groups(model), ranges), "inspect")
+
+
+def codes(proto: onnx.ModelProto, folder: Path, ranges: dict[str, float] | None = None) -> list[tuple[str, str]]:
+    return [(f.code, f.severity) for f in findings(proto, folder, ranges)]
+
+
+def chain(*nodes: onnx.NodeProto, constants: list[onnx.TensorProto], opset: int = 17) -> onnx.ModelProto:
+    return models.model(list(nodes), [value("x", ["n", 4])], [value("y", None)], constants, opset=opset)
+
+
+@pytest.mark.parametrize("make", [models.mlp, models.cnn, models.attention])
+def test_sound_models_have_none(make: object, tmp_path: Path) -> None:
+    assert findings(make(), tmp_path, {"x": 3.0}) == ()  # type: ignore[operator]
+
+
+def test_a_value_seen_beyond_fp16_is_one_finding_with_all_its_places(tmp_path: Path) -> None:
+    (finding,) = findings(models.mlp(), tmp_path, {"r": 7e4})
+    assert (finding.code, finding.severity, finding.origin) == ("overflow", "warning", "inspect")
+    assert finding.where.tensors == ("r",)
+    assert finding.where.groups == ("g001", "g002")
+    assert len(finding.where.nodes) == 2
+    assert finding.evidence == {"absmax": 7e4, "fp16_max": 65504.0}
+    assert "reached 7e+04" in finding.text
+    assert finding.cure
+    assert finding.under_plan(["g000", "g001"]) == finding, "one of its groups is FP16"
+    assert finding.under_plan(["g001", "g002"]).severity == "info"
+    assert findings(models.mlp(), tmp_path, {"h": 6e4, "r": 3e-5}) == (), "near the ends is not beyond them"
+
+
+def test_weights_beyond_fp16(tmp_path: Path) -> None:
+    assert codes(models.product(np.eye(4) * 1e5), tmp_path) == [("overflow", "warning")]
+    assert codes(models.product(np.eye(4) * 1e-9), tmp_path) == [], "small weights have no code"
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs"), [("Div", ["x", "g"]), ("Reciprocal", ["g"]), ("Pow", ["g", "minus"])], ids=lambda x: str(x)
+)
+def test_an_epsilon_guards_a_denominator(op: str, inputs: list[str], tmp_path: Path) -> None:
+    nodes = [node("Add", ["x", "eps"], "a", "/eps/Add"), node("Sqrt", ["a"], "g", "/root"), node(op, inputs, "y", "/d")]
+    constants = [constant("eps", 1e-9), constant("minus", -0.5)]
+    (finding,) = findings(chain(*nodes, constants=constants), tmp_path)
+    assert (finding.code, finding.severity, finding.where.nodes) == ("vanishing-epsilon", "warning", ("/eps/Add",))
+    assert finding.evidence["epsilon"] == pytest.approx(1e-9)
+    assert codes(chain(*nodes, constants=[constant("eps", 1e-5), constants[1]]), tmp_path) == []
+
+
+def test_a_small_number_that_guards_nothing_is_no_epsilon(tmp_path: Path) -> None:
+    tiny = constant("tiny", 1e-9)
+    scaled = chain(node("Mul", ["x", "tiny"], "m", "m"), node("Div", ["x", "m"], "y", "d"), constants=[tiny])
+    assert codes(scaled, tmp_path) == []
+    above = chain(node("Add", ["x", "tiny"], "m", "m"), node("Div", ["m", "x"], "y", "d"), constants=[tiny])
+    assert codes(above, tmp_path) == [], "the numerator may be zero"
+
+
+@pytest.mark.parametrize(("variance", "found"), [(1.0, []), (0.0, [("vanishing-epsilon", "warning")])])
+def test_the_epsilon_of_a_batch_norm_matters_where_a_variance_is_near_zero(
+    variance: float, found: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    nodes = [node("BatchNormalization", ["x", "one", "one", "one", "var"], "y", "bn", epsilon=1e-12)]
+    constants = [constant("one", np.ones(4)), constant("var", [1.0, 1.0, variance, 1.0])]
+    assert codes(chain(*nodes, constants=constants), tmp_path) == found
+
+
+def test_masks_that_are_multiplied_or_added(tmp_path: Path) -> None:
+    assert codes(models.attention(-1e9), tmp_path) == [("mask", "warning")]
+    added = [node("Add", ["x", "low"], "a", "mask"), node("Softmax", ["a"], "y", "softmax")]
+    assert codes(chain(*added, constants=[constant("low", -1e9)]), tmp_path) == [("mask", "warning")]
+    scale = [node("Mul", ["x", "huge"], "a", "scale"), node("MatMul", ["a", "w"], "y", "m")]
+    constants = [constant("huge", 1e6), weight("w", 4, 4)]
+    assert codes(chain(*scale, constants=constants), tmp_path) == [("overflow", "warning")]
+
+
+def test_a_mask_that_is_chosen_and_a_limit_are_none(tmp_path: Path) -> None:
+    nodes = [
+        node("Where", ["keep", "x", "low"], "m", "where"),
+        node("Softmax", ["m"], "p", "softmax"),
+        node("Clip", ["p", "low", "high"], "y", "clip"),
+    ]
+    inputs = [value("x", [2, 4]), value("keep", [2, 4], TensorProto.BOOL)]
+    constants = [constant("low", -3.4e38), constant("high", 3.4e38)]
+    assert codes(models.model(nodes, inputs, [value("y", None)], constants), tmp_path) == []
+
+
+@pytest.mark.parametrize(("rms", "opset"), [(False, 17), (True, 23)])
+def test_a_norm_written_out_names_the_opset(rms: bool, opset: int, tmp_path: Path) -> None:
+    (finding,) = findings(models.decomposed_norm(rms=rms), tmp_path)
+    assert (finding.code, finding.severity) == ("norm-written-out", "warning")
+    assert finding.evidence == {"opset": 13, "operator_opset": opset}
+    assert f"opset {opset}" in finding.cure
+    (seen,) = findings(models.decomposed_norm(rms=rms), tmp_path, {"sq": 900.0})
+    assert (seen.severity, seen.evidence["largest_square"]) == ("info", 900.0), "on these data nothing overflows"
+    beyond = codes(models.decomposed_norm(rms=rms), tmp_path, {"sq": 1e5})
+    assert beyond == [("overflow", "warning"), ("norm-written-out", "info")]
+
+
+def test_a_squared_sum_over_an_image_is_no_norm(tmp_path: Path) -> None:
+    nodes = [node("ReduceL2", ["x"], "l", "length", axes=[-1], keepdims=1), node("Div", ["x", "l"], "y", "divide")]
+    assert codes(chain(*nodes, constants=[]), tmp_path) == []
+
+
+def test_a_broadcast_is_good_to_know(tmp_path: Path) -> None:
+    nodes = [
+        node("Unsqueeze", ["x", "one"], "a", "rows"),
+        node("Unsqueeze", ["x", "two"], "b", "columns"),
+        node("Sub", ["a", "b"], "y", "pairs"),
+    ]
+    constants = [constant("one", [1], np.int64), constant("two", [2], np.int64)]
+    proto = models.model(nodes, [value("x", [1, 5])], [value("y", None)], constants)
+    (finding,) = findings(proto, tmp_path)
+    assert (finding.code, finding.severity, finding.where.nodes) == ("broadcast", "info", ("pairs",))
+
+
+def test_int64_beyond_int32(tmp_path: Path) -> None:
+    key = constant("key", 0, np.int64)
+    table = constant("table", [5, 2**40], np.int64)
+    nodes = [
+        node("Gather", ["table", "key"], "k", "look"),
+        node("Cast", ["k"], "f", "cast", to=TensorProto.FLOAT),
+        node("Mul", ["x", "f"], "y", "scale"),
+    ]
+    (finding,) = findings(chain(*nodes, constants=[key, table]), tmp_path)
+    assert (finding.code, finding.severity, finding.where.groups) == ("int64-range", "warning", ())
+    assert finding.evidence == {"value": 2**40, "int32_max": 2**31 - 1}
+
+
+def test_the_end_of_a_slice_behind_unsqueeze_and_concat_means_nothing(tmp_path: Path) -> None:
+    nodes = [
+        node("Shape", ["x"], "s", "shape"),
+        node("Gather", ["s", "zero"], "n", "rows"),
+        node("Unsqueeze", ["n", "axis"], "n1", "rows1"),
+        node("Unsqueeze", ["end", "axis"], "e1", "end1"),
+        node("Concat", ["n1", "e1"], "ends", "ends", axis=0),
+        node("Slice", ["x", "starts", "ends"], "y", "slice"),
+    ]
+    constants = [
+        constant("zero", 0, np.int64), constant("axis", [0], np.int64), constant("starts", [0, 1], np.int64),
+        constant("end", 2**63 - 1, np.int64),
+    ]  # fmt: skip
+    assert codes(chain(*nodes, constants=constants), tmp_path) == []
+    gathered = [*nodes[:-1], node("Gather", ["x", "ends"], "y", "gather")]
+    assert codes(chain(*gathered, constants=constants), tmp_path) == [("int64-range", "warning")]
