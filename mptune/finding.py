@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal, get_args
@@ -195,6 +195,11 @@ class Finding:
         """Text and cure as one line, as warnings are shown."""
         return f"{self.text}: {self.cure}" if self.cure else self.text
 
+    @property
+    def is_about_model(self) -> bool:
+        """Whether it names places in the model, and not the data, the target or the run as a whole."""
+        return bool(self.where.nodes or self.where.groups)
+
     def under_plan(self, fp32_groups: Collection[str]) -> Finding:
         """The same as it stands under a plan: a warning whose groups are all FP32 there is ``info``."""
         groups = self.where.groups
@@ -231,6 +236,11 @@ class Finding:
             text=document["text"],
             cure=document["cure"],
         )
+
+
+def by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The most severe first, otherwise in their order."""
+    return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
 def _check(what: str, value: str, allowed: Sequence[str]) -> None:

@@ -14,8 +14,8 @@ from mptune.data.numbers import encode_float
 from mptune.engines.base import Failure, TensorRange, Workspace
 from mptune.engines.toolchains.predicted import PredictedToolchain
 from mptune.engines.workload import Workload
+from mptune.finding import SEVERITIES, Finding, by_severity
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.finding import SEVERITIES, Finding
 from mptune.graph.grouping.groups import Granularity, LayerGroup, find_fitting_groups, find_groups
 from mptune.graph.hazards.find import Hazard, find_hazards
 from mptune.graph.hazards.hazard import hazard_findings
@@ -205,7 +205,7 @@ def inspect_model(
     found = find_hazards(model, groups, absmax)
     about_data = [replace(f, origin="inspect") for f in samples.findings] if samples else []
     findings = [*about_data, *hazard_findings(found, "inspect")]
-    hazards = tuple(sorted([*found, *map(_input_hazard, about_data)], key=_by_severity))
+    hazards = _sorted([*found, *map(_input_hazard, about_data)])
     space = make_space(model, groups, named, hazards, absmax)
     costs = group_costs(model, groups, shapes)
     repeats = Counter(group.pattern for group in groups)
@@ -226,7 +226,7 @@ def inspect_model(
         observed=None if samples is None else samples.source,
         samples=0 if samples is None else len(samples.samples),
         warnings=(*(samples.warnings if samples else ()), *check_ranges(ranges), *space.warnings),
-        findings=tuple(sorted(findings, key=_by_severity)),
+        findings=by_severity(findings),
     )
 
 
@@ -246,8 +246,8 @@ def _observe(model: Model, groups: Sequence[LayerGroup], samples: CalibrationSet
     return ranges
 
 
-def _by_severity(one: Hazard | Finding) -> int:
-    return SEVERITIES.index(one.severity)
+def _sorted(hazards: Sequence[Hazard]) -> tuple[Hazard, ...]:
+    return tuple(sorted(hazards, key=lambda hazard: SEVERITIES.index(hazard.severity)))
 
 
 def _input_hazard(finding: Finding) -> Hazard:

@@ -17,6 +17,7 @@ import pydantic
 from mptune._version import __version__
 from mptune.engines.environment import Environment
 from mptune.errors import RunError
+from mptune.finding import CODES, Finding
 from mptune.graph.grouping.groups import Granularity
 from mptune.settings import EngineChoice, LatencySettings, SearchSettings, ShapeRange, TensorRtSettings
 
@@ -192,7 +193,16 @@ class RunFile(_Section):
     environment: Environment | None = None
     choice: ChoiceSection = ChoiceSection()
     warnings: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
     confirms: str | None = None
+
+    @pydantic.field_validator("findings", mode="before")
+    @classmethod
+    def _of_known_codes(cls, findings: Any) -> Any:
+        """Leave out findings whose code a later version brought."""
+        if not isinstance(findings, list):
+            return findings
+        return [one for one in findings if not isinstance(one, dict) or one.get("code") in CODES]
 
 
 def parse_run_file(document: Any, path: Path) -> RunFile:

@@ -280,9 +280,9 @@ def test_a_broken_baseline_is_no_precision_problem(place: Path) -> None:
 def test_warnings_stay_with_the_run(place: Path) -> None:
     diary = Diary()
     front = search(make_toolchain(), data=None, listener=diary)
-    assert any("random inputs" in w for w in front.warnings)
+    assert any("random inputs" in f.text for f in front.findings)
     assert sum("random inputs" in w for w in diary.warnings) == 1
-    assert any("random inputs" in w for w in api.report("model.mptune").warnings)
+    assert any("random inputs" in f.text for f in api.report("model.mptune").findings)
 
 
 # -- settings and the run directory ------------------------------------------------------------------------------

@@ -464,7 +464,7 @@ def test_for_real_from_a_prediction_to_what_onnx_runtime_measures(
     wanted = {"data": "data.npz", "budget": 8, "target": "h200", "latency": QUICK, "confirm_rounds": 1, "fresh": True}
     front = api.search("model.onnx", **wanted)  # type: ignore[arg-type]
     assert front.fp32.latency.source == "predicted"
-    assert any("`mptune confirm`" in text for text in front.warnings)
+    assert any("`mptune confirm`" in finding.cure for finding in front.findings)
     assert main(["export", "model.mptune", "-o", "run.tar.gz"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "run.tar.gz"
     Path("model.onnx").unlink()

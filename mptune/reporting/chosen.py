@@ -22,6 +22,7 @@ from mptune.reporting.text import (
     format_error,
     format_ms,
     format_speedup,
+    front_warnings,
     read_template,
 )
 from mptune.targets.costs import is_convolutional
@@ -164,7 +165,7 @@ def _readme(front: Front, evaluation: Evaluation, environment: Environment | Non
         "engine": front.engine,
         "device": front.device,
         "environment": "\n".join(f"{name:<16} {value}" for name, value in machine),
-        "warnings": "\n".join(f"  - {text}" for text in (*front.warnings, *evaluation.warnings)) or "  none",
+        "warnings": "\n".join(f"  - {text}" for text in (*front_warnings(front), *evaluation.warnings)) or "  none",
     }
     return Template(read_template("README.txt.in")).substitute(facts)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib import resources
 from pathlib import Path
 
 from mptune.engines.environment import Environment, GpuState
+from mptune.finding import Finding
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Kept, Reason
 from mptune.tuning.front import Front
@@ -30,6 +31,9 @@ REASON_WORDS = {
     Reason.UNKNOWN: "unknown",
 }
 """Reasons in a word each, for tables; in the order in which they are listed."""
+
+_MOST_OF_A_CODE = 3
+"""So many findings of one code are shown one by one among the warnings; the others are counted."""
 
 
 def read_template(name: str) -> str:
@@ -151,6 +155,26 @@ def error_source(front: Front) -> str:
 def unique(texts: Iterable[str]) -> tuple[str, ...]:
     """The texts without repetitions, in their order."""
     return tuple(dict.fromkeys(texts))
+
+
+def front_warnings(front: Front) -> tuple[str, ...]:
+    """Every warning of a front as one line, with its findings: those that a person must see whatever the plan is.
+
+    A finding of severity ``info`` about groups stands in the explanation of these groups, not here.
+    """
+    return unique((*front.warnings, *_messages(front.findings)))
+
+
+def _messages(findings: Iterable[Finding]) -> Iterator[str]:
+    """One line a finding; of each code the first few, then how many more there are."""
+    by_code: dict[str, list[str]] = {}
+    for finding in findings:
+        if finding.severity != "info" or not finding.is_about_model:
+            by_code.setdefault(finding.code, []).append(finding.message)
+    for code, messages in by_code.items():
+        yield from messages[:_MOST_OF_A_CODE]
+        if len(messages) > _MOST_OF_A_CODE:
+            yield f"{len(messages) - _MOST_OF_A_CODE} more findings {code!r} are in front.json"
 
 
 def environment_facts(environment: Environment) -> list[tuple[str, str]]:

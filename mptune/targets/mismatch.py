@@ -1,12 +1,32 @@
-"""What of the Jetson here is not what a target's profile holds for."""
+"""Where a target is not the device here: findings and warnings."""
 
 from __future__ import annotations
 
+from mptune.finding import CODES, Finding, Where
 from mptune.targets.jetson import JetsonState, same_memory
 from mptune.targets.target import Target
 
+TARGET_CODE = "target-not-here"
+
 _CLOCK_TOLERANCE = 0.05
 """The steps of the clock are finer; profiles round it."""
+
+
+def not_measured(device: str) -> Finding:
+    """The finding of a search whose latencies are predicted.
+
+    Args:
+        device: what they are predicted for.
+    """
+    return Finding(
+        code=TARGET_CODE,
+        severity=CODES[TARGET_CODE].severity,
+        origin="search",
+        where=Where(),
+        evidence={"target": device},
+        text=f"{device} is not measured here: latency is predicted and errors are emulated",
+        cure="`mptune confirm` measures both on the device",
+    )
 
 
 def profile_warnings(target: Target, jetson: JetsonState) -> tuple[str, ...]:
@@ -35,7 +55,7 @@ def profile_warnings(target: Target, jetson: JetsonState) -> tuple[str, ...]:
 
 
 def _is_module(target: Target, jetson: JetsonState) -> bool:
-    """Whether the module is the profile's; what the device does not say cannot belie it."""
+    """Whether the module is the profile's; what the device does not say is not held against it."""
     if target.kind != "jetson":
         return False
     if jetson.part and target.part_numbers:

@@ -12,6 +12,7 @@ import numpy as np
 
 from mptune.data.numbers import encode_float
 from mptune.errors import MissingPackageError, PlanError
+from mptune.finding import Finding
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation
 from mptune.tuning.fronts.dominance import non_dominated
@@ -46,7 +47,8 @@ class Front:
         evaluations: plans evaluated, seeds and failures counted in.
         failures: those of them that did not build or run, or whose outputs were not finite.
         hypervolume: ``hypervolume()`` of the points, 0 to 1.
-        warnings: one line each.
+        warnings: that have no code, one line each.
+        findings: the most severe first; a warning about groups that the chosen plan keeps in FP32 is ``info``.
         explanation: why groups stay FP32, plan by plan, and what each group costs and gains.
     """
 
@@ -67,6 +69,7 @@ class Front:
     failures: int
     hypervolume: float
     warnings: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
     explanation: Explanation = field(default_factory=Explanation)
 
     def best(self, *, max_error: float | None = None, max_latency_ms: float | None = None) -> Evaluation:
@@ -140,6 +143,7 @@ class Front:
             "evaluations": self.evaluations,
             "failures": self.failures,
             "hypervolume": encode_float(self.hypervolume),
+            "findings": [finding.to_json() for finding in self.findings],
             "warnings": list(self.warnings),
         }
 

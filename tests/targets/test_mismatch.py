@@ -1,4 +1,4 @@
-"""What in a Jetson's state belies a profile."""
+"""Where the device here is not what a profile holds for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mptune.targets.jetson import JetsonState
-from mptune.targets.mismatch import profile_warnings
+from mptune.targets.mismatch import not_measured, profile_warnings
 from mptune.targets.target import load_target
 from tests.targets.jetson_files import NANO
 
@@ -43,3 +43,10 @@ def test_another_module(name: str, state: JetsonState) -> None:
 
 def test_what_is_not_told_is_not_held_against_it() -> None:
     assert profile_warnings(load_target("jetson-orin-nano-4gb"), JetsonState("NVIDIA Jetson Orin Nano")) == ()
+
+
+def test_a_device_that_is_not_measured() -> None:
+    finding = not_measured("Jetson Orin Nano 8 GB")
+    assert (finding.code, finding.severity, finding.origin) == ("target-not-here", "info", "search")
+    assert finding.message.startswith("Jetson Orin Nano 8 GB is not measured here: latency is predicted")
+    assert "`mptune confirm`" in finding.cure

@@ -118,9 +118,7 @@ def open_toolchain(
         return TensorRtToolchain(
             target, workload, settings, provider, passed_over, gpu=gpu, kind=engine, library=library
         )
-    where = f"{target.title} is not here" if gpu is None else f"{gpu.name} cannot be measured ({reason})"
-    warning = f"{where}: latency is predicted and errors are emulated; `mptune confirm` measures both on the device"
-    warnings = (*passed_over, warning)
+    warnings = passed_over if gpu is None else (*passed_over, f"{gpu.name} cannot be measured: {reason}")
     if choice == "tensorrt":
         raise TargetError(
             f"TensorRT builds engines on the device that they are for, and {target.title} is not here",

@@ -23,6 +23,7 @@ from mptune.reporting.text import (
     format_ms,
     format_speedup,
     front_rows,
+    front_warnings,
     group_counts,
     latency_source,
     read_template,
@@ -223,7 +224,7 @@ def _outputs(front: Front) -> str:
 
 
 def _warnings(front: Front) -> str:
-    texts = unique((*front.warnings, *(front.chosen.warnings if front.chosen else ())))
+    texts = unique((*front_warnings(front), *(front.chosen.warnings if front.chosen else ())))
     if not front.limits_met:
         texts = (f"limits not met: {front.chosen_reason}", *texts)
     if not texts:

@@ -17,9 +17,9 @@ from mptune.reporting.text import (
     error_source,
     format_error,
     format_ms,
+    front_warnings,
     latency_source,
     short_path,
-    unique,
 )
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def print_confirmation(confirmation: Confirmation, stream: TextIO | None = None)
     console.print()
     for name, value in _outcome(confirmation):
         console.print(Text.assemble((f"{name:<9}", "dim"), value), soft_wrap=True)
-    for text in unique(front.warnings):
+    for text in front_warnings(front):
         console.print(Text(f"warning: {text}", style="yellow"), soft_wrap=not console.is_terminal)
     if not front.limits_met:
         console.print(Text(f"limits not met: {front.chosen_reason}", style="bold yellow"))

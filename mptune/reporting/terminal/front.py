@@ -21,11 +21,11 @@ from mptune.reporting.text import (
     format_ms,
     format_speedup,
     front_rows,
+    front_warnings,
     group_counts,
     latency_source,
     reason_counts,
     short_path,
-    unique,
 )
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def print_front(front: Front, stream: TextIO | None = None) -> None:
     console.print(_table(front, console.width))
     console.print()
     _facts(console, [("chosen", _chosen(front)), *_kept(front), *_written(front)])
-    for text in unique(front.warnings):
+    for text in front_warnings(front):
         console.print(Text(f"warning: {text}", style="yellow"), soft_wrap=not console.is_terminal)
     if not front.limits_met:
         console.print(Text(f"limits not met: {front.chosen_reason}", style="bold yellow"))

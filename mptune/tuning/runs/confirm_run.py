@@ -29,6 +29,7 @@ from mptune.graph.loading.model import Model
 from mptune.run_json import RunFile, TargetSection
 from mptune.rundir import RunDirectory, open_run
 from mptune.settings import DataSettings, EngineChoice, SearchSettings
+from mptune.targets.mismatch import TARGET_CODE
 from mptune.targets.target import Target, detect_gpus, load_target
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
 from mptune.tuning.listener import Listener
@@ -189,7 +190,8 @@ class Confirming:
         self.directory = RunDirectory(path, path / HOME)
         recorded = self.directory.load()
         self.file = file if recorded is None else recorded.model_copy(update={"choice": file.choice})
-        self._warn(*self.file.warnings)
+        about_data = (finding.message for finding in self.file.findings if not finding.is_about_model)
+        self._warn(*self.file.warnings, *about_data)
         self.directory.save(self.file)
 
     def _fresh_file(self, section: TargetSection, environment: Environment) -> RunFile:
@@ -205,6 +207,7 @@ class Confirming:
             environment=environment,
             choice=search.choice,
             warnings=(*self._about_search(section), *environment.warnings),
+            findings=tuple(finding for finding in search.findings if finding.code != TARGET_CODE),
             confirms=HOME,
         )
 
@@ -215,7 +218,8 @@ class Confirming:
                 f"the search predicted {searched.name}, and this is {section.name}: its ranking was made for another "
                 "device; `mptune search --target` with this one predicts it"
             )
-        if data is not None and data.is_random:
+        is_known = any(finding.code == "random-data" for finding in self._search.findings)
+        if data is not None and data.is_random and not is_known:
             yield "the search had random inputs: its errors say little; give real samples with --data and search again"
 
     def _open_study(self, space: SearchSpace) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mptune.errors import PlanError, RunError
+from mptune.finding import Finding, by_severity
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation, Origin, disagreements
 from mptune.tuning.explanation import Explanation
@@ -45,6 +46,7 @@ class Facts:
         engine: name of the toolchain.
         device: what ran or is predicted.
         warnings: of the run so far, one line each.
+        findings: of the run so far.
         data_dir: the run's data directory, which holds what explanations rest on; None explains nothing.
     """
 
@@ -55,6 +57,7 @@ class Facts:
     engine: str
     device: str
     warnings: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
     data_dir: Path | None = None
 
 
@@ -101,6 +104,7 @@ def build_front(
         *findings(Outcome(points, fp32, evaluations, failures, explanation, is_given=every)),
         *_unconfirmed(points, chosen),
     )
+    plan = (chosen or fp32).plan
     return Front(
         run_dir=facts.run_dir,
         model_path=facts.model_path,
@@ -119,6 +123,7 @@ def build_front(
         failures=record.failed,
         hypervolume=hypervolume(points, fp32, reference_error_of(record.metric, evaluations)),
         warnings=tuple(dict.fromkeys(told)),
+        findings=by_severity(finding.under_plan(plan.fp32_groups) for finding in facts.findings),
         explanation=explanation,
     )
 

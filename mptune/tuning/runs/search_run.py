@@ -14,6 +14,7 @@ from mptune.engines.environment import Environment
 from mptune.engines.toolchains.choose import choose_target, open_toolchain
 from mptune.engines.workload import Workload
 from mptune.errors import RunError
+from mptune.finding import Finding
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import (
     Granularity,
@@ -22,7 +23,8 @@ from mptune.graph.grouping.groups import (
     find_groups,
     groups_sha256,
 )
-from mptune.graph.hazards.find import find_hazards
+from mptune.graph.hazards.find import Hazard, find_hazards
+from mptune.graph.hazards.hazard import hazard_findings
 from mptune.graph.loading.model import Model
 from mptune.run_json import (
     ChoiceSection,
@@ -40,6 +42,7 @@ from mptune.run_json import (
 )
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
+from mptune.targets.mismatch import TARGET_CODE, not_measured
 from mptune.targets.target import Target
 from mptune.tuning.front import Front
 from mptune.tuning.listener import Listener
@@ -117,9 +120,11 @@ class Session:
         self._check_data(data)
         grouped = GroupedModel(self._model, self.groups)
         self._workload = Workload(grouped, self._run.workspace(self._model.path.resolve()))
-        observations, data_warnings = self._observations(data)
-        self._warn(*data_warnings, *observations.warnings)
-        space = self._space(named, observations)
+        observations, data_warnings, data_findings = self._observations(data)
+        self._warn(*data_warnings, *(finding.message for finding in data_findings), *observations.warnings)
+        space, hazards = self._space(named, observations)
+        about_target = [finding for finding in self._file.findings if finding.code == TARGET_CODE]
+        self._save(findings=(*data_findings, *about_target, *hazard_findings(hazards, "search")))
         self._warn(*space.warnings)
         keep_grounds(space, None, self._workload.workspace.data_dir)
         repaired = self._open_study(space, named)
@@ -192,24 +197,26 @@ class Session:
 
     # -- the parts ----------------------------------------------------------------------------------------------
 
-    def _observations(self, data: CalibrationSet) -> tuple[Observations, tuple[str, ...]]:
+    def _observations(self, data: CalibrationSet) -> tuple[Observations, tuple[str, ...], tuple[Finding, ...]]:
+        """What the model showed on the samples, with the warnings and the findings about the samples."""
         settings = self._settings.data_settings
         search, held_out = data.split(self._settings.seed, settings.held_out_fraction, settings.max_search_samples)
         warnings = tuple(dict.fromkeys((*search.warnings, *held_out.warnings)))
+        findings = tuple(dict.fromkeys((*search.findings, *held_out.findings)))
         known = Observations.load(self._run.observed_json)
         if known is not None:
-            return known, warnings
-        self._warn(*warnings)
+            return known, warnings, findings
+        self._warn(*warnings, *(finding.message for finding in findings))
         save_samples(self._workload.workspace, search, held_out)
         seen = observe(self._open_toolchain(), self._listener)
         observations = check_memory(seen, self._model, self._target)
         observations.save(self._run.observed_json)
-        return observations, warnings
+        return observations, warnings, findings
 
-    def _space(self, named: NamedSpace, observations: Observations) -> SearchSpace:
+    def _space(self, named: NamedSpace, observations: Observations) -> tuple[SearchSpace, tuple[Hazard, ...]]:
         roundings = self._workload.bank.roundings
         hazards = find_hazards(self._model, self.groups, observations.absmax, roundings)
-        return make_space(self._model, self.groups, named, hazards, observations.absmax)
+        return make_space(self._model, self.groups, named, hazards, observations.absmax), hazards
 
     def _open_study(self, space: SearchSpace, named: NamedSpace) -> tuple[str, ...]:
         settings = self._settings
@@ -278,7 +285,10 @@ class Session:
             check_target(self._run.path, self._file, section)
             environment = describe_device(toolchain, self._target)
             self._warn(*environment.warnings)
-            self._save(target=section, environment=environment)
+            findings = [not_measured(toolchain.device)] if toolchain.latency_source == "predicted" else []
+            self._warn(*(finding.message for finding in findings))
+            findings += [finding for finding in self._file.findings if finding.code != TARGET_CODE]
+            self._save(target=section, environment=environment, findings=tuple(findings))
             self._toolchain = toolchain
         return self._toolchain
 
@@ -315,6 +325,7 @@ def front_of(run: RunDirectory, file: RunFile, record: StudyRecord) -> Front:
         engine=target.engine,
         device=target.device,
         warnings=file.warnings,
+        findings=file.findings,
         data_dir=run.data,
     )
     settings = SearchSettings(confirm_rounds=file.search.confirm_rounds, latency=file.fixed_settings.latency.settings())

@@ -75,7 +75,6 @@ def test_engines_are_built_beside_predictions(
     ahead: AheadToolchain, fp32: PrecisionPlan, fp16: PrecisionPlan, mlp_workload: Workload
 ) -> None:
     assert (ahead.name, ahead.latency_source, ahead.error_source) == ("tensorrt-rtx", "predicted", "emulated")
-    assert any("is not here" in warning for warning in ahead.environment().warnings)
     assert not isinstance(ahead.reference("held_out"), Failure)
     heard: list[Progress] = []
     ahead.listen(heard.append)
