@@ -25,7 +25,7 @@ _PLAN_HINT = 'a plan is chosen/plan.json of a run, or {"nodes": {"NAME or GLOB":
 
 @dataclass(frozen=True)
 class ResolvedPlan:
-    """A plan with the groups that it speaks of.
+    """A plan with the groups that it gives precisions to.
 
     Attributes:
         groups: of one model.
@@ -39,7 +39,7 @@ class ResolvedPlan:
 
 
 def resolve_plan(model: Model, plan: PrecisionPlan | Path | None, keep_fp32: Sequence[str] = ()) -> ResolvedPlan:
-    """Find the groups that a plan speaks of, or make a plan where there is none.
+    """Find the groups that a plan gives precisions to, or make a plan where there is none.
 
     Args:
         model: the model.
@@ -100,7 +100,7 @@ def _sources(model: Model) -> set[Path]:
 
 
 def _all_fp16(model: Model) -> ResolvedPlan:
-    """FP16 but where it cannot be right; the warnings say where that is."""
+    """FP16 except where a hazard or the group itself rules it out; the warnings name the hazards."""
     groups = find_groups(model)
     pinned = pinned_by_hazards(find_hazards(model, groups))
     names = {group.id: group.name for group in groups}
@@ -162,7 +162,7 @@ def _node_precisions(nodes: Any, path: Path) -> dict[str, Precision]:
 
 
 def _by_groups(model: Model, plan: PrecisionPlan, nodes: Mapping[str, Precision]) -> ResolvedPlan:
-    """The groups that a plan speaks of: it does not say at which granularity it was made, but its nodes tell."""
+    """The groups of a plan, found by trying every granularity: a plan does not record its own."""
     if plan.model_sha256 and plan.model_sha256 != model.sha256:
         raise PlanError(
             f"the plan was made for another model (sha256 {plan.model_sha256[:12]}, {model.path} has "
@@ -184,8 +184,8 @@ def _by_groups(model: Model, plan: PrecisionPlan, nodes: Mapping[str, Precision]
         )
     if nodes:
         found = plan_of_nodes(model, nodes)
-        told = "the plan's groups are another version's: its nodes were taken"
-        return ResolvedPlan(found.groups, found.plan, (told, *found.warnings))
+        warning = "the plan's groups are another version's: its nodes were taken"
+        return ResolvedPlan(found.groups, found.plan, (warning, *found.warnings))
     raise PlanError(
         f"the plan has {len(plan.precision)} groups, which are not those of {model.path}",
         "it was made for another model, or by another version of mptune: search again",

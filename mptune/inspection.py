@@ -85,7 +85,7 @@ class Inspection:
         operators: by FLOPs, the most first.
         rest: what nodes without a precision compute and move together.
         hazards: the most severe first.
-        assumed: symbolic dimension -> the size that FLOPs and bytes are told for; empty where shapes were observed.
+        assumed: symbolic dimension -> the size that FLOPs and bytes are counted for; empty where shapes were observed.
         unknown_shapes: how many FP32 values have no known shape, and count as one element per unknown dimension.
         observed: what the samples are called whose values and shapes were observed; None where none were.
         samples: how many.
@@ -112,7 +112,7 @@ class Inspection:
 
     @property
     def flops(self) -> float:
-        """Of the whole model, one inference."""
+        """FLOPs of the whole model in one inference."""
         return self.rest.flops + sum(g.cost.flops for g in self.groups)
 
     def to_json(self) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def _group(inspected: InspectedGroup) -> dict[str, Any]:
 def inspect_model(
     model: Model, named: NamedSpace, data: Path | None = None, batch: int = 1, budget: int | None = None
 ) -> Inspection:
-    """Take a model apart as a search with this space and these data would.
+    """Find the groups, operators, costs, hazards and pins of a model, as a search with this space and data would.
 
     Args:
         model: the model.
@@ -231,7 +231,7 @@ def inspect_model(
 
 
 def _observe(model: Model, groups: Sequence[LayerGroup], samples: CalibrationSet) -> Mapping[str, TensorRange]:
-    """Run the model over the samples in a worker and see what every value holds."""
+    """Run the model over the samples in a worker and record the range and shape of every value."""
     with tempfile.TemporaryDirectory(prefix="mptune-inspect-") as folder:
         places = [Path(folder) / name for name in ("weights", "data", "engines", "logs")]
         for place in places:

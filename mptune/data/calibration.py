@@ -77,12 +77,12 @@ class CalibrationSet:
     def split(
         self, seed: int, held_out_fraction: float, max_search: int | None
     ) -> tuple[CalibrationSet, CalibrationSet]:
-        """Part the samples by seed into those that the search sees and those that only judge its result.
+        """Split the samples by seed into search samples and held-out samples.
 
         With two or more samples the two parts are disjoint and neither is empty. A single sample is both.
 
         Args:
-            seed: the same seed parts the same samples the same way.
+            seed: the same seed splits the same samples the same way.
             held_out_fraction: share of the samples that is held out.
             max_search: no part holds more samples than this; None takes all.
 
@@ -241,9 +241,9 @@ def _load_folder(path: Path, inputs: Sequence[TensorInfo], settings: DataSetting
     samples: list[Mapping[str, np.ndarray]] = []
     warnings: list[str] = []
     for file in chosen:
-        feed, told = _read_feed(file, inputs)
+        feed, feed_warnings = _read_feed(file, inputs)
         samples.append(_whole_feed(feed, inputs, settings, file.name))
-        warnings += told[: 1 - len(warnings)]  # the same for every file: once is enough
+        warnings += feed_warnings[: 1 - len(warnings)]  # the same for every file: once is enough
     return CalibrationSet(tuple(samples), path.resolve().name, False, tuple(warnings))
 
 

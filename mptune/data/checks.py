@@ -1,4 +1,4 @@
-"""Whether arrays fit a model's inputs: names, types, ranks, dimensions, values. Each misfit is told with its cure."""
+"""Whether arrays fit a model's inputs: names, types, ranks, dimensions, values. Each error names its cure."""
 
 from __future__ import annotations
 
@@ -158,9 +158,9 @@ def check_agreement(feed: Mapping[str, np.ndarray], inputs: Sequence[TensorInfo]
         for dim, size in zip(info.shape or (), feed[info.name].shape, strict=False):
             if not isinstance(dim, str):
                 continue
-            known, other = sizes.setdefault(dim, (size, info.name))
-            if known != size:
+            first, other = sizes.setdefault(dim, (size, info.name))
+            if first != size:
                 raise DataError(
-                    f"{where}: dimension {dim!r} is {known} in input {other!r} and {size} in input {info.name!r}",
+                    f"{where}: dimension {dim!r} is {first} in input {other!r} and {size} in input {info.name!r}",
                     "inputs that share a symbolic dimension need the same size there",
                 )

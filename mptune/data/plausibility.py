@@ -22,7 +22,7 @@ _TOLERANCE = 0.05
 
 @dataclass(frozen=True)
 class RandomLooking:
-    """An input whose samples look drawn.
+    """An input whose samples look like random numbers.
 
     Attributes:
         name: of the input.
@@ -36,7 +36,7 @@ class RandomLooking:
 
     @property
     def reason(self) -> str:
-        """One line."""
+        """What was seen, one line."""
         return (
             f"the samples of input {self.name!r} look like random numbers ({self.distribution}, neighbours correlate"
             f" at {self.correlation:.2f})"
@@ -44,7 +44,7 @@ class RandomLooking:
 
     @property
     def cure(self) -> str:
-        """One line."""
+        """What to do, one line."""
         return "precision is decided on what real inputs make the network compute: give those"
 
 
@@ -123,7 +123,7 @@ def _finding(code: str, where: Where, evidence: Mapping[str, int | float | str],
 
 
 def random_looking(samples: Sequence[Mapping[str, np.ndarray]]) -> tuple[RandomLooking, ...]:
-    """The inputs whose values look drawn, unless another floating-point input of rank 3 or more looks real.
+    """The inputs that look like random numbers, unless another floating-point input of rank 3 or more looks real.
 
     A model that takes noise beside an image (diffusion, flow matching) is fed as it should be.
     """
@@ -169,7 +169,7 @@ def _distribution(values: np.ndarray) -> str:
 
 
 def _correlation(array: np.ndarray, axis: int) -> float:
-    """Of neighbours along an axis."""
+    """Correlation of neighbouring values along an axis."""
     if array.shape[axis] < _MIN_LENGTH:
         return 0.0
     values = np.moveaxis(np.asarray(array, np.float64), axis, 0)

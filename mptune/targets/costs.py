@@ -22,18 +22,18 @@ from mptune.graph.plan import Precision
 Shape = tuple[int, ...]
 
 VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout"})
-"""Operators that only look at their first input in another way: no traffic, no kernel."""
+"""Operators that only give their first input another shape: no traffic, no kernel."""
 
 _METADATA = frozenset({"Shape", "Size", "Constant"})
-"""Operators that touch no element at run time."""
+"""Operators that read and write no element at run time."""
 
 _PARTIAL_READS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
-"""Operators that read of their first input only what they return."""
+"""Operators that read only those elements of their first input that they return."""
 
 _CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 
 _CONVOLUTIONAL_SHARE = 0.1
-"""Convolutions with more than this share of the FLOPs are a good part of a model's work."""
+"""A model in which convolutions have more than this share of the FLOPs counts as convolutional."""
 
 _INPUT_COSTS: Mapping[str, float] = {
     **dict.fromkeys(("Softmax", "LogSoftmax"), 5.0),
@@ -75,7 +75,7 @@ class GroupCost:
 class ShapeTable:
     """Concrete shapes: observed ones first, then the model's own with symbolic sizes filled in from what was observed.
 
-    A dimension that nothing tells counts as 1.
+    An unknown dimension counts as 1.
     """
 
     def __init__(self, model: Model, observed: Mapping[str, Shape]) -> None:
@@ -179,7 +179,7 @@ def is_convolution(node: Node) -> bool:
 
 
 def is_convolutional(model: Model, shapes: Mapping[str, Shape]) -> bool:
-    """Whether convolutions are a good part of a model's work: of the FLOPs that tensor cores can take.
+    """Whether convolutions have a large share of a model's work, of the FLOPs that tensor cores can compute.
 
     Args:
         model: the model.
@@ -195,7 +195,7 @@ def is_convolutional(model: Model, shapes: Mapping[str, Shape]) -> bool:
 
 
 class _Counter:
-    """Who reads and writes what, looked through views. A unit is a group or a kernel: names of its nodes."""
+    """Which units read and write which values; views count as the value behind them. A unit is a group or a kernel."""
 
     def __init__(self, model: Model, units: Sequence[Sequence[str]], shapes: ShapeTable) -> None:
         self._model = model
@@ -273,7 +273,7 @@ def item_bytes(model: Model, tensor: str, float_bytes: int) -> int:
 
 
 def node_flops(node: Node, shapes: ShapeTable) -> tuple[float, bool]:
-    """FLOPs of one node, and whether tensor cores can take them.
+    """FLOPs of one node, and whether tensor cores can compute them.
 
     Convolutions and matrix products by their definitions in the ONNX operator reference; other operators one FLOP per
     output element, reductions and norms by their inputs.

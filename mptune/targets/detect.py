@@ -1,4 +1,4 @@
-"""Which GPUs are here, asked of the driver's own tool or of a Jetson's device tree. Loads no CUDA, never raises."""
+"""Which GPUs this machine has, by nvidia-smi or a Jetson's device tree. Loads no CUDA, never raises."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Gpu:
     Attributes:
         name: as the driver or the device tree has it.
         compute_capability: None where the driver is too old to say.
-        memory_gb: total, GB (10^9 bytes); on a Jetson what CPU and GPU share. None where it is not told.
+        memory_gb: total, GB (10^9 bytes); on a Jetson what CPU and GPU share. None where it is unknown.
         driver: version of the driver, or of L4T on a Jetson.
         index: as CUDA counts the visible devices.
         is_jetson: an integrated GPU of a Jetson module.
-        part: number of the Jetson module; empty where it is not told.
-        max_mhz: highest clock that a Jetson's power mode allows; None where it is not told.
+        part: number of the Jetson module; empty where it is unknown.
+        max_mhz: highest clock that a Jetson's power mode allows; None where it is unknown.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Gpu:
 
 
 def detect_gpus(root: Path = Path("/"), timeout_s: float = TIMEOUT_S) -> tuple[Gpu, ...]:
-    """List the GPUs that CUDA would see here; empty where there is none or none can be asked.
+    """List the GPUs that CUDA would see here; empty where there is none or nvidia-smi does not answer.
 
     ``CUDA_VISIBLE_DEVICES`` is respected where it holds indices or UUIDs of whole GPUs.
 

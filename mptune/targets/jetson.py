@@ -1,4 +1,4 @@
-"""A Jetson as its own files describe it: module, JetPack, power mode, clocks; and what of that belies a profile.
+"""A Jetson as its own files describe it: module, JetPack, power mode, clocks, memory.
 
 Nothing here is assumed from a table of power modes: their caps differ from module to module and from one JetPack to
 the next, so they are read on the device. Never raises: what cannot be read is None or empty.
@@ -35,7 +35,7 @@ _MEMORY_TOLERANCE = 0.15
 
 @dataclass(frozen=True)
 class JetsonState:
-    """A Jetson at one moment; None or empty where it does not say.
+    """A Jetson at one moment; None or empty where a value is unknown.
 
     Attributes:
         model: of the device tree, such as ``NVIDIA Jetson Orin Nano Developer Kit``.
@@ -48,7 +48,7 @@ class JetsonState:
         gpu_mhz: clock of the GPU now.
         gpu_min_mhz: lowest clock that the governor may choose; equal to the highest where ``jetson_clocks`` ran.
         gpu_max_mhz: highest clock that the power mode allows.
-        memory_mhz: clock of the memory now; told to root only.
+        memory_mhz: clock of the memory now; only root can read it.
     """
 
     model: str
@@ -73,7 +73,7 @@ class JetsonState:
         return cls(**{**document, "power_modes": tuple(document["power_modes"])})
 
     def facts(self) -> list[tuple[str, str]]:
-        """The device as (name, value) lines, what is not known left out."""
+        """The device as (name, value) lines; unknown values are left out."""
         clock = ""
         if self.gpu_max_mhz is not None:
             now = "" if self.gpu_mhz is None else f"{self.gpu_mhz:.0f} of "
@@ -155,7 +155,7 @@ def _power_modes(root: Path) -> dict[int, str]:
 
 
 def _power_mode(root: Path, modes: Mapping[int, str]) -> str:
-    """What ``nvpmodel -q`` says; where it says nothing, what it has left in its file of state."""
+    """The power mode by ``nvpmodel -q``, else by nvpmodel's status file."""
     asked = re.search(r"^NV Power Mode:\s*(\S+)", _ask(root / _NVPMODEL, "-q"), re.MULTILINE)
     if asked:
         return asked[1].removeprefix("MODE_")
@@ -175,7 +175,7 @@ def _gpu_clocks(root: Path) -> dict[str, float]:
 
 
 def _ask(tool: Path, *arguments: str) -> str:
-    """What a tool prints; nothing where it is not there, fails or hangs."""
+    """What a tool prints; empty where it is missing, fails or hangs."""
     if not tool.is_file():
         return ""
     try:

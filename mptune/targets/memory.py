@@ -47,7 +47,7 @@ class MemoryNeed:
 
 
 def memory_need(model: Model, shapes: Mapping[str, Shape]) -> MemoryNeed:
-    """Walk through a model and see what is alive.
+    """Sum up which values are alive at each node of a model.
 
     Args:
         model: the model.
@@ -92,7 +92,7 @@ def _peak(model: Model, table: ShapeTable, float_bytes: int) -> tuple[int, str]:
 
 
 def _ends(model: Model) -> dict[str, int]:
-    """Value that has memory of its own -> index of the last node that reads it or looks at it in another shape."""
+    """Value that has memory of its own -> index of the last node that reads it, directly or through a view."""
     root: dict[str, str] = {}
     ends: dict[str, int] = {}
     outputs = {info.name for info in model.outputs}

@@ -30,7 +30,7 @@ def not_measured(device: str) -> Finding:
 
 
 def profile_warnings(target: Target, jetson: JetsonState) -> tuple[str, ...]:
-    """What of the device here is not what a profile's figures hold for, one line each, ending with what to do."""
+    """Where the device here differs from the one that a profile describes, one line each, ending with what to do."""
     warnings = []
     if not _is_module(target, jetson):
         memory = "" if jetson.memory_gb is None else f", {jetson.memory_gb:g} GB"
@@ -55,7 +55,7 @@ def profile_warnings(target: Target, jetson: JetsonState) -> tuple[str, ...]:
 
 
 def _is_module(target: Target, jetson: JetsonState) -> bool:
-    """Whether the module is the profile's; what the device does not say is not held against it."""
+    """Whether the module is the profile's; a value that the device does not report rules nothing out."""
     if target.kind != "jetson":
         return False
     if jetson.part and target.part_numbers:

@@ -1,4 +1,4 @@
-"""Asks nvidia-smi, the driver's own tool. Nothing else in mptune starts it."""
+"""Runs nvidia-smi, the driver's own tool. Nothing else in mptune starts it."""
 
 from __future__ import annotations
 

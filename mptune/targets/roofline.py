@@ -223,7 +223,7 @@ def _bytes_per_ms(target: Target, execution: Execution) -> float:
 
 @dataclass(frozen=True)
 class _Edge:
-    """A float tensor between groups: who makes it, who reads it, whether an FP32 reader is fixed."""
+    """A float tensor between groups: its producer, its readers, whether a reader is always FP32."""
 
     tensor: str
     producer: str | None
@@ -232,7 +232,7 @@ class _Edge:
 
 
 def _edges(model: Model, groups: Sequence[LayerGroup]) -> list[_Edge]:
-    """Every FP32 tensor, constants left out, that changes hands between groups or between a group and what is FP32.
+    """Every FP32 tensor, constants left out, between two groups or between a group and what is always FP32.
 
     Follows ``mptune.graph.casting.value_types``, which decides where Casts stand.
     """

@@ -153,7 +153,7 @@ def match_target(gpu: Gpu) -> Target:
     """The profile of a GPU: by its module's number, else by name and memory; else a stand-in.
 
     Of several profiles of one Jetson module, that whose clock is nearest to the highest that the power mode allows;
-    where that is not known, the slowest, which promises least.
+    where that is not known, the slowest, whose prediction is the most cautious.
 
     The stand-in has the GPU's own name, compute capability and memory; the other figures are those of the profile
     whose compute capability is nearest (newer rather than older, then the smaller device), and their sources say so.
@@ -186,12 +186,12 @@ def match_target(gpu: Gpu) -> Target:
 
 
 def _named(target: Target, gpu: Gpu) -> int:
-    """How much of the GPU's name the profile knows, in letters."""
+    """How many letters of the GPU's name the profile's names match."""
     return max((len(name) for name in target.gpu_names if name.lower() in gpu.name.lower()), default=0)
 
 
 def _clocked(target: Target, gpu: Gpu) -> tuple[float, float]:
-    """The larger, the nearer the profile's clock is to the device's; then the lower the clock."""
+    """Sort key: largest for the profile whose clock is nearest to the device's, then for the lower clock."""
     mhz = target.gpu_mhz or 0.0
     if gpu.max_mhz is None or not mhz:
         return 0.0, -mhz
@@ -209,7 +209,7 @@ def _fits(target: Target, gpu: Gpu) -> bool:
 
 
 def _distance(target: Target, gpu: Gpu, kind: TargetKind) -> tuple[float, ...]:
-    major, minor = gpu.compute_capability or (8, 6)  # the commonest of those whose driver is too old to say
+    major, minor = gpu.compute_capability or (8, 6)  # the most common among GPUs whose driver is too old to report it
     there = target.compute_capability or (0, 0)
     steps = 10 * (there[0] - major) + there[1] - minor
     return (float(target.kind != kind), abs(steps) + (0.5 if steps < 0 else 0.0), target.fp16_tflops)

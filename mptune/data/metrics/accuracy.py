@@ -125,11 +125,11 @@ class OutputError:
         )
 
     def _of(self, metric: str) -> list[tuple[float, ...]]:
-        found = [statistics[metric] for statistics in self.per_output.values() if metric in statistics]
-        if not found:
+        values = [statistics[metric] for statistics in self.per_output.values() if metric in statistics]
+        if not values:
             taken = sorted({name for statistics in self.per_output.values() for name in statistics})
             raise unknown_metric(metric, taken)
-        return found
+        return values
 
     @property
     def non_finite(self) -> int:
@@ -161,10 +161,10 @@ class OutputError:
         )
 
 
-def unknown_metric(metric: str, known: Sequence[str]) -> SettingsError:
+def unknown_metric(metric: str, names: Sequence[str]) -> SettingsError:
     """The error for a metric that does not exist, with close matches."""
-    close = difflib.get_close_matches(metric, known, 3)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known)}"
+    close = difflib.get_close_matches(metric, names, 3)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(names)}"
     return SettingsError(f"unknown metric {metric!r}", f"{hint}; your own: script.py:function")
 
 
@@ -270,16 +270,16 @@ def _statistics(name: str, output: np.ndarray, reference: np.ndarray, number: in
 def _accumulate(output: np.ndarray, reference: np.ndarray, sums: _Sums) -> np.ndarray:
     """Add everything up chunk by chunk; returns the absolute differences."""
     differences = np.empty(reference.size, np.float64)
-    kept = 0
+    filled = 0
     for start in range(0, reference.size, _CHUNK):
         wanted = reference[start : start + _CHUNK].astype(np.float64)
         got = output[start : start + _CHUNK].astype(np.float64)
         finite = np.isfinite(wanted)
         if not finite.all():
             wanted, got = wanted[finite], got[finite]
-        absolute = differences[kept : kept + wanted.size]
+        absolute = differences[filled : filled + wanted.size]
         np.abs(got - wanted, out=absolute)
-        kept += wanted.size
+        filled += wanted.size
         sums.non_finite += int(np.count_nonzero(~np.isfinite(got)))
         sums.reference_squared += float(wanted @ wanted)
         sums.output_squared += float(got @ got)
@@ -287,7 +287,7 @@ def _accumulate(output: np.ndarray, reference: np.ndarray, sums: _Sums) -> np.nd
         sums.absolute += float(absolute.sum())
         relative = (absolute / np.maximum(np.abs(wanted), RELATIVE_FLOOR)).max(initial=0.0)
         sums.max_rel = float(np.maximum(sums.max_rel, relative))  # np.maximum keeps NaN, max() may not
-    return differences[:kept]
+    return differences[:filled]
 
 
 def _finish(differences: np.ndarray, sums: _Sums) -> dict[str, float]:

@@ -83,8 +83,8 @@ def load_metric(spec: str) -> TaskMetric:
     module = _run(path)
     function = getattr(module, name, None)
     if function is None:
-        known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        close = difflib.get_close_matches(name, known, 1) or known[:1]
+        functions = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        close = difflib.get_close_matches(name, functions, 1) or functions[:1]
         raise DataError(f"{path} has no function {name!r}", f"did you mean {close[0]!r}?" if close else _SIGNATURE)
     if not callable(function):
         raise DataError(f"{name!r} in {path} is not a function", _SIGNATURE)

@@ -26,8 +26,8 @@ class Hazard:
     """One place where FP16 cannot hold a value, or where a runtime is known to go wrong.
 
     Attributes:
-        severity: ``error``: FP16 cannot be right here, the group is pinned to FP32; ``warning``: it may be; ``info``:
-            good to know.
+        severity: ``error``: the values do not fit FP16, so the group is pinned to FP32; ``warning``: they may not fit;
+            ``info``: good to know.
         kind: ``overflow``, ``vanishing`` or ``epsilon`` of constants; ``range`` or ``underflow`` of values seen on
             data; ``norm`` written out; ``broadcast``; ``int64``; ``input`` that looks random.
         group: id of the layer group that would be FP16 there; None where no group is.
