@@ -45,7 +45,7 @@ from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.sampler.precision import PrecisionSampler
 from mptune.tuning.sampler.trials import TIMING_ATTR, set_feasible
 from mptune.tuning.space import SearchSpace, load_space, make_space
-from mptune.tuning.steps.emulated import Oracle
+from mptune.tuning.steps.emulated import PlanEmulator
 from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, find_sensitivity, make_prior
 
 AROUND = "around the front"
@@ -86,10 +86,10 @@ class Search:
         sensitivity = find_sensitivity(self.space, toolchain, "relative_l2", path, Silent())
         return make_prior(self.space, sensitivity, self.bench.terms, exact=False)
 
-    def _oracle(self, run: Run) -> Oracle:
+    def _emulator(self, run: Run) -> PlanEmulator:
         """What lets the sampler ask for the errors of plans before one is built."""
         path = self.bench.space.data_dir / f"emulated-{run.seed}.json"
-        return Oracle(self.space, cast("Toolchain", self.bench.toolchain), "relative_l2", path, Silent())
+        return PlanEmulator(self.space, cast("Toolchain", self.bench.toolchain), "relative_l2", path, Silent())
 
     def _bits(self, row: Sequence[bool] | Bools) -> str:
         """A plan of the free groups as the bench's text."""
@@ -98,7 +98,7 @@ class Search:
 
     def sampler(self, run: Run) -> BaseSampler:
         if run.sampler == "precision":
-            return PrecisionSampler(self.prior, seed=run.seed, emulate=self._oracle(run))
+            return PrecisionSampler(self.prior, seed=run.seed, emulate=self._emulator(run))
         return make_compared(run.sampler, run.seed, len(self.space.free))
 
     def run(self, run: Run) -> None:

@@ -17,7 +17,7 @@ REFERENCE_ERROR = 3e-2
 """Relative L2 error past which a plan is worth nothing (SEARCH.md, reference point of the hypervolume)."""
 
 ERROR_FLOOR = 1e-7
-"""About the relative rounding error of FP32: errors below it are not told apart."""
+"""About the relative rounding error of FP32: smaller errors count as equal."""
 
 
 def gains(latency_ms: Floats, base_ms: Floats | float) -> Floats:

@@ -61,13 +61,13 @@ class Outcome:
 
 
 def findings(outcome: Outcome) -> tuple[str, ...]:
-    """What a person must know before trusting the front."""
+    """What to know before trusting the front."""
     faster = [p for p in outcome.points if faster_beyond_noise(p, outcome.fp32)]
     found = [] if faster else [_why_nothing_is_faster(outcome)]
-    if faster and _errs_like_fp32(outcome):
+    if faster and _has_errors_of_fp32(outcome):
         found.append(
-            "no plan errs more than all-FP32 does, so the fastest is the best: if that is a surprise, see that the "
-            "calibration data reach the whole model"
+            "no plan has a larger error than all-FP32, so the fastest is the best: if that is a surprise, check that "
+            "the calibration data reach the whole model"
         )
     elif (
         faster
@@ -84,8 +84,8 @@ def findings(outcome: Outcome) -> tuple[str, ...]:
     spread = _half_width(outcome.fp32)
     if spread > NOISY:
         found.append(
-            f"the baseline's latency is known to +-{spread:.0%} only, and plans that are closer cannot be told apart: "
-            "the front shows those that can"
+            f"the baseline's latency is known to +-{spread:.0%} only, and plans that are closer cannot be "
+            "distinguished: the front shows those that can"
         )
     return tuple(found)
 
@@ -122,7 +122,7 @@ def _sampled(points: Sequence[Evaluation]) -> bool:
     return any(point.origin == ORIGIN_SAMPLER for point in points)
 
 
-def _errs_like_fp32(outcome: Outcome) -> bool:
+def _has_errors_of_fp32(outcome: Outcome) -> bool:
     floor = max(outcome.fp32.error_value, ERROR_FLOOR)
     return bool(outcome.mixed) and all(e.error_value <= floor for e in outcome.mixed)
 

@@ -1,4 +1,4 @@
-"""Whether two rankings of the same plans agree: Kendall's tau, and the pairs that can be told apart."""
+"""Whether two rankings of the same plans agree: Kendall's tau, and the pairs that differ beyond noise."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FEWEST_PAIRS = 3
 """Of fewer pairs nothing can be said."""
 
 ERRORS_APART = 1.1
-"""Errors whose ratio is smaller are not told apart: so far do emulated and measured ones differ by themselves."""
+"""Errors with a smaller ratio count as equal: emulated and measured errors of one plan differ this much."""
 
 Pair = tuple[Evaluation, Evaluation]
 """The same plan as the search saw it, and as it was measured now."""

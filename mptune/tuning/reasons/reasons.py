@@ -1,10 +1,9 @@
 """Computes explanations from what a run directory holds: pins, one-group errors, latency terms and the evaluations.
 
 Nothing is measured, and neither the model nor the device is needed: ``mptune report`` explains anywhere. A reason is
-told at the margin: what would change if this one group of this one plan became FP16 as well, by the additive law with
-the terms that all builds together have taught (``mptune.tuning.sampler``). Where a group errs so much that
-it counts and its Casts do not pay either, the error is the reason: the Casts may be there only because its neighbours
-err.
+a marginal one: what would change if this one group of this one plan became FP16 as well, by the additive model with the
+terms fitted to all builds (``mptune.tuning.sampler``). If a group's error is large and its Casts do not pay either, the
+error is the reason: the Casts may be there only because of its neighbours' errors.
 """
 
 from __future__ import annotations
@@ -222,7 +221,7 @@ class _Reasons:
         if gain is not None and saves_ms is not None and gain <= 0 and saves_ms <= 0:
             return Reason.BOUNDARIES, "FP16 saves nothing in it"
         if error is not None and _raises(evaluation.error_value, error):
-            return Reason.ERROR, f"alone it errs {error:.1e}{_saving(saves_ms)}"
+            return Reason.ERROR, f"its error alone is {error:.1e}{_saving(saves_ms)}"
         if gain is not None and saves_ms is not None and saves_ms <= 0:
             casts = f"FP16 would save {gain:.2g} ms, and the Casts for it cost {gain - saves_ms:.2g} ms"
             return Reason.BOUNDARIES, casts
@@ -232,11 +231,11 @@ class _Reasons:
         if saves_ms is not None and saves_ms < LEAST_GAIN * self._base_ms:
             return Reason.BOUNDARIES, f"FP16 would save {saves_ms:.2g} ms, too little to be timed"
         if tried is not None:
-            return Reason.ERROR, f"with it in FP16 this plan errs {tried.error_value:.1e}{_saving(saves_ms)}"
+            return Reason.ERROR, f"with it in FP16 the error of this plan is {tried.error_value:.1e}{_saving(saves_ms)}"
         if error is None or saves_ms is None:
             lacking = "one-group error" if error is None else "gain"
             return Reason.UNKNOWN, f"the search did not ask for its {lacking}"
-        return Reason.UNTRIED, f"alone it errs {error:.1e}{_saving(saves_ms)}: a larger budget may try it"
+        return Reason.UNTRIED, f"its error alone is {error:.1e}{_saving(saves_ms)}: a larger budget may try it"
 
     def worths(
         self, points: Sequence[Evaluation], chosen: Evaluation | None, kept: Mapping[str, Sequence[Kept]]

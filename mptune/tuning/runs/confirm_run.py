@@ -254,8 +254,8 @@ class Confirming:
                     self._listener.stage(f"round {number + 1} of {rounds}: a fresh process, held-out samples")
                     measure_again(todo, record, toolchain, settings, self._listener)
         baseline = record.baseline()
-        told = () if baseline is None else check_baseline(baseline.error, tf32=settings.tf32)
-        self.file = self.file.model_copy(update={"warnings": tuple(dict.fromkeys((*self.file.warnings, *told)))})
+        warnings = () if baseline is None else check_baseline(baseline.error, tf32=settings.tf32)
+        self.file = self.file.model_copy(update={"warnings": tuple(dict.fromkeys((*self.file.warnings, *warnings)))})
         self.directory.save(self.file)
 
     def _sound(self) -> list[Evaluation]:

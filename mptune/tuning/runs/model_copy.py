@@ -24,7 +24,7 @@ from mptune.rundir import RunDirectory
 
 MODEL_FILE = "model.onnx"
 SEAL_FILE = "model.json"
-"""Which model the copy is of, and the copy's own hash: what a journey has damaged is told."""
+"""The hashes of the model and of its copy, so that a damaged copy is detected."""
 
 _FORMAT = 1
 
@@ -53,7 +53,7 @@ def has_copy(run: RunDirectory, file: RunFile) -> bool:
 
 
 def load_copy(run: RunDirectory, file: RunFile) -> Model:
-    """Load the copy; its hash is the original's, since plans are told apart by it.
+    """Load the copy; its hash is the original's, since plans refer to it.
 
     Raises:
         RunError: there is none, or it is not what was written.

@@ -96,7 +96,7 @@ def build_front(
         baselines = [fp32] if fp16 is None else [fp32, fp16]
         explanation = explain(record, facts.data_dir, points, baselines, chosen)
     failures = [failure for _, _, failure in record.failures()]
-    told = (
+    warnings = (
         *facts.warnings,
         *fp32.latency.warnings,
         *(plan.warning for plan in dropped),
@@ -122,7 +122,7 @@ def build_front(
         evaluations=record.spent,
         failures=record.failed,
         hypervolume=hypervolume(points, fp32, reference_error_of(record.metric, evaluations)),
-        warnings=tuple(dict.fromkeys(told)),
+        warnings=tuple(dict.fromkeys(warnings)),
         findings=by_severity(finding.under_plan(plan.fp32_groups) for finding in facts.findings),
         explanation=explanation,
     )

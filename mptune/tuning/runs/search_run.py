@@ -53,7 +53,7 @@ from mptune.tuning.record.study import open_study
 from mptune.tuning.runs.result import Choice, Facts, build_front
 from mptune.tuning.space import NamedSpace, SearchSpace, load_space, make_space
 from mptune.tuning.steps.baseline import check_baseline
-from mptune.tuning.steps.emulated import EMULATED_JSON, Oracle
+from mptune.tuning.steps.emulated import EMULATED_JSON, PlanEmulator
 from mptune.tuning.steps.prepare import (
     Observations,
     check_memory,
@@ -93,7 +93,7 @@ class Session:
         self._opener = opener
         self._stack = contextlib.ExitStack()
         self._toolchain: Toolchain | None = None
-        self._oracle: Oracle | None = None
+        self._emulator: PlanEmulator | None = None
         self._target: Target | None = None
         self._told: set[str] = set()
         self._file: RunFile
@@ -131,10 +131,10 @@ class Session:
         self._warn(*repaired)
         self._search(space)
         baseline = self.record.baseline()
-        told = () if baseline is None else check_baseline(baseline.error, tf32=self._settings.tf32)
+        about_baseline = () if baseline is None else check_baseline(baseline.error, tf32=self._settings.tf32)
         environment = self.environment
         about = () if environment is None else environment.warnings
-        warnings = (*data_warnings, *observations.warnings, *about, *space.warnings, *told, *repaired)
+        warnings = (*data_warnings, *observations.warnings, *about, *space.warnings, *about_baseline, *repaired)
         self._save(warnings=tuple(dict.fromkeys(warnings)))
         return front_of(self._run, self._file, self.record)
 
@@ -239,7 +239,7 @@ class Session:
         if record.spent < settings.budget and not done:
             if settings.sampler == "precision":
                 self._guide(space)
-            emulated = None if self._oracle is None else self._oracle.recall
+            emulated = None if self._emulator is None else self._emulator.recall
             stop = Tuner(record, space, self._open_toolchain(), settings, self._listener, emulated=emulated).run()
             self._listener.stage(f"stopped: {stop.value}")
         baseline = record.baseline()
@@ -265,8 +265,8 @@ class Session:
         keep_grounds(space, prior, self._workload.workspace.data_dir)
         if toolchain.error_source == "measured" and toolchain.emulation_holds:
             path = self._workload.workspace.data_dir / EMULATED_JSON
-            self._oracle = Oracle(space, toolchain, metric, path, self._listener, sensitivity.errors)
-        self.record.guide(prior, self._settings.seed, self._oracle)
+            self._emulator = PlanEmulator(space, toolchain, metric, path, self._listener, sensitivity.errors)
+        self.record.guide(prior, self._settings.seed, self._emulator)
         self._listener.stage("searching")
 
     def _open_toolchain(self) -> Toolchain:

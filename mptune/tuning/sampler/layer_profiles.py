@@ -19,7 +19,7 @@ are believed as much as so many observations say otherwise:"""
 _BELIEF = 20.0
 
 _LARGEST_DEGREE = 10
-"""Boundaries of a group that are told apart."""
+"""Boundaries of a group that have terms of their own."""
 
 
 class Profiles:

@@ -1,4 +1,4 @@
-"""Emulated errors of plans, asked for before anything is built; each plan is emulated once, whatever asks for it."""
+"""Emulated errors of plans, computed before anything is built; each plan is emulated once."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _FAILED = EmulatedError(math.inf, 0)
 
 @dataclass(frozen=True)
 class EmulatedErrors:
-    """What is known of the plans that were emulated.
+    """The emulated errors of a run's plans.
 
     Attributes:
         metric: the statistic.
-        errors: plan's fingerprint -> its error.
+        errors: fingerprint of the plan -> its error.
     """
 
     metric: str
@@ -59,10 +59,10 @@ class EmulatedErrors:
         return cls(metric, {})
 
 
-class Oracle:
-    """Says what plans will err, before ``PrecisionSampler`` proposes one of them.
+class PlanEmulator:
+    """Emulates the errors of plans before ``PrecisionSampler`` proposes one of them.
 
-    For a toolchain that measures errors itself: elsewhere an evaluation is an emulation and as quick.
+    For a toolchain that measures errors: with any other, an evaluation is itself an emulation, and as quick.
     """
 
     def __init__(
@@ -74,15 +74,15 @@ class Oracle:
         listener: Listener,
         alone: Mapping[str, float] | None = None,
     ) -> None:
-        """Wire the parts; what an earlier run left in the file is known.
+        """Read the errors that an earlier run left in the file.
 
         Args:
             space: turns choices into plans.
             toolchain: emulates; its reference is taken already.
             metric: the objective statistic.
             path: file that keeps the errors, written after every call that asked for new ones.
-            listener: hears when the machine fails.
-            alone: free group -> error of the plan with that group alone in FP16, where it is known.
+            listener: receives a warning when the machine fails.
+            alone: free group -> error of the plan with that group alone in FP16, if already emulated.
         """
         self._space = space
         self._toolchain = toolchain
@@ -91,8 +91,8 @@ class Oracle:
         self._listener = listener
         fp32 = PrecisionPlan.uniform(space.model_sha256, [g.id for g in space.groups], Precision.FP32)
         plans = {fp32.replace({g: Precision.FP16}).fingerprint: error for g, error in (alone or {}).items()}
-        self._known = {plan: EmulatedError(error, None) for plan, error in plans.items()}
-        self._known.update(EmulatedErrors.load(path, metric).errors)
+        self._errors = {plan: EmulatedError(error, None) for plan, error in plans.items()}
+        self._errors.update(EmulatedErrors.load(path, metric).errors)
         self._works = True
 
     def __call__(self, choices: Sequence[Mapping[str, str]]) -> list[float]:
@@ -105,15 +105,15 @@ class Oracle:
             RunError: the file cannot be written, or the disk is full.
         """
         plans = [self._space.plan(one) for one in choices]
-        new = {plan.fingerprint: plan for plan in plans if plan.fingerprint not in self._known}
+        new = {plan.fingerprint: plan for plan in plans if plan.fingerprint not in self._errors}
         if new and self._works:
             self._emulate(new)
-        found = (self._known.get(plan.fingerprint) for plan in plans)
-        return [math.nan if error is None else error.value for error in found]
+        errors = (self._errors.get(plan.fingerprint) for plan in plans)
+        return [math.nan if error is None else error.value for error in errors]
 
     def recall(self, plan: PrecisionPlan) -> EmulatedError | None:
-        """What was emulated of a plan; None where nothing was, or where it failed."""
-        error = self._known.get(plan.fingerprint)
+        """The emulated error of a plan; None if it was not emulated, or failed."""
+        error = self._errors.get(plan.fingerprint)
         return None if error is None or error == _FAILED else error
 
     def _emulate(self, plans: Mapping[str, PrecisionPlan]) -> None:
@@ -124,9 +124,9 @@ class Oracle:
             self._listener.warning(f"the search goes on without emulating plans before they are built: {error.message}")
             return
         # Another search in the same run directory may have added some meanwhile.
-        self._known = {**EmulatedErrors.load(self._path, self._metric).errors, **self._known}
-        self._known.update(zip(plans, errors, strict=True))
-        EmulatedErrors(self._metric, self._known).save(self._path)
+        self._errors = {**EmulatedErrors.load(self._path, self._metric).errors, **self._errors}
+        self._errors.update(zip(plans, errors, strict=True))
+        EmulatedErrors(self._metric, self._errors).save(self._path)
 
 
 def emulate_plans(toolchain: Toolchain, plans: Sequence[PrecisionPlan], metric: str) -> list[EmulatedError]:

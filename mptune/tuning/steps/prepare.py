@@ -110,8 +110,8 @@ def check_memory(observations: Observations, model: Model, target: Target | None
     """The observations with a warning where the model will not fit the target's memory."""
     if target is None:
         return observations
-    told = memory_warnings(memory_need(model, observations.shapes), target)
-    return replace(observations, warnings=(*observations.warnings, *told))
+    about_memory = memory_warnings(memory_need(model, observations.shapes), target)
+    return replace(observations, warnings=(*observations.warnings, *about_memory))
 
 
 def samples_sha256(data: CalibrationSet) -> str:

@@ -24,7 +24,7 @@ SENSITIVITY_JSON = "sensitivity.json"
 """Name of the file in the run's data directory."""
 
 _AT_A_TIME = 8
-"""Groups per job: what an interrupted run takes again, and how often progress is told."""
+"""Groups per job: an interrupted run repeats at most one job, and progress is reported after each."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def find_sensitivity(
         toolchain: emulates; its reference is taken already.
         metric: the objective statistic.
         path: file that keeps the result, written after every few groups.
-        listener: hears how far it is.
+        listener: receives the progress.
 
     Raises:
         RunError: the machine failed, or the file cannot be written.

@@ -75,9 +75,9 @@ class Tuner:
             space: what may vary, and the seeds.
             toolchain: evaluates plans on the search samples; its reference is taken already.
             settings: budget, timeout, retries, seed.
-            listener: hears of every outcome.
+            listener: receives every outcome.
             clock: seconds, monotonic.
-            emulated: gives what is known of a plan by emulation, to keep it beside what is measured.
+            emulated: gives the emulated error of a plan, which is recorded beside the measured one.
         """
         self._record = record
         self._space = space
@@ -112,7 +112,7 @@ class Tuner:
                 return Stop.TIMEOUT
             if has_converged(self._record, self._settings):
                 return Stop.CONVERGED
-            # Failures of earlier sessions do not count: what made them fail may have been mended.
+            # Failures of earlier sessions do not count: their cause may have been removed.
             if len(self._record.failures()) - failures >= HOPELESS and not self._has_run_fp16():
                 return Stop.HOPELESS
             proposal = self._next()
@@ -222,11 +222,11 @@ class Tuner:
         evaluation = self._judged(proposal, measurement)
         if proposal.origin == ORIGIN_FP32:
             try:
-                told = check_baseline(measurement.error, tf32=self._settings.tf32)
+                warnings = check_baseline(measurement.error, tf32=self._settings.tf32)
             except BaselineError:
-                self._record.release(proposal)  # Not recorded: once its cause is mended, it is measured anew.
+                self._record.release(proposal)  # Not recorded: it is measured again when the cause is removed.
                 raise
-            for text in told:
+            for text in warnings:
                 self._listener.warning(text)
         self._record.tell_evaluation(proposal, evaluation, measurement.group_times_ms)
         done, budget = self._record.spent, self._settings.budget

@@ -17,7 +17,7 @@ SEED = make_evaluation(5.0, 1e-3, width=0.1, origin=ORIGIN_FP16, number=2)
 FOUND = make_evaluation(4.0, 2e-3, width=0.1, origin=ORIGIN_SAMPLER, number=3)
 
 
-def told(
+def advice(
     points: Sequence[Evaluation],
     evaluations: Sequence[Evaluation] = (),
     failures: Sequence[Failure] = (),
@@ -30,33 +30,33 @@ def told(
 
 def test_a_front_that_beats_nobody_says_so() -> None:
     slow = make_evaluation(9.9, 1e-3, width=0.1, number=1)
-    assert "FP16 does not pay on this target" in told([FP32], [FP32, slow])
+    assert "FP16 does not pay on this target" in advice([FP32], [FP32, slow])
 
 
 def test_a_front_of_seeds_says_so_unless_there_is_no_more() -> None:
     beaten = make_evaluation(7.0, 2e-3, width=0.1, number=4)
-    assert "only seeds" in told([SEED, FP32], [FP32, SEED, beaten])
-    assert "only seeds" in told([SEED, FP32], [FP32, SEED, beaten], free=8)
-    assert told([SEED, FP32], [FP32, SEED, beaten], free=1) == ""
-    assert told([FOUND, SEED, FP32]) == ""
+    assert "only seeds" in advice([SEED, FP32], [FP32, SEED, beaten])
+    assert "only seeds" in advice([SEED, FP32], [FP32, SEED, beaten], free=8)
+    assert advice([SEED, FP32], [FP32, SEED, beaten], free=1) == ""
+    assert advice([FOUND, SEED, FP32]) == ""
 
 
 def test_a_budget_that_went_to_the_seeds() -> None:
-    assert "nothing was searched" in told([SEED, FP32], free=8)
-    assert told([SEED, FP32], free=1) == "", "both plans were tried"
-    assert told([SEED, FP32]) == "", "a run that does not know its groups says nothing about them"
-    assert "only all-FP32 was evaluated" in told([FP32])
+    assert "nothing was searched" in advice([SEED, FP32], free=8)
+    assert advice([SEED, FP32], free=1) == "", "both plans were tried"
+    assert advice([SEED, FP32]) == "", "a run that does not know its groups says nothing about them"
+    assert "only all-FP32 was evaluated" in advice([FP32])
 
 
 def test_the_first_failure_is_told_where_nothing_ran() -> None:
     failures = [Failure(Stage.BUILD, FailureKind.ERROR, "no kernel"), Failure(Stage.RUN, FailureKind.CRASH, "boom")]
-    assert "no plan with FP16 in it ran" in told([FP32], failures=failures)
-    assert "build, error: no kernel" in told([FP32], failures=failures)
+    assert "no plan with FP16 in it ran" in advice([FP32], failures=failures)
+    assert "build, error: no kernel" in advice([FP32], failures=failures)
     broken = make_evaluation(1.0, float("nan"), number=5)
-    assert "finite outputs" in told([FP32], [FP32, broken])
+    assert "finite outputs" in advice([FP32], [FP32, broken])
 
 
 @pytest.mark.parametrize(("width", "is_noisy"), [(0.4, False), (0.7, True)])
 def test_a_noisy_baseline(width: float, is_noisy: bool) -> None:
     fp32 = make_evaluation(10.0, 1e-7, width=width, origin=ORIGIN_FP32)
-    assert ("cannot be told apart" in told([FOUND, fp32], fp32=fp32)) is is_noisy
+    assert ("cannot be distinguished" in advice([FOUND, fp32], fp32=fp32)) is is_noisy

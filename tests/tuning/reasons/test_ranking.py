@@ -1,4 +1,4 @@
-"""Rankings: Kendall's tau against values known by hand, and the pairs that can be told apart."""
+"""Rankings: Kendall's tau against values known by hand, and the pairs that differ beyond noise."""
 
 from __future__ import annotations
 

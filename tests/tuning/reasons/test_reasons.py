@@ -64,20 +64,20 @@ def test_each_reason_where_it_holds(open_record: OpenRecord, tmp_path: Path, sou
         assert [k.group for k in kept] == list(point.plan.fp32_groups)
         assert all(k.name and k.why for k in kept)
     middle = next(p for p in front if set(p.plan.fp16_groups) == {"g001", "g003", "g005"})
-    told = {k.group: k for k in explanation.of(middle.plan.fingerprint)}
-    assert {g: k.reason for g, k in told.items()} == {
+    kept_groups = {k.group: k for k in explanation.of(middle.plan.fingerprint)}
+    assert {g: k.reason for g, k in kept_groups.items()} == {
         "g000": Reason.PINNED,
         "g002": Reason.ERROR,
         "g004": Reason.OVERFLOW,
         "g006": Reason.BOUNDARIES,
         "g007": Reason.BOUNDARIES,
     }
-    assert told["g000"].why == pin.reason
-    assert told["g002"].one_group_error == pytest.approx(2e-2)
-    assert "2.0e-02" in told["g002"].why
-    assert told["g004"].one_group_error == math.inf
-    assert told["g006"].why == "FP16 saves nothing in it"
-    assert "the Casts for it cost 0.05 ms" in told["g007"].why
+    assert kept_groups["g000"].why == pin.reason
+    assert kept_groups["g002"].one_group_error == pytest.approx(2e-2)
+    assert "2.0e-02" in kept_groups["g002"].why
+    assert kept_groups["g004"].one_group_error == math.inf
+    assert kept_groups["g006"].why == "FP16 saves nothing in it"
+    assert "the Casts for it cost 0.05 ms" in kept_groups["g007"].why
     json.dumps(explanation.to_json("relative_l2"), allow_nan=False)
 
 

@@ -111,7 +111,7 @@ def test_fp16_is_slower_everywhere(source: str) -> None:
 
 def test_all_errors_are_zero() -> None:
     done = search(law=lambda ids: {"errors": dict.fromkeys(ids, 0.0), "fp32_error": 0.0})
-    assert "no plan errs more than all-FP32 does, so the fastest is the best" in done.said
+    assert "no plan has a larger error than all-FP32, so the fastest is the best" in done.said
     assert done.front.chosen == done.front.fp16
     assert done.front.points == (done.front.fp16,)
 
@@ -133,9 +133,9 @@ def test_a_budget_below_the_number_of_seeds(budget: int, says: str) -> None:
 def test_a_noise_of_20_percent() -> None:
     done = search(toolchain=lambda _: {"noise": 0.2})
     assert "close other programs and lock the clocks" in done.said
-    assert "cannot be told apart" in done.said
+    assert "cannot be distinguished" in done.said
     quiet = search(out=Path("quiet.mptune"))
-    assert "told apart" not in quiet.said
+    assert "distinguished" not in quiet.said
     assert len(done.front.points) < len(quiet.front.points)
     for faster, slower in zip(done.front.points, done.front.points[1:], strict=False):
         assert faster.latency.ci95_ms[1] < slower.latency.ci95_ms[0], "noise makes no points"

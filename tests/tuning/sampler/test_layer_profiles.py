@@ -1,4 +1,4 @@
-"""Profiles are summed up as statistics says, and neighbourhoods are told apart."""
+"""Profiles are summed up as statistics says, and neighbourhoods have terms of their own."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_SAMPLER, EmulatedError, Evaluation, disagreements
 from mptune.tuning.listener import Silent
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.emulated import EMULATED_JSON, EmulatedErrors, Oracle
+from mptune.tuning.steps.emulated import EMULATED_JSON, EmulatedErrors, PlanEmulator
 from mptune.tuning.steps.tuner import Tuner
 from tests.conftest import save_mlp
 from tests.fakes import FAST, Diary, FakeToolchain, Law, make_plan
@@ -32,45 +32,47 @@ def choices(space: SearchSpace, *rows: str) -> list[dict[str, str]]:
     return [dict(space.choices(make_plan(bits))) for bits in rows]
 
 
-def make_oracle(space: SearchSpace, toolchain: FakeToolchain, folder: Path, diary: Diary | None = None) -> Oracle:
-    return Oracle(space, toolchain, METRIC, folder / EMULATED_JSON, diary or Diary())
+def make_emulator(
+    space: SearchSpace, toolchain: FakeToolchain, folder: Path, diary: Diary | None = None
+) -> PlanEmulator:
+    return PlanEmulator(space, toolchain, METRIC, folder / EMULATED_JSON, diary or Diary())
 
 
 def test_each_plan_is_emulated_once_also_after_a_restart(tmp_path: Path) -> None:
     space = make_small_space(4)
     toolchain = make_toolchain(space)
-    oracle = make_oracle(space, toolchain, tmp_path)
+    emulator = make_emulator(space, toolchain, tmp_path)
     rows = choices(space, "1000", "0110", "1000")
-    errors = oracle(rows)
+    errors = emulator(rows)
     assert errors == [pytest.approx(toolchain.law.error(make_plan(bits))) for bits in ("1000", "0110", "1000")]
     assert toolchain.emulated == [make_plan("1000").fingerprint, make_plan("0110").fingerprint]
-    assert oracle(rows[:1]) == errors[:1]
+    assert emulator(rows[:1]) == errors[:1]
     again = make_toolchain(space)
-    later = make_oracle(space, again, tmp_path)
+    later = make_emulator(space, again, tmp_path)
     assert later(rows) == errors
     assert again.emulated == []
     later(choices(space, "0001"))
     assert again.emulated == [make_plan("0001").fingerprint]
-    assert Oracle(space, again, "max_abs", tmp_path / EMULATED_JSON, Diary()).recall(make_plan("0001")) is None
+    assert PlanEmulator(space, again, "max_abs", tmp_path / EMULATED_JSON, Diary()).recall(make_plan("0001")) is None
 
 
 def test_what_is_known_of_single_groups_is_not_emulated_again(tmp_path: Path) -> None:
     space = make_small_space(3)
     toolchain = make_toolchain(space)
-    oracle = Oracle(space, toolchain, METRIC, tmp_path / "e.json", Diary(), {"g001": 0.25, "g002": math.inf})
-    assert oracle(choices(space, "010", "001")) == [0.25, math.inf]
+    emulator = PlanEmulator(space, toolchain, METRIC, tmp_path / "e.json", Diary(), {"g001": 0.25, "g002": math.inf})
+    assert emulator(choices(space, "010", "001")) == [0.25, math.inf]
     assert toolchain.emulated == []
-    assert oracle.recall(make_plan("010")) == EmulatedError(0.25, None)
+    assert emulator.recall(make_plan("010")) == EmulatedError(0.25, None)
 
 
 def test_what_overflows_or_fails_is_infinite(tmp_path: Path) -> None:
     space = make_small_space(4)
     toolchain = make_toolchain(space, emulation_fails={"g001"}, non_finite={"g002"})
-    oracle = make_oracle(space, toolchain, tmp_path)
-    errors = oracle(choices(space, "1000", "0100", "0010"))
+    emulator = make_emulator(space, toolchain, tmp_path)
+    errors = emulator(choices(space, "1000", "0100", "0010"))
     assert [math.isinf(error) for error in errors] == [False, True, True]
-    assert oracle.recall(make_plan("0100")) is None, "it failed: nothing is known of the outputs"
-    assert oracle.recall(make_plan("0010")) == EmulatedError(math.inf, 2)
+    assert emulator.recall(make_plan("0100")) is None, "it failed: nothing is known of the outputs"
+    assert emulator.recall(make_plan("0010")) == EmulatedError(math.inf, 2)
     assert EmulatedErrors.load(tmp_path / EMULATED_JSON, METRIC).errors == {
         make_plan("1000").fingerprint: EmulatedError(errors[0], 2),
         make_plan("0100").fingerprint: EmulatedError(math.inf, 0),
@@ -81,17 +83,17 @@ def test_what_overflows_or_fails_is_infinite(tmp_path: Path) -> None:
 def test_a_fault_of_the_machine_is_told_once_and_then_nothing_is_asked(tmp_path: Path) -> None:
     space, diary, asked = make_small_space(2), Diary(), []
     toolchain = make_toolchain(space)
-    oracle = make_oracle(space, toolchain, tmp_path, diary)
-    (known,) = oracle(choices(space, "10"))
+    emulator = make_emulator(space, toolchain, tmp_path, diary)
+    (known,) = emulator(choices(space, "10"))
 
     def emulate(plans: object) -> Failure:
         asked.append(plans)
         return Failure(Stage.RUN, FailureKind.DEVICE_LOST, "gone")
 
     toolchain.emulate = emulate  # type: ignore[method-assign, assignment]
-    assert [math.isnan(error) for error in oracle(choices(space, "01", "10"))] == [True, False]
-    assert math.isnan(oracle(choices(space, "11"))[0])
-    assert oracle(choices(space, "10")) == [known]
+    assert [math.isnan(error) for error in emulator(choices(space, "01", "10"))] == [True, False]
+    assert math.isnan(emulator(choices(space, "11"))[0])
+    assert emulator(choices(space, "10")) == [known]
     assert len(asked) == 1
     (warning,) = diary.warnings
     assert "without emulating" in warning
@@ -151,9 +153,9 @@ def test_a_run_tells_how_many_plans_disagree() -> None:
 def test_what_was_emulated_is_kept_beside_what_is_measured(open_record: OpenRecord, tmp_path: Path) -> None:
     space = make_small_space(6)
     record, toolchain = open_record(space), make_toolchain(space)
-    oracle = make_oracle(space, toolchain, tmp_path)
-    (error,) = oracle(choices(space, "111111"))
-    Tuner(record, space, toolchain, SearchSettings(budget=3), Silent(), emulated=oracle.recall).run()
+    emulator = make_emulator(space, toolchain, tmp_path)
+    (error,) = emulator(choices(space, "111111"))
+    Tuner(record, space, toolchain, SearchSettings(budget=3), Silent(), emulated=emulator.recall).run()
     found = [e.emulated for e in record.evaluations()]
     assert found == [None, error, None]
     assert record.evaluations()[1].to_point()["error"]["emulated"] == error
