@@ -84,7 +84,7 @@ def _measure_plan(row: Row, rewriter: Rewriter, emulator: Emulator, plan: Precis
         verify(rewriter, plan, typed)
         row.valid += 1
         row.casts += rewriter.boundaries(plan)
-        feed = feeds(rewriter.flow.model)
+        feed = feeds(rewriter.types.model)
         run(typed, feed)
         run(emulator.write(plan, folder / "emulated.onnx"), feed)
         row.ran += 1

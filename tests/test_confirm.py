@@ -22,7 +22,7 @@ from mptune.engines.workload import Workload
 from mptune.errors import BaselineError, DataError, RunError, TargetError
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
-from mptune.graph.plan import PrecisionPlan
+from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.weights import WeightBank
 from mptune.rundir import read_run
 from mptune.settings import LatencySettings
@@ -497,7 +497,7 @@ def test_for_real_from_a_prediction_to_what_onnx_runtime_measures(
     assert main(["report", str(home)]) == 3
     assert main(["confirm", "device/model.mptune", "--target", "cpu"]) == 0, "its own choice again"
     bank = WeightBank.write(load_model(home / "chosen" / "model.onnx"), place / "bank")
-    assert bank.fp32
+    assert bank.places[Precision.FP32]
 
 
 @pytest.mark.parametrize(

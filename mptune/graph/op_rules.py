@@ -1,7 +1,8 @@
-"""Which inputs and outputs of a node may change to FP16.
+"""Which inputs and outputs of a node may change to a reduced precision, and to which.
 
 The operators' own schemas decide: an input or output follows the node's precision when its type constraint admits
-both ``tensor(float)`` and ``tensor(float16)``. ``_EXCEPTIONS`` holds, with its reason, what the schemas cannot say.
+``tensor(float)`` and the reduced type, such as ``tensor(float16)``. ``_EXCEPTIONS`` holds, with its reason, what the
+schemas cannot say.
 """
 
 from __future__ import annotations
@@ -14,22 +15,25 @@ import onnx
 
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import TensorInfo
+from mptune.graph.plan import REDUCED, Precision
 
-_BOTH = frozenset({"tensor(float)", "tensor(float16)"})
+_SCHEMA_TYPES: Mapping[Precision, str] = {Precision.FP32: "tensor(float)", Precision.FP16: "tensor(float16)"}
 
 
 @dataclass(frozen=True)
 class NodeRule:
-    """What FP16 would change about one node.
+    """What a reduced precision would change about one node.
 
     Attributes:
+        precisions: the reduced precisions that it can run in; none where it has no precision of its own.
         inputs: positions of the FP32 inputs that follow the node's precision.
         outputs: positions of the FP32 outputs that follow it.
-        reads_any: positions of FP32 inputs that take either type as it comes, without a Cast.
+        reads_any: positions of FP32 inputs that take any type as it comes, without a Cast.
         attribute: name of the attribute that states the output's type (``to`` of Cast); None where types say it all.
         fixed: why the node has no precision of its own; None where it has one, or nothing of FP32 type.
     """
 
+    precisions: frozenset[Precision] = frozenset()
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
     reads_any: tuple[int, ...] = ()
@@ -83,7 +87,7 @@ _OPAQUE: Mapping[str, str] = {
 
 
 def node_rule(model: Model, node: Node) -> NodeRule:
-    """What FP16 would change about ``node``."""
+    """What a reduced precision would change about ``node``."""
     if not node.is_standard:
         return NodeRule(fixed=f"operator of the domain {node.domain!r}: its types are not known to ONNX")
     if node.has_subgraph:
@@ -102,24 +106,26 @@ def _standard_rule(node: Node, info: Callable[[str], TensorInfo], opset: int) ->
         return NodeRule(fixed=exception.reason)
     float_inputs = [i for i, name in enumerate(node.inputs) if name and info(name).is_float32]
     if node.op_type in _READS_ANY:
-        return _reads_any_rule(node, float_inputs, info)
+        return _reads_any_rule(node, schema, float_inputs, info)
     if node.op_type == "ConstantOfShape":
-        return _constant_of_shape_rule(node, info)
+        return _constant_of_shape_rule(node, schema, info)
     for name in (*node.inputs, *node.outputs):
         if name and info(name).dtype in _OPAQUE:
             return NodeRule(fixed=f"{name!r} is {_OPAQUE[info(name).dtype]}")
     kept = exception.inputs if exception else frozenset()
-    inputs = tuple(i for i in float_inputs if i not in kept and schema.input_admits_fp16(i))
+    inputs = tuple(i for i in float_inputs if i not in kept and schema.admitted(schema.input_type(i)))
     bound = {schema.input_type(i) for i in inputs}
     outputs = tuple(
         i for i, name in enumerate(node.outputs) if name and info(name).is_float32 and schema.output_type(i) in bound
     )
     if not inputs:
         return NodeRule(fixed=f"{node.op_type} takes no input that could be FP16" if float_inputs else None)
-    return NodeRule(inputs, outputs)
+    return NodeRule(frozenset.intersection(*map(schema.admitted, bound)), inputs, outputs)
 
 
-def _reads_any_rule(node: Node, float_inputs: list[int], info: Callable[[str], TensorInfo]) -> NodeRule:
+def _reads_any_rule(
+    node: Node, schema: _Schema, float_inputs: list[int], info: Callable[[str], TensorInfo]
+) -> NodeRule:
     reads_any = tuple(float_inputs)
     makes_float = node.op_type == "Cast" and info(node.outputs[0]).is_float32
     if not makes_float:
@@ -128,23 +134,28 @@ def _reads_any_rule(node: Node, float_inputs: list[int], info: Callable[[str], T
         return NodeRule(reads_any=reads_any, fixed="computes nothing: folded where a plan makes it needless")
     if info(node.inputs[0]).dtype == "string":
         return NodeRule(fixed="parses text; done once in FP32, then cast")
-    return NodeRule((), (0,), reads_any, "to")
+    return NodeRule(schema.admitted(schema.output_type(0)), (), (0,), reads_any, "to")
 
 
-def _constant_of_shape_rule(node: Node, info: Callable[[str], TensorInfo]) -> NodeRule:
-    makes_float = bool(node.outputs) and info(node.outputs[0]).is_float32
-    return NodeRule(outputs=(0,) if makes_float else (), attribute="value" if makes_float else None)
+def _constant_of_shape_rule(node: Node, schema: _Schema, info: Callable[[str], TensorInfo]) -> NodeRule:
+    if not node.outputs or not info(node.outputs[0]).is_float32:
+        return NodeRule()
+    return NodeRule(schema.admitted(schema.output_type(0)), outputs=(0,), attribute="value")
 
 
 @dataclass(frozen=True)
 class _Schema:
-    """The part of an operator's schema that typing needs: formal types per position, and what each admits."""
+    """The part of an operator's schema that typing needs: formal types per position, and what each admits.
+
+    Attributes:
+        admits: type parameter -> the reduced precisions that it admits besides FP32.
+    """
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     variadic_input: bool
     variadic_output: bool
-    both: frozenset[str]
+    admits: Mapping[str, frozenset[Precision]]
 
     def input_type(self, position: int) -> str:
         return self.inputs[min(position, len(self.inputs) - 1) if self.variadic_input else position]
@@ -152,8 +163,8 @@ class _Schema:
     def output_type(self, position: int) -> str:
         return self.outputs[min(position, len(self.outputs) - 1) if self.variadic_output else position]
 
-    def input_admits_fp16(self, position: int) -> bool:
-        return self.input_type(position) in self.both
+    def admitted(self, type_parameter: str) -> frozenset[Precision]:
+        return self.admits.get(type_parameter, frozenset())
 
 
 @cache
@@ -162,12 +173,17 @@ def _schema(op_type: str, opset: int) -> _Schema | None:
         schema = onnx.defs.get_schema(op_type, opset, "")
     except onnx.defs.SchemaError:
         return None
-    both = frozenset(c.type_param_str for c in schema.type_constraints if frozenset(c.allowed_type_strs) >= _BOTH)
+    allowed = {c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints}
+    admits = {
+        parameter: frozenset(p for p in REDUCED if _SCHEMA_TYPES[p] in types)
+        for parameter, types in allowed.items()
+        if _SCHEMA_TYPES[Precision.FP32] in types
+    }
     variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
     return _Schema(
         tuple(p.type_str for p in schema.inputs),
         tuple(p.type_str for p in schema.outputs),
         bool(schema.inputs) and schema.inputs[-1].option == variadic,
         bool(schema.outputs) and schema.outputs[-1].option == variadic,
-        both,
+        admits,
     )

@@ -24,6 +24,10 @@ class Precision(str, Enum):
         return self.value
 
 
+REDUCED: tuple[Precision, ...] = tuple(precision for precision in Precision if precision is not Precision.FP32)
+"""The precisions that a plan may lower a group to."""
+
+
 @dataclass(frozen=True)
 class PrecisionPlan:
     """An immutable assignment of a precision to every layer group of one model.
@@ -111,5 +115,5 @@ class PrecisionPlan:
         try:
             precision = {str(g): Precision(p) for g, p in document["precision"].items()}
         except ValueError as error:
-            raise PlanError(f"{source}: {error}", "precisions are 'fp16' and 'fp32'") from None
+            raise PlanError(f"{source}: {error}", f"a precision is one of: {', '.join(Precision)}") from None
         return cls(str(document.get("model_sha256", "")), precision)

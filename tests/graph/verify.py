@@ -50,7 +50,7 @@ def same_graph(one: onnx.GraphProto, other: onnx.GraphProto) -> bool:
 
 def verify(rewriter: Rewriter, plan: PrecisionPlan, path: Path) -> None:
     """The written model is valid, keeps its interface, realises the plan, and spends no Cast in vain."""
-    model = rewriter.flow.model
+    model = rewriter.types.model
     graph = typed_graph(path, model)
     _interface_is_kept(model, graph)
     _plan_is_realised(rewriter, plan, graph)
@@ -58,7 +58,7 @@ def verify(rewriter: Rewriter, plan: PrecisionPlan, path: Path) -> None:
     before = sum(n.op_type == "Cast" for n in model.nodes)
     added = sum(n.op_type == "Cast" for n in graph.node) - before
     assert added == rewriter.boundaries(plan)
-    if not rewriter.flow.own_casts:
+    if not rewriter.types.own_casts:
         assert added == ideal_casts(rewriter, plan)
 
 
@@ -74,19 +74,19 @@ def _plan_is_realised(rewriter: Rewriter, plan: PrecisionPlan, graph: onnx.Graph
     types = value_types(graph)
     nodes = {n.name: n for n in graph.node}
     assert len(nodes) == len(graph.node), "node names are unique"
-    index = {n.name: n.index for n in rewriter.flow.model.nodes}
+    index = {n.name: n.index for n in rewriter.types.model.nodes}
     for name, precision in rewriter.node_precisions(plan).items():
         wanted = TensorProto.FLOAT16 if precision is Precision.FP16 else TensorProto.FLOAT
-        rule = rewriter.flow.rules[index[name]]
+        rule = rewriter.types.rules[index[name]]
         realised = {types.get(nodes[name].output[i], wanted) for i in rule.outputs}
         realised |= {types.get(nodes[name].input[i], wanted) for i in rule.inputs}
         assert realised <= {wanted}, name
-    for node in rewriter.flow.model.nodes:  # what has no precision keeps every type
+    for node in rewriter.types.model.nodes:  # what has no precision keeps every type
         if node.name in nodes and node.name not in rewriter.node_precisions(plan) and node.op_type != "Cast":
             for old, new in zip(
                 (*node.inputs, *node.outputs), (*nodes[node.name].input, *nodes[node.name].output), strict=True
             ):
-                info = rewriter.flow.model.info(old)
+                info = rewriter.types.model.info(old)
                 if new in types and info.is_float32 and node.op_type not in ("Shape", "Size"):
                     assert types[new] == TensorProto.FLOAT, (node.name, new)
 
@@ -118,7 +118,7 @@ def _casts_are_needed(model: Model, graph: onnx.GraphProto) -> None:
 
 def ideal_casts(rewriter: Rewriter, plan: PrecisionPlan) -> int:
     """One Cast for each value and type that crosses, counted from the plan alone (for models without own Casts)."""
-    model, rules = rewriter.flow.model, rewriter.flow.rules
+    model, rules = rewriter.types.model, rewriter.types.rules
     precision = rewriter.node_precisions(plan)
     made: dict[str, Precision] = {}
     wanted: dict[str, set[Precision]] = {o.name: {Precision.FP32} for o in model.outputs}

@@ -14,7 +14,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from mptune.graph.casting.value_types import Flow
+from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -176,7 +176,7 @@ class TestLaw:
             chosen = data.draw(st.sets(st.sampled_from([g.id for g in groups])))
             plan = plan_of(model, groups, chosen)
             crossed = {b.tensor for b in roofline(model, groups, DEVICE, {}).boundaries if b.is_crossed(plan)}
-            assert crossed == set(Flow(model, groups).resolve(plan).crossing)
+            assert crossed == set(ValueTypes(model, groups).resolve(plan).casts)
 
     def test_fixed_readers_and_producers(self, model: Model, groups) -> None:
         found = {b.tensor: b for b in roofline(model, groups, DEVICE, {}).boundaries}

@@ -25,7 +25,7 @@ from mptune.engines.worker.child import Job, WorkerState
 from mptune.engines.workload import Workload
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model
-from mptune.graph.plan import PrecisionPlan
+from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.switched import SwitchedEmulator
 from mptune.graph.writing.waists import Stretch, Waist, find_stretches
@@ -270,7 +270,7 @@ class Emulation:
             tuple(frozenset(switches[group] for group in plan.fp16_groups) for plan in plans),
             tuple(switches[group] for group in groups),
             *self._judged(which, few),
-            keep=sum(place.length for place in self._workload.bank.fp32.values()) <= _KEPT_BYTES,
+            keep=sum(place.length for place in self._workload.bank.places[Precision.FP32].values()) <= _KEPT_BYTES,
         )
         return self._call(job)
 

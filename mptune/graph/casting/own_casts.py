@@ -7,15 +7,16 @@ Under the all-FP32 plan every Cast stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 
 import onnx
 
-from mptune.graph.casting.name_sets import Marked
 from mptune.graph.loading.model import Model, Node
+from mptune.graph.plan import Precision
 
 _FLOATS = ("float", "float16")
+_FOLDED = frozenset({Precision.FP32, Precision.FP16})
 
 
 @dataclass(frozen=True)
@@ -71,22 +72,33 @@ class Folds:
 
 
 class Folding:
-    """Resolves the model's own Casts under one plan; marks what that makes cross, and which constants it reads."""
+    """Resolves the model's own Casts under one plan; adds the Casts and constants that this makes necessary.
+
+    Only FP16 is folded: what a node reads in another reduced precision it reads from the FP32 form.
+    """
 
     def __init__(
         self,
         named: frozenset[str],
+        constant_names: Container[str],
         is_fp16: Callable[[str], bool],
-        crossing: Marked,
-        constants_fp16: Marked,
-        constants_fp32: Marked,
+        casts: dict[str, set[Precision]],
+        constants: dict[str, set[Precision]],
     ) -> None:
+        """Start before the first node.
+
+        Args:
+            named: what keeps its FP32 form and its name under any plan.
+            constant_names: the constants of FP32 type.
+            is_fp16: whether a value is computed in FP16, by the model itself or by the plan.
+            casts: value -> the precisions that it is cast to; is added to.
+            constants: constant -> the precisions that it is needed in; is added to.
+        """
         self._named = named
-        self._is_fp16 = is_fp16  # computed in FP16, by the model itself or by the plan
-        self._crossing = crossing
-        self._constants = constants_fp32.names
-        self._constants_fp16 = constants_fp16
-        self._constants_fp32 = constants_fp32
+        self._constant_names = constant_names
+        self._is_fp16 = is_fp16
+        self._casts = casts
+        self._constants = constants
         self._root: dict[str, str] = {}
         self._planned: dict[str, bool] = {}
         self._narrow: dict[str, str] = {}
@@ -95,26 +107,29 @@ class Folding:
         self._read_wide: set[str] = set()
         self._read_any: set[str] = set()
 
-    def pass_cast(self, cast: OwnCast, half: Set[str]) -> None:
-        """Note a Cast of the model, in topological order."""
+    def pass_cast(self, cast: OwnCast, is_planned: Callable[[str], bool]) -> None:
+        """Note a Cast of the model, in topological order; ``is_planned``: whether the plan computes a value in FP16."""
         root = self._root.get(cast.source, cast.source)
         if cast.widens and not self._is_fp16(root) and self._is_fp16(cast.source):
             root = cast.source  # FP32 rounded to FP16 and back: only its FP16 form is the same value
         self._root[cast.result] = root
-        self._planned[cast.result] = root in half
+        self._planned[cast.result] = is_planned(root)
 
-    def read(self, name: str, in_fp16: bool) -> None:
-        """Note that a node reads the FP32 result of a Cast."""
+    def read(self, name: str, precision: Precision) -> None:
+        """Note that a node reads the FP32 result of a Cast in ``precision``."""
         root = self._root[name]
-        if in_fp16:
+        if precision not in _FOLDED:
+            self._need_cast(name, precision)
+            self._read_wide.add(name)
+        elif precision is Precision.FP16:
             self._narrow[name] = root
-            if root in self._constants:
-                self._constants_fp16.add(root)
+            if root in self._constant_names:
+                self._need_constant(root, Precision.FP16)
             elif not self._is_fp16(root):
-                self._crossing.add(root)
+                self._need_cast(root, Precision.FP16)
         elif self._planned[name] and name not in self._named:
             self._wide[name] = root
-            self._crossing.add(root)
+            self._need_cast(root, Precision.FP32)
         else:
             self._read_wide.add(name)
 
@@ -135,28 +150,37 @@ class Folding:
                 folded[cast.result] = root
             elif not stays:
                 either[cast.result] = root
-                if root in self._constants and cast.result in self._read_any:
-                    self._constants_fp32.add(root)
+                if root in self._constant_names and cast.result in self._read_any:
+                    self._need_constant(root, Precision.FP32)
             elif self._may_adopt(cast) and root not in adopted:
                 adopted[root] = cast
                 stays = False
             if not stays:
                 dropped.add(cast.index)
                 self._passed.add(cast.source)
-            elif root in self._constants:
-                self._constants_fp32.add(root)
+            elif root in self._constant_names:
+                self._need_constant(root, Precision.FP32)
             elif not self._planned[cast.result]:
                 self._read_wide.add(cast.source)
         return Folds(self._narrow, self._wide, either, folded, adopted, frozenset(dropped))
 
+    def _need_cast(self, value: str, precision: Precision) -> None:
+        self._casts.setdefault(value, set()).add(precision)
+
+    def _need_constant(self, name: str, precision: Precision) -> None:
+        self._constants.setdefault(name, set()).add(precision)
+
+    def _is_cast(self, value: str, precision: Precision) -> bool:
+        return precision in self._casts.get(value, ())
+
     def _may_adopt(self, cast: OwnCast) -> bool:
         """Whether the Cast is an output and computes what the plan needs of its root anyway."""
         root = self._root[cast.result]
-        if root not in self._crossing or cast.result not in self._named:
+        if cast.result not in self._named:
             return False
         if cast.widens:
-            return self._planned[cast.result] and root not in self._named
-        return not self._is_fp16(root)
+            return self._planned[cast.result] and root not in self._named and self._is_cast(root, Precision.FP32)
+        return not self._is_fp16(root) and self._is_cast(root, Precision.FP16)
 
     def _widening_stays(self, cast: OwnCast) -> bool:
         name = cast.result
@@ -170,8 +194,8 @@ class Folding:
         root = self._root[cast.result]
         if cast.result in self._named:
             return True
-        if self._planned[cast.result] or root in self._constants_fp16:
+        if self._planned[cast.result] or Precision.FP16 in self._constants.get(root, ()):
             return False
         if self._is_fp16(root):  # the model's own: folds where nothing else needs the FP32 form between them
             return cast.source in self._named or not self._is_passed(cast.source)
-        return root not in self._crossing
+        return not self._is_cast(root, Precision.FP16)

@@ -1,4 +1,4 @@
-"""Which type every FP32 value takes under a plan, and which values are needed in the other type as well.
+"""Which type every FP32 value of a model takes under a plan, and in which other types it is needed as well.
 
 The one place that decides it, for the typed model (``rewrite``), its emulation (``emulate``) and the count of Casts.
 """
@@ -6,15 +6,13 @@ The one place that decides it, for the typed model (``rewrite``), its emulation 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from mptune.errors import PlanError
-from mptune.graph.casting.name_sets import Flags, Marked, Names
 from mptune.graph.casting.own_casts import Folding, Folds, OwnCast, own_cast
 from mptune.graph.grouping.groups import LayerGroup
-from mptune.graph.loading.model import Model
+from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import all_graphs
 from mptune.graph.op_rules import NodeRule, node_rule
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -25,71 +23,68 @@ class Resolution:
     """What a plan means for each node and value.
 
     Attributes:
-        fp16_nodes: whether each node runs in FP16, [nodes].
-        half: values that their node computes in FP16.
-        crossing: values that are needed in the type they are not computed in: one Cast each, in topological order.
-        constants_fp16: constants that some node reads in FP16.
-        constants_fp32: constants that some node reads as they are.
+        node_precisions: what each node runs in, [nodes]; FP32 for one without a precision of its own.
+        computed: value -> the precision that its node computes it in, where that is not FP32.
+        casts: value -> the precisions that it is needed in besides the one it is computed in: one Cast each.
+        constants: FP32 constant -> the precisions that it is needed in.
         folds: what becomes of the model's own Casts between FP32 and FP16.
     """
 
-    fp16_nodes: Flags
-    half: Marked
-    crossing: Marked
-    constants_fp16: Marked
-    constants_fp32: Marked
+    node_precisions: tuple[Precision, ...]
+    computed: Mapping[str, Precision]
+    casts: Mapping[str, AbstractSet[Precision]]
+    constants: Mapping[str, AbstractSet[Precision]]
     folds: Folds
+
+    def computed_in(self, value: str) -> Precision:
+        """The precision that an FP32 value of the model is computed in."""
+        return self.computed.get(value, Precision.FP32)
+
+    def with_fp32(self, constants: Iterable[str]) -> Resolution:
+        """The same where these constants are needed in FP32, too."""
+        added = {name: {Precision.FP32, *self.constants.get(name, ())} for name in constants}
+        return replace(self, constants={**self.constants, **added})
 
     @property
     def added_casts(self) -> int:
         """How many Casts the plan adds, less those of the model's own that it makes needless."""
-        return len(self.crossing) - len(self.folds.dropped)
+        return sum(map(len, self.casts.values())) - len(self.folds.dropped)
 
 
-@dataclass(frozen=True)
-class _CastReads:
-    """What one node has to do with the model's own Casts: it is one, or reads what they compute."""
-
-    own: OwnCast | None
-    results: tuple[tuple[str, bool], ...]
-    any_type: tuple[str, ...]
+_Needs = tuple[tuple[str, Precision], ...]
 
 
-@dataclass(frozen=True)
-class _Reads:
-    """What one node reads of FP32 type: names, and whether each follows the node's precision."""
-
-    values: tuple[tuple[str, bool], ...]
-    constants: tuple[tuple[str, bool], ...]
-    outputs: tuple[str, ...]
-    casts: _CastReads | None
-
-
-class _ByGroup:
-    """Names that groups read: (name, group) pairs, a name may stand there for several."""
-
-    def __init__(self, names: Names, pairs: Iterable[tuple[str, int]]) -> None:
-        found = [(names.position[name], group) for name, group in pairs]
-        self._names, self._groups = np.array(found, np.intp).reshape(-1, 2).T.copy()
-        self._size = len(names)
-
-    def of(self, chosen: Flags) -> Flags:
-        """The names of the chosen groups, [names]; ``chosen`` has one flag for each group."""
-        flags = np.zeros(self._size, np.bool_)
-        flags[self._names[chosen[self._groups]]] = True
-        return flags
-
-
-class Flow:
-    """The typing of one model under any plan. Made once; resolving a plan takes a few selections by group.
+@dataclass(frozen=True, slots=True)
+class _NodeNeeds:
+    """What one node needs of FP32 values and computes when it runs in one precision.
 
     Attributes:
-        values: inputs of the graph and outputs of its nodes, in topological order.
+        values: what it reads of computed values, and in which precision.
+        constants: the same of constants.
+        cast_results: the same of what the model's own Casts to FP32 compute.
+        any_type: results of these Casts that it takes in any type.
+        outputs: the values that it computes in its precision.
+    """
+
+    values: _Needs
+    constants: _Needs
+    cast_results: _Needs
+    any_type: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+_NOTHING = _NodeNeeds((), (), (), (), ())
+
+
+class ValueTypes:
+    """The typing of one model under any plan. Made once; resolving a plan is one pass over the nodes.
+
+    Attributes:
+        rules: what follows the precision of each node, [nodes].
+        group_of: each node's position among the groups, [nodes]; -1 for a node of none.
         constants: those of FP32 type that nobody can override, in the model's order.
-        group_of: each node's group, [nodes]; -1 for a node of none.
-        maker: the group that decides whether a value is FP16, [values]; -1 for a value that never is.
-        may_cross: whether some plan needs a value in the type that it is not computed in, [values].
-        named: what is as it is under any plan and under its own name: the interface, and what subgraphs read.
+        named: what keeps its FP32 form and its name under any plan: the interface, and what subgraphs read.
+        own_casts: the model's own Casts between FP32 and FP16, in topological order.
     """
 
     def __init__(self, model: Model, groups: Sequence[LayerGroup]) -> None:
@@ -98,28 +93,16 @@ class Flow:
         self._ids = tuple(group.id for group in groups)
         self.rules: tuple[NodeRule, ...] = tuple(node_rule(model, node) for node in model.nodes)
         self.group_of = self._nodes_by_group()
-        self._group_of = np.array(self.group_of, np.intp)
-        self.constants = Names(n for n, c in model.initializers.items() if c.dtype == "float" and not c.overridable)
-        outputs = (out for node in model.nodes for out in node.outputs if out)
-        self.values = Names((*(i.name for i in model.proto.graph.input), *outputs))
+        self.constants = {n: c for n, c in model.initializers.items() if c.dtype == "float" and not c.overridable}
         self.named = frozenset(o.name for o in model.outputs) | {c for n in model.nodes for c in n.captures}
         self.own_casts = tuple(c for node in model.nodes if (c := own_cast(model, node)) is not None)
-        self._own_at = {c.index: c for c in self.own_casts}
+        self._own_at: Mapping[int, OwnCast] = {c.index: c for c in self.own_casts}
         self._widened = frozenset(c.result for c in self.own_casts if c.widens)
         self._fp16_values = frozenset(n for c in self.own_casts for n in (c.source, c.result) if self._is_fp16(n))
-        self._reads = tuple(self._reads_of(position) for position in range(len(model.nodes)))
-        self._cast_reads = tuple((i, reads.casts) for i, reads in enumerate(self._reads) if reads.casts is not None)
-        makers = {name: g for g, reads in zip(self.group_of, self._reads, strict=True) for name in reads.outputs}
-        self.maker = np.array([makers.get(name, -1) for name in self.values], np.intp)
-        # What follows a group's precision stands by the group; what is FP32 under any plan in ``..._fp32``.
-        self._values_read, self._values_fp32 = self._sorted_values(makers)
-        self._constants_read, self._constants_fp32 = self._sorted_constants()
-        given = (o.name for o in model.outputs if o.name in model.producer and o.name not in self.constants)
-        self._outputs = self.values.marked(given).flags
-        casts = self.values.marked(n for c in self.own_casts for n in (c.source, c.result) if n in self.values).flags
-        self.may_cross: Flags = (
-            self._values_read.of(np.ones(len(self.groups), np.bool_)) | self._values_fp32 | self._outputs | casts
-        )
+        self._needs = {p: tuple(self._needs_of(node, p) for node in model.nodes) for p in Precision}
+        # Under any plan: constants that are outputs or that nothing reads stay, computed outputs are FP32.
+        self._kept = tuple(c for c in self.constants if c not in model.consumers or c in self.named)
+        self._outputs = tuple(o.name for o in model.outputs if o.name in model.producer)
 
     def _nodes_by_group(self) -> list[int]:
         index = {node.name: node.index for node in self.model.nodes}
@@ -134,56 +117,36 @@ class Flow:
     def _is_fp16(self, name: str) -> bool:
         return self.model.info(name).dtype == "float16"
 
-    def _reads_of(self, position: int) -> _Reads:
-        node, rule = self.model.nodes[position], self.rules[position]
-        own = self._own_at.get(position)
-        if own is not None:
-            return _Reads((), (), (), _CastReads(own, (), ()))
-        values: dict[tuple[str, bool], None] = {}
-        constants: dict[tuple[str, bool], None] = {}
-        results: dict[tuple[str, bool], None] = {}
+    def precision_of_input(self, node: Node, slot: int, precision: Precision) -> Precision | None:
+        """What a node in ``precision`` reads an FP32 input in; None where it takes any type without a Cast."""
+        rule = self.rules[node.index]
+        if slot in rule.inputs:
+            return precision
+        return None if slot in rule.reads_any else Precision.FP32
+
+    def _needs_of(self, node: Node, precision: Precision) -> _NodeNeeds:
+        if node.index in self._own_at:
+            return _NOTHING
+        rule = self.rules[node.index]
+        values: dict[tuple[str, Precision], None] = {}
+        constants: dict[tuple[str, Precision], None] = {}
+        results: dict[tuple[str, Precision], None] = {}
         any_type: dict[str, None] = {}
         for slot, name in (*enumerate(node.inputs), *((-1, c) for c in node.captures)):
             if not name or not self.model.info(name).is_float32:
                 continue
+            wanted = self.precision_of_input(node, slot, precision)
             if name in self.constants:
-                constants[name, slot in rule.inputs] = None
+                constants[name, wanted or Precision.FP32] = None
+            elif wanted is not None:
+                (results if name in self._widened else values)[name, wanted] = None
             elif name in self._widened:
-                if slot in rule.reads_any:
-                    any_type[name] = None
-                else:
-                    results[name, slot in rule.inputs] = None
-            elif slot not in rule.reads_any:
-                values[name, slot in rule.inputs] = None
-        casts = _CastReads(None, tuple(results), tuple(any_type)) if results or any_type else None
-        outputs = tuple(node.outputs[o] for o in rule.outputs) if self.group_of[position] >= 0 else ()
-        return _Reads(tuple(values), tuple(constants), outputs, casts)
+                any_type[name] = None
+        outputs = () if precision is Precision.FP32 else tuple(node.outputs[slot] for slot in rule.outputs)
+        return _NodeNeeds(tuple(values), tuple(constants), tuple(results), tuple(any_type), outputs)
 
-    def _sorted_values(self, makers: Mapping[str, int]) -> tuple[_ByGroup, Flags]:
-        read: list[tuple[str, int]] = []
-        fp32: set[str] = set()
-        for group, reads in zip(self.group_of, self._reads, strict=True):
-            for name, follows in reads.values:
-                if group < 0 or not follows:
-                    fp32.add(name)
-                elif makers.get(name) != group:
-                    read.append((name, group))
-        return _ByGroup(self.values, read), self.values.marked(fp32).flags
-
-    def _sorted_constants(self) -> tuple[_ByGroup, Flags]:
-        read: list[tuple[str, int]] = []
-        # As they are under any plan: those that are outputs, and those that nothing reads.
-        fp32 = {c for c in self.constants if c not in self.model.consumers or c in self.named}
-        for group, reads in zip(self.group_of, self._reads, strict=True):
-            for name, follows in reads.constants:
-                if group < 0 or not follows:
-                    fp32.add(name)
-                else:
-                    read.append((name, group))
-        return _ByGroup(self.constants, read), self.constants.marked(fp32).flags
-
-    def check(self, plan: PrecisionPlan) -> Flags:
-        """Whether each group is FP16, [groups].
+    def _precisions_of_groups(self, plan: PrecisionPlan) -> list[Precision]:
+        """The precision of each group, [groups].
 
         Raises:
             PlanError: the plan is another model's, or lacks a group.
@@ -193,18 +156,17 @@ class Flow:
                 f"the plan is another model's: sha256 {plan.model_sha256[:12]}, not {self.model.sha256[:12]}",
                 "give the model that the plan was made for",
             )
-        precision: Iterable[Precision] = plan.precision.values()
-        if tuple(plan.precision) != self._ids:
-            self._check_groups(plan)
-            precision = map(plan.precision.__getitem__, self._ids)
-        fp16 = Precision.FP16
-        return np.array([p is fp16 for p in precision], np.bool_)
-
-    def _check_groups(self, plan: PrecisionPlan) -> None:
         unknown, missing = sorted(plan.precision.keys() - self._ids), sorted({*self._ids} - plan.precision.keys())
         if unknown or missing:
             what = f"names a group that the model has not: {unknown[0]}" if unknown else f"lacks a group: {missing[0]}"
             raise PlanError(f"the plan {what}", "was it made at another granularity?")
+        return [plan.precision[group] for group in self._ids]
+
+    def _precisions_of_nodes(self, plan: PrecisionPlan) -> tuple[Precision, ...]:
+        """The precision of each node, [nodes]: FP32 where it has none, or where its operator does not admit it."""
+        of_group = [*self._precisions_of_groups(plan), Precision.FP32]  # the last serves what belongs to no group (-1)
+        wanted = (of_group[group] for group in self.group_of)
+        return tuple(p if p in rule.precisions else Precision.FP32 for p, rule in zip(wanted, self.rules, strict=True))
 
     def resolve(self, plan: PrecisionPlan) -> Resolution:
         """Type every value under ``plan``.
@@ -212,64 +174,74 @@ class Flow:
         Raises:
             PlanError: the plan does not fit the model.
         """
-        fp16 = self.check(plan)
-        in_group = np.append(fp16, False)  # the last serves what belongs to no group (-1)
-        half = in_group[self.maker]
-        read_fp32 = self._values_read.of(~fp16) | self._values_fp32 | self._outputs
-        crossing = np.where(half, read_fp32, self._values_read.of(fp16))
-        resolution = Resolution(
-            in_group[self._group_of],
-            Marked(self.values, half),
-            Marked(self.values, crossing),
-            Marked(self.constants, self._constants_read.of(fp16)),
-            Marked(self.constants, self._constants_read.of(~fp16) | self._constants_fp32),
-            Folds(),
-        )
-        return self._folded(resolution) if self.own_casts else resolution
+        precisions = self._precisions_of_nodes(plan)
+        computed: dict[str, Precision] = {}
+        casts: dict[str, set[Precision]] = {}
+        constants: dict[str, set[Precision]] = {name: {Precision.FP32} for name in self._kept}
+        for index, precision in enumerate(precisions):  # in topological order: what a node reads is typed already
+            needs = self._needs[precision][index]
+            for name in needs.outputs:
+                computed[name] = precision
+            for name, wanted in needs.values:
+                if computed.get(name, Precision.FP32) is not wanted:
+                    casts.setdefault(name, set()).add(wanted)
+            for name, wanted in needs.constants:
+                constants.setdefault(name, set()).add(wanted)
+        for name in self._outputs:
+            if name in computed:
+                casts.setdefault(name, set()).add(Precision.FP32)
+        folds = self._folded(precisions, computed, casts, constants) if self.own_casts else Folds()
+        return Resolution(precisions, computed, casts, constants, folds)
 
-    def _folded(self, resolution: Resolution) -> Resolution:
-        """The same with the model's own Casts folded; marks what that makes cross, and the constants that it reads."""
-        half = resolution.half
-        folding = Folding(
-            self.named,
-            lambda name: name in half or name in self._fp16_values,
-            resolution.crossing,
-            resolution.constants_fp16,
-            resolution.constants_fp32,
-        )
-        for index, casts in self._cast_reads:
-            if casts.own is not None:
-                folding.pass_cast(casts.own, half)
-            for name, follows in casts.results:
-                folding.read(name, bool(resolution.fp16_nodes[index]) and follows)
-            for name in casts.any_type:
+    def _folded(
+        self,
+        precisions: Sequence[Precision],
+        computed: Mapping[str, Precision],
+        casts: dict[str, set[Precision]],
+        constants: dict[str, set[Precision]],
+    ) -> Folds:
+        """Fold the model's own Casts; adds the Casts and constants that this makes necessary."""
+        fp16 = Precision.FP16
+
+        def is_fp16(name: str) -> bool:
+            return computed.get(name) is fp16 or name in self._fp16_values
+
+        folding = Folding(self.named, self.constants, is_fp16, casts, constants)
+        for index, precision in enumerate(precisions):
+            own, needs = self._own_at.get(index), self._needs[precision][index]
+            if own is not None:
+                folding.pass_cast(own, lambda root: computed.get(root) is fp16)
+            for name, wanted in needs.cast_results:
+                folding.read(name, wanted)
+            for name in needs.any_type:
                 folding.read_any(name)
-        return replace(resolution, folds=folding.finish(self.own_casts))
+        return folding.finish(self.own_casts)
 
     def node_precisions(self, plan: PrecisionPlan) -> dict[str, Precision]:
-        """The precision of every node that has one, by node name."""
-        group_fp16 = self.check(plan)
-        return {
-            node.name: Precision.FP16 if group_fp16[g] else Precision.FP32
-            for node, g in zip(self.model.nodes, self.group_of, strict=True)
-            if g >= 0
-        }
+        """The precision of every node that has one, by node name.
+
+        Raises:
+            PlanError: the plan does not fit the model.
+        """
+        precisions = zip(self.model.nodes, self.group_of, self._precisions_of_nodes(plan), strict=True)
+        return {node.name: precision for node, group, precision in precisions if group >= 0}
 
     def convertible_constants(self) -> frozenset[str]:
-        """Constants that some plan reads in FP16: what the weight bank keeps twice."""
-        found = {name for reads in self._reads for name, follows in reads.constants if follows}
+        """Constants that some plan reads in less than FP32: what the weight bank keeps more than once."""
+        fp32 = Precision.FP32
+        needs = (n for p, of_nodes in self._needs.items() if p is not fp32 for n in of_nodes)
+        found = {name for n in needs for name, wanted in n.constants if wanted is not fp32}
         # A constant that the model casts itself may be read through the Cast.
         return frozenset(found | {c.source for c in self.own_casts if c.source in self.constants})
 
 
 def new_suffix(model: Model, kind: str) -> str:
     """A suffix such that no name in the model ends with it: a name plus the suffix is always new."""
-    taken = {
-        name for graph in all_graphs(model.proto.graph) for node in graph.node for name in (node.name, *node.output)
-    }
-    taken |= {v.name for graph in all_graphs(model.proto.graph) for v in (*graph.input, *graph.initializer)}
-    taken |= {s.values.name for graph in all_graphs(model.proto.graph) for s in graph.sparse_initializer}
-    taken |= {node.name for node in model.nodes}
+    graphs = [*all_graphs(model.proto.graph)]
+    taken = {name for graph in graphs for node in graph.node for name in (node.name, *node.output)}
+    taken |= {v.name for graph in graphs for v in (*graph.input, *graph.initializer)}
+    taken |= {s.values.name for graph in graphs for s in graph.sparse_initializer}
+    taken |= {name for node in model.nodes for name in (node.name, *node.outputs)}
     suffix = f"__{kind}"
     while any(name.endswith(suffix) for name in taken):
         suffix += "_"

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import onnx
 import onnx.numpy_helper
 
-from mptune.graph.casting.value_types import Flow
+from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.lookup import Lookup, attribute
 from mptune.graph.hazards.hazard import FP16_MAX, FP16_TINY, KEPT, Hazard, group_of, readers_in_fp16
-from mptune.graph.loading.model import Model, Node
-from mptune.graph.writing.weights import Rounding, chunks, measure_rounding, round_to_fp16
+from mptune.graph.loading.model import Node
+from mptune.graph.plan import Precision
+from mptune.graph.writing.weights import Rounding, rounding_of
 
 _VANISHING_SHARE = 0.01
 _MOSTLY_VANISHING_SHARE = 0.5
@@ -43,36 +44,26 @@ class _Place:
         return self.group, self.node, self.tensor, self.value
 
 
-def constant_hazards(flow: Flow, look: Lookup, roundings: Mapping[str, Rounding]) -> list[Hazard]:
+def constant_hazards(types: ValueTypes, look: Lookup, roundings: Mapping[str, Rounding]) -> list[Hazard]:
     """Weights and constants that overflow or vanish: one hazard per group that reads them.
 
     Args:
-        flow: the model with its groups.
+        types: the model with its groups.
         look: the same model's values.
-        roundings: by tensor, what is known already of constants that were rounded.
+        roundings: by tensor, what is known already of constants that were rounded to FP16.
     """
     found: list[Hazard] = []
-    for name in sorted(flow.convertible_constants()):
-        found += _of_constant(flow, look, name, roundings.get(name) or _rounding(flow.model, name))
+    for name in sorted(types.convertible_constants()):
+        rounding = roundings.get(name) or rounding_of(types.model.initializers[name], Precision.FP16)
+        found += _of_constant(types, look, name, rounding)
     return found
 
 
-def _rounding(model: Model, name: str) -> Rounding:
-    parts = [measure_rounding(name, c, round_to_fp16(c)) for c in chunks(model.initializers[name])]
-    return Rounding(
-        name,
-        max(p.absmax for p in parts),
-        sum(p.overflowed for p in parts),
-        sum(p.vanished for p in parts),
-        sum(p.size for p in parts),
-    )
-
-
-def _of_constant(flow: Flow, look: Lookup, name: str, rounding: Rounding) -> list[Hazard]:
+def _of_constant(types: ValueTypes, look: Lookup, name: str, rounding: Rounding) -> list[Hazard]:
     found = []
     seen = set[tuple[str, bool]]()
-    for node in readers_in_fp16(flow, name):
-        group = group_of(flow, node)
+    for node in readers_in_fp16(types, name):
+        group = group_of(types, node)
         if group is None:
             continue
         harmless = bool(rounding.overflowed) and _may_be_infinite(look, node)
@@ -187,11 +178,11 @@ def _reaches(look: Lookup, node: Node, is_wanted: Callable[[Node, str], bool], b
     return False
 
 
-def fill_hazards(flow: Flow, look: Lookup) -> list[Hazard]:
+def fill_hazards(types: ValueTypes, look: Lookup) -> list[Hazard]:
     """ConstantOfShape with a value beyond FP16: a mask that is filled at run time."""
     found = []
-    for node in flow.model.nodes:
-        group = group_of(flow, node)
+    for node in types.model.nodes:
+        group = group_of(types, node)
         if node.op_type != "ConstantOfShape" or group is None:
             continue
         stated = attribute(node, "value")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mptune.finding import SEVERITIES, Severity
-from mptune.graph.casting.value_types import Flow
+from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.grouping.patterns import find_patterns
@@ -17,6 +17,7 @@ from mptune.graph.hazards.constants import constant_hazards, fill_hazards
 from mptune.graph.hazards.hazard import FP16_MAX, FP16_NORMAL, FP16_TINY, KEPT, Hazard, group_of, readers_in_fp16
 from mptune.graph.hazards.structural import broadcast_hazards, epsilon_hazards, int64_hazards, norm_hazards
 from mptune.graph.loading.model import Model
+from mptune.graph.plan import Precision
 from mptune.graph.writing.weights import Rounding
 
 __all__ = ["FP16_MAX", "Hazard", "find_hazards", "over_threshold", "pinned_by_hazards"]
@@ -39,19 +40,19 @@ def find_hazards(
         ranges: value -> largest finite magnitude on the search samples, where they were observed.
         roundings: what the weight bank saw when it rounded; constants that it does not hold are rounded here.
     """
-    flow, look, ranges = Flow(model, groups), Lookup(model), ranges or {}
-    found = constant_hazards(flow, look, {r.tensor: r for r in roundings})
-    found += fill_hazards(flow, look)
+    types, look, ranges = ValueTypes(model, groups), Lookup(model), ranges or {}
+    found = constant_hazards(types, look, {r.tensor: r for r in roundings if r.precision is Precision.FP16})
+    found += fill_hazards(types, look)
     for tensor, absmax in ranges.items():
-        found += _range_hazards(flow, tensor, absmax)
-    found += norm_hazards(flow, find_patterns(model, look), ranges)
-    found += epsilon_hazards(flow)
-    found += broadcast_hazards(flow, look)
+        found += _range_hazards(types, tensor, absmax)
+    found += norm_hazards(types, find_patterns(model, look), ranges)
+    found += epsilon_hazards(types)
+    found += broadcast_hazards(types, look)
     found += int64_hazards(model, look)
     return tuple(sorted(found, key=lambda h: (SEVERITIES.index(h.severity), h.group or "~", h.kind, h.tensor)))
 
 
-def _range_hazards(flow: Flow, tensor: str, absmax: float) -> list[Hazard]:
+def _range_hazards(types: ValueTypes, tensor: str, absmax: float) -> list[Hazard]:
     """Values that were seen near or beyond FP16's ends, for every group that would hold them in FP16."""
     if absmax > FP16_MAX:
         severity: Severity = "error"
@@ -67,15 +68,15 @@ def _range_hazards(flow: Flow, tensor: str, absmax: float) -> list[Hazard]:
         cure = "keep the group in FP32, or scale the values up in the model"
     else:
         return []
-    model = flow.model
-    touching = readers_in_fp16(flow, tensor)
+    model = types.model
+    touching = readers_in_fp16(types, tensor)
     if tensor in model.producer:
         producer = model.nodes[model.producer[tensor]]
-        if tensor in {producer.outputs[o] for o in flow.rules[producer.index].outputs}:
+        if tensor in {producer.outputs[o] for o in types.rules[producer.index].outputs}:
             touching = [producer, *touching]
     found, seen = [], set()
     for node in touching:
-        group = group_of(flow, node)
+        group = group_of(types, node)
         if group is None or group.id in seen:
             continue
         seen.add(group.id)
@@ -98,13 +99,13 @@ def over_threshold(
     model: Model, groups: Sequence[LayerGroup], ranges: Mapping[str, float], threshold: float
 ) -> tuple[str, ...]:
     """Ids of the groups that read or compute a value whose magnitude exceeds ``threshold`` (AutoCast's rule: 512)."""
-    flow = Flow(model, groups)
+    types = ValueTypes(model, groups)
     found = set()
-    for node, position in zip(model.nodes, flow.group_of, strict=True):
+    for node, position in zip(model.nodes, types.group_of, strict=True):
         touched = [
-            *(node.inputs[i] for i in flow.rules[node.index].inputs),
-            *(node.outputs[o] for o in flow.rules[node.index].outputs),
+            *(node.inputs[i] for i in types.rules[node.index].inputs),
+            *(node.outputs[o] for o in types.rules[node.index].outputs),
         ]
         if position >= 0 and any(ranges.get(t, 0.0) > threshold for t in touched):
-            found.add(flow.groups[position].id)
+            found.add(types.groups[position].id)
     return tuple(sorted(found))

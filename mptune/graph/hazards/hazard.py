@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mptune.finding import CODES, Finding, FindingOrigin, Severity, Where
-from mptune.graph.casting.value_types import Flow
+from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.loading.model import Node
 
@@ -88,13 +88,13 @@ def _finding(code: str, places: Sequence[Hazard], origin: FindingOrigin) -> Find
     )
 
 
-def readers_in_fp16(flow: Flow, tensor: str) -> list[Node]:
+def readers_in_fp16(types: ValueTypes, tensor: str) -> list[Node]:
     """The nodes that would read a value in FP16."""
-    nodes = (flow.model.nodes[i] for i in flow.model.consumers.get(tensor, ()))
-    return [n for n in nodes if any(n.inputs[slot] == tensor for slot in flow.rules[n.index].inputs)]
+    nodes = (types.model.nodes[i] for i in types.model.consumers.get(tensor, ()))
+    return [n for n in nodes if any(n.inputs[slot] == tensor for slot in types.rules[n.index].inputs)]
 
 
-def group_of(flow: Flow, node: Node) -> LayerGroup | None:
+def group_of(types: ValueTypes, node: Node) -> LayerGroup | None:
     """The group that would be FP16 there; None where none would be under any plan."""
-    position = flow.group_of[node.index]
-    return flow.groups[position] if position >= 0 and flow.groups[position].pinned is None else None
+    position = types.group_of[node.index]
+    return types.groups[position] if position >= 0 and types.groups[position].pinned is None else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mptune.graph.casting.value_types import Flow
+from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.lookup import Lookup, attribute
 from mptune.graph.grouping.patterns import Pattern
 from mptune.graph.hazards.hazard import FP16_NORMAL, FP16_TINY, Hazard
@@ -50,21 +50,21 @@ _PUTS_TOGETHER = frozenset({"Unsqueeze", "Squeeze", "Concat", "Cast", "Reshape"}
 """What exporters put between such an end and its Slice."""
 
 
-def norm_hazards(flow: Flow, patterns: tuple[Pattern, ...], ranges: Mapping[str, float]) -> list[Hazard]:
+def norm_hazards(types: ValueTypes, patterns: tuple[Pattern, ...], ranges: Mapping[str, float]) -> list[Hazard]:
     """Norms that were written out: their squares overflow in FP16 where an operator would keep them in FP32."""
     found = []
     for pattern in patterns:
         if not pattern.squares:
             continue
-        node = flow.model.nodes[flow.model.producer[pattern.squares]]
-        group = flow.group_of[node.index]
+        node = types.model.nodes[types.model.producer[pattern.squares]]
+        group = types.group_of[node.index]
         if group < 0:
             continue
         seen = ranges.get(pattern.squares)
         observed = "" if seen is None else f"; they reached {seen:.4g} on the calibration data"
         operator = _OPERATORS.get(pattern.name)
         cure = "keep the norm whole in FP32" + (f", or export {operator.cure}" if operator else "")
-        evidence: dict[str, float] = {"opset": flow.model.opset}
+        evidence: dict[str, float] = {"opset": types.model.opset}
         if operator is not None:
             evidence["operator_opset"] = operator.opset
         if seen is not None:
@@ -73,7 +73,7 @@ def norm_hazards(flow: Flow, patterns: tuple[Pattern, ...], ranges: Mapping[str,
             Hazard(
                 "warning" if seen is None else "info",
                 "norm",
-                flow.groups[group].id,
+                types.groups[group].id,
                 node.name,
                 pattern.squares,
                 SQUARE_LIMIT if seen is None else seen,
@@ -86,12 +86,12 @@ def norm_hazards(flow: Flow, patterns: tuple[Pattern, ...], ranges: Mapping[str,
     return found
 
 
-def epsilon_hazards(flow: Flow) -> list[Hazard]:
+def epsilon_hazards(types: ValueTypes) -> list[Hazard]:
     """Epsilons in the attributes of norm operators that are zero in FP16."""
     found = []
-    for node in flow.model.nodes:
+    for node in types.model.nodes:
         default = _EPSILON_DEFAULTS.get(node.op_type)
-        group = flow.group_of[node.index]
+        group = types.group_of[node.index]
         if default is None or group < 0 or not node.is_standard:
             continue
         stated = attribute(node, "epsilon")
@@ -101,13 +101,13 @@ def epsilon_hazards(flow: Flow) -> list[Hazard]:
                 Hazard(
                     "warning",
                     "epsilon",
-                    flow.groups[group].id,
+                    types.groups[group].id,
                     node.name,
                     node.inputs[0],
                     epsilon,
                     f"the epsilon {epsilon:g} of {node.op_type} is zero in FP16, so nothing guards the division",
                     "keep the group in FP32, or export with an epsilon of 1e-5 or more",
-                    None if _has_safe_variance(flow.model, node) else "vanishing-epsilon",
+                    None if _has_safe_variance(types.model, node) else "vanishing-epsilon",
                     {"epsilon": epsilon, "fp16_smallest": FP16_TINY},
                 )
             )
@@ -120,12 +120,12 @@ def _has_safe_variance(model: Model, node: Node) -> bool:
     return variance is not None and variance.nbytes > 0 and float(variance.numpy().min()) > FP16_NORMAL
 
 
-def broadcast_hazards(flow: Flow, look: Lookup) -> list[Hazard]:
+def broadcast_hazards(types: ValueTypes, look: Lookup) -> list[Hazard]:
     """Broadcasts of computed values against each other in a model whose batch is fixed at 1.
 
     TensorRT has been seen to give wrong values there, where the same model with a dynamic batch is right.
     """
-    model = flow.model
+    model = types.model
     if not any(info.shape and info.shape[0] == 1 for info in model.inputs):
         return []
     found = []
@@ -140,13 +140,13 @@ def broadcast_hazards(flow: Flow, look: Lookup) -> list[Hazard]:
         known = [s for s in (*shapes, result) if s is not None and all(isinstance(dim, int) for dim in s)]
         if len(known) != len(shapes) + 1 or any(shape == result for shape in shapes):
             continue
-        group = flow.group_of[node.index]
+        group = types.group_of[node.index]
         text = " with ".join(str(list(shape or ())) for shape in shapes)
         found.append(
             Hazard(
                 "warning",
                 "broadcast",
-                flow.groups[group].id if group >= 0 else None,
+                types.groups[group].id if group >= 0 else None,
                 node.name,
                 node.outputs[0],
                 float(math.prod(int(dim) for dim in result or () if isinstance(dim, int))),

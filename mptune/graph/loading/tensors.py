@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -14,6 +14,13 @@ import onnx.helper
 import onnx.numpy_helper
 
 from mptune.errors import ModelError
+from mptune.graph.plan import Precision
+
+ONNX_TYPES: Mapping[Precision, int] = {
+    Precision.FP32: onnx.TensorProto.FLOAT,
+    Precision.FP16: onnx.TensorProto.FLOAT16,
+}
+"""ONNX's element type of each precision."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,20 @@
-"""How a variant of a model holds its constants: inline, in the weight bank, or in a data file beside it.
+"""How a written model holds its constants: inline, in the weight bank, or in a data file beside it.
 
-A constant passes through a few megabytes at a time, so its size does not matter to memory.
+A large constant passes through a few megabytes at a time, so its size does not matter to memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-import numpy as np
 import onnx
 
-from mptune.graph.casting.value_types import Flow, Resolution
+from mptune.graph.casting.value_types import Resolution, ValueTypes
 from mptune.graph.loading.tensors import Initializer
-from mptune.graph.writing import wire
+from mptune.graph.plan import Precision
 from mptune.graph.writing.weights import (
     UNBANKABLE,
     Place,
@@ -23,77 +23,111 @@ from mptune.graph.writing.weights import (
     chunks,
     external_tensor,
     inline_tensor,
-    round_to_fp16,
+    round_values,
+    type_code,
 )
-
-ConstantSource = Callable[[Initializer, str, bool], wire.Piece]
-"""(constant, name in the variant, in FP16?) -> the constant, as a field of the graph."""
 
 _STREAM_FROM_BYTES = 1 << 12
 _BESIDE_FROM_BYTES = 1 << 10
 
 
-def inline(constant: Initializer, name: str, half: bool) -> wire.Piece:
-    """A constant held by the model's own file; a large one is read when the file is written."""
+@dataclass(frozen=True)
+class LargeConstant:
+    """A constant whose data are read only while the model is written.
+
+    Attributes:
+        tensor: everything about it but the data.
+        constant: where they come from.
+        rounded_to: a reduced precision; None where it stays as it is.
+    """
+
+    tensor: onnx.TensorProto
+    constant: Initializer
+    rounded_to: Precision | None
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the raw data."""
+        item_bytes = onnx.helper.tensor_dtype_to_np_dtype(self.tensor.data_type).itemsize
+        original_bytes = onnx.helper.tensor_dtype_to_np_dtype(self.constant.proto.data_type).itemsize
+        return self.constant.nbytes // int(original_bytes) * int(item_bytes)
+
+    def chunks(self) -> Iterator[bytes]:
+        """The raw data, a few megabytes at a time."""
+        return raw_chunks(self.constant, self.rounded_to)
+
+
+StoredConstant = onnx.TensorProto | LargeConstant
+ConstantStore = Callable[[Initializer, str, Precision | None], StoredConstant]
+"""(constant, its name in the written model, precision that it is rounded to or None) -> how the model holds it."""
+
+
+def inline(constant: Initializer, name: str, rounded_to: Precision | None = None) -> StoredConstant:
+    """A constant held by the model's own file; the data of a large one are read when the file is written."""
     if constant.nbytes < _STREAM_FROM_BYTES or constant.dtype in UNBANKABLE:
-        return _field(inline_tensor(constant, name, half))
-    tensor = onnx.TensorProto(name=name, data_type=_type_code(constant, half), dims=constant.shape)
+        return inline_tensor(constant, name, rounded_to)
+    tensor = onnx.TensorProto(name=name, data_type=type_code(constant, rounded_to), dims=constant.shape)
     if constant.proto.HasField("doc_string"):
         tensor.doc_string = constant.proto.doc_string
-    size = constant.nbytes // 2 if half else constant.nbytes
-    shell = bytes(tensor.SerializeToString(deterministic=True)) + wire.opening(wire.TENSOR_RAW_DATA, size)
-    head = wire.opening(wire.GRAPH_INITIALIZER, len(shell) + size) + shell
-    return wire.Streamed(head, size, lambda: raw_chunks(constant, half))
+    return LargeConstant(tensor, constant, rounded_to)
 
 
-def banked(bank: WeightBank) -> ConstantSource:
+def banked(bank: WeightBank) -> ConstantStore:
     """Constants by reference into the weight bank; small ones inline."""
 
-    def source(constant: Initializer, name: str, half: bool) -> wire.Piece:
-        reference = bank.tensor(constant, name, half)
-        return inline(constant, name, half) if reference is None else _field(reference)
+    def store(constant: Initializer, name: str, rounded_to: Precision | None) -> StoredConstant:
+        return bank.tensor(constant, name, rounded_to) or inline(constant, name, rounded_to)
 
-    return source
+    return store
 
 
-class Shelf:
-    """The constants of a model's variants: says which of them a plan needs, and asks the source once for each."""
+class NeededConstants:
+    """Which constants a model needs under a plan, and in which precisions."""
 
-    def __init__(self, flow: Flow, bank: WeightBank | None, source: ConstantSource, half_suffix: str) -> None:
-        self._source = source
-        self._suffix = half_suffix
-        self._free: list[Initializer] = []
-        self._dropped: set[int] = set()
-        self._nodes: dict[str, int] = {}
-        fixed: list[wire.Piece] = []
-        for name, constant in flow.model.initializers.items():
-            stays_node = constant.node_index is not None and (bank is None or name not in bank.fp32)
-            if constant.node_index is not None and not stays_node:
-                self._dropped.add(constant.node_index)
-            if name in flow.constants:
-                self._free.append(constant)
-                if stays_node and constant.node_index is not None:
-                    self._nodes[name] = constant.node_index
-            elif not stays_node:
-                fixed.append(source(constant, name, False))
-        self._fixed = np.arange(len(fixed))
-        # Behind the fixed ones: those of FP32 type as they are, then in FP16, each made when a plan first needs it.
-        self._table = wire.Table([*fixed, *[b""] * (2 * len(self._free))])
-        unmade = [*(c.name not in self._nodes for c in self._free), *[True] * len(self._free)]
-        self._unmade = np.array(unmade, np.bool_)
+    def __init__(self, types: ValueTypes, bank: WeightBank | None, suffixes: Mapping[Precision, str]) -> None:
+        """Prepare for one model.
 
-    def take(self, resolution: Resolution) -> tuple[wire.Piece, set[int]]:
-        """The constants that a plan needs, as fields of the graph, and the indices of Constant nodes to leave out."""
-        wanted = np.concatenate((resolution.constants_fp32.flags, resolution.constants_fp16.flags))
-        for position in np.flatnonzero(wanted & self._unmade).tolist():
-            half, which = divmod(position, len(self._free))
-            constant = self._free[which]
-            name = constant.name + self._suffix if half else constant.name
-            self._table[len(self._fixed) + position] = self._source(constant, name, bool(half))
-        self._unmade &= ~wanted
-        chosen = np.concatenate((self._fixed, len(self._fixed) + np.flatnonzero(wanted)))
-        unread = {index for name, index in self._nodes.items() if name not in resolution.constants_fp32}
-        return self._table.selected(chosen), self._dropped | unread
+        Args:
+            types: the model's.
+            bank: its weights; Constant nodes that it holds become constants of the graph.
+            suffixes: what the name of a constant gets in each reduced precision.
+        """
+        self._types = types
+        self._suffixes = suffixes
+        in_bank = {} if bank is None else bank.places[Precision.FP32]
+        self._nodes = {  # those that stay nodes in FP32
+            name: constant.node_index
+            for name, constant in types.model.initializers.items()
+            if constant.node_index is not None and name not in in_bank
+        }
+        indices = {c.node_index for c in types.model.initializers.values() if c.node_index is not None}
+        self._moved = indices - {*self._nodes.values()}
+
+    def add_to(self, graph: onnx.GraphProto, resolution: Resolution, store: ConstantStore) -> list[LargeConstant]:
+        """Add the constants that a plan needs to a graph; returns those whose data are still to be written."""
+        large = []
+        for name, constant in self._types.model.initializers.items():
+            precisions = resolution.constants.get(name, ()) if name in self._types.constants else (Precision.FP32,)
+            for precision in Precision:
+                if precision not in precisions or (precision is Precision.FP32 and name in self._nodes):
+                    continue
+                reduced = None if precision is Precision.FP32 else precision
+                stored = store(constant, name if reduced is None else name + self._suffixes[reduced], reduced)
+                if isinstance(stored, LargeConstant):
+                    large.append(stored)
+                else:
+                    graph.initializer.append(stored)
+        return large
+
+    def dropped_nodes(self, resolution: Resolution) -> frozenset[int]:
+        """Indices of the Constant nodes that the plan does not need."""
+        constants = self._types.constants
+        unread = (
+            index
+            for name, index in self._nodes.items()
+            if name in constants and Precision.FP32 not in resolution.constants.get(name, ())
+        )
+        return frozenset((*self._moved, *unread))
 
 
 class DataFile:
@@ -116,26 +150,18 @@ class DataFile:
     ) -> None:
         self._file.close()
 
-    def __call__(self, constant: Initializer, name: str, half: bool) -> wire.Piece:
-        """As ``ConstantSource``."""
+    def __call__(self, constant: Initializer, name: str, rounded_to: Precision | None) -> StoredConstant:
+        """As ``ConstantStore``."""
         if constant.nbytes < _BESIDE_FROM_BYTES or constant.dtype in UNBANKABLE:
-            return inline(constant, name, half)
+            return inline(constant, name, rounded_to)
         start = align(self._file)
-        for chunk in raw_chunks(constant, half):
+        for chunk in raw_chunks(constant, rounded_to):
             self._file.write(chunk)
         place = Place(start, self._file.tell() - start)
-        return _field(external_tensor(name, _type_code(constant, half), constant.shape, self._name, place))
+        return external_tensor(name, type_code(constant, rounded_to), constant.shape, self._name, place)
 
 
-def raw_chunks(constant: Initializer, half: bool) -> Iterator[bytes]:
-    """The raw data of a constant, rounded to FP16 if ``half``."""
+def raw_chunks(constant: Initializer, rounded_to: Precision | None) -> Iterator[bytes]:
+    """The raw data of a constant, rounded to a precision or as it is."""
     for chunk in chunks(constant):
-        yield (round_to_fp16(chunk) if half else chunk).tobytes()
-
-
-def _type_code(constant: Initializer, half: bool) -> int:
-    return onnx.TensorProto.FLOAT16 if half else constant.proto.data_type
-
-
-def _field(tensor: onnx.TensorProto) -> bytes:
-    return wire.field(wire.GRAPH_INITIALIZER, tensor.SerializeToString(deterministic=True))
+        yield (chunk if rounded_to is None else round_values(chunk, rounded_to)).tobytes()

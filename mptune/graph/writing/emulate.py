@@ -1,4 +1,4 @@
-"""The FP32 model that rounds as FP16 would: what a plan's error is on any machine, without FP16 kernels.
+"""The FP32 model that rounds as a plan's precisions would: the plan's error on any machine, without FP16 kernels.
 
 Every value that the plan puts in FP16 (node outputs, inputs that cross a boundary, weights) goes through an explicit
 pair of Casts to FP16 and back. Running the FP16-typed model on a provider without FP16 kernels is no substitute: it
@@ -7,85 +7,51 @@ computes in FP32 and drops the roundings between nodes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
+import onnx
 
 from mptune.files import write_bytes
-from mptune.graph.casting.name_sets import Marked
-from mptune.graph.casting.value_types import Flow, Resolution, new_suffix
+from mptune.graph.casting.value_types import Resolution, ValueTypes, new_suffix
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.plan import PrecisionPlan
-from mptune.graph.writing.assemble import Changes, Parts, cast_node, chunks_of
-from mptune.graph.writing.constants import Shelf, banked, inline
-from mptune.graph.writing.rewrite import FP16, FP32
-from mptune.graph.writing.segments import Reads, Spelling
+from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
+from mptune.graph.writing.constants import NeededConstants, banked, inline
+from mptune.graph.writing.model_file import add_cast, add_node, frame_of, serialized
 from mptune.graph.writing.weights import WeightBank
 
 _CHOOSES = DATA_MOVEMENT - {"Cast", "Dropout"} | {"Concat", "Gather", "GatherElements", "GatherND", "Relu"}
 """Operators whose every output value is one of their input values, or zero."""
 
 
-def needs_rounding(flow: Flow, node: Node) -> bool:
-    """Whether what a node computes from FP16 values may be no FP16 value: else a rounding would change nothing."""
+def needs_rounding(types: ValueTypes, node: Node) -> bool:
+    """Whether what a node computes from rounded values may not be one itself: else a rounding would change nothing."""
     if not node.rounds:
         return False
-    floats = {slot for slot, name in enumerate(node.inputs) if name and flow.model.info(name).is_float32}
-    return node.op_type not in _CHOOSES or not floats <= set(flow.rules[node.index].inputs)
-
-
-class _Rounded(Spelling):
-    """Every value stays FP32, and is FP16's nearest where the plan has it in FP16."""
-
-    retyped = False
-
-    def __init__(self, model: Model, rough: Marked) -> None:
-        self._rough = rough
-        self._raw = new_suffix(model, "raw")
-        self.half_suffix = new_suffix(model, "half")
-        self._rounded = new_suffix(model, "rounded")
-
-    def constant(self, name: str) -> str:
-        return name + self._rounded
-
-    def computed(self, name: str) -> str:
-        return name + self._raw if name in self._rough else name
-
-    def in_fp16(self, name: str, is_half: bool) -> str:
-        return name if is_half else name + self._rounded
-
-    def in_fp32(self, name: str, is_half: bool) -> str:
-        return name
-
-    def behind(self, name: str, is_half: bool) -> bytes:
-        source, half = self.computed(name) if is_half else name, name + self.half_suffix
-        to_fp32 = cast_node(half, self.in_fp16(name, is_half), FP32, name + self._rounded)
-        return cast_node(source, half, FP16, half) + to_fp32
-
-    def rounded_constant(self, name: str) -> bytes:
-        """A constant that is stored in FP16, in FP32 again."""
-        return cast_node(name + self.half_suffix, self.constant(name), FP32, self.constant(name))
+    floats = {slot for slot, name in enumerate(node.inputs) if name and types.model.info(name).is_float32}
+    return node.op_type not in _CHOOSES or not floats <= set(types.rules[node.index].inputs)
 
 
 class Emulator:
-    """Writes emulations of one model's plans. Made once; each plan then costs milliseconds."""
+    """Writes emulations of one model's plans. Made once; a plan then takes milliseconds."""
 
     def __init__(self, model: Model, groups: Sequence[LayerGroup], bank: WeightBank | None = None) -> None:
-        self.flow = Flow(model, groups)
-        rough = (
+        self._types = ValueTypes(model, groups)
+        self._model = model
+        self._rounds = frozenset(
             node.outputs[slot]
-            for node, rule in zip(model.nodes, self.flow.rules, strict=True)
-            if needs_rounding(self.flow, node)
+            for node, rule in zip(model.nodes, self._types.rules, strict=True)
+            if needs_rounding(self._types, node)
             for slot in rule.outputs
         )
-        self._rough = self.flow.values.marked(rough)
-        self._spelling = _Rounded(model, self._rough)
-        self._parts = Parts(self.flow, self._spelling, self.flow.may_cross | self._rough.flags)
-        source = inline if bank is None else banked(bank)
-        self._shelf = Shelf(self.flow, bank, source, self._spelling.half_suffix)
+        self._raw = new_suffix(model, "raw")
+        self._reduced = {precision: new_suffix(model, str(precision)) for precision in REDUCED}
+        self._rounded = {precision: new_suffix(model, f"{precision}_rounded") for precision in REDUCED}
+        self._frame = frame_of(model)
+        self._constants = NeededConstants(self._types, bank, self._reduced)
+        self._store = inline if bank is None else banked(bank)
 
     def write(self, plan: PrecisionPlan, path: Path) -> Path:
         """Write the emulation to ``path``, which must lie in the weight bank's folder.
@@ -94,24 +60,73 @@ class Emulator:
             PlanError: the plan does not fit the model.
             RunError: the file cannot be written, or the disk is full.
         """
-        resolution = self.flow.resolve(plan)
-        half, crossing = resolution.half.flags, resolution.crossing.flags
-        for cast in self.flow.own_casts:  # they all stay here, and need what they read
-            if cast.source in self.flow.constants:
-                resolution.constants_fp32.add(cast.source)
-        constants, dropped = self._shelf.take(resolution)
-        rounded = [self._spelling.rounded_constant(name) for name in resolution.constants_fp16]
-        changes = Changes({Reads.FP16: self._narrow(resolution)}, lead=rounded, dropped=dropped)
-        behind = np.where(half, self._rough.flags, crossing)
-        return write_bytes(path, chunks_of(self._parts.put_together(resolution, behind, constants, changes)))
+        resolution = self._resolve(plan)
+        read = self._read_through_casts(resolution)
+        dropped = self._constants.dropped_nodes(resolution)
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self._frame)
+        for name, precisions in resolution.constants.items():
+            for precision in REDUCED:
+                if precision in precisions:  # stored in it, and in FP32 again
+                    reduced, rounded = name + self._reduced[precision], name + self._rounded[precision]
+                    add_cast(proto.graph, reduced, rounded, Precision.FP32, rounded)
+        for value in self._frame.graph.input:
+            self._add_roundings(proto.graph, value.name, resolution)
+        for node, precision in zip(self._model.nodes, resolution.node_precisions, strict=True):
+            if node.index not in dropped:
+                self._add_node(proto.graph, node, precision, resolution, read)
+            for name in node.outputs:
+                self._add_roundings(proto.graph, name, resolution)
+        large = self._constants.add_to(proto.graph, resolution, self._store)
+        return write_bytes(path, serialized(proto, large))
 
-    def _narrow(self, resolution: Resolution) -> dict[str, str]:
+    def _resolve(self, plan: PrecisionPlan) -> Resolution:
+        """As ``ValueTypes.resolve``; the model's own Casts all stay here, and need what they read."""
+        resolution = self._types.resolve(plan)
+        return resolution.with_fp32(c.source for c in self._types.own_casts if c.source in self._types.constants)
+
+    def _add_node(
+        self,
+        graph: onnx.GraphProto,
+        node: Node,
+        precision: Precision,
+        resolution: Resolution,
+        read: Mapping[tuple[str, Precision], str],
+    ) -> None:
+        inputs = []
+        for slot, name in enumerate(node.inputs):
+            wanted = self._types.precision_of_input(node, slot, precision) or Precision.FP32
+            if (name, wanted) in read:
+                name = read[name, wanted]
+            elif wanted is not Precision.FP32 and resolution.computed_in(name) is not wanted:
+                name += self._rounded[wanted]
+            inputs.append(name)
+        add_node(graph, node, inputs, [self._computed_name(name, resolution) for name in node.outputs])
+
+    def _computed_name(self, value: str, resolution: Resolution) -> str:
+        """What the node that computes a value calls it: a rounding may stand behind it."""
+        return value + self._raw if value in resolution.computed and value in self._rounds else value
+
+    def _add_roundings(self, graph: onnx.GraphProto, value: str, resolution: Resolution) -> None:
+        """Append the pairs of Casts behind a value: to what it is computed in, and to what its readers run in."""
+        computed = resolution.computed.get(value)
+        if computed is not None and value in self._rounds:
+            self._add_rounding(graph, self._computed_name(value, resolution), value, value, computed)
+        needed = resolution.casts.get(value, ())
+        for precision in REDUCED:
+            if precision in needed:
+                self._add_rounding(graph, value, value + self._rounded[precision], value, precision)
+
+    def _add_rounding(self, graph: onnx.GraphProto, source: str, result: str, value: str, precision: Precision) -> None:
+        reduced = value + self._reduced[precision]
+        add_cast(graph, source, reduced, precision, reduced)
+        add_cast(graph, reduced, result, Precision.FP32, value + self._rounded[precision])
+
+    def _read_through_casts(self, resolution: Resolution) -> dict[tuple[str, Precision], str]:
         """What FP16 nodes read in place of the results of the model's own Casts to FP32."""
-        rounded = {}
+        fp16 = Precision.FP16
+        read = {}
         for name, root in resolution.folds.narrow.items():
-            if root in resolution.constants_fp16:
-                rounded[name] = self._spelling.constant(root)
-            else:
-                crosses = root in resolution.crossing and root not in resolution.half
-                rounded[name] = self._spelling.in_fp16(root, False) if crosses else name
-        return rounded
+            is_cast = fp16 in resolution.casts.get(root, ()) or fp16 in resolution.constants.get(root, ())
+            read[name, fp16] = root + self._rounded[fp16] if is_cast else name
+        return read

@@ -17,7 +17,6 @@ import onnx.numpy_helper
 from mptune.files import write_bytes
 from mptune.graph.casting.value_types import new_suffix
 from mptune.graph.loading.model import Model
-from mptune.graph.writing.assemble import bank_source
 from mptune.graph.writing.weights import WeightBank, inline_tensor
 
 
@@ -61,10 +60,10 @@ def write_observing_model(model: Model, bank: WeightBank | None, path: Path) -> 
     for node in model.nodes:
         graph.node.add().CopyFrom(node.proto)
         graph.node[-1].name = node.name
-    source = inline_tensor if bank is None else bank_source(bank)
+    stored = inline_tensor if bank is None else bank.tensor_or_inline
     for constant in model.initializers.values():
         if constant.node_index is None:
-            graph.initializer.append(source(constant, constant.name, False))
+            graph.initializer.append(stored(constant, constant.name))
     infinity, zero = f"infinity{suffix}", f"zero{suffix}"
     graph.initializer.append(onnx.numpy_helper.from_array(np.array(np.inf, np.float32), infinity))
     graph.initializer.append(onnx.numpy_helper.from_array(np.array(0, np.float32), zero))

@@ -1,4 +1,4 @@
-"""Carry out a plan: the same model with FP16 constants and explicit Casts.
+"""Carry out a plan: the same model with constants in reduced precisions and explicit Casts.
 
 *Requires* a model from ``load_model`` and groups from ``find_groups``. *Ensures*: the interface is unchanged; each
 value is cast at most once per type, right after its producer; constants are converted, never cast at run time; shape,
@@ -7,64 +7,56 @@ index and boolean values are untouched; the same plan gives the same bytes; the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import onnx
+import onnx.helper
+import onnx.numpy_helper
 
 from mptune.files import whole_file, write_bytes, writing
-from mptune.graph.casting.value_types import Flow, Resolution, new_suffix
+from mptune.graph.casting.value_types import Resolution, ValueTypes, new_suffix
 from mptune.graph.grouping.groups import LayerGroup, find_groups
-from mptune.graph.loading.model import Model
+from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.tensors import ONNX_TYPES
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.graph.writing.assemble import SELF_CONTAINED_LIMIT, Changes, Parts, cast_node, chunks_of
-from mptune.graph.writing.constants import ConstantSource, DataFile, Shelf, banked, inline
-from mptune.graph.writing.segments import Reads, Spelling
-from mptune.graph.writing.weights import WeightBank
-from mptune.graph.writing.wire import Piece, join, total_size
+from mptune.graph.writing.constants import ConstantStore, DataFile, LargeConstant, NeededConstants, banked, inline
+from mptune.graph.writing.model_file import add_cast, add_node, frame_of, serialized, serialized_size
+from mptune.graph.writing.weights import WeightBank, round_values
 
-FP32 = onnx.TensorProto.FLOAT
-FP16 = onnx.TensorProto.FLOAT16
+SELF_CONTAINED_LIMIT = 1_900_000_000
+"""Bytes up to which one file holds the model: protobuf messages end at 2 GiB."""
 
 
-class _Typed(Spelling):
-    """Values change type where the plan says; one that must keep its name in FP32 leaves it to a copy."""
+@dataclass(frozen=True)
+class _FoldedNames:
+    """What folding the model's own Casts changes about the names of one plan's model.
 
-    retyped = True
+    Attributes:
+        read: (value, what it is read in, None for any type) -> the name that is read.
+        casts: (value, what it is cast to) -> name and result of the model's own Cast that is used for it.
+    """
 
-    def __init__(self, flow: Flow, to_fp16: str, to_fp32: str) -> None:
-        self._named = flow.named
-        self._to_fp16 = to_fp16
-        self._to_fp32 = to_fp32
-
-    def constant(self, name: str) -> str:
-        return name + self._to_fp16
-
-    def computed(self, name: str) -> str:
-        return self.in_fp16(name, True)
-
-    def in_fp16(self, name: str, is_half: bool) -> str:
-        return name if is_half and name not in self._named else name + self._to_fp16
-
-    def in_fp32(self, name: str, is_half: bool) -> str:
-        return name + self._to_fp32 if is_half and name not in self._named else name
-
-    def behind(self, name: str, is_half: bool) -> bytes:
-        fp16, fp32 = self.in_fp16(name, is_half), self.in_fp32(name, is_half)
-        return cast_node(fp16, fp32, FP32, name + self._to_fp32) if is_half else cast_node(fp32, fp16, FP16, fp16)
+    read: Mapping[tuple[str, Precision | None], str] = field(default_factory=dict)
+    casts: Mapping[tuple[str, Precision], tuple[str, str]] = field(default_factory=dict)
 
 
 class Rewriter:
-    """Writes typed models of one model. Made once; each plan then costs milliseconds."""
+    """Writes typed models of one model. Made once; a plan then takes milliseconds.
+
+    Attributes:
+        types: the typing of the model.
+    """
 
     def __init__(self, model: Model, groups: Sequence[LayerGroup], bank: WeightBank | None = None) -> None:
-        self.flow = Flow(model, groups)
+        self.types = ValueTypes(model, groups)
         self._model = model
-        self._bank = bank
-        self._to_fp16 = new_suffix(model, "fp16")
-        self._spelling = _Typed(self.flow, self._to_fp16, new_suffix(model, "fp32"))
-        self._parts = Parts(self.flow, self._spelling, self.flow.may_cross)
-        self._stored = self._shelf(inline if bank is None else banked(bank))
+        self._suffixes = {precision: new_suffix(model, str(precision)) for precision in Precision}
+        self._frame = frame_of(model)
+        self._constants = NeededConstants(self.types, bank, self._suffixes)
+        self._store: ConstantStore = inline if bank is None else banked(bank)
 
     def write(self, plan: PrecisionPlan, path: Path) -> Path:
         """Write the typed model to ``path``, which must lie in the weight bank's folder.
@@ -73,7 +65,7 @@ class Rewriter:
             PlanError: the plan does not fit the model.
             RunError: the file cannot be written, or the disk is full.
         """
-        return write_bytes(path, chunks_of(self._pieces(plan, self._stored)))
+        return write_bytes(path, serialized(*self._typed(plan, self._store)))
 
     def export(self, plan: PrecisionPlan, path: Path) -> Path:
         """Write the typed model self-contained; past 2 GiB its weights lie in ``path`` + ``.data``.
@@ -84,7 +76,7 @@ class Rewriter:
         """
         files = self.exported_files(plan, path)
         if len(files) == 1:
-            return write_bytes(path, chunks_of(self.pieces(plan)))
+            return write_bytes(path, self.exported(plan))
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with (  # The last ends first, so the data have their name before the model has.
@@ -93,7 +85,7 @@ class Rewriter:
                 DataFile(data_file, files[1].name) as data,
                 model_file.open("wb") as file,
             ):
-                file.writelines(chunks_of(self._pieces(plan, self._shelf(data))))
+                file.writelines(serialized(*self._typed(plan, data)))
         return path
 
     def exported_files(self, plan: PrecisionPlan, path: Path) -> tuple[Path, ...]:
@@ -102,64 +94,118 @@ class Rewriter:
         Raises:
             PlanError: the plan does not fit the model.
         """
-        if total_size(self.pieces(plan)) <= SELF_CONTAINED_LIMIT:
+        if serialized_size(*self._typed(plan, inline)) <= SELF_CONTAINED_LIMIT:
             return (path,)
         return path, path.with_name(path.name + ".data")
 
+    def exported(self, plan: PrecisionPlan) -> Iterator[bytes]:
+        """The bytes of the typed model, self-contained.
+
+        Raises:
+            PlanError: the plan does not fit the model.
+        """
+        return serialized(*self._typed(plan, inline))
+
     def node_precisions(self, plan: PrecisionPlan) -> dict[str, Precision]:
         """The precision of every node that has one, by node name."""
-        return self.flow.node_precisions(plan)
+        return self.types.node_precisions(plan)
 
     def boundaries(self, plan: PrecisionPlan) -> int:
-        """How many Casts the plan adds: one for each value that crosses, less the model's own that go away."""
-        return self.flow.resolve(plan).added_casts
+        """How many Casts the plan adds, less the model's own that it makes needless."""
+        return self.types.resolve(plan).added_casts
 
-    def pieces(self, plan: PrecisionPlan) -> list[Piece]:
-        """The typed model, self-contained, as the pieces of its file."""
-        return self._pieces(plan, self._shelf(inline))
+    def _typed(self, plan: PrecisionPlan, store: ConstantStore) -> tuple[onnx.ModelProto, list[LargeConstant]]:
+        """The typed model, and the constants whose data are still to be written."""
+        resolution = self.types.resolve(plan)
+        folded = self._folded(resolution) if self.types.own_casts else _FoldedNames()
+        dropped = self._constants.dropped_nodes(resolution) | resolution.folds.dropped
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self._frame)
+        for value in self._frame.graph.input:
+            self._add_casts(proto.graph, value.name, resolution, folded)
+        for node, precision in zip(self._model.nodes, resolution.node_precisions, strict=True):
+            if node.index not in dropped:
+                self._add_node(proto.graph, node, precision, resolution, folded)
+            for name in node.outputs:
+                self._add_casts(proto.graph, name, resolution, folded)
+        return proto, self._constants.add_to(proto.graph, resolution, store)
 
-    def _pieces(self, plan: PrecisionPlan, shelf: Shelf) -> list[Piece]:
-        resolution = self.flow.resolve(plan)
-        constants, dropped = shelf.take(resolution)
-        changes = Changes(dropped=dropped)
-        if self.flow.own_casts:
-            changes = self._folded(resolution, dropped)
-        return self._parts.put_together(resolution, resolution.crossing.flags, constants, changes)
+    def _name(self, value: str, precision: Precision, computed: Precision) -> str:
+        """The name of a value's form in a precision; what must keep its name keeps it in FP32."""
+        plain = Precision.FP32 if value in self.types.named else computed
+        return value if precision is plain else value + self._suffixes[precision]
 
-    def _shelf(self, source: ConstantSource) -> Shelf:
-        return Shelf(self.flow, self._bank, source, self._to_fp16)
+    def _computed_name(self, value: str, resolution: Resolution) -> str:
+        """What the node that computes a value calls it."""
+        computed = resolution.computed_in(value)
+        return self._name(value, computed, computed)
 
-    def _folded(self, resolution: Resolution, dropped: set[int]) -> Changes:
+    def _add_node(
+        self, graph: onnx.GraphProto, node: Node, precision: Precision, resolution: Resolution, folded: _FoldedNames
+    ) -> None:
+        inputs = []
+        for slot, name in enumerate(node.inputs):
+            wanted = self.types.precision_of_input(node, slot, precision)
+            computed = resolution.computed_in(name)
+            inputs.append(folded.read.get((name, wanted)) or self._name(name, wanted or computed, computed))
+        outputs = [self._computed_name(name, resolution) for name in node.outputs]
+        proto = add_node(graph, node, inputs, outputs)
+        rule = self.types.rules[node.index]
+        if precision is not Precision.FP32 and rule.attribute:
+            _set_output_type(proto, precision)
+
+    def _add_casts(self, graph: onnx.GraphProto, value: str, resolution: Resolution, folded: _FoldedNames) -> None:
+        """Append the Casts of a value, which stand right after its producer."""
+        needed = resolution.casts.get(value)
+        if needed is None:
+            return
+        computed = resolution.computed_in(value)
+        for precision in Precision:
+            if precision not in needed:
+                continue
+            default = value + self._suffixes[precision], self._name(value, precision, computed)
+            name, result = folded.casts.get((value, precision), default)
+            add_cast(graph, self._computed_name(value, resolution), result, precision, name)
+
+    def _folded(self, resolution: Resolution) -> _FoldedNames:
         """Let what read the results of needless Casts read their roots."""
-        half, folds = resolution.half, resolution.folds
+        fp16, fp32 = Precision.FP16, Precision.FP32
+        folds, computed = resolution.folds, resolution.computed
         adopted = {root: cast.result for root, cast in folds.adopted.items()}
 
         def in_fp16(root: str) -> str:
             while root in folds.folded:
                 root = folds.folded[root]
-            if root in resolution.constants_fp16:
-                return self._spelling.constant(root)
-            if root in half:
-                return self._spelling.in_fp16(root, True)
-            return adopted.get(root, self._spelling.in_fp16(root, False)) if root in resolution.crossing else root
+            if root in self.types.constants:
+                return self._name(root, fp16, fp32) if fp16 in resolution.constants.get(root, ()) else root
+            if computed.get(root) is fp16:
+                return self._name(root, fp16, fp16)
+            if fp16 in resolution.casts.get(root, ()):
+                return adopted.get(root) or self._name(root, fp16, resolution.computed_in(root))
+            return root
 
-        def in_fp32(root: str) -> str:
-            return adopted.get(root, self._spelling.in_fp32(root, True))
+        other = {root: fp32 if computed.get(root) is fp16 else fp16 for root in adopted}
+        read: dict[tuple[str, Precision | None], str] = {(root, other[root]): adopted[root] for root in adopted}
+        read |= {(name, fp16): in_fp16(root) for name, root in folds.narrow.items()}
+        read |= {(name, fp32): adopted.get(root) or self._name(root, fp32, fp16) for name, root in folds.wide.items()}
+        read |= {(name, fp32): in_fp16(root) for name, root in folds.folded.items()}
+        for name, root in folds.either.items():
+            read[name, None] = in_fp16(root) if root in folds.folded or computed.get(root) is fp16 else root
+        nodes = self._model.nodes
+        casts = {(root, other[root]): (nodes[c.index].name, c.result) for root, c in folds.adopted.items()}
+        return _FoldedNames(read, casts)
 
-        follow = {t: result for t, result in adopted.items() if t not in half}
-        other = {t: result for t, result in adopted.items() if t in half}
-        behind = {
-            t: cast_node(t, cast.result, FP32 if t in half else FP16, self._model.nodes[cast.index].name)
-            for t, cast in folds.adopted.items()
-        }
-        follow |= {name: in_fp16(root) for name, root in folds.narrow.items()}
-        other |= {name: in_fp32(root) for name, root in folds.wide.items()}
-        other |= {name: in_fp16(root) for name, root in folds.folded.items()}
-        either = {
-            name: in_fp16(root) if root in folds.folded or root in half else root for name, root in folds.either.items()
-        }
-        names = {Reads.FP16: follow, Reads.FP32: other, Reads.AS_COMPUTED: either}
-        return Changes(names, behind, dropped=dropped | folds.dropped)
+
+def _set_output_type(node: onnx.NodeProto, precision: Precision) -> None:
+    """Set the attribute that states the type of a node's output."""
+    if node.op_type == "Cast":
+        next(a for a in node.attribute if a.name == "to").i = ONNX_TYPES[precision]
+        return
+    # ConstantOfShape: FP32 zero where it has no value
+    values = [onnx.numpy_helper.to_array(a.t) for a in node.attribute if a.name == "value"]
+    value = round_values(values[0] if values else np.zeros(1, np.float32), precision)
+    del node.attribute[:]
+    node.attribute.append(onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(value)))
 
 
 def rewrite(model: Model, plan: PrecisionPlan, groups: Sequence[LayerGroup] | None = None) -> onnx.ModelProto:
@@ -169,4 +215,4 @@ def rewrite(model: Model, plan: PrecisionPlan, groups: Sequence[LayerGroup] | No
         PlanError: the plan does not fit the model.
     """
     rewriter = Rewriter(model, find_groups(model) if groups is None else groups)
-    return onnx.load_model_from_string(join(rewriter.pieces(plan)))
+    return onnx.load_model_from_string(b"".join(rewriter.exported(plan)))

@@ -16,12 +16,11 @@ import onnx
 import onnx.helper
 
 from mptune.files import write_bytes
-from mptune.graph.casting.value_types import Flow, new_suffix
+from mptune.graph.casting.value_types import ValueTypes, new_suffix
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.writing.assemble import bank_source
+from mptune.graph.plan import Precision
 from mptune.graph.writing.emulate import needs_rounding
-from mptune.graph.writing.rewrite import FP16, FP32
 from mptune.graph.writing.waists import Waist
 from mptune.graph.writing.weights import WeightBank
 
@@ -40,7 +39,7 @@ class SwitchedEmulator:
             bank: its weights.
             branches: round in branches of an If, not beside a Where.
         """
-        self._flow = Flow(model, groups)
+        self._types = ValueTypes(model, groups)
         self._bank = bank
         self._branches = branches
         kinds = ("switch", "raw", "half", "rounded", "same", "chosen")
@@ -60,10 +59,10 @@ class SwitchedEmulator:
             RunError: the file cannot be written, or the disk is full.
         """
         switches = {g: name for g, name in self.switches.items() if g in switched}
-        writing = _Writing(self._flow, self._suffix, switches, branches=self._branches)
-        for node in self._flow.model.nodes[start.last + 1 :]:
+        writing = _Writing(self._types, self._suffix, switches, branches=self._branches)
+        for node in self._types.model.nodes[start.last + 1 :]:
             writing.add(node)
-        return write_bytes(path, [writing.finish(self._bank, start.tensors, self._flow.model.proto.graph.output)])
+        return write_bytes(path, [writing.finish(self._bank, start.tensors, self._types.model.proto.graph.output)])
 
     def write_head(self, path: Path, waists: Sequence[Waist]) -> Path:
         """Write the FP32 model whose outputs are the tensors of these waists.
@@ -71,8 +70,8 @@ class SwitchedEmulator:
         Raises:
             RunError: the file cannot be written, or the disk is full.
         """
-        model = self._flow.model
-        writing = _Writing(self._flow, self._suffix, {}, branches=False)
+        model = self._types.model
+        writing = _Writing(self._types, self._suffix, {}, branches=False)
         for node in model.nodes[: max(waist.last for waist in waists) + 1]:
             writing.add(node)
         tensors = dict.fromkeys(tensor for waist in waists for tensor in waist.tensors)
@@ -82,16 +81,18 @@ class SwitchedEmulator:
 class _Writing:
     """One model while it is written."""
 
-    def __init__(self, flow: Flow, suffix: Mapping[str, str], switches: Mapping[str, str], *, branches: bool) -> None:
-        self._flow = flow
-        self._model = flow.model
+    def __init__(
+        self, types: ValueTypes, suffix: Mapping[str, str], switches: Mapping[str, str], *, branches: bool
+    ) -> None:
+        self._types = types
+        self._model = types.model
         self._suffix = suffix
         self._branches = branches
-        ids = [group.id for group in flow.groups]
+        ids = [group.id for group in types.groups]
         self._switch = {ids.index(group): name for group, name in switches.items()}
         self._maker = {
-            node.outputs[slot]: flow.group_of[node.index]
-            for node, rule in zip(flow.model.nodes, flow.rules, strict=True)
+            node.outputs[slot]: types.group_of[node.index]
+            for node, rule in zip(types.model.nodes, types.rules, strict=True)
             for slot in rule.outputs
         }
         self._graph = onnx.GraphProto(name="emulation")
@@ -103,14 +104,14 @@ class _Writing:
         """Append a node, with what its group's switch rounds before and behind it."""
         if node.op_type == "Constant" and node.outputs[0] in self._model.initializers:
             return
-        rule, group = self._flow.rules[node.index], self._flow.group_of[node.index]
+        rule, group = self._types.rules[node.index], self._types.group_of[node.index]
         inputs, outputs, behind = list(node.inputs), list(node.outputs), []
         switch = self._switch.get(group)
         if switch is not None:
             for slot in rule.inputs:
                 if self._maker.get(inputs[slot]) != group:
                     inputs[slot] = self._chosen(inputs[slot], group, switch)
-            behind = [slot for slot in rule.outputs if needs_rounding(self._flow, node)]
+            behind = [slot for slot in rule.outputs if needs_rounding(self._types, node)]
         for slot in behind:
             outputs[slot] += self._suffix["raw"]
         self._read.update(inputs, node.captures)
@@ -148,10 +149,13 @@ class _Writing:
     def _rounding(self, tensor: str, stem: str) -> list[onnx.NodeProto]:
         """The nodes that take the value to FP16 and back; constants are stored in FP16 too."""
         half, rounded = stem + self._suffix["half"], stem + self._suffix["rounded"]
-        if tensor in self._flow.constants:
+        if tensor in self._types.constants:
             self._halves.add(tensor)
-            return [_node("Cast", [tensor + self._suffix["half"]], rounded, to=FP32)]
-        return [_node("Cast", [tensor], half, to=FP16), _node("Cast", [half], rounded, to=FP32)]
+            return [_node("Cast", [tensor + self._suffix["half"]], rounded, to=onnx.TensorProto.FLOAT)]
+        return [
+            _node("Cast", [tensor], half, to=onnx.TensorProto.FLOAT16),
+            _node("Cast", [half], rounded, to=onnx.TensorProto.FLOAT),
+        ]
 
     def _append(self, *nodes: onnx.NodeProto) -> None:
         self._made.update(node.output[0] for node in nodes)
@@ -159,13 +163,13 @@ class _Writing:
 
     def finish(self, bank: WeightBank, entered: Sequence[str], outputs: Sequence[onnx.ValueInfoProto]) -> bytes:
         """The model, with inputs and constants for what its nodes read."""
-        source, model, graph = bank_source(bank), self._model, self._graph
+        model, graph = self._model, self._graph
         read = self._read | {output.name for output in outputs}
         for name, constant in model.initializers.items():
             if name in read:
-                graph.initializer.append(source(constant, name, False))
+                graph.initializer.append(bank.tensor_or_inline(constant, name))
             if name in self._halves:
-                graph.initializer.append(source(constant, name + self._suffix["half"], True))
+                graph.initializer.append(bank.tensor_or_inline(constant, name + self._suffix["half"], Precision.FP16))
         graph.sparse_initializer.extend(s for s in model.proto.graph.sparse_initializer if s.values.name in read)
         graph.input.extend(value for value in model.proto.graph.input if value.name in read)
         graph.input.extend(_value(model, name) for name in entered if name in read)
@@ -183,7 +187,7 @@ def _node(op_type: str, inputs: Sequence[str], output: str, **attributes: Any) -
 
 def _branch(nodes: Sequence[onnx.NodeProto]) -> onnx.GraphProto:
     """A subgraph that reads the graph around it, and whose last node computes its FP32 output."""
-    output = onnx.helper.make_tensor_value_info(nodes[-1].output[0], FP32, None)
+    output = onnx.helper.make_tensor_value_info(nodes[-1].output[0], onnx.TensorProto.FLOAT, None)
     return onnx.helper.make_graph(nodes, nodes[-1].name, [], [output])
 
 

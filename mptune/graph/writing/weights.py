@@ -1,4 +1,4 @@
-"""The weight bank: every large constant written once per run, in FP32 and rounded once to FP16.
+"""The weight bank: every large constant written once per run, in FP32 and rounded once to each reduced precision.
 
 Typed models refer into it as ONNX external data, so a rewrite copies no weights and a trial costs kilobytes.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import onnx
@@ -20,11 +21,9 @@ import onnx.numpy_helper
 from mptune.errors import ModelError
 from mptune.files import whole_file, writing
 from mptune.graph.loading.model import Model
-from mptune.graph.loading.tensors import EXTERNAL_HINT, Initializer, external_location, is_external
+from mptune.graph.loading.tensors import EXTERNAL_HINT, ONNX_TYPES, Initializer, external_location, is_external
+from mptune.graph.plan import Precision
 
-FP32_FILE = "fp32.bin"
-FP16_FILE = "fp16.bin"
-INDEX_FILE = "weights.json"
 _FORMAT = 1
 _BANK_FROM_BYTES = 1024
 _ALIGN = 4096
@@ -33,13 +32,21 @@ _CHUNK = 1 << 22
 """Values that are read at once."""
 UNBANKABLE = frozenset({"string", "int4", "uint4", "int2", "uint2", "float4e2m1"})
 """Element types whose values do not lie one after the other in whole bytes."""
-_FP16_OVERFLOW = 65520.0
-"""From here on FP32 rounds to infinity: half a unit in the last place above 65504, ties to even."""
+
+
+def bank_file(precision: Precision) -> str:
+    """The name of the bank's file of one precision."""
+    return f"{precision}.bin"
+
+
+INDEX_FILE = "weights.json"
+BANK_FILES = (INDEX_FILE, *map(bank_file, Precision))
+"""The names of the bank's files."""
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """What rounding one constant to FP16 did to it.
+    """What rounding one constant to a reduced precision did to it.
 
     Attributes:
         tensor: its name.
@@ -47,6 +54,7 @@ class Rounding:
         overflowed: finite values that became infinite.
         vanished: values other than zero that became zero.
         size: number of values.
+        precision: what it was rounded to.
     """
 
     tensor: str
@@ -54,24 +62,38 @@ class Rounding:
     overflowed: int
     vanished: int
     size: int
+    precision: Precision = Precision.FP16
 
 
-def round_to_fp16(values: np.ndarray) -> np.ndarray:
-    """Round FP32 to the nearest FP16, ties to even. Signs and infinities are kept; what overflows becomes infinite."""
+def round_values(values: np.ndarray, precision: Precision) -> np.ndarray:
+    """Round FP32 to the nearest value of a precision, ties to even.
+
+    Signs and infinities are kept; what overflows becomes infinite.
+    """
     with np.errstate(over="ignore", under="ignore"):
-        return values.astype(np.float16)
+        return values.astype(onnx.helper.tensor_dtype_to_np_dtype(ONNX_TYPES[precision]))
 
 
-def measure_rounding(tensor: str, values: np.ndarray, rounded: np.ndarray) -> Rounding:
-    """Compare a constant with its rounded copy."""
+def measure_rounding(tensor: str, values: np.ndarray, precision: Precision) -> tuple[np.ndarray, Rounding]:
+    """Round values of a constant; the rounded values, and what that did to them."""
+    rounded = round_values(values, precision)
     absmax = float(max(np.max(values, initial=0.0), -np.min(values, initial=0.0)))
     overflowed = 0
-    if not absmax < _FP16_OVERFLOW:  # also where it is NaN
+    if not np.isfinite(rounded).all():
         finite = np.isfinite(values)
         absmax = float(np.max(np.abs(values), where=finite, initial=0.0))
         overflowed = int(np.count_nonzero(finite & ~np.isfinite(rounded)))
     vanished = np.count_nonzero(values != 0) - np.count_nonzero(rounded != 0)
-    return Rounding(tensor, absmax, overflowed, int(vanished), int(values.size))
+    return rounded, Rounding(tensor, absmax, overflowed, int(vanished), int(values.size), precision)
+
+
+def rounding_of(constant: Initializer, precision: Precision) -> Rounding:
+    """What rounding a constant would do to it.
+
+    Raises:
+        ModelError: the external data cannot be read.
+    """
+    return _join([measure_rounding(constant.name, chunk, precision)[1] for chunk in chunks(constant)])
 
 
 def chunks(constant: Initializer) -> Iterator[np.ndarray]:
@@ -117,18 +139,17 @@ class Place:
 
 @dataclass(frozen=True)
 class WeightBank:
-    """The two files of one model's large constants.
+    """The files of one model's large constants, one for each precision.
 
     Attributes:
         directory: where they lie; typed models are written beside them.
-        fp32: constant -> place in ``fp32.bin`` (any element type; only FP32 ones have a twin).
-        fp16: constant -> place in ``fp16.bin``.
+        places: precision -> constant -> place in its file. The file of FP32 holds constants of any element type, as
+            they are; those of the reduced precisions hold FP32 constants, rounded.
         roundings: of every constant that the bank rounded.
     """
 
     directory: Path
-    fp32: Mapping[str, Place]
-    fp16: Mapping[str, Place]
+    places: Mapping[Precision, Mapping[str, Place]]
     roundings: tuple[Rounding, ...]
 
     @classmethod
@@ -138,54 +159,52 @@ class WeightBank:
         Args:
             model: whose constants.
             directory: is made where it is missing.
-            convertible: FP32 constants that some plan reads in FP16; None takes all FP32 ones.
+            convertible: FP32 constants that some plan reads in a reduced precision; None takes all FP32 ones.
 
         Raises:
             RunError: the directory cannot be written, or the disk is full.
         """
-        wanted = {
+        all_of = {
             n for n, c in model.initializers.items() if c.nbytes >= _BANK_FROM_BYTES and c.dtype not in UNBANKABLE
         }
-        halves = {
-            n for n in wanted if model.initializers[n].dtype == "float" and (convertible is None or n in convertible)
+        rounded = {
+            n for n in all_of if model.initializers[n].dtype == "float" and (convertible is None or n in convertible)
         }
-        found = cls._read(model, directory, wanted, halves)
+        wanted = {precision: all_of if precision is Precision.FP32 else rounded for precision in Precision}
+        found = cls._read(model, directory, wanted)
         if found is not None:
             return found
         with writing(directory):
             directory.mkdir(parents=True, exist_ok=True)
-            return cls._write(model, directory, wanted, halves)
+            return cls._write(model, directory, wanted)
 
     @classmethod
-    def _write(cls, model: Model, directory: Path, wanted: Collection[str], halves: Collection[str]) -> WeightBank:
-        fp32: dict[str, Place] = {}
-        fp16: dict[str, Place] = {}
-        roundings = []
-        with (
-            whole_file(directory / FP32_FILE) as part32,
-            whole_file(directory / FP16_FILE) as part16,
-            part32.open("wb") as file32,
-            part16.open("wb") as file16,
-        ):
-            for name in sorted(wanted):
-                start32, start16 = align(file32), align(file16)
-                seen: list[Rounding] = []
+    def _write(cls, model: Model, directory: Path, wanted: Mapping[Precision, Collection[str]]) -> WeightBank:
+        places: dict[Precision, dict[str, Place]] = {precision: {} for precision in Precision}
+        roundings: list[Rounding] = []
+        with ExitStack() as stack:
+            parts = {p: stack.enter_context(whole_file(directory / bank_file(p))) for p in Precision}
+            files = {p: stack.enter_context(part.open("wb")) for p, part in parts.items()}
+            for name in sorted(wanted[Precision.FP32]):
+                into = {p: file for p, file in files.items() if name in wanted[p]}
+                starts = {p: align(file) for p, file in into.items()}
+                measured: dict[Precision, list[Rounding]] = {}
                 for chunk in chunks(model.initializers[name]):
-                    file32.write(chunk.tobytes())
-                    if name in halves:
-                        half = round_to_fp16(chunk)
-                        file16.write(half.tobytes())
-                        seen.append(measure_rounding(name, chunk, half))
-                fp32[name] = Place(start32, file32.tell() - start32)
-                if name in halves:
-                    fp16[name] = Place(start16, file16.tell() - start16)
-                    roundings.append(_join(seen))
-        bank = cls(directory, fp32, fp16, tuple(roundings))
+                    for precision, file in into.items():
+                        if precision is Precision.FP32:
+                            file.write(chunk.tobytes())
+                            continue
+                        rounded, rounding = measure_rounding(name, chunk, precision)
+                        file.write(rounded.tobytes())
+                        measured.setdefault(precision, []).append(rounding)
+                for precision, file in into.items():
+                    places[precision][name] = Place(starts[precision], file.tell() - starts[precision])
+                roundings += map(_join, measured.values())
+        bank = cls(directory, places, tuple(roundings))
         document = {
             "format": _FORMAT,
             "model_sha256": model.sha256,
-            "fp32": {n: [p.offset, p.length] for n, p in fp32.items()},
-            "fp16": {n: [p.offset, p.length] for n, p in fp16.items()},
+            **{str(p): {n: [place.offset, place.length] for n, place in of.items()} for p, of in places.items()},
             "roundings": [asdict(r) for r in roundings],
         }
         with whole_file(directory / INDEX_FILE) as part:
@@ -193,33 +212,43 @@ class WeightBank:
         return bank
 
     @classmethod
-    def _read(
-        cls, model: Model, directory: Path, wanted: Collection[str], halves: Collection[str]
-    ) -> WeightBank | None:
+    def _read(cls, model: Model, directory: Path, wanted: Mapping[Precision, Collection[str]]) -> WeightBank | None:
         """The bank that is there, if it is whole and this model's."""
         try:
             document = json.loads((directory / INDEX_FILE).read_text())
             if document["format"] != _FORMAT or document["model_sha256"] != model.sha256:
                 return None
-            fp32 = {n: Place(*p) for n, p in document["fp32"].items()}
-            fp16 = {n: Place(*p) for n, p in document["fp16"].items()}
+            places = {p: {n: Place(*place) for n, place in document[str(p)].items()} for p in Precision}
             whole = all(
-                max((p.offset + p.length for p in places.values()), default=0) <= (directory / file).stat().st_size
-                for places, file in ((fp32, FP32_FILE), (fp16, FP16_FILE))
+                max((place.offset + place.length for place in of.values()), default=0)
+                <= (directory / bank_file(p)).stat().st_size
+                for p, of in places.items()
             )
-            if not whole or set(fp32) != set(wanted) or not set(fp16) >= set(halves):
+            complete = all(set(places[p]) >= set(names) for p, names in wanted.items())
+            if not whole or not complete or set(places[Precision.FP32]) != set(wanted[Precision.FP32]):
                 return None
-            return cls(directory, fp32, fp16, tuple(Rounding(**r) for r in document["roundings"]))
+            return cls(directory, places, tuple(_rounding_of_json(r) for r in document["roundings"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def tensor(self, constant: Initializer, name: str, half: bool) -> onnx.TensorProto | None:
+    def tensor(self, constant: Initializer, name: str, rounded_to: Precision | None = None) -> onnx.TensorProto | None:
         """A reference to a banked constant under ``name``, or None where the bank does not hold it."""
-        place = (self.fp16 if half else self.fp32).get(constant.name)
+        precision = rounded_to or Precision.FP32
+        place = self.places[precision].get(constant.name)
         if place is None:
             return None
-        code = onnx.TensorProto.FLOAT16 if half else constant.proto.data_type
-        return external_tensor(name, code, constant.shape, FP16_FILE if half else FP32_FILE, place)
+        return external_tensor(name, type_code(constant, rounded_to), constant.shape, bank_file(precision), place)
+
+    def tensor_or_inline(
+        self, constant: Initializer, name: str, rounded_to: Precision | None = None
+    ) -> onnx.TensorProto:
+        """As ``tensor``; a self-contained one where the bank does not hold the constant."""
+        return self.tensor(constant, name, rounded_to) or inline_tensor(constant, name, rounded_to)
+
+
+def type_code(constant: Initializer, rounded_to: Precision | None) -> int:
+    """ONNX's element type of a constant that is rounded to a precision, or left as it is."""
+    return constant.proto.data_type if rounded_to is None else ONNX_TYPES[rounded_to]
 
 
 def external_tensor(name: str, data_type: int, shape: tuple[int, ...], location: str, place: Place) -> onnx.TensorProto:
@@ -230,12 +259,12 @@ def external_tensor(name: str, data_type: int, shape: tuple[int, ...], location:
     return proto
 
 
-def inline_tensor(constant: Initializer, name: str, half: bool) -> onnx.TensorProto:
-    """A self-contained TensorProto of a constant, rounded to FP16 if ``half``."""
-    if half:
-        return onnx.numpy_helper.from_array(round_to_fp16(constant.numpy()), name)
+def inline_tensor(constant: Initializer, name: str, rounded_to: Precision | None = None) -> onnx.TensorProto:
+    """A self-contained TensorProto of a constant, rounded to a precision or as it is."""
+    if rounded_to is not None:
+        return onnx.numpy_helper.from_array(round_values(constant.numpy(), rounded_to), name)
     proto = onnx.TensorProto()
-    if constant.proto.data_location == onnx.TensorProto.EXTERNAL:
+    if is_external(constant.proto):
         proto.CopyFrom(onnx.numpy_helper.from_array(np.ascontiguousarray(constant.numpy()), name))
     else:
         proto.CopyFrom(constant.proto)
@@ -251,6 +280,10 @@ def align(file: BinaryIO) -> int:
     return start
 
 
+def _rounding_of_json(document: Mapping[str, Any]) -> Rounding:
+    return Rounding(**{**document, "precision": Precision(document.get("precision", Precision.FP16))})
+
+
 def _join(parts: list[Rounding]) -> Rounding:
     return Rounding(
         parts[0].tensor,
@@ -258,4 +291,5 @@ def _join(parts: list[Rounding]) -> Rounding:
         sum(p.overflowed for p in parts),
         sum(p.vanished for p in parts),
         sum(p.size for p in parts),
+        parts[0].precision,
     )

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from mptune.errors import RunError
 from mptune.files import whole_file, writing
-from mptune.graph.writing.weights import FP16_FILE, FP32_FILE, INDEX_FILE
+from mptune.graph.writing.weights import BANK_FILES
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
 from mptune.tuning.record.study import copy_study
 from mptune.tuning.runs.model_copy import MODEL_FILE, SEAL_FILE
 from mptune.tuning.runs.search_run import storage_url
 
-_WEIGHTS = (INDEX_FILE, FP32_FILE, FP16_FILE, MODEL_FILE, SEAL_FILE)
+_WEIGHTS = (*BANK_FILES, MODEL_FILE, SEAL_FILE)
 _COMPRESSION = 1
 """Weights hardly shrink, whatever the effort."""
 

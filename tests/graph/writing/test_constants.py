@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,9 +15,8 @@ from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.loading.tensors import Initializer, make_initializer
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.graph.writing import wire
-from mptune.graph.writing.assemble import chunks_of
-from mptune.graph.writing.constants import DataFile, inline
+from mptune.graph.writing.constants import DataFile, LargeConstant, StoredConstant, inline
+from mptune.graph.writing.model_file import serialized, serialized_size
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import chunks
 from tests.graph import models
@@ -29,9 +29,19 @@ def described(tensor: onnx.TensorProto, folder: Path) -> Initializer:
     return make_initializer(tensor.name, tensor, folder)
 
 
-def parsed(piece: wire.Piece) -> onnx.TensorProto:
-    assert len(piece) == len(wire.join([piece]))
-    (tensor,) = onnx.GraphProto.FromString(wire.join([piece])).initializer
+def written(stored: StoredConstant) -> onnx.TensorProto:
+    """The constant as it stands in the bytes of a model."""
+    proto, large = onnx.ModelProto(ir_version=9), []
+    proto.graph.name = "graph"
+    if isinstance(stored, LargeConstant):
+        large.append(stored)
+    else:
+        proto.graph.initializer.append(stored)
+    whole = b"".join(serialized(proto, large))
+    assert 0 <= len(whole) - serialized_size(proto, large) < 10
+    read = onnx.ModelProto.FromString(whole)
+    assert (read.ir_version, read.graph.name) == (9, "graph")
+    (tensor,) = read.graph.initializer
     return tensor
 
 
@@ -41,8 +51,8 @@ def test_a_constant_stays_what_it_is(code: str, count: int, tmp_path: Path) -> N
     dtype = helper.tensor_dtype_to_np_dtype(TensorProto.DataType.Value(code))
     tensor = numpy_helper.from_array(RNG.integers(0, 2, (count, 2)).astype(dtype), "c")
     tensor.doc_string = "kept"
-    piece = inline(described(tensor, tmp_path), "other", False)
-    made = parsed(piece)
+    piece = inline(described(tensor, tmp_path), "other")
+    made = written(piece)
     assert (made.name, made.data_type, list(made.dims)) == ("other", tensor.data_type, [count, 2])
     assert made.doc_string == "kept"
     assert made.raw_data == tensor.raw_data
@@ -50,17 +60,17 @@ def test_a_constant_stays_what_it_is(code: str, count: int, tmp_path: Path) -> N
 
 def test_strings_and_packed_types_are_copied(tmp_path: Path) -> None:
     words = helper.make_tensor("s", TensorProto.STRING, [2000], [b"abc"] * 2000)
-    assert list(parsed(inline(described(words, tmp_path), "s", False)).string_data) == [b"abc"] * 2000
+    assert list(written(inline(described(words, tmp_path), "s")).string_data) == [b"abc"] * 2000
     nibbles = helper.make_tensor("n", TensorProto.INT4, [9000], [1] * 9000)
     assert np.array_equal(
-        numpy_helper.to_array(parsed(inline(described(nibbles, tmp_path), "n", False))), numpy_helper.to_array(nibbles)
+        numpy_helper.to_array(written(inline(described(nibbles, tmp_path), "n"))), numpy_helper.to_array(nibbles)
     )
 
 
 @pytest.mark.parametrize("count", [4, 4000])
 def test_a_constant_is_rounded_to_fp16(count: int, tmp_path: Path) -> None:
     values = (RNG.standard_normal(count) * 1e3).astype(np.float32)
-    made = parsed(inline(described(numpy_helper.from_array(values, "c"), tmp_path), "c16", True))
+    made = written(inline(described(numpy_helper.from_array(values, "c"), tmp_path), "c16", Precision.FP16))
     assert np.array_equal(numpy_helper.to_array(made), values.astype(np.float16))
 
 
@@ -138,12 +148,12 @@ def test_a_failed_export_leaves_both_files_as_they_were(tmp_path: Path, monkeypa
     out = rewriter.export(plan, folder / "m.onnx")
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
 
-    def full(pieces: Iterable[wire.Piece]) -> Iterator[bytes]:
+    def full(*written: Any) -> Iterator[bytes]:
         """The disk is full after the data are written."""
-        yield from chunks_of(pieces)
+        yield from serialized(*written)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("mptune.graph.writing.rewrite.chunks_of", full)
+    monkeypatch.setattr("mptune.graph.writing.rewrite.serialized", full)
     with pytest.raises(RunError, match="disk full") as caught:
         rewriter.export(plan, out)
     assert caught.value.hint
@@ -153,19 +163,6 @@ def test_a_failed_export_leaves_both_files_as_they_were(tmp_path: Path, monkeypa
 def test_a_data_file_is_named_in_the_model_as_it_will_be_called(tmp_path: Path) -> None:
     constant = external(tmp_path).initializers["w"]
     with DataFile(tmp_path / "partial", "d.data") as data:
-        tensor = parsed(data(constant, "w", False))
+        tensor = written(data(constant, "w", None))
         assert external_data_helper.ExternalDataInfo(tensor).location == "d.data"
     assert (tmp_path / "partial").stat().st_size == constant.nbytes
-
-
-def test_a_table_gives_pieces_promises_and_what_stands_instead_in_order() -> None:
-    promise = wire.Streamed(b"c", 2, lambda: [b"d", b"e"])
-    table = wire.Table([b"", b"ab", promise, b"fg"])
-    whole = table.selected(np.array([1, 2, 3, 0]))
-    assert wire.join([whole]) == wire.join([whole]) == b"abcdefg"
-    assert len(whole) == 7
-    table[1] = b"x"
-    many = table.selected(np.arange(5000) % 2, {1: b"yes", 4998: promise})
-    assert wire.join([many]) == b"yes" + b"x" * 2498 + b"cdex"
-    assert len(many) == 3 + 2498 + 4
-    assert wire.join([table.selected(np.arange(0))]) == b""

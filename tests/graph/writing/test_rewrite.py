@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto
 
 from mptune.errors import PlanError
-from mptune.graph.casting.value_types import Flow
+from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -41,7 +41,7 @@ def rewriter(path: Path, *, bank: bool = True) -> tuple[Rewriter, tuple[Precisio
 def test_any_plan_checks_runs_and_keeps_the_interface(family: str, tmp_path: Path) -> None:
     path = models.save(FAMILIES[family](), tmp_path)
     made, some, folder = rewriter(path)
-    model = made.flow.model
+    model = made.types.model
     feed = feeds(model)
     reference = run(path, feed)
     original = onnx.load(path).graph
@@ -60,7 +60,7 @@ def test_any_plan_checks_runs_and_keeps_the_interface(family: str, tmp_path: Pat
 def test_every_node_realises_the_plan_with_ideal_casts(family: str, tmp_path: Path) -> None:
     path = models.save(FAMILIES[family](), tmp_path)
     made, some, folder = rewriter(path)
-    model = made.flow.model
+    model = made.types.model
     before = sum(n.op_type == "Cast" for n in model.nodes)
     for plan in some:
         out = made.write(plan, folder / "t.onnx")
@@ -68,7 +68,7 @@ def test_every_node_realises_the_plan_with_ideal_casts(family: str, tmp_path: Pa
         nodes = {n.name: n for n in onnx.load(out, load_external_data=False).graph.node}
         for name, precision in made.node_precisions(plan).items():
             wanted = TensorProto.FLOAT16 if precision is Precision.FP16 else TensorProto.FLOAT
-            rule = made.flow.rules[next(n.index for n in model.nodes if n.name == name)]
+            rule = made.types.rules[next(n.index for n in model.nodes if n.name == name)]
             realised = [found[nodes[name].output[i]] for i in rule.outputs] + [
                 found[nodes[name].input[i]] for i in rule.inputs
             ]
@@ -83,7 +83,7 @@ def test_the_fp32_plan_gives_the_model_back_and_bytes_repeat(family: str, tmp_pa
     path = models.save(FAMILIES[family](), tmp_path)
     made, some, folder = rewriter(path)
     ids = some[0].precision
-    fp32 = PrecisionPlan.uniform(made.flow.model.sha256, ids, Precision.FP32)
+    fp32 = PrecisionPlan.uniform(made.types.model.sha256, ids, Precision.FP32)
     out = made.export(fp32, folder / "fp32.onnx")
     proto, original = onnx.load(out), onnx.load(path)
     assert proto.graph == original.graph
@@ -142,13 +142,13 @@ def test_the_order_of_a_plan_does_not_matter(tmp_path: Path) -> None:
 
 def test_refuses_another_models_plan_and_incomplete_plans(tmp_path: Path) -> None:
     made, some, _ = rewriter(models.save(models.mlp(), tmp_path))
-    flow: Flow = made.flow
+    types: ValueTypes = made.types
     with pytest.raises(PlanError, match="another model"):
-        flow.resolve(PrecisionPlan("0" * 64, some[0].precision))
+        types.resolve(PrecisionPlan("0" * 64, some[0].precision))
     with pytest.raises(PlanError, match="lacks"):
-        flow.resolve(PrecisionPlan(flow.model.sha256, {"g000": Precision.FP16}))
+        types.resolve(PrecisionPlan(types.model.sha256, {"g000": Precision.FP16}))
     with pytest.raises(PlanError, match="has not"):
-        flow.resolve(PrecisionPlan(flow.model.sha256, {**some[0].precision, "g999": Precision.FP16}))
+        types.resolve(PrecisionPlan(types.model.sha256, {**some[0].precision, "g999": Precision.FP16}))
 
 
 def test_rewrite_in_memory(tmp_path: Path) -> None:

@@ -755,5 +755,5 @@ def test_row_21_every_node_realises_the_plan_and_bytes_repeat(tmp_path: Path) ->
             == again.rewriter.export(plan, case.folder / "b.onnx").read_bytes()
         )
     rules = [node_rule(case.model, node) for node in case.model.nodes]
-    assert rules == list(case.rewriter.flow.rules)
+    assert rules == list(case.rewriter.types.rules)
     case.holds()

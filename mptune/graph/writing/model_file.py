@@ -1,0 +1,106 @@
+"""The parts of every written model: the frame of the original, nodes, Casts, and the bytes of the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import onnx
+
+from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.tensors import ONNX_TYPES
+from mptune.graph.plan import Precision
+from mptune.graph.writing.constants import LargeConstant
+
+_MIN_IR_VERSION = 4
+"""From 4 on, constants of the graph need not be among its inputs."""
+_MODEL_GRAPH = 7
+_GRAPH_INITIALIZER = 5
+_TENSOR_RAW_DATA = 9
+"""Field numbers in onnx.proto."""
+
+
+def frame_of(model: Model) -> onnx.ModelProto:
+    """Everything of a model but its nodes, constants and local functions, which are inlined."""
+    source = model.proto.graph
+    frame = onnx.ModelProto()
+    for descriptor, value in model.proto.ListFields():
+        if descriptor.name in ("graph", "functions"):
+            continue
+        if hasattr(value, "extend"):
+            getattr(frame, descriptor.name).extend(value)
+        else:
+            setattr(frame, descriptor.name, value)
+    frame.ir_version = max(frame.ir_version, _MIN_IR_VERSION)
+    graph = frame.graph
+    graph.name = source.name or "graph"
+    if source.HasField("doc_string"):
+        graph.doc_string = source.doc_string
+    graph.input.extend(source.input)
+    graph.output.extend(source.output)
+    graph.sparse_initializer.extend(source.sparse_initializer)
+    graph.quantization_annotation.extend(source.quantization_annotation)
+    # Old types would be wrong now. Only where ONNX cannot infer them are they kept: nothing changes type there.
+    opaque = {out for node in model.nodes if not node.is_standard for out in node.outputs}
+    graph.value_info.extend(v for v in source.value_info if v.name in opaque)
+    return frame
+
+
+def add_node(graph: onnx.GraphProto, node: Node, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.NodeProto:
+    """Append a node under its unique name, with these inputs and outputs; returns the copy."""
+    proto: onnx.NodeProto = graph.node.add()
+    proto.CopyFrom(node.proto)
+    proto.name = node.name
+    if inputs != node.inputs:
+        proto.input[:] = inputs
+    if outputs != node.outputs:
+        proto.output[:] = outputs
+    return proto
+
+
+def add_cast(graph: onnx.GraphProto, source: str, result: str, precision: Precision, name: str) -> None:
+    """Append a Cast of one value."""
+    proto = graph.node.add(op_type="Cast", name=name, input=[source], output=[result])
+    proto.attribute.add(name="to", type=onnx.AttributeProto.INT, i=ONNX_TYPES[precision])
+
+
+def serialized(proto: onnx.ModelProto, large: Sequence[LargeConstant] = ()) -> Iterator[bytes]:
+    """The bytes of a model with these constants added to its graph, which are read while they are written.
+
+    Protobuf's format is that of protobuf.dev/programming-guides/encoding; the same model gives the same bytes.
+    """
+    frame = onnx.ModelProto()
+    frame.CopyFrom(proto)
+    frame.ClearField("graph")
+    graph = proto.graph.SerializeToString(deterministic=True)
+    heads = [_head_of(constant) for constant in large]
+    size = len(graph) + sum(len(head) + constant.nbytes for head, constant in zip(heads, large, strict=True))
+    yield frame.SerializeToString(deterministic=True) + _opening(_MODEL_GRAPH, size) + graph
+    for head, constant in zip(heads, large, strict=True):
+        yield head
+        yield from constant.chunks()
+
+
+def serialized_size(proto: onnx.ModelProto, large: Sequence[LargeConstant] = ()) -> int:
+    """About as many bytes as ``serialized`` gives: only the lengths of fields around large constants are left out."""
+    return int(proto.ByteSize()) + sum(len(_head_of(constant)) + constant.nbytes for constant in large)
+
+
+def _head_of(constant: LargeConstant) -> bytes:
+    """What stands before a constant's data: it is a field of the graph, and its data are the last field in it."""
+    tensor = bytes(constant.tensor.SerializeToString(deterministic=True))
+    tensor += _opening(_TENSOR_RAW_DATA, constant.nbytes)
+    return _opening(_GRAPH_INITIALIZER, len(tensor) + constant.nbytes) + tensor
+
+
+def _opening(field_number: int, size: int) -> bytes:
+    """The tag and the length of a length-delimited field."""
+    return _varint(field_number << 3 | 2) + _varint(size)
+
+
+def _varint(value: int) -> bytes:
+    """A non-negative integer, seven bits a byte, least significant first."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*out, value))
