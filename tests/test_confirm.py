@@ -117,6 +117,19 @@ def test_every_plan_of_the_front_and_every_seed_is_measured(prepared) -> None:
     assert rounds == [(process, "held_out") for process in (1, 2, 3) for _ in range(plans)]
 
 
+def test_findings_about_the_data_go_with_the_run_and_the_target_is_here(place: Path) -> None:
+    searched = predict(data=None, fresh=True)
+    assert [finding.code for finding in searched.findings] == ["random-data", "target-not-here"]
+    diary = Diary()
+    found = confirm(FakeToolchain(law()), listener=diary)
+    assert [finding.code for finding in found.front.findings] == ["random-data"]
+    assert sum("random inputs" in text for text in diary.warnings) == 1
+    document = json.loads((HERE / "front.json").read_text())
+    assert document["findings"] == [finding.to_json() for finding in searched.findings[:1]]
+    assert not any("random inputs" in text for text in document["warnings"])
+    assert api.report(HERE).findings == found.front.findings
+
+
 def test_a_prediction_that_holds_and_one_that_does_not(prepared) -> None:
     _, fake = prepared
     found = confirm(fake)
