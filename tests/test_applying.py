@@ -49,30 +49,30 @@ def test_a_plan_by_nodes(mlp_path: Path, tmp_path: Path, write: Write) -> None:
     assert 0 < relative_l2(run(out, feed)["y"], run(mlp_path, feed)["y"]) < 1e-2
 
 
-def test_what_would_be_split_is_told_to_the_caller(tmp_path: Path, write: Write) -> None:
+def test_what_would_be_split_is_reported_to_the_caller(tmp_path: Path, write: Write) -> None:
     path = models.save(models.attention(mask=-1e4), tmp_path)
-    told: list[str] = []
+    messages: list[str] = []
     plan = write(nodes={"*": "fp16", "op:Softmax": "fp32"})
-    out = mptune.apply(path, plan, tmp_path / "out.onnx", warn=told.append)
+    out = mptune.apply(path, plan, tmp_path / "out.onnx", warn=messages.append)
     assert fp16_weights(out) >= {"wq", "wk", "wv"}
-    assert ["attention core" in text for text in told] == [True]
+    assert ["attention core" in text for text in messages] == [True]
 
 
 def test_fp16_where_it_can_be_right(tmp_path: Path) -> None:
     path = models.save(models.attention(mask=-1e9), tmp_path)
-    told: list[str] = []
-    out = mptune.apply(path, None, tmp_path / "out.onnx", warn=told.append)
+    messages: list[str] = []
+    out = mptune.apply(path, None, tmp_path / "out.onnx", warn=messages.append)
     assert fp16_weights(out) == {"wq", "wk", "wv", "scale"}
-    assert len(told) == 1
-    assert told[0].startswith("mask (g003) stays in FP32: huge: 1e+09 exceeds")
+    assert len(messages) == 1
+    assert messages[0].startswith("mask (g003) stays in FP32: huge: 1e+09 exceeds")
 
 
 def test_a_plan_by_nodes_is_obeyed_and_doubted(tmp_path: Path, write: Write) -> None:
     path = models.save(models.attention(mask=-1e9), tmp_path)
-    told: list[str] = []
-    out = mptune.apply(path, write(nodes={"*": "fp16"}), tmp_path / "out.onnx", warn=told.append)
+    messages: list[str] = []
+    out = mptune.apply(path, write(nodes={"*": "fp16"}), tmp_path / "out.onnx", warn=messages.append)
     assert "huge" in fp16_weights(out)
-    assert any("FP16 cannot be right there" in text for text in told)
+    assert any("FP16 cannot be right there" in text for text in messages)
 
 
 @pytest.mark.parametrize(
@@ -111,11 +111,11 @@ def test_a_plan_of_any_granularity_is_known_by_its_nodes(granularity: str, tmp_p
 
 
 def test_a_plan_of_other_groups_is_carried_out_by_its_nodes(mlp_path: Path, tmp_path: Path, write: Write) -> None:
-    told: list[str] = []
+    messages: list[str] = []
     plan = write(format=1, precision={"g000": "fp16"}, nodes={"head/Gemm": "fp16", "mixing/Softmax": "fp32"})
-    out = mptune.apply(mlp_path, plan, tmp_path / "out.onnx", warn=told.append)
+    out = mptune.apply(mlp_path, plan, tmp_path / "out.onnx", warn=messages.append)
     assert fp16_weights(out) == {"head.w", "head.b"}
-    assert "another version's" in told[0]
+    assert "another version's" in messages[0]
 
 
 @pytest.mark.parametrize(
@@ -142,11 +142,11 @@ def test_a_plan_of_other_groups_is_carried_out_by_its_nodes(mlp_path: Path, tmp_
 def test_what_is_no_plan(document: str, says: str, mlp_path: Path, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_bytes(document.encode(errors="surrogateescape"))
-    with pytest.raises(PlanError) as told:
+    with pytest.raises(PlanError) as caught:
         mptune.apply(mlp_path, path, tmp_path / "out.onnx")
-    assert says in told.value.message
-    assert "\n" not in told.value.message
-    assert told.value.hint
+    assert says in caught.value.message
+    assert "\n" not in caught.value.message
+    assert caught.value.hint
     assert not (tmp_path / "out.onnx").exists()
 
 

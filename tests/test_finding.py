@@ -129,7 +129,7 @@ def test_evidence_is_plain_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"code": "overfow"}, "no code 'overfow'; did you mean 'overflow'"),
         ({"code": ""}, "no code ''$"),
@@ -137,10 +137,10 @@ def test_evidence_is_plain_json() -> None:
         ({"origin": "report"}, "no origin 'report'"),
     ],
 )
-def test_what_does_not_exist_is_refused(changes: dict[str, object], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_what_does_not_exist_is_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         _finding(**changes)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         Finding.from_json({**_finding().to_json(), **changes})
 
 

@@ -78,7 +78,7 @@ def test_with_data_ranges_are_observed_and_pin(tmp_path: Path, monkeypatch: pyte
     assert document["hazards"][0]["severity"] == "error"
 
 
-def test_random_samples_are_a_hazard_and_told_once(cnn_path: Path, tmp_path: Path) -> None:
+def test_random_samples_are_a_hazard_and_reported_once(cnn_path: Path, tmp_path: Path) -> None:
     drawn = np.random.default_rng(0).standard_normal((8, 3, 16, 16)).astype(np.float32)
     np.savez(tmp_path / "data.npz", image=drawn)
     found = mptune.inspect(cnn_path, data=tmp_path / "data.npz")
@@ -86,7 +86,7 @@ def test_random_samples_are_a_hazard_and_told_once(cnn_path: Path, tmp_path: Pat
     assert found.warnings == ()
 
 
-def test_nan_inside_is_told(tmp_path: Path) -> None:
+def test_nan_inside_is_reported(tmp_path: Path) -> None:
     nodes = [node("Log", ["x"], "l", "log"), node("Relu", ["l"], "m", "relu"), node("Min", ["m", "one"], "y", "min")]
     proto = models.model(nodes, [value("x", [1, 4])], [value("y", [1, 4])], [constant("one", 1.0)])
     np.savez(tmp_path / "data.npz", x=np.array([[-1, 1, 2, 3]], np.float32))
@@ -121,7 +121,7 @@ def test_tables_fit_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) 
     assert ("LayerNorm" in "".join(rows)) == (columns >= 96)
 
 
-def test_hazards_of_one_kind_are_told_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hazards_of_one_kind_are_shown_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes, x = [], "x"
     for k in range(9):
         nodes += [node("Mul", [x, "huge"], f"a{k}", f"scale{k}"), node("MatMul", [f"a{k}", "w"], f"x{k}", f"m{k}")]
@@ -142,16 +142,16 @@ def test_operators_without_a_precision_say_why(tmp_path: Path, monkeypatch: pyte
     assert "operator of the domain 'com.example'" in text
 
 
-def test_what_is_wrong_is_told(mlp_path: Path, mlp_data: Path, tmp_path: Path) -> None:
+def test_what_is_wrong_is_reported(mlp_path: Path, mlp_data: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file"):
         mptune.inspect(mlp_path, data=tmp_path / "nowhere.npz")
     with pytest.raises(SpaceError, match="nowhere"):
         mptune.inspect(mlp_path, space="nowhere")
     nodes = [node("Reshape", ["x", "shape"], "y", "r"), node("Relu", ["y"], "z", "relu")]
     proto = models.model(nodes, [value("x", ["n", 32])], [value("z", None)], [constant("shape", [7, 7], np.int64)])
-    with pytest.raises(BaselineError, match="cannot be observed in FP32") as told:
+    with pytest.raises(BaselineError, match="cannot be observed in FP32") as caught:
         mptune.inspect(models.save(proto, tmp_path), data=mlp_data)
-    assert "mptune-inspect-" not in told.value.hint, "a log that is gone is not named"
+    assert "mptune-inspect-" not in caught.value.hint, "a log that is gone is not named"
 
 
 @pytest.mark.parametrize(

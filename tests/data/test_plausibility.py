@@ -68,7 +68,7 @@ def test_calibration_warns(tmp_path: Path) -> None:
         assert sum("look like random numbers" in finding.text for finding in found) == warned
         assert [finding.code for finding in found] == ["random-data"] * warned
     drawn = load_calibration(None, [info], DataSettings(), 0)
-    assert len(drawn.findings) == 1, "who gave no data is told so once"
+    assert len(drawn.findings) == 1, "one finding for missing data"
 
 
 def test_an_input_that_is_the_same_everywhere_is_constant() -> None:

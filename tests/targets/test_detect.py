@@ -56,7 +56,7 @@ def test_it_is_asked_for_plain_csv(smi, tmp_path: Path) -> None:
     assert form == "--format=csv,noheader,nounits"
 
 
-def test_what_is_not_told_is_none(smi, tmp_path: Path) -> None:
+def test_what_is_unknown_is_none(smi, tmp_path: Path) -> None:
     smi(prints("0, GPU-c, NVIDIA GB10, [N/A], [N/A], 580.1"))
     assert detect_gpus(tmp_path) == (Gpu("NVIDIA GB10", None, None, "580.1"),)
 

@@ -41,7 +41,7 @@ def test_another_module(name: str, state: JetsonState) -> None:
     assert "7.8 GB" in text
 
 
-def test_what_is_not_told_is_not_held_against_it() -> None:
+def test_what_is_unknown_is_not_held_against_it() -> None:
     assert profile_warnings(load_target("jetson-orin-nano-4gb"), JetsonState("NVIDIA Jetson Orin Nano")) == ()
 
 

@@ -125,7 +125,7 @@ def test_an_epsilon_in_an_attribute(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rms", [False, True])
-def test_a_norm_written_out_is_told_with_its_cure(rms: bool, tmp_path: Path) -> None:
+def test_a_norm_written_out_is_reported_with_its_cure(rms: bool, tmp_path: Path) -> None:
     model, (hazard,) = hazards(models.decomposed_norm(rms=rms), tmp_path)
     assert (hazard.severity, hazard.kind, hazard.node, hazard.tensor) == ("warning", "norm", "/norm/Pow", "sq")
     assert hazard.group == next(g.id for g in find_groups(model) if g.kind == "norm")
