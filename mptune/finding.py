@@ -193,7 +193,7 @@ class Finding:
     @property
     def message(self) -> str:
         """Text and cure as one line, as warnings are shown."""
-        return f"{self.text}: {self.cure}" if self.cure else self.text
+        return f"{self.text}; {self.cure}" if self.cure else self.text
 
     @property
     def is_about_model(self) -> bool:

@@ -38,6 +38,7 @@ def test_the_front_has_engines_and_the_chosen_one_ships(
         "emulated",
     )
     library = load_library("tensorrt-rtx")
+    assert "target-not-here" in {finding.code for finding in front.findings}
     document = json.loads((run / "front.json").read_text())
     kept = {Path(point["engine"]) for point in (*document["points"], *filter(None, document["baseline"].values()))}
     assert kept == set((run / "engines").glob("*.engine"))

@@ -145,5 +145,5 @@ def test_what_does_not_exist_is_refused(changes: dict[str, object], message: str
 
 
 def test_the_message_is_one_line() -> None:
-    assert _finding().message == "square reached 1.4e+05, FP16 ends at 65504: keep the group in FP32"
+    assert _finding().message == "square reached 1.4e+05, FP16 ends at 65504; keep the group in FP32"
     assert _finding(cure="").message == "square reached 1.4e+05, FP16 ends at 65504"

@@ -158,11 +158,11 @@ def unique(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def front_warnings(front: Front) -> tuple[str, ...]:
-    """Every warning of a front as one line, with its findings: those that a person must see whatever the plan is.
+    """The findings and the warnings of a front that a person must see, one line each.
 
     A finding of severity ``info`` about groups stands in the explanation of these groups, not here.
     """
-    return unique((*front.warnings, *_messages(front.findings)))
+    return unique((*_messages(front.findings), *front.warnings))
 
 
 def _messages(findings: Iterable[Finding]) -> Iterator[str]:
