@@ -7,28 +7,39 @@ process dies, a trial either still runs (and is taken up again) or its outcome i
 from __future__ import annotations
 
 import math
-import os
-import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from dataclasses import replace
 from typing import Any
 
 import optuna
-import psutil  # type: ignore[import-untyped]
+from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from mptune.data.metrics.paired import LEAST_ERROR
 from mptune.engines.base import Failure, Measurement
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation, Origin
+from mptune.tuning.failures import describe
+from mptune.tuning.record.attributes import (
+    EVALUATION,
+    FAILURE,
+    FAULT,
+    OWNER,
+    ParameterNames,
+    by_group,
+    note_key,
+    read_json,
+    read_notes,
+)
+from mptune.tuning.record.owner import is_dead, this_process
+from mptune.tuning.record.proposal import Proposal
 from mptune.tuning.record.storage import storing
 from mptune.tuning.sampler.plan_rows import PRECISIONS
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 from mptune.tuning.sampler.precision import Emulate, PrecisionSampler
 from mptune.tuning.sampler.stock import derive_seed
-from mptune.tuning.sampler.trials import TIMING_ATTR, ehvi_of, read_built_plans, set_feasible
+from mptune.tuning.sampler.trials import JSON_MARK, PLAN_ATTR, TIMING_ATTR, ehvi_of, read_built_plans, set_feasible
 from mptune.tuning.space import SearchSpace
 
 IDENTITY = "mptune"
@@ -39,36 +50,42 @@ _NORMAL_95 = 1.96
 _DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
-@dataclass(frozen=True)
-class Proposal:
-    """A plan that is to be evaluated, and the trial that will hold the outcome.
-
-    Attributes:
-        plan: the plan.
-        number: the trial's number.
-        origin: who proposed it.
-        attempt: how many attempts a fault of the machine has cost already.
-        trial: Optuna's.
-    """
-
-    plan: PrecisionPlan
-    number: int
-    origin: Origin
-    attempt: int
-    trial: optuna.Trial
-
-
 class StudyRecord:
     """One search's evaluations, failures and confirmations, kept by Optuna. Made by ``open_study``.
 
     Every method that writes raises ``RunError`` where the disk is full or the database does not answer.
     """
 
-    def __init__(self, study: optuna.Study, space: SearchSpace, metric: str, where: str, *, exclusive: bool) -> None:
+    def __init__(
+        self,
+        study: optuna.Study,
+        storage: BaseStorage,
+        space: SearchSpace,
+        metric: str,
+        where: str,
+        *,
+        exclusive: bool,
+        siblings: Sequence[optuna.Study] = (),
+    ) -> None:
+        """Wire the parts.
+
+        Args:
+            study: opened.
+            storage: where it is kept; ``close`` lets go of it.
+            space: what may vary; without groups where the study is only read.
+            metric: the objective statistic.
+            where: the storage, for messages; without a password.
+            exclusive: no other process writes the study.
+            siblings: studies of the same run for other metrics: their parameters have the same names.
+        """
         self._study = study
+        self._storage = storage
         self._space = space
         self._where = where
         self._exclusive = exclusive
+        with storing(where):
+            trials = [trial for one in (*siblings, study) for trial in one.get_trials(deepcopy=False)]
+        self._names = ParameterNames(space.groups, trials)
         self._decoded: dict[int, Evaluation] = {}
         self.metric = metric
 
@@ -76,14 +93,14 @@ class StudyRecord:
 
     def evaluations(self) -> tuple[Evaluation, ...]:
         """All evaluations that are told, in the order of their trials, also those that are not finite."""
-        return tuple(self._decode(t) for t in self._trials(*_DONE) if "evaluation" in t.user_attrs)
+        return tuple(self._decode(t) for t in self._trials(*_DONE) if read_json(t.user_attrs, EVALUATION))
 
     def failures(self) -> tuple[tuple[PrecisionPlan, Origin, Failure], ...]:
         """The plans that failed through their own fault, with their origin."""
         return tuple(
-            (self._plan_of(t), _origin_of(t.user_attrs), Failure.from_json(t.user_attrs["failure"]))
+            (self._plan_of(t), _origin_of(t.user_attrs), Failure.from_json(read_json(t.user_attrs, FAILURE)))
             for t in self._trials(TrialState.PRUNED)
-            if "failure" in t.user_attrs
+            if read_json(t.user_attrs, FAILURE)
         )
 
     def baseline(self) -> Evaluation | None:
@@ -133,7 +150,7 @@ class StudyRecord:
 
     def built_plans(self, groups: Sequence[str]) -> BuiltPlans:
         """All plans that were evaluated, as the sampler's posterior takes them, over these free groups."""
-        return read_built_plans(self._trials(), groups, asking=-1)
+        return read_built_plans(self._trials(), [self._names.of(group) for group in groups], asking=-1)
 
     # -- asking and telling -------------------------------------------------------------------------------------
 
@@ -141,7 +158,15 @@ class StudyRecord:
         """Let ``PrecisionSampler`` propose from now on, with what is known before any build, or can be asked."""
         # Other metrics have no error past which a plan is worthless: the largest one seen bounds the front.
         scale = None if self.metric == "relative_l2" else math.inf
-        self._study.sampler = PrecisionSampler(prior, derive_seed(seed, 0), scale, emulate)
+        named = replace(prior, groups=tuple(self._names.of(group) for group in prior.groups))
+
+        def emulate_named(plans: Sequence[Mapping[str, str]]) -> Sequence[float]:
+            assert emulate is not None
+            return emulate([by_group(plan) for plan in plans])
+
+        self._study.sampler = PrecisionSampler(
+            named, derive_seed(seed, 0), scale, None if emulate is None else emulate_named
+        )
 
     def enqueue(self, plan: PrecisionPlan, origin: Origin, attempt: int = 0) -> None:
         """Let a plan be asked next, unless it is enqueued already."""
@@ -149,16 +174,17 @@ class StudyRecord:
             return
         attrs: dict[str, Any] = {"fingerprint": plan.fingerprint, "origin": str(origin), "attempt": attempt}
         if not self._space.holds(plan):
-            attrs["plan"] = {group: str(p) for group, p in plan.precision.items()}
+            attrs[PLAN_ATTR] = {group: str(p) for group, p in plan.precision.items()}
         with storing(self._where):
-            self._study.enqueue_trial(dict(self._space.choices(plan)), user_attrs=attrs)
+            choices = {self._names.of(group): precision for group, precision in self._space.choices(plan).items()}
+            self._study.enqueue_trial(choices, user_attrs=attrs)
 
     def ask(self) -> Proposal:
         """Take the next enqueued plan, else let the sampler propose one."""
         with storing(self._where):
             trial = self._study.ask()
-            trial.set_user_attr("owner", _this_process())
-            choices = {group: trial.suggest_categorical(group, PRECISIONS) for group in self._space.free}
+            trial.set_user_attr(OWNER, this_process())
+            choices = {g: trial.suggest_categorical(self._names.of(g), PRECISIONS) for g in self._space.free}
             attrs = trial.user_attrs
             plan = self._whole_plan(attrs, choices)
             if "fingerprint" not in attrs:
@@ -183,22 +209,26 @@ class StudyRecord:
                 measured: dict[str, Any] = {"latency_ms": latency_ms, "sd_ms": sd_ms}
                 if group_times_ms is not None:
                     free = (group for group in self._space.free if group in group_times_ms)
-                    measured["group_ms"] = {group: round(group_times_ms[group], 6) for group in free}
+                    measured["group_ms"] = {self._names.of(group): round(group_times_ms[group], 6) for group in free}
                 proposal.trial.set_user_attr(TIMING_ATTR, measured)
-            proposal.trial.set_user_attr("evaluation", evaluation.to_json())
+            proposal.trial.set_user_attr("speedup", round(evaluation.speedup, 4))
+            proposal.trial.set_user_attr("FP16 groups", len(evaluation.plan.fp16_groups))
+            proposal.trial.set_user_attr(EVALUATION, evaluation.to_json())
             self._finish(proposal.number, evaluation)
 
     def tell_failure(self, proposal: Proposal, failure: Failure) -> None:
         """Record a plan that failed through its own fault: PRUNED with its constraint violated."""
         with storing(self._where):
             set_feasible(proposal.trial, False)
-            proposal.trial.set_user_attr("failure", failure.to_json())
+            proposal.trial.set_user_attr("failure", describe(failure))
+            proposal.trial.set_user_attr(FAILURE, failure.to_json())
             self._study.tell(proposal.number, state=TrialState.PRUNED)
 
     def tell_fault(self, proposal: Proposal, failure: Failure, *, attempt: int) -> None:
         """Record a fault of the machine: FAIL, and the plan is enqueued again with its number of attempts."""
         with storing(self._where):
-            proposal.trial.set_user_attr("fault", failure.to_json())
+            proposal.trial.set_user_attr("fault", describe(failure))
+            proposal.trial.set_user_attr(FAULT, failure.to_json())
             self.enqueue(proposal.plan, proposal.origin, attempt)
             self._study.tell(proposal.number, state=TrialState.FAIL)
 
@@ -231,7 +261,7 @@ class StudyRecord:
         Returns:
             How many trials were taken up.
         """
-        dead = [t for t in self._trials(TrialState.RUNNING) if self._exclusive or _is_dead(t, stale_after_s)]
+        dead = [t for t in self._trials(TrialState.RUNNING) if self._exclusive or is_dead(t, stale_after_s)]
         with storing(self._where):
             for trial in dead:
                 self._heal(trial)
@@ -242,17 +272,17 @@ class StudyRecord:
     def note(self, key: str) -> Any:
         """A JSON value kept with the study; None where there is none."""
         with storing(self._where):
-            return self._study.user_attrs.get(key)
+            return read_notes(self._study.user_attrs).get(key)
 
     def notes(self, prefix: str) -> dict[str, Any]:
         """All JSON values whose key starts with ``prefix``."""
         with storing(self._where):
-            return {key: value for key, value in self._study.user_attrs.items() if key.startswith(prefix)}
+            return {key: value for key, value in read_notes(self._study.user_attrs).items() if key.startswith(prefix)}
 
     def set_note(self, key: str, value: Any) -> None:
         """Keep a JSON value with the study."""
         with storing(self._where):
-            self._study.set_user_attr(key, value)
+            self._study.set_user_attr(note_key(key, value), value)
 
     def anchored(self, measurement: Measurement) -> Measurement:
         """A measurement whose drift correction refers to the first baseline of the whole study.
@@ -271,10 +301,9 @@ class StudyRecord:
 
     def close(self) -> None:
         """Let go of the storage. Idempotent."""
-        storage = self._study._storage
         with suppress(Exception):
-            storage.remove_session()
-        engine = getattr(getattr(storage, "_backend", storage), "engine", None)
+            self._storage.remove_session()
+        engine = getattr(self._storage, "engine", None)  # of a database
         if engine is not None:
             engine.dispose()
 
@@ -286,7 +315,8 @@ class StudyRecord:
 
     def _decode(self, trial: FrozenTrial) -> Evaluation:
         if trial.number not in self._decoded:
-            self._decoded[trial.number] = Evaluation.from_json(trial.user_attrs["evaluation"]).with_metric(self.metric)
+            document = read_json(trial.user_attrs, EVALUATION)
+            self._decoded[trial.number] = Evaluation.from_json(document).with_metric(self.metric)
         return self._decoded[trial.number]
 
     def _finish(self, number: int, evaluation: Evaluation) -> None:
@@ -297,25 +327,26 @@ class StudyRecord:
 
     def _heal(self, trial: FrozenTrial) -> None:
         attrs = trial.user_attrs
-        if "evaluation" in attrs:
-            self._finish(trial.number, Evaluation.from_json(attrs["evaluation"]).with_metric(self.metric))
-        elif "failure" in attrs:
+        document = read_json(attrs, EVALUATION)
+        if document is not None:
+            self._finish(trial.number, Evaluation.from_json(document).with_metric(self.metric))
+        elif read_json(attrs, FAILURE):
             self._study.tell(trial.number, state=TrialState.PRUNED)
         else:
-            choices = trial.system_attrs.get("fixed_params", trial.params)
+            choices = by_group(trial.system_attrs.get("fixed_params", trial.params))
             if "duplicate" not in attrs and all(group in choices for group in self._space.free):
                 plan = self._whole_plan(attrs, choices)
                 self.enqueue(plan, _origin_of(attrs), attrs.get("attempt", 0))
             self._study.tell(trial.number, state=TrialState.FAIL)
 
     def _whole_plan(self, attrs: Mapping[str, Any], choices: Mapping[str, str]) -> PrecisionPlan:
-        whole = attrs.get("plan")
+        whole = read_json(attrs, PLAN_ATTR)
         if whole is None:
             return self._space.plan(choices)
         return PrecisionPlan(self._space.model_sha256, {group: Precision(p) for group, p in whole.items()})
 
     def _plan_of(self, trial: FrozenTrial) -> PrecisionPlan:
-        return self._whole_plan(trial.user_attrs, trial.params)
+        return self._whole_plan(trial.user_attrs, by_group(trial.params))
 
     def adopt(self, other: optuna.Study) -> None:
         """Take over what another study of the same run knows, judged by this study's metric. Idempotent.
@@ -337,11 +368,13 @@ class StudyRecord:
 
     def _translated(self, trial: FrozenTrial) -> FrozenTrial | None:
         attrs, values = dict(trial.user_attrs), None
-        if "evaluation" in attrs:
-            evaluation = Evaluation.from_json(attrs["evaluation"]).with_metric(self.metric)
+        document = read_json(attrs, EVALUATION)
+        if document is not None:
+            evaluation = Evaluation.from_json(document).with_metric(self.metric)
             if not evaluation.has_metric:
                 return None
-            attrs["evaluation"] = evaluation.to_json()
+            attrs.pop(EVALUATION.removeprefix(JSON_MARK), None)
+            attrs[EVALUATION] = evaluation.to_json()
             values = _objectives(evaluation) if evaluation.is_finite else None
         return create_trial(
             state=TrialState.PRUNED if values is None else TrialState.COMPLETE,
@@ -359,18 +392,3 @@ def _origin_of(attrs: Mapping[str, Any]) -> Origin:
 
 def _objectives(evaluation: Evaluation) -> list[float]:
     return [evaluation.latency.median_ms, max(evaluation.error_value, LEAST_ERROR)]
-
-
-def _this_process() -> dict[str, Any]:
-    return {"host": socket.gethostname(), "pid": os.getpid(), "started": psutil.Process().create_time()}
-
-
-def _is_dead(trial: FrozenTrial, stale_after_s: float) -> bool:
-    owner = trial.user_attrs.get("owner")
-    if owner is not None and owner["host"] == socket.gethostname():
-        try:
-            return bool(abs(psutil.Process(owner["pid"]).create_time() - owner["started"]) > 1.0)
-        except psutil.NoSuchProcess:
-            return True
-    started = trial.datetime_start
-    return started is not None and datetime.now(started.tzinfo) - started > timedelta(seconds=stale_after_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -62,10 +63,10 @@ def open_study(
             open_one = optuna.load_study if mine in siblings else _create_study
             study = open_one(study_name=mine, storage=storage, sampler=make_sampler(sampler, seed))
             _check_identity(study, identity, where)
-            record = StudyRecord(study, space, metric, where, exclusive=url is None)
-            for other in siblings:
-                if other != mine:
-                    record.adopt(optuna.load_study(study_name=other, storage=storage))
+            others = [optuna.load_study(study_name=one, storage=storage) for one in siblings if one != mine]
+            record = StudyRecord(study, storage, space, metric, where, exclusive=url is None, siblings=others)
+            for other in others:
+                record.adopt(other)
         study.sampler = make_sampler(sampler, derive_seed(seed, record.trial_count))
     finally:
         optuna.logging.set_verbosity(verbosity)
@@ -73,13 +74,17 @@ def open_study(
 
 
 def _create_study(*, study_name: str, storage: BaseStorage, sampler: BaseSampler) -> optuna.Study:
-    return optuna.create_study(
+    study = optuna.create_study(
         storage=storage,
         study_name=study_name,
-        directions=["minimize", "minimize"],  # latency in ms, error
+        directions=["minimize", "minimize"],
         load_if_exists=True,
         sampler=sampler,
     )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        study.set_metric_names(["latency (ms)", f"error ({study_name.partition('/')[2]})"])
+    return study
 
 
 def read_study(*, model_sha256: str, name: str, metric: str, journal: Path, url: str | None = None) -> StudyRecord:
@@ -99,7 +104,7 @@ def read_study(*, model_sha256: str, name: str, metric: str, journal: Path, url:
             raise RunError(
                 f"{where} holds no study {name}/{metric}", "let `mptune search` go on with it first"
             ) from None
-    return StudyRecord(study, SearchSpace(model_sha256, (), (), {}, ()), metric, where, exclusive=False)
+    return StudyRecord(study, storage, SearchSpace(model_sha256, (), (), {}, ()), metric, where, exclusive=False)
 
 
 def copy_study(name: str, url: str, journal: Path) -> None:

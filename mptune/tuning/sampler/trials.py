@@ -19,16 +19,22 @@ from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.sampler.plan_rows import PRECISIONS, from_bits, has_row, to_bits
 from mptune.tuning.sampler.posterior import BuiltPlans
 
-TIMING_ATTR = "timing"
+JSON_MARK = "~"
+"""Begins the names of attributes that hold JSON for mptune alone: Optuna's tools sort by name, so they come last."""
+
+TIMING_ATTR = f"{JSON_MARK}timing"
 """Trial attribute: ``{"latency_ms", "sd_ms"}``: the latency, also of a plan whose outputs are not finite, and its
 standard error; ``"group_ms"`` beside them: what groups took by the engine's own profiler, where it has one."""
 
 EHVI_ATTR = "expected hypervolume improvement"
 """Trial attribute: by how much the hypervolume (0 to 1) was expected to grow when the plan was proposed."""
 
-EMULATED_ATTR = "emulated plans"
+EMULATED_ATTR = f"{JSON_MARK}emulated plans"
 """Trial attribute: the plans that were emulated when it was asked for, in the order of the groups as in ``"0110"`` with
 1 for FP16, and their errors."""
+
+PLAN_ATTR = f"{JSON_MARK}plan"
+"""Trial attribute: group -> precision of a whole plan that the search space does not hold, such as all-FP32."""
 
 CONSTRAINT_ATTR = "constraint"
 """Trial attribute: 0.0 for a feasible plan, 1.0 for one that cannot build or is not finite."""
@@ -36,7 +42,7 @@ CONSTRAINT_ATTR = "constraint"
 HAS_TRIAL_CONSTRAINTS = hasattr(Trial, "set_constraint")
 """Optuna 5 keeps constraints on the trial; before, the sampler asks ``constraints_of`` for them."""
 
-_OLD_NAMES = {TIMING_ATTR: "measured", EHVI_ATTR: "promise"}
+_OLD_NAMES = {TIMING_ATTR: "measured", EHVI_ATTR: "promise", EMULATED_ATTR: "emulated plans", PLAN_ATTR: "plan"}
 """Under which version 0.1.0 wrote them."""
 
 
@@ -90,7 +96,7 @@ def read_built_plans(trials: Sequence[FrozenTrial], groups: Sequence[str], askin
     emulated_errors: dict[str, float] = {}
     base_ms, base_sd_ms = math.nan, 0.0
     for trial in trials:
-        for bits, error in trial.user_attrs.get(EMULATED_ATTR, {}).items():
+        for bits, error in (_read(trial, EMULATED_ATTR) or {}).items():
             if len(bits) == len(groups):
                 emulated_errors[bits] = decode_float(error)
         choices = _choices(trial)
@@ -101,7 +107,7 @@ def read_built_plans(trials: Sequence[FrozenTrial], groups: Sequence[str], askin
         row = [PRECISIONS.index(choices[g]) == 1 for g in groups]
         latency_ms, sd_ms, error, finite = figure = _figures(trial)
         # All-FP32 has a plan of its own where the search space pins groups to FP16: then it is no row.
-        is_outside = "plan" in trial.user_attrs
+        is_outside = _read(trial, PLAN_ATTR) is not None
         if finite == 1.0 and math.isnan(base_ms) and (is_outside or not any(row)):
             base_ms, base_sd_ms = latency_ms, sd_ms
         if not is_outside:

@@ -18,7 +18,8 @@ from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, E
 from mptune.tuning.failures import did_not_run, machine_error
 from mptune.tuning.front import pareto
 from mptune.tuning.listener import Listener
-from mptune.tuning.record.record import Proposal, StudyRecord
+from mptune.tuning.record.proposal import Proposal
+from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.space import SearchSpace, Seed
 from mptune.tuning.steps.baseline import check_baseline
 

@@ -18,7 +18,8 @@ from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation, Origin
 from mptune.tuning.listener import Silent
 from mptune.tuning.record.journal import repair_journal
-from mptune.tuning.record.record import Proposal, StudyRecord
+from mptune.tuning.record.proposal import Proposal
+from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.storage import without_password
 from mptune.tuning.record.study import open_study, read_study
 from mptune.tuning.sampler.stock import derive_seed, make_sampler

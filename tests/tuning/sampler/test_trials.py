@@ -15,6 +15,7 @@ from mptune.tuning.record.study import read_study
 from mptune.tuning.sampler.trials import (
     CONSTRAINT_ATTR,
     EMULATED_ATTR,
+    PLAN_ATTR,
     TIMING_ATTR,
     constraints_of,
     read_built_plans,
@@ -52,7 +53,7 @@ def test_a_failed_plan_is_timed_under_todays_name_and_that_of_0_1_0(name: str) -
 
 def test_what_the_states_say() -> None:
     trials = [
-        make_trial("00", (4.0, 1e-7), timing={"latency_ms": 9.0, "sd_ms": 0.1}),
+        make_trial("00", (4.0, 1e-7), **{TIMING_ATTR: {"latency_ms": 9.0, "sd_ms": 0.1}}),
         make_trial("01", (3.0, 1e-3)),
         make_trial("00", (5.0, 1e-7)),
         make_trial("11", state=TrialState.FAIL),
@@ -79,8 +80,10 @@ def test_a_running_trial_counts_and_the_one_that_asks_does_not() -> None:
     assert np.isnan(built.base_ms)
 
 
-def test_all_fp32_outside_of_the_space_is_the_baseline_and_no_row() -> None:
-    trials = [make_trial("00", (4.0, 1e-7), plan={"a": "fp32", "b": "fp32"}), make_trial("00", (3.0, 1e-4))]
+@pytest.mark.parametrize("name", [PLAN_ATTR, "plan"])
+def test_all_fp32_outside_of_the_space_is_the_baseline_and_no_row(name: str) -> None:
+    outside = {name: {"a": "fp32", "b": "fp32"}}
+    trials = [make_trial("00", (4.0, 1e-7), **outside), make_trial("00", (3.0, 1e-4))]
     built = read_built_plans(trials, GROUPS, 99)
     assert built.base_ms == 4.0
     assert built.latency_ms.tolist() == [3.0]

@@ -1,0 +1,61 @@
+"""How a study looks in Optuna's own tools: parameters named after the layer groups, short attributes first.
+
+Parameters are named ``g012 encoder/layer3/attn``: the group's id, which is unique, and its readable name. Version 0.1.0
+named them ``g012``, and such a study goes on with its names. Attributes that hold JSON for mptune alone begin with
+``~``, so that tools that sort by name show them last; version 0.1.0 wrote them without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from optuna.trial import FrozenTrial
+
+from mptune.graph.grouping.groups import LayerGroup
+from mptune.tuning.sampler.trials import JSON_MARK
+
+EVALUATION = f"{JSON_MARK}evaluation"
+FAILURE = f"{JSON_MARK}failure"
+FAULT = f"{JSON_MARK}fault"
+OWNER = f"{JSON_MARK}owner"
+
+_LONGEST_NAME = 200
+"""Characters; Optuna's database tables hold 512."""
+
+
+def read_json(attrs: Mapping[str, Any], name: str) -> Any:
+    """What a JSON attribute holds, under its name of today or of version 0.1.0; None where there is none."""
+    if name in attrs:
+        return attrs[name]
+    old = attrs.get(name.removeprefix(JSON_MARK))
+    return old if isinstance(old, dict) else None  # a text of that name is the short form of today
+
+
+def note_key(key: str, value: Any) -> str:
+    """Under which a study keeps a note: with the mark where it holds more than one number or word."""
+    return f"{JSON_MARK}{key}" if isinstance(value, dict | list) else key
+
+
+def read_notes(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """The notes of a study by their keys, whichever way they were kept."""
+    return {key.removeprefix(JSON_MARK): value for key, value in attrs.items()}
+
+
+def by_group(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The same values by the ids of the groups that the parameters are named after."""
+    return {name.partition(" ")[0]: value for name, value in parameters.items()}
+
+
+class ParameterNames:
+    """Group id -> name of its parameter: as earlier trials have it, else with the group's readable name."""
+
+    def __init__(self, groups: Iterable[LayerGroup], trials: Iterable[FrozenTrial]) -> None:
+        self._names = {group.id: f"{group.id} {group.name}"[:_LONGEST_NAME].rstrip() for group in groups}
+        for trial in trials:
+            for name in (*trial.params, *trial.system_attrs.get("fixed_params", {})):
+                self._names[name.partition(" ")[0]] = name
+
+    def of(self, group: str) -> str:
+        """The name of a group's parameter; the id itself where nothing is known of the group."""
+        return self._names.get(group, group)
