@@ -17,6 +17,7 @@ from mptune.settings import SearchSettings, WorkerSettings
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, EmulatedError
 from mptune.tuning.front import pareto
 from mptune.tuning.listener import Silent
+from mptune.tuning.record.attributes import by_group
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.space import Pin, SearchSpace
 from mptune.tuning.steps.tuner import HOPELESS, Stop, Tuner
@@ -189,7 +190,7 @@ def test_infeasible_trials_violate_their_constraint(
     )
     (study,) = [optuna.load_study(study_name=n, storage=storage) for n in optuna.get_all_study_names(storage)]
     for trial in study.get_trials(states=(optuna.trial.TrialState.PRUNED,)):
-        assert trial.params["g003"] == "fp16"
+        assert by_group(trial.params)["g003"] == "fp16"
         constraints = {k: v for k, v in trial.system_attrs.items() if k.startswith("constraints")}
         assert constraints
         assert all((v if isinstance(v, float) else v[0]) > 0 for v in constraints.values())
