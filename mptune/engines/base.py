@@ -1,7 +1,7 @@
-"""What crosses the border of the engine floor: failures, measurements, and the toolchain's protocol.
+"""What the engine floor gives the floors above: failures, measurements, and the toolchain's protocol.
 
-A job that fails is a value, ``Failure``, that says at which stage, of what kind, with which words and where
-the log lies. No sentinel number ever stands in for one.
+A job that fails gives a value, ``Failure``: its stage, kind, message and the path of its log. No sentinel number stands
+for one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Stage(str, Enum):
     RUN = "run"
     """Computing the outputs."""
     TIME = "time"
-    """Taking the latency."""
+    """Timing the engine."""
 
 
 class FailureKind(str, Enum):
@@ -51,12 +51,12 @@ class FailureKind(str, Enum):
     CRASH = "crash"
     OUT_OF_MEMORY = "out of memory"
     UNSUPPORTED = "unsupported"
-    """An operator, type or device that the engine does not know."""
+    """An operator, type or device that the engine does not support."""
     INVALID_MODEL = "invalid model"
     PARSER = "parser error"
-    """TensorRT's ONNX parser refuses the model for another reason than an unknown operator."""
+    """TensorRT's ONNX parser rejects the model, and not for an unsupported operator."""
     NO_TACTIC = "no tactic"
-    """TensorRT knows the operators, but finds no kernel that computes a layer in the types asked for."""
+    """TensorRT supports the operators, but finds no kernel for a layer in the types asked for."""
     DISK_FULL = "disk full"
     DEVICE_LOST = "device lost"
     WORKER = "worker did not start"
@@ -68,13 +68,13 @@ _MACHINE_FAULTS = frozenset({FailureKind.DISK_FULL, FailureKind.DEVICE_LOST, Fai
 
 @dataclass(frozen=True)
 class Failure:
-    """A job that did not give a result.
+    """A job that gave no result.
 
     Attributes:
         stage: where it failed.
         kind: why.
-        message: one line, in the failing library's own words where it had any.
-        log_path: what the worker printed meanwhile; None where nothing was kept.
+        message: one line, from the message of the library that failed where there is one.
+        log_path: file of what the worker printed during the job; None where nothing was kept.
     """
 
     stage: Stage
@@ -84,7 +84,7 @@ class Failure:
 
     @property
     def is_machine_fault(self) -> bool:
-        """Whether the machine is at fault, not the plan: told as FAIL and tried again."""
+        """Whether the machine is at fault, not the plan: such a job is run again."""
         return self.kind in _MACHINE_FAULTS
 
     def to_json(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class Failure:
 
 
 class EngineError(Exception):
-    """Raised inside the worker by sessions and CUDA calls; the worker hands it to the parent as a ``Failure``.
+    """Raised inside the worker by sessions and CUDA calls; the parent gets it as a ``Failure``.
 
     Attributes:
         kind: why.
@@ -124,12 +124,12 @@ class EngineError(Exception):
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a long job is, told while it runs.
+    """How far a long job is.
 
     Attributes:
-        phase: what is being done, in the library's own words.
-        done: steps that are finished.
-        steps: how many there are.
+        phase: what is being done, as the library names it.
+        done: finished steps.
+        steps: steps in all.
     """
 
     phase: str
@@ -170,10 +170,10 @@ class Workspace:
 
 @dataclass(frozen=True)
 class ReferenceReport:
-    """What taking the reference showed, for the checks before the search.
+    """What the reference runs showed, for the checks before the search.
 
     Attributes:
-        provider: what computed it, such as ``CUDAExecutionProvider``; TF32 is always off.
+        provider: ONNX Runtime's execution provider, such as ``CUDAExecutionProvider``; TF32 is always off.
         outputs: output name -> {"non_finite", "zero_fraction", "absmax"} over all samples.
         repeat_error: largest relative L2 between two runs on the same sample, over outputs.
         identical_rows_error: largest relative L2 between the rows of a batch of identical rows; None where not taken.
@@ -192,12 +192,12 @@ class ReferenceReport:
 
 @dataclass(frozen=True)
 class TensorRange:
-    """What one tensor held on the search samples.
+    """The values of one tensor over the search samples.
 
     Attributes:
         absmax: largest finite magnitude.
         shape: concrete shape on the first sample.
-        non_finite: how many values were NaN or infinite.
+        non_finite: number of values that were NaN or infinite.
     """
 
     absmax: float
@@ -207,21 +207,21 @@ class TensorRange:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What evaluating one plan gave.
+    """The result of evaluating one plan.
 
     Attributes:
         latency: of the plan's engine. Where measured, scaled by the drift of the FP32 baseline since it was first
             measured (``drift``), so that figures taken hours apart can be compared.
         baseline: the FP32 baseline measured in the same minutes, not scaled; None where latency is predicted.
-        drift: first baseline median / this baseline median, the factor already applied to ``latency``.
+        drift: first baseline median / this baseline median; ``latency`` is already multiplied by it.
         error: against the reference.
         error_source: ``measured`` by the target's own engine or ``emulated``.
         build_s: seconds to build the engine.
         engine_path: the engine file, where the toolchain builds one.
         warnings: one line each, ending with what to do.
-        group_times_ms: what each layer group takes by the engine's own profiler, by group id, scaled as ``latency``;
-            None where no profile was taken. Their sum is not the latency: profiling adds costs of its own. Groups that
-            it did not see are left out.
+        group_times_ms: group id -> time by the engine's own profiler, scaled as ``latency``; None where no profile was
+            taken. Their sum is not the latency, since profiling has a cost. Groups that no layer computes are
+            left out.
     """
 
     latency: Latency
@@ -235,7 +235,7 @@ class Measurement:
     group_times_ms: Mapping[str, float] | None = None
 
     def with_drift(self, drift: float) -> Measurement:
-        """The same measurement with another factor applied to its times."""
+        """The same measurement with its times scaled by another drift."""
         factor, times = drift / self.drift, self.group_times_ms
         return replace(
             self,
@@ -254,7 +254,7 @@ class EngineSession(Protocol):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the session had to do without, one line each, ending with what to do."""
+        """What the session could not use, one line each, ending with what to do."""
         ...
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -262,7 +262,7 @@ class EngineSession(Protocol):
         ...
 
     def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> Stopwatch:
-        """Put the data on the device, ready to time the engine alone. Valid until the session gets other feeds."""
+        """Copy the inputs to the device, to time the engine alone. Valid until the session gets other feeds."""
         ...
 
     def close(self) -> None:
@@ -271,7 +271,7 @@ class EngineSession(Protocol):
 
 
 class Toolchain(Protocol):
-    """Who builds the engine, who computes the outputs and who times it, for one target. Lives in the parent.
+    """Builds, runs and times engines for one target. Lives in the parent process.
 
     Every method that builds or runs anything does so in a worker process under a deadline; a plan that fails comes
     back as a ``Failure``. Methods may be called in any order after ``open``.
@@ -284,11 +284,10 @@ class Toolchain(Protocol):
 
     @property
     def profiling(self) -> Profiling:
-        """What ``evaluate(profile=True)`` takes.
+        """What ``evaluate(profile=True)`` profiles.
 
-        ``none`` where there is no profiler of use, or it has failed; ``apart`` where another session is built for it,
-        which is worth it for the first plans; ``along`` where the engine that was timed is profiled, so that every plan
-        may be.
+        ``none``: there is no usable profiler, or it has failed. ``apart``: another session, built to be profiled; worth
+        it for the first plans. ``along``: the engine that was timed, so that every plan can be profiled.
         """
         ...
 
@@ -297,11 +296,11 @@ class Toolchain(Protocol):
         ...
 
     def reference(self, which: SampleSet) -> ReferenceReport | Failure:
-        """Compute the reference outputs of a set of samples in true FP32 and keep them in the workspace."""
+        """Compute the reference outputs of a set of samples in FP32 without TF32 and write them to the workspace."""
         ...
 
     def observe(self) -> Mapping[str, TensorRange] | Failure:
-        """Run the model once over the search samples and reduce every float tensor on the fly."""
+        """Run the model once over the search samples and reduce each float tensor to its range."""
         ...
 
     def evaluate(
@@ -309,25 +308,22 @@ class Toolchain(Protocol):
     ) -> Measurement | Failure:
         """Build, run and time one plan.
 
-        With ``profile`` also find out what each layer group takes, where ``profiling`` is not ``none``. A profile that
-        fails is a warning of the measurement, never its failure.
+        With ``profile`` the layer groups are timed, too, where ``profiling`` is not ``none``. A profile that fails is a
+        warning of the measurement, not a failure.
         """
         ...
 
     def emulate(self, plans: Sequence[PrecisionPlan]) -> tuple[OutputError, ...] | Failure:
-        """The errors of plans on the search samples, by emulation, whatever the target: no engine is built for them.
-
-        Of the first few samples only, since these errors are a prior.
-        """
+        """Emulated errors of plans on the first few search samples, a prior; no engine is built."""
         ...
 
     @property
     def emulation_holds(self) -> bool:
-        """Whether engines round every value that a plan puts in FP16, so that their errors are the emulated ones."""
+        """Whether engines round every value that a plan puts in FP16, so that emulated errors predict theirs."""
         ...
 
     def latency_terms(self) -> LatencyTerms | Failure:
-        """What the roofline predicts for the target: a prior where latency is measured, else the very law."""
+        """The roofline's terms for the target: a prior where latency is measured, else latency is computed from it."""
         ...
 
     def listen(self, callback: Callable[[Progress], None]) -> None:
@@ -335,7 +331,7 @@ class Toolchain(Protocol):
         ...
 
     def restart(self) -> None:
-        """End the worker process: what comes next runs in a fresh one."""
+        """End the worker process; the next job starts a new one."""
         ...
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""What a latency depends on beside the engine: versions, machine, GPU state, other processes, with warnings.
+"""The environment of a measurement: versions, machine, GPU state, other processes; and warnings about them.
 
-Versions come from package metadata, so nothing heavy is imported; GPU facts come from nvidia-smi where there is one.
+Versions come from package metadata, so that nothing heavy is imported; the state of GPUs comes from nvidia-smi.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ _GPU_FIELDS = (
     "index,name,memory.total,memory.used,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit,"
     "temperature.gpu"
 )
-# Bits of nvmlClocksEventReasons (nvml.h) that slow the GPU down against its owner's will. Idle, application clocks
-# and sync boost are not among them.
+# Bits of nvmlClocksEventReasons (nvml.h) that mean throttling. Idle, application clocks and sync boost do not.
 _THROTTLE_BITS = {
     0x04: "power cap",
     0x08: "hardware slowdown",
@@ -46,13 +45,13 @@ _THROTTLE_BITS = {
 
 @dataclass(frozen=True)
 class GpuState:
-    """One GPU as nvidia-smi shows it at one moment; None where it does not say.
+    """The state of one GPU by nvidia-smi at one moment; None where nvidia-smi reports none.
 
     Attributes:
         index: nvidia-smi's index.
         name: product name.
         memory_mb: total memory in MiB.
-        memory_used_mb: used memory in MiB, by everyone.
+        memory_used_mb: memory in use in MiB, by all processes.
         driver: driver version.
         sm_clock_mhz: current clock of the multiprocessors.
         max_sm_clock_mhz: their highest clock.
@@ -60,7 +59,7 @@ class GpuState:
         power_w: power drawn.
         power_limit_w: enforced limit.
         temperature_c: core temperature.
-        throttle: why the clocks are held down right now, empty when they are not.
+        throttle: reasons why the clocks are throttled; empty where they are not.
     """
 
     index: int
@@ -82,7 +81,7 @@ class Environment:
     """The machine at one moment.
 
     Attributes:
-        versions: package (or ``python``, ``cuda driver``) -> version, only what is there.
+        versions: package (or ``python``, ``cuda driver``) -> version, of what is installed.
         os: operating system and kernel.
         cpu: model name.
         cpu_count: logical processors that this process may use.
@@ -131,10 +130,10 @@ class Environment:
 
 
 def describe_environment(root: Path = Path("/")) -> Environment:
-    """Take stock of the machine. Never raises for what is missing.
+    """Describe the machine. Does not raise for what is missing.
 
     Args:
-        root: of the file system that is looked at for a Jetson's files.
+        root: of the file system in which a Jetson's files are looked for.
     """
     gpus = read_gpus()
     found = {"python": platform.python_version(), **installed_versions()}
@@ -155,7 +154,7 @@ def describe_environment(root: Path = Path("/")) -> Environment:
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of the packages that bear on a result, by package metadata."""
+    """Versions of the packages that can change a result, by package metadata."""
     found = {}
     for package in _PACKAGES:
         try:
@@ -204,11 +203,11 @@ def parse_gpus(text: str, reasons: str = "") -> tuple[GpuState, ...]:
 
 
 def state_warnings(now: GpuState, before: GpuState | None = None) -> tuple[str, ...]:
-    """What is wrong with a GPU for timing.
+    """Warnings about a GPU's state for timing.
 
     Args:
         now: read right after a timing, or at rest.
-        before: read at the same point of an earlier timing; clocks that fell since then are a warning.
+        before: read at the same point of an earlier timing; a lower clock now is a warning.
     """
     warnings = []
     if now.throttle:
@@ -224,7 +223,7 @@ def state_warnings(now: GpuState, before: GpuState | None = None) -> tuple[str, 
 
 
 def foreign_gpu_processes() -> tuple[tuple[int, str], ...]:
-    """Compute processes on the GPUs that are not this process or its kin: (pid, name)."""
+    """Compute processes on the GPUs other than this one, its parents and its children: (pid, name)."""
     text = ask_nvidia_smi("--query-compute-apps=pid,process_name", "--format=csv,noheader")
     import psutil  # type: ignore[import-untyped]
 
@@ -232,9 +231,9 @@ def foreign_gpu_processes() -> tuple[tuple[int, str], ...]:
     if not listed:
         return ()
     me = psutil.Process()
-    kin = {me.pid, *(p.pid for p in me.parents()), *(p.pid for p in me.children(recursive=True))}
+    related = {me.pid, *(p.pid for p in me.parents()), *(p.pid for p in me.children(recursive=True))}
     # In a container nvidia-smi shows the host's process numbers: one that is unknown here may be our own.
-    return tuple((pid, name) for pid, name in listed if pid not in kin and psutil.pid_exists(pid))
+    return tuple((pid, name) for pid, name in listed if pid not in related and psutil.pid_exists(pid))
 
 
 def parse_processes(text: str) -> tuple[tuple[int, str], ...]:

@@ -1,7 +1,7 @@
-"""A kernel that keeps a stream busy for a moment: what is enqueued meanwhile begins without waiting for the host.
+"""A kernel that keeps a stream busy for a moment, so that work enqueued meanwhile starts without waiting for the host.
 
-Where an engine's launch returns only when it has ended (a CUDA graph of ONNX Runtime), the stream is empty at each
-launch, and events around it would contain the host's way to the device: on an H200 about 20 us, more or less each time.
+Where a launch returns only when the engine has finished (a CUDA graph of ONNX Runtime), the stream is empty at each
+launch, and the time between events contains the latency of the launch: on an H200 about 20 us, with some spread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.cuda.runtime import Stream
 
 DELAY_US = 200
-"""More than a launch takes."""
+"""Longer than a launch takes."""
 
 _NAME = b"wait"
 _PTX = b"""
@@ -39,10 +39,10 @@ again:
 
 
 def enqueue_delay(stream: Stream, span_us: int = DELAY_US) -> None:
-    """Keep a stream busy for so long.
+    """Keep a stream busy for ``span_us`` microseconds.
 
     Raises:
-        EngineError: CUDA refuses.
+        EngineError: the kernel cannot be loaded or launched.
     """
     driver, function = _kernel()
     span = np.array([span_us * 1000], dtype=np.uint64)
@@ -55,7 +55,7 @@ def enqueue_delay(stream: Stream, span_us: int = DELAY_US) -> None:
 
 @lru_cache(maxsize=1)
 def _kernel() -> tuple[Any, Any]:
-    """The driver's bindings and the kernel; there must be a current context, as every stream's maker has one."""
+    """The driver's bindings and the kernel. Needs a current context, which exists wherever a stream does."""
     from cuda.bindings import driver
 
     code, module = driver.cuModuleLoadData(_PTX + b"\0")

@@ -1,7 +1,7 @@
 """CUDA streams, events, graphs and device buffers over ``cuda.bindings.runtime`` (cuda-python), shared by all sessions.
 
-cuda-python is optional and imported on first use. Every call's error code is checked; a bad one raises
-``EngineError`` with CUDA's own name and words.
+cuda-python is optional and imported on first use. Every call's error code is checked; an error raises
+``EngineError`` with CUDA's name and description of it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mptune.engines.base import EngineError, FailureKind
 
 INSTALL = "pip install 'mptune[cuda]'"
 
-# A device that is gone or refuses work is the machine's fault and worth another try. The rest of the sticky errors
+# A lost device, or one that refuses work, is the machine's fault: the job is tried again. The other sticky errors
 # (illegal address, launch failure, assert) come from a kernel, so from the plan: they count as a crash.
 _OUT_OF_MEMORY = frozenset({"cudaErrorMemoryAllocation"})
 _DEVICE_LOST = frozenset(
@@ -75,7 +75,7 @@ def unavailable_reason() -> str | None:
 
 
 def kind_of(name: str) -> FailureKind:
-    """The kind of failure that a CUDA error of this name (such as ``cudaErrorMemoryAllocation``) is."""
+    """The kind of failure of a CUDA error, by its name (such as ``cudaErrorMemoryAllocation``)."""
     if name in _OUT_OF_MEMORY:
         return FailureKind.OUT_OF_MEMORY
     if name in _DEVICE_LOST:
@@ -151,35 +151,35 @@ class Stream:
         check(runtime().cudaStreamSynchronize(self.handle), "cudaStreamSynchronize")
 
     def abandon_capture(self) -> None:
-        """End a capture that went wrong, whatever state it is in; where none is under way nothing happens."""
+        """End a capture that failed, whatever its state; without a capture nothing happens."""
         code, graph = runtime().cudaStreamEndCapture(self.handle)
         if int(code) == 0 and graph is not None:
             runtime().cudaGraphDestroy(graph)
         runtime().cudaGetLastError()  # Reading the error clears it.
 
     def close(self) -> None:
-        """Destroy the stream. Idempotent; errors of a context that is lost already are left unsaid."""
+        """Destroy the stream. Idempotent; errors of a lost context are ignored."""
         handle, self.handle = self.handle, None
         if handle is not None:
             runtime().cudaStreamDestroy(handle)
 
 
 class Event:
-    """A CUDA event that keeps its time (resolution about half a microsecond)."""
+    """A CUDA event with timing (resolution about half a microsecond)."""
 
     def __init__(self) -> None:
         self.handle: Any = check(runtime().cudaEventCreate(), "cudaEventCreate")
 
     def record(self, stream: Stream) -> None:
-        """Put the event behind everything enqueued on the stream so far."""
+        """Enqueue the event on the stream."""
         check(runtime().cudaEventRecord(self.handle, stream.handle), "cudaEventRecord")
 
     def synchronize(self) -> None:
-        """Wait until the event has happened."""
+        """Wait until the event has completed."""
         check(runtime().cudaEventSynchronize(self.handle), "cudaEventSynchronize")
 
     def elapsed_ms(self, end: Event) -> float:
-        """Milliseconds from this event to a later one; both must have happened."""
+        """Milliseconds from this event to a later one; both must have completed."""
         return float(check(runtime().cudaEventElapsedTime(self.handle, end.handle), "cudaEventElapsedTime"))
 
     def close(self) -> None:
@@ -208,7 +208,7 @@ class Graph:
         try:
             enqueue()
         except BaseException:
-            stream.abandon_capture()  # Left open, it would poison every later call on the stream.
+            stream.abandon_capture()  # Left open, it would make every later call on the stream fail.
             raise
         graph = check(cudart.cudaStreamEndCapture(stream.handle), "cudaStreamEndCapture")
         try:
@@ -276,15 +276,16 @@ class StreamStopwatch:
         *,
         delay: Callable[[], None] | None = None,
     ) -> None:
-        """Keep what it takes.
+        """Nothing is executed yet.
 
         Args:
-            enqueue: puts one execution on the stream.
-            stream: where it goes.
+            enqueue: enqueues one execution on the stream.
+            stream: of the executions.
             clock: of the host, in milliseconds.
             transfer_ms: see ``Stopwatch``.
-            delay: keeps the stream busy for a moment. For an ``enqueue`` that returns when the execution has ended: its
-                time is no host work, and it would find the stream empty each time. None where it returns at once.
+            delay: keeps the stream busy for a moment. For an ``enqueue`` that returns only when the execution has
+                ended: it would find the stream empty each time, and its duration is no cost of the host. None where
+                ``enqueue`` returns at once.
         """
         self.transfer_ms = transfer_ms
         self._enqueue = enqueue
@@ -304,7 +305,7 @@ class StreamStopwatch:
         self._stream.synchronize()
 
     def value_ms(self, executions: int) -> float:
-        """See ``Stopwatch``. The device never waits for the host in between, unless enqueueing takes longer."""
+        """See ``Stopwatch``. The device does not wait for the host, unless enqueueing takes longer than executing."""
         pairs: list[tuple[Event, Event]] = []
         try:
             for _ in range(executions):

@@ -1,8 +1,8 @@
-"""The errors of plans by emulation (``mptune.graph.writing.emulate``): the models written, and what the worker runs.
+"""Emulated errors of plans (``mptune.graph.writing.emulate``): the models that are written and the jobs that run them.
 
-What costs time differs. A GPU runs a model in milliseconds and takes long to open a session, a CPU the other way
-round. So plans share sessions, with a switch for each group, and a plan with FP16 in one stretch of the model only
-starts at the waist before it, from values that were computed once.
+On a GPU opening a session takes longer than running the model, on a CPU it is the other way round. So plans share
+sessions, with a switch for each group, and a plan whose FP16 groups lie in one stretch of the model starts at the waist
+before it, from values that were computed once.
 """
 
 from __future__ import annotations
@@ -36,24 +36,25 @@ T = TypeVar("T")
 STRETCHES: Mapping[Provider, int] = {"cpu": 12, "cuda": 3}
 """A plan of one group computes about ``(1 + 1 / stretches) / 2`` of the model, and each stretch opens a session.
 
-With this many at most, since that takes a GPU longer than to run a model. Fewer where they would hold single groups.
+At most this many: opening a session takes a GPU longer than running the model. Fewer where a stretch would hold one
+group only.
 """
 
 EMULATED_ROWS = 8
-"""So many rows tell the error of a plan well enough before it is built; evaluations take all samples."""
+"""Rows that an emulated error is taken on before a plan is built; evaluations take all samples."""
 
 _WAIST_BYTES = 1 << 29
-"""What the values at all waists may take in the worker's memory, for all samples together."""
+"""Most memory of the worker for the values at all waists, bytes, of all samples together."""
 
 _KEPT_BYTES = 1 << 30
-"""A session with more weights does not stay open: engines that are measured need the memory."""
+"""A session with more weights than this, bytes, is closed: engines that are measured need the memory."""
 
 
 class Call(Protocol):
     """Runs a job in the worker."""
 
     def __call__(self, job: Job[T], /) -> T | Failure:
-        """Its result, or why there is none."""
+        """Its result, or the failure."""
         ...
 
 
@@ -65,9 +66,9 @@ class ErrorsJob:
         models: the models.
         samples: file of samples.
         reference: file of reference outputs on the same samples.
-        provider: who computes.
-        metric: the objective, so that task metrics are taken too.
-        first: how many of the samples are taken at most; None takes all.
+        provider: of ONNX Runtime.
+        metric: the objective, so that task metrics are computed too.
+        first: most samples to take; None takes all.
     """
 
     models: tuple[Path, ...]
@@ -104,10 +105,10 @@ class SwitchedErrorsJob:
         switches: all of them.
         samples: file of samples.
         reference: file of reference outputs on the same samples.
-        provider: who computes.
-        metric: the objective, so that task metrics are taken too.
-        first: how many of the samples are taken at most; None takes all.
-        keep: leave the session open in the worker for the next job.
+        provider: of ONNX Runtime.
+        metric: the objective, so that task metrics are computed too.
+        first: most samples to take; None takes all.
+        keep: whether the session stays open in the worker for the next job.
     """
 
     model: Path
@@ -160,7 +161,7 @@ class SwitchedErrorsJob:
 
 
 class Emulation:
-    """Has the errors of one model's plans emulated. Lives in the parent; nothing is written before it is needed."""
+    """Emulates plans of one model. Lives in the parent process; models are written when they are first needed."""
 
     def __init__(
         self,
@@ -176,10 +177,10 @@ class Emulation:
         Args:
             workload: the user's model; emulating models are written beside its weight bank.
             computed: the same model and groups with a node for each step after which the target's engine rounds.
-            provider: who computes.
+            provider: of ONNX Runtime.
             settings: batch and metric.
             call: runs a job in the worker.
-            shapes: gives the concrete shapes of FP32 values; asked once.
+            shapes: returns the concrete shapes of FP32 values; called once.
         """
         self._workload = workload
         self._workspace = workload.workspace
@@ -201,7 +202,7 @@ class Emulation:
         Args:
             plans: of this model.
             which: the samples.
-            few: the first samples only, ``EMULATED_ROWS`` rows of them.
+            few: take the first samples only, ``EMULATED_ROWS`` rows.
 
         Raises:
             RunError: a model cannot be written, or the disk is full.
@@ -233,8 +234,8 @@ class Emulation:
     def _errors_of(
         self, stretch: Stretch | None, plans: Sequence[PrecisionPlan], which: SampleSet, few: bool
     ) -> tuple[OutputError, ...] | Failure:
-        # On a CPU the switches of a whole model cost more than a session for each plan; and nothing is fused around a
-        # switch, so that without FP16 the untouched model alone gives the reference to the last bit.
+        # On a CPU the switches of a whole model cost more than a session for each plan. And nothing is fused around a
+        # switch, so a plan without FP16 matches the reference bit by bit only in a session of its own.
         apart = stretch is None and (self._provider == "cpu" or not any(plan.fp16_groups for plan in plans))
         if apart or not self._switching:
             return self._one_by_one(plans, which, few)
@@ -242,7 +243,7 @@ class Emulation:
         if not isinstance(errors, Failure) or errors.is_machine_fault:
             return errors
         errors = self._one_by_one(plans, which, few)
-        self._switching = isinstance(errors, Failure)  # else it was not the plans' fault
+        self._switching = isinstance(errors, Failure)  # Where that works, it was the switches that failed.
         return errors
 
     def _one_by_one(
@@ -250,7 +251,7 @@ class Emulation:
     ) -> tuple[OutputError, ...] | Failure:
         paths = [self._emulator.write(plan, self._workspace.scratch(f"emulated-{plan.fingerprint}")) for plan in plans]
         try:
-            return self._call(ErrorsJob(tuple(paths), *self._judged(which, few)))
+            return self._call(ErrorsJob(tuple(paths), *self._sample_arguments(which, few)))
         finally:
             for path in paths:
                 path.unlink(missing_ok=True)
@@ -269,13 +270,13 @@ class Emulation:
             head,
             tuple(frozenset(switches[group] for group in plan.fp16_groups) for plan in plans),
             tuple(switches[group] for group in groups),
-            *self._judged(which, few),
+            *self._sample_arguments(which, few),
             keep=sum(place.length for place in self._workload.bank.places[Precision.FP32].values()) <= _KEPT_BYTES,
         )
         return self._call(job)
 
-    def _judged(self, which: SampleSet, few: bool) -> tuple[Path, Path, Provider, str, int | None]:
-        """What both jobs are told last: samples, reference, provider, metric, how many samples."""
+    def _sample_arguments(self, which: SampleSet, few: bool) -> tuple[Path, Path, Provider, str, int | None]:
+        """The last arguments of both jobs: samples, reference, provider, metric, number of samples."""
         samples, reference = self._workspace.samples(which), self._workspace.reference(which)
         return samples, reference, self._provider, self._metric, self._few if few else None
 

@@ -1,4 +1,4 @@
-"""What each layer group takes, from what an engine's own profiler says of each layer that it runs."""
+"""The time of each layer group, from the layer times of an engine's own profiler."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.op_kinds import ANCHOR_KINDS
 
 PROFILED_RUNS = 20
-"""Executions that a profile is the mean of, the longest left out. ONNX Runtime counts whole microseconds, so that the
-mean is finer than the median."""
+"""Executions that a profile averages over, without the longest. ONNX Runtime counts whole microseconds, so the mean
+resolves more than the median."""
 
 UNTIMED_RUNS = 5
-"""Executions before these."""
+"""Warm-up executions before these."""
 
 
 @dataclass(frozen=True)
 class LayerTime:
-    """What one layer of an engine takes.
+    """The time of one layer of an engine.
 
     Attributes:
-        nodes: names of the nodes of the typed model that the layer computes; empty where it is the engine's own (a
-            reformat) and serves nothing that is known.
+        nodes: names of the nodes of the typed model that the layer computes; empty where the engine added it (a
+            reformat) and it belongs to no node that is known.
         ms: milliseconds per inference.
     """
 
@@ -32,14 +32,14 @@ class LayerTime:
 
 
 def steady_mean(values: Sequence[float]) -> float:
-    """The mean without the largest value, which an interruption may have made; of a single one that one."""
+    """The mean without the largest value, which may come from an interruption; a single value is its own mean."""
     ordered = sorted(values)
     kept = ordered[:-1] or ordered
     return sum(kept) / len(kept)
 
 
 def minor_nodes(grouped: GroupedModel) -> frozenset[str]:
-    """Names of the nodes that only go along in their group: what stands beside a product, a norm or the like."""
+    """Names of the nodes beside the main operator of their group, where it has one (a product, a norm, ...)."""
     anchors = {node.name for node in grouped.model.nodes if node.op_type in ANCHOR_KINDS}
     anchored = [group.nodes for group in grouped.groups if not anchors.isdisjoint(group.nodes)]
     return frozenset(name for nodes in anchored for name in nodes if name not in anchors)
@@ -50,19 +50,19 @@ def group_times(
 ) -> dict[str, float]:
     """Sum the layers of each group.
 
-    Of a residual addition that is fused into the next norm, the norm gets everything: the product before it has a layer
-    of its own, and the addition only goes along. Where a layer computes more of several groups than what goes along, as
-    when TensorRT makes one kernel of a whole block, nothing says what each of them takes: they share it alike, and
-    those for which that is more than what is theirs alone get no entry.
+    A layer is charged to the groups whose main operators it computes, or to all of its groups where it computes none:
+    so a residual add fused into the next norm is charged to the norm. Where it computes the main operators of several
+    groups, as when TensorRT makes one kernel of a whole block, the profile does not separate them: each is charged an
+    equal share, and a group whose shares exceed its own layers gets no entry.
 
-    Casts at boundaries belong to no group and are left out: the surrogate learns their cost from whole latencies. A
-    group of which no layer computes a node gets no entry either: 0 would be a measurement, and it may be folded away or
-    hidden in a layer that does not say so.
+    Casts at boundaries belong to no group and are left out: the latency model learns their cost from whole latencies. A
+    group that no layer computes gets no entry either: it may be folded away, or fused into a layer that does not name
+    it, so 0 would be wrong.
 
     Args:
         layers: of one engine.
         owners: node name -> id of its group; nodes without a precision and Casts at boundaries are not in it.
-        minor: nodes that only go along in their group (``minor_nodes``).
+        minor: nodes that are not the main operator of their group (``minor_nodes``).
 
     Returns:
         Group id -> milliseconds.
@@ -86,17 +86,17 @@ def with_group_times(
     layers: Sequence[LayerTime] | Failure,
     grouped: GroupedModel,
 ) -> Measurement:
-    """Put a profile into the measurement of the same plan; one that failed, as a warning.
+    """Add a profile to the measurement of the same plan; a failed one adds a warning.
 
     Args:
         measurement: of the plan.
-        layers: of its engine, or why there are none.
+        layers: of its engine, or the failure.
         grouped: the user's model and its layer groups.
     """
     if isinstance(layers, Failure):
         text = (
-            f"the engine's layers could not be profiled ({layers.kind.value}: {layers.message}): what each group gains"
-            " is learnt from whole latencies alone"
+            f"the engine's layers could not be profiled ({layers.kind.value}: {layers.message}): the gain of"
+            " each group is learned from whole latencies alone"
         )
         return replace(measurement, warnings=(*measurement.warnings, text))
     times = group_times(layers, grouped.owners, minor=minor_nodes(grouped))

@@ -24,14 +24,14 @@ from mptune.settings import LatencySettings
 
 @dataclass(frozen=True)
 class MeasureResult:
-    """What ``MeasureJob`` found.
+    """The result of ``MeasureJob``.
 
     Attributes:
         latency: the candidate's, not corrected for drift.
-        baseline: the FP32 baseline's, taken in turn with it.
-        repetitions: what both were taken with.
+        baseline: the FP32 baseline's, timed in turn with it.
+        repetitions: of both.
         error: the candidate's, from the session that was timed.
-        build_s: seconds to the candidate's session.
+        build_s: seconds to open the candidate's session.
         warnings: of both sessions and of the device.
     """
 
@@ -51,15 +51,15 @@ class MeasureJob:
         model: the typed model of the plan.
         baseline: the typed model of the all-FP32 plan; its session stays open in the worker.
         samples: file of samples.
-        timing_samples: file of samples on whose first one the latency is taken: always the same, so that latencies
-            can be compared whatever samples the error is taken on.
+        timing_samples: file whose first sample is timed: the same in every job, so that latencies compare whatever
+            samples the error is taken on.
         reference: file of reference outputs on the same samples.
-        provider: who computes.
+        provider: of ONNX Runtime.
         tf32: for the candidate; the baseline never uses it.
         tf32_by_environment: for both sessions (``SessionOptions``).
-        latency: how latencies are taken.
-        repetitions: frozen ones; None calibrates them on the baseline.
-        metric: the objective, so that task metrics are taken too.
+        latency: how engines are timed.
+        repetitions: as frozen earlier; None calibrates them on the baseline.
+        metric: the objective, so that task metrics are computed too.
     """
 
     model: Path
@@ -109,11 +109,11 @@ class MeasureJob:
         return open_session(model, options)
 
     def _compare(self, candidate: EngineSession, baseline: EngineSession) -> tuple[str, ...]:
-        """Warnings about what the candidate's engine does beside the baseline's; ONNX Runtime does not say."""
+        """Warnings about the candidate's engine beside the baseline's; ONNX Runtime reports nothing to compare."""
         return ()
 
     def _device_warnings(self, state: WorkerState) -> tuple[str, ...]:
-        """Throttling, fallen clocks and other processes, read while the clocks are still where the timing had them."""
+        """Warnings about throttling, fallen clocks and other processes, read right after the timing."""
         if self.provider != "cuda":
             return ()
         gpus = read_gpus()

@@ -1,13 +1,12 @@
-"""What each layer takes under ONNX Runtime, by its own profiler.
+"""The time of each layer under ONNX Runtime, by its own profiler.
 
 The profiler names the nodes of the graph as ONNX Runtime optimised it: fused, renamed, with blank and repeated names.
-What survives are the names of tensors. So that graph is kept for a moment, and each of its nodes is traced back to the
-nodes of the typed model by what it reads and gives.
+Only the names of tensors survive. So that graph is saved for a moment, and each of its nodes is traced back to nodes of
+the typed model by its inputs and outputs.
 
-For the CPU provider. The CUDA provider's kernels run behind the host's back, and what is told of its nodes is their
-launching. Where the host is made to wait for each kernel (``CUDA_LAUNCH_BLOCKING=1``) a node pays about 15 us for that,
-and what all-FP32 and all-FP16 differ by comes out at 0.8 to 4.4 times what their engines differ by (four models on an
-H200): it tells no more of the groups than the roofline does.
+For the CPU provider. The CUDA provider's kernels run asynchronously, and what it reports of a node is the launch. With
+``CUDA_LAUNCH_BLOCKING=1`` a node costs about 15 us more, and the difference of all-FP32 and all-FP16 comes out at 0.8
+to 4.4 times that of their engines (four models on an H200): no better than the roofline.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from mptune.engines.worker.child import WorkerState
 _KERNEL = "_kernel_time"
 _WITH_SUBGRAPH = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 
-# How ONNX Runtime calls what it computes in another type than the graph has it (insert_cast_transformer.cc).
+# How ONNX Runtime names what it computes in another type than the graph has it (insert_cast_transformer.cc).
 _RETYPED = re.compile(r"^InsertedPrecisionFreeCast_(?P<name>.+?)(?:_token_\d+)?$")
 
 _BLOCKED = "_nchwc"
-"""What a node's name ends with that gives a tensor in blocks of channels: before it stands the tensor's own name, which
-is gone from the graph (nchwc_transformer.cc)."""
+"""Suffix of the name of a node whose output has blocked channels; before it stands the name of the tensor, which is no
+longer in the graph (nchwc_transformer.cc)."""
 
 Nodes = tuple[str, ...]
 
@@ -49,7 +48,7 @@ class OrtProfileJob:
     Attributes:
         model: the typed model of a plan.
         samples: file of samples; the first one is run.
-        folder: an empty folder for what the profiler writes; it is left empty.
+        folder: an empty folder for the profiler's files; it is empty again afterwards.
     """
 
     model: Path
@@ -64,7 +63,7 @@ class OrtProfileJob:
             try:
                 optimised = _load_graph(self.folder / OPTIMISED_MODEL)
                 for path in self.folder.glob("optimised.*"):
-                    path.unlink()  # All weights once more: not to be kept longer than need be.
+                    path.unlink()  # A copy of all weights: deleted as soon as it is read.
                 state.enter(Stage.TIME)
                 watch = session.stopwatch(feed)
                 for _ in range(UNTIMED_RUNS + PROFILED_RUNS):
@@ -79,15 +78,15 @@ class OrtProfileJob:
 
 
 def computed_nodes(typed: onnx.GraphProto, optimised: onnx.GraphProto) -> list[Nodes]:
-    """What each node of the optimised graph computes.
+    """The nodes of the typed model that each node of the optimised graph computes.
 
-    A node that gives a tensor of the typed model computes the node that gives it there, and whatever lies between that
-    and the tensors that are still to be found in the optimised graph: these nodes were fused into it. A node that gives
-    none serves the first node that reads it (a layout change before a product) or else the first that it reads.
+    A node with an output of the typed model computes the producer of that output there, and the nodes between that and
+    the tensors that are still in the optimised graph, which were fused into it. A node without such an output (a layout
+    change before a product) counts for its first reader, or else for the producer of its first input.
 
     Args:
         typed: the graph that was given to ONNX Runtime; its nodes have unique names.
-        optimised: what ONNX Runtime made of it.
+        optimised: the graph as ONNX Runtime optimised it.
 
     Returns:
         Names of nodes of ``typed``, for each node of ``optimised``.
@@ -123,7 +122,7 @@ def computed_nodes(typed: onnx.GraphProto, optimised: onnx.GraphProto) -> list[N
 def layer_times(
     events: Sequence[Mapping[str, Any]], optimised: onnx.GraphProto, computed: Sequence[Nodes]
 ) -> tuple[LayerTime, ...]:
-    """Read ONNX Runtime's profile: the mean of each node over the last runs, the longest left out.
+    """Read ONNX Runtime's profile: the mean of each node over the last runs, without the longest.
 
     Args:
         events: of the profile.
@@ -145,7 +144,7 @@ def layer_times(
         waiting[node.name, node.op_type].append(index)
     found = []
     for (number, name, op), values in durations.items():
-        # Nodes without a name are called by their operator and number; those of one name come in the graph's order.
+        # Nodes without a name are named by operator and number; nodes of the same name come in the graph's order.
         queue = waiting.get((name, op)) or (waiting.get(("", op)) if name == f"{op}_{number}" else None)
         nodes = computed[queue.popleft()] if queue else ()
         found.append(LayerTime(nodes, steady_mean(values[-PROFILED_RUNS:]) / 1e3))
@@ -153,12 +152,12 @@ def layer_times(
 
 
 def _blocked(node: onnx.NodeProto) -> str:
-    """The tensor that a node gives in blocks of channels; empty where it gives none."""
+    """Name of a node's output with blocked channels; empty where it has none."""
     return str(node.name)[: -len(_BLOCKED)] if node.name.endswith(_BLOCKED) else ""
 
 
 def _varying(graph: onnx.GraphProto) -> frozenset[str]:
-    """Names of the nodes that cannot be folded: something that they read depends on the inputs."""
+    """Names of the nodes that cannot be folded: an input of theirs depends on the inputs of the model."""
     constants = {value.name for value in graph.initializer}
     values = {value.name for value in graph.input} - constants
     found = set()
@@ -173,7 +172,7 @@ def _varying(graph: onnx.GraphProto) -> frozenset[str]:
 def _between(
     given: Sequence[str], producer: Mapping[str, onnx.NodeProto], left: set[str], varying: frozenset[str]
 ) -> Nodes:
-    """The nodes that give these tensors, and those before them whose results are not left in the optimised graph."""
+    """The producers of these tensors, and of their inputs as far as those are not in the optimised graph."""
     nodes: dict[str, None] = {}
     pending = list(given)
     while pending:
@@ -191,7 +190,7 @@ def _is_kernel(event: Mapping[str, Any]) -> bool:
 
 
 def _outermost(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Without the nodes of subgraphs: their time is in that of the node around them, which is told after them."""
+    """The events without those of subgraphs, whose time is part of the outer node's, which is reported after them."""
     kept: list[Mapping[str, Any]] = []
     for event in events:
         if event["args"]["op_name"] in _WITH_SUBGRAPH:

@@ -22,10 +22,10 @@ from mptune.graph.writing.observe import Tap
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """What a provider showed when it ran a tiny model.
+    """The result of running a tiny model on a provider.
 
     Attributes:
-        cuda_python: why CUDA events cannot be had; None where they can (or the provider is the CPU's).
+        cuda_python: why CUDA events are not available; None where they are, or where the provider is the CPU's.
         cuda_versions: of driver and runtime as CUDA counts them (12060 is 12.6); None where unknown.
     """
 
@@ -35,7 +35,7 @@ class ProbeReport:
 
 @dataclass(frozen=True)
 class ProbeJob:
-    """Find out whether a provider really starts: what ONNX Runtime lists as available may lack its libraries."""
+    """Check that a provider starts: ONNX Runtime lists providers whose libraries may be missing."""
 
     provider: Provider
 
@@ -67,13 +67,13 @@ class ProbeJob:
 
 @dataclass(frozen=True)
 class ReferenceJob:
-    """Run the untouched model over a set of samples in true FP32 and keep the outputs in a file.
+    """Run the untouched model over a set of samples in FP32 without TF32 and write the outputs to a file.
 
     Attributes:
         model: the user's model.
         samples: file of samples.
         outputs: file to write.
-        provider: who computes; TF32 is off.
+        provider: of ONNX Runtime; TF32 is off.
     """
 
     model: Path
@@ -111,7 +111,7 @@ class ObserveJob:
         model: the observing model: the untouched graph plus reductions of every float tensor.
         taps: which of its outputs describe which value.
         samples: file of samples.
-        provider: who computes.
+        provider: of ONNX Runtime.
     """
 
     model: Path
@@ -147,7 +147,7 @@ class _Rows:
 
 
 def relative_l2(values: np.ndarray, reference: np.ndarray) -> float:
-    """``norm(values - reference) / norm(reference)``; NaN and Inf at the same places with the same value agree."""
+    """``norm(values - reference) / norm(reference)``; NaN and Inf are equal to themselves at the same place."""
     if values.shape != reference.shape:
         return float("inf")
     a, b = np.asarray(values, dtype=np.float64).ravel(), np.asarray(reference, dtype=np.float64).ravel()
@@ -163,10 +163,10 @@ def relative_l2(values: np.ndarray, reference: np.ndarray) -> float:
 
 
 def _identical_rows(session: OrtSession, feed: Feed) -> _Rows:
-    """Run one sample with its first row in every row of the batch, and hold the rows against each other.
+    """Run one sample with its first row in every row of the batch, and compare the rows.
 
     The batch is dimension 0: of the inputs that share the first dynamic dimension 0, else of those that share the
-    first fixed one above 1. Rows of a dynamic batch are also held against the row computed alone.
+    first fixed one above 1. Rows of a dynamic batch are also compared with the row computed alone.
     """
     declared = {name: shape[0] for name, shape in session.inputs.items() if shape and name in feed}
     dynamic = [name for name, dim in declared.items() if not isinstance(dim, int)]

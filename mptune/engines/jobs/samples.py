@@ -26,13 +26,13 @@ def cached_samples(state: WorkerState, path: Path) -> tuple[dict[str, np.ndarray
 
 
 def output_error(state: WorkerState, outputs: Sequence[Outputs], reference: Path, metric: str) -> OutputError:
-    """Hold the outputs on the first samples against the reference.
+    """Compare the outputs on the first samples with the reference.
 
     Args:
-        state: keeps what is read.
+        state: caches what is read.
         outputs: of each sample.
-        reference: file of reference outputs on the same samples; there may be more of them.
-        metric: the objective, so that task metrics are taken too.
+        reference: file of reference outputs; of the same samples first, and perhaps of more.
+        metric: the objective, so that task metrics are computed too.
 
     Raises:
         EngineError: an output has another shape than the reference.
@@ -43,7 +43,7 @@ def output_error(state: WorkerState, outputs: Sequence[Outputs], reference: Path
     _, extra = state.cached("metric", metric, partial(resolve_metric, metric, function))
     for got, expected in zip(outputs, wanted, strict=True):
         for name, array in expected.items():
-            # The plan's doing (a detector keeps another number of boxes), so no error of the user's.
+            # Caused by the plan (a detector keeps another number of boxes), so it is the plan that fails.
             if name in got and got[name].shape != array.shape:
                 text = f"output {name!r} has shape {got[name].shape}, the reference has {array.shape}"
                 raise EngineError(FailureKind.ERROR, text)
@@ -79,6 +79,6 @@ def _value_by_caller(state: WorkerState, outputs: Feed, reference: Feed) -> floa
 
 
 def file_identity(path: Path) -> tuple[str, int, int]:
-    """Changes when the file is written anew."""
+    """A key that changes when the file is written again."""
     facts = path.stat()
     return str(path), facts.st_mtime_ns, facts.st_size

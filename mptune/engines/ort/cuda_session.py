@@ -1,17 +1,16 @@
 """Sessions on ONNX Runtime's CUDA provider.
 
-It runs on one explicit stream, with inputs and outputs bound on the device, and replays a CUDA graph where capture
-works; TF32 is off unless asked for (provider option ``use_tf32`` is on by default and costs about as much accuracy as
-FP16).
+They run on one explicit stream, with inputs and outputs bound on the device, and replay a CUDA graph where capture
+works. TF32 is off unless asked for: the provider option ``use_tf32`` is on by default and costs about as much accuracy
+as FP16.
 
-Switching that option off keeps FP16 convolutions from tensor cores too, and FP32 ones from some kernels: on an H200
-(ONNX Runtime 1.31.1, cuBLAS 13) a ResNet-50 takes 4.12 ms in FP32 and 1.64 in FP16 so, and 3.80 and 1.42 where
-NVIDIA's environment variable (``NO_TF32``) alone switches TF32 off. cuDNN obeyed the variable each time, cuBLAS did
-not: in about 1 session of 100, several in a row in one process, FP32 matrix products were TF32 all the same (a text
-encoder erred by 9e-4 instead of 4e-4); why was not found. With the option off they never were, and they are as fast:
-ViT-S 3.458 and 1.508 ms off, 3.462 and 1.508 on. So the option is left on only for the sake of convolutions
-(``SessionOptions.tf32_by_environment``). CUDA's libraries read the variable once, so it must be there when the process
-starts.
+With that option off, FP16 convolutions do not use tensor cores either, and FP32 ones miss some kernels: on an H200
+(ONNX Runtime 1.31.1, cuBLAS 13) a ResNet-50 takes 4.12 ms in FP32 and 1.64 in FP16, and 3.80 and 1.42 where NVIDIA's
+environment variable (``NO_TF32``) alone switches TF32 off. cuDNN always obeyed the variable, cuBLAS did not: in about 1
+session of 100, several in a row in one process, FP32 matrix products used TF32 (the error of a text encoder was 9e-4
+instead of 4e-4); the cause was not found. With the option off they never did, at the same speed: ViT-S 3.458 and 1.508
+ms off, 3.462 and 1.508 on. So the option is left on only for convolutions (``SessionOptions.tf32_by_environment``).
+CUDA's libraries read the variable once, so it must be set when the process starts.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ from mptune.engines.timing.latency import HostStopwatch, Stopwatch, monotonic_ms
 
 _TRANSFER_VALUES = 5
 
-# A second try without a CUDA graph cannot mend these.
-_HOPELESS = frozenset({FailureKind.OUT_OF_MEMORY, FailureKind.DEVICE_LOST, FailureKind.CRASH})
+# A second attempt without a CUDA graph does not help with these.
+_FATAL = frozenset({FailureKind.OUT_OF_MEMORY, FailureKind.DEVICE_LOST, FailureKind.CRASH})
 
 # Ops whose output shape depends on values, or that run subgraphs: they read back to the host, which capture forbids.
 _NOT_CAPTURABLE = frozenset(
@@ -45,8 +44,7 @@ _NOT_CAPTURABLE = frozenset(
 )
 
 NO_TF32: Mapping[str, str] = {"NVIDIA_TF32_OVERRIDE": "0"}
-"""Environment of a process in which CUDA's libraries are told not to use TF32, whatever they are asked for. cuBLAS does
-not always obey."""
+"""Environment variable that keeps CUDA's libraries from TF32. cuBLAS does not always obey it."""
 
 
 @dataclass
@@ -75,12 +73,14 @@ class CudaSession(OrtSession):
         _preload_libraries()
         reason = cuda.unavailable_reason()
         if reason is not None and options.timing:
-            self._warn(f"latency is taken with the host's clock, not with CUDA events ({reason}): {cuda.INSTALL}")
+            self._warn(f"latency is timed by the host's clock, not by CUDA events ({reason}): {cuda.INSTALL}")
         obstacle = graph_obstacle(model) if options.timing else None
         self._dynamic_outputs = obstacle is not None
         wanted = options.timing and options.latency.cuda_graph
         if wanted and obstacle is not None:
-            self._warn(f"no CUDA graph: {obstacle} cannot be captured, so latency contains launch costs; move it out")
+            self._warn(
+                f"no CUDA graph: {obstacle} cannot be captured, so latency contains launch costs: cut it off the model"
+            )
         self._open(graph=wanted and obstacle is None, stream=reason is None)
 
     def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> Stopwatch:
@@ -122,7 +122,7 @@ class CudaSession(OrtSession):
         try:
             self._session = self._load(self._providers(graph))
         except EngineError as error:
-            if not graph or error.kind in _HOPELESS:
+            if not graph or error.kind in _FATAL:
                 self.close()
                 raise
             self._open(graph=False, stream=stream)
@@ -132,7 +132,7 @@ class CudaSession(OrtSession):
         if PROVIDERS["cuda"] not in self._session.get_providers():
             self.close()
             raise EngineError(
-                FailureKind.UNSUPPORTED, "ONNX Runtime's CUDA provider did not start (its own words are in the log)"
+                FailureKind.UNSUPPORTED, "ONNX Runtime's CUDA provider did not start (the log has its messages)"
             )
 
     def _warn_no_graph(self, error: EngineError) -> None:
@@ -171,7 +171,7 @@ class CudaSession(OrtSession):
         try:
             bound = self._bind(feeds)
         except EngineError as error:
-            if not self._graph or error.kind in _HOPELESS:
+            if not self._graph or error.kind in _FATAL:
                 raise
             # A failed capture leaves session and stream in an unknown state: start over without.
             if self._stream is not None:
@@ -251,7 +251,7 @@ class CudaSession(OrtSession):
 
 
 def _shape_key(feeds: Mapping[str, np.ndarray]) -> tuple[Any, ...]:
-    """What the shapes of the outputs can depend on: the inputs' shapes, and small integers, which may be sizes."""
+    """What the shapes of the outputs can depend on: the inputs' shapes, and the values of small integer inputs."""
     return tuple(
         (name, array.shape, array.dtype.str, array.tobytes() if array.dtype.kind in "iu" and array.size <= 64 else b"")
         for name, array in sorted(feeds.items())
@@ -272,7 +272,7 @@ def open_session(model: Path | bytes, options: SessionOptions) -> OrtSession:
 
 
 def graph_obstacle(model: Path | bytes) -> str | None:
-    """The first op of a model that a CUDA graph cannot capture, in words; None where there is none."""
+    """The first node of a model that a CUDA graph cannot capture, as text; None where there is none."""
     import onnx
 
     def load() -> onnx.ModelProto:

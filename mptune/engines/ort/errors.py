@@ -1,4 +1,4 @@
-"""ONNX Runtime's exceptions, turned into a kind and one informative line."""
+"""ONNX Runtime's exceptions as a kind of failure and one informative line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mptune.engines.base import EngineError, FailureKind
 
 _CODE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : (\w+) : ", re.DOTALL)
 # "/onnxruntime_src/.../graph.cc:1423 void ns::Class::method(args) const [with T = x] condition was false. words": a
-# source position, then a C++ signature, then what a person can use.
+# source position, a C++ signature, the message.
 _POSITION = re.compile(r"\S+\.(?:cc|cpp|cuh|cu|h|hpp):\d+ ")
 _SIGNATURE = re.compile(
     r"^(?:[\w:&*<>~,\[\]\s]|::)*?[\w~>]+\([^()]*(?:\([^()]*\)[^()]*)*\)(?: const)?(?: \[with [^\]]*\])? "
@@ -29,13 +29,13 @@ _OUT_OF_MEMORY = (
     "available memory of",
 )
 _DISK_FULL = ("no space left on device", "disk quota exceeded")
-# The device is gone or refuses work: the machine's fault. CUDA numbers from driver_types.h.
+# The device is lost or refuses work: the machine's fault. CUDA numbers from driver_types.h.
 _DEVICE_LOST = re.compile(
     r"cuda (?:failure|error) (?:3|35|46|100|101|214|220|714|802|803|804|999)\b|no cuda-capable device"
     r"|devices? unavailable|uncorrectable ecc|busy or unavailable|driver version is insufficient|fallen off the bus",
     re.IGNORECASE,
 )
-# A kernel went wrong and took the context along: the plan's fault, and the process is of no more use.
+# A kernel failed and with it the CUDA context: the plan's fault, and the process cannot be used again.
 _CRASHED = re.compile(
     r"cuda (?:failure|error) (?:700|702|710|715|716|717|718|719)\b|illegal memory access|unspecified launch failure"
     r"|misaligned address|device-side assert|illegal instruction",
@@ -51,7 +51,7 @@ def translate(error: BaseException) -> EngineError:
 
 
 def classify(text: str) -> FailureKind:
-    """Kind of failure by ONNX Runtime's error code and words."""
+    """Kind of failure by ONNX Runtime's error code and message."""
     lower = text.lower()
     match = _CODE.match(text)
     code = match.group(1) if match else ""

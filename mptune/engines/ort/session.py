@@ -39,8 +39,8 @@ class SessionOptions:
         provider: ``cpu`` or ``cuda``.
         tf32: let FP32 matrix products and convolutions use TF32 (CUDA only).
         tf32_by_environment: where NVIDIA's environment variable switches TF32 off, let it do so alone: convolutions are
-            faster with the provider's own option left on, but matrix products may be TF32 now and then (``ort_cuda``).
-        latency: how latencies are taken; ``latency.cuda_graph`` switches CUDA graphs.
+            faster with the provider's own option left on, but matrix products may use TF32 at times (``cuda_session``).
+        latency: how engines are timed; ``latency.cuda_graph`` switches CUDA graphs.
         timing: the session will be timed. Without it no CUDA graph is prepared, and nothing is bound to the device.
         device: CUDA device index.
         profile_dir: an empty folder for ONNX Runtime's own profile (``OrtSession.end_profile``) and for the graph as it
@@ -121,12 +121,12 @@ class OrtSession(ABC):
         # Planned buffers corrupt FP16 norms from the second run on (microsoft/onnxruntime#27768).
         options.enable_mem_pattern = not self._on_cpu
         if self._on_cpu:
-            # Threads that spin after one session's run take the cores from another one that is timed in turn with it.
+            # Threads that spin after a session's run would slow down the session that is timed in turn with it.
             options.add_session_config_entry("session.force_spinning_stop", "1")
         if self.options.profile_dir is not None:
             _profile_into(self.options.profile_dir, options)
         model = self._model if isinstance(self._model, bytes) else str(self._model)
-        # Without enable_fallback=0 a CUDA failure becomes a slow CPU session behind the caller's back.
+        # Without enable_fallback=0 a CUDA failure silently becomes a slow CPU session.
         # On the CPU this fusion crashes the process on an FP16 norm before an FP16 product (ONNX Runtime 1.31.1).
         disabled = ["MatmulTransposeFusion"] if self._on_cpu else []
         return translated(
@@ -166,7 +166,7 @@ def _profile_into(folder: Path, options: Any) -> None:
     options.enable_profiling = True
     options.profile_file_prefix = str(folder / "profile")
     options.optimized_model_filepath = str(folder / OPTIMISED_MODEL)
-    # Constants that were folded or turned are new: inside the file they might pass protobuf's 2 GiB.
+    # Folded and transposed constants are new: inside the file they might pass protobuf's 2 GiB.
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", _OPTIMISED_WEIGHTS)
     options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
 
@@ -182,5 +182,5 @@ def translated(call: Callable[[], Any]) -> Any:
 
 
 def _contract(session: OrtSession) -> EngineSession:
-    """Have mypy hold the class against the protocol."""
+    """For mypy: the class implements the protocol."""
     return session

@@ -1,4 +1,4 @@
-"""Typed ONNX model to engine, with TensorRT on the GPU here or with TensorRT-RTX ahead of time, which needs none."""
+"""Build engines from typed ONNX models: TensorRT on the GPU here, TensorRT-RTX also ahead of time, without a GPU."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class BuildOptions:
     """How an engine is built.
 
     Attributes:
-        kind: by which of the two.
-        tf32: let the FP32 layers use TF32; TensorRT's own default is yes.
-        capabilities: compute capabilities that TensorRT-RTX builds for; TensorRT builds for the GPU here, always.
+        kind: TensorRT or TensorRT-RTX.
+        tf32: whether FP32 layers may use TF32; TensorRT's default is yes.
+        capabilities: compute capabilities that TensorRT-RTX builds for; TensorRT always builds for the GPU here.
         shapes: of dynamic inputs; what is not named is taken from the samples.
         settings: workspace, optimization level, timing cache.
-        timing_cache: file that all builds of a run share; None for none.
+        timing_cache: file shared by all builds of a run; None for no cache.
     """
 
     kind: Kind
@@ -73,17 +73,17 @@ def build_engine(
     """Parse a typed model as a strongly typed network and build it.
 
     Args:
-        library: who builds.
+        library: TensorRT or TensorRT-RTX.
         model: ONNX file; weights outside of it are found relative to its folder.
-        options: how.
+        options: how to build.
         samples: feeds whose shapes the engine must take; the engine is tuned for those of the first.
-        timeout_s: TensorRT is asked to stop after this long. It asks back between steps only, so that the caller needs
-            a deadline of its own.
-        report: hears how far the build is; called from TensorRT's threads.
+        timeout_s: TensorRT is asked to stop after this long. It checks between steps only, so that the caller
+            needs a deadline of its own.
+        report: called with the progress, from TensorRT's threads.
         clock: seconds, monotonic.
 
     Raises:
-        EngineError: TensorRT cannot parse or build the model, or was stopped.
+        EngineError: TensorRT cannot parse or build the model, or was stopped at the deadline.
         SettingsError: ``options.shapes`` do not fit the model or the samples.
     """
     trt = library.trt
@@ -113,7 +113,7 @@ def parse_network(library: Library, model: Path, log: Any) -> tuple[Any, Any, An
     """Parse a typed model as a strongly typed network.
 
     Args:
-        library: who parses.
+        library: TensorRT or TensorRT-RTX.
         model: ONNX file; weights outside of it are found relative to its folder.
         log: of ``open_log``.
 
@@ -121,11 +121,11 @@ def parse_network(library: Library, model: Path, log: Any) -> tuple[Any, Any, An
         The builder, the network and the parser, in which the network's weights lie: it must outlive the build.
 
     Raises:
-        EngineError: the parser refuses the model.
+        EngineError: the parser rejects the model.
     """
     trt = library.trt
     builder = made(lambda: trt.Builder(log), log)
-    # TensorRT 11 knows no other networks: it takes the flag and ignores it.
+    # TensorRT 11 has no other networks: it accepts the flag and ignores it.
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, log)
     if not parser.parse_from_file(str(model)):
@@ -144,7 +144,7 @@ def _complaint(parser_error: Any) -> ParserComplaint:
 
 @collector_paused()
 def engine_faults(library: Library, data: Any) -> tuple[str, ...]:
-    """What TensorRT-RTX's own check of an engine's header finds wrong with the file itself, whatever GPU is here.
+    """Faults of an engine file by TensorRT-RTX's check of its header, whatever GPU is here.
 
     Args:
         library: TensorRT-RTX; TensorRT has no such check.
@@ -165,7 +165,7 @@ def _configure(library: Library, config: Any, options: BuildOptions) -> None:
     trt, settings = library.trt, options.settings
     if not options.tf32:
         config.clear_flag(trt.BuilderFlag.TF32)
-    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # Or the inspector names no types.
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # Otherwise the inspector gives no types.
     config.builder_optimization_level = settings.optimization_level
     if settings.workspace_mb is not None:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, settings.workspace_mb * _MIB)
@@ -183,10 +183,10 @@ def _configure(library: Library, config: Any, options: BuildOptions) -> None:
 
 
 def _fill_profile(network: Any, profile: Any, samples: Sequence[Feed], shapes: Sequence[ShapeRange]) -> bool:
-    """Give every dynamic input its range of shapes, and every input that is itself a shape its range of values.
+    """Set the range of shapes of every dynamic input, and the range of values of every input that is a shape.
 
     Returns:
-        Whether there is any such input: without one no profile is needed.
+        Whether there is such an input: without one no profile is needed.
     """
     wanted = {one.name: one for one in shapes}
     needed = False
@@ -224,7 +224,7 @@ def _range_of(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.
 
 
 def _checked(wanted: ShapeRange, declared: tuple[int, ...], found: ShapeRange) -> ShapeRange:
-    """The user's range, held against the model and the data."""
+    """The user's range, checked against the model and the data."""
     bounds = list(zip(wanted.smallest, wanted.largest, strict=True))
     if len(bounds) != len(declared) or any(
         size != -1 and (low, high) != (size, size) for (low, high), size in zip(bounds, declared, strict=True)
@@ -249,9 +249,9 @@ def _text(shape: Sequence[int]) -> str:
 @cache
 def _monitor_class(trt: Any) -> Any:
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
-        """Passes on the two outermost phases and stops the build at the deadline.
+        """Reports the two outermost phases and stops the build at the deadline.
 
-        TensorRT calls it from several threads; what they share are single assignments.
+        TensorRT calls it from several threads; they share single assignments only.
         """
 
         def __init__(

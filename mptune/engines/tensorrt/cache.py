@@ -1,8 +1,7 @@
-"""What TensorRT knows from earlier, in files that the processes of a run share under a lock.
+"""TensorRT's caches, in files that the processes of a run share under a lock.
 
-TensorRT's timing cache (what it measured of its tactics) makes builds faster and more alike; TensorRT-RTX's runtime
-cache (the kernels that it compiled) makes first runs faster. Nothing depends on either: a file that cannot be used is
-replaced.
+TensorRT's timing cache (the times of its tactics) makes builds faster and more alike; TensorRT-RTX's runtime cache (the
+kernels that it compiled) makes first runs faster. No result needs either: a file that cannot be used is replaced.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _LOCK_TIMEOUT_S = 60.0
 
 
 class TimingCache:
-    """One file and what TensorRT makes of it. The lock is held to read and to write, not while an engine is built.
+    """A timing cache in a file. The lock is held to read and to write, not while an engine is built.
 
     A file that cannot be used (damaged, or of another version or GPU) is replaced by a fresh one, with a warning.
     """
@@ -31,11 +30,11 @@ class TimingCache:
         self._attached: Any = None
 
     def attach(self, config: Any, log: Any) -> list[str]:
-        """Give the file's content to a builder's configuration.
+        """Load the file into a builder's configuration.
 
         Args:
             config: an ``IBuilderConfig``.
-            log: the builder's log; TensorRT says there that a file is damaged, and goes on with an empty cache.
+            log: the builder's log; TensorRT logs that a file is damaged, and continues with an empty cache.
 
         Returns:
             Warnings, one line each.
@@ -55,10 +54,10 @@ class TimingCache:
             return []
         self._attached = config.create_timing_cache(b"")
         config.set_timing_cache(self._attached, ignore_mismatch=False)
-        return [f"the timing cache {problem}: a fresh one takes its place, nothing is to be done ({self._path})"]
+        return [f"the timing cache {problem}: it was replaced by an empty one, nothing is to be done ({self._path})"]
 
     def save(self, config: Any) -> list[str]:
-        """Write what the build has added, with what other processes have written meanwhile.
+        """Write the cache, merged with what other processes have written meanwhile.
 
         Returns:
             Warnings, one line each.
@@ -83,21 +82,21 @@ class TimingCache:
 
 
 class RuntimeCache:
-    """The kernels that TensorRT-RTX has compiled for this GPU, of all engines of a run."""
+    """The kernels that TensorRT-RTX has compiled for this GPU, for all engines of a run."""
 
     def __init__(self, path: Path, runtime_config: Any) -> None:
-        """Read the file and give it to the configuration of a context that is to be made."""
+        """Load the file into the configuration of a new context."""
         self._path = path
         self._lock = filelock.FileLock(path.with_name(path.name + ".lock"), timeout=_LOCK_TIMEOUT_S)
         self._runtime_cache: Any = runtime_config.create_runtime_cache()
         with contextlib.suppress(OSError, filelock.Timeout), self._lock:
             if path.exists():
-                # A file of another GPU or version is refused and left out: kernels are compiled again, no more.
+                # A file of another GPU or version is rejected; its kernels are compiled again.
                 self._runtime_cache.deserialize(path.read_bytes())
         runtime_config.set_runtime_cache(self._runtime_cache)
 
     def save(self) -> None:
-        """Write the file anew; what cannot be written is compiled again."""
+        """Write the file; where that fails, kernels are compiled again."""
         runtime_cache, self._runtime_cache = self._runtime_cache, None
         with contextlib.suppress(OSError, filelock.Timeout), self._lock, whole_file(self._path) as partial:
             partial.write_bytes(bytes(memoryview(runtime_cache.serialize())))

@@ -1,6 +1,6 @@
-"""What TensorRT logs when it fails, turned into a kind and one informative line in its own words.
+"""TensorRT's log of a failure as a kind and one informative line.
 
-TensorRT reports a failed build as None and says why in its log, in several lines of which one tells the cause. The
+TensorRT returns None for a failed build and logs why, in several lines of which one has the cause. The
 patterns come from messages of TensorRT 8.5 to 10.15 in NVIDIA's issues and from TensorRT-RTX 1.7 itself.
 """
 
@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"^\d+: ")
 _SOURCE = re.compile(r"^\S+\.(?:cpp|hpp|h):\d+: ")
 _ASSERTION = re.compile(
     r'^(?:Assertion failed: )?[^"]*?&& "(?P<quoted>[^"]*)"|^Assertion failed: .+?: (?P<after>[A-Z].*)$'
-    r"|^Assertion .+? failed\. (?P<told>.+)$",
+    r"|^Assertion .+? failed\. (?P<reason>.+)$",
     re.DOTALL,
 )
 _SERIALIZATION = re.compile(r"^Serialization assertion .*? failed\.(?=\S)")
@@ -46,12 +46,12 @@ _UNSUPPORTED = re.compile(
     r"|no importer registered|is not supported|not supported by|does not support|incompatible device"
     r"|compute capabilit|target gpu sm"
 )
-# A log line of the attempt to ask a device that is not there; it accompanies other errors when building ahead of time.
+# Logged where there is no device; it accompanies other errors when building ahead of time.
 _NO_DEVICE = re.compile(r"cudaError (?:35|100)\b|CUDA initialization failure")
 
 T = TypeVar("T")
 
-_MOST_TELLING = (
+_BY_PRIORITY = (
     FailureKind.OUT_OF_MEMORY,
     FailureKind.TIMEOUT,
     FailureKind.UNSUPPORTED,
@@ -82,7 +82,7 @@ class ParserComplaint:
 
     @property
     def kind(self) -> FailureKind:
-        """Whether an operator is unknown, or something else is wrong."""
+        """``UNSUPPORTED`` for an unknown operator or type, else what the code says."""
         if self.operator and (self.code.startswith("UNSUPPORTED") or "Plugin not found" in self.words):
             return FailureKind.UNSUPPORTED
         if self.code.startswith("UNSUPPORTED") and "data" in self.words and "type" in self.words:
@@ -93,12 +93,12 @@ class ParserComplaint:
     def line(self) -> str:
         """One line, with the node."""
         lines = [clean(line) for line in self.words.splitlines()]
-        told = [line for line in lines if line and not line.startswith("Invalid Node - ")]
-        said = told[0] if told else clean(self.words)
-        if said in ("false", ""):
-            said = "TensorRT's parser does not support it"
+        informative = [line for line in lines if line and not line.startswith("Invalid Node - ")]
+        message = informative[0] if informative else clean(self.words)
+        if message in ("false", ""):
+            message = "TensorRT's parser does not support it"
         where = f"{self.operator} node {self.node!r}: " if self.operator else ""
-        return where + said
+        return where + message
 
 
 def made(make: Callable[[], T], log: Any) -> T:
@@ -106,7 +106,7 @@ def made(make: Callable[[], T], log: Any) -> T:
 
     Args:
         make: the constructor with its arguments.
-        log: of ``open_log``; it says why.
+        log: of ``open_log``; has the reason.
 
     Raises:
         EngineError: it failed.
@@ -121,39 +121,41 @@ def build_failure(errors: Sequence[str], warnings: Sequence[str] = (), otherwise
     """The error for a build, a load or an execution that TensorRT failed.
 
     Args:
-        errors: what it logged as errors meanwhile.
-        warnings: what it logged as warnings: want of memory is one, although it leaves a layer without a kernel.
+        errors: what it logged as errors.
+        warnings: what it logged as warnings; too little memory is one, although a layer then has no kernel.
         otherwise: the message where it logged nothing.
     """
     kinds = [classify(text) for text in errors]
-    for kind in _MOST_TELLING:
+    for kind in _BY_PRIORITY:
         if kind not in kinds:
             continue
         message = clean(errors[kinds.index(kind)])
         if kind is FailureKind.NO_TACTIC and any(_SHORT_OF_MEMORY.search(text.lower()) for text in warnings):
-            return EngineError(FailureKind.OUT_OF_MEMORY, f"{message}; tactics were skipped for want of memory")
+            return EngineError(
+                FailureKind.OUT_OF_MEMORY, f"{message}; tactics were skipped because of too little memory"
+            )
         return EngineError(kind, message)
-    return EngineError(FailureKind.ERROR, otherwise or "TensorRT failed without a word")
+    return EngineError(FailureKind.ERROR, otherwise or "TensorRT failed without a message")
 
 
 def parser_failure(complaints: Sequence[ParserComplaint], errors: Sequence[str] = ()) -> EngineError:
-    """The error for a model that TensorRT's parser refuses.
+    """The error for a model that TensorRT's parser rejects.
 
     Args:
-        complaints: the parser's errors; the first about an unknown operator counts.
-        errors: what TensorRT logged meanwhile: it says there which weights file it could not open.
+        complaints: the parser's errors; the first about an unsupported operator counts.
+        errors: what TensorRT logged; names a weights file that it could not open.
     """
     if not complaints:
-        return build_failure(errors, otherwise="TensorRT's parser refuses the model without a word")
-    told = next((one for one in complaints if one.kind is FailureKind.UNSUPPORTED and one.operator), complaints[0])
+        return build_failure(errors, otherwise="TensorRT's parser rejects the model without a message")
+    first = next((one for one in complaints if one.kind is FailureKind.UNSUPPORTED and one.operator), complaints[0])
     file = next((text for text in errors if "Failed to open file" in text), None)
-    if file is not None and told.kind is FailureKind.PARSER:
+    if file is not None and first.kind is FailureKind.PARSER:
         return EngineError(FailureKind.PARSER, clean(file))
-    return EngineError(told.kind, told.line)
+    return EngineError(first.kind, first.line)
 
 
 def classify(text: str) -> FailureKind:
-    """Kind of failure by the words of one logged error."""
+    """Kind of failure by the text of one logged error."""
     lower = text.lower()
     if _OUT_OF_MEMORY.search(lower):
         return FailureKind.OUT_OF_MEMORY
@@ -177,7 +179,7 @@ def clean(text: str) -> str:
         category, text = match["category"], match["body"]
     assertion = _ASSERTION.match(text)
     if assertion:
-        text = assertion["quoted"] or assertion["after"] or assertion["told"]
+        text = assertion["quoted"] or assertion["after"] or assertion["reason"]
     for rest in (_PLACE, _NUMBER, _SOURCE, _SERIALIZATION):
         text = rest.sub("", text)
     text = " ".join(text.split())

@@ -1,9 +1,9 @@
-"""The types in which an engine really computes, by TensorRT's inspector, held against the plan.
+"""The types in which an engine computes, by TensorRT's inspector, compared with the plan.
 
-Strongly typed networks compute in the types of the graph, but 10.0 to 10.11 have them in part, and a fused kernel is
-free inside. The inspector's JSON differs between 10 and 11: type and format are one text in 10 (``Format/Datatype``)
-and two in 11, and ``Bindings`` became ``I/O Tensors`` (NVIDIA's guide "Migrating IEngineInspector Usage from TensorRT
-10.x to 11.x"; the key ``Datatype`` stands in TensorRT-RTX 1.7's library). Both are read here.
+Strongly typed networks compute in the types of the graph, but 10.0 to 10.11 support them in part, and inside a fused
+kernel TensorRT is free. The inspector's JSON differs between 10 and 11: type and format are one text in 10
+(``Format/Datatype``) and two in 11, and ``Bindings`` became ``I/O Tensors`` (NVIDIA's guide "Migrating IEngineInspector
+Usage from TensorRT 10.x to 11.x"; the key ``Datatype`` is in TensorRT-RTX 1.7's library). Both are read here.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def read_layers(information: str) -> tuple[Layer, ...]:
     """Read the inspector's JSON.
 
     Returns:
-        The layers that say more than their name; empty where the engine was built without detailed verbosity.
+        The layers with more than a name; empty where the engine was built without detailed verbosity.
     """
     try:
         document = json.loads(information)
@@ -58,9 +58,9 @@ def read_layers(information: str) -> tuple[Layer, ...]:
 def type_warnings(
     nodes: Mapping[str, Precision], layers: Sequence[Layer], baseline: Sequence[Layer]
 ) -> tuple[str, ...]:
-    """Hold an engine against its plan and against the all-FP32 engine.
+    """Compare an engine with its plan and with the all-FP32 engine.
 
-    A layer is judged where all its nodes are to have the same precision: what is fused across a boundary has both.
+    Only layers whose nodes all have the same precision count: what is fused across a boundary has both.
 
     Args:
         nodes: precision of every node that the plan decides, by the node's name.
@@ -74,8 +74,8 @@ def type_warnings(
     realised = _realised(nodes, layers)
     if Precision.FP16 in nodes.values() and realised and realised == _realised(nodes, baseline):
         warnings.append(
-            "the engine computes in the very types of the all-FP32 engine, so the plan changed nothing: update"
-            " TensorRT, or take the plan for FP32"
+            "the engine computes in the same types as the all-FP32 engine, so the plan changed nothing: update"
+            " TensorRT, or treat the plan as FP32"
         )
     other = [(layer, wanted) for layer in layers if (wanted := _broken(nodes, layer)) is not None]
     if other and not warnings:
@@ -83,8 +83,8 @@ def type_warnings(
         got = ", ".join(sorted(precision.value for precision in layer.outputs))
         warnings.append(
             f"{len(other)} of {len(layers)} layers of the engine run in another type than the plan says, such as"
-            f" {layer.name!r} ({got} in place of {wanted.value}): the figures are the engine's all the same; update"
-            " TensorRT if they are to be the plan's"
+            f" {layer.name!r} ({got} in place of {wanted.value}): latency and error are those of this engine; update"
+            " TensorRT to have the plan's"
         )
     return tuple(warnings)
 
@@ -106,7 +106,7 @@ def _types(tensors: Any) -> frozenset[Precision]:
 
 
 def _type(description: Mapping[str, Any]) -> Precision | None:
-    """The floating type of a tensor; None for integers, other floats, and where TensorRT does not say."""
+    """The floating type of a tensor; None for integers, other floats, and where TensorRT gives none."""
     text = next((str(description[key]) for key in _TYPE_KEYS if description.get(key)), "")
     if _HALF.search(text):
         return Precision.FP16
@@ -124,7 +124,7 @@ def _realised(nodes: Mapping[str, Precision], layers: Sequence[Layer]) -> dict[s
 
 
 def _broken(nodes: Mapping[str, Precision], layer: Layer) -> Precision | None:
-    """The precision that a layer should have and whose type none of its outputs has."""
+    """The precision that a layer should have, where none of its outputs has that type."""
     wanted = {nodes.get(node) for node in layer.nodes}
     if len(wanted) != 1 or not layer.outputs:
         return None

@@ -1,4 +1,4 @@
-"""The jobs of TensorRT and TensorRT-RTX in the worker: say what they are, build an engine, measure one."""
+"""The jobs of TensorRT and TensorRT-RTX in the worker: load the library, build an engine, measure one."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from mptune.files import whole_file
 from mptune.graph.plan import Precision
 
 _SHAPE_VALUES = 64
-"""An input of at most so many integers may be a shape; of all others the shape alone is needed to build."""
+"""An integer input of at most so many elements may be a shape; of all others only the shape is needed to build."""
 
 
 @dataclass(frozen=True)
 class LibraryReport:
-    """What ``LibraryJob`` found.
+    """The result of ``LibraryJob``.
 
     Attributes:
         version: of the library.
@@ -42,7 +42,7 @@ class LibraryReport:
 
 @dataclass(frozen=True)
 class LibraryJob:
-    """Find out whether TensorRT or TensorRT-RTX really loads, and whether its version will do."""
+    """Check that TensorRT or TensorRT-RTX loads and that its version is supported."""
 
     kind: Kind
 
@@ -58,10 +58,10 @@ class LibraryJob:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What ``BuildJob`` made.
+    """The result of ``BuildJob``.
 
     Attributes:
-        build_s: seconds to the engine, parsing included.
+        build_s: seconds to parse and build.
         nbytes: size of the engine file.
         warnings: one line each, ending with what to do.
     """
@@ -108,11 +108,11 @@ class BuildJob:
 class MeasureEngineJob(MeasureJob):
     """``MeasureJob`` on engine files: ``model`` and ``baseline`` are the engines of the plan and of the all-FP32 plan.
 
-    TF32 was settled when they were built: what ``MeasureJob`` says of it counts for nothing here.
+    TF32 was settled when they were built: the fields of ``MeasureJob`` about it are ignored.
 
     Attributes:
         kind: whose engines they are.
-        nodes: precision of every node that the plan decides, to hold the engine's layers against.
+        nodes: precision of every node that the plan decides, to compare the engine's layers with.
         runtime_cache: file in which TensorRT-RTX keeps compiled kernels; None for none.
     """
 
@@ -130,7 +130,7 @@ class MeasureEngineJob(MeasureJob):
 
 
 def _outlines(paths: tuple[Path, ...]) -> tuple[Feed, ...]:
-    """The samples' shapes as arrays that take no memory; what may itself be a shape keeps its values."""
+    """The samples' shapes as arrays that take no memory; an input that may be a shape keeps its values."""
     return tuple(
         {name: _outline(array) for name, array in sample.items()} for path in paths for sample in read_samples(path)
     )

@@ -1,8 +1,8 @@
-"""TensorRT and TensorRT-RTX: which module that is, whether its version will do, and what it logs.
+"""TensorRT and TensorRT-RTX: the module, the versions that are supported, and the log.
 
-Both have one Python API, so both are driven by one code, ``tensorrt_*.py``. In these files ``trt`` is always the
+Both have the same Python API, so the files of this folder are for both. In them ``trt`` is always the
 module, and ``builder``, ``config``, ``network``, ``parser``, ``profile``, ``runtime``, ``engine``, ``context`` and so
-on are always its objects: a test holds every attribute of these names against the packages and recorded lists.
+on are always its objects: a test checks every attribute of these names against the packages and recorded lists.
 """
 
 from __future__ import annotations
@@ -83,10 +83,10 @@ def is_installed(kind: Kind) -> bool:
 
 
 def load_library(kind: Kind) -> Library:
-    """Import the module and check its version. Only workers do so: it loads native code.
+    """Import the module and check its version. Only in a worker: it loads native code.
 
     Raises:
-        EngineError: the package is missing, a library that it needs is missing, or its version will not do.
+        EngineError: the package is missing, a library that it needs is missing, or its version is not supported.
     """
     try:
         trt = importlib.import_module(MODULES[kind])
@@ -100,17 +100,17 @@ def load_library(kind: Kind) -> Library:
 
 
 def check_version(kind: Kind, version: str) -> tuple[str, ...]:
-    """Hold a version against what this code can drive.
+    """Check that a version is supported.
 
     Returns:
         Warnings.
 
     Raises:
-        EngineError: the version will not do.
+        EngineError: it is not.
     """
     match = re.match(r"(\d+)\.(\d+)", version)
     if match is None:
-        raise EngineError(FailureKind.UNSUPPORTED, f"{kind} says that its version is {version!r}: install it anew")
+        raise EngineError(FailureKind.UNSUPPORTED, f"{kind} reports its version as {version!r}: install it again")
     number = int(match[1]), int(match[2])
     if kind == "tensorrt-rtx":
         if number < _FIRST_RTX:
@@ -134,13 +134,13 @@ def check_version(kind: Kind, version: str) -> tuple[str, ...]:
 
 
 def open_log(trt: Any) -> Any:
-    """The process' logger for TensorRT, with what it kept before forgotten.
+    """The process' logger for TensorRT, emptied.
 
-    What TensorRT says goes to standard error, which is the job's log, and problems are kept. There is one logger:
-    TensorRT ignores every other one while any builder or runtime lives that was made with the first.
+    Messages go to standard error, which is the job's log; errors and warnings are also kept. There is one logger:
+    TensorRT ignores any other while a builder or runtime exists that was made with the first.
 
     Returns:
-        An ``ILogger`` with ``errors`` and ``warnings``, lists of TensorRT's own words.
+        An ``ILogger`` with ``errors`` and ``warnings``, lists of TensorRT's messages.
     """
     log = _log(trt)
     log.errors.clear()
@@ -161,7 +161,7 @@ def _log(trt: Any) -> Any:
                 self.errors.append(message)
             elif severity == trt.ILogger.WARNING:
                 self.warnings.append(message)
-            # Verbose lines come by the million, and each would cross from C++ to Python and be thrown away.
+            # There are millions of verbose lines: each would cross from C++ to Python for nothing.
             if severity <= trt.ILogger.INFO:
                 sys.stderr.write(f"[TensorRT {severity.name}] {message}\n")
 
@@ -170,11 +170,11 @@ def _log(trt: Any) -> Any:
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Keep Python's garbage collector from running while TensorRT does.
+    """Pause Python's garbage collector while TensorRT runs.
 
     TensorRT logs and reports progress while it holds locks. A collection that starts in such a callback may free other
-    objects of TensorRT's (those of a failed build hang in the traceback's cycle), whose destructors want the same
-    locks: the process would stand still.
+    objects of TensorRT (those of a failed build are in the traceback's cycle), whose destructors need the same locks: a
+    deadlock.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,7 +1,7 @@
-"""What each layer takes under TensorRT or TensorRT-RTX, by ``IProfiler``.
+"""The time of each layer under TensorRT or TensorRT-RTX, by ``IProfiler``.
 
-TensorRT tells after each execution what every layer took, under the name that the inspector gives it as well; the
-inspector knows the ONNX nodes that a layer came from. Layers of TensorRT's own (reformats) come from none.
+TensorRT reports the time of every layer after each execution, under the layer's name in the inspector, which has the
+ONNX nodes that the layer came from. Layers that TensorRT added (reformats) come from none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mptune.settings import LatencySettings
 
 @dataclass(frozen=True)
 class EngineProfileJob:
-    """Take the layer times of an engine file in a session of its own: the one that is timed has a CUDA graph.
+    """Take the layer times of an engine file in a session of its own, since the one that is timed has a CUDA graph.
 
     Attributes:
         engine: the file.
@@ -61,25 +61,25 @@ class EngineProfileJob:
 
 
 def layer_times(executions: Sequence[Mapping[str, float]], layers: Sequence[Layer]) -> tuple[LayerTime, ...]:
-    """Bring together what the profiler and the inspector say.
+    """Combine the profiler's times with the inspector's layers.
 
     Args:
-        executions: what each layer took in each, in milliseconds, by its name.
+        executions: layer name -> milliseconds, of each execution.
         layers: of the engine.
 
     Returns:
         The mean of each layer without its longest execution.
 
     Raises:
-        EngineError: the profiler told nothing, or of no layer that the inspector knows.
+        EngineError: the profiler reported no layer, or none that the inspector traces to the model.
     """
     nodes: dict[str, tuple[str, ...]] = {}
     for layer in layers:
         nodes[layer.name] = nodes.get(layer.name, ()) + layer.nodes
     names = dict.fromkeys(name for execution in executions for name in execution)
     if not any(nodes.get(name) for name in names):
-        told = f"{len(names)} layers, none of which the inspector traces to the model" if names else "no layers"
-        raise EngineError(FailureKind.UNSUPPORTED, f"the profiler tells of {told}")
+        reported = f"{len(names)} layers, none of which the inspector traces to the model" if names else "no layers"
+        raise EngineError(FailureKind.UNSUPPORTED, f"the profiler reports {reported}")
     return tuple(
         LayerTime(nodes.get(name, ()), steady_mean([execution.get(name, 0.0) for execution in executions]))
         for name in names
@@ -88,22 +88,22 @@ def layer_times(executions: Sequence[Mapping[str, float]], layers: Sequence[Laye
 
 @cache
 def profiler_class(trt: Any) -> Any:
-    """An ``IProfiler`` of this module that keeps what each layer takes, execution by execution."""
+    """An ``IProfiler`` of this module that keeps the time of each layer, execution by execution."""
 
     class Profiler(trt.IProfiler):  # type: ignore[misc]
-        """Layers of one name, and one that a loop executes again, are added up."""
+        """Times of the same layer name within an execution are summed."""
 
         def __init__(self) -> None:
             super().__init__()
             self.executions: list[dict[str, float]] = []
 
         def start_execution(self) -> None:
-            """What is told from now on is of another execution; what was told before the first is dropped."""
+            """Begin another execution; what is reported before the first one is dropped."""
             self.executions.append({})
 
         def report_layer_time(self, layer_name: str, ms: float) -> None:
             if self.executions:
-                seen = self.executions[-1]
-                seen[layer_name] = seen.get(layer_name, 0.0) + ms
+                times = self.executions[-1]
+                times[layer_name] = times.get(layer_name, 0.0) + ms
 
     return Profiler

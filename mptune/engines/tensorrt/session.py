@@ -21,7 +21,7 @@ from mptune.settings import LatencySettings
 _TRANSFER_VALUES = 5
 
 Place = cuda.DeviceBuffer | np.ndarray
-"""Where a tensor lies: on the device, or (what shapes are computed from) on the host."""
+"""Memory of a tensor: on the device, or on the host where shapes are computed from it."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class EngineOptions:
 
     Attributes:
         kind: whose engine it is.
-        latency: how latencies are taken; ``latency.cuda_graph`` switches CUDA graphs.
+        latency: how engines are timed; ``latency.cuda_graph`` switches CUDA graphs.
         runtime_cache: file in which TensorRT-RTX keeps the kernels that it compiles on first use; None for none.
         device: CUDA device index.
     """
@@ -53,7 +53,7 @@ class _Bound:
     transfer_ms: float | None = None
 
     def close(self) -> None:
-        """Free what lies on the device."""
+        """Free the device memory."""
         if self.graph is not None:
             self.graph.close()
             self.graph = None
@@ -125,9 +125,9 @@ class TensorRtSession:
         return cuda.StreamStopwatch(launch, stream, monotonic_ms, bound.transfer_ms)
 
     def attach(self, profiler: Any) -> None:
-        """Have each execution from now on told to an ``IProfiler``, layer by layer, before it is over.
+        """Have an ``IProfiler`` called with the time of each layer, before each execution returns.
 
-        Only where CUDA graphs are off: of a graph that is launched TensorRT tells nothing.
+        Only where CUDA graphs are off: TensorRT reports nothing of a graph launch.
         """
         self._opened()
         context = self._context
@@ -135,10 +135,10 @@ class TensorRtSession:
 
     @collector_paused()
     def information(self) -> str:
-        """TensorRT's own description of the engine's layers, JSON; complete where shapes are bound."""
+        """TensorRT's description of the engine's layers, JSON; complete once shapes are bound."""
         self._opened()
         inspector = self._engine.create_engine_inspector()
-        inspector.execution_context = self._context  # Types of dynamic layers are known of a context only.
+        inspector.execution_context = self._context  # Types of dynamic layers are known to a context only.
         return str(inspector.get_engine_information(self.library.trt.LayerInformationFormat.JSON))
 
     @collector_paused()
@@ -150,7 +150,7 @@ class TensorRtSession:
         if self._kernels is not None:
             self._kernels.save()
             self._kernels = None
-        # TensorRT's objects must go before those that made them, and all of them before the stream.
+        # TensorRT's objects are freed before those that made them, and all of them before the stream.
         self._context = self._engine = self._runtime = None
         if self._stream is not None:
             self._stream.close()
@@ -169,7 +169,7 @@ class TensorRtSession:
             raise EngineError(FailureKind.ERROR, message) from error
         engine = self._runtime.deserialize_cuda_engine(data)
         if engine is None:
-            failure = build_failure(self._log.errors, self._log.warnings, "TensorRT does not say why")
+            failure = build_failure(self._log.errors, self._log.warnings, "TensorRT gives no reason")
             raise EngineError(failure.kind, f"the engine {path.name} cannot be loaded: {failure.message}")
         return engine
 
@@ -210,9 +210,9 @@ class TensorRtSession:
     # -- binding ------------------------------------------------------------------------------------------------
 
     def _bind(self, feeds: Mapping[str, np.ndarray]) -> _Bound:
-        """Put the feeds where the engine reads them; new shapes bind everything anew."""
+        """Copy the feeds to the engine's inputs; new shapes bind all tensors again."""
         stream = self._opened()
-        open_log(self.library.trt)  # What other sessions have had said is not about this one.
+        open_log(self.library.trt)  # Messages of other sessions are not about this one.
         arrays = self._checked(feeds)
         key = tuple(
             (name, array.shape, array.tobytes() if self._is_on_host(name) else b"") for name, array in arrays.items()
@@ -275,7 +275,7 @@ class TensorRtSession:
             raise self._refused(f"the address of {name!r} is refused")
 
     def _refused(self, what: str) -> EngineError:
-        failure = build_failure(self._log.errors, self._log.warnings, "TensorRT does not say why")
+        failure = build_failure(self._log.errors, self._log.warnings, "TensorRT gives no reason")
         return EngineError(failure.kind, f"{what}: {failure.message}")
 
     # -- running ------------------------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ class TensorRtSession:
             raise self._refused("the engine could not be enqueued")
 
     def _launcher(self, bound: _Bound, stream: cuda.Stream) -> Callable[[], None]:
-        """Run once (TensorRT-RTX compiles kernels then), capture a graph where that works; what runs it again."""
+        """Run once (TensorRT-RTX compiles kernels then), capture a graph where that works. Returns what enqueues it."""
         self._enqueue()
         stream.synchronize()
         if self.options.latency.cuda_graph and bound.graph is None:
@@ -377,5 +377,5 @@ def _allocator_class(trt: Any) -> Any:
 
 
 def _contract(session: TensorRtSession) -> EngineSession:
-    """Have mypy hold the class against the protocol."""
+    """For mypy: the class implements the protocol."""
     return session

@@ -1,4 +1,4 @@
-"""The engines of a run: each plan's is built once, into the run's own folder, and the file that was measured ships."""
+"""The engines of a run: one per plan, built once into the run's folder; the file that was measured is deployed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mptune.engines.workload import Workload
 from mptune.graph.plan import PrecisionPlan
 
 _GRACE_S = 20.0
-"""TensorRT is asked to stop at the deadline; so much later the worker is killed."""
+"""TensorRT is asked to stop at the deadline; the worker is killed this much later."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class StoredEngine:
 
     Attributes:
         path: of the file.
-        build_s: seconds to build it; 0 where it was there already.
+        build_s: seconds to build it; 0 where the file existed.
         warnings: of the build.
     """
 
@@ -35,8 +35,8 @@ class StoredEngine:
 class EngineStore:
     """Builds engines of plans in the worker and finds them again.
 
-    Two builds of one plan may pick other kernels and differ in speed, so a plan that is measured again (to confirm it)
-    is measured with the file of its first build.
+    Two builds of a plan may choose different kernels and differ in speed, so a plan that is measured again (in a
+    confirmation) is measured with the file of its first build.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class EngineStore:
         version: str,
         timeout_s: float,
     ) -> None:
-        """Nothing is built before it is asked for.
+        """Nothing is built yet.
 
         Args:
-            worker: who runs the builds.
+            worker: runs the builds.
             workload: the model, its groups and the run's paths.
             options: how engines are built; ``tf32`` is for plans that have FP16 groups, all-FP32 is the baseline.
-            version: of the library: engines of another one cannot be loaded.
+            version: of the library; engines of another version cannot be loaded.
             timeout_s: deadline of one build.
         """
         self._worker = worker
@@ -64,7 +64,7 @@ class EngineStore:
         self._timeout_s = timeout_s
 
     def find_or_build(self, plan: PrecisionPlan) -> StoredEngine | Failure:
-        """The engine of a plan, from its file where there is one."""
+        """The engine of a plan: its file where there is one, else built."""
         path = self._path(plan)
         if path.exists():
             return StoredEngine(path)
@@ -103,7 +103,7 @@ class EngineStore:
         return replace(result, build_s=stored.build_s, engine_path=stored.path, warnings=warnings)
 
     def discard(self, plan: PrecisionPlan) -> None:
-        """Delete a plan's engine, so that a damaged file is not found again."""
+        """Delete a plan's engine file, so that a damaged one is not used again."""
         self._path(plan).unlink(missing_ok=True)
 
     def _path(self, plan: PrecisionPlan) -> Path:

@@ -1,10 +1,10 @@
-"""How latencies are taken and summed up: warm-up, frozen repetitions, robust statistics, warnings that say what to do.
+"""How engines are timed: warm-up, frozen repetitions, robust statistics, warnings that say what to do.
 
 The definition is trtexec's GPU compute time (NVIDIA/TensorRT ``samples/common/sampleReporting``): the engine alone,
-data already on the device, median and percentiles of many values. On a CPU it is the same with a monotonic clock.
+data already on the device, median and percentiles of many values. On a CPU a monotonic clock takes the place of events.
 
-Engines that are to be compared are timed in turn, one value of each after another: what a device does differently from
-one second to the next is then the same for all. On an H200 the ratio of two engines that were timed one after the other
+Engines that are to be compared are timed in turn, one value of each after another, so that slow changes of the device
+affect all of them alike. On an H200 the ratio of two engines that were timed one after the other
 for 100 ms each varies by 0.17, 0.27 and 0.72 % (standard deviation; ViT-S, a text encoder, a flow network), in turn by
 0.09, 0.07 and 0.39 % (``benchmarks/in_turn.py``).
 """
@@ -22,12 +22,12 @@ import numpy as np
 from mptune.settings import LatencySettings
 
 MIN_SPAN_MS = 1.0
-"""One timed value that spans less than this is dominated by the clock's and the launch's own cost."""
+"""A timed value that spans less than this is dominated by the cost of the clock and of the launch."""
 
 TARGET_SPAN_MS = 10.0
 """Span of one value on the baseline: candidates are up to about four times as fast and share its repetitions. Some
-engines take one of two times at each execution (a flow network on an H200: 3.85 or 3.90 ms); a value that spans a few
-executions lies between them, where the median of single ones would be the one or the other."""
+engines have two execution times (a flow network on an H200: 3.85 and 3.90 ms). A value that spans several executions
+averages them; the median of single executions would jump from one to the other."""
 
 HOST_BOUND_RATIO = 0.8
 """Enqueue over compute time above which the host, not the device, sets the latency (trtexec's own warning)."""
@@ -44,13 +44,13 @@ _MAX_PROBES = 1_000_000
 
 @dataclass(frozen=True)
 class Repetitions:
-    """How often an engine is executed for one latency: calibrated once on the baseline, frozen for every candidate.
+    """Numbers of executions for one latency: calibrated once on the baseline, then frozen for every candidate.
 
     Attributes:
         warmup_iterations: untimed executions, at least this many.
         iterations: timed values.
-        executions_per_value: back-to-back executions that one value spans; the value is their mean.
-        warmup_ms: the warm-up also lasts at least this long, since candidates are faster than the baseline.
+        executions_per_value: back-to-back executions per value, which is their mean.
+        warmup_ms: least duration of the warm-up, since candidates are faster than the baseline.
     """
 
     warmup_iterations: int
@@ -79,7 +79,7 @@ class Repetitions:
 
 
 class Stopwatch(Protocol):
-    """An engine with its inputs in place, ready to be executed again and again."""
+    """Times an engine whose inputs are on the device already."""
 
     @property
     def transfer_ms(self) -> float | None:
@@ -92,13 +92,13 @@ class Stopwatch(Protocol):
         ...
 
     def run_once(self) -> None:
-        """Execute, and wait for the end."""
+        """Execute once and wait until it has finished."""
         ...
 
     def value_ms(self, executions: int) -> float:
-        """Milliseconds per execution, of so many back to back.
+        """Mean milliseconds per execution of so many back to back.
 
-        Where they are more than one, an untimed one goes before: it finds in the caches what another engine has left.
+        Where they are more than one, an untimed execution precedes them, since another engine has used the caches.
         """
         ...
 
@@ -114,8 +114,8 @@ class Latency:
         ci95_ms: 95 % bootstrap interval of the median.
         cv: coefficient of variation, standard deviation over mean.
         source: ``measured`` on the target or ``predicted`` by the roofline.
-        raw_ms: every value, in the order taken; empty where predicted.
-        transfer_ms: host to device and back, measured apart and contained in no other figure; None where not taken.
+        raw_ms: every value, in order; empty where predicted.
+        transfer_ms: host to device and back, timed separately and part of no other figure; None where not timed.
         warnings: one line each, ending with what to do.
     """
 
@@ -131,11 +131,11 @@ class Latency:
 
     @classmethod
     def predicted(cls, ms: float) -> Latency:
-        """A latency that was computed, not taken: no spread."""
+        """A latency that was computed, not timed: it has no spread."""
         return cls(ms, ms, ms, (ms, ms), 0.0, "predicted")
 
     def scaled(self, factor: float) -> Latency:
-        """Every engine time multiplied by ``factor`` (drift correction); transfers stay as they were."""
+        """Every engine time multiplied by ``factor`` (drift correction); transfers are left as they are."""
         low, high = self.ci95_ms
         return replace(
             self,
@@ -185,7 +185,7 @@ def monotonic_ms() -> float:
 def percentile(sorted_values: Sequence[float] | np.ndarray, p: float) -> float:
     """The p-th percentile (0 to 100) of ascending values: ``sorted[n - 1 - int((1 - p/100) * n)]``, as trtexec."""
     n = len(sorted_values)
-    # The nudge keeps (1 - 0.9) * 10 = 0.99999... from being truncated to 0.
+    # 1e-9: else (1 - 0.9) * 10 = 0.99999... would be truncated to 0.
     return float(sorted_values[max(0, n - 1 - int((1.0 - p / 100.0) * n + 1e-9))])
 
 
@@ -217,19 +217,19 @@ def summarise(
     enqueue_ms: float | None = None,
     transfer_ms: float | None = None,
 ) -> Latency:
-    """Sum up measured values.
+    """Statistics of timed values.
 
     Args:
-        raw_ms: milliseconds per execution, in the order taken; not empty.
+        raw_ms: milliseconds per execution, in order; not empty.
         settings: the threshold of the warning about variation.
-        executions_per_value: executions that each value spans.
+        executions_per_value: executions per value.
         enqueue_ms: median host time of one enqueue where the device runs asynchronously.
-        transfer_ms: data transfer, measured apart.
+        transfer_ms: data transfer, timed separately.
     """
     settings = settings or LatencySettings()
     values = np.asarray(raw_ms, dtype=np.float64)
     if not len(values):
-        raise ValueError("no values to sum up")
+        raise ValueError("there are no values")
     ordered = np.sort(values)
     median = float(np.median(ordered))
     mean = float(values.mean())
@@ -257,22 +257,24 @@ def _warnings(
         )
     span = median * executions_per_value
     if span < MIN_SPAN_MS:
-        warnings.append(f"one timed value spans only {span:.3f} ms, near the clock's own cost: use a larger --batch")
+        warnings.append(
+            f"one timed value spans only {span:.3f} ms, close to the cost of the clock: use a larger --batch"
+        )
     if enqueue_ms is not None and enqueue_ms > HOST_BOUND_RATIO * median:
         warnings.append(
-            f"host-bound: enqueueing takes {enqueue_ms:.3f} ms of {median:.3f} ms, so precision hardly shows: use a"
-            " larger --batch or remove what keeps the model from running as a CUDA graph"
+            f"host-bound: enqueueing takes {enqueue_ms:.3f} ms of {median:.3f} ms, so precision hardly changes"
+            " it: use a larger --batch, or remove what keeps the model from running as a CUDA graph"
         )
     return tuple(warnings)
 
 
 def calibrate(run_once: Callable[[], None], clock: Callable[[], float], settings: LatencySettings) -> Repetitions:
-    """Find the repetitions on the baseline.
+    """Calibrate the repetitions on the baseline.
 
     Args:
         run_once: one synchronous execution.
         clock: milliseconds, monotonic.
-        settings: the durations and the least number of values to reach.
+        settings: the least durations and number of values.
     """
     run_once()  # Lazy initialisation must not enter the estimate.
     spans: list[float] = []
@@ -284,7 +286,7 @@ def calibrate(run_once: Callable[[], None], clock: Callable[[], float], settings
         spans.append(after - before)
         if len(spans) >= 3 and after - start >= settings.warmup_ms:
             break
-    # The later half: the clocks have settled by then. The floor keeps a coarse clock from dividing by zero.
+    # The later half, when the clocks are steady. At least 1e-4 ms: a coarse clock may measure 0.
     once_ms = max(float(np.median(spans[len(spans) // 2 :])), 1e-4)
     executions = max(1, math.ceil(TARGET_SPAN_MS / once_ms))
     return Repetitions(
@@ -296,7 +298,7 @@ def calibrate(run_once: Callable[[], None], clock: Callable[[], float], settings
 
 
 def warm_up(run_once: Callable[[], None], clock: Callable[[], float], repetitions: Repetitions) -> None:
-    """Execute untimed until both the count and the duration are reached."""
+    """Execute without timing until both the number of iterations and the duration are reached."""
     start = clock()
     done = 0
     while done < repetitions.warmup_iterations or (clock() - start < repetitions.warmup_ms and done < _MAX_PROBES):
@@ -312,7 +314,7 @@ class HostStopwatch:
     def __init__(
         self, run_once: Callable[[], None], clock: Callable[[], float] = monotonic_ms, transfer_ms: float | None = None
     ) -> None:
-        """Keep what executes, and a clock in milliseconds."""
+        """Take a function that executes once, and a clock in milliseconds."""
         self.run_once = run_once
         self.transfer_ms = transfer_ms
         self._clock = clock
@@ -333,10 +335,10 @@ def time_in_turn(
     settings: LatencySettings | None = None,
     clock: Callable[[], float] = monotonic_ms,
 ) -> tuple[Latency, ...]:
-    """Warm every engine up, then take one value of each in turn.
+    """Warm up every engine, then time one value of each in turn.
 
     Args:
-        watches: one for each engine; a latency of one alone is taken by the same rules.
+        watches: one per engine.
         repetitions: of each.
         settings: the threshold of the warning about variation.
         clock: milliseconds, monotonic; for the warm-up.

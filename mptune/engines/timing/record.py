@@ -1,4 +1,4 @@
-"""What the first measurement of a run fixes for all later ones on one device, resumed runs included."""
+"""What the first timing on a device fixes for all later ones of a run, also where it is resumed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from mptune.settings import LatencySettings
 
 @dataclass(frozen=True)
 class TimingRecord:
-    """See the module.
+    """Repetitions and baseline latency of the first timing.
 
     Attributes:
-        repetitions: frozen.
-        baseline_ms: median of the FP32 baseline then.
+        repetitions: of every timing.
+        baseline_ms: median of the FP32 baseline at the first timing.
     """
 
     repetitions: Repetitions
@@ -25,7 +25,7 @@ class TimingRecord:
 
     @classmethod
     def read(cls, path: Path, settings: LatencySettings) -> TimingRecord | None:
-        """The record of an earlier process; None where there is none or latency was taken in another way then."""
+        """The record of an earlier process; None where there is none or its latency settings were others."""
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
             # Settings that were removed since do not count.

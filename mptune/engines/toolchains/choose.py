@@ -1,4 +1,4 @@
-"""Target to toolchain: what is installed, what fits, why the rest was passed over."""
+"""Choose the target and the toolchain that serves it; list what is installed for ``mptune doctor``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from mptune.settings import EngineChoice, SearchSettings
 from mptune.targets.target import Gpu, Target, detect_gpus, load_target, match_target
 
 DEFAULT_TARGET = "jetson-orin-nano-8gb"
-"""The profile that is predicted where there is no GPU and none was named."""
+"""The profile whose latency is predicted where there is no GPU and no target is named."""
 
 _PROBE_TIMEOUT_S = 120.0
 _TENSORRT_KINDS: tuple[Kind, ...] = ("tensorrt", "tensorrt-rtx")
@@ -40,11 +40,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class TargetChoice:
-    """A target and how it was come by.
+    """A target and why it was chosen.
 
     Attributes:
         target: the profile.
-        why: one line for the user; empty where the target was named.
+        why: one line for the user; empty where the user named the target.
     """
 
     target: Target
@@ -69,7 +69,7 @@ class ToolchainStatus:
 
 
 def choose_target(name: str) -> TargetChoice:
-    """Find the target that ``--target`` names; ``auto`` takes the GPU here, else a profile to predict.
+    """Find the target that ``--target`` names; ``auto`` is the GPU here, else a profile to predict.
 
     Raises:
         TargetError: the name is neither a profile nor a file.
@@ -92,10 +92,10 @@ def open_toolchain(
     workload: Workload,
     settings: SearchSettings,
 ) -> Toolchain:
-    """Open the toolchain for a target: measured where its device is here, else predicted.
+    """Open the toolchain for a target: one that measures where the device is here, else one that predicts.
 
     Raises:
-        TargetError: the engine that was asked for cannot be had; the message says why.
+        TargetError: the engine that was asked for is not available; the message says why.
     """
     if target.kind == "cpu":
         if choice in _TENSORRT_KINDS:
@@ -139,7 +139,7 @@ def open_toolchain(
 def _measuring_engine(
     choice: EngineChoice, gpu: Gpu, cuda_reason: str | None
 ) -> tuple[Kind | Literal["onnxruntime"] | None, tuple[str, ...]]:
-    """Who measures on a GPU that is here; None where nobody can. And what was passed over although it is installed.
+    """What measures on a GPU that is here, None where nothing can; and warnings about installed engines that cannot.
 
     Raises:
         TargetError: the engine that was asked for cannot.
@@ -154,7 +154,7 @@ def _measuring_engine(
         if choice == kind:
             raise TargetError(f"--engine {kind} cannot measure on {gpu.name}: {obstacle}", INSTALL[kind])
         if is_installed(kind) and _runs_on(kind, gpu):
-            passed_over.append(f"{kind} is passed over ({obstacle}): mend that, or give --engine onnxruntime")
+            passed_over.append(f"{kind} is passed over ({obstacle}): fix that, or give --engine onnxruntime")
     if choice in _TENSORRT_KINDS:
         return None, tuple(passed_over)
     if cuda_reason is not None and choice == "onnxruntime":
@@ -167,7 +167,7 @@ def _runs_on(kind: Kind, gpu: Gpu) -> bool:
 
 
 def _why_not_on(kind: Kind, gpu: Gpu) -> str | None:
-    """What keeps TensorRT or TensorRT-RTX from measuring on a GPU that is here; None where nothing does."""
+    """Why TensorRT or TensorRT-RTX cannot measure on a GPU that is here; None where it can."""
     if not _runs_on(kind, gpu):
         known = ", ".join(f"{major}.{minor}" for major, minor in sorted(RTX_CAPABILITIES))
         return f"TensorRT-RTX computes FP32 and FP16 on GPUs of compute capability {known}"
@@ -176,7 +176,7 @@ def _why_not_on(kind: Kind, gpu: Gpu) -> str | None:
 
 
 def _why_not_ahead(target: Target) -> str | None:
-    """What keeps TensorRT-RTX from building for a GPU that is not here; None where nothing does."""
+    """Why TensorRT-RTX cannot build for a GPU that is not here; None where it can."""
     if target.compute_capability not in AHEAD_OF_TIME:
         known = ", ".join(f"{major}.{minor}" for major, minor in AHEAD_OF_TIME)
         return f"it builds for compute capability {known}"
@@ -193,7 +193,7 @@ def _library(kind: Kind) -> LibraryReport:
 
 @cache
 def find_library(kind: Kind) -> LibraryReport | str:
-    """TensorRT or TensorRT-RTX as a worker finds it; why it cannot be used otherwise. Asked once per process."""
+    """TensorRT or TensorRT-RTX as a worker finds it, or why it cannot be used. Cached for the process."""
     if not is_installed(kind):
         return f"{kind} is not installed"
     return _ask_worker(LibraryJob(kind))
@@ -210,13 +210,13 @@ def is_here(target: Target, gpu: Gpu) -> bool:
 
 @cache
 def probe(provider: Provider) -> str | None:
-    """Run a tiny model in a worker; None where that works, else the reason. Asked once per process."""
+    """Run a tiny model in a worker; None where that works, else the reason. Cached for the process."""
     found = _ask_worker(ProbeJob(provider), _own_words)
     return found if isinstance(found, str) else None
 
 
 def _ask_worker(job: Job[T], words: Callable[[Failure], str] = lambda failure: "") -> T | str:
-    """Run a job in a worker of its own; why it failed where it did. ``words`` may know better than its message."""
+    """Run a job in a worker of its own. Returns the result, or why it failed: by ``words``, else by its message."""
     with tempfile.TemporaryDirectory(prefix="mptune-probe-") as folder, Worker(Path(folder)) as worker:
         result = worker.call(job, _PROBE_TIMEOUT_S)
         if not isinstance(result, Failure):
@@ -225,7 +225,7 @@ def _ask_worker(job: Job[T], words: Callable[[Failure], str] = lambda failure: "
 
 
 def _own_words(failure: Failure) -> str:
-    """What ONNX Runtime logged about a library that does not load: its exception only says that it did not."""
+    """What ONNX Runtime logged about a library that does not load; its exception names no cause."""
     if failure.log_path is None:
         return ""
     for line in failure.log_path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -235,16 +235,16 @@ def _own_words(failure: Failure) -> str:
 
 
 def list_toolchains() -> tuple[ToolchainStatus, ...]:
-    """What can be used here, for ``mptune doctor``."""
+    """The toolchains and whether they can be used here, for ``mptune doctor``."""
     installed = _version("onnxruntime-gpu") or _version("onnxruntime")
     gpus = detect_gpus()
     if installed is None:
         ort = [ToolchainStatus("onnxruntime-cpu", False, "not installed", _ORT_INSTALL)]
     else:
         reason = probe("cuda") if gpus else "no GPU was found"
-        told = f"{installed}: measures on {gpus[0].name}" if gpus and reason is None else f"{installed}: {reason}"
+        text = f"{installed}: measures on {gpus[0].name}" if gpus and reason is None else f"{installed}: {reason}"
         ort = [
-            ToolchainStatus("onnxruntime-cuda", reason is None, told, _CUDA_INSTALL if gpus and reason else ""),
+            ToolchainStatus("onnxruntime-cuda", reason is None, text, _CUDA_INSTALL if gpus and reason else ""),
             ToolchainStatus("onnxruntime-cpu", True, f"{installed}: measures with --target cpu, emulates FP16 errors"),
         ]
     return (*ort, *(_tensorrt_status(kind, gpus) for kind in _TENSORRT_KINDS))
@@ -254,15 +254,17 @@ def _tensorrt_status(kind: Kind, gpus: Sequence[Gpu]) -> ToolchainStatus:
     found = find_library(kind)
     if isinstance(found, str):
         return ToolchainStatus(kind, False, found, INSTALL[kind])
-    told = found.version + "".join(f" ({warning})" for warning in found.warnings)
+    version = found.version + "".join(f" ({warning})" for warning in found.warnings)
     fitting = next((gpu for gpu in gpus if _runs_on(kind, gpu)), None)
     if fitting is not None and found.cuda_obstacle is None:
-        return ToolchainStatus(kind, True, f"{told}: builds and measures on {fitting.name}")
+        return ToolchainStatus(kind, True, f"{version}: builds and measures on {fitting.name}")
     obstacle = found.cuda_obstacle if fitting is not None else "no GPU that it runs on was found"
     if kind == "tensorrt-rtx":
         known = ", ".join(f"{major}.{minor}" for major, minor in AHEAD_OF_TIME)
-        return ToolchainStatus(kind, True, f"{told}: builds ahead of time for compute capability {known}; {obstacle}")
-    return ToolchainStatus(kind, False, f"{told}: {obstacle}", CUDA_PYTHON if fitting is not None else "")
+        return ToolchainStatus(
+            kind, True, f"{version}: builds ahead of time for compute capability {known}; {obstacle}"
+        )
+    return ToolchainStatus(kind, False, f"{version}: {obstacle}", CUDA_PYTHON if fitting is not None else "")
 
 
 def _version(package: str) -> str | None:

@@ -81,8 +81,8 @@ class OnnxRuntimeToolchain(BaseToolchain):
     def tf32_by_environment(self) -> bool:
         """How the sessions that are timed are opened (``SessionOptions``); asks the worker for shapes the first time.
 
-        Where convolutions are a good part of the work, baseline and candidates are to be as fast as can be had without
-        TF32. Where they are not, it is matrix products that must be certain to be FP32.
+        Where convolutions are a good part of the work, both should be as fast as possible without TF32. Elsewhere it
+        matters more that no matrix product ever uses TF32.
         """
         if self._convolves is None:
             from mptune.targets.costs import is_convolution, is_convolutional

@@ -1,4 +1,4 @@
-"""The worker's own end of the pipe: takes jobs, runs them, answers. Imports nothing heavy before a job needs it."""
+"""The worker process: receives jobs, runs them, sends the results. Imports nothing heavy before a job needs it."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Job(Protocol[T_co]):
     """Work for the worker: a frozen dataclass that pickles to a few kilobytes."""
 
     def run(self, state: WorkerState) -> T_co:
-        """Do it. What is returned must be picklable and small."""
+        """Run it. The result must be picklable and small."""
         ...
 
 
 class WorkerState:
-    """What lives in the worker from job to job."""
+    """What the worker keeps from job to job."""
 
     def __init__(
         self,
@@ -50,17 +50,17 @@ class WorkerState:
         self.ask = ask
         """Puts a question to the parent and waits for its answer; raises what the parent raised for it."""
         self.report = report
-        """Tells the parent how far a long job is. May be called from any thread."""
+        """Sends the progress of a long job to the parent. May be called from any thread."""
         self._cache: dict[str, tuple[Hashable, Any]] = {}
         self.stage = Stage.BUILD
 
     def enter(self, stage: Stage) -> None:
-        """Say which stage begins, so that a crash or timeout in it is told as such."""
+        """Begin a stage, to which a crash or timeout will be attributed."""
         self.stage = stage
         self._announce(stage)
 
     def cached(self, slot: str, key: Hashable, make: Callable[[], T]) -> T:
-        """The value kept in a slot, made anew (and the old one closed) when the key is another."""
+        """The value in a slot; made again, and the old one closed, when the key differs."""
         if slot in self._cache and self._cache[slot][0] == key:
             value: T = self._cache[slot][1]
             return value
@@ -129,7 +129,7 @@ def main() -> None:
 
 
 def _answer(job: Job[Any] | Exception, state: WorkerState) -> bytes:
-    """Run a job and encode what came of it; never raises for what a job does."""
+    """Run a job and encode its result or failure; does not raise what the job raises."""
     state.enter(Stage.BUILD)
     try:
         if isinstance(job, Exception):

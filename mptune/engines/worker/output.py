@@ -22,7 +22,7 @@ class Output:
         self._left_out = 0
 
     def add(self, data: bytes) -> None:
-        """Take what was read from the pipe."""
+        """Append what was read from the pipe."""
         room = KEEP_BYTES - len(self._head)
         self._head += data[:room]
         self._tail += data[room:] if room > 0 else data
@@ -35,7 +35,7 @@ class Output:
         self.__init__()  # type: ignore[misc]
 
     def text(self) -> bytes:
-        """What is kept, with a line that says how much is not."""
+        """What is kept, with a line for the number of bytes that were left out."""
         self._trim()
         gap = f"\n[... {self._left_out} bytes left out ...]\n".encode() if self._left_out else b""
         return bytes(self._head) + gap + bytes(self._tail)

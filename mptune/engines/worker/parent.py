@@ -1,12 +1,12 @@
-"""The worker process: both ends of its pipe. Whatever builds or runs an engine does so in here.
+"""The parent's end of the worker process, in which every engine is built and run.
 
 The parent owns the deadline, kills the whole process tree, and starts the worker again when it is needed. A job is a
 frozen dataclass with ``run(state)``; only jobs, small results, failures and ``MptuneError`` cross the pipe, as
-length-prefixed pickles. A job that raises ``MptuneError`` has met something a person must mend, so the error is raised
-again in the parent as it is; every other exception, crash or timeout comes back as a ``Failure``.
+length-prefixed pickles. A job that raises ``MptuneError`` met a problem that the user has to fix, so the error is
+raised again in the parent; every other exception, crash or timeout comes back as a ``Failure``.
 
-What the worker prints, native code included, runs through a second pipe that the parent drains while it waits: it keeps
-the first and the last megabyte in memory and writes them to a log file only when the job fails.
+What the worker prints, native code included, goes through a second pipe that the parent drains while it waits: it keeps
+the first and the last megabyte in memory and writes them to a log file when the job fails.
 
 POSIX only: process groups, ``selectors`` on pipes and (on Linux) ``PR_SET_PDEATHSIG``.
 """
@@ -38,7 +38,7 @@ _READ_BYTES = 1 << 16
 _CLOSE_TIMEOUT_S = 10.0
 _DYING_TIMEOUT_S = 5.0
 
-# After these the process cannot be trusted any more: a lost CUDA context, a heap at its limit.
+# After these the process is replaced: its CUDA context may be lost, or its memory exhausted.
 _RETIRING = frozenset({FailureKind.OUT_OF_MEMORY, FailureKind.DEVICE_LOST, FailureKind.CRASH})
 
 T_co = TypeVar("T_co", covariant=True)
@@ -47,13 +47,13 @@ T_co = TypeVar("T_co", covariant=True)
 class Worker:
     """The parent's end. Starts the process at the first call, and again after a crash, a timeout or ``max_jobs``.
 
-    Thread-safe: calls queue up. Ends its process when closed or when the parent goes away, however it goes.
+    Thread-safe: calls queue up. The process ends when the worker is closed or the parent ends, however that ends.
     """
 
     def __init__(
         self, logs_dir: Path, settings: WorkerSettings | None = None, environment: Mapping[str, str] | None = None
     ) -> None:
-        """Wire the parts; the process starts later.
+        """The process starts at the first call.
 
         Args:
             logs_dir: gets a file for each failed job.
@@ -91,13 +91,13 @@ class Worker:
             try:
                 return self._call(job, timeout_s)
             except BaseException as error:
-                # An MptuneError is an answer. Anything else (Ctrl-C) left the job running with nobody to read it.
+                # An MptuneError is an answer. Anything else (Ctrl-C) left a job running whose result nobody reads.
                 if not isinstance(error, MptuneError):
                     self._kill()
                 raise
 
     def close(self) -> None:
-        """End the process, politely first. Idempotent; a later call starts a new one."""
+        """Let the process end by itself, else kill it. Idempotent; a later call starts a new one."""
         with self._lock:
             process, self._process = self._process, None
             if process is not None:
@@ -113,7 +113,7 @@ class Worker:
 
     def _call(self, job: Job[T_co], timeout_s: float) -> T_co | Failure:
         if self._process is not None and not self._process.is_alive:
-            self._kill()  # It died between two jobs; nobody's job failed.
+            self._kill()  # It ended between two jobs: no job failed.
         if self._process is None:
             failure = self._start()
             if failure is not None:
@@ -261,7 +261,7 @@ class _Process:
                 if self._printed in ready and not self.drain():
                     selector.unregister(self._printed)
                 if self._requests in ready:
-                    # A worker that is gone shows as end-of-file on the answers, which says more than EPIPE.
+                    # Where the worker has ended, end-of-file on the answers follows, which is handled below.
                     with contextlib.suppress(BlockingIOError, BrokenPipeError):
                         pending = pending[os.write(self._requests, pending[:_READ_BYTES]) :]
                     if not pending or not self.is_alive:
@@ -347,7 +347,7 @@ class _Process:
         self._requests = -1
         deadline = time.monotonic() + _CLOSE_TIMEOUT_S
         with selectors.DefaultSelector() as selector:
-            # Its exit may print megabytes: a pipe that nobody drains would block it.
+            # It may print megabytes while it ends, and would block on a full pipe.
             selector.register(self._answers, selectors.EVENT_READ)
             selector.register(self._printed, selectors.EVENT_READ)
             while (left := deadline - time.monotonic()) > 0:

@@ -1,4 +1,4 @@
-"""Starting the worker process, killing it with everything it started, and reading why the kernel may have killed it."""
+"""Start the worker process, kill it with all its descendants, and read the kernel's count of out-of-memory kills."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REAP_TIMEOUT_S = 10.0
 
 
 def absolute_sys_path() -> tuple[str, ...]:
-    """This process' import path without reliance on the working directory."""
+    """This process' import path as absolute paths."""
     return tuple(str(Path(entry).absolute()) if entry else str(Path.cwd()) for entry in sys.path)
 
 
@@ -63,7 +63,7 @@ def spawn(
 def kill_tree(process: subprocess.Popen[bytes]) -> None:
     """Kill a process that leads a session of its own, its process group and all its descendants; reap it.
 
-    A process that is gone already leaves its orphans in its process group, where they are still found.
+    The children of a process that has ended are still found by its process group.
     """
     victims: list[psutil.Process] = []
     if process.poll() is None:
@@ -75,13 +75,13 @@ def kill_tree(process: subprocess.Popen[bytes]) -> None:
             victim.kill()
     with contextlib.suppress(OSError):
         process.kill()
-    # A process in an uninterruptible system call (a driver that hangs) dies later; nobody should wait for that.
+    # A process in an uninterruptible system call (a driver that hangs) dies later; that is not waited for.
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_REAP_TIMEOUT_S)
 
 
 def _freeze_descendants(pid: int) -> list[psutil.Process]:
-    """Stop a process and list its descendants, stopped as well: what is stopped cannot start new ones meanwhile."""
+    """Stop a process and list its descendants, stopped as well: a stopped process starts no new ones."""
     victims: list[psutil.Process] = []
     with contextlib.suppress(psutil.Error):
         root = psutil.Process(pid)
@@ -95,7 +95,7 @@ def _freeze_descendants(pid: int) -> list[psutil.Process]:
 
 
 def oom_kills() -> int | None:
-    """How often the kernel has killed for want of memory since boot (Linux 4.13 and up); None where unknown."""
+    """Number of out-of-memory kills since boot (Linux 4.13 and later); None where unknown."""
     try:
         lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -63,7 +63,7 @@ def test_a_damaged_file_is_replaced_and_told(trt: Any, tmp_path: Path) -> None:
     build = Build(trt)
     cache = TimingCache(path)
     (warning,) = cache.attach(build.config, build.log)
-    assert "the timing cache is damaged: a fresh one takes its place" in warning
+    assert "the timing cache is damaged: it was replaced by an empty one" in warning
     assert cache.save(build.config) == []
     assert path.read_bytes() != b"no cache at all"
 

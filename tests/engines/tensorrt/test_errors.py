@@ -111,7 +111,7 @@ def test_layers_without_a_kernel_for_want_of_memory() -> None:
     )
     failure = build_failure(["10: Could not find any implementation for node a."], [skipped])
     assert failure.kind is FailureKind.OUT_OF_MEMORY
-    assert failure.message.endswith("tactics were skipped for want of memory")
+    assert failure.message.endswith("tactics were skipped because of too little memory")
 
 
 def test_a_constructor_that_gives_nothing() -> None:
@@ -130,7 +130,7 @@ def test_a_constructor_that_gives_nothing() -> None:
 
 
 def test_silence_is_a_failure_too() -> None:
-    assert build_failure([]).message == "TensorRT failed without a word"
+    assert build_failure([]).message == "TensorRT failed without a message"
     assert build_failure([], otherwise="no context").message == "no context"
     assert parser_failure([]).kind is FailureKind.ERROR
 

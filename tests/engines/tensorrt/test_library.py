@@ -52,7 +52,7 @@ def test_a_part_of_the_package_that_is_missing(tmp_path: Path, monkeypatch: pyte
 
 def test_a_package_without_a_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, "")
-    assert "install it anew" in refused().message
+    assert "install it again" in refused().message
 
 
 def test_the_version_is_the_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

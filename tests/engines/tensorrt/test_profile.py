@@ -74,13 +74,13 @@ def test_each_layer_is_timed_and_traced_to_its_nodes(kind: Kind, device: FakeCud
 
 
 def test_an_engine_that_tells_no_layers_is_an_error(device: FakeCuda, tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="the profiler tells of no layers") as caught:
+    with pytest.raises(EngineError, match="the profiler reports no layers") as caught:
         job(tmp_path, "nonzero").run(WorkerState())
     assert caught.value.kind is FailureKind.UNSUPPORTED
 
 
 def test_layers_that_lead_nowhere_are_an_error() -> None:
-    with pytest.raises(EngineError, match="of 1 layers, none of which"):
+    with pytest.raises(EngineError, match="reports 1 layers, none of which"):
         layer_times([{"a": 1.0}], [Layer("b", ("n",), NONE, NONE)])
 
 
