@@ -19,7 +19,14 @@ _HOME = {
     "report": "mptune.api",
     "inspect": "mptune.api",
     "apply": "mptune.api",
+    "open_run": "mptune.run",
+    "Run": "mptune.run",
     "SearchSettings": "mptune.settings",
+    "LatencySettings": "mptune.settings",
+    "WorkerSettings": "mptune.settings",
+    "TensorRtSettings": "mptune.settings",
+    "DataSettings": "mptune.settings",
+    "ShapeRange": "mptune.settings",
     "Precision": "mptune.graph.plan",
     "PrecisionPlan": "mptune.graph.plan",
     "LayerGroup": "mptune.graph.grouping.groups",
@@ -30,25 +37,57 @@ _HOME = {
     "Evaluation": "mptune.tuning.evaluation",
     "Front": "mptune.tuning.front",
     "Confirmation": "mptune.tuning.runs.confirmation",
+    "Listener": "mptune.tuning.listener",
     "PrecisionSampler": "mptune.tuning.sampler.precision",
+    "Prior": "mptune.tuning.sampler.posterior",
     "Inspection": "mptune.inspection",
     "MptuneError": "mptune.errors",
+    "SettingsError": "mptune.errors",
+    "ModelError": "mptune.errors",
+    "DataError": "mptune.errors",
+    "PlanError": "mptune.errors",
+    "SpaceError": "mptune.errors",
+    "TargetError": "mptune.errors",
+    "RunError": "mptune.errors",
+    "BaselineError": "mptune.errors",
+    "MissingPackageError": "mptune.errors",
 }
 
 __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
     from mptune.api import apply, confirm, export, inspect, pick, report, search
-    from mptune.errors import MptuneError
+    from mptune.errors import (
+        BaselineError,
+        DataError,
+        MissingPackageError,
+        ModelError,
+        MptuneError,
+        PlanError,
+        RunError,
+        SettingsError,
+        SpaceError,
+        TargetError,
+    )
     from mptune.graph.grouping.groups import LayerGroup, find_groups
     from mptune.graph.loading.model import Model, load_model
     from mptune.graph.plan import Precision, PrecisionPlan
     from mptune.graph.writing.rewrite import rewrite
     from mptune.inspection import Inspection
-    from mptune.settings import SearchSettings
+    from mptune.run import Run, open_run
+    from mptune.settings import (
+        DataSettings,
+        LatencySettings,
+        SearchSettings,
+        ShapeRange,
+        TensorRtSettings,
+        WorkerSettings,
+    )
     from mptune.tuning.evaluation import Evaluation
     from mptune.tuning.front import Front
+    from mptune.tuning.listener import Listener
     from mptune.tuning.runs.confirmation import Confirmation
+    from mptune.tuning.sampler.posterior import Prior
     from mptune.tuning.sampler.precision import PrecisionSampler
 
 

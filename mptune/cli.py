@@ -21,6 +21,7 @@ from mptune.commands import deploying, listing, models, searching
 from mptune.commands.common import Invocation, complain, interrupted, reader_left
 from mptune.commands.error_text import explain, is_usage
 from mptune.commands.searching import parse_duration
+from mptune.errors import speak_of_options
 
 __all__ = ["app", "main", "parse_duration"]
 
@@ -33,7 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: arguments without the program's name; those of the process by default.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    with speak_of_options():
+        return _run(list(sys.argv[1:] if argv is None else argv))
+
+
+def _run(arguments: list[str]) -> int:
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     invocation = Invocation(
         arguments, debug="--debug" in options or os.environ.get("MPTUNE_DEBUG", "0") not in ("", "0")

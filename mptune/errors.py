@@ -18,27 +18,92 @@ A candidate that fails to build or to run is not an error but a value: ``mptune.
 
 from __future__ import annotations
 
+import contextlib
+import re
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import ClassVar
+
+_ARGUMENTS = {
+    "timeout": "timeout_s",
+    **{
+        name: name.replace("-", "_")
+        for name in (
+            *("budget", "data", "out", "target", "space", "engine", "max-error", "max-latency-ms", "metric", "batch"),
+            *("shapes", "storage", "seed", "fresh", "tf32", "sampler", "keep-fp32", "force", "knee", "plan"),
+        )
+    },
+}
+"""Option -> argument of the Python functions."""
+
+_FLAGS = frozenset({"fresh", "tf32", "force", "knee"})
+
+_OPTION = re.compile(
+    rf"--({'|'.join(_ARGUMENTS)})(?![\w-])(?:[ =]([A-Z]{{2,}}\b|X\b|\d[\w.]*|cpu\b|tensorrt-rtx\b|tensorrt\b|\w+:\S+))?"
+)
+_COMMAND = re.compile(r"(`mptune [^`]*`)")
+
+_options_spoken: ContextVar[bool] = ContextVar("options_spoken", default=False)
+
+
+@contextlib.contextmanager
+def speak_of_options() -> Iterator[None]:
+    """Have errors name options of the command line (``--budget``) meanwhile, not Python arguments (``budget=``)."""
+    token = _options_spoken.set(True)
+    try:
+        yield
+    finally:
+        _options_spoken.reset(token)
+
+
+def _for_caller(text: str) -> str:
+    """A text that names options, in the words of whoever called: commands in backticks stay as they are."""
+    if _options_spoken.get():
+        return text
+    parts = _COMMAND.split(text)
+    parts[::2] = [re.sub(r"(?<!\S)-o\b", "out=", _OPTION.sub(_argument, part)) for part in parts[::2]]
+    return "".join(parts)
+
+
+def _argument(match: re.Match[str]) -> str:
+    option, value = match.groups()
+    return f"{_ARGUMENTS[option]}={value or ('True' if option in _FLAGS else '')}"
 
 
 class MptuneError(Exception):
     """An error that a person can act on.
 
-    Attributes:
-        message: what is wrong, one line, no trailing full stop.
-        hint: what to do about it, one line; empty if there is nothing to do.
+    Texts in the code name options of the command line; to a Python program they name the arguments of its functions.
     """
 
     exit_code: ClassVar[int] = 1
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self._message = message
+        self._hint = hint
+
+    @property
+    def message(self) -> str:
+        """What is wrong, one line, no trailing full stop."""
+        return _for_caller(self._message)
+
+    @property
+    def hint(self) -> str:
+        """What to do about it, one line; empty if there is nothing to do."""
+        return _for_caller(self._hint)
+
+    @property
+    def __notes__(self) -> list[str]:
+        """Python 3.11 and newer show the hint below the traceback."""
+        return [f"hint: {self.hint}"] if self._hint else []
+
+    def __str__(self) -> str:
+        return self.message
 
     def __reduce__(self) -> tuple[type[MptuneError], tuple[str, str]]:
         """Pickle with both fields: errors cross the worker's pipe."""
-        return type(self), (self.message, self.hint)
+        return type(self), (self._message, self._hint)
 
 
 class SettingsError(MptuneError):

@@ -233,7 +233,7 @@ class SearchSettings:
             if value is not None and not value > 0:
                 raise SettingsError(f"{name} is {value}", "give a number above 0")
         if self.timeout_s is not None and not self.timeout_s > 0:
-            raise SettingsError(f"--timeout is {self.timeout_s:g} s", "give a duration above 0, such as 8h or 90m")
+            raise SettingsError(f"--timeout is {self.timeout_s:g} s", "give a duration above 0")
         if self.seed < 0:
             raise SettingsError(f"--seed is {self.seed}", "give 0 or a positive integer")
         named = [one.name for one in self.shapes]

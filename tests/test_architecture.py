@@ -28,6 +28,7 @@ FLOORS = {
     "mptune.reporting": 4,
     "mptune.arguments": 5,
     "mptune.api": 5,
+    "mptune.run": 5,
     "mptune.commands": 6,
     "mptune.cli": 6,
     "mptune.__main__": 7,

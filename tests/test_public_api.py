@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import mptune
+import mptune.errors
 
 PACKAGE = Path(mptune.__file__).parent
 
@@ -17,6 +19,21 @@ def test_every_public_name_is_there() -> None:
     for name in mptune.__all__:
         assert getattr(mptune, name) is not None
     assert set(mptune.__all__) <= set(dir(mptune))
+
+
+def test_every_error_is_public() -> None:
+    declared = {name for name, value in vars(mptune.errors).items() if isinstance(value, type)}
+    errors = {name for name in declared if issubclass(getattr(mptune.errors, name), Exception)}
+    assert errors == {name for name in mptune.__all__ if name.endswith("Error")}
+
+
+def test_type_checkers_see_every_public_name() -> None:
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    (guarded,) = [node for node in tree.body if isinstance(node, ast.If)]
+    imported = {
+        (alias.name, node.module) for node in guarded.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert imported == set(mptune._HOME.items())
 
 
 FUNCTIONS = ("apply", "confirm", "export", "inspect", "pick", "report", "search")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import optuna
 from optuna.samplers import BaseSampler
@@ -16,6 +16,8 @@ from mptune.tuning.record.record import IDENTITY, StudyRecord
 from mptune.tuning.record.storage import open_storage, storing, without_password
 from mptune.tuning.sampler.stock import derive_seed, make_sampler
 from mptune.tuning.space import SearchSpace
+
+Study: TypeAlias = optuna.Study
 
 
 def open_study(
@@ -105,6 +107,25 @@ def read_study(*, model_sha256: str, name: str, metric: str, journal: Path, url:
                 f"{where} holds no study {name}/{metric}", "let `mptune search` go on with it first"
             ) from None
     return StudyRecord(study, storage, SearchSpace(model_sha256, (), (), {}, ()), metric, where, exclusive=False)
+
+
+def copy_to_memory(*, name: str, metric: str, journal: Path, url: str | None = None) -> Study:
+    """Copy the study of a run into memory: what is done to the copy changes nothing in the run.
+
+    Raises:
+        RunError: there is none, or the storage cannot be opened.
+    """
+    record = read_study(model_sha256="", name=name, metric=metric, journal=journal, url=url)
+    record.close()
+    memory = optuna.storages.InMemoryStorage()
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        storage, _ = open_storage(url, journal, repair=False)
+        optuna.copy_study(from_study_name=f"{name}/{metric}", from_storage=storage, to_storage=memory)
+        return optuna.load_study(study_name=f"{name}/{metric}", storage=memory)
+    finally:
+        optuna.logging.set_verbosity(verbosity)
 
 
 def copy_study(name: str, url: str, journal: Path) -> None:
