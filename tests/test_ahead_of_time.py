@@ -63,4 +63,4 @@ def test_a_model_that_tensorrt_rtx_does_not_take_is_told_before_the_search(tmp_p
     model = Path(__file__).parent / "graph" / "corpus" / "custom_domain.onnx"
     with pytest.raises(BaselineError, match=r"FusedMatMul node .*Plugin not found") as caught:
         api.search(model, target="rtx-4500-ada", budget=4, out=tmp_path / "run")
-    assert "another --engine" in caught.value.hint
+    assert "another engine=" in caught.value.hint

@@ -158,7 +158,7 @@ def test_precision_and_nodes_that_contradict_each_other(mlp_path: Path, tmp_path
 
 
 def test_a_pattern_that_means_nothing(mlp_path: Path, tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="--keep-fp32 op:Conv matches nothing"):
+    with pytest.raises(PlanError, match="keep_fp32=op:Conv matches nothing"):
         mptune.apply(mlp_path, None, tmp_path / "out.onnx", keep_fp32=["op:Conv"])
 
 

@@ -104,7 +104,7 @@ def test_every_form_gives_the_same_samples(data: Any) -> None:
 
 def test_arrays_are_cut_by_the_batch() -> None:
     assert [sample["x"].shape for sample in load(ROWS, batch=4)] == [(4, 32), (4, 32)]
-    with pytest.raises(DataError, match="8 rows, which --batch 3 does not divide"):
+    with pytest.raises(DataError, match="8 rows, which batch=3 does not divide"):
         load(ROWS, batch=3)
 
 

@@ -251,7 +251,7 @@ def test_what_only_predicts_confirms_nothing(prepared) -> None:
     _, fake = prepared
     with pytest.raises(TargetError, match="cannot be measured here") as caught:
         confirm(replace(fake, latency_source="predicted"))
-    assert "--target cpu" in caught.value.hint
+    assert "target=cpu" in caught.value.hint
     assert not Path("model.mptune/confirmed").exists()
     with pytest.raises(TargetError, match="H100 SXM cannot be measured here"):
         api.confirm("model.mptune", target="h100")
