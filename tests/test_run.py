@@ -1,0 +1,74 @@
+"""``open_run``: everything about a run directory from one object."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import mptune
+from tests.conftest import save_mlp
+from tests.fakes import FAST
+from tests.test_api import make_toolchain
+
+OLD = Path(__file__).parent / "old_runs" / "0.1.0" / "precision"
+
+
+@pytest.fixture
+def run(tmp_path: Path, mlp_data: Path, monkeypatch: pytest.MonkeyPatch) -> mptune.Run:
+    """A search of 12 plans on the fake toolchain."""
+    save_mlp(tmp_path / "model.onnx")
+    monkeypatch.chdir(tmp_path)
+    toolchain = make_toolchain(fails=["g001"])
+    mptune.search("model.onnx", data=mlp_data, budget=12, target="cpu", latency=FAST, open_toolchain=toolchain.open)
+    for which in ("search", "held_out"):  # the fake toolchain computes no reference
+        shutil.copy(f"model.mptune/data/{which}.npz", f"model.mptune/data/{which}_reference.npz")
+    return mptune.open_run("model.mptune")
+
+
+def test_a_run_is_read_from_its_directory(run: mptune.Run) -> None:
+    assert repr(run) == "Run('model.mptune')"
+    assert run.front == run.report() == mptune.report("model.mptune")
+    assert len(run.evaluations) == run.front.evaluations - run.front.failures
+    assert {p.plan for p in run.front.points} <= {e.plan for e in run.evaluations}
+
+
+def test_the_study_is_a_copy(run: mptune.Run) -> None:
+    journal = run.path / "study.journal"
+    before = journal.read_bytes()
+    study = run.study
+    assert len(study.trials) == 12
+    (fp32,) = [t for t in study.trials if t.values and t.values[0] == pytest.approx(10.0, rel=1e-2)]
+    assert fp32.values[1] == pytest.approx(run.front.fp32.error_value)
+    assert study.best_trials
+    study.enqueue_trial({})
+    study.set_user_attr("mine", 1)
+    assert journal.read_bytes() == before
+    assert len(run.study.trials) == 12
+
+
+def test_a_run_picks_confirms_and_exports(run: mptune.Run, tmp_path: Path) -> None:
+    slowest = run.front.points[-1]
+    assert run.pick(plan=slowest.plan.fingerprint).chosen == slowest
+    assert run.front.chosen == slowest
+    confirmed = run.confirm(open_toolchain=make_toolchain(fails=["g001"]).open)
+    assert isinstance(confirmed, mptune.Confirmation)
+    (device,) = (run.path / "confirmed").iterdir()
+    assert mptune.open_run(device).front == confirmed.front
+    assert run.export(tmp_path / "run.tar.gz").stat().st_size > 0
+    with pytest.raises(mptune.RunError, match="exists already"):
+        run.export(tmp_path / "run.tar.gz")
+    assert run.export(tmp_path / "run.tar.gz", force=True).exists()
+
+
+def test_a_run_of_the_version_before_opens(tmp_path: Path) -> None:
+    shutil.copytree(OLD, tmp_path / "old")
+    run = mptune.open_run(tmp_path / "old")
+    assert len(run.evaluations) == len(run.study.trials) == run.front.evaluations
+
+
+@pytest.mark.parametrize("name", ["nowhere", "."])
+def test_what_is_no_run_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(mptune.RunError, match=r"does not exist|is no run directory"):
+        mptune.open_run(tmp_path / name)
