@@ -39,6 +39,7 @@ from mptune.settings import (
     SearchSettings,
     TensorRtSettings,
     WorkerSettings,
+    check_limits,
 )
 from mptune.targets.target import load_target
 from mptune.tuning.front import Front
@@ -220,10 +221,11 @@ def pick(
         plan: take this one, by its fingerprint or the beginning of it.
 
     Raises:
-        SettingsError: ways to choose that exclude each other.
+        SettingsError: ways to choose that exclude each other, or a limit that is not above 0.
         PlanError: no such plan, or it is not feasible.
         RunError: it is no run directory, another process uses it, or the model has changed, or is gone without a copy.
     """
+    check_limits(max_error, max_latency_ms)
     ways = [max_error is not None or max_latency_ms is not None, knee, plan is not None]
     if sum(ways) > 1:
         raise SettingsError("limits, the knee and a plan's id exclude each other", "give one of them")

@@ -145,6 +145,17 @@ class DataSettings:
     max_search_samples: int | None = 64
 
 
+def check_limits(max_error: float | None, max_latency_ms: float | None) -> None:
+    """Refuse limits that no plan can be asked to meet.
+
+    Raises:
+        SettingsError: one is not above 0.
+    """
+    for name, value in (("--max-error", max_error), ("--max-latency-ms", max_latency_ms)):
+        if value is not None and not value > 0:
+            raise SettingsError(f"{name} is {value}", "give a number above 0")
+
+
 @dataclass(frozen=True, eq=False)
 class InMemory:
     """Calibration data that the caller holds in memory, in place of a path.
@@ -229,9 +240,7 @@ class SearchSettings:
             raise SettingsError(f"--budget is {self.budget}", "give at least 1; 50 is the default")
         if self.data_settings.batch < 1:
             raise SettingsError(f"--batch is {self.data_settings.batch}", "give at least 1")
-        for name, value in (("--max-error", self.max_error), ("--max-latency-ms", self.max_latency_ms)):
-            if value is not None and not value > 0:
-                raise SettingsError(f"{name} is {value}", "give a number above 0")
+        check_limits(self.max_error, self.max_latency_ms)
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise SettingsError(f"--timeout is {self.timeout_s:g} s", "give a duration above 0")
         if self.seed < 0:

@@ -68,6 +68,11 @@ def test_a_run_of_the_version_before_opens(tmp_path: Path) -> None:
     assert len(run.evaluations) == len(run.study.trials) == run.front.evaluations
 
 
+def test_a_limit_of_zero_is_refused(run: mptune.Run) -> None:
+    with pytest.raises(mptune.SettingsError, match="max_error= is 0"):
+        run.pick(max_error=0)
+
+
 @pytest.mark.parametrize("name", ["nowhere", "."])
 def test_what_is_no_run_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(mptune.RunError, match=r"does not exist|is no run directory"):

@@ -23,7 +23,7 @@ from mptune.commands.common import (
     resume_command,
 )
 from mptune.errors import SettingsError
-from mptune.settings import DataSettings, SearchSettings, ShapeRange
+from mptune.settings import DataSettings, SearchSettings, ShapeRange, check_limits
 
 _SEARCH = SearchSettings()
 _DATA = DataSettings()
@@ -212,9 +212,7 @@ def pick(
     limit = max_error if max_error is not None else max_latency_ms
     if at_most_one({"a limit": limit, "--knee": knee, "--plan": plan}) == 0:
         raise SettingsError("nothing says which plan to pick", "give --max-error, --max-latency-ms, --knee or --plan")
-    for name, value in (("--max-error", max_error), ("--max-latency-ms", max_latency_ms)):
-        if value is not None and not value > 0:
-            raise SettingsError(f"{name} is {value}", "give a number above 0")
+    check_limits(max_error, max_latency_ms)
     from mptune import api
 
     finish(api.pick(run, max_error=max_error, max_latency_ms=max_latency_ms, knee=knee, plan=plan), json_)

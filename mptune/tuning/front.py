@@ -13,6 +13,7 @@ import numpy as np
 from mptune.data.numbers import encode_float
 from mptune.errors import MissingPackageError, PlanError
 from mptune.finding import Finding
+from mptune.settings import check_limits
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation
 from mptune.tuning.fronts.dominance import non_dominated
@@ -82,7 +83,9 @@ class Front:
 
         Raises:
             PlanError: no point meets the limits.
+            SettingsError: a limit is not above 0.
         """
+        check_limits(max_error, max_latency_ms)
         point, reason, limits_met = choose(self.points, max_error, max_latency_ms)
         if point is None:
             raise PlanError(reason, "`mptune report` on the run directory shows what failed")

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from mptune.tuning.front import Front
 
 
+_MARKERS = {"all-FP32": "s", "all-FP16": "^"}
+
+
 def plot_front(front: Front, ax: Axes | None, floor: float) -> Axes:
     """Draw the front on matplotlib Axes.
 
@@ -45,10 +48,10 @@ def plot_front(front: Front, ax: Axes | None, floor: float) -> Axes:
     ax.plot(x, y, drawstyle="steps-post", color="tab:blue", alpha=0.5, zorder=1)
     ax.scatter(x, y, color="tab:blue", label="front", zorder=2)
     for row in front_rows(front):
-        name = next((mark for mark in ("all-FP32", "all-FP16") if mark in row.marks), None)
-        if name is not None and row.evaluation.is_finite:
+        name, marker = next((one for one in _MARKERS.items() if one[0] in row.marks), ("", ""))
+        if name and row.evaluation.is_finite:
             place = (row.evaluation.latency.median_ms, error(row.evaluation))
-            ax.scatter(*place, marker="s", facecolors="none", edgecolors="black", label=name, zorder=3)
+            ax.scatter(*place, marker=marker, s=90, facecolors="none", edgecolors="black", label=name, zorder=3)
     if front.chosen is not None:
         place = (front.chosen.latency.median_ms, error(front.chosen))
         ax.scatter(*place, marker="*", s=160, color="tab:red", label="chosen", zorder=4)

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mptune.errors import MissingPackageError, MptuneError, PlanError
+from mptune.errors import MissingPackageError, MptuneError, PlanError, SettingsError
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.table import MOST_ROWS
@@ -125,6 +125,12 @@ def test_best_says_that_nothing_meets_the_limits() -> None:
     assert FP32.plan.fingerprint in caught.value.hint
     with pytest.raises(PlanError, match="no plan is feasible"):
         make_front(()).best()
+
+
+@pytest.mark.parametrize("limits", [{"max_error": 0}, {"max_latency_ms": -1.0}, {"max_error": math.nan}])
+def test_limits_are_above_zero(limits: dict[str, float]) -> None:
+    with pytest.raises(SettingsError, match=f"{next(iter(limits))}= is "):
+        FRONT.best(**limits)
 
 
 def test_the_dataframe_has_a_row_for_each_point_and_baseline() -> None:
