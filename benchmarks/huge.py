@@ -155,8 +155,8 @@ def main() -> None:
             command = [sys.executable, "-m", "benchmarks.huge", "--step", step, "--folder", str(folder)]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             found[step] = json.loads(done.stdout)
-            told = ", ".join(f"{k} {v:.4g}" for k, v in found[step].items() if k != "peak_mib")
-            print(f"{step:<10} peak {found[step]['peak_mib']:7.0f} MiB   {told}", flush=True)
+            figures = ", ".join(f"{k} {v:.4g}" for k, v in found[step].items() if k != "peak_mib")
+            print(f"{step:<10} peak {found[step]['peak_mib']:7.0f} MiB   {figures}", flush=True)
     save(options.json, found)
     if max(found[step]["peak_mib"] for step in ("rewriting", "exporting")) > LIMIT_MIB:
         raise SystemExit(f"more than {LIMIT_MIB} MiB")

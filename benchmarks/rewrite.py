@@ -8,7 +8,7 @@ own. Its time is that of the conversion alone for the others (the model is in me
 mptune of all that one plan costs: resolving it and writing the typed model beside the weight bank. mptune's time is the
 median over plans, each of them new to it and each after the processor's caches were filled with something else, as they
 are in a search, where an engine is built between two plans. On a busy machine that grows with what else runs there, and
-more for what takes longer: so growth is also told in the process's own processor time. Its memory is the peak of
+more for what takes longer: so growth is also given in the process's own processor time. Its memory is the peak of
 loading, grouping, writing the bank and one rewrite; that of the others, of loading and converting.
 """
 

@@ -1,1 +1,1 @@
-"""Floor 1: ONNX in, ONNX out. Pure functions of models and plans; no device, no Optuna."""
+"""Floor 1: ONNX models and precision plans in, ONNX models out. No device, no Optuna."""

@@ -29,7 +29,8 @@ class NodeRule:
         inputs: positions of the FP32 inputs that follow the node's precision.
         outputs: positions of the FP32 outputs that follow it.
         reads_any: positions of FP32 inputs that take any type as it comes, without a Cast.
-        attribute: name of the attribute that states the output's type (``to`` of Cast); None where types say it all.
+        attribute: name of the attribute that states the output's type (``to`` of Cast); None where the
+            inputs' types determine it.
         fixed: why the node has no precision of its own; None where it has one, or nothing of FP32 type.
     """
 
@@ -74,7 +75,7 @@ _EXCEPTIONS: dict[str, _Exception] = {
 }
 
 _READS_ANY = frozenset({"Shape", "Size", "Cast"})
-"""Operators that take any type and give the same answer: no Cast is spent on what they read."""
+"""Operators whose result does not depend on the type of their input: it needs no Cast."""
 
 
 _OPAQUE: Mapping[str, str] = {
@@ -145,7 +146,7 @@ def _constant_of_shape_rule(node: Node, schema: _Schema, info: Callable[[str], T
 
 @dataclass(frozen=True)
 class _Schema:
-    """The part of an operator's schema that typing needs: formal types per position, and what each admits.
+    """The part of an operator's schema that typing needs: formal types per position, and the types that each admits.
 
     Attributes:
         admits: type parameter -> the reduced precisions that it admits besides FP32.

@@ -1,4 +1,4 @@
-"""A precision for every layer group: what the search proposes, the rewriter carries out and plan.json holds."""
+"""Precision plans: one precision for every layer group, and their JSON form, plan.json."""
 
 from __future__ import annotations
 
@@ -61,15 +61,19 @@ class PrecisionPlan:
         """12 hexadecimal digits that are equal exactly when model and precisions are equal."""
         return self._fingerprint
 
+    def groups_in(self, precision: Precision) -> tuple[str, ...]:
+        """The ids of the groups in one precision, in the order of the groups."""
+        return tuple(g for g, p in self.precision.items() if p is precision)
+
     @property
     def fp16_groups(self) -> tuple[str, ...]:
         """The ids of the groups in FP16, in the order of the groups."""
-        return tuple(g for g, p in self.precision.items() if p is Precision.FP16)
+        return self.groups_in(Precision.FP16)
 
     @property
     def fp32_groups(self) -> tuple[str, ...]:
         """The ids of the groups in FP32, in the order of the groups."""
-        return tuple(g for g, p in self.precision.items() if p is Precision.FP32)
+        return self.groups_in(Precision.FP32)
 
     def replace(self, changes: Mapping[str, Precision]) -> PrecisionPlan:
         """Return the plan with some groups changed.

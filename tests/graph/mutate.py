@@ -212,11 +212,11 @@ def outcome(path: Path, seed: int) -> str:
     out = path.with_name("mixed.onnx")
     out.unlink(missing_ok=True)
     inspected = mptune("inspect", str(path), "--json")
-    told = complaint(inspected)
-    assert complaint(mptune("apply", str(path), "--fp16-all", "-o", str(out), "--force")) == told
-    if told is not None:
+    message = complaint(inspected)
+    assert complaint(mptune("apply", str(path), "--fp16-all", "-o", str(out), "--force")) == message
+    if message is not None:
         assert not out.exists()
-        return told
+        return message
     check_result(path, out)
     plan = _plan(random.Random(seed), json.loads(inspected.out), path.with_name("plan.json"))
     assert complaint(mptune("apply", str(path), *plan, "-o", str(out), "--force")) is None

@@ -1,4 +1,4 @@
-"""The model's own Casts between FP32 and FP16: kept, or folded into what a plan computes anyway, never doubled.
+"""The model's own Casts between FP32 and FP16: kept, or folded where a plan makes them redundant, never doubled.
 
 Such a Cast computes nothing: its result is another value (its *root*) in another type. So an FP16 node that would read
 the result of a Cast to FP32 reads the root instead, and a Cast to FP16 of what the plan has in FP16 goes away.
@@ -27,7 +27,7 @@ class OwnCast:
         index: of its node.
         source: what it reads.
         result: what it computes.
-        widens: from FP16 or FP32 to FP32; otherwise from FP32 to FP16.
+        widens: whether it casts to FP32 (from FP16 or FP32); otherwise it casts from FP32 to FP16.
     """
 
     index: int
@@ -134,11 +134,11 @@ class Folding:
             self._read_wide.add(name)
 
     def read_any(self, name: str) -> None:
-        """Note that a node reads the FP32 result of a Cast in whichever type it comes."""
+        """Note that a node reads the FP32 result of a Cast in any type."""
         self._read_any.add(name)
 
     def finish(self, casts: tuple[OwnCast, ...]) -> Folds:
-        """Decide which Casts stay: from the last to the first, as one that stays needs what it reads."""
+        """Decide which Casts stay, from the last to the first: a Cast that stays needs its input."""
         dropped: set[int] = set()
         either: dict[str, str] = {}
         folded: dict[str, str] = {}
@@ -174,7 +174,7 @@ class Folding:
         return precision in self._casts.get(value, ())
 
     def _may_adopt(self, cast: OwnCast) -> bool:
-        """Whether the Cast is an output and computes what the plan needs of its root anyway."""
+        """Whether the Cast's result is an output of the model and is the form of its root that the plan needs."""
         root = self._root[cast.result]
         if cast.result not in self._named:
             return False
@@ -187,7 +187,7 @@ class Folding:
         return name in self._named or not (self._planned[name] or self._is_passed(name))
 
     def _is_passed(self, name: str) -> bool:
-        """Whether the plan lets the readers of a Cast's FP32 result read its root, all of them."""
+        """Whether all readers of a Cast's FP32 result read its root under the plan."""
         return name not in self._read_wide and (name in self._narrow or name in self._passed)
 
     def _narrowing_stays(self, cast: OwnCast) -> bool:

@@ -1,4 +1,4 @@
-"""Self-gated activations that an exporter wrote out: GELU (erf and tanh), SiLU, Mish, hard swish.
+"""Decomposed self-gated activations: GELU (erf and tanh), SiLU, Mish, hard swish.
 
 All are ``x * f(x)``, where f is a nonlinearity between scalings and shifts. Hendrycks and Gimpel, arXiv 1606.08415
 (GELU); Elfwing et al., arXiv 1702.03118 (SiLU); Misra, arXiv 1908.08681 (Mish); Howard et al., arXiv 1905.02244.
@@ -24,7 +24,7 @@ _MAX_STEPS = 6
 
 @dataclass(frozen=True)
 class Activation:
-    """An activation that was found.
+    """A decomposed activation.
 
     Attributes:
         name: what to call it.

@@ -1,7 +1,7 @@
 """Attention cores and softmaxes: scores, scale, mask, softmax, product with the values.
 
-A softmax apart from its scale and mask overflows where neither does alone. Vaswani et al., arXiv 1706.03762,
-equation 1.
+A softmax in another precision than its scale and mask overflows where one precision for all does not. Vaswani et al.,
+arXiv 1706.03762, equation 1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plans that speak of nodes: written by hand, with node names and patterns, and carried out on indivisible units."""
+"""Plans that name nodes instead of groups, as people write them: by name, glob or operator."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from mptune.graph.plan import Precision, PrecisionPlan
 
 @dataclass(frozen=True)
 class NodesPlan:
-    """A plan by nodes, in terms of groups.
+    """A plan by nodes, as a plan of groups.
 
     Attributes:
         groups: every indivisible pattern, and every other node alone.
         plan: their precisions.
-        warnings: one line each: what is not as it was asked for.
+        warnings: one line for each request that could not be met as it was written.
     """
 
     groups: tuple[LayerGroup, ...]
@@ -32,11 +32,11 @@ class NodesPlan:
 
 
 def plan_of_nodes(model: Model, wanted: Mapping[str, Precision], source: str = "the plan") -> NodesPlan:
-    """Carry precisions of nodes over to indivisible units.
+    """Turn precisions of nodes into precisions of indivisible groups.
 
-    A key is a node's name, a glob on names, or ``op:Softmax``; of several that name a node, the last one counts.
-    Nodes that none of them names are FP32, but for views, which go with what they view, and for bias, batch norm and
-    activation, which go with their convolution or product. A pattern that would be split is FP32 as a whole.
+    A key is a node's name, a glob on names, or ``op:Softmax``; where several keys match a node, the last one counts.
+    Nodes that no key matches are FP32, except that a view takes the precision of its input, and a bias, batch norm or
+    activation that of its convolution or product. A pattern that would be split is FP32 as a whole.
 
     Args:
         model: the model.
@@ -67,7 +67,7 @@ def plan_of_nodes(model: Model, wanted: Mapping[str, Precision], source: str = "
 def _explicit(
     model: Model, wanted: Mapping[str, Precision], unit_of: Mapping[str, int], source: str
 ) -> tuple[dict[str, Precision], list[str]]:
-    """Node name -> the precision that is asked for; and warnings about keys that mean nothing."""
+    """Node name -> the precision that is asked for; and warnings about keys without effect."""
     explicit: dict[str, Precision] = {}
     warnings = []
     for key, precision in wanted.items():
@@ -77,9 +77,9 @@ def _explicit(
             hint = f"did you mean {close[0]!r}?" if close else "`mptune inspect MODEL --json` lists the nodes"
             raise PlanError(f"{source}: {key!r} names no node of {model.path}", hint)
         explicit.update((node.name, precision) for node in found if node.name in unit_of)
-        if precision is Precision.FP16 and not any(node.name in unit_of for node in found):
+        if precision is not Precision.FP32 and not any(node.name in unit_of for node in found):
             reason = node_rule(model, found[0]).fixed or "it computes nothing in FP32"
-            warnings.append(f"{key!r} names only nodes that cannot be FP16: {reason}")
+            warnings.append(f"{key!r} names only nodes that cannot be {precision.name}: {reason}")
     return explicit, warnings
 
 
@@ -97,7 +97,7 @@ def _matching(nodes: Sequence[Node], key: str) -> list[Node]:
 def _of_unit(
     group: LayerGroup, pattern: Pattern | None, explicit: Mapping[str, Precision]
 ) -> tuple[Precision | None, str]:
-    """The precision of a unit, None where nothing asks for one; and a warning where it would be split."""
+    """The precision of a group, None where no key matches it; and a warning where the plan would split it."""
     asked = [explicit.get(name) for name in group.nodes]
     stated = {precision for precision in asked if precision is not None}
     if not stated:
@@ -105,17 +105,18 @@ def _of_unit(
     follows = pattern is not None and pattern.kind in ("conv", "matmul")
     if len(stated) == 1 and (follows or None not in asked or stated == {Precision.FP32}):
         return stated.pop(), ""
-    fp16 = sum(precision is Precision.FP16 for precision in asked)
+    reduced = [precision.name for precision in asked if precision not in (None, Precision.FP32)]
     what = pattern.name if pattern is not None else group.kind
     warning = (
-        f"{group.name} ({what}) is indivisible, and the plan has {fp16} of its {len(group.nodes)} nodes in FP16:"
+        f"{group.name} ({what}) is indivisible, and the plan has {len(reduced)} of its {len(group.nodes)} nodes in"
+        f" {' or '.join(dict.fromkeys(reduced))}:"
         " it is FP32 as a whole"
     )
     return Precision.FP32, warning
 
 
 class _Producers:
-    """Which unit a view looks at."""
+    """The groups that compute the inputs of views."""
 
     def __init__(self, model: Model, unit_of: Mapping[str, int]) -> None:
         self._model = model
@@ -123,7 +124,7 @@ class _Producers:
         self._nodes = {node.name: node for node in model.nodes}
 
     def of_view(self, group: LayerGroup) -> int | None:
-        """The unit that computes what a view reads; None where the group is no view."""
+        """The position of the group that computes the input of a view; None where the group is no view."""
         node = self._nodes[group.nodes[0]]
         if len(group.nodes) > 1 or node.op_type not in DATA_MOVEMENT or not node.inputs:
             return None

@@ -1,10 +1,11 @@
 """Layer groups: nodes that always share a precision, the unit of the search.
 
-Indivisible patterns come first, found by structure (``patterns``). At ``op`` granularity each of them and each other
-node is a group, views go with what they view. At ``fusion`` each pattern and each remaining heavy node (convolution,
-matrix product, norm, ...) starts a group; everything else joins the group of the latest producer that it reads, as a
-fused epilogue would; what reads no group (masks, views of constants) joins its reader. At ``block`` these are put
-together by module or, where names say nothing, by what repeats. Each granularity only ever joins groups of the finer.
+Indivisible patterns are found first, by structure (``patterns``). At ``op`` granularity each pattern and each other
+node is a group; views belong to the group of their input. At ``fusion`` each pattern and each remaining heavy node
+(convolution, matrix product, norm, ...) starts a group; every other node joins the group of the latest producer among
+its inputs, as a fused epilogue would; a node that reads no group (masks, views of constants) joins its reader. At
+``block`` these groups are merged by module or, where names say nothing, by repeated structure. A coarser granularity
+only ever merges groups of the finer one.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ GROUPS_PER_BUDGET = 2.0
 
 MOST_GROUPS = 500
 """``auto`` takes ``block`` where ``fusion`` makes more free groups: each costs an emulated inference before the search,
-and thought per proposal. A small budget is no reason for blocks, not even to start with: knowing what each group errs,
-the sampler finds 1.8 times as much with 10 builds among 120 groups as among their 20 blocks, and blocks that split do
-not catch up before 50 builds (``benchmarks/granularity.py``)."""
+and time in every proposal of the sampler. A small budget does not call for blocks: as the one-group errors are known,
+10 builds reach 1.8 times the hypervolume with 120 groups that they reach with the 20 blocks of these, and blocks that
+are split later do not catch up within 50 builds (``benchmarks/granularity.py``)."""
 
 _KEEPS_MASKS_OUT = frozenset({"attention", "softmax"})
 _FOLDS_INTO = frozenset({"conv", "matmul"})
@@ -50,8 +51,8 @@ class LayerGroup:
     Attributes:
         id: ``g000``, ``g001``, ... in topological order; the same for the same model on every machine.
         name: readable, from the scopes in the node names.
-        kind: what started it: conv, matmul, norm, softmax, attention, rnn, reduce, resample or elementwise; block for
-            several of these together.
+        kind: of the node that started it: conv, matmul, norm, softmax, attention, rnn, reduce, resample or
+            elementwise; block for several of these together.
         nodes: node names in topological order.
         ops: operator -> how many of it.
         pinned: why the group is FP32 under any plan; None where it is free.
@@ -102,7 +103,7 @@ def find_fitting_groups(model: Model, budget: int | None) -> tuple[Granularity, 
 
 
 def find_units(model: Model) -> tuple[tuple[LayerGroup, Pattern | None], ...]:
-    """The finest partition there is: every pattern whole, every other node alone. For plans that speak of nodes."""
+    """The finest partition: every pattern whole, every other node on its own. For plans that name nodes."""
     return _Partition(model).units()
 
 
@@ -119,14 +120,19 @@ def _check(granularity: str) -> None:
 
 @dataclass
 class _Assignment:
-    """Node index -> index of the node that leads its group (-1: no precision), and the leaders' kinds."""
+    """An assignment of nodes to groups.
+
+    Attributes:
+        leader: node index -> index of the node that leads its group; -1 for a node without a precision.
+        kind: leader -> kind of its group.
+    """
 
     leader: list[int]
     kind: dict[int, str] = field(default_factory=dict)
 
 
 class _Partition:
-    """What all granularities of one model share: the patterns, and which nodes have a precision."""
+    """What the partitions of one model at every granularity share: patterns, and which nodes have a precision."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -187,7 +193,7 @@ class _Partition:
             target = i if alone else latest
             if target < 0:
                 sources.append(i)
-            elif pattern_here is not None:  # an activation that was written out
+            elif pattern_here is not None:  # a decomposed activation
                 self._take(pattern_here, target, found)
             else:
                 leader[i] = target
@@ -263,7 +269,7 @@ class _Partition:
     # -- blocks -------------------------------------------------------------------------------------------------
 
     def _blocks(self, fusion: _Assignment) -> tuple[LayerGroup, ...]:
-        """Join fusion groups by module, and those that no module joins by what repeats."""
+        """Merge fusion groups by module, and the rest by repeated structure."""
         fine = self._named(fusion)
         names = {node.name: node for node in self._model.nodes}
         leaders = self._leaders(fusion)
@@ -298,7 +304,7 @@ class _Partition:
     def _keep_shared_out(
         self, fusion: _Assignment, leaders: Sequence[int], labels: list[tuple[str, ...] | int | None]
     ) -> None:
-        """Take masks and other things that are made once for several blocks out of the block that they lie in."""
+        """Take nodes that several blocks read (masks, for instance) out of the block that their names put them in."""
         position = {lead: k for k, lead in enumerate(leaders)}
         reads = [False] * len(leaders)
         read_by: list[set[tuple[str, ...] | int | None]] = [set() for _ in leaders]
@@ -347,7 +353,7 @@ class _Partition:
 
 
 def _is_led_by(node: int, other: int, leader: Sequence[int]) -> bool:
-    """Whether ``node`` leads ``other``, through others too: then it cannot be led by it as well."""
+    """Whether ``node`` leads ``other``, directly or through other leaders: joining ``other`` would make a cycle."""
     while other != node and leader[other] != other:
         other = leader[other]
     return other == node

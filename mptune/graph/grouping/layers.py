@@ -33,12 +33,12 @@ _ACTIVATIONS = frozenset(
 )
 _PER_CHANNEL = frozenset({"Mul", "Add", "Sub", "Div"})
 _MAX_PER_CHANNEL = 4
-"""A batch norm that was written out: minus mean, divided by deviation, scaled, shifted."""
+"""The most nodes of a decomposed batch norm: minus mean, divided by deviation, scaled, shifted."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer that was found.
+    """A weighted layer with what is fused onto it.
 
     Attributes:
         kind: ``conv`` or ``matmul``.
@@ -58,7 +58,7 @@ def find_layer(look: Lookup, start: Node, taken: Container[int], activations: Ma
         look: the model.
         start: the convolution or product.
         taken: nodes that belong to other patterns.
-        activations: those that were written out, by the value that they are computed from.
+        activations: the decomposed ones, by the value that they are computed from.
     """
     is_conv = start.op_type in CONVOLUTIONS
     if not is_conv and (start.op_type not in _PRODUCTS or not any(look.is_static(i) for i in start.inputs[:2])):

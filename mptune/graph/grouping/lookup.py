@@ -1,4 +1,4 @@
-"""Who makes and who reads a value, looked through Identity, Dropout and Casts between FP32 and FP16.
+"""Producers and readers of values, with Identity, Dropout and Casts between FP32 and FP16 looked through.
 
 Also which values are static: computed from constants alone, so that a runtime folds them before it runs.
 """

@@ -1,4 +1,4 @@
-"""Norms that an exporter wrote out: LayerNorm, RMSNorm, instance and group norm, L2 norm, seen from their root.
+"""Decomposed norms (LayerNorm, RMSNorm, instance, group and L2 norm), found from their square root.
 
 Split in two precisions they keep ONNX Runtime's LayerNormFusion from loading the model, and the squares inside leave
 FP16's range from 256 on. Ba et al., arXiv 1607.06450; Zhang and Sennrich, arXiv 1910.07467; Ulyanov et al.,
@@ -22,7 +22,7 @@ _MAX_VIEWS = 3
 
 @dataclass(frozen=True)
 class Norm:
-    """A norm that was found.
+    """A decomposed norm.
 
     Attributes:
         name: what to call it.
@@ -186,7 +186,7 @@ def _put_together(
 
 
 def _state(look: Lookup, node: Node, denominators: set[str], normalised: set[str], family: list[str]) -> str | None:
-    """What a reader of the denominator makes of it: still a denominator, or the normalised value; None: neither."""
+    """What a reader computes from the denominator: another denominator, the normalised value, or None for neither."""
     operands = [look.root(i) for i in node.inputs if i]
     kinds = [
         "static" if look.is_static(t) else "out" if t in normalised else "den" if t in denominators
@@ -194,7 +194,7 @@ def _state(look: Lookup, node: Node, denominators: set[str], normalised: set[str
         for t in operands
     ]  # fmt: skip
     if "?" in kinds:
-        # Shapes that an Expand is told are computed, and say nothing about precision.
+        # The shape input of an Expand is computed too, and has no precision.
         kinds = [k for k, t in zip(kinds, operands, strict=True) if k != "?" or look.model.info(t).is_float32]
         if "?" in kinds or node.op_type not in _VIEWS:
             return None

@@ -24,8 +24,8 @@ class Pattern:
         kind: ``norm``, ``attention``, ``softmax``, ``activation``, ``conv`` or ``matmul``.
         anchor: index of the node that names it and stands for it in the topological order.
         nodes: indices of all its nodes, ascending.
-        name: what it is, in words.
-        squares: of a norm that was written out, the value that holds the squares; else "".
+        name: what people call it.
+        squares: of a decomposed norm, the value that holds the squares; else "".
     """
 
     kind: str
@@ -68,7 +68,7 @@ def find_patterns(model: Model, look: Lookup | None = None) -> tuple[Pattern, ..
 
 
 class _Claims:
-    """The patterns found so far, and the nodes that they took."""
+    """The patterns found so far, and the nodes that belong to them."""
 
     def __init__(self, look: Lookup) -> None:
         self.taken: dict[int, Pattern] = {}

@@ -1,4 +1,4 @@
-"""Repeats: groups that compute the same thing with other weights, and runs of groups that come again and again."""
+"""Groups that compute the same with other weights, and sequences of groups that repeat."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Scopes: which module of the user's network a node came from, as the exporter wrote it down.
+"""Scopes: which module of the user's network a node came from, as the exporter recorded it.
 
 torch's TorchScript exporter puts the scope into the node's name (``/blocks/blocks.0/attn/MatMul``), its newer one into
-the metadata. Names serve people; what a group holds is decided by structure alone, except for blocks.
+the metadata. Names are for people to read; which nodes form a group is decided by structure alone, except for blocks.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def group_scope(leader: Node, nodes: Sequence[Node]) -> Scope:
 
 
 def unique_names(names: Sequence[str], kinds: Sequence[str]) -> list[str]:
-    """Tell groups of one module apart: by their kind, and by number where that is not enough, in order."""
+    """Make the names of groups unique: by their kind, and by number where that is not enough, in order."""
     shared = Counter(names)
     names = [f"{name}/{kind}" if shared[name] > 1 else name for name, kind in zip(names, kinds, strict=True)]
     seen: Counter[str] = Counter()

@@ -69,7 +69,7 @@ def infer_types(
 
 
 def last_line(error: Exception) -> str:
-    """What an error of onnx says, in one line."""
+    """The last line of an error that onnx raised."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
 
@@ -106,7 +106,7 @@ def _without_weights(
 
 
 def _replace_fragile(graph: onnx.GraphProto) -> None:
-    """Give way to a Cast where onnx 1.23 crashes on an input whose type it does not know: it types the same output."""
+    """Replace nodes by Casts, which give the same type, where onnx 1.23 crashes on an input of unknown type."""
     for inner in all_graphs(graph):
         for node in inner.node:
             if node.op_type in _TYPED_AS_CAST and not node.domain:

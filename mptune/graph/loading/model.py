@@ -152,7 +152,7 @@ def _read(path: Path) -> onnx.ModelProto:
     try:
         if path.stat().st_size >= 1 << 31:
             raise ModelError(
-                f"{path} is larger than 2 GiB, where protobuf ends: no ONNX file",
+                f"{path} is larger than 2 GiB, the limit of protobuf: no ONNX file",
                 "export it with its weights in external data",
             )
         data = path.read_bytes()
@@ -171,7 +171,7 @@ def _read(path: Path) -> onnx.ModelProto:
 
 
 def _inlined(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
-    """The model with its local functions written out."""
+    """The model with its local functions inlined."""
     try:
         return onnx.inliner.inline_local_functions(proto)
     except Exception as error:  # onnx raises ValidationError, InferenceError, ValueError and RuntimeError
@@ -214,7 +214,7 @@ def _captures(node: onnx.NodeProto) -> tuple[str, ...]:
 
 
 def _names(graph: onnx.GraphProto) -> dict[str, str]:
-    """One object for each name, made in one go: at 50,000 nodes, look-ups take as long as memory takes to answer."""
+    """One string object for each name, allocated together: at 50,000 nodes, look-ups are bound by memory latency."""
     made: dict[str, str] = {}
     for value in (*graph.input, *graph.initializer):
         made.setdefault(value.name, value.name)

@@ -1,4 +1,4 @@
-"""What must hold of an ONNX file before anything works on it: what protobuf lets pass and ONNX's inference relies on.
+"""Checks of an ONNX file before anything reads it: what protobuf does not check and ONNX's inference relies on.
 
 Every check ends in a ``ModelError``; nothing here needs more memory than one constant.
 """
@@ -49,7 +49,7 @@ of it pass, none of it is valid."""
 
 
 def check_structure(proto: onnx.ModelProto, path: Path) -> None:
-    """Refuse a file whose text, constants, names, types or functions cannot be what they claim.
+    """Refuse a file whose text, constants, names, types or functions are inconsistent.
 
     Raises:
         ModelError: with the first thing that is wrong.
@@ -105,11 +105,11 @@ def _graphs_of(node: onnx.NodeProto) -> Iterable[onnx.GraphProto]:
 
 
 def _check_functions(proto: onnx.ModelProto, path: Path) -> None:
-    """No function may call itself, also not through others, and written out they stay within bounds."""
+    """Refuse recursive functions, and functions whose calls inline to too many nodes."""
     calls = {(f.domain, f.name): [*_called(f.node)] for f in proto.functions}
     if len(calls) < len(proto.functions):
         raise ModelError(f"{path} defines a local function twice", _HINT)
-    size: dict[tuple[str, str], int] = {}  # nodes of a function with all its calls written out
+    size: dict[tuple[str, str], int] = {}  # nodes of a function with all its calls inlined
     try:
         for function in TopologicalSorter(calls).static_order():
             size[function] = sum(size[called] for called in calls[function]) if function in calls else 1
@@ -117,7 +117,7 @@ def _check_functions(proto: onnx.ModelProto, path: Path) -> None:
         raise ModelError(f"{path}: the local function {error.args[1][0][1]!r} calls itself", _HINT) from None
     if sum(size.get(called, 1) for called in _called(proto.graph.node)) > _NODE_LIMIT:
         raise ModelError(
-            f"{path} has more than {_NODE_LIMIT} nodes with its local functions written out",
+            f"{path} has more than {_NODE_LIMIT} nodes with its local functions inlined",
             "export it without functions",
         )
 
@@ -146,13 +146,13 @@ def _check_names(graph: onnx.GraphProto, path: Path) -> None:
 
 
 def _check_subgraph_outputs(graph: onnx.GraphProto, path: Path) -> None:
-    """A subgraph gives out what it computes itself: ONNX Runtime takes nothing else, onnx's inference hangs on it."""
+    """Refuse subgraphs with outputs from outside: ONNX Runtime does not load them, onnx's inference hangs on them."""
     own = {v.name for v in graph.input} | {t.name for t in graph.initializer}
     own |= {s.values.name for s in graph.sparse_initializer} | {out for node in graph.node for out in node.output}
     for output in graph.output:
         if output.name not in own:
             raise ModelError(
-                f"{path}: the subgraph {graph.name!r} gives out {output.name!r}, which it does not compute",
+                f"{path}: the subgraph {graph.name!r} has the output {output.name!r}, which it does not compute",
                 "put an Identity into the subgraph, or export the model again",
             )
 
@@ -180,14 +180,14 @@ def _inference_fault(node: onnx.NodeProto) -> str:
 
 
 def _check_constant(node: onnx.NodeProto, path: Path) -> None:
-    """One output, and one attribute that holds a value of the type that its name says."""
+    """Refuse a Constant without exactly one output and one value attribute of the right type."""
     held = [a.name for a in node.attribute if a.name in _CONSTANT_VALUES and a.type == _CONSTANT_VALUES[a.name]]
     if len(held) != 1 or len(node.output) != 1:
         raise ModelError(f"{path}: the Constant node {node.name!r} holds no value", _HINT)
 
 
 def _check_type(kind: onnx.TypeProto, name: str, path: Path) -> None:
-    """Every element type is one that ONNX knows, and no dimension is negative."""
+    """Refuse unknown element types and negative dimensions."""
     which = kind.WhichOneof("value")
     if which in ("sequence_type", "optional_type"):
         _check_type(getattr(kind, which).elem_type, name, path)
@@ -200,7 +200,7 @@ def _check_type(kind: onnx.TypeProto, name: str, path: Path) -> None:
 
 
 def _check_tensor(tensor: onnx.TensorProto, path: Path) -> None:
-    """The data are as many as the dimensions say."""
+    """Refuse a constant whose data do not match its dimensions."""
     if any(dim < 0 for dim in tensor.dims):
         raise ModelError(f"{path}: the constant {tensor.name!r} has a negative dimension", _HINT)
     if tensor.HasField("segment"):

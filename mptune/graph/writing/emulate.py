@@ -23,11 +23,11 @@ from mptune.graph.writing.model_file import add_cast, add_node, frame_of, serial
 from mptune.graph.writing.weights import WeightBank
 
 _CHOOSES = DATA_MOVEMENT - {"Cast", "Dropout"} | {"Concat", "Gather", "GatherElements", "GatherND", "Relu"}
-"""Operators whose every output value is one of their input values, or zero."""
+"""Operators whose every output element is one of their input elements, or zero."""
 
 
 def needs_rounding(types: ValueTypes, node: Node) -> bool:
-    """Whether what a node computes from rounded values may not be one itself: else a rounding would change nothing."""
+    """Whether rounding a node's output can change it: not where it only selects among rounded inputs."""
     if not node.rounds:
         return False
     floats = {slot for slot, name in enumerate(node.inputs) if name and types.model.info(name).is_float32}
@@ -81,7 +81,7 @@ class Emulator:
         return write_bytes(path, serialized(proto, large))
 
     def _resolve(self, plan: PrecisionPlan) -> Resolution:
-        """As ``ValueTypes.resolve``; the model's own Casts all stay here, and need what they read."""
+        """As ``ValueTypes.resolve``; the model's own Casts all stay in an emulation, and read FP32."""
         resolution = self._types.resolve(plan)
         return resolution.with_fp32(c.source for c in self._types.own_casts if c.source in self._types.constants)
 
@@ -104,11 +104,11 @@ class Emulator:
         add_node(graph, node, inputs, [self._computed_name(name, resolution) for name in node.outputs])
 
     def _computed_name(self, value: str, resolution: Resolution) -> str:
-        """What the node that computes a value calls it: a rounding may stand behind it."""
+        """The name under which a node computes a value: another one where a rounding follows."""
         return value + self._raw if value in resolution.computed and value in self._rounds else value
 
     def _add_roundings(self, graph: onnx.GraphProto, value: str, resolution: Resolution) -> None:
-        """Append the pairs of Casts behind a value: to what it is computed in, and to what its readers run in."""
+        """Append the pairs of Casts after a value: for its own precision, and for those of its readers."""
         computed = resolution.computed.get(value)
         if computed is not None and value in self._rounds:
             self._add_rounding(graph, self._computed_name(value, resolution), value, value, computed)

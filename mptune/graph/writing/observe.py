@@ -1,6 +1,6 @@
-"""The model with a tap on every FP32 value: what it holds on real data, reduced inside the graph.
+"""The model with its FP32 values observed: the range of each on real data, reduced inside the graph.
 
-Three small outputs per value instead of the value itself, so all tensors of a large model fit in memory at once.
+It has three small outputs per value instead of the value itself, so that all of them fit in memory at once.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Tap:
 
 
 def observed_tensors(model: Model) -> tuple[str, ...]:
-    """The FP32 values that are tapped: graph inputs and everything computed, in topological order."""
+    """The FP32 values that are observed: graph inputs and everything computed, in topological order."""
     names = [i.name for i in model.inputs]
     names += [out for node in model.nodes for out in node.outputs if out and out not in model.initializers]
     return tuple(n for n in names if model.info(n).is_float32 and 0 not in (model.info(n).shape or ()))
 
 
 def write_observing_model(model: Model, bank: WeightBank | None, path: Path) -> tuple[Tap, ...]:
-    """Write the tapped model to ``path`` (in the bank's folder, if there is one). Its outputs are the taps only.
+    """Write the observing model to ``path`` (in the bank's folder, if there is one). Its only outputs are the taps.
 
     Raises:
         RunError: the file cannot be written, or the disk is full.

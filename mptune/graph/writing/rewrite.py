@@ -136,7 +136,7 @@ class Rewriter:
         return value if precision is plain else value + self._suffixes[precision]
 
     def _computed_name(self, value: str, resolution: Resolution) -> str:
-        """What the node that computes a value calls it."""
+        """The name under which a node computes a value."""
         computed = resolution.computed_in(value)
         return self._name(value, computed, computed)
 
@@ -168,7 +168,7 @@ class Rewriter:
             add_cast(graph, self._computed_name(value, resolution), result, precision, name)
 
     def _folded(self, resolution: Resolution) -> _FoldedNames:
-        """Let what read the results of needless Casts read their roots."""
+        """The names that replace the results of redundant Casts: their readers read the roots instead."""
         fp16, fp32 = Precision.FP16, Precision.FP32
         folds, computed = resolution.folds, resolution.computed
         adopted = {root: cast.result for root, cast in folds.adopted.items()}

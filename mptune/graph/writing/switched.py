@@ -1,9 +1,9 @@
-"""One emulation for many plans: a boolean input for each group switches its roundings while the model runs.
+"""One emulation for many plans: a boolean input for each group turns its roundings on at run time.
 
-What ``emulate`` writes for one plan, this writes for all plans of chosen groups, so that no session is opened for each.
-A value of these groups is rounded in a branch of an If, or it is always rounded and a Where takes one of both: an If
-spares a CPU most of the work, and would have a GPU wait for the host each time. Such a model may begin at a waist, with
-the values that lead there as its inputs: the groups before it are FP32.
+``emulate`` writes one model for one plan; this is one model for all plans of some groups, in one session.
+A value of these groups is rounded in a branch of an If, or always, and a Where selects the rounded or the exact one. An
+If avoids most of the work on a CPU; on a GPU it would wait for the host each time. Such a model may begin at a waist,
+with the values at the waist as its inputs: the groups before it are FP32.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class _Writing:
         self._halves: set[str] = set()
 
     def add(self, node: Node) -> None:
-        """Append a node, with what its group's switch rounds before and behind it."""
+        """Append a node, with the switched roundings of its inputs and outputs."""
         if node.op_type == "Constant" and node.outputs[0] in self._model.initializers:
             return
         rule, group = self._types.rules[node.index], self._types.group_of[node.index]
@@ -123,14 +123,14 @@ class _Writing:
             self._choose(switch or "", outputs[slot], node.outputs[slot])
 
     def _chosen(self, tensor: str, group: int, switch: str) -> str:
-        """What the nodes of a group read in place of a value that is not the group's own."""
+        """The name that the nodes of a group read in place of a value that another group computes."""
         result = f"{tensor}.{group}{self._suffix['chosen']}"
         if result not in self._made:
             self._choose(switch, tensor, result)
         return result
 
     def _choose(self, switch: str, tensor: str, result: str) -> None:
-        """Append what computes ``result``: the value, rounded where the switch is on."""
+        """Append the nodes that compute ``result``: the value, rounded where the switch is on."""
         self._read.update((switch, tensor))
         if self._branches:
             same = result + self._suffix["same"]
@@ -147,7 +147,7 @@ class _Writing:
         self._append(_node("Where", [switch, rounded, tensor], result))
 
     def _rounding(self, tensor: str, stem: str) -> list[onnx.NodeProto]:
-        """The nodes that take the value to FP16 and back; constants are stored in FP16 too."""
+        """The nodes that cast a value to FP16 and back; constants are stored in FP16 too."""
         half, rounded = stem + self._suffix["half"], stem + self._suffix["rounded"]
         if tensor in self._types.constants:
             self._halves.add(tensor)

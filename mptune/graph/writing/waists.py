@@ -1,6 +1,6 @@
-"""Waists: places where few values lead from all that comes before in a model to all that comes after.
+"""Waists: places between two nodes of a model that few values cross (small cuts of the graph).
 
-With these values at hand, what lies before a waist need not be computed again.
+With the values that cross a waist stored, the nodes before it need not run again.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from mptune.graph.loading.model import Model
 
 @dataclass(frozen=True)
 class Waist:
-    """Where a model can be entered half-way.
+    """A place between two nodes where a model can be entered.
 
     Attributes:
         last: index of the last node before it; -1 before all nodes.
-        tensors: computed before it and read after it, but for constants and the model's inputs.
+        tensors: the values computed before it and read after it, without constants and the model's inputs.
         nbytes: of these values together, for one sample.
     """
 
@@ -31,7 +31,7 @@ class Waist:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Some groups in a row, and the waist before all their nodes.
+    """Consecutive groups, and the waist before all their nodes.
 
     Attributes:
         start: where a model must be entered to run them.
@@ -68,7 +68,8 @@ def find_stretches(
     start, left, done = Waist(), max_bytes, 0
     found = []
     for number in range(1, count + 1):
-        # To the narrowest waist within half a stretch of where it should be; without one, the next starts no later.
+        # End at the narrowest waist within half a stretch of the even division; without one, the next stretch starts
+        # at the same waist.
         low, middle, high = (_rounded(len(ordered) * (number + shift) / count) for shift in (-0.5, 0, 0.5))
         end, following = middle, start
         if number < count and high < len(ordered):
@@ -85,7 +86,7 @@ def find_stretches(
 
 
 def _rounded(position: float) -> int:
-    """Half up, so that both ends of a range move alike."""
+    """Rounded half up, so that both ends of a range are rounded alike."""
     return math.floor(position + 0.5)
 
 

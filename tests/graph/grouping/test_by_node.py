@@ -86,12 +86,12 @@ def test_a_name_with_brackets_is_a_name_first(tmp_path: Path) -> None:
 
 
 def test_what_names_nothing_is_an_error_with_a_guess(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match=r"'/head/Sofmax' names no node") as told:
+    with pytest.raises(PlanError, match=r"'/head/Sofmax' names no node") as caught:
         planned(models.mlp(), tmp_path, **{"/head/Sofmax": "fp16"})
-    assert "'/head/Softmax'" in told.value.hint
-    with pytest.raises(PlanError, match=r"op:Conv") as told:
+    assert "'/head/Softmax'" in caught.value.hint
+    with pytest.raises(PlanError, match=r"op:Conv") as caught:
         planned(models.mlp(), tmp_path, **{"op:Conv": "fp16"})
-    assert told.value.hint
+    assert caught.value.hint
 
 
 def test_what_cannot_be_fp16_is_told(tmp_path: Path) -> None:

@@ -234,13 +234,13 @@ def test_is_the_same_in_every_process(tmp_path: Path) -> None:
         "for g in ('op', 'fusion', 'block'): print(find_groups(load_model(sys.argv[1]), g))"
     )
     path = str(HERE / "exported" / "transformer_torchscript_17.onnx")
-    told = {
+    printed = {
         subprocess.run(
             [sys.executable, "-c", code, path], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed}
         ).stdout
         for seed in "12"
     }
-    assert len(told) == 1
+    assert len(printed) == 1
 
 
 def test_refuses_an_unknown_granularity(tmp_path: Path) -> None:
