@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mptune.applying import refuse, resolve_plan, write_model
+from mptune.applying import apply_plan, refuse
 from mptune.arguments import (
     ModelLike,
     Shapes,
@@ -22,8 +22,7 @@ from mptune.arguments import (
     shapes_argument,
 )
 from mptune.data.metrics.accuracy import TaskMetric
-from mptune.data.metrics.tasks import CALLABLE
-from mptune.errors import PlanError, RunError, SettingsError
+from mptune.errors import SettingsError
 from mptune.files import full_disk_as_error
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
@@ -31,7 +30,7 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.inspection import Inspection, inspect_model
 from mptune.reporting.run_files import write_run_files
 from mptune.run_json import ChoiceSection, RunFile
-from mptune.rundir import RunDirectory, open_run, read_run
+from mptune.rundir import RunDirectory, open_run, read_run, read_search
 from mptune.settings import (
     DataSettings,
     EngineChoice,
@@ -45,10 +44,10 @@ from mptune.targets.target import load_target
 from mptune.tuning.front import Front
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.runs.archive import pack
+from mptune.tuning.runs.archive import metric_warning, pack
 from mptune.tuning.runs.confirm_run import Confirming, read_confirmation, read_record, read_searched
 from mptune.tuning.runs.confirmation import Confirmation
-from mptune.tuning.runs.model_copy import has_copy, keep_model, load_copy, load_either, load_original
+from mptune.tuning.runs.model_copy import ensure_copy, load_either
 from mptune.tuning.runs.search_run import OpenToolchain, Session, front_of
 from mptune.tuning.sampler.stock import check_sampler
 from mptune.tuning.space import load_space
@@ -281,11 +280,9 @@ def confirm(
         BaselineError: the all-FP32 engine of this device is broken already.
         KeyboardInterrupt: passed on; the same call resumes.
     """
-    directory, file = read_run(run)
-    _refuse_confirmation(directory, file)
+    directory, file = read_search(run)
     with full_disk_as_error(directory.path):
-        if not has_copy(directory, file):
-            _keep_copy(directory, file)
+        ensure_copy(directory, file)
         with contextlib.ExitStack() as stack:
             listens = stack.enter_context(listening(progress, listener))
             confirming = Confirming(directory, file, target, engine, listens, open_toolchain, metric)
@@ -324,8 +321,7 @@ def export(
     Raises:
         RunError: it is no run directory, is not whole or in use, or ``out`` exists already or cannot be written.
     """
-    directory, file = read_run(run)
-    _refuse_confirmation(directory, file)
+    directory, file = read_search(run)
     target = Path(out) if out is not None else Path(f"{directory.path.resolve().name}.tar.gz")
     if target.is_dir() or (target.exists() and not force):
         refuse(target)
@@ -333,16 +329,10 @@ def export(
         directory, file = read_run(run)  # again, now that nobody else can write it
         with contextlib.closing(read_record(directory, file)) as record:
             front_of(directory, file, record)  # a run without a baseline has nothing to confirm
-        if not has_copy(directory, file):
-            _keep_copy(directory, file)
+        ensure_copy(directory, file)
         pack(directory, file, target)
-    script, _, function = file.search.metric.rpartition(":")
-    if file.search.metric.startswith(CALLABLE) and warn is not None:
-        warn(
-            f"the metric is the Python function {function}: mptune.confirm(run, metric={function}) needs it there, too"
-        )
-    elif script and function and warn is not None:
-        warn(f"the metric is a script of yours: copy {script} to the device, too, to the same relative path")
+    if warn is not None and (text := metric_warning(file.search.metric)):
+        warn(text)
     return target
 
 
@@ -396,33 +386,12 @@ def apply(
         ModelError: the model cannot be read, typed or tuned.
         PlanError: the plan cannot be read, or belongs to another model, or a pattern means nothing.
     """
-    target = Path(out)
-    if isinstance(plan, str):
-        plan = Path(plan)
-    if target.is_dir() or (target.exists() and not force):
-        refuse(target)  # before a large model is read
-    if isinstance(plan, Path) and target.exists() and plan.exists() and target.samefile(plan):
-        raise PlanError(f"{target} is what the mixed model is made from", "give another path with -o")
-    loaded = load_model(model)
-    resolved = resolve_plan(loaded, plan, keep_fp32)
-    written = write_model(loaded, resolved, target, force=force)
-    for text in resolved.warnings:
-        if warn is not None:
+    plan = Path(plan) if isinstance(plan, str) else plan
+    written, warnings = apply_plan(Path(model), plan, Path(out), keep_fp32, force=force)
+    if warn is not None:
+        for text in warnings:
             warn(text)
     return written
-
-
-def _refuse_confirmation(directory: RunDirectory, file: RunFile) -> None:
-    if file.confirms is not None:
-        raise RunError(f"{directory.path} is a confirmation already", f"give the run: {directory.path / file.confirms}")
-
-
-def _keep_copy(directory: RunDirectory, file: RunFile) -> None:
-    """The copy of the model for a run that was interrupted, or made before runs had one."""
-    if not Path(file.model.path).exists():
-        load_copy(directory, file)  # raises with what to do
-    model = load_original(file)
-    keep_model(directory, model, find_groups(model, file.fixed_settings.granularity))
 
 
 def _confirmation(directory: RunDirectory, file: RunFile, record: StudyRecord) -> Confirmation:

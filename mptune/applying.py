@@ -13,7 +13,7 @@ from mptune.files import full_disk_as_error
 from mptune.graph.grouping.by_node import plan_of_nodes
 from mptune.graph.grouping.groups import Granularity, LayerGroup, find_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
-from mptune.graph.loading.model import Model
+from mptune.graph.loading.model import Model, load_model
 from mptune.graph.loading.tensors import external_location, is_external
 from mptune.graph.plan import PLAN_FORMAT, Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
@@ -62,6 +62,23 @@ def resolve_plan(model: Model, plan: PrecisionPlan | Path | None, keep_fp32: Seq
             raise PlanError(f"--keep-fp32 {pattern} matches nothing in {model.path}", "`mptune inspect MODEL` lists it")
         kept.update(dict.fromkeys(groups, Precision.FP32))
     return ResolvedPlan(resolved.groups, resolved.plan.replace(kept), resolved.warnings)
+
+
+def apply_plan(
+    model: Path, plan: PrecisionPlan | Path | None, out: Path, keep_fp32: Sequence[str], *, force: bool
+) -> tuple[Path, tuple[str, ...]]:
+    """Write the mixed-precision model of a plan. The arguments are those of ``mptune.apply``.
+
+    Returns:
+        The path written, and warnings, one line each.
+    """
+    if out.is_dir() or (out.exists() and not force):
+        refuse(out)  # before a large model is read
+    if isinstance(plan, Path) and out.exists() and plan.exists() and out.samefile(plan):
+        raise PlanError(f"{out} is what the mixed model is made from", "give another path with -o")
+    loaded = load_model(model)
+    resolved = resolve_plan(loaded, plan, keep_fp32)
+    return write_model(loaded, resolved, out, force=force), resolved.warnings
 
 
 def write_model(model: Model, resolved: ResolvedPlan, out: Path, *, force: bool = False) -> Path:

@@ -110,6 +110,18 @@ def read_run(path: str | Path) -> tuple[RunDirectory, RunFile]:
     return run, file
 
 
+def read_search(path: str | Path) -> tuple[RunDirectory, RunFile]:
+    """As ``read_run``, of a search's run: a confirmation is refused.
+
+    Raises:
+        RunError: it is no run directory, or a confirmation.
+    """
+    run, file = read_run(path)
+    if file.confirms is not None:
+        raise RunError(f"{run.path} is a confirmation already", f"give the run: {run.path / file.confirms}")
+    return run, file
+
+
 @contextmanager
 def open_run(path: Path, *, fresh: bool | Callable[[RunFile], bool] = False) -> Iterator[RunDirectory]:
     """Create or open a run directory to write it, and hold its lock meanwhile.

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from mptune.data.metrics.tasks import CALLABLE
 from mptune.errors import RunError
 from mptune.files import whole_file, writing
 from mptune.graph.writing.weights import BANK_FILES
@@ -52,6 +53,18 @@ def pack(run: RunDirectory, file: RunFile, out: Path) -> None:
             archive.addfile(entry, io.BytesIO(document))
             for place, path in members.items():
                 archive.add(path, f"{name}/{place}", recursive=False, filter=_anonymous)
+
+
+def metric_warning(metric: str) -> str:
+    """What to bring to the device beside the packed run: a metric of the user's own; empty if there is none."""
+    script, _, function = metric.rpartition(":")
+    if metric.startswith(CALLABLE):
+        return (
+            f"the metric is the Python function {function}: mptune.confirm(run, metric={function}) needs it there, too"
+        )
+    if script and function:
+        return f"the metric is a script of yours: copy {script} to the device, too, to the same relative path"
+    return ""
 
 
 def _members(run: RunDirectory, file: RunFile, folder: Path) -> Iterator[tuple[str, Path]]:

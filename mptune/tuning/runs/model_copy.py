@@ -14,7 +14,7 @@ from typing import Any
 
 from mptune.errors import ModelError, RunError
 from mptune.files import write_json
-from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
@@ -44,6 +44,20 @@ def keep_model(run: RunDirectory, model: Model, groups: Sequence[LayerGroup]) ->
     Rewriter(model, groups, bank).write(plan, path)
     document = {"format": _FORMAT, "model_sha256": model.sha256, "copy_sha256": load_model(path).sha256}
     write_json(run.weights / SEAL_FILE, document)
+
+
+def ensure_copy(run: RunDirectory, file: RunFile) -> None:
+    """Write the copy for a run without one: it was interrupted, or made before runs had copies.
+
+    Raises:
+        RunError: the model is gone or has changed, or the directory cannot be written.
+    """
+    if has_copy(run, file):
+        return
+    if not Path(file.model.path).exists():
+        load_copy(run, file)  # raises with what to do
+    model = load_original(file)
+    keep_model(run, model, find_groups(model, file.fixed_settings.granularity))
 
 
 def has_copy(run: RunDirectory, file: RunFile) -> bool:
