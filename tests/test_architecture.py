@@ -48,6 +48,8 @@ HOMES = {
 PRINTERS = ("mptune.cli", "mptune.commands", "mptune.reporting.terminal")
 MOST_ENTRIES = 14
 """In a folder below mptune/."""
+MOST_LINES = 400
+"""In a file."""
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -112,6 +114,12 @@ def test_only_the_command_line_prints_or_exits(path: Path) -> None:
             name = ast.unparse(node.func)
             assert may_print or name != "print", f"{module}:{node.lineno} prints"
             assert may_exit or name not in {"sys.exit", "exit", "quit", "os._exit"}, f"{module}:{node.lineno} exits"
+
+
+@pytest.mark.parametrize("path", FILES, ids=_module)
+def test_no_file_is_long(path: Path) -> None:
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert lines <= MOST_LINES, f"{path.relative_to(PACKAGE.parent)} has {lines} lines: give each subject a file"
 
 
 def test_no_folder_is_full() -> None:

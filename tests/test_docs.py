@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
+import mptune
 from mptune.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -115,6 +116,16 @@ def test_the_rooms_in_contributing_are_the_rooms() -> None:
     rooms = {path.parent.relative_to(ROOT / "mptune").as_posix() for path in (ROOT / "mptune").glob("*/*/__init__.py")}
     named = re.findall(r"^\| `([a-z_]+/[a-z_]+)` \|", read("CONTRIBUTING.md"), re.MULTILINE)
     assert sorted(named) == sorted(rooms)
+
+
+def test_the_python_of_the_readme_exists() -> None:
+    (block,) = re.findall(r"^```python\n(.*?)^```", read("README.md"), re.MULTILINE | re.DOTALL)
+    compile(block, "README.md", "exec")
+    owners = {"mptune": set(mptune.__all__), "front": set(dir(mptune.Front)), "run": set(dir(mptune.Run))}
+    used = re.findall(r"\b(mptune|front|run)\.(\w+)", re.sub(r"\"[^\"]*\"|#.*", "", block))
+    assert {owner for owner, _ in used} == set(owners)
+    for owner, name in used:
+        assert name in owners[owner], f"README.md uses {owner}.{name}"
 
 
 def test_a_person_sets_up_with_one_line() -> None:
