@@ -19,7 +19,6 @@ import argparse  # noqa: E402
 import importlib.metadata  # noqa: E402
 import json  # noqa: E402
 import platform  # noqa: E402
-import time  # noqa: E402
 import warnings  # noqa: E402
 from collections.abc import Iterable, Iterator, Sequence  # noqa: E402
 from concurrent.futures import ProcessPoolExecutor, as_completed  # noqa: E402
@@ -33,13 +32,12 @@ from optuna.samplers import BaseSampler  # noqa: E402
 
 from benchmarks.curves import draw  # noqa: E402
 from benchmarks.samplers import make_compared  # noqa: E402
-from benchmarks.simulator import TIMING, Truth  # noqa: E402
+from benchmarks.simulator import Truth, search  # noqa: E402
 from mptune.engines.environment import describe_environment  # noqa: E402
 from mptune.tuning.fronts.hypervolume import REFERENCE_ERROR  # noqa: E402
 from mptune.tuning.sampler.min_cut import CutSolver  # noqa: E402
 from mptune.tuning.sampler.plan_rows import Bools, unique_plans  # noqa: E402
 from mptune.tuning.sampler.precision import PrecisionSampler  # noqa: E402
-from mptune.tuning.sampler.trials import TIMING_ATTR, set_feasible  # noqa: E402
 
 EMULATING = ("precision", "profiled", "law known", "one decade wrong")
 LEARNING = (*EMULATING, "not emulated", "no prior")
@@ -69,44 +67,6 @@ def make(kind: str, truth: Truth) -> BaseSampler:
     return make_compared(kind, truth.seed, truth.groups)
 
 
-def search(truth: Truth, kind: str, budget: int) -> tuple[Bools, list[float]]:
-    """The plans that were built, in their order, and the seconds of computing that each proposal took."""
-    if kind == "prior only":
-        return prior_only(truth, budget), []
-    rng = np.random.default_rng([truth.seed, 7])
-    study = optuna.create_study(directions=["minimize", "minimize"], sampler=make(kind, truth))
-    space = {g: optuna.distributions.CategoricalDistribution(("fp32", "fp16")) for g in truth.ids}
-    for precision in ("fp32", "fp16"):
-        study.enqueue_trial(dict.fromkeys(truth.ids, precision))
-    built: dict[bytes, Bools] = {}
-    seconds: list[float] = []
-    # GPSampler proposes what it knows again and again, and thinks for seconds each time.
-    for attempt in range((2 if kind == "gp" else 20) * budget):
-        started = time.process_time()  # other programs on the machine do not count
-        trial = study.ask(space)
-        if attempt >= 2:
-            seconds.append(time.process_time() - started)
-        plan = np.array([[trial.params[g] == "fp16" for g in truth.ids]])
-        if plan.tobytes() in built:
-            study.tell(trial, state=optuna.trial.TrialState.FAIL)
-            continue
-        built[plan.tobytes()] = plan[0]
-        latency = float(truth.latency(plan)[0] * (1 + TIMING * rng.normal()))
-        measured: dict[str, Any] = {"latency_ms": latency, "sd_ms": TIMING * latency}
-        if kind == "profiled":
-            measured["group_ms"] = dict(zip(truth.ids, truth.profile(plan[0], rng), strict=True))
-        trial.set_user_attr(TIMING_ATTR, measured)
-        finite = bool(truth.finite(plan)[0])
-        set_feasible(trial, finite)
-        if finite:
-            study.tell(trial, [latency, float(truth.error(plan)[0])])
-        else:
-            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
-        if len(built) == budget:
-            break
-    return np.array(list(built.values())), seconds
-
-
 def run_one(task: tuple[int, int, str, int]) -> dict[str, Any]:
     """One search; "reachable" builds the best points of the near-exact front, which no sampler knows."""
     groups, seed, kind, budget = task
@@ -118,7 +78,12 @@ def run_one(task: tuple[int, int, str, int]) -> dict[str, Any]:
         # All-FP32 and all-FP16 are built in any case, and are seldom of use.
         shares = [truth.reachable(front, max(0, b - 2)) / exact for b in range(1, budget + 1)]
         return {**document, "shares": _rounded(shares), "finite": budget, "propose_ms": None}
-    plans, seconds = search(truth, kind, budget)
+    if kind == "prior only":
+        plans, seconds = prior_only(truth, budget), []
+    else:
+        # GPSampler proposes what it knows again and again, and takes seconds each time.
+        tries = (2 if kind == "gp" else 20) * budget
+        plans, seconds = search(truth, make(kind, truth), budget, profiled=kind == "profiled", tries=tries)
     shares = [truth.hypervolume(plans[:b]) / exact for b in range(1, budget + 1)]
     return {
         **document,

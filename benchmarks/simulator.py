@@ -1,4 +1,4 @@
-"""Simulated models for judging samplers: what a plan costs and errs, what is known beforehand, the near-exact front.
+"""Simulated models for judging samplers: latency and error of plans, priors, the near-exact front, and searches.
 
 A chain of groups with branches; each boundary costs a Cast; what a group takes depends a little on the precisions of
 its neighbours (tactics, 5 %), so that the additive law is not the truth; timings are noisy (1.5 %); 4 % of the groups
@@ -16,10 +16,14 @@ overflow in FP16. A sampler is given what the tool would give it:
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import optuna
+from optuna.samplers import BaseSampler
 
 from mptune.tuning.fronts.hypervolume import (
     ERROR_FLOOR,
@@ -31,8 +35,9 @@ from mptune.tuning.fronts.hypervolume import (
 )
 from mptune.tuning.sampler.boundaries import Boundary, Crossings
 from mptune.tuning.sampler.min_cut import CutSolver
-from mptune.tuning.sampler.plan_rows import Bools, Floats, unique_plans
+from mptune.tuning.sampler.plan_rows import PRECISIONS, Bools, Floats, unique_plans
 from mptune.tuning.sampler.posterior import Prior
+from mptune.tuning.sampler.trials import TIMING_ATTR, set_feasible
 
 TACTIC, TIMING, OVERFLOW, MISSED = 0.05, 0.015, 0.04, 0.1
 ONE_GROUP, WHOLE_PLAN, ROOFLINE, PROFILE = 0.1, 0.03, 0.5, 0.05
@@ -44,6 +49,10 @@ class Truth:
 
     groups: int
     seed: int
+    overflow: float = OVERFLOW
+    """Share of the groups that overflow in FP16."""
+    missed: float = MISSED
+    """Share of these that emulation does not foresee."""
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng([self.seed, self.groups])
@@ -61,8 +70,8 @@ class Truth:
         self.tactics = np.exp(rng.normal(0.0, TACTIC, (n, 2, 2, 2)))
         self.tactics[:, 0, 0, 0] = 1.0
         self.errors = 10 ** rng.uniform(-4.5, -2.2, n)
-        self.overflows = rng.random(n) < OVERFLOW
-        self.missed = self.overflows & (rng.random(n) < MISSED)
+        self.overflows = rng.random(n) < self.overflow
+        self.missed = self.overflows & (rng.random(n) < self.missed)
         self.emulated = self.errors * np.exp(rng.normal(0.0, ONE_GROUP, n))
         self.roofline_gains = (self.times[:, 0] - self.times[:, 1]) * rng.lognormal(0.0, ROOFLINE, n) * 0.4
         self.roofline_costs = self.costs * rng.lognormal(0.0, ROOFLINE, len(self.costs)) * 0.4
@@ -175,3 +184,51 @@ class Truth:
             staircase = pareto_staircase(gain[chosen], exact[chosen])
             chosen.append(int(np.argmax(hypervolume_improvement(gain, exact, *staircase))))
         return self.hypervolume(front[chosen])
+
+
+def search(
+    truth: Truth, sampler: BaseSampler, budget: int, *, profiled: bool = False, tries: int | None = None
+) -> tuple[Bools, list[float]]:
+    """Search a simulated model, all-FP32 and all-FP16 first.
+
+    Args:
+        truth: the model.
+        sampler: proposes plans.
+        budget: plans to build.
+        profiled: tell the sampler the times of the groups, too.
+        tries: proposals at most, those counted in that are built already; None is 20 times the budget.
+
+    Returns:
+        The plans that were built, in their order, and the seconds of computing that each proposal took.
+    """
+    rng = np.random.default_rng([truth.seed, 7])
+    study = optuna.create_study(directions=["minimize", "minimize"], sampler=sampler)
+    space = {g: optuna.distributions.CategoricalDistribution(PRECISIONS) for g in truth.ids}
+    for precision in PRECISIONS:
+        study.enqueue_trial(dict.fromkeys(truth.ids, precision))
+    built: dict[bytes, Bools] = {}
+    seconds: list[float] = []
+    for attempt in range(20 * budget if tries is None else tries):
+        started = time.process_time()  # other programs on the machine do not count
+        trial = study.ask(space)
+        if attempt >= 2:
+            seconds.append(time.process_time() - started)
+        plan = np.array([[trial.params[g] == "fp16" for g in truth.ids]])
+        if plan.tobytes() in built:
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            continue
+        built[plan.tobytes()] = plan[0]
+        latency = float(truth.latency(plan)[0] * (1 + TIMING * rng.normal()))
+        measured: dict[str, Any] = {"latency_ms": latency, "sd_ms": TIMING * latency}
+        if profiled:
+            measured["group_ms"] = dict(zip(truth.ids, truth.profile(plan[0], rng), strict=True))
+        trial.set_user_attr(TIMING_ATTR, measured)
+        finite = bool(truth.finite(plan)[0])
+        set_feasible(trial, finite)
+        if finite:
+            study.tell(trial, [latency, float(truth.error(plan)[0])])
+        else:
+            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+        if len(built) == budget:
+            break
+    return np.array(list(built.values())), seconds

@@ -6,7 +6,7 @@ import numpy as np
 
 from mptune.tuning.sampler.acquisition import EhviEstimator
 from mptune.tuning.sampler.boundaries import Boundary
-from mptune.tuning.sampler.candidates import CandidatePool, find_candidates
+from mptune.tuning.sampler.candidates import CandidatePool, _largest, exact_optima, find_candidates
 from mptune.tuning.sampler.min_cut import CutSolver
 from mptune.tuning.sampler.plan_rows import plan_keys
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
@@ -47,3 +47,57 @@ def test_neighbours_have_at_least_the_ehvi_of_the_exact_optima() -> None:
     whole = find_candidates(prior, estimator, CutSolver(30, prior.boundaries), seen.plans, np.random.default_rng(0))
     assert float(estimator.screen(whole.best(1))[2][0]) >= 0.9 * float(estimator.screen(pool.best(1))[2][0])
     assert not {*plan_keys(seen.plans)} & {*plan_keys(whole.best(10**6))}
+
+
+def test_a_group_that_may_overflow_stays_fp32_in_the_exact_optima_unless_it_gains_more() -> None:
+    """Its risk is ``-0.5 * base * log(1 - p)``, 0.35 of the base at p = 0.5: more than group 1 gains, less than 2."""
+    prior, _, estimator = make(20)
+    gains = np.full(20, 0.3)
+    gains[2] = 9.0
+    estimator.latency_terms[:] = np.concatenate([gains, np.zeros(20)])
+    estimator.log_squares[:] = -15.0
+    probabilities = np.full(20, 1e-9)
+    probabilities[1:3] = 0.5
+    estimator.overflow.probabilities = probabilities
+    optima = exact_optima(CutSolver(20, prior.boundaries), estimator, np.random.default_rng(0))
+    assert len(np.unique(optima, axis=0)) > 1
+    assert not optima[:, 1].any()
+    assert optima[optima.any(axis=1), 2].all()
+
+
+def test_the_exact_optima_go_from_nearly_no_group_to_nearly_all() -> None:
+    """Mean and eight draws, 24 weights each: without boundary costs the optima take groups by their ratio."""
+    prior, _, estimator = make(20)
+    rng = np.random.default_rng(1)
+    gains = rng.uniform(0.1, 1.0, 20)
+    estimator.latency_terms[:] = np.concatenate([gains, np.zeros(20)])
+    estimator.log_squares[:] = rng.uniform(-18.0, -9.0, 20)
+    estimator.overflow.probabilities = np.zeros(20)
+    optima = exact_optima(CutSolver(20, prior.boundaries), estimator, np.random.default_rng(0))
+    assert optima.shape == (216, 20)
+    order = np.argsort(-gains / np.exp(estimator.log_squares[0]))
+    counts = optima.sum(axis=1)
+    for row, count in zip(optima, counts, strict=True):
+        assert row[order[:count]].all(), "those of the largest gain per squared error"
+    assert len(set(counts.tolist())) >= 15
+    assert counts.min() <= 1
+    assert counts.max() >= 19
+
+
+def test_neighbours_of_the_best_plans_are_all_of_one_flip_and_of_both_sides_of_a_boundary() -> None:
+    prior, _, estimator = make(15)
+    pool = CandidatePool(estimator, 15)
+    start = np.zeros((1, 15), dtype=bool)
+    start[0, [3, 4, 9]] = True
+    pool.add(start)
+    pool.add_neighbours(prior, np.random.default_rng(0))
+    found = set(plan_keys(pool.plans))
+    one = np.eye(15, dtype=bool)
+    for masks in (one, one[:-1] | one[1:]):
+        assert set(plan_keys(start ^ masks)) <= found
+    assert (pool.plans ^ start).sum(axis=1).max() > 3, "and their neighbours"
+
+
+def test_the_best_are_the_largest_in_order() -> None:
+    assert _largest(np.array([3.0, 9.0, 1.0, 7.0, 9.0]), 3).tolist() == [1, 4, 3]
+    assert _largest(np.array([3.0, 9.0]), 5).tolist() == [1, 0]
