@@ -1,227 +1,215 @@
-"""Posterior of latency: the additive law's terms, from a roofline and from profiles, conditioned on what was timed.
+"""Posterior of latency: the additive law's terms, from a roofline and layer profiles, conditioned on timed builds.
 
-Which of them is to be trusted, how far, and by how much the law itself may miss, is not assumed: of a few widths and
-noises the most probable given the evaluations are taken.
+Latency is ``base - gains of the FP16 groups + costs of the crossed boundaries``, linear in its terms, with Gaussian
+noise. How far the prior and the law can be trusted is not assumed: of a few prior widths and noises the most probable
+given the timings is taken (type II maximum likelihood).
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.tuning.sampler.boundaries import Boundary, Crossings
-from mptune.tuning.sampler.layer_profiles import Profiles
+from mptune.tuning.sampler.boundaries import Crossings
+from mptune.tuning.sampler.layer_profiles import LayerProfiles
 from mptune.tuning.sampler.plan_rows import Bools, Floats
 from mptune.tuning.sampler.posterior import BuiltPlans, LinearGaussian, Prior
 
 _GAIN_WIDTHS = (0.1, 0.3, 0.6, 1.2)
+"""Prior standard deviations that are tried, as shares of each term."""
+
+_LIKELY_WIDTH = 0.5
+"""Before any timing a width is log-normal about this one, with a standard deviation of 1 in its logarithm."""
 
 _ROOFLINE_WIDTH, _PROFILE_WIDTH = 0.6, 0.3
-"""Of these, by what a roofline's gains are taken to miss where they are weighed against profiled ones, and by what the
-two together."""
+"""Of these widths, the roofline's where it is weighed against profiled gains, and that of the two combined."""
 
-_SHARED = (0.0, 0.9)
-"""Shares of the prior's variance that groups of one kind have in common: a roofline misses repeated blocks alike."""
+_FP16_SAVES, _BOUNDARY_COST = 0.4, 0.1
+"""Without a prior: share of the base latency that all groups save together, and a boundary's cost as a share of a
+group's gain."""
 
 _ROUNDS = 4
-_ODD = 5.0
-"""Standard deviations by which a latency misses what all others say of it before it is believed less."""
+"""Fits at most, until the set of outliers no longer changes."""
+
+_OUTLIER = 5.0
+"""Standard deviations between a latency and what all others predict of it, beyond which it is given a larger noise."""
 
 _LAW_NOISES = (3e-4, 2e-3, 6e-3, 1.2e-2)
-"""Shares of the base latency by which the additive law may miss: 2e-3 was measured on an H200, tactics make it more."""
+"""Standard deviations about the additive law that are tried, as shares of the base latency: 2e-3 was measured on an
+H200, tactics make it more."""
 
 
 @dataclass(frozen=True)
 class _Terms:
-    """What is known of the law's terms before anything is conditioned on: gains, costs and the fixed gain.
+    """Prior of the law's terms: group gains, boundary costs and the fixed gain, ``n_terms`` in all.
 
     Attributes:
-        mean: in ms.
-        unit: what widths are shares of, in ms.
-        profiles: tell what the law leaves out; None where nothing was profiled or nothing of it is believed.
-        scale: what a profiled millisecond is worth.
+        mean: in ms, shape (n_terms,).
+        unit: what widths are shares of, in ms, shape (n_terms,).
+        profiles: predict what the law leaves out; None where nothing was profiled or nothing of it is believed.
+        scale: milliseconds of latency in one profiled millisecond.
     """
 
     mean: Floats
     unit: Floats
-    profiles: Profiles | None = None
+    profiles: LayerProfiles | None = None
     scale: float = 1.0
 
-    def neighbours_ms(self, halves: Bools, crossed: Bools) -> Floats:
-        """What the plans take longer than by the law, in ms; the arguments are those of ``Profiles``."""
+    def excess_ms(self, columns: Bools, crossed: Bools) -> Floats:
+        """Latency of the plans above the law, in ms, shape (n_plans,); arguments as ``LayerProfiles.excess_ms``."""
         if self.profiles is None:
-            return np.zeros(halves.shape[1])
-        return self.scale * self.profiles.neighbours_ms(halves, crossed)
+            return np.zeros(columns.shape[1])
+        return self.scale * self.profiles.excess_ms(columns, crossed)
 
 
 class LatencyModel:
     """Posterior of ``latency saved against all-FP32 = gains - boundary costs``, in milliseconds."""
 
-    def __init__(self, prior: Prior, seen: BuiltPlans) -> None:
+    def __init__(self, prior: Prior, built: BuiltPlans) -> None:
         """Condition the prior on what has been timed, and profiled."""
         self._prior = prior
-        self._groups = len(prior.groups)
+        self._n_groups = len(prior.groups)
         self._crossings = Crossings(prior.boundaries)
-        self.base_ms, self._base_sd_ms = seen.base_ms, seen.base_sd_ms
-        timed = np.isfinite(seen.latency_ms)
+        self.base_ms, self._base_sd_ms = built.base_ms, built.base_sd_ms
+        timed = np.isfinite(built.latency_ms)
         if not prior.fixed_gain_ms:
-            timed &= seen.plans.any(axis=1)  # The baseline itself says nothing about what is saved against it.
-        noise_ms = seen.latency_sd_ms[timed]
-        halves, crossed = self._sides(seen.plans[timed])
-        rows = self._columns(halves, crossed).T.astype(float)
-        saved = seen.base_ms - seen.latency_ms[timed]
-        self._alike = _alike(prior)
-        terms = self._scaled(rows, saved)
-        known = [terms]
-        if seen.group_ms is not None and not prior.exact:
-            known += self._refined(terms, Profiles(prior.boundaries, seen.plans, seen.group_ms), rows, saved)
-        told = [saved + each.neighbours_ms(halves, crossed) for each in known]
-        odd, believed_ms = np.zeros(len(rows), dtype=bool), noise_ms
+            timed &= built.plans.any(axis=1)  # The baseline says nothing about what is saved against it.
+        noise_ms = built.latency_sd_ms[timed]
+        columns, crossed = self._sides(built.plans[timed])
+        design = self._design(columns, crossed).T.astype(float)  # (n_timed, n_terms)
+        saved = built.base_ms - built.latency_ms[timed]
+        terms = self._scaled(design, saved)
+        alternatives = [terms]
+        if built.group_ms is not None and not prior.exact:
+            profiles = LayerProfiles(prior.boundaries, built.plans, built.group_ms)
+            alternatives += self._refined(terms, profiles, design, saved)
+        values = [saved + each.excess_ms(columns, crossed) for each in alternatives]
+        # Engines are not always what their plans say, and machines not always what they were: outliers count less.
+        is_outlier, inflated_ms = np.zeros(len(design), dtype=bool), noise_ms
         for _ in range(_ROUNDS):
             self._evidence = -math.inf
-            for each, values in zip(known, told, strict=True):
-                self._fit(each, rows, values, believed_ms)
-            if prior.exact or not len(rows):
+            for each, saved_ms in zip(alternatives, values, strict=True):
+                self._fit(each, design, saved_ms, inflated_ms)
+            if prior.exact or not len(design):
                 break
-            miss_ms, known_ms = self._model.leave_one_out(self._values)
-            sd_ms = np.sqrt(known_ms**2 + noise_ms**2 + max(self.noise_ms, _LAW_NOISES[1] * self.base_ms) ** 2)
-            before, odd = odd, np.abs(miss_ms) > _ODD * sd_ms
-            if (odd == before).all():
+            residual_ms, predicted_sd_ms = self._model.leave_one_out(self._values)
+            law_ms = max(self.noise_ms, _LAW_NOISES[1] * self.base_ms)
+            sd_ms = np.sqrt(predicted_sd_ms**2 + noise_ms**2 + law_ms**2)
+            before, is_outlier = is_outlier, np.abs(residual_ms) > _OUTLIER * sd_ms
+            if (is_outlier == before).all():
                 break
-            # Engines are not always what their plans say, and machines not always what they were: odd ones say little.
-            believed_ms = np.where(odd, np.maximum(noise_ms, np.abs(miss_ms)), noise_ms)
+            inflated_ms = np.where(is_outlier, np.maximum(noise_ms, np.abs(residual_ms)), noise_ms)
 
-    def _fit(self, terms: _Terms, rows: Floats, saved: Floats, noise_ms: Floats) -> None:
+    def _fit(self, terms: _Terms, design: Floats, saved: Floats, noise_ms: Floats) -> None:
         """Condition these terms on what the plans saved; kept where that is more probable than what was kept before."""
-        spread = self._alike * terms.unit[:, None]
-        rows = np.hstack([rows, rows @ spread])
-        mean = np.append(terms.mean, np.zeros(spread.shape[1]))
-        tried = product(_GAIN_WIDTHS, _SHARED if spread.any() else _SHARED[:1], _LAW_NOISES)
-        for width, shared, law in [(1e-4, 0.0, 1e-6)] if self._prior.exact else tried:
-            own, common = width * math.sqrt(1.0 - shared), width * math.sqrt(shared) + 1e-9
-            sd = np.append(own * terms.unit, np.full(spread.shape[1], common))
-            # All savings are told against one timing of the baseline, and share its miss.
-            sd[len(terms.unit) - 1] = math.hypot(width * terms.unit[-1], self._base_sd_ms)
-            model = LinearGaussian(mean, sd)
-            # Widths and noises are a little apart in probability before anything is seen.
-            evidence = -0.5 * math.log(width / 0.5) ** 2
-            if len(rows):
-                evidence += model.update(rows, saved, np.hypot(noise_ms, law * self.base_ms))
+        for width, law in [(1e-4, 1e-6)] if self._prior.exact else product(_GAIN_WIDTHS, _LAW_NOISES):
+            sd = width * terms.unit
+            # All savings are against one timing of the baseline, and share its error: the fixed gain takes it up.
+            sd[-1] = math.hypot(sd[-1], self._base_sd_ms)
+            model = LinearGaussian(terms.mean, sd)
+            evidence = -0.5 * math.log(width / _LIKELY_WIDTH) ** 2
+            if len(design):
+                evidence += model.update(design, saved, np.hypot(noise_ms, law * self.base_ms))
             if evidence > self._evidence:
                 self._evidence, self._model, self._values = evidence, model, saved
-                self._known, self._spread = terms, spread
+                self._terms = terms
                 self.noise_ms = float(law * self.base_ms)
 
-    def _refined(self, terms: _Terms, profiles: Profiles, rows: Floats, saved: Floats) -> list[_Terms]:
-        """The gains weighed against profiled ones, by what each may miss; none where the two contradict each other."""
+    def _refined(self, terms: _Terms, profiles: LayerProfiles, design: Floats, saved: Floats) -> list[_Terms]:
+        """Precision-weighted mean of the prior's gains and profiled ones; none where these contradict the timings."""
         known = np.isfinite(profiles.gains_ms)
         gains, sd = (np.where(known, figures, 0.0) for figures in (profiles.gains_ms, profiles.sd_ms))
         others = terms.mean.copy()
-        others[: self._groups][known] = 0.0
-        expected = rows[:, : self._groups] @ gains
+        others[: self._n_groups][known] = 0.0
+        expected = design[:, : self._n_groups] @ gains
         largest = int(np.argmax(expected)) if len(expected) else -1
-        left = saved[largest] - rows[largest] @ others if largest >= 0 else 0.0
+        left = saved[largest] - design[largest] @ others if largest >= 0 else 0.0
         if left <= 0 or expected[largest] <= 0:
             return []
-        # A profiler has costs of its own: what the plan of the largest gain saved says what its milliseconds are worth.
+        # Profiling costs time itself: what the plan of the largest gain saved says what a profiled millisecond is.
         scale = float(left / expected[largest])
-        own = (_ROOFLINE_WIDTH * terms.unit[: self._groups]) ** 2
+        own = (_ROOFLINE_WIDTH * terms.unit[: self._n_groups]) ** 2
         trust = np.where(known, own / (own + (scale * sd) ** 2), 0.0)
         mean, unit = terms.mean.copy(), terms.unit.copy()
-        mean[: self._groups] += trust * (scale * gains - mean[: self._groups])
+        mean[: self._n_groups] += trust * (scale * gains - mean[: self._n_groups])
         refined = np.sqrt(own * (1.0 - trust)) / _PROFILE_WIDTH
-        unit[: self._groups] = np.where(known, np.maximum(refined, 1e-9 * self.base_ms), unit[: self._groups])
+        unit[: self._n_groups] = np.where(known, np.maximum(refined, 1e-9 * self.base_ms), unit[: self._n_groups])
         return [_Terms(mean, unit, profiles, scale)]
 
     def _sides(self, plans: Bools) -> tuple[Bools, Bools]:
-        """Groups x plans, True is FP16, and which boundaries are crossed, boundaries x plans."""
-        halves = np.ascontiguousarray(plans.T)
-        return halves, self._crossings.of(halves)
+        """The plans as columns, shape (n_groups, n_plans), and the boundaries they cross, (n_boundaries, n_plans)."""
+        columns = np.ascontiguousarray(plans.T)
+        return columns, self._crossings.of(columns)
 
-    def _columns(self, halves: Bools, crossed: Bools) -> NDArray[np.float32]:
-        """What each parameter counts in each plan, parameters x plans; exact: 0, 1 and -1."""
-        columns = np.empty((self._groups + len(self._prior.boundaries) + 1, halves.shape[1]), dtype=np.float32)
-        columns[: self._groups] = halves
-        np.negative(crossed, out=columns[self._groups : -1], dtype=np.float32)
-        columns[-1] = 1.0
-        return columns
+    def _design(self, columns: Bools, crossed: Bools) -> NDArray[np.float32]:
+        """Coefficient of each term in each plan, shape (n_terms, n_plans); exact in float32: 0, 1 and -1."""
+        design = np.empty((self._n_groups + len(self._prior.boundaries) + 1, columns.shape[1]), dtype=np.float32)
+        design[: self._n_groups] = columns
+        np.negative(crossed, out=design[self._n_groups : -1], dtype=np.float32)
+        design[-1] = 1.0
+        return design
 
-    def _scaled(self, rows: Floats, saved: Floats) -> _Terms:
-        """The prior's terms in milliseconds of this machine: scaled by what all evaluated plans saved."""
+    def _scaled(self, design: Floats, saved: Floats) -> _Terms:
+        """The prior's terms in milliseconds of this machine: scaled by what the plan of the largest gain saved."""
         prior = self._prior
-        known = prior.gains_ms is not None
-        gains = np.array(prior.gains_ms if prior.gains_ms is not None else np.full(self._groups, 1.0))
+        gains = np.array(prior.gains_ms if prior.gains_ms is not None else np.full(self._n_groups, 1.0))
         costs = np.maximum(np.array(prior.boundary_costs_ms, dtype=float), 0.0)
-        if not known and not prior.exact:
-            # Half of the base is what FP16 saves at best, when nothing else is known.
-            gains = gains * 0.4 * self.base_ms / max(1, self._groups)
-            costs = np.full(len(costs), 0.1 * _mean(gains))
+        if prior.gains_ms is None and not prior.exact:
+            gains = gains * _FP16_SAVES * self.base_ms / max(1, self._n_groups)
+            costs = np.full(len(costs), _BOUNDARY_COST * _mean(gains))
         mean = np.concatenate([gains, costs, [prior.fixed_gain_ms]])
         if not prior.exact:
-            expected = rows @ mean
+            expected = design @ mean
             largest = int(np.argmax(np.abs(expected))) if len(expected) else -1
             if largest >= 0 and expected[largest] > 0 and saved[largest] > 0:
                 mean *= float(saved[largest] / expected[largest])
             elif len(saved) and np.abs(gains).sum() > 0.9 * self.base_ms:
                 mean *= float(0.5 * self.base_ms / np.abs(gains).sum())
-        gains, costs = mean[: self._groups], mean[self._groups : -1]
+        gains, costs = mean[: self._n_groups], mean[self._n_groups : -1]
         # A group that seems to gain nothing may still gain something.
         typical = np.concatenate([np.full(len(gains), _mean(np.abs(gains))), np.full(len(costs), _mean(costs)), [0.0]])
         return _Terms(mean, np.maximum(np.abs(mean) + 0.25 * typical, 1e-9 * self.base_ms))
 
     def mean(self) -> Floats:
-        """Gains, costs (>= 0) and the fixed gain."""
-        mean: Floats = self._terms(self._model.posterior_mean[None])[0]
+        """Gains, costs (>= 0) and the fixed gain in ms, shape (n_terms,)."""
+        mean: Floats = self._clipped(self._model.posterior_mean[None])[0]
         return mean
 
-    def base(self, parameters: Floats) -> Floats:
-        """What all-FP32 truly takes under each draw, in ms: its one timing missed that by part of the fixed gain."""
-        last = len(self._spread) - 1
-        share = (self._base_sd_ms / self._model.sd[last]) ** 2
-        base: Floats = self.base_ms - share * (parameters[:, -1] - self._model.mean[last])
+    def base(self, terms: Floats) -> Floats:
+        """Latency of all-FP32 in each draw, in ms, shape (n_draws,): the error of its timing is part of the fixed gain.
+
+        Args:
+            terms: shape (n_draws, n_terms).
+        """
+        share = (self._base_sd_ms / self._model.sd[-1]) ** 2
+        base: Floats = self.base_ms - share * (terms[:, -1] - self._model.mean[-1])
         return base
 
-    def sample(self, generator: np.random.Generator, count: int) -> Floats:
-        """Draws of the same, count x parameters."""
-        drawn: Floats = self._terms(self._model.sample(generator, count))
-        return drawn
+    def sample(self, generator: np.random.Generator, n_draws: int) -> Floats:
+        """Draws of the terms, shape (n_draws, n_terms)."""
+        return self._clipped(self._model.sample(generator, n_draws))
 
-    def _terms(self, parameters: Floats) -> Floats:
-        """The terms with what groups of one kind miss alike; costs are clipped at 0."""
-        terms: Floats = parameters[:, : len(self._spread)] + parameters[:, len(self._spread) :] @ self._spread.T
-        terms[:, self._groups : -1] = np.maximum(terms[:, self._groups : -1], 0.0)
-        return terms
+    def _clipped(self, terms: Floats) -> Floats:
+        """A copy of the terms, shape (n_draws, n_terms), with costs of at least 0."""
+        clipped: Floats = terms.copy()
+        clipped[:, self._n_groups : -1] = np.maximum(clipped[:, self._n_groups : -1], 0.0)
+        return clipped
 
-    def predict(self, plans: Bools, parameters: Floats) -> Floats:
-        """Latency in ms, draws x plans."""
-        halves, crossed = self._sides(plans)
-        saved = parameters.astype(np.float32) @ self._columns(halves, crossed)
-        latency: Floats = self.base_ms + self._known.neighbours_ms(halves, crossed) - saved.astype(float)
+    def predict(self, plans: Bools, terms: Floats) -> Floats:
+        """Latency in ms, shape (n_draws, n_plans).
+
+        Args:
+            plans: shape (n_plans, n_groups).
+            terms: shape (n_draws, n_terms).
+        """
+        columns, crossed = self._sides(plans)
+        saved = terms.astype(np.float32) @ self._design(columns, crossed)
+        latency: Floats = self.base_ms + self._terms.excess_ms(columns, crossed) - saved.astype(float)
         return latency
-
-
-def _alike(prior: Prior) -> Floats:
-    """How much of what is missed alike each term has of each kind, terms x kinds: squares of a row add up to 1 or 0."""
-    known = prior.kinds and not prior.exact  # what is exact misses nothing
-    terms = [*prior.kinds, *(_kinds_of(boundary, prior.kinds) for boundary in prior.boundaries), ()] if known else []
-    columns = {kind: k for k, kind in enumerate(k for k, n in Counter(k for t in terms for k in t).items() if n > 1)}
-    found = np.zeros((len(prior.groups) + len(prior.boundaries) + 1, len(columns)))
-    for row, kinds in zip(found, terms, strict=False):
-        row[[columns[kind] for kind in kinds if kind in columns]] = 1.0
-    found /= np.sqrt(np.maximum(found.sum(axis=1, keepdims=True), 1.0))
-    return found
-
-
-def _kinds_of(boundary: Boundary, kinds: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """What a boundary is: one of all, and one between groups of such kinds."""
-    ends = " ".join("/".join(kinds[member]) for member in boundary.members)
-    return "boundary", f"boundary {ends} {boundary.fp32} {boundary.fp16}"
 
 
 def _mean(values: Floats) -> float:

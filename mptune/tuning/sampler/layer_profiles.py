@@ -1,8 +1,8 @@
-"""What the engines' own profilers teach of latency: what each group gains, and what its neighbours' precisions change.
+"""What the engines' own profilers say of latency: each group's gain, and the effect of its neighbours' precisions.
 
-A profiler tells what every group took in one engine. Over many engines the differences between FP16 and FP32 are the
-groups' gains, far better known than from the engines' latencies alone; and what one group took in one precision beside
-such and such neighbours is what the additive law leaves out (tactics, fusion).
+A profile has the time of every group in one engine. Over many engines the differences between FP16 and FP32 are the
+groups' gains, far better known than from the engines' latencies alone; and how the time of a group in one precision
+depends on which of its boundaries are crossed is what the additive law leaves out (tactics, fusion).
 """
 
 from __future__ import annotations
@@ -14,114 +14,119 @@ from mptune.tuning.sampler.boundaries import Boundary, Crossings
 from mptune.tuning.sampler.plan_rows import Bools, Floats
 
 _NOISE, _NEIGHBOURS = 0.05, 0.05
-"""Of what a group takes, as shares of it: by how much a profile misses it, and by how much neighbours change it. These
-are believed as much as so many observations say otherwise:"""
-_BELIEF = 20.0
+"""Prior standard deviations, as shares of a group's time: of a profile's noise, and of its neighbours' effect."""
+
+_PRIOR_WEIGHT = 20.0
+"""So many observations weigh as much as these two."""
 
 _LARGEST_DEGREE = 10
-"""Boundaries of a group that have terms of their own."""
+"""Boundaries of a group that its neighbourhoods are told apart by: there are 2^11 of them."""
 
 
-class Profiles:
+class LayerProfiles:
     """Profiles of the engines of some plans, summed up.
 
     Attributes:
-        gains_ms: of each group; NaN where it was not profiled in both precisions.
-        sd_ms: by how much these may miss; NaN likewise.
+        gains_ms: of each group, shape (n_groups,); NaN where it was not profiled in both precisions.
+        sd_ms: their standard errors; NaN likewise.
     """
 
     def __init__(self, boundaries: tuple[Boundary, ...], plans: Bools, group_ms: Floats) -> None:
         """Sum up.
 
         Args:
-            boundaries: the boundaries: they say who the neighbours are.
-            plans: plans x groups, True is FP16.
-            group_ms: what each group took, in rows as ``plans``; NaN where that is not known.
+            boundaries: groups that share one are neighbours.
+            plans: shape (n_plans, n_groups), True is FP16.
+            group_ms: time of each group, shape (n_plans, n_groups); NaN where that is not known.
         """
-        self._settings = Settings(boundaries, plans.shape[1])
-        seen = np.isfinite(group_ms)
-        (fp32, fp32_count), (fp16, fp16_count) = (_mean(group_ms, seen & half) for half in (~plans, plans))
-        halves = np.ascontiguousarray(plans.T)
-        crossed = Crossings(boundaries).of(halves)
-        noise, neighbours = self._learn_neighbours(halves, crossed, group_ms, np.where(plans, fp16, fp32))
+        self._neighbourhoods = Neighbourhoods(boundaries, plans.shape[1])
+        known = np.isfinite(group_ms)
+        (fp32, fp32_count), (fp16, fp16_count) = (_mean(group_ms, known & half) for half in (~plans, plans))
+        columns = np.ascontiguousarray(plans.T)
+        crossed = Crossings(boundaries).of(columns)
+        noise, neighbours = self._learn_neighbours(columns, crossed, group_ms, np.where(plans, fp16, fp32))
         with np.errstate(divide="ignore", invalid="ignore"):
             squares = fp32**2 / fp32_count + fp16**2 / fp16_count
         self.gains_ms: Floats = fp32 - fp16
         self.sd_ms: Floats = np.sqrt(squares * (noise + neighbours))
 
     def _learn_neighbours(
-        self, halves: Bools, crossed: Bools, group_ms: Floats, mean_ms: Floats
+        self, columns: Bools, crossed: Bools, group_ms: Floats, mean_ms: Floats
     ) -> tuple[float, float]:
-        """Keep what settings change, shrunk by what is noise; returns the variances of noise and settings, in shares.
+        """Estimate each neighbourhood's effect, shrunk towards 0 by the noise.
 
-        One-way analysis of variance, pooled over the cells (a group in one precision), whose means are taken as known.
-        Groups weigh as long as they take: of those of a few microseconds a profiler tells little.
+        One-way random-effects analysis of variance (Searle, Casella and McCulloch, Variance Components, 1992), pooled
+        over the cells (a group in one precision), whose means are taken as known. Groups weigh as long as they take:
+        profiles of a few microseconds are mostly noise.
+
+        Returns:
+            The variances of noise and of neighbours' effects, as shares of a group's time.
         """
         known = np.isfinite(group_ms) & (mean_ms > 0)
-        codes, means = self._settings.codes(halves, crossed).T[known], mean_ms[known]
-        cells = (2 * np.arange(len(halves)) + halves.T)[known]
-        size = self._settings.size
+        codes, means = self._neighbourhoods.codes(columns, crossed).T[known], mean_ms[known]
+        cells = (2 * np.arange(len(columns)) + columns.T)[known]
+        size = self._neighbourhoods.size
         mean_of, counts = np.zeros(size), np.bincount(codes, minlength=size)
         mean_of[codes] = means
-        miss = group_ms[known] / means - 1.0
-        shares = np.bincount(codes, weights=miss, minlength=size) / np.maximum(counts, 1)
+        deviation = group_ms[known] / means - 1.0
+        effects = np.bincount(codes, weights=deviation, minlength=size) / np.maximum(counts, 1)
         unit = means.mean() if len(means) else 1.0
         weights, weight_of = means / unit, mean_of / unit
-        between = float((weight_of * counts * shares**2).sum())
-        within = float((weights * miss**2).sum()) - between
-        settings, alone = float(weight_of.sum()), float((weights / np.bincount(cells)[cells]).sum())
-        noise = (within + _BELIEF * _NOISE**2) / (float(weights.sum()) - settings + _BELIEF)
-        degrees, neighbours = settings - alone, _NEIGHBOURS**2
+        between = float((weight_of * counts * effects**2).sum())
+        within = float((weights * deviation**2).sum()) - between
+        neighbourhoods, single = float(weight_of.sum()), float((weights / np.bincount(cells)[cells]).sum())
+        noise = (within + _PRIOR_WEIGHT * _NOISE**2) / (float(weights.sum()) - neighbourhoods + _PRIOR_WEIGHT)
+        degrees, neighbours = neighbourhoods - single, _NEIGHBOURS**2
         if degrees > 1e-9:
-            # How many observations there are of one setting, as the expectation of ``between`` counts them.
+            # Observations per neighbourhood, as the expectation of ``between`` counts them.
             expected = float((weights * (1.0 - counts[codes] / np.bincount(cells)[cells])).sum())
-            found = max(0.0, between - degrees * noise) / max(expected, 1e-9)
-            neighbours = (degrees * found + _BELIEF * neighbours) / (degrees + _BELIEF)
-        kept = shares * counts / (counts + noise / neighbours)
-        self._excess_ms: NDArray[np.float32] = (kept * mean_of).astype(np.float32)
+            estimate = max(0.0, between - degrees * noise) / max(expected, 1e-9)
+            neighbours = (degrees * estimate + _PRIOR_WEIGHT * neighbours) / (degrees + _PRIOR_WEIGHT)
+        shrunk = effects * counts / (counts + noise / neighbours)
+        self._excess_ms: NDArray[np.float32] = (shrunk * mean_of).astype(np.float32)
         return noise, neighbours
 
-    def neighbours_ms(self, halves: Bools, crossed: Bools) -> Floats:
-        """By how much each plan takes longer than by its groups' mean times, as far as such settings were seen.
+    def excess_ms(self, columns: Bools, crossed: Bools) -> Floats:
+        """Time of each plan above the sum of its groups' mean times, in profiled ms, shape (n_plans,).
 
         Args:
-            halves: groups x plans, True is FP16.
-            crossed: boundaries x plans.
+            columns: shape (n_groups, n_plans), True is FP16.
+            crossed: shape (n_boundaries, n_plans).
         """
-        excess: Floats = self._excess_ms[self._settings.codes(halves, crossed)].sum(axis=0, dtype=float)
+        excess: Floats = self._excess_ms[self._neighbourhoods.codes(columns, crossed)].sum(axis=0, dtype=float)
         return excess
 
 
-class Settings:
-    """Tells by a number how a group and those that it shares a boundary with are set.
+class Neighbourhoods:
+    """Numbers for a group's precision together with which of its boundaries are crossed.
 
     Attributes:
         size: one more than the largest number.
     """
 
-    def __init__(self, boundaries: tuple[Boundary, ...], groups: int) -> None:
+    def __init__(self, boundaries: tuple[Boundary, ...], n_groups: int) -> None:
         """Number the boundaries of each group, and give each group a range of numbers of its own."""
-        self._weights = np.zeros((groups, len(boundaries)), dtype=np.float32)
-        degrees = np.zeros(groups, dtype=int)
+        self._weights = np.zeros((n_groups, len(boundaries)), dtype=np.float32)
+        degrees = np.zeros(n_groups, dtype=int)
         for index, boundary in enumerate(boundaries):
             for member in boundary.members:
                 if degrees[member] < _LARGEST_DEGREE:
                     degrees[member] += 1
                     self._weights[member, index] = 2.0 ** degrees[member]
         ends = np.cumsum(2 ** (degrees + 1))
-        self.size = int(ends[-1]) if groups else 0
+        self.size = int(ends[-1]) if n_groups else 0
         self._starts = (ends - 2 ** (degrees + 1)).astype(np.int32)[:, None]
 
-    def codes(self, halves: Bools, crossed: Bools) -> NDArray[np.int32]:
-        """Groups x plans: the group's own precision and which of its boundaries are crossed, one number for each."""
+    def codes(self, columns: Bools, crossed: Bools) -> NDArray[np.int32]:
+        """The number of each group's neighbourhood in each plan, shape (n_groups, n_plans); arguments as above."""
         local = self._weights @ crossed.astype(np.float32)
-        local += halves
+        local += columns
         codes: NDArray[np.int32] = local.astype(np.int32) + self._starts
         return codes
 
 
 def _mean(group_ms: Floats, chosen: Bools) -> tuple[Floats, Floats]:
-    """Mean of the chosen rows of each column, NaN where there are none, and how many they are."""
+    """Mean of the chosen rows of each column, NaN where there are none, and their count; shape (n_groups,) each."""
     count = chosen.sum(axis=0)
     with np.errstate(invalid="ignore"):
         mean: Floats = np.where(chosen, group_ms, 0.0).sum(axis=0) / np.where(count, count, np.nan)

@@ -54,7 +54,8 @@ def plan_keys(plans: Bools) -> NDArray[np.uint64]:
         Shape (n_plans,).
     """
     packed = np.packbits(plans, axis=1)
-    words = np.pad(packed, ((0, 0), (0, -packed.shape[1] % 8))).view(np.uint64)  # (n_plans, n_words)
+    padded = np.ascontiguousarray(np.pad(packed, ((0, 0), (0, -packed.shape[1] % 8))))
+    words = padded.view(np.uint64)  # (n_plans, n_words)
     mixed: NDArray[np.uint64] = np.zeros(len(plans), dtype=np.uint64)
     for word in words.T:
         mixed = (mixed ^ (mixed >> _SHIFT)) * _MULTIPLIER ^ word

@@ -24,9 +24,6 @@ class Prior:
         boundary_costs_ms: what crossing each costs, in the same unit as the gains.
         fixed_gain_ms: what groups that are FP16 under every plan of the space save, against all-FP32.
         exact: latencies are predicted by these very terms, so that there is nothing to learn of them.
-        kinds: what each group is, from coarse to fine, such as ``("matmul", hash of its structure)``: the prior's gains
-            of groups that have one of these in common are likely to be wrong by the same factor. Empty where nothing is
-            known.
     """
 
     groups: tuple[str, ...]
@@ -36,7 +33,6 @@ class Prior:
     boundary_costs_ms: tuple[float, ...] = ()
     fixed_gain_ms: float = 0.0
     exact: bool = False
-    kinds: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True)

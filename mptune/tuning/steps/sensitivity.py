@@ -99,7 +99,6 @@ def make_prior(space: SearchSpace, sensitivity: Sensitivity, terms: LatencyTerms
         exact: latencies are predicted by these very terms.
     """
     position = {group: index for index, group in enumerate(space.free)}
-    kind = {group.id: group for group in space.groups}
     squares = tuple(
         math.inf if math.isinf(error) else math.log(max(error, ERROR_FLOOR) ** 2)
         for error in (sensitivity.errors[group] for group in space.free)
@@ -127,5 +126,4 @@ def make_prior(space: SearchSpace, sensitivity: Sensitivity, terms: LatencyTerms
         boundary_costs_ms=tuple(boundaries.values()),
         fixed_gain_ms=terms.base_ms - terms.predict(pins) + crossed,
         exact=exact,
-        kinds=tuple((kind[g].kind, kind[g].pattern) for g in space.free),
     )

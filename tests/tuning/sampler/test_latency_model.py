@@ -27,36 +27,6 @@ def test_two_builds_fix_the_scale() -> None:
     assert model.predict(PLANS[1:2], model.mean()[None])[0, 0] == pytest.approx(law(PLANS[1:2])[0][0], rel=0.02)
 
 
-def test_groups_of_one_kind_miss_the_prior_alike() -> None:
-    """Builds of some groups tell what others of their kind gain; without kinds they say nothing of them."""
-    rng = np.random.default_rng(3)
-    groups = 40
-    fast = np.arange(groups) % 2 == 0
-    gains = np.where(fast, 0.30, 0.05)  # the prior holds all for equal
-    plans = rng.random((10, groups)) < 0.5
-    plans[:, groups // 2 :] = False
-    plans[0] = True
-    builds = np.ones(len(plans))
-    told = BuiltPlans(plans, BASE - plans @ gains, 1e-3 * builds, 1e-3 * builds, builds, BASE)
-    ids = tuple(f"g{i}" for i in range(groups))
-    kinds = tuple(("matmul" if even else "norm", "repeated") for even in fast)
-
-    def misses(known: Prior) -> np.ndarray:
-        learnt = LatencyModel(known, told).mean()[:groups]
-        return np.abs(learnt - gains)[groups // 2 :]
-
-    flat = Prior(ids, gains_ms=(0.1,) * groups)
-    assert misses(replace(flat, kinds=kinds)).max() < 0.03
-    assert misses(flat).max() > 0.1
-
-
-def test_kinds_without_a_second_member_change_nothing() -> None:
-    alone = replace(prior(), kinds=tuple((f"kind {i}",) for i in range(GROUPS)))
-    without_boundaries = {"boundaries": (), "boundary_costs_ms": ()}
-    with_kinds = LatencyModel(replace(alone, **without_boundaries), seen(PLANS)).mean()  # type: ignore[arg-type]
-    np.testing.assert_array_equal(with_kinds, LatencyModel(prior(**without_boundaries), seen(PLANS)).mean())
-
-
 def test_exact_terms_are_the_law() -> None:
     exact = prior(gains_ms=tuple(GAINS), boundary_costs_ms=tuple(COSTS), exact=True)
     model = LatencyModel(exact, seen(PLANS[:1]))

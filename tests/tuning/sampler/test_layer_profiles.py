@@ -1,4 +1,4 @@
-"""Profiles are summed up as statistics says, and neighbourhoods have terms of their own."""
+"""LayerProfiles are summed up as statistics says, and neighbourhoods are told apart."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mptune.tuning.sampler.boundaries import Boundary, Crossings
-from mptune.tuning.sampler.layer_profiles import Profiles, Settings
+from mptune.tuning.sampler.layer_profiles import LayerProfiles, Neighbourhoods
 
 CHAIN = (Boundary((0, 1)), Boundary((1, 2)), Boundary((2,), fp32=True))
 
@@ -17,13 +17,13 @@ def sides(boundaries: tuple[Boundary, ...], plans: np.ndarray) -> tuple[np.ndarr
     return halves, Crossings(boundaries).of(halves)
 
 
-def test_settings_are_told_apart_by_a_groups_own_precision_and_its_crossed_boundaries() -> None:
+def test_neighbourhoods_are_told_apart_by_a_groups_own_precision_and_its_crossed_boundaries() -> None:
     plans = (np.arange(8)[:, None] >> np.arange(3) & 1).astype(bool)
-    settings = Settings(CHAIN, 3)
-    codes = settings.codes(*sides(CHAIN, plans))
+    neighbourhoods = Neighbourhoods(CHAIN, 3)
+    codes = neighbourhoods.codes(*sides(CHAIN, plans))
     assert codes.shape == (3, 8)
     assert codes.min() >= 0
-    assert codes.max() < settings.size
+    assert codes.max() < neighbourhoods.size
     for group, alike in ((0, plans[:, :2]), (1, plans), (2, plans[:, 1:])):
         for one in range(8):
             for other in range(8):
@@ -35,23 +35,23 @@ def test_settings_are_told_apart_by_a_groups_own_precision_and_its_crossed_bound
 def test_more_boundaries_than_there_are_numbers_for() -> None:
     boundaries = tuple(Boundary((0, i)) for i in range(1, 40))
     plans = np.random.default_rng(0).random((50, 40)) < 0.5
-    settings = Settings(boundaries, 40)
-    assert settings.codes(*sides(boundaries, plans)).max() < settings.size < 10_000
+    neighbourhoods = Neighbourhoods(boundaries, 40)
+    assert neighbourhoods.codes(*sides(boundaries, plans)).max() < neighbourhoods.size < 10_000
 
 
 def test_gains_are_differences_of_means() -> None:
     plans = np.array([[False, False], [True, True], [False, True]])
-    profiles = Profiles((), plans, np.array([[4.0, 8.0], [1.0, 5.0], [2.0, np.nan]]))
+    profiles = LayerProfiles((), plans, np.array([[4.0, 8.0], [1.0, 5.0], [2.0, np.nan]]))
     assert profiles.gains_ms.tolist() == [2.0, 3.0]
     assert profiles.sd_ms[0] > 0
 
 
 def test_a_group_that_was_seen_in_one_precision_alone_is_unknown() -> None:
     plans = np.array([[False, False], [True, False]])
-    profiles = Profiles((), plans, np.array([[4.0, 8.0], [1.0, 8.0]]))
+    profiles = LayerProfiles((), plans, np.array([[4.0, 8.0], [1.0, 8.0]]))
     assert np.isnan(profiles.gains_ms[1])
     assert profiles.gains_ms[0] == 3.0
-    assert profiles.neighbours_ms(*sides((), plans)).tolist() == [0.0, 0.0]
+    assert profiles.excess_ms(*sides((), plans)).tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("noise", [0.001, 0.1])
@@ -61,23 +61,23 @@ def test_what_neighbours_change_is_kept_where_it_is_more_than_noise(noise: float
     change = 0.1 * (plans[:, 0] != plans[:, 1])
     group_ms = np.ones((200, 3)) + rng.normal(0.0, noise, (200, 3))
     group_ms[:, 0] += change
-    profiles = Profiles(CHAIN, plans, group_ms)
-    found = profiles.neighbours_ms(*sides(CHAIN, plans))
+    profiles = LayerProfiles(CHAIN, plans, group_ms)
+    found = profiles.excess_ms(*sides(CHAIN, plans))
     assert np.ptp(found) == pytest.approx(0.1, abs=0.05)
     assert np.corrcoef(found, change)[0, 1] > 0.9
-    none = Profiles(CHAIN, plans, np.ones((200, 3)) + rng.normal(0.0, noise, (200, 3)))
-    assert np.abs(none.neighbours_ms(*sides(CHAIN, plans))).max() < noise
+    none = LayerProfiles(CHAIN, plans, np.ones((200, 3)) + rng.normal(0.0, noise, (200, 3)))
+    assert np.abs(none.excess_ms(*sides(CHAIN, plans))).max() < noise
 
 
 def test_groups_of_microseconds_do_not_make_the_others_noise() -> None:
     rng = np.random.default_rng(1)
     plans = rng.random((100, 3)) < 0.5
     group_ms = np.array([1.0, 1.0, 0.001]) * (1.0 + rng.normal(0.0, [0.01, 0.01, 0.5], (100, 3)))
-    assert Profiles(CHAIN, plans, group_ms).sd_ms[:2].max() < 0.01
+    assert LayerProfiles(CHAIN, plans, group_ms).sd_ms[:2].max() < 0.01
 
 
 def test_nothing_profiled_is_nothing_known() -> None:
     plans = np.array([[False, True], [True, True]])
-    profiles = Profiles((), plans, np.full((2, 2), np.nan))
+    profiles = LayerProfiles((), plans, np.full((2, 2), np.nan))
     assert np.isnan(profiles.gains_ms).all()
-    assert profiles.neighbours_ms(*sides((), plans)).tolist() == [0.0, 0.0]
+    assert profiles.excess_ms(*sides((), plans)).tolist() == [0.0, 0.0]
