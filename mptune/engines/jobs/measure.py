@@ -119,5 +119,5 @@ class MeasureJob:
         gpus = read_gpus()
         first: tuple[GpuState, ...] = state.cached("first gpu state", self.provider, lambda: gpus)
         before = {gpu.index: gpu for gpu in first}
-        found = [text for gpu in gpus for text in state_warnings(gpu, before.get(gpu.index))]
-        return (*found, *process_warnings(foreign_gpu_processes()))
+        warnings = [text for gpu in gpus for text in state_warnings(gpu, before.get(gpu.index))]
+        return (*warnings, *process_warnings(foreign_gpu_processes()))

@@ -128,11 +128,11 @@ class ObserveJob:
             for sample in cached_samples(state, self.samples):
                 values = session.run(sample)
                 for tap in self.taps:
-                    seen = ranges.get(tap.tensor)
+                    before = ranges.get(tap.tensor)
                     ranges[tap.tensor] = TensorRange(
-                        absmax=max(float(values[tap.absmax]), seen.absmax if seen else 0.0),
-                        shape=seen.shape if seen else tuple(int(dim) for dim in values[tap.shape]),
-                        non_finite=int(values[tap.non_finite]) + (seen.non_finite if seen else 0),
+                        absmax=max(float(values[tap.absmax]), before.absmax if before else 0.0),
+                        shape=before.shape if before else tuple(int(dim) for dim in values[tap.shape]),
+                        non_finite=int(values[tap.non_finite]) + (before.non_finite if before else 0),
                     )
         finally:
             session.close()

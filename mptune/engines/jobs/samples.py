@@ -37,8 +37,8 @@ def output_error(state: WorkerState, outputs: Sequence[Outputs], reference: Path
     Raises:
         EngineError: an output has another shape than the reference.
     """
-    known = state.cached(f"reference {reference}", file_identity(reference), partial(read_outputs, reference))
-    wanted = known[: len(outputs)]
+    references = state.cached(f"reference {reference}", file_identity(reference), partial(read_outputs, reference))
+    wanted = references[: len(outputs)]
     function = partial(_value_by_caller, state) if metric.startswith(CALLABLE) else None
     _, extra = state.cached("metric", metric, partial(resolve_metric, metric, function))
     for got, expected in zip(outputs, wanted, strict=True):

@@ -169,26 +169,26 @@ def _runs_on(kind: Kind, gpu: Gpu) -> bool:
 def _why_not_on(kind: Kind, gpu: Gpu) -> str | None:
     """Why TensorRT or TensorRT-RTX cannot measure on a GPU that is here; None where it can."""
     if not _runs_on(kind, gpu):
-        known = ", ".join(f"{major}.{minor}" for major, minor in sorted(RTX_CAPABILITIES))
-        return f"TensorRT-RTX computes FP32 and FP16 on GPUs of compute capability {known}"
-    found = find_library(kind)
-    return found if isinstance(found, str) else found.cuda_obstacle
+        capabilities = ", ".join(f"{major}.{minor}" for major, minor in sorted(RTX_CAPABILITIES))
+        return f"TensorRT-RTX computes FP32 and FP16 on GPUs of compute capability {capabilities}"
+    library = find_library(kind)
+    return library if isinstance(library, str) else library.cuda_obstacle
 
 
 def _why_not_ahead(target: Target) -> str | None:
     """Why TensorRT-RTX cannot build for a GPU that is not here; None where it can."""
     if target.compute_capability not in AHEAD_OF_TIME:
-        known = ", ".join(f"{major}.{minor}" for major, minor in AHEAD_OF_TIME)
-        return f"it builds for compute capability {known}"
-    found = find_library("tensorrt-rtx")
-    return found if isinstance(found, str) else None
+        capabilities = ", ".join(f"{major}.{minor}" for major, minor in AHEAD_OF_TIME)
+        return f"it builds for compute capability {capabilities}"
+    library = find_library("tensorrt-rtx")
+    return library if isinstance(library, str) else None
 
 
 def _library(kind: Kind) -> LibraryReport:
-    found = find_library(kind)
-    if isinstance(found, str):
-        raise TargetError(f"--engine {kind}: {found}", INSTALL[kind])
-    return found
+    library = find_library(kind)
+    if isinstance(library, str):
+        raise TargetError(f"--engine {kind}: {library}", INSTALL[kind])
+    return library
 
 
 @cache
@@ -211,8 +211,8 @@ def is_here(target: Target, gpu: Gpu) -> bool:
 @cache
 def probe(provider: Provider) -> str | None:
     """Run a tiny model in a worker; None where that works, else the reason. Cached for the process."""
-    found = _ask_worker(ProbeJob(provider), _own_words)
-    return found if isinstance(found, str) else None
+    report = _ask_worker(ProbeJob(provider), _logged_reason)
+    return report if isinstance(report, str) else None
 
 
 def _ask_worker(job: Job[T], words: Callable[[Failure], str] = lambda failure: "") -> T | str:
@@ -224,7 +224,7 @@ def _ask_worker(job: Job[T], words: Callable[[Failure], str] = lambda failure: "
         return words(result) or result.message  # The log goes with the folder.
 
 
-def _own_words(failure: Failure) -> str:
+def _logged_reason(failure: Failure) -> str:
     """What ONNX Runtime logged about a library that does not load; its exception names no cause."""
     if failure.log_path is None:
         return ""
@@ -251,18 +251,18 @@ def list_toolchains() -> tuple[ToolchainStatus, ...]:
 
 
 def _tensorrt_status(kind: Kind, gpus: Sequence[Gpu]) -> ToolchainStatus:
-    found = find_library(kind)
-    if isinstance(found, str):
-        return ToolchainStatus(kind, False, found, INSTALL[kind])
-    version = found.version + "".join(f" ({warning})" for warning in found.warnings)
+    library = find_library(kind)
+    if isinstance(library, str):
+        return ToolchainStatus(kind, False, library, INSTALL[kind])
+    version = library.version + "".join(f" ({warning})" for warning in library.warnings)
     fitting = next((gpu for gpu in gpus if _runs_on(kind, gpu)), None)
-    if fitting is not None and found.cuda_obstacle is None:
+    if fitting is not None and library.cuda_obstacle is None:
         return ToolchainStatus(kind, True, f"{version}: builds and measures on {fitting.name}")
-    obstacle = found.cuda_obstacle if fitting is not None else "no GPU that it runs on was found"
+    obstacle = library.cuda_obstacle if fitting is not None else "no GPU that it runs on was found"
     if kind == "tensorrt-rtx":
-        known = ", ".join(f"{major}.{minor}" for major, minor in AHEAD_OF_TIME)
+        capabilities = ", ".join(f"{major}.{minor}" for major, minor in AHEAD_OF_TIME)
         return ToolchainStatus(
-            kind, True, f"{version}: builds ahead of time for compute capability {known}; {obstacle}"
+            kind, True, f"{version}: builds ahead of time for compute capability {capabilities}; {obstacle}"
         )
     return ToolchainStatus(kind, False, f"{version}: {obstacle}", CUDA_PYTHON if fitting is not None else "")
 

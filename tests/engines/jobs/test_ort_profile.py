@@ -16,7 +16,7 @@ from mptune.data.calibration import CalibrationSet
 from mptune.engines.base import EngineError, Failure, Measurement
 from mptune.engines.jobs.layer_times import PROFILED_RUNS, UNTIMED_RUNS, LayerTime, group_times, minor_nodes
 from mptune.engines.jobs.ort_profile import OrtProfileJob, computed_nodes, layer_times
-from mptune.engines.toolchains import onnxruntime as ort_measured
+from mptune.engines.toolchains import onnxruntime as ort_toolchain
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
 from mptune.engines.worker.child import WorkerState
 from mptune.engines.workload import Workload
@@ -265,7 +265,7 @@ def test_a_measurement_holds_the_groups_times_where_they_are_asked_for(tools: On
 def test_a_profile_that_fails_in_the_worker_is_a_warning(
     fault: Any, words: str, tools: OnnxRuntimeToolchain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ort_measured, "OrtProfileJob", lambda *fields: fault)
+    monkeypatch.setattr(ort_toolchain, "OrtProfileJob", lambda *fields: fault)
     with tools:
         failed = evaluated(tools, 2)
         assert failed.group_times_ms is None
