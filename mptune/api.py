@@ -313,7 +313,7 @@ def export(
         run: the run directory of a search.
         out: where to write, a .tar.gz; None means the run's name + ``.tar.gz`` in the working directory.
         force: overwrite ``out``.
-        warn: hears what the file cannot hold, one line each.
+        warn: receives what the file cannot hold, one line each.
 
     Returns:
         The path written.
@@ -376,7 +376,7 @@ def apply(
         out: where to write.
         keep_fp32: patterns as in search-space files; what they mean is FP32 whatever the plan says.
         force: overwrite ``out``.
-        warn: hears what is not as it was asked for, one line each.
+        warn: receives what differs from the request, one line each.
 
     Returns:
         The path written.

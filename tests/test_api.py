@@ -330,10 +330,10 @@ def test_settings_that_change_what_is_measured_cannot_change(
     front = search(make_toolchain())
     np.savez("other.npz", x=np.zeros((4, 32), np.float32))
     toolchain = make_toolchain()
-    with pytest.raises(RunError, match=f"another {named}|other {named}") as told:
+    with pytest.raises(RunError, match=f"another {named}|other {named}") as caught:
         search(toolchain, **changes)
-    assert "fresh=True" in told.value.hint
-    assert "out=" in told.value.hint
+    assert "fresh=True" in caught.value.hint
+    assert "out=" in caught.value.hint
     assert toolchain.opened == 0
     assert search(toolchain) == front
 
@@ -445,9 +445,9 @@ def test_a_file_in_the_way_is_refused(place: Path) -> None:
 def test_a_place_that_cannot_be_written_is_told(place: Path) -> None:
     closed = place / "closed"
     closed.mkdir(mode=0o500)
-    with pytest.raises(RunError, match="cannot write") as told:
+    with pytest.raises(RunError, match="cannot write") as caught:
         search(make_toolchain(), out="closed/run")
-    assert "out=" in told.value.hint
+    assert "out=" in caught.value.hint
 
 
 def test_a_newer_run_is_refused(place: Path) -> None:
@@ -455,9 +455,9 @@ def test_a_newer_run_is_refused(place: Path) -> None:
     path = place / "model.mptune/run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 3}))
     for call in (lambda: search(make_toolchain()), lambda: api.report("model.mptune")):
-        with pytest.raises(RunError, match="newer mptune") as told:
+        with pytest.raises(RunError, match="newer mptune") as caught:
             call()
-        assert "upgrade" in told.value.hint
+        assert "upgrade" in caught.value.hint
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"format": 1}', "{"])
@@ -511,9 +511,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_read_only_file_system_is_told(place: Path, small_disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    with pytest.raises(RunError, match=r"cannot write .*Read-only") as told:
+    with pytest.raises(RunError, match=r"cannot write .*Read-only") as caught:
         search(make_toolchain(), out=small_disk / "run")
-    assert "out=" in told.value.hint
+    assert "out=" in caught.value.hint
 
 
 def free_bytes(path: Path) -> int:
@@ -525,9 +525,9 @@ def test_a_full_disk_is_told_and_nothing_is_lost(place: Path, small_disk: Path, 
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"x" * max(0, free_bytes(small_disk) - room))
     first = make_toolchain()
-    with pytest.raises(RunError, match=r"[Dd]isk full|No space") as told:
+    with pytest.raises(RunError, match=r"[Dd]isk full|No space") as caught:
         search(first, out=small_disk / "run", budget=300)
-    assert "space" in told.value.hint
+    assert "space" in caught.value.hint
     ballast.unlink()
     rest = make_toolchain()
     front = search(rest, out=small_disk / "run", budget=20)

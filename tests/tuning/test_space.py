@@ -45,9 +45,9 @@ def test_every_space_that_comes_with_mptune_fits_a_model(
 
 
 def test_an_unknown_space_has_close_matches() -> None:
-    with pytest.raises(SpaceError, match="'transfomer'") as told:
+    with pytest.raises(SpaceError, match="'transfomer'") as caught:
         load_space("transfomer")
-    assert "transformer" in told.value.hint
+    assert "transformer" in caught.value.hint
 
 
 @pytest.mark.parametrize(

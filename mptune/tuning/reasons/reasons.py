@@ -76,7 +76,7 @@ class Grounds:
 
     @classmethod
     def of(cls, space: SearchSpace, prior: Prior | None) -> Grounds:
-        """The grounds of a space, without what its groups err: that is the sensitivity's."""
+        """The grounds of a space, without one-group errors, which belong to the sensitivity."""
         groups = tuple(GroupFacts(g.id, g.name, g.kind, space.pinned.get(g.id)) for g in space.groups)
         if prior is None or prior.gains_ms is None:
             return cls(groups)

@@ -299,10 +299,10 @@ def test_notes(open_record: OpenRecord) -> None:
 def test_a_database_that_cannot_be_had_is_told_without_its_password(
     tmp_path: Path, space: SearchSpace, url: str
 ) -> None:
-    with pytest.raises(RunError, match="cannot open the storage postgresql") as told:
+    with pytest.raises(RunError, match="cannot open the storage postgresql") as caught:
         open_study(space, name="x", metric="m", identity={}, journal=tmp_path / "j", url=url)
-    assert "secret" not in told.value.message + told.value.hint
-    assert told.value.hint
+    assert "secret" not in caught.value.message + caught.value.hint
+    assert caught.value.hint
 
 
 def test_passwords_are_hidden() -> None:
@@ -313,9 +313,9 @@ def test_passwords_are_hidden() -> None:
 
 
 def test_samplers() -> None:
-    with pytest.raises(SettingsError, match="no sampler 'bayes'") as told:
+    with pytest.raises(SettingsError, match="no sampler 'bayes'") as caught:
         make_sampler("bayes", 0)
-    assert "tpe" in told.value.hint
+    assert "tpe" in caught.value.hint
     assert len({derive_seed(seed, trials) for seed in range(5) for trials in range(5)}) == 25
 
 

@@ -148,9 +148,9 @@ def test_a_model_that_computes_nothing_in_fp32_is_refused() -> None:
         [models.value("y", [4], TensorProto.INT64)],
     )
     Path("model.onnx").write_bytes(proto.SerializeToString())
-    with pytest.raises(ModelError, match="no FP32 layer to tune") as told:
+    with pytest.raises(ModelError, match="no FP32 layer to tune") as caught:
         search(data=None)
-    assert told.value.hint
+    assert caught.value.hint
 
 
 def test_a_model_without_layer_groups() -> None:

@@ -38,10 +38,10 @@ def test_a_sound_reference_passes() -> None:
     ],
 )
 def test_a_broken_reference_stops_everything(report: ReferenceReport, message: str) -> None:
-    with pytest.raises(BaselineError, match=message) as told:
+    with pytest.raises(BaselineError, match=message) as caught:
         check_reference(report)
-    assert "precision is not the problem" in told.value.message
-    assert told.value.hint
+    assert "precision is not the problem" in caught.value.message
+    assert caught.value.hint
 
 
 def test_small_flaws_of_the_reference_are_warnings() -> None:
@@ -57,10 +57,10 @@ def test_small_flaws_of_the_reference_are_warnings() -> None:
 
 @pytest.mark.parametrize("kind", list(FailureKind))
 def test_a_model_that_does_not_run_is_told_with_its_log(kind: FailureKind) -> None:
-    with pytest.raises(BaselineError, match="does not run in FP32") as told:
+    with pytest.raises(BaselineError, match="does not run in FP32") as caught:
         check_reference(Failure(Stage.RUN, kind, "it broke", Path("run/logs/1.log")))
-    assert "it broke" in told.value.message
-    assert str(Path("run/logs/1.log")) in told.value.hint
+    assert "it broke" in caught.value.message
+    assert str(Path("run/logs/1.log")) in caught.value.hint
 
 
 def test_the_fp32_engine_must_agree_with_the_reference() -> None:

@@ -228,9 +228,9 @@ def test_a_machine_that_stays_broken_stops_the_search_and_can_be_resumed(
     record = open_record()
     make_tuner(record, space, make_toolchain(space), budget=5).run()
     broken = make_toolchain(space, faults=-1)
-    with pytest.raises(RunError, match="3 times in a row: device lost") as told:
+    with pytest.raises(RunError, match="3 times in a row: device lost") as caught:
         make_tuner(record, space, broken, worker=WorkerSettings(retries=2)).run()
-    assert "resumes" in told.value.hint
+    assert "resumes" in caught.value.hint
     assert len(set(broken.built)) == 1
     assert len(broken.built) == 3
     mended = make_toolchain(space)
@@ -280,9 +280,9 @@ def test_a_baseline_that_fails_stops_everything_and_is_tried_anew(open_record: O
 def test_a_baseline_that_does_not_build_is_told_as_such(open_record: OpenRecord, space: SearchSpace) -> None:
     record = open_record()
     broken = make_toolchain(space, faults=1, fault_kind=FailureKind.UNSUPPORTED)
-    with pytest.raises(BaselineError, match=r"the all-FP32 engine failed .*on fire") as told:
+    with pytest.raises(BaselineError, match=r"the all-FP32 engine failed .*on fire") as caught:
         make_tuner(record, space, broken).run()
-    assert "engine=" in told.value.hint
+    assert "engine=" in caught.value.hint
     assert record.spent == record.failed == 0
     assert record.waiting() == {space.seeds[0].plan.fingerprint}
 
