@@ -45,10 +45,12 @@ from mptune.tuning.front import Front
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.runs.archive import metric_warning, pack
-from mptune.tuning.runs.confirm_run import Confirming, read_confirmation, read_record, read_searched
+from mptune.tuning.runs.confirm_run import ConfirmRun, read_confirmation, read_searched
 from mptune.tuning.runs.confirmation import Confirmation
+from mptune.tuning.runs.measuring_run import OpenToolchain
 from mptune.tuning.runs.model_copy import ensure_copy, load_either
-from mptune.tuning.runs.search_run import OpenToolchain, Session, front_of
+from mptune.tuning.runs.result import front_of, read_record
+from mptune.tuning.runs.search_run import SearchRun
 from mptune.tuning.sampler.stock import check_sampler
 from mptune.tuning.space import load_space
 
@@ -182,7 +184,7 @@ def search(
         open_run(path, fresh=fresh) as run,
     ):
         placed = placed_model(loaded, model, run)
-        session = Session(run, placed, settings, listens, open_toolchain)
+        session = SearchRun(run, placed, settings, listens, open_toolchain)
         with contextlib.closing(session):
             front = session.run()
             write_run_files(run, front, session.record, placed, session.groups, session.environment)
@@ -229,11 +231,7 @@ def pick(
     if sum(ways) > 1:
         raise SettingsError("limits, the knee and a plan's id exclude each other", "give one of them")
     directory, _ = read_run(run)
-    with (
-        full_disk_as_error(directory.path),
-        open_run(directory.path),
-        contextlib.ExitStack() as stack,
-    ):
+    with full_disk_as_error(directory.path), open_run(directory.path), contextlib.ExitStack() as stack:
         directory, file = read_run(run)  # again, now that nobody else can write it
         record = stack.enter_context(contextlib.closing(read_record(directory, file)))
         file = file.model_copy(
@@ -285,7 +283,7 @@ def confirm(
         ensure_copy(directory, file)
         with contextlib.ExitStack() as stack:
             listens = stack.enter_context(listening(progress, listener))
-            confirming = Confirming(directory, file, target, engine, listens, open_toolchain, metric)
+            confirming = ConfirmRun(directory, file, target, engine, listens, open_toolchain, metric)
             stack.callback(confirming.close)
             found = confirming.run()
             write_run_files(

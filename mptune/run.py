@@ -14,10 +14,11 @@ from mptune.settings import EngineChoice
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
 from mptune.tuning.listener import Listener
+from mptune.tuning.record.storage import storage_url
 from mptune.tuning.record.study import Study, copy_to_memory
-from mptune.tuning.runs.confirm_run import read_record
 from mptune.tuning.runs.confirmation import Confirmation
-from mptune.tuning.runs.search_run import OpenToolchain, storage_url
+from mptune.tuning.runs.measuring_run import OpenToolchain
+from mptune.tuning.runs.result import read_record
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,12 +16,32 @@ from mptune.errors import RunError
 from mptune.files import RESUME_HINT, disk_error
 from mptune.tuning.record.journal import remove_stale_locks, repair_journal
 
+STORAGE_VARIABLE = "MPTUNE_STORAGE"
+"""Environment variable with the storage URL, where run.json holds it without its password."""
+
 
 def without_password(url: str) -> str:
     """The URL of a database with its password hidden, fit for messages and files."""
     # Up to the last "@": a password that was not quoted may hold one.
     hidden = re.sub(r"(://[^:/@]*):[^/]*@", r"\1:***@", url)
     return re.sub(r"([?&]password=)[^&]*", r"\1***", hidden)
+
+
+def storage_url(recorded: str | None) -> str | None:
+    """The URL of a run's storage; from ``MPTUNE_STORAGE`` where run.json hides its password.
+
+    Raises:
+        RunError: the password is needed and not there.
+    """
+    if recorded is None or "***" not in recorded:
+        return recorded
+    url = os.environ.get(STORAGE_VARIABLE)
+    if url is None or without_password(url) != recorded:
+        raise RunError(
+            f"the run is kept in {recorded}, and its password is not stored",
+            f"set {STORAGE_VARIABLE} to the whole URL",
+        )
+    return url
 
 
 def open_storage(url: str | None, journal: Path, *, repair: bool = True) -> tuple[BaseStorage, str | None]:

@@ -14,9 +14,9 @@ from mptune.files import whole_file, writing
 from mptune.graph.writing.weights import BANK_FILES
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
+from mptune.tuning.record.storage import storage_url
 from mptune.tuning.record.study import copy_study
 from mptune.tuning.runs.model_copy import MODEL_FILE, SEAL_FILE
-from mptune.tuning.runs.search_run import storage_url
 
 _WEIGHTS = (*BANK_FILES, MODEL_FILE, SEAL_FILE)
 _COMPRESSION = 1

@@ -24,8 +24,7 @@ from mptune.engines.workload import Workload
 from mptune.errors import RunError, TargetError
 from mptune.files import link_or_copy, writing
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import LayerGroup, find_groups, groups_sha256
-from mptune.graph.loading.model import Model
+from mptune.graph.grouping.groups import find_groups, groups_sha256
 from mptune.run_json import RunFile, TargetSection
 from mptune.rundir import RunDirectory, open_run
 from mptune.settings import DataSettings, EngineChoice, SearchSettings
@@ -34,10 +33,11 @@ from mptune.targets.target import Target, detect_gpus, load_target
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.record.study import open_study, read_study
+from mptune.tuning.record.study import open_study
 from mptune.tuning.runs.confirmation import Confirmation, compare, searched_plans
+from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
 from mptune.tuning.runs.model_copy import load_copy
-from mptune.tuning.runs.search_run import OpenToolchain, front_of, storage_url
+from mptune.tuning.runs.result import front_of, read_record
 from mptune.tuning.space import SearchSpace, Seed
 from mptune.tuning.steps.baseline import check_baseline
 from mptune.tuning.steps.prepare import describe_device
@@ -51,17 +51,8 @@ HOME = "../.."
 _SAMPLE_SETS: tuple[SampleSet, ...] = ("search", "held_out")
 
 
-class Confirming:
-    """Confirms a run that was read. ``close`` ends the worker and lets go of study, samples and lock.
-
-    After ``run``: ``directory`` and ``file`` of the confirmation, its ``record``, the ``model`` and its ``groups``.
-    """
-
-    directory: RunDirectory
-    file: RunFile
-    record: StudyRecord
-    model: Model
-    groups: tuple[LayerGroup, ...]
+class ConfirmRun(MeasuringRun):
+    """Confirms a run that was read; its own run directory lies below that of the search."""
 
     def __init__(
         self,
@@ -73,24 +64,12 @@ class Confirming:
         opener: OpenToolchain | None = None,
         metric_function: TaskMetric | None = None,
     ) -> None:
+        super().__init__(listener, opener)
         self._metric_function = metric_function
         self._run = run
         self._search = file
         self._wanted = target
         self._engine: EngineChoice = engine
-        self._listener = listener
-        self._opener = opener
-        self._stack = contextlib.ExitStack()
-        self._target: Target | None = None
-
-    @property
-    def environment(self) -> Environment | None:
-        """Where the figures were taken."""
-        return self.file.environment
-
-    def close(self) -> None:
-        """End the worker and let go of everything. Idempotent."""
-        self._stack.close()
 
     def run(self) -> Confirmation:
         """Everything that is not recorded yet, then the comparison. See ``mptune.api.confirm`` for what is raised."""
@@ -120,12 +99,8 @@ class Confirming:
 
     def _choose(self) -> None:
         """Settle the target: the one that is named; else the search's own where it is here, else what is here."""
-        if self._opener is not None:
-            return
-        choice = self._choice()
-        self._target = choice.target
-        if choice.why:
-            self._listener.stage(choice.why)
+        if self._opener is None:
+            self._settle(self._choice())
 
     def _choice(self) -> TargetChoice:
         if self._wanted != "auto":
@@ -154,13 +129,7 @@ class Confirming:
         places = self._run
         workspace = Workspace(self.model.path.resolve(), places.weights, places.data, places.engines, places.logs)
         with self._open(workspace, self._settings()) as toolchain:
-            section = TargetSection(
-                name=self._wanted if self._target is None else self._target.name,
-                engine=toolchain.name,
-                device=toolchain.device,
-                latency_source=toolchain.latency_source,
-                error_source=toolchain.error_source,
-            )
+            section = self._target_section(toolchain, self._wanted)
             environment = describe_device(toolchain, self._target)
         if section.latency_source != "measured":
             raise TargetError(
@@ -223,14 +192,15 @@ class Confirming:
             yield "the search had random inputs: its errors say little; give real samples with --data and search again"
 
     def _open_study(self, space: SearchSpace) -> None:
-        self.record, repaired = open_study(
-            space,
-            name=STUDY,
-            metric=self._search.search.metric,
-            identity={"model": self._search.model.sha256},
-            journal=self.directory.journal,
+        repaired = self._hold(
+            open_study(
+                space,
+                name=STUDY,
+                metric=self._search.search.metric,
+                identity={"model": self._search.model.sha256},
+                journal=self.directory.journal,
+            )
         )
-        self._stack.callback(self.record.close)
         self._warn(*repaired)
 
     # -- measuring ----------------------------------------------------------------------------------------------
@@ -255,17 +225,12 @@ class Confirming:
                     measure_again(todo, record, toolchain, settings, self._listener)
         baseline = record.baseline()
         warnings = () if baseline is None else check_baseline(baseline.error, tf32=settings.tf32)
-        self.file = self.file.model_copy(update={"warnings": tuple(dict.fromkeys((*self.file.warnings, *warnings)))})
-        self.directory.save(self.file)
+        self._save(warnings=tuple(dict.fromkeys((*self.file.warnings, *warnings))))
 
     def _sound(self) -> list[Evaluation]:
         """What is worth measuring again, the baseline first and the rest by its latency."""
         sound = [e for e in self.record.evaluations() if e.is_finite]
         return sorted(sound, key=lambda e: (e.origin != ORIGIN_FP32, e.latency.median_ms))
-
-    def _warn(self, *texts: str) -> None:
-        for text in texts:
-            self._listener.warning(text)
 
 
 def read_searched(run: RunDirectory, file: RunFile) -> tuple[Evaluation, ...]:
@@ -276,21 +241,6 @@ def read_searched(run: RunDirectory, file: RunFile) -> tuple[Evaluation, ...]:
     """
     with contextlib.closing(read_record(run, file)) as record:
         return searched_plans(front_of(run, file, record), record.evaluations())
-
-
-def read_record(run: RunDirectory, file: RunFile) -> StudyRecord:
-    """Open the study of a run to read it.
-
-    Raises:
-        RunError: there is none, or the storage cannot be opened.
-    """
-    return read_study(
-        model_sha256=file.model.sha256,
-        name=file.study,
-        metric=file.search.metric,
-        journal=run.journal,
-        url=storage_url(file.storage),
-    )
 
 
 def read_confirmation(

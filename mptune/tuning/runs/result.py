@@ -9,6 +9,8 @@ from pathlib import Path
 
 from mptune.errors import PlanError, RunError
 from mptune.finding import Finding, by_severity
+from mptune.run_json import RunFile
+from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation, Origin, disagreements
 from mptune.tuning.explanation import Explanation
@@ -16,6 +18,8 @@ from mptune.tuning.front import Front, choose, hypervolume, reference_error_of
 from mptune.tuning.reasons.advice import Outcome, findings
 from mptune.tuning.reasons.reasons import explain
 from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.record.storage import storage_url
+from mptune.tuning.record.study import read_study
 from mptune.tuning.steps.remeasure import confirmed_evaluations, confirmed_front, rounds_needed
 
 
@@ -59,6 +63,47 @@ class Facts:
     warnings: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     data_dir: Path | None = None
+
+
+def front_of(run: RunDirectory, file: RunFile, record: StudyRecord) -> Front:
+    """The front of a run, from its run.json and its record.
+
+    Raises:
+        RunError: nothing has been evaluated yet.
+        PlanError: the chosen plan was never evaluated, or is not feasible.
+    """
+    target = file.target
+    if target is None:
+        raise RunError(f"{run.path} holds no evaluation yet", "let `mptune search` go on with it first")
+    facts = Facts(
+        run_dir=run.path,
+        model_path=Path(file.model.path),
+        model_sha256=file.model.sha256,
+        target=target.name,
+        engine=target.engine,
+        device=target.device,
+        warnings=file.warnings,
+        findings=file.findings,
+        data_dir=run.data,
+    )
+    settings = SearchSettings(confirm_rounds=file.search.confirm_rounds, latency=file.fixed_settings.latency.settings())
+    choice = Choice(file.choice.max_error, file.choice.max_latency_ms, file.choice.plan)
+    return build_front(record, facts, choice, settings, every=file.confirms is not None)
+
+
+def read_record(run: RunDirectory, file: RunFile) -> StudyRecord:
+    """Open the study of a run to read it.
+
+    Raises:
+        RunError: there is none, or the storage cannot be opened.
+    """
+    return read_study(
+        model_sha256=file.model.sha256,
+        name=file.study,
+        metric=file.search.metric,
+        journal=run.journal,
+        url=storage_url(file.storage),
+    )
 
 
 def build_front(

@@ -1,0 +1,96 @@
+"""What a search and a confirmation share: toolchain, study and warnings of one run directory, and its run.json."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from mptune.engines.base import Toolchain
+from mptune.engines.environment import Environment
+from mptune.engines.toolchains.choose import TargetChoice
+from mptune.engines.workload import Workload
+from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.loading.model import Model
+from mptune.run_json import RunFile, TargetSection
+from mptune.rundir import RunDirectory
+from mptune.settings import SearchSettings
+from mptune.targets.target import Target
+from mptune.tuning.listener import Listener
+from mptune.tuning.record.record import StudyRecord
+
+OpenToolchain = Callable[[Workload, SearchSettings], Toolchain]
+
+
+class MeasuringRun:
+    """One call that measures plans and records them in a run directory.
+
+    ``close`` ends the worker and lets go of study, samples and lock. The attributes are there once ``run`` of the
+    subclass has set them.
+
+    Attributes:
+        directory: that is written.
+        file: its run.json.
+        record: its study.
+        model: the model.
+        groups: its layer groups.
+    """
+
+    directory: RunDirectory
+    file: RunFile
+    record: StudyRecord
+    model: Model
+    groups: tuple[LayerGroup, ...]
+
+    def __init__(self, listener: Listener, opener: OpenToolchain | None) -> None:
+        self._listener = listener
+        self._opener = opener
+        self._stack = contextlib.ExitStack()
+        self._target: Target | None = None
+        self._warned: set[str] = set()
+
+    @property
+    def environment(self) -> Environment | None:
+        """Where the figures were taken; None before anything ran."""
+        return self.file.environment
+
+    def close(self) -> None:
+        """End the worker and let go of everything. Idempotent."""
+        self._stack.close()
+
+    def _settle(self, choice: TargetChoice) -> Target:
+        """Take a target, and say why it is this one where nobody named it."""
+        self._target = choice.target
+        if choice.why:
+            self._listener.stage(choice.why)
+        return choice.target
+
+    def _target_section(self, toolchain: Toolchain, named: str) -> TargetSection:
+        """What the figures are taken on; ``named`` where the caller brought a toolchain and no profile was read."""
+        return TargetSection(
+            name=named if self._target is None else self._target.name,
+            engine=toolchain.name,
+            device=toolchain.device,
+            latency_source=toolchain.latency_source,
+            error_source=toolchain.error_source,
+        )
+
+    def _hold(self, opened: tuple[StudyRecord, tuple[str, ...]]) -> tuple[str, ...]:
+        """Take a study that was opened, to be closed at the end; what had to be repaired in it."""
+        self.record, repaired = opened
+        self._stack.callback(self.record.close)
+        return repaired
+
+    def _save(self, **changes: Any) -> None:
+        """Write run.json with some sections changed, if that changes anything."""
+        changed = self.file.model_copy(update=changes)
+        if changed != self.file:
+            self.directory.save(changed)
+            self.file = changed
+
+    def _warn(self, *texts: str) -> None:
+        """Pass each warning on once."""
+        for text in texts:
+            if text not in self._warned:
+                self._warned.add(text)
+                self._listener.warning(text)
