@@ -25,7 +25,6 @@ from mptune.data.metrics.accuracy import TaskMetric
 from mptune.errors import SettingsError
 from mptune.files import full_disk_as_error
 from mptune.graph.grouping.groups import find_groups
-from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
 from mptune.inspection import Inspection, inspect_model
 from mptune.reporting.run_files import write_run_files
@@ -335,13 +334,13 @@ def export(
 
 
 def inspect(
-    model: str | Path, *, data: str | Path | None = None, space: str = "default", batch: int = 1, budget: int = 50
+    model: ModelLike, *, data: Any = None, space: str = "default", batch: int = 1, budget: int = 50
 ) -> Inspection:
     """Take a model apart as a search would: groups, operators, FLOPs, bytes, hazards and what they pin.
 
     Args:
-        model: path of an ONNX model.
-        data: calibration samples; with them the model is run once over each, and the values seen are judged, too.
+        model: path of an ONNX model, or an ``onnx.ModelProto``.
+        data: calibration samples, as in ``search``; the model is run once over each, and its values are judged, too.
         space: name or path of the search space whose granularity and pins count.
         batch: rows per sample where the batch is dynamic.
         budget: evaluations of the search to come, where the space's granularity is ``auto``.
@@ -353,7 +352,8 @@ def inspect(
         BaselineError: the model does not run on them in FP32.
     """
     named = load_space(space)
-    return inspect_model(load_model(model), named, None if data is None else Path(data), batch, budget)
+    with loaded_model(model) as loaded:
+        return inspect_model(loaded, named, data_argument(data), batch, budget)
 
 
 def apply(

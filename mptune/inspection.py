@@ -23,7 +23,7 @@ from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.op_rules import node_rule
-from mptune.settings import DataSettings, SearchSettings
+from mptune.settings import DataSettings, InMemory, SearchSettings
 from mptune.targets.costs import VIEWS, GroupCost, ShapeTable, group_costs, node_flops, ungrouped_cost
 from mptune.targets.memory import MemoryNeed, memory_need
 from mptune.targets.target import load_target
@@ -170,7 +170,7 @@ def _group(inspected: InspectedGroup) -> dict[str, Any]:
 
 
 def inspect_model(
-    model: Model, named: NamedSpace, data: Path | None = None, batch: int = 1, budget: int | None = None
+    model: Model, named: NamedSpace, data: Path | InMemory | None = None, batch: int = 1, budget: int | None = None
 ) -> Inspection:
     """Find the groups, operators, costs, hazards and pins of a model, as a search with this space and data would.
 

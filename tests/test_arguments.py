@@ -185,6 +185,13 @@ def test_a_model_in_memory_that_cannot_be_tuned(place: Path) -> None:
         search(empty)
 
 
+def test_a_model_and_data_in_memory_can_be_inspected(place: Path) -> None:
+    proto = onnx.load("model.onnx")
+    found = mptune.inspect(proto, data=ROWS)
+    assert (found.samples, found.observed) == (8, "arrays")
+    assert found.model.sha256 == mptune.inspect(proto).model.sha256
+
+
 # -- a function as the metric -------------------------------------------------------------------------------------
 
 
