@@ -170,6 +170,13 @@ class Evaluation:
         text = f"its error is {measured:.2e} as measured, {expected:.2e} as emulated: {_WHY}"
         return replace(both, disagrees=True, warnings=(*self.warnings, text))
 
+    def __repr__(self) -> str:
+        return (
+            f"Evaluation({self.plan.fingerprint}: {self.latency.median_ms:.4g} ms {self.latency.source},"
+            f" error {self.judged_error:.2g} ({self.metric}),"
+            f" {len(self.plan.fp16_groups)} FP16 and {len(self.plan.fp32_groups)} FP32 groups, {self.origin})"
+        )
+
     @property
     def error_value(self) -> float:
         """The objective statistic on the search samples: the smaller, the more exact."""

@@ -127,6 +127,14 @@ def test_best_says_that_nothing_meets_the_limits() -> None:
         make_front(()).best()
 
 
+def test_one_point_prints_in_a_line() -> None:
+    text = repr(FRONT.best(max_error=1.0, max_latency_ms=100.0))
+    assert text == (
+        f"Evaluation({FRONT.points[0].plan.fingerprint}: 5 ms predicted, error 0.01 (relative_l2),"
+        " 1 FP16 and 9 FP32 groups, sampler)"
+    )
+
+
 @pytest.mark.parametrize("limits", [{"max_error": 0}, {"max_latency_ms": -1.0}, {"max_error": math.nan}])
 def test_limits_are_above_zero(limits: dict[str, float]) -> None:
     with pytest.raises(SettingsError, match=f"{next(iter(limits))}= is "):
