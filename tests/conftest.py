@@ -7,9 +7,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from hypothesis import settings
 from onnx import TensorProto, helper, numpy_helper
 
 OPSET = 17
+
+# No test may fail because the machine is busy.
+settings.register_profile("mptune", deadline=None)
+settings.load_profile("mptune")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

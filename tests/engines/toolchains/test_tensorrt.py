@@ -293,6 +293,7 @@ def test_a_fault_of_the_machine_costs_no_engine(
 ) -> None:
     """TensorRT-RTX builds here, and there is no device to load the engine on."""
     pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
+    pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
     Found(monkeypatch, tensorrt_rtx=LibraryReport("1.7.1"))
     target = load_target("rtx-4500-ada")
     mlp_workload.workspace.engines_dir.mkdir()
