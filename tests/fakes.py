@@ -31,6 +31,7 @@ from mptune.engines.base import (
 )
 from mptune.engines.environment import Environment
 from mptune.engines.timing.latency import Latency, LatencySource, summarise
+from mptune.engines.timing.session_timing import SessionTiming
 from mptune.engines.workload import Workload
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -98,6 +99,7 @@ class FakeToolchain:
         faults: how many faults of the machine come before evaluations work; below 0 they never end.
         fault_kind: their kind.
         noise: relative spread of the measured values.
+        session_spread: relative spread between sessions of one plan.
         held_out_factor: held-out errors are this much larger.
         errs_at_first: fingerprints that err three times as much until the worker has been restarted.
         error_factor: errors of all plans with FP16 are this much larger than the law's.
@@ -117,6 +119,7 @@ class FakeToolchain:
     faults: int = 0
     fault_kind: FailureKind = FailureKind.DEVICE_LOST
     noise: float = 1e-4
+    session_spread: float = 0.0
     held_out_factor: float = 1.1
     errs_at_first: Collection[str] = ()
     error_factor: float = 1.0
@@ -136,6 +139,7 @@ class FakeToolchain:
     closed: int = 0
     calls: list[tuple[str, SampleSet, int]] = field(default_factory=list)
     restarts: int = 0
+    reopened: list[str] = field(default_factory=list)
     observed: int = 0
     emulation_fails: Collection[str] = ()
     emulation_holds: bool = True
@@ -201,6 +205,17 @@ class FakeToolchain:
         times = {g: self.law.gains[g] * (1.0 if g in half else 2.0) for g in self.law.groups}
         return replace(found, group_times_ms=times)
 
+    def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
+        if self.latency_source == "predicted":
+            return ()
+        timings = []
+        for _ in range(count):
+            self.reopened.append(plan.fingerprint)
+            latency, _ = self._in_turn(self.law.latency_ms(plan), 1.0, len(self.calls) + 1000 * len(self.reopened))
+            assert latency.session is not None
+            timings.append(latency.session)
+        return tuple(timings)
+
     def _output_error(self, plan: PrecisionPlan, factor: float) -> OutputError:
         non_finite = bool(set(plan.fp16_groups) & set(self.non_finite))
         error = self.law.error(plan) * factor
@@ -222,8 +237,8 @@ class FakeToolchain:
         else:
             seen = self.drifts[min(len(self.calls), len(self.drifts)) - 1] if self.drifts else 1.0
             drift = 1.0 / seen
-            baseline = self._timed(self.law.base_ms * seen, 0)
-            latency = self._timed(true_ms * seen, len(self.calls)).scaled(drift)
+            latency, baseline = self._in_turn(true_ms, seen, len(self.calls))
+            latency = latency.scaled(drift)
         return Measurement(
             latency=latency,
             baseline=baseline,
@@ -232,6 +247,17 @@ class FakeToolchain:
             error_source=self.error_source,
             build_s=0.1,
         )
+
+    def _in_turn(self, true_ms: float, seen: float, seed: int) -> tuple[Latency, Latency]:
+        """Latencies of a session opened anew and of this process's session of the baseline."""
+        name = f"{self.device} {self.restarts}"
+        own, common = (
+            math.exp(self.session_spread * np.random.default_rng([seed_of, 7]).normal())
+            for seed_of in (seed, 10**6 + self.restarts)
+        )
+        latency, baseline = self._timed(true_ms * seen * own, seed), self._timed(self.law.base_ms * seen * common, 0)
+        timing = SessionTiming.of_values(name, latency.raw_ms, baseline.raw_ms)
+        return replace(latency, session=timing), baseline
 
     def _timed(self, ms: float, seed: int) -> Latency:
         spread = np.random.default_rng(seed).normal(1.0, self.noise, 11) if self.noise else np.ones(11)

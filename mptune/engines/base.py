@@ -19,6 +19,7 @@ import numpy as np
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.environment import Environment
 from mptune.engines.timing.latency import Latency, LatencySource, Stopwatch
+from mptune.engines.timing.session_timing import SessionTiming
 from mptune.graph.plan import PrecisionPlan
 
 if TYPE_CHECKING:
@@ -310,6 +311,13 @@ class Toolchain(Protocol):
 
         With ``profile`` the layer groups are timed, too, where ``profiling`` is not ``none``. A profile that fails is a
         warning of the measurement, not a failure.
+        """
+        ...
+
+    def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
+        """Open the engine of a plan that was evaluated anew, so many times, and time each session.
+
+        Sessions of one plan differ, which no single one shows. Empty where latency is predicted.
         """
         ...
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import stdtrit
 
 from mptune.data.metrics.accuracy import METRICS, OutputError
 
@@ -70,7 +70,7 @@ def pseudo_values(error: OutputError, metric: str) -> Floats | None:
 
 def t_quantile(samples: int) -> float:
     """The 97.5 % quantile of Student's t for a mean of so many values (at least 2)."""
-    return float(stats.t.ppf(0.5 + _COVERAGE / 2.0, samples - 1))
+    return float(stdtrit(samples - 1, 0.5 + _COVERAGE / 2.0))
 
 
 def error_interval(error: OutputError, metric: str) -> tuple[float, float] | None:

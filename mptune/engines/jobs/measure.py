@@ -7,8 +7,8 @@ It runs inside the worker, names files and carries settings; the baseline's sess
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
-from functools import partial
+import uuid
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mptune.data.metrics.accuracy import OutputError
@@ -18,8 +18,26 @@ from mptune.engines.jobs.samples import cached_samples, file_identity, output_er
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import Provider, SessionOptions
 from mptune.engines.timing.latency import Latency, Repetitions, calibrate, monotonic_ms, time_in_turn
+from mptune.engines.timing.session_timing import SessionTiming
 from mptune.engines.worker.child import WorkerState
 from mptune.settings import LatencySettings
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The session of the baseline that stays open in a worker.
+
+    Attributes:
+        session: of the all-FP32 plan.
+        name: of this session, unique: what was timed beside it shares what is particular to it.
+    """
+
+    session: EngineSession
+    name: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
+
+    def close(self) -> None:
+        """Close the session."""
+        self.session.close()
 
 
 @dataclass(frozen=True)
@@ -76,22 +94,18 @@ class MeasureJob:
 
     def run(self, state: WorkerState) -> MeasureResult:
         """See the class."""
-        feed = cached_samples(state, self.timing_samples)[0]
-        key = (*file_identity(self.baseline), self.provider, self.tf32_by_environment, self.latency)
-        baseline = state.cached("baseline", key, partial(self._open, self.baseline, tf32=False))
+        baseline = self.open_baseline(state)
         started = time.perf_counter()
-        candidate = self._open(self.model, tf32=self.tf32)
+        candidate = self.open_candidate()
         build_s = time.perf_counter() - started
         try:
             state.enter(Stage.RUN)
             outputs = [candidate.run(sample) for sample in cached_samples(state, self.samples)]
             error = output_error(state, outputs, self.reference, self.metric)
             state.enter(Stage.TIME)
-            watches = [session.stopwatch(feed) for session in (baseline, candidate)]
-            repetitions = self.repetitions or calibrate(watches[0].run_once, monotonic_ms, self.latency)
-            baseline_latency, latency = time_in_turn(watches, repetitions, self.latency)
-            device_warnings = self._device_warnings(state)
-            warnings = (*candidate.warnings, *baseline.warnings, *self._compare(candidate, baseline), *device_warnings)
+            latency, baseline_latency, repetitions = self.time(state, candidate, baseline)
+            told = (*candidate.warnings, *baseline.session.warnings, *self._compare(candidate, baseline.session))
+            warnings = (*told, *self._device_warnings(state))
         finally:
             candidate.close()
         return MeasureResult(
@@ -102,6 +116,26 @@ class MeasureJob:
             build_s=build_s,
             warnings=tuple(dict.fromkeys(warnings)),
         )
+
+    def open_baseline(self, state: WorkerState) -> Baseline:
+        """The baseline's session, opened once in a worker."""
+        key = (*file_identity(self.baseline), self.provider, self.tf32_by_environment, self.latency)
+        return state.cached("baseline", key, lambda: Baseline(self._open(self.baseline, tf32=False)))
+
+    def open_candidate(self) -> EngineSession:
+        """A session of the candidate."""
+        return self._open(self.model, tf32=self.tf32)
+
+    def time(
+        self, state: WorkerState, candidate: EngineSession, baseline: Baseline
+    ) -> tuple[Latency, Latency, Repetitions]:
+        """Latencies of the candidate and of the baseline, taken in turn, and what they were taken with."""
+        feed = cached_samples(state, self.timing_samples)[0]
+        watches = [session.stopwatch(feed) for session in (baseline.session, candidate)]
+        repetitions = self.repetitions or calibrate(watches[0].run_once, monotonic_ms, self.latency)
+        baseline_latency, latency = time_in_turn(watches, repetitions, self.latency)
+        timing = SessionTiming.of_values(baseline.name, latency.raw_ms, baseline_latency.raw_ms)
+        return replace(latency, session=timing), baseline_latency, repetitions
 
     def _open(self, model: Path, *, tf32: bool) -> EngineSession:
         by_environment = self.tf32_by_environment
@@ -121,3 +155,32 @@ class MeasureJob:
         before = {gpu.index: gpu for gpu in first}
         warnings = [text for gpu in gpus for text in state_warnings(gpu, before.get(gpu.index))]
         return (*warnings, *process_warnings(foreign_gpu_processes()))
+
+
+@dataclass(frozen=True)
+class ReopenJob:
+    """Open a candidate anew, again and again, and time each session in turn with the baseline's: how far they differ.
+
+    Attributes:
+        measure: how the candidate is opened and timed; its repetitions are frozen, no outputs are computed.
+        count: how many sessions.
+    """
+
+    measure: MeasureJob
+    count: int
+
+    def run(self, state: WorkerState) -> tuple[SessionTiming, ...]:
+        """See the class."""
+        baseline = self.measure.open_baseline(state)
+        return tuple(self._timed(state, baseline) for _ in range(self.count))
+
+    def _timed(self, state: WorkerState, baseline: Baseline) -> SessionTiming:
+        state.enter(Stage.BUILD)
+        candidate = self.measure.open_candidate()
+        try:
+            state.enter(Stage.TIME)
+            latency, _, _ = self.measure.time(state, candidate, baseline)
+        finally:
+            candidate.close()
+        assert latency.session is not None
+        return latency.session

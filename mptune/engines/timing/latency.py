@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from mptune.engines.timing.session_timing import SessionTiming
 from mptune.settings import LatencySettings
 
 MIN_SPAN_MS = 1.0
@@ -111,12 +112,15 @@ class Latency:
         median_ms: median of the values.
         p90_ms: 90th percentile, ``percentile``.
         p99_ms: 99th percentile.
-        ci95_ms: 95 % bootstrap interval of the median.
+        ci95_ms: 95 % interval. Of values that were just taken it is the bootstrap interval of their median, which knows
+            of this session alone; a search widens it by what differs between sessions.
         cv: coefficient of variation, standard deviation over mean.
         source: ``measured`` on the target or ``predicted`` by the roofline.
         raw_ms: every value, in order; empty where predicted.
         transfer_ms: host to device and back, timed separately and part of no other figure; None where not timed.
         warnings: one line each, ending with what to do.
+        session: against the baseline that it was timed in turn with, which the intervals of a search rest on
+            (``mptune.engines.timing.spread``); None where it was timed alone, or is predicted.
     """
 
     median_ms: float
@@ -128,6 +132,7 @@ class Latency:
     raw_ms: tuple[float, ...] = ()
     transfer_ms: float | None = None
     warnings: tuple[str, ...] = ()
+    session: SessionTiming | None = None
 
     @classmethod
     def predicted(cls, ms: float) -> Latency:
@@ -158,12 +163,14 @@ class Latency:
             "raw_ms": list(self.raw_ms),
             "transfer_ms": self.transfer_ms,
             "warnings": list(self.warnings),
+            "session": None if self.session is None else self.session.to_json(),
         }
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Latency:
-        """Inverse of ``to_json``; raw values, transfer and warnings may be absent."""
+        """Inverse of ``to_json``; raw values, transfer, warnings and session may be absent."""
         low, high = document["ci95_ms"]
+        session = document.get("session")
         return cls(
             float(document["median_ms"]),
             float(document["p90_ms"]),
@@ -174,6 +181,7 @@ class Latency:
             tuple(float(value) for value in document.get("raw_ms", ())),
             document.get("transfer_ms"),
             tuple(document.get("warnings", ())),
+            None if session is None else SessionTiming.from_json(session),
         )
 
 

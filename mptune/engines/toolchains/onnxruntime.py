@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from mptune.engines.base import ErrorSource, Failure, Measurement, Profiling, SampleSet
 from mptune.engines.environment import Environment
 from mptune.engines.jobs.layer_times import LayerTime
-from mptune.engines.jobs.measure import MeasureJob, MeasureResult
+from mptune.engines.jobs.measure import MeasureJob, MeasureResult, ReopenJob
 from mptune.engines.jobs.ort_profile import OrtProfileJob
 from mptune.engines.ort.session import Provider
 from mptune.engines.timing.latency import LatencySource, Repetitions
+from mptune.engines.timing.session_timing import SessionTiming
 from mptune.engines.toolchains.shared import BaseToolchain
 from mptune.engines.toolchains.timed import Profiler, Timer
 from mptune.engines.workload import Workload
@@ -109,29 +110,41 @@ class OnnxRuntimeToolchain(BaseToolchain):
             self._baseline.unlink(missing_ok=True)
             self._baseline = None
 
+    def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
+        """See ``Toolchain``."""
+        path = self._typed_model(plan)
+        try:
+            return self._call(ReopenJob(self._measure_job(plan, path, "search", self._timer.repetitions), count))
+        finally:
+            path.unlink(missing_ok=True)
+
     def _measure(
         self, plan: PrecisionPlan, which: SampleSet, repetitions: Repetitions | None
     ) -> MeasureResult | Failure:
         """Build, run and time one plan in turn with the baseline; without ``repetitions`` they are calibrated."""
         path = self._typed_model(plan)
-        workspace = self.workload.workspace
         try:
-            job = MeasureJob(
-                model=path,
-                baseline=self._baseline_model(),
-                samples=workspace.samples(which),
-                timing_samples=workspace.samples("search"),
-                reference=workspace.reference(which),
-                provider=self.provider,
-                tf32=self.settings.tf32 and bool(plan.fp16_groups),  # The all-FP32 plan is built as the baseline is.
-                tf32_by_environment=self.tf32_by_environment,
-                latency=self.settings.latency,
-                repetitions=repetitions,
-                metric=self.settings.metric,
-            )
-            return self._call(job)
+            return self._call(self._measure_job(plan, path, which, repetitions))
         finally:
             path.unlink(missing_ok=True)
+
+    def _measure_job(
+        self, plan: PrecisionPlan, path: Path, which: SampleSet, repetitions: Repetitions | None
+    ) -> MeasureJob:
+        workspace = self.workload.workspace
+        return MeasureJob(
+            model=path,
+            baseline=self._baseline_model(),
+            samples=workspace.samples(which),
+            timing_samples=workspace.samples("search"),
+            reference=workspace.reference(which),
+            provider=self.provider,
+            tf32=self.settings.tf32 and bool(plan.fp16_groups),  # The all-FP32 plan is built as the baseline is.
+            tf32_by_environment=self.tf32_by_environment,
+            latency=self.settings.latency,
+            repetitions=repetitions,
+            metric=self.settings.metric,
+        )
 
     def _layer_times(self, plan: PrecisionPlan) -> tuple[LayerTime, ...] | Failure:
         """The time of each layer of a plan's engine, in another session."""

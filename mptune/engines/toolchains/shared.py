@@ -26,6 +26,7 @@ from mptune.engines.jobs.reference import ObserveJob, ReferenceJob
 from mptune.engines.ort.cuda_session import NO_TF32
 from mptune.engines.ort.session import Provider
 from mptune.engines.timing.latency import LatencySource
+from mptune.engines.timing.session_timing import SessionTiming
 from mptune.engines.worker.child import Job
 from mptune.engines.worker.parent import Worker
 from mptune.engines.workload import Workload
@@ -169,6 +170,10 @@ class BaseToolchain(ABC):
     def observe(self) -> Mapping[str, TensorRange] | Failure:
         """See ``Toolchain``."""
         return self._reference_model.observe()
+
+    def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
+        """See ``Toolchain``; a predicted latency has no sessions."""
+        return ()
 
     def emulate(self, plans: Sequence[PrecisionPlan]) -> tuple[OutputError, ...] | Failure:
         """See ``Toolchain``."""

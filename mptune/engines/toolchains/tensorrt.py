@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mptune.engines.base import ErrorSource, Failure, Measurement, Profiling, SampleSet, Stage, Workspace
 from mptune.engines.jobs.layer_times import LayerTime
-from mptune.engines.jobs.measure import MeasureResult
+from mptune.engines.jobs.measure import MeasureResult, ReopenJob
 from mptune.engines.ort.session import Provider
 from mptune.engines.tensorrt.builder import BuildOptions
 from mptune.engines.tensorrt.jobs import LibraryReport, MeasureEngineJob
@@ -17,6 +17,7 @@ from mptune.engines.tensorrt.library import Kind
 from mptune.engines.tensorrt.profile import EngineProfileJob
 from mptune.engines.tensorrt.store import EngineStore
 from mptune.engines.timing.latency import LatencySource, Repetitions
+from mptune.engines.timing.session_timing import SessionTiming
 from mptune.engines.toolchains.predicted import predict
 from mptune.engines.toolchains.shared import BaseToolchain
 from mptune.engines.toolchains.timed import Profiler, Timer
@@ -97,16 +98,28 @@ class TensorRtToolchain(BaseToolchain):
             return measurement
         return self._profiler.profile(measurement, partial(self._layer_times, plan))
 
+    def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
+        """See ``Toolchain``: the engine's file is loaded anew."""
+        job = self._measure_job(plan, "search", self._timer.repetitions)
+        return job if isinstance(job, Failure) else self._call(ReopenJob(job, count))
+
     def _measure(
         self, plan: PrecisionPlan, which: SampleSet, repetitions: Repetitions | None
     ) -> MeasureResult | Failure:
+        job = self._measure_job(plan, which, repetitions)
+        return job if isinstance(job, Failure) else self._call(job)
+
+    def _measure_job(
+        self, plan: PrecisionPlan, which: SampleSet, repetitions: Repetitions | None
+    ) -> MeasureEngineJob | Failure:
+        """The job that measures a plan's engine; engines that are not there are built."""
         stored, baseline = self._store.find_or_build(plan), self._store.find_or_build(self._fp32)
         if isinstance(stored, Failure):
             return stored
         if isinstance(baseline, Failure):
             return baseline
         paths = self.workload.workspace
-        job = MeasureEngineJob(
+        return MeasureEngineJob(
             model=stored.path,
             baseline=baseline.path,
             samples=paths.samples(which),
@@ -120,7 +133,6 @@ class TensorRtToolchain(BaseToolchain):
             nodes=self.workload.rewriter.node_precisions(plan),
             runtime_cache=self._runtime_cache,
         )
-        return self._call(job)
 
     def _layer_times(self, plan: PrecisionPlan) -> tuple[LayerTime, ...] | Failure:
         """The time of each layer of a plan's engine, whose file is loaded again: no fault costs the latency."""

@@ -47,9 +47,14 @@ class Timer:
             measure: builds, runs and times the candidate and the baseline; calibrates the repetitions where it is
                 given None.
         """
-        record = self._record = self._record or TimingRecord.read(self._path, self._settings)
-        result = measure(record.repetitions if record else None)
+        result = measure(self.repetitions)
         return result if isinstance(result, Failure) else self._corrected(result)
+
+    @property
+    def repetitions(self) -> Repetitions | None:
+        """The frozen repetitions; None before the first timing."""
+        self._record = self._record or TimingRecord.read(self._path, self._settings)
+        return None if self._record is None else self._record.repetitions
 
     def _corrected(self, result: MeasureResult) -> Measurement:
         if self._record is None:

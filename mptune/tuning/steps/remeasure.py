@@ -25,6 +25,7 @@ from mptune.tuning.front import choose, knee, pareto
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.record.sessions import Sessions
 
 _PREFIX = "confirm:"
 
@@ -185,9 +186,9 @@ def confirmed_evaluations(
 ) -> tuple[tuple[Evaluation, ...], tuple[Dropped, ...]]:
     """What confirmation has shown, read back from the record.
 
-    The latency of a point is summed up again over the values of all its rounds; its interval is widened to hold the
-    median of every round, because processes differ by more than the values within one. The held-out error is that
-    of the worst round. ``confirmed`` is True only where latency was measured, in all rounds.
+    The latency of a point is summed up again over its rounds, with an interval that holds what differs between sessions
+    (``Sessions``), as all that was measured since shows it. The held-out error is that of the worst round.
+    ``confirmed`` is True only where latency was measured, in all rounds.
 
     Args:
         record: the study.
@@ -198,11 +199,11 @@ def confirmed_evaluations(
     Returns:
         The points, less those that failed, and these. A point that has not been confirmed is as the search left it.
     """
-    notes = record.notes(_PREFIX)
+    notes, sessions = record.notes(_PREFIX), Sessions(record)
     kept: list[Evaluation] = []
     dropped: list[Dropped] = []
     for point in candidates(record.evaluations()) if points is None else points:
-        pooled = _pooled(point, _rounds_of(notes, point.plan), rounds, latency)
+        pooled = _pooled(point, _rounds_of(notes, point.plan), rounds, latency, sessions)
         if isinstance(pooled, Failure):
             dropped.append(Dropped(point, pooled))
         elif not pooled.is_finite:
@@ -240,14 +241,18 @@ def _measure(toolchain: Toolchain, plan: PrecisionPlan, retries: int, listener: 
 
 
 def _pooled(
-    point: Evaluation, notes: Sequence[Mapping[str, Any]], rounds: int, settings: LatencySettings
+    point: Evaluation,
+    notes: Sequence[Mapping[str, Any]],
+    rounds: int,
+    settings: LatencySettings,
+    sessions: Sessions,
 ) -> Evaluation | Failure:
     failure = next((n["failure"] for n in notes if "failure" in n), None)
     if failure is not None:
         return Failure.from_json(failure)
     notes = [n for n in notes if _holds(n, point.metric)][:rounds]
     if not notes:
-        return point
+        return replace(point, latency=sessions.corrected(point.latency))
     latencies = [Latency.from_json(n["latency"]) for n in notes]
     errors = [OutputError.from_json(n["error"]) for n in notes]
     worst = max(errors, key=lambda e: (e.non_finite, e.value(point.metric)))
@@ -255,7 +260,7 @@ def _pooled(
     latency = pool_latencies(latencies, settings)
     return replace(
         point,
-        latency=latency,
+        latency=sessions.corrected(latency, [one.session for one in latencies]),
         held_out=worst,
         engine_path=engines[-1] if engines else point.engine_path,
         confirmed=latency.source == "measured" and len(notes) >= rounds,
@@ -264,7 +269,10 @@ def _pooled(
 
 
 def pool_latencies(latencies: Sequence[Latency], settings: LatencySettings) -> Latency:
-    """One latency from several rounds of the same engine; the interval holds every round's median."""
+    """One latency from several rounds of the same engine; the interval holds every round's median.
+
+    Where the rounds' sessions are known their interval takes its place.
+    """
     if len(latencies) == 1 or not all(one.raw_ms for one in latencies):
         return latencies[0]
     pooled = summarise([value for one in latencies for value in one.raw_ms], settings)

@@ -9,7 +9,7 @@ from onnx import helper
 
 from mptune.data.calibration import CalibrationSet, save_outputs
 from mptune.engines.base import EngineError, EngineSession
-from mptune.engines.jobs.measure import MeasureJob
+from mptune.engines.jobs.measure import MeasureJob, ReopenJob
 from mptune.engines.ort.session import OrtSession, SessionOptions
 from mptune.engines.timing.latency import Repetitions
 from mptune.engines.worker.child import WorkerState
@@ -47,7 +47,7 @@ def test_a_measurement_keeps_the_baselines_session_open(tmp_path: Path) -> None:
     assert state._cache["baseline"][1] is baseline
     state.close()
     with pytest.raises(EngineError, match="closed"):
-        baseline.run({"x": np.zeros((1, 2), np.float32)})
+        baseline.session.run({"x": np.zeros((1, 2), np.float32)})
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,27 @@ def test_both_sessions_leave_tf32_to_the_environment_where_the_job_says_so(tmp_p
     found = []
     for by_environment in (False, True):
         replace(job, tf32_by_environment=by_environment).run(state)
-        found.append(state._cache["baseline"][1].options)
+        found.append(state._cache["baseline"][1].session.options)
     assert [options.tf32_by_environment for options in job.seen] == [False, True]
     assert [options.tf32_by_environment for options in found] == [False, True]
     replace(job, tf32=True).run(state)
-    assert (job.seen[-1].tf32, state._cache["baseline"][1].options.tf32) == (True, False)
+    assert (job.seen[-1].tf32, state._cache["baseline"][1].session.options.tf32) == (True, False)
     state.close()
+
+
+def test_sessions_opened_anew_are_timed_beside_the_same_baseline(tmp_path: Path) -> None:
+    model, samples, reference = prepare(tmp_path)
+    state = WorkerState()
+    job = MeasureJob(model, model, samples, samples, reference, "cpu", latency=QUICK)
+    first = job.run(state)
+    assert first.latency.session is not None
+    expected = np.log(first.latency.median_ms / first.baseline.median_ms)
+    assert first.latency.session.log_ratio == pytest.approx(expected, abs=1e-3)
+    timings = ReopenJob(replace(job, repetitions=first.repetitions), 3).run(state)
+    assert {timing.baseline for timing in timings} == {first.latency.session.baseline}
+    assert len({timing.log_ratio for timing in timings}) == 3
+    assert all(timing.sd > 0 for timing in timings)
+    state.close()
+    another = job.run(WorkerState()).latency.session
+    assert another is not None
+    assert another.baseline != timings[0].baseline

@@ -1,0 +1,75 @@
+"""The timings of single sessions that a study holds, and the intervals of latencies that follow from all of them.
+
+Sessions that were opened anew to learn how far they differ are notes of the study (``session:FINGERPRINT:BASELINE``);
+those of evaluations and confirmations stand in their latencies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from mptune.engines.timing.latency import Latency
+from mptune.engines.timing.session_timing import SessionTiming
+from mptune.engines.timing.spread import SessionSpread
+from mptune.graph.plan import PrecisionPlan
+from mptune.tuning.record.record import StudyRecord
+
+_PREFIX = "session:"
+_CONFIRMED = "confirm:"
+
+
+class Sessions:
+    """Reads a record's sessions once; made anew, it sees what has been added."""
+
+    def __init__(self, record: StudyRecord) -> None:
+        """Read them."""
+        self._anchor_ms = record.first_baseline_ms
+        timings: dict[str, list[SessionTiming]] = {}
+        self.reopened: set[str] = set()
+        for evaluation in record.evaluations():
+            if evaluation.latency.session is not None:
+                timings.setdefault(evaluation.plan.fingerprint, []).append(evaluation.latency.session)
+        for key, note in record.notes(_PREFIX).items():
+            fingerprint, _, baseline = key.removeprefix(_PREFIX).partition(":")
+            self.reopened.add(baseline)
+            timings.setdefault(fingerprint, []).extend(SessionTiming.from_json(one) for one in note)
+        for key, note in record.notes(_CONFIRMED).items():
+            session = note.get("latency", {}).get("session")
+            if session is not None:
+                fingerprint = key.removeprefix(_CONFIRMED).partition(":")[0]
+                timings.setdefault(fingerprint, []).append(SessionTiming.from_json(session))
+        self.spread = SessionSpread(timings, record.first_baseline_session)
+
+    def corrected(self, latency: Latency, sessions: Iterable[SessionTiming | None] | None = None) -> Latency:
+        """The latency with the interval that holds what differs between sessions, too.
+
+        It is scaled by what the baseline's session differs from the first one, as far as that is known.
+
+        Args:
+            latency: to correct; as it is where one of its sessions is unknown (predicted, or of version 0.1.0).
+            sessions: all sessions that it sums up; None takes the latency's own.
+        """
+        given = [latency.session] if sessions is None else list(sessions)
+        known = [session for session in given if session is not None]
+        if self._anchor_ms is None or not known or len(known) < len(given):
+            return latency
+        estimate = self.spread.estimate(known)
+        low, high = (self._anchor_ms * bound for bound in estimate.interval())
+        scaled = latency.scaled(self._anchor_ms * math.exp(estimate.log_ratio) / latency.median_ms)
+        return replace(scaled, ci95_ms=(low, high))
+
+
+def keep_reopened(record: StudyRecord, plan: PrecisionPlan, timings: Sequence[SessionTiming]) -> None:
+    """Write down the sessions of a plan that were opened anew in one worker.
+
+    Raises:
+        RunError: the record cannot be written.
+    """
+    by_baseline: dict[str, list[SessionTiming]] = {}
+    for timing in timings:
+        by_baseline.setdefault(timing.baseline, []).append(timing)
+    for baseline, found in by_baseline.items():
+        key = f"{_PREFIX}{plan.fingerprint}:{baseline}"
+        record.set_note(key, [*(record.note(key) or []), *(timing.to_json() for timing in found)])

@@ -1,0 +1,146 @@
+"""The spread between sessions: learnt at the start of a search, kept with the study, and in every interval."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mptune.engines.base import Failure, FailureKind, Stage
+from mptune.engines.timing.latency import Latency
+from mptune.settings import SearchSettings
+from mptune.tuning.dominance import faster_beyond_noise
+from mptune.tuning.record.sessions import Sessions
+from mptune.tuning.sampler.trials import timing_of
+from mptune.tuning.space import SearchSpace
+from mptune.tuning.steps.remeasure import confirm, confirmed_evaluations
+from mptune.tuning.steps.tuner import REOPENED, REOPENED_LATER, Tuner
+from tests.fakes import FAST, Diary, FakeToolchain, Law
+from tests.tuning.conftest import OpenRecord
+
+SPREAD = 3e-3
+SETTINGS = SearchSettings(budget=8, sampler="tpe", latency=FAST)
+
+
+def make_toolchain(space: SearchSpace, **options: Any) -> FakeToolchain:
+    return FakeToolchain(Law(space.free), **{"session_spread": SPREAD, "noise": 1e-4, **options})
+
+
+def half_width(latency: Latency) -> float:
+    low, high = latency.ci95_ms
+    return (high - low) / 2 / latency.median_ms
+
+
+def test_both_baselines_are_opened_anew_once(open_record: OpenRecord, space: SearchSpace) -> None:
+    record, toolchain = open_record(), make_toolchain(space)
+    Tuner(record, space, toolchain, SETTINGS, Diary()).run()
+    fp32, fp16 = (seed.plan.fingerprint for seed in space.seeds)
+    assert toolchain.reopened == [fp32] * REOPENED + [fp16] * REOPENED
+    assert Sessions(record).spread.degrees == 2 * REOPENED
+    assert Sessions(record).spread.sd == pytest.approx(SPREAD, rel=0.6)
+
+
+def test_intervals_and_the_samplers_noise_hold_the_spread(open_record: OpenRecord, space: SearchSpace) -> None:
+    record = open_record()
+    Tuner(record, space, make_toolchain(space), SETTINGS, Diary()).run()
+    spread = Sessions(record).spread.sd
+    assert spread is not None
+    for evaluation in record.evaluations()[2:]:
+        assert 1.9 * spread < half_width(evaluation.latency) < 3.0 * spread
+    for trial in record._trials():
+        if timing := timing_of(trial):
+            assert timing["sd_ms"] > 0.7 * spread * timing["latency_ms"]
+
+
+def test_a_resumed_search_knows_the_spread(open_record: OpenRecord, space: SearchSpace) -> None:
+    first = open_record()
+    Tuner(first, space, make_toolchain(space), SETTINGS, Diary()).run()
+    known = Sessions(first).spread
+    first.close()
+    resumed, toolchain = open_record(), make_toolchain(space, restarts=5)
+    assert Sessions(resumed).spread.sd == known.sd
+    Tuner(resumed, space, toolchain, replace(SETTINGS, budget=12), Diary()).run()
+    assert toolchain.reopened == [space.seeds[0].plan.fingerprint] * REOPENED_LATER, "its baseline is another session"
+    assert Sessions(resumed).spread.degrees == known.degrees + REOPENED_LATER - 1
+    later, before = (half_width(resumed.evaluations()[index].latency) for index in (-1, 3))
+    assert later > before
+
+
+def test_confirming_adds_degrees_of_freedom_and_narrows(open_record: OpenRecord, space: SearchSpace) -> None:
+    record, toolchain = open_record(), make_toolchain(space)
+    Tuner(record, space, toolchain, SETTINGS, Diary()).run()
+    before = Sessions(record)
+    confirm(record, toolchain, SETTINGS, Diary(), rounds=3)
+    after = Sessions(record)
+    assert after.spread.degrees > before.spread.degrees
+    points, _ = confirmed_evaluations(record, 3, FAST)
+    truth = {e.plan: toolchain.law.latency_ms(e.plan) for e in points}
+    anchor = points[0].latency.median_ms / truth[points[0].plan]
+    searched = {e.plan: e.latency for e in record.evaluations()}
+    for point in points:
+        assert point.confirmed
+        assert half_width(point.latency) < half_width(searched[point.plan])
+        assert point.latency.median_ms == pytest.approx(anchor * truth[point.plan], rel=3 * SPREAD)
+
+
+def test_plans_of_one_latency_are_not_ranked(open_record: OpenRecord, space: SearchSpace) -> None:
+    flat = Law(space.free, gains=dict.fromkeys(space.free, 0.0), boundary_ms=0.0)
+    ranked = pairs = 0
+    record = open_record()
+    Tuner(record, space, FakeToolchain(flat, session_spread=SPREAD), replace(SETTINGS, budget=21), Diary()).run()
+    plans = record.evaluations()
+    for one in plans:
+        for other in plans:
+            pairs += 1
+            ranked += faster_beyond_noise(one, other)
+    assert pairs == 21 * 21
+    assert ranked <= 0.05 * pairs / 2
+
+
+def test_a_latency_without_a_session_stays_as_it_is(open_record: OpenRecord, space: SearchSpace) -> None:
+    record = open_record()
+    Tuner(record, space, make_toolchain(space), SETTINGS, Diary()).run()
+    old = replace(record.evaluations()[0].latency, session=None)
+    assert Sessions(record).corrected(old) == old
+    predicted = Latency.predicted(3.0)
+    assert Sessions(record).corrected(predicted) == predicted
+
+
+def test_predictions_are_never_opened_anew(open_record: OpenRecord, space: SearchSpace) -> None:
+    record = open_record()
+    toolchain = make_toolchain(space, latency_source="predicted", error_source="emulated")
+    Tuner(record, space, toolchain, SETTINGS, Diary()).run()
+    assert toolchain.reopened == []
+    assert all(math.isclose(half_width(e.latency), 0.0) for e in record.evaluations())
+
+
+class NeverAgain(FakeToolchain):
+    """Opens no engine twice."""
+
+    def reopen(self, plan: object, count: int) -> Failure:
+        return Failure(Stage.TIME, FailureKind.CRASH, "segmentation fault")
+
+
+def test_where_reopening_fails_the_search_goes_on_with_a_warning(open_record: OpenRecord, space: SearchSpace) -> None:
+    record, diary = open_record(), Diary()
+    Tuner(record, space, NeverAgain(Law(space.free)), SETTINGS, diary).run()
+    assert record.spent == SETTINGS.budget
+    assert Sessions(record).spread.sd is None
+    assert sum("how far sessions differ" in text for text in diary.warnings) == 1
+
+
+class Interrupted(FakeToolchain):
+    """Ctrl-C while sessions are opened anew."""
+
+    def reopen(self, plan: object, count: int) -> Failure:
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_reopening_loses_no_evaluation(open_record: OpenRecord, space: SearchSpace) -> None:
+    record = open_record()
+    with pytest.raises(KeyboardInterrupt):
+        Tuner(record, space, Interrupted(Law(space.free)), SETTINGS, Diary()).run()
+    assert record.spent == 1
+    assert record.baseline() is not None
