@@ -57,7 +57,7 @@ def resume(run: str, budget: int) -> Front:
 
 @pytest.mark.parametrize(("run", "displaced"), [("precision", 0), ("local", 1)])
 def test_the_front_is_the_same(place: Path, run: str, displaced: int) -> None:
-    """But for a plan that another displaces since errors are compared sample by sample (``tuning.dominance``)."""
+    """But for a plan that another displaces since errors are compared sample by sample (``fronts.dominance``)."""
     before = written(run)
     front = api.report(run)
     now = front.to_json()

@@ -11,7 +11,7 @@ import pytest
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.timing.latency import Latency
 from mptune.settings import SearchSettings
-from mptune.tuning.dominance import faster_beyond_noise
+from mptune.tuning.fronts.dominance import faster_beyond_noise
 from mptune.tuning.record.sessions import Sessions
 from mptune.tuning.sampler.trials import timing_of
 from mptune.tuning.space import SearchSpace
