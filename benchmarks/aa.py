@@ -1,6 +1,6 @@
 """A/A: sessions of one plan must not be called different, and their intervals must hold what they scatter around.
 
-    python -m benchmarks.aa digits_vit vit_s flow_net text_encoder --work /tmp/aa --json results/h200_aa.json
+    python -m benchmarks.aa digits_vit vit_s swin_t flow_net --work /tmp/aa --json results/h200_aa.json
 
 A model is a name of ``benchmarks/models``, made in ``--work`` where it is not there yet, or the path of an ONNX file
 with its samples beside it (``.npz``). For each, as a search begins: all-FP32 and all-FP16 are evaluated and opened
