@@ -116,8 +116,7 @@ class CutSolver:
         np.add.at(capacities, inverse, np.concatenate([from_source.ravel(), to_sink.ravel(), arcs.ravel()]))
         capacities = np.minimum(capacities, _INFINITE).astype(np.int32)
         graph = csr_array((capacities, columns, pointers), shape=(sink + 1, sink + 1))
-        residual = graph - maximum_flow(graph, source, sink).flow
-        residual.data[residual.data < 0] = 0
+        residual = graph - maximum_flow(graph, source, sink).flow  # >= 0
         residual.eliminate_zeros()
         reached = np.zeros(sink + 1, dtype=bool)
         reached[breadth_first_order(residual, source, return_predecessors=False)] = True

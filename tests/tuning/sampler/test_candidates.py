@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from mptune.tuning.sampler.acquisition import EhviEstimator
 from mptune.tuning.sampler.boundaries import Boundary
@@ -90,14 +93,40 @@ def test_neighbours_of_the_best_plans_are_all_of_one_flip_and_of_both_sides_of_a
     start = np.zeros((1, 15), dtype=bool)
     start[0, [3, 4, 9]] = True
     pool.add(start)
-    pool.add_neighbours(prior, np.random.default_rng(0))
+    boundaries = (*prior.boundaries, Boundary((0, 7, 9), fp32=True), Boundary((14,), fp32=True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mptune.tuning.sampler.candidates._NEIGHBOUR_ROUNDS", 1)
+        pool.add_neighbours(replace(prior, boundaries=boundaries), np.random.default_rng(0))
     found = set(plan_keys(pool.plans))
     one = np.eye(15, dtype=bool)
-    for masks in (one, one[:-1] | one[1:]):
+    for masks in (one, one[:-1] | one[1:], one[:1] | one[7:8]):
         assert set(plan_keys(start ^ masks)) <= found
-    assert (pool.plans ^ start).sum(axis=1).max() > 3, "and their neighbours"
+    assert (pool.plans ^ start).sum(axis=1).max() == 3, "and some of three groups at random"
 
 
 def test_the_best_are_the_largest_in_order() -> None:
     assert _largest(np.array([3.0, 9.0, 1.0, 7.0, 9.0]), 3).tolist() == [1, 4, 3]
     assert _largest(np.array([3.0, 9.0]), 5).tolist() == [1, 0]
+
+
+def test_each_round_expands_the_12_spread_along_the_front_and_the_12_of_the_largest_ehvi() -> None:
+    prior, _, estimator = make(15)
+    pool = CandidatePool(estimator, 15)
+    pool.add(np.random.default_rng(0).random((300, 15)) < 0.5)
+    count = len(pool.plans)
+    pool._front = np.arange(40)
+    pool._screened[2] = np.where(np.arange(count) < 40, 0.0, np.linspace(1.0, 2.0, count))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mptune.tuning.sampler.candidates._NEIGHBOUR_ROUNDS", 1)
+        pool.add_neighbours(prior, np.random.default_rng(0))
+    expanded = np.flatnonzero(pool._is_expanded)
+    assert expanded[:12].tolist() == np.linspace(0, 39, 12).astype(int).tolist()
+    assert expanded[12:].tolist() == list(range(count - 12, count))
+
+
+def test_there_are_five_rounds() -> None:
+    prior, _, estimator = make(15)
+    pool = CandidatePool(estimator, 15)
+    pool.add(np.random.default_rng(0).random((300, 15)) < 0.5)
+    pool.add_neighbours(prior, np.random.default_rng(0))
+    assert 4 * 24 < pool._is_expanded.sum() <= 5 * 24

@@ -112,3 +112,12 @@ def test_emulation_is_believed_as_far_as_it_has_agreed(ratio: float, apart: floa
         assert weighed == pytest.approx(1e-3, rel=0.1), "the law is believed more"
     else:
         assert weighed == pytest.approx(2e-3, rel=0.1), "its bias is taken off"
+
+
+def test_errors_below_the_floor_are_drawn_below_it() -> None:
+    """The prior is bounded ten e-folds below the floor, so that groups without an error add none to any plan's."""
+    exact = ErrorModel(prior(log_square_errors=(-200.0,) * GROUPS), seen(PLANS[:1]))
+    draws = exact.sample(np.random.default_rng(0), 50)
+    assert exact.mode == pytest.approx(math.log(1e-14) - 10.0)
+    assert draws.max() < -35.0
+    assert exact.predict(PLANS, draws).max() < 1.01e-7

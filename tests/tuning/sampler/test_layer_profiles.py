@@ -81,3 +81,18 @@ def test_nothing_profiled_is_nothing_known() -> None:
     profiles = LayerProfiles((), plans, np.full((2, 2), np.nan))
     assert np.isnan(profiles.gains_ms).all()
     assert profiles.excess_ms(*sides((), plans)).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(("neighbours", "noise"), [(0.2, 0.02), (0.0, 0.1), (0.1, 0.1)])
+def test_the_variances_of_noise_and_neighbours_are_estimated(neighbours: float, noise: float) -> None:
+    """Many groups of one size in a chain, of which each neighbourhood has an effect of its own."""
+    rng = np.random.default_rng(2)
+    groups, engines = 200, 150
+    chain = tuple(Boundary((i, i + 1)) for i in range(groups - 1))
+    plans = rng.random((engines, groups)) < 0.5
+    codes = Neighbourhoods(chain, groups).codes(*sides(chain, plans))
+    effects = rng.normal(0.0, neighbours, codes.max() + 1)[codes].T
+    profiles = LayerProfiles(chain, plans, 1.0 + effects + rng.normal(0.0, noise, effects.shape))
+    shares = profiles.sd_ms**2 / (1 / plans.sum(axis=0) + 1 / (~plans).sum(axis=0))
+    # An effect is one against the mean of its cell, of four neighbourhoods.
+    assert np.median(shares) == pytest.approx(noise**2 + neighbours**2, rel=0.12)
