@@ -66,7 +66,7 @@ class Run:
     seed: int
     budget: int
     built: list[str] = field(default_factory=list)
-    thought_s: list[float] = field(default_factory=list)
+    propose_s: list[float] = field(default_factory=list)
 
 
 class Search:
@@ -112,14 +112,14 @@ class Search:
                 return
             started = time.thread_time()
             trial = study.ask(distributions)
-            thought_s = time.thread_time() - started
+            propose_s = time.thread_time() - started
             bits = self._bits([trial.params[g] == "fp16" for g in self.space.free])
             if bits in run.built:
                 study.tell(trial, state=TrialState.FAIL)
                 continue
             entry = self.bench.measure(bits)
             run.built.append(bits)
-            run.thought_s.append(thought_s)
+            run.propose_s.append(propose_s)
             _tell(study, trial, entry)
 
     def around(self, budget: int) -> None:
@@ -169,7 +169,7 @@ class Search:
                 "seed": run.seed,
                 "built": [number[bits] for bits in bits_built],
                 "shares": {str(n): rounded(self.share(bits_built[:n], whole)) for n in AT if n <= len(bits_built)},
-                "propose_ms": rounded(1e3 * float(np.median(run.thought_s))) if run.thought_s else None,
+                "propose_ms": rounded(1e3 * float(np.median(run.propose_s))) if run.propose_s else None,
             }
             for run, bits_built in zip(self.runs, built, strict=True)
         ]
@@ -305,8 +305,8 @@ def report(document: dict[str, Any]) -> None:
     print("| --- " * (len(AT) + 4) + "|")
     for run in document["runs"]:
         shares = [f"{run['shares'][str(n)]:.3f}" if str(n) in run["shares"] else "-" for n in AT]
-        thought = "-" if run["propose_ms"] is None else f"{run['propose_ms']:.0f}"
-        print(f"| {run['sampler']} | {run['seed']} | {len(run['built'])} | " + " | ".join(shares) + f" | {thought} |")
+        proposing = "-" if run["propose_ms"] is None else f"{run['propose_ms']:.0f}"
+        print(f"| {run['sampler']} | {run['seed']} | {len(run['built'])} | " + " | ".join(shares) + f" | {proposing} |")
 
 
 def main() -> None:

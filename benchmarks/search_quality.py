@@ -43,7 +43,7 @@ EMULATING = ("precision", "profiled", "law known", "one decade wrong")
 LEARNING = (*EMULATING, "not emulated", "no prior")
 SAMPLERS = (*LEARNING, "prior only", "local", "tpe", "nsga2", "gp", "random")
 GP_GROUPS = 40
-"""Optuna's GPSampler is left out above this: it thinks for too long."""
+"""Optuna's GPSampler is left out above this: a proposal takes too long."""
 
 SHOWN = (10, 25, 50)
 
@@ -68,7 +68,7 @@ def make(kind: str, truth: Truth) -> BaseSampler:
 
 
 def run_one(task: tuple[int, int, str, int]) -> dict[str, Any]:
-    """One search; "reachable" builds the best points of the near-exact front, which no sampler knows."""
+    """One search; "reachable" builds the best points of the near-exact front, which is known to no sampler."""
     groups, seed, kind, budget = task
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore")
@@ -81,7 +81,7 @@ def run_one(task: tuple[int, int, str, int]) -> dict[str, Any]:
     if kind == "prior only":
         plans, seconds = prior_only(truth, budget), []
     else:
-        # GPSampler proposes what it knows again and again, and takes seconds each time.
+        # GPSampler proposes built plans again and again, and takes seconds each time.
         tries = (2 if kind == "gp" else 20) * budget
         plans, seconds = search(truth, make(kind, truth), budget, profiled=kind == "profiled", tries=tries)
     shares = [truth.hypervolume(plans[:b]) / exact for b in range(1, budget + 1)]

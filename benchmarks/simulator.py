@@ -9,7 +9,7 @@ overflow in FP16. A sampler is given what the tool would give it:
 - emulated errors of whole plans, log-sd 0.03, which miss the same overflows,
 - roofline gains, off by a factor of about 1.6 each, in unknown units,
 - "profiled": beside them the times of the groups in each engine that is built, as a profiler tells them, 5 % noise,
-- "law known": the true gains, costs and one-group errors, so that nothing but tactics and noise is left to learn,
+- "law known": the true gains, costs and one-group errors, so that only tactics and noise are left to learn,
 - "one decade wrong": one-group errors off by a log-normal of one decade more.
 """
 
@@ -118,7 +118,7 @@ class Truth:
         return answers
 
     def prior(self, kind: str) -> Prior:
-        """What a sampler of this kind is told beforehand."""
+        """The prior that a sampler of this kind starts from."""
         if kind == "no prior":
             return Prior(self.ids)
         log_squares = np.log(self.emulated**2) + (self.decade if kind == "one decade wrong" else 0.0)

@@ -20,7 +20,7 @@ _PRIOR_WEIGHT = 20.0
 """So many observations weigh as much as these two."""
 
 _LARGEST_DEGREE = 10
-"""Boundaries of a group that its neighbourhoods are told apart by: there are 2^11 of them."""
+"""Boundaries of a group that define its neighbourhoods: with its own precision 2^11 at most."""
 
 
 class LayerProfiles:

@@ -47,7 +47,7 @@ _OLD_NAMES = {TIMING_ATTR: "measured", EHVI_ATTR: "promise", EMULATED_ATTR: "emu
 
 
 def set_feasible(trial: Trial, is_feasible: bool) -> None:
-    """Write whether the plan built and its outputs are finite, as the samplers read it; before the trial is told."""
+    """Write whether the plan built and its outputs are finite, as the samplers read it; call it before ``tell``."""
     violation = 0.0 if is_feasible else 1.0
     trial.set_user_attr(CONSTRAINT_ATTR, violation)
     if HAS_TRIAL_CONSTRAINTS:
