@@ -121,3 +121,13 @@ def test_errors_below_the_floor_are_drawn_below_it() -> None:
     assert exact.mode == pytest.approx(math.log(1e-14) - 10.0)
     assert draws.max() < -35.0
     assert exact.predict(PLANS, draws).max() < 1.01e-7
+
+
+def test_no_step_goes_farther_than_the_linearisation_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step from a prior of 1e-7 towards a measured 1e-2: 2 in the log of the squared error, a factor of e."""
+    monkeypatch.setattr("mptune.tuning.sampler.error_model._STEPS", 1)
+    plan = np.eye(1, GROUPS, dtype=bool)
+    far = replace(seen(plan), error=np.array([1e-2]))
+    model = ErrorModel(prior(log_square_errors=(math.log(1e-14),) * GROUPS), far)
+    assert model.mode[0] - math.log(1e-14) == pytest.approx(2.0)
+    assert model.mode[1:] == pytest.approx(math.log(1e-14))
