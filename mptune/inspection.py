@@ -112,7 +112,7 @@ class Inspection:
 
     @property
     def flops(self) -> float:
-        """FLOPs of the whole model in one inference."""
+        """Floating-point operations of one inference of the whole model, a multiply-add counted as two."""
         return self.rest.flops + sum(g.cost.flops for g in self.groups)
 
     def to_json(self) -> dict[str, Any]:

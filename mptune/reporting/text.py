@@ -131,7 +131,7 @@ def describe_engine(front: Front) -> str:
 
 
 def latency_source(front: Front) -> str:
-    """Whether the latencies are measured or predicted, and on which device."""
+    """The line of a report that says whether latencies are measured or predicted, and on which device."""
     rows = front_rows(front)
     sources = {row.evaluation.latency.source for row in rows}
     if sources == {"measured"}:

@@ -104,8 +104,8 @@ class MeasureJob:
             error = output_error(state, outputs, self.reference, self.metric)
             state.enter(Stage.TIME)
             latency, baseline_latency, repetitions = self.time(state, candidate, baseline)
-            told = (*candidate.warnings, *baseline.session.warnings, *self._compare(candidate, baseline.session))
-            warnings = (*told, *self._device_warnings(state))
+            of_sessions = (*candidate.warnings, *baseline.session.warnings, *self._compare(candidate, baseline.session))
+            warnings = (*of_sessions, *self._device_warnings(state))
         finally:
             candidate.close()
         return MeasureResult(

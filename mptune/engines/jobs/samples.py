@@ -26,7 +26,7 @@ def cached_samples(state: WorkerState, path: Path) -> tuple[dict[str, np.ndarray
 
 
 def output_error(state: WorkerState, outputs: Sequence[Outputs], reference: Path, metric: str) -> OutputError:
-    """Compare the outputs on the first samples with the reference.
+    """The error of outputs against the reference, on the first samples of a set.
 
     Args:
         state: caches what is read.

@@ -27,11 +27,11 @@ class EngineProfileJob:
     """Take the layer times of an engine file in a session of its own, since the one that is timed has a CUDA graph.
 
     Attributes:
-        engine: the file.
-        samples: file of samples; the first one is run.
-        kind: whose engine it is.
-        latency: of the search.
-        runtime_cache: file in which TensorRT-RTX keeps compiled kernels; None for none.
+        engine: Path of the engine file.
+        samples: Path of a file of samples; the first one is run.
+        kind: Which library built the engine.
+        latency: How the search takes latencies.
+        runtime_cache: File in which TensorRT-RTX keeps compiled kernels; None for none.
     """
 
     engine: Path
@@ -41,7 +41,11 @@ class EngineProfileJob:
     runtime_cache: Path | None = None
 
     def run(self, state: WorkerState) -> tuple[LayerTime, ...]:
-        """See the class."""
+        """The layer times of one execution, in the engine's order.
+
+        Raises:
+            EngineError: the engine cannot be loaded or run.
+        """
         feed = cached_samples(state, self.samples)[0]
         plain = replace(self.latency, cuda_graph=False)
         session = TensorRtSession(self.engine, EngineOptions(self.kind, plain, self.runtime_cache))

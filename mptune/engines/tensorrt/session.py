@@ -377,5 +377,5 @@ def _allocator_class(trt: Any) -> Any:
 
 
 def _contract(session: TensorRtSession) -> EngineSession:
-    """For mypy: the class implements the protocol."""
+    """Let mypy check that the class implements the protocol ``EngineSession``."""
     return session

@@ -52,7 +52,9 @@ def own_cast(model: Model, node: Node) -> OwnCast | None:
 
 @dataclass(frozen=True)
 class Folds:
-    """What a plan makes of the model's own Casts.
+    """Which of the model's own Casts a plan removes, and what their readers read instead.
+
+    The root of a Cast is the value that a chain of such Casts starts from.
 
     Attributes:
         narrow: FP32 result -> its root; what reads the result in FP16 reads the root in FP16.

@@ -86,12 +86,12 @@ def find_stretches(
 
 
 def _rounded(position: float) -> int:
-    """Rounded half up, so that both ends of a range are rounded alike."""
+    """The nearest integer, halves rounded up: Python's ``round`` takes the even one, which shifts only some ends."""
     return math.floor(position + 0.5)
 
 
 def _waists(model: Model, shapes: Mapping[str, Sequence[int]]) -> list[Waist]:
-    """Every place before the first output of the model where all sizes are known."""
+    """The cuts of the graph before the first output of the model whose tensors all have known sizes."""
     outputs = {output.name for output in model.outputs}
     last_read: dict[str, int] = {}
     for node in model.nodes:

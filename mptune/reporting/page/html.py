@@ -138,7 +138,7 @@ def _table(front: Front, rows: Iterable[Row]) -> str:
 
 
 def _because(front: Front, evaluation: Evaluation) -> str:
-    """How many groups stay FP32 for which reason; the baseline needs none."""
+    """The number of FP32 groups per reason, as text; empty for the all-FP32 baseline."""
     if evaluation.plan == front.fp32.plan:
         return "the baseline"
     return reason_counts(front.explanation.of(evaluation.plan.fingerprint))

@@ -114,7 +114,7 @@ def front_text(front: Front) -> str:
 
 
 def front_html(front: Front) -> str:
-    """The same as an HTML table, for notebooks. The chosen row is bold."""
+    """The front as an HTML table, for notebooks. The chosen row is bold."""
     shown, left = _shown(front_rows(front))
     head = "".join(f"<th>{escape(name)}</th>" for name in _header(front))
     body = []

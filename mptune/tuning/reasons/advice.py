@@ -56,7 +56,7 @@ class Outcome:
 
     @property
     def mixed(self) -> list[Evaluation]:
-        """The finite evaluations but for the baseline."""
+        """All finite evaluations except the all-FP32 baseline."""
         return [e for e in self.evaluations if e.origin != ORIGIN_FP32 and e.is_finite]
 
 

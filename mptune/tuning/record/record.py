@@ -1,6 +1,6 @@
 """StudyRecord: what a search knows, kept by Optuna: evaluations, failures, confirmations.
 
-Every fact about a plan is written into the attributes of its trial before the trial is told. So whenever the
+Every fact about a plan is written into the attributes of its trial before the trial is finished. So whenever the
 process dies, a trial either still runs (and is taken up again) or its outcome is known; nothing is built twice.
 """
 
@@ -93,7 +93,7 @@ class StudyRecord:
     # -- reading ------------------------------------------------------------------------------------------------
 
     def evaluations(self) -> tuple[Evaluation, ...]:
-        """All evaluations that are told, in the order of their trials, also those that are not finite."""
+        """All evaluations of finished trials, in the order of the trials, those with non-finite outputs included."""
         return tuple(self._decode(t) for t in self._trials(*_DONE) if read_json(t.user_attrs, EVALUATION))
 
     def failures(self) -> tuple[tuple[PrecisionPlan, Origin, Failure], ...]:
@@ -127,7 +127,7 @@ class StudyRecord:
         }
 
     def is_taken(self, proposal: Proposal) -> bool:
-        """Whether another trial holds the proposal's plan: told, or in work.
+        """Whether another trial holds the proposal's plan, finished or running.
 
         Two workers that think at the same time may come to the same plan. Asked when the proposal is written down,
         this is seen by one of them at least.
@@ -236,7 +236,7 @@ class StudyRecord:
     def tell_duplicate(self, proposal: Proposal) -> None:
         """Drop a plan that is known already.
 
-        It is told as FAIL, which samplers forget: told with its values again, TPE's densities would pile up on what
+        Its trial ends as FAIL, which samplers ignore: with its values once more, TPE's densities would pile up on what
         it has seen and propose it ever more often. The evaluation itself stays with the first trial.
         """
         with storing(self._where):
@@ -244,7 +244,7 @@ class StudyRecord:
             self._study.tell(proposal.number, state=TrialState.FAIL)
 
     def release(self, proposal: Proposal) -> None:
-        """Give a plan back that was not evaluated to its end: enqueued again, and its trial told as FAIL."""
+        """Give a plan back that was not evaluated to its end: it is enqueued again, and its trial ends as FAIL."""
         with storing(self._where):
             self.enqueue(proposal.plan, proposal.origin, proposal.attempt)
             self._study.tell(proposal.number, state=TrialState.FAIL)
@@ -252,9 +252,9 @@ class StudyRecord:
     def heal(self, stale_after_s: float) -> int:
         """Take up what dead processes left running.
 
-        A trial whose outcome is written already is told; of the others the plan is enqueued again and the trial
-        told as FAIL. With a journal all running trials are dead, since the caller holds the run directory's lock;
-        in a shared database those are whose process is gone from this host, or that run longer than any can.
+        A trial whose outcome is written already is finished with it; of the others the plan is enqueued again, and
+        the trial ends as FAIL. With a journal all running trials are dead, since the caller holds the run directory's
+        lock; in a shared database those are whose process is gone from this host, or that run longer than any can.
 
         Args:
             stale_after_s: a trial of another host that has run longer than this is taken for dead.

@@ -90,13 +90,13 @@ def find_sensitivity(
 
 
 def make_prior(space: SearchSpace, sensitivity: Sensitivity, terms: LatencyTerms | None, *, exact: bool) -> Prior:
-    """What the sampler knows before any build.
+    """The sampler's prior: what is known about errors and latencies before any build.
 
     Args:
-        space: what may vary.
-        sensitivity: of every free group.
-        terms: of the roofline; None where there are none.
-        exact: latencies are predicted by these very terms.
+        space: The search space; its free groups are the prior's terms.
+        sensitivity: One-group error of every free group.
+        terms: Gains and boundary costs of the roofline, in milliseconds; None if no latency can be predicted.
+        exact: Whether latencies are predicted by these terms, so that they have no uncertainty.
     """
     position = {group: index for index, group in enumerate(space.free)}
     squares = tuple(
