@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from importlib import resources
 from pathlib import Path
 
+from mptune.data.metrics.paired import Difference
 from mptune.engines.environment import Environment, GpuState
 from mptune.finding import Finding
 from mptune.tuning.evaluation import Evaluation
@@ -48,6 +49,16 @@ def format_interval(evaluation: Evaluation) -> str:
     if latency.source != "measured" or not latency.median_ms > 0 or not math.isfinite(high - low):
         return ""
     return f"+-{(high - low) / 2 / latency.median_ms * 100:.1f}%"
+
+
+def format_difference(difference: Difference) -> str:
+    """How an error differs from another one, with the 95 % interval, such as ``error x2.0 (95 %: 1.8 to 2.3)``."""
+    low, high = difference.ci95
+    sign, digits = ("x", ".2f") if difference.is_ratio else ("", "+.1e")
+    if difference.is_ratio and not (0.01 <= difference.value < 100.0):
+        digits = ".1e"
+    known = f"error {sign}{difference.value:{digits}} (95 %: {low:{digits}} to {high:{digits}})"
+    return known if difference.is_significant else f"{known}, not significant"
 
 
 def format_duration(seconds: float) -> str:

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mptune.data.metrics.paired import compare_errors
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.explanation import Explanation, Kept, Reason
 from mptune.tuning.front import Front, choose, hypervolume, knee, pareto
 from mptune.tuning.fronts.dominance import faster_beyond_noise
+from mptune.tuning.fronts.neighbours import compare_samples
 from tests.tuning.factory import make_evaluation
 
 FP32 = make_evaluation(10.0, 1e-7, origin=ORIGIN_FP32)
@@ -52,10 +52,7 @@ def test_nothing_on_the_front_is_dominated(evaluations: list[Evaluation]) -> Non
 
 def more_exact_beyond_noise(one: Evaluation, other: Evaluation) -> bool:
     """By all samples that both have met, and by the error that they are judged by."""
-    errors = [one.error, other.error]
-    if one.held_out is not None and other.held_out is not None:
-        errors = [one.error.with_samples_of(one.held_out), other.error.with_samples_of(other.held_out)]
-    difference = compare_errors(*errors, "relative_l2")
+    difference = compare_samples(one, other)
     assert difference is not None
     return one.judged_error < other.judged_error and difference.is_significant and difference.value < 1.0
 

@@ -16,6 +16,7 @@ from mptune.reporting.text import (
     describe_engine,
     error_source,
     explain_kept,
+    format_difference,
     format_error,
     format_interval,
     format_ms,
@@ -27,6 +28,7 @@ from mptune.reporting.text import (
     reason_counts,
     short_path,
 )
+from mptune.tuning.fronts.neighbours import neighbours
 
 if TYPE_CHECKING:
     from mptune.tuning.evaluation import Evaluation
@@ -65,7 +67,7 @@ def print_front(front: Front, stream: TextIO | None = None) -> None:
     console.print()
     console.print(_table(front, console.width))
     console.print()
-    _facts(console, [("chosen", _chosen(front)), *_kept(front), *_written(front)])
+    _facts(console, [("chosen", _chosen(front)), *_beside(front), *_kept(front), *_written(front)])
     for text in front_warnings(front):
         console.print(Text(f"warning: {text}", style="yellow"), soft_wrap=not console.is_terminal)
     if not front.limits_met:
@@ -85,6 +87,19 @@ def _chosen(front: Front) -> str:
         f"{chosen.plan.fingerprint}: {format_ms(chosen.latency.median_ms)} ms "
         f"({format_speedup(chosen.speedup)}), error {format_error(chosen.judged_error)}; {front.chosen_reason}"
     )
+
+
+def _beside(front: Front) -> list[tuple[str, str]]:
+    """What the next faster and the next slower point of the front would give instead."""
+    if front.chosen is None:
+        return []
+    lines = []
+    for other in neighbours(front.points, front.chosen):
+        delta_ms = other.latency_ms_delta
+        name, word = ("faster", "less") if delta_ms < 0 else ("slower", "more")
+        error = "" if other.error is None else f", {format_difference(other.error)}"
+        lines.append((name, f"{other.evaluation.plan.fingerprint}: {format_ms(abs(delta_ms))} ms {word}{error}"))
+    return lines
 
 
 def _kept(front: Front) -> list[tuple[str, str]]:

@@ -17,7 +17,7 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from mptune.data.metrics.paired import LEAST_ERROR
-from mptune.engines.base import Failure, Measurement
+from mptune.engines.base import Failure
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation, Origin
 from mptune.tuning.failures import describe
@@ -45,8 +45,6 @@ from mptune.tuning.space import SearchSpace
 IDENTITY = "mptune"
 """Note under which a study says what it was made with."""
 
-_FIRST_BASELINE = "first baseline, ms"
-_FIRST_SESSION = "first baseline, session"
 _NORMAL_95 = 1.96
 _DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 
@@ -284,35 +282,6 @@ class StudyRecord:
         """Keep a JSON value with the study."""
         with storing(self._where):
             self._study.set_user_attr(note_key(key, value), value)
-
-    @property
-    def first_baseline_ms(self) -> float | None:
-        """The median of the study's first timing of the baseline, which all latencies refer to; None before it."""
-        first_ms = self.note(_FIRST_BASELINE)
-        return None if first_ms is None else float(first_ms)
-
-    @property
-    def first_baseline_session(self) -> str | None:
-        """The name of the session of that timing; None where it is not known."""
-        name = self.note(_FIRST_SESSION)
-        return None if name is None else str(name)
-
-    def anchored(self, measurement: Measurement) -> Measurement:
-        """A measurement whose drift correction refers to the first baseline of the whole study.
-
-        A toolchain knows the first baseline of its own session only. The study remembers the very first, so that
-        figures of a search that was resumed days later stay comparable.
-        """
-        baseline = measurement.baseline
-        if baseline is None:
-            return measurement
-        first_ms = self.note(_FIRST_BASELINE)
-        if first_ms is None:
-            first_ms = baseline.median_ms * measurement.drift
-            self.set_note(_FIRST_BASELINE, first_ms)
-            if measurement.latency.session is not None:
-                self.set_note(_FIRST_SESSION, measurement.latency.session.baseline)
-        return measurement.with_drift(first_ms / baseline.median_ms)
 
     def close(self) -> None:
         """Let go of the storage. Idempotent."""

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from mptune.engines.base import Measurement
 from mptune.engines.timing.latency import Latency
 from mptune.engines.timing.session_timing import SessionTiming
 from mptune.engines.timing.spread import SessionSpread
@@ -18,6 +19,8 @@ from mptune.tuning.record.record import StudyRecord
 
 _PREFIX = "session:"
 _CONFIRMED = "confirm:"
+_FIRST_BASELINE = "first baseline, ms"
+_FIRST_SESSION = "first baseline, session"
 
 
 class Sessions:
@@ -25,7 +28,7 @@ class Sessions:
 
     def __init__(self, record: StudyRecord) -> None:
         """Read them."""
-        self._anchor_ms = record.first_baseline_ms
+        self._anchor_ms: float | None = record.note(_FIRST_BASELINE)
         timings: dict[str, list[SessionTiming]] = {}
         self.reopened: set[str] = set()
         for evaluation in record.evaluations():
@@ -40,7 +43,7 @@ class Sessions:
             if session is not None:
                 fingerprint = key.removeprefix(_CONFIRMED).partition(":")[0]
                 timings.setdefault(fingerprint, []).append(SessionTiming.from_json(session))
-        self.spread = SessionSpread(timings, record.first_baseline_session)
+        self.spread = SessionSpread(timings, record.note(_FIRST_SESSION))
 
     def corrected(self, latency: Latency, sessions: Iterable[SessionTiming | None] | None = None) -> Latency:
         """The latency with the interval that holds what differs between sessions, too.
@@ -59,6 +62,27 @@ class Sessions:
         low, high = (self._anchor_ms * bound for bound in estimate.interval())
         scaled = latency.scaled(self._anchor_ms * math.exp(estimate.log_ratio) / latency.median_ms)
         return replace(scaled, ci95_ms=(low, high))
+
+
+def anchored(record: StudyRecord, measurement: Measurement) -> Measurement:
+    """A measurement whose drift correction refers to the first baseline of the whole study.
+
+    A toolchain knows the first baseline of its own session only. The study remembers the very first, so that figures of
+    a search that was resumed days later stay comparable.
+
+    Raises:
+        RunError: the record cannot be written.
+    """
+    baseline = measurement.baseline
+    if baseline is None:
+        return measurement
+    first_ms = record.note(_FIRST_BASELINE)
+    if first_ms is None:
+        first_ms = baseline.median_ms * measurement.drift
+        record.set_note(_FIRST_BASELINE, first_ms)
+        if measurement.latency.session is not None:
+            record.set_note(_FIRST_SESSION, measurement.latency.session.baseline)
+    return measurement.with_drift(first_ms / baseline.median_ms)
 
 
 def keep_reopened(record: StudyRecord, plan: PrecisionPlan, timings: Sequence[SessionTiming]) -> None:

@@ -25,7 +25,7 @@ from mptune.tuning.front import choose, knee, pareto
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.record.sessions import Sessions
+from mptune.tuning.record.sessions import Sessions, anchored
 
 _PREFIX = "confirm:"
 
@@ -178,7 +178,7 @@ def measure_again(
             failed.add(point.plan.fingerprint)
             record.set_note(_key(point.plan, number), {"failure": result.to_json()})
         else:
-            record.set_note(_key(point.plan, number), _to_note(record.anchored(result)))
+            record.set_note(_key(point.plan, number), _to_note(anchored(record, result)))
 
 
 def confirmed_evaluations(

@@ -21,7 +21,7 @@ from mptune.tuning.front import pareto
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.proposal import Proposal
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.record.sessions import Sessions, keep_reopened
+from mptune.tuning.record.sessions import Sessions, anchored, keep_reopened
 from mptune.tuning.space import SearchSpace, Seed
 from mptune.tuning.steps.baseline import check_baseline
 
@@ -229,7 +229,7 @@ class Tuner:
         return profiling == "along" or (profiling == "apart" and proposal.origin in (ORIGIN_FP32, ORIGIN_FP16))
 
     def _measured(self, proposal: Proposal, measurement: Measurement) -> None:
-        measurement = self._record.anchored(measurement)
+        measurement = anchored(self._record, measurement)
         if proposal.origin == ORIGIN_FP32:
             try:
                 warnings = check_baseline(measurement.error, tf32=self._settings.tf32)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mptune.reporting.terminal.front import print_front
+from mptune.tuning.fronts.neighbours import neighbours
 from tests.reporting.conftest import predicted
 
 MakeFront = Callable[..., tuple]
@@ -46,6 +47,21 @@ def test_header_choice_and_warnings(make_front: MakeFront, monkeypatch: pytest.M
     assert "chosen   " + front.chosen.plan.fingerprint in text
     assert "warning: the calibration data are random" in text
     assert "limits not met" not in text
+
+
+def test_what_the_points_beside_the_chosen_one_would_give(
+    make_front: MakeFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front, _ = make_front()
+    text = printed(front, monkeypatch)
+    beside = neighbours(front.points, front.chosen)
+    assert beside
+    for other in beside:
+        (line,) = [line for line in text.splitlines() if line.startswith(("faster", "slower"))
+                   and other.evaluation.plan.fingerprint in line]  # fmt: skip
+        assert line.startswith("faster" if other.latency_ms_delta < 0 else "slower")
+        assert other.error is not None
+        assert f"error x{other.error.value:.2f} (95 %: " in line
 
 
 def test_a_predicted_target_is_named_as_such(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
