@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -59,13 +60,19 @@ def _module(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+MODULES = {_module(path): path for path in FILES}
+
+
 def _part(module: str) -> str:
     """The key of FLOORS for a module: mptune.graph.plan -> mptune.graph."""
     return ".".join(module.split(".")[:2])
 
 
 def _imports(path: Path) -> list[tuple[str, int]]:
-    """Every module that a file imports, inside functions and under TYPE_CHECKING too, with the line."""
+    """Every module that a file imports, inside functions and under TYPE_CHECKING too, with the line.
+
+    ``from mptune.graph import plan`` imports ``mptune.graph.plan``, ``from mptune import search`` ``mptune.search``.
+    """
     found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -73,10 +80,9 @@ def _imports(path: Path) -> list[tuple[str, int]]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
             assert node.module is not None
-            if node.module == "mptune":
-                found += [(f"mptune.{alias.name}", node.lineno) for alias in node.names]
-            else:
-                found.append((node.module, node.lineno))
+            for name in (f"{node.module}.{alias.name}" for alias in node.names):
+                is_module = node.module == "mptune" or name in MODULES
+                found.append((name if is_module else node.module, node.lineno))
     return found
 
 
@@ -92,6 +98,14 @@ def test_lower_floors_never_import_higher_ones(path: Path) -> None:
             part = _part(imported)
             assert part in FLOORS, f"{module}:{line} imports {imported} from the package's root: name its module"
             assert FLOORS[part] <= floor, f"{module}:{line} is on floor {floor} and imports {imported} above it"
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    imported = {module: {name for name, _ in _imports(path)} & MODULES.keys() for module, path in MODULES.items()}
+    try:
+        TopologicalSorter(imported).prepare()
+    except CycleError as error:
+        pytest.fail("a circle of imports: " + " <- ".join(error.args[1]))
 
 
 @pytest.mark.parametrize("path", FILES, ids=_module)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mptune.data.numbers import encode_float
 from mptune.errors import MissingPackageError, PlanError
-from mptune.finding import Finding
 from mptune.settings import check_limits
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.explanation import Explanation
+from mptune.tuning.fronts.content import FrontContent
 from mptune.tuning.fronts.dominance import non_dominated
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR, dominated_area, exactness, gains
 from mptune.tuning.fronts.table import format_error, format_ms, front_html, front_records, front_text
@@ -24,11 +21,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-FRONT_FORMAT = 1
 
-
-@dataclass(frozen=True)
-class Front:
+@dataclass(frozen=True, repr=False)
+class Front(FrontContent):
     """What a search found: the trade-off of latency against error, and the plan taken from it.
 
     Attributes:
@@ -52,26 +47,6 @@ class Front:
         findings: the most severe first; a warning about groups that the chosen plan keeps in FP32 is ``info``.
         explanation: why groups stay FP32, plan by plan, and what each group costs and gains.
     """
-
-    run_dir: Path
-    model_path: Path
-    model_sha256: str
-    target: str
-    engine: str
-    device: str
-    metric: str
-    fp32: Evaluation
-    fp16: Evaluation | None
-    points: tuple[Evaluation, ...]
-    chosen: Evaluation | None
-    chosen_reason: str
-    limits_met: bool
-    evaluations: int
-    failures: int
-    hypervolume: float
-    warnings: tuple[str, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    explanation: Explanation = field(default_factory=Explanation)
 
     def best(self, *, max_error: float | None = None, max_latency_ms: float | None = None) -> Evaluation:
         """Take one point of the front; nothing is written. ``mptune.pick`` also writes its model.
@@ -129,31 +104,6 @@ class Front:
 
     def _repr_html_(self) -> str:
         return front_html(self)
-
-    def to_json(self) -> dict[str, Any]:
-        """The content of front.json: every key always there, null where unknown."""
-        return {
-            "format": FRONT_FORMAT,
-            "model": {"path": str(self.model_path), "sha256": self.model_sha256},
-            "target": {"name": self.target, "engine": self.engine, "device": self.device},
-            "metric": self.metric,
-            "baseline": {
-                "fp32": self._point(self.fp32),
-                "fp16": None if self.fp16 is None else self._point(self.fp16),
-            },
-            "points": [self._point(point) for point in self.points],
-            "chosen": None if self.chosen is None else self.chosen.plan.fingerprint,
-            "evaluations": self.evaluations,
-            "failures": self.failures,
-            "hypervolume": encode_float(self.hypervolume),
-            "findings": [finding.to_json() for finding in self.findings],
-            "warnings": list(self.warnings),
-        }
-
-    def _point(self, evaluation: Evaluation) -> dict[str, Any]:
-        """The POINT of an evaluation, and why its FP32 groups are FP32."""
-        kept = self.explanation.of(evaluation.plan.fingerprint)
-        return {**evaluation.to_point(), "fp32": [group.to_json() for group in kept]}
 
 
 def judged_error(evaluation: Evaluation) -> float:

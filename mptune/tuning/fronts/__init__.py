@@ -1,1 +1,1 @@
-"""The mathematics of a front, and its forms as a table and a plot."""
+"""The content and the mathematics of a front, and its forms as a table and a plot."""

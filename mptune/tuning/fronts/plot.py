@@ -6,18 +6,17 @@ from typing import TYPE_CHECKING
 
 from mptune.errors import MissingPackageError
 from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.fronts.content import FrontContent
 from mptune.tuning.fronts.table import front_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from mptune.tuning.front import Front
-
 
 _MARKERS = {"all-FP32": "s", "all-FP16": "^"}
 
 
-def plot_front(front: Front, ax: Axes | None, floor: float) -> Axes:
+def plot_front(front: FrontContent, ax: Axes | None, floor: float) -> Axes:
     """Draw the front on matplotlib Axes.
 
     Args:

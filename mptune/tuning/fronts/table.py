@@ -6,13 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mptune.graph.plan import PrecisionPlan
 from mptune.tuning.evaluation import Evaluation
-
-if TYPE_CHECKING:
-    from mptune.tuning.front import Front
+from mptune.tuning.fronts.content import FrontContent
 
 MOST_ROWS = 12
 """A longer front is shown by this many of its rows: the ends, the baselines, the choice, and an even spread."""
@@ -80,7 +78,7 @@ class Row:
         return ", ".join(words)
 
 
-def front_rows(front: Front) -> tuple[Row, ...]:
+def front_rows(front: FrontContent) -> tuple[Row, ...]:
     """The points of the front and both baselines, sorted by latency."""
     by_plan = {point.plan: point for point in front.points}
     on_front = set(by_plan)
@@ -104,7 +102,7 @@ def front_rows(front: Front) -> tuple[Row, ...]:
     return tuple(sorted(rows, key=lambda row: row.evaluation.latency.median_ms))
 
 
-def front_text(front: Front) -> str:
+def front_text(front: FrontContent) -> str:
     """A few lines for ``repr``: what was searched, the table, the choice; under 2,000 characters."""
     shown, left = _shown(front_rows(front))
     cells = [_header(front), *(_cells(row) for row in shown)]
@@ -113,7 +111,7 @@ def front_text(front: Front) -> str:
     return "\n".join((*_facts(front), *table, *_rest(left), f"chosen: {_chosen(front)}"))
 
 
-def front_html(front: Front) -> str:
+def front_html(front: FrontContent) -> str:
     """The front as an HTML table, for notebooks. The chosen row is bold."""
     shown, left = _shown(front_rows(front))
     head = "".join(f"<th>{escape(name)}</th>" for name in _header(front))
@@ -127,7 +125,7 @@ def front_html(front: Front) -> str:
     return f"<div>{lines}<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>{last}</div>"
 
 
-def front_records(front: Front) -> list[dict[str, Any]]:
+def front_records(front: FrontContent) -> list[dict[str, Any]]:
     """The rows as dictionaries, for ``Front.to_dataframe``: one per point, and the baselines."""
     return [
         {
@@ -164,7 +162,7 @@ def _shown(rows: Sequence[Row]) -> tuple[Sequence[Row], int]:
     return [rows[k] for k in sorted(wanted)], len(rows) - len(wanted)
 
 
-def _facts(front: Front) -> tuple[str, str]:
+def _facts(front: FrontContent) -> tuple[str, str]:
     source = front.fp32.latency.source
     failed = f", {front.failures} failed" if front.failures else ""
     return (
@@ -178,12 +176,12 @@ def _rest(left: int) -> tuple[str, ...]:
     return (f"... and {left} more",) if left else ()
 
 
-def _chosen(front: Front) -> str:
+def _chosen(front: FrontContent) -> str:
     plan = "none" if front.chosen is None else front.chosen.plan.fingerprint
     return f"{plan}, {_cut(front.chosen_reason, 2 * _WIDEST)}"
 
 
-def _header(front: Front) -> tuple[str, ...]:
+def _header(front: FrontContent) -> tuple[str, ...]:
     predicted = front.fp32.latency.source == "predicted"
     return tuple("pred. ms" if name == "ms" and predicted else name for name in _HEADER)
 

@@ -1,0 +1,64 @@
+"""The content of a front: the points, the choice among them, and what the search says about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mptune.data.numbers import encode_float
+from mptune.finding import Finding
+from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.explanation import Explanation
+
+FRONT_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class FrontContent:
+    """The fields of ``mptune.Front``, which describes them, and their JSON: what its table and its plot show."""
+
+    run_dir: Path
+    model_path: Path
+    model_sha256: str
+    target: str
+    engine: str
+    device: str
+    metric: str
+    fp32: Evaluation
+    fp16: Evaluation | None
+    points: tuple[Evaluation, ...]
+    chosen: Evaluation | None
+    chosen_reason: str
+    limits_met: bool
+    evaluations: int
+    failures: int
+    hypervolume: float
+    warnings: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    explanation: Explanation = field(default_factory=Explanation)
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of front.json: every key always there, null where unknown."""
+        return {
+            "format": FRONT_FORMAT,
+            "model": {"path": str(self.model_path), "sha256": self.model_sha256},
+            "target": {"name": self.target, "engine": self.engine, "device": self.device},
+            "metric": self.metric,
+            "baseline": {
+                "fp32": self._point(self.fp32),
+                "fp16": None if self.fp16 is None else self._point(self.fp16),
+            },
+            "points": [self._point(point) for point in self.points],
+            "chosen": None if self.chosen is None else self.chosen.plan.fingerprint,
+            "evaluations": self.evaluations,
+            "failures": self.failures,
+            "hypervolume": encode_float(self.hypervolume),
+            "findings": [finding.to_json() for finding in self.findings],
+            "warnings": list(self.warnings),
+        }
+
+    def _point(self, evaluation: Evaluation) -> dict[str, Any]:
+        """The POINT of an evaluation, and why its FP32 groups are FP32."""
+        kept = self.explanation.of(evaluation.plan.fingerprint)
+        return {**evaluation.to_point(), "fp32": [group.to_json() for group in kept]}
