@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse.csgraph import connected_components
 
 from mptune.data.metrics.paired import LEAST_ERROR, is_compared_by_ratio, significantly_smaller
 from mptune.tuning.evaluation import Evaluation
@@ -24,8 +25,9 @@ def non_dominated(evaluations: Sequence[Evaluation], errors: Sequence[float]) ->
     One plan beats another when it is significantly faster and not significantly less exact, or significantly more exact
     and not significantly slower. Plans that differ significantly in neither are represented by the first of them: so a
     difference within the noise displaces nothing. What is returned is the kernel of this relation: none of it beats
-    another of it, and everything else is beaten by one of it. (Should three plans ever beat each other in a circle,
-    which intervals of equal coverage seldom allow, the first of them is taken.)
+    another of it, and everything else is beaten by one of it. Where plans beat each other in a circle (the first is no
+    different from the second, the second from the third, and the third is more exact than the first), there is no such
+    set: the first plan of the circle is taken, and the others of it are beaten by it or through one another.
 
     Args:
         evaluations: finite ones, the preferred representative first.
@@ -37,11 +39,20 @@ def non_dominated(evaluations: Sequence[Evaluation], errors: Sequence[float]) ->
     while undecided.any():
         free = undecided & ~beats[undecided].any(axis=0)
         if not free.any():
-            free[np.flatnonzero(undecided)[0]] = True
+            free[_first_of_a_circle(beats, np.flatnonzero(undecided))] = True
             undecided &= ~beats[:, free].any(axis=1)
         kept += np.flatnonzero(free).tolist()
         undecided &= ~free & ~beats[free].any(axis=0)
     return sorted(kept)
+
+
+def _first_of_a_circle(beats: Bools, undecided: NDArray[np.intp]) -> int:
+    """The first plan of a circle that no plan outside of it beats: a source of the condensed graph of ``beats``."""
+    among = beats[np.ix_(undecided, undecided)]
+    _, circle = connected_components(among, directed=True, connection="strong")
+    is_beaten_from_outside = (among & (circle[:, None] != circle[None, :])).any(axis=0)
+    sources = ~np.isin(circle, circle[is_beaten_from_outside])
+    return int(undecided[np.flatnonzero(sources)[0]])
 
 
 def _beats(evaluations: Sequence[Evaluation], errors: Sequence[float]) -> Bools:
