@@ -18,6 +18,7 @@ from mptune.arguments import (
     loaded_model,
     metric_argument,
     placed_model,
+    recorded_metric,
     run_path,
     shapes_argument,
 )
@@ -145,7 +146,8 @@ def search(
         RunError: The run directory cannot be used, or the machine failed repeatedly.
         KeyboardInterrupt: The search was interrupted; the same call resumes it.
     """
-    name, function = metric_argument(metric)
+    path = run_path(model, out)
+    name, function = metric_argument(metric, path)
     sampling = data_settings or DataSettings()
     settings = SearchSettings(
         budget=budget,
@@ -175,7 +177,6 @@ def search(
     check_sampler(sampler)
     if settings.target != "auto":
         load_target(settings.target)
-    path = run_path(model, out)
     with (
         loaded_model(model) as loaded,
         listening(progress, listener, max_error, max_latency_ms) as listens,
@@ -250,7 +251,7 @@ def confirm(
     *,
     target: str = "auto",
     engine: EngineChoice = "auto",
-    metric: TaskMetric | None = None,
+    metric: str | TaskMetric | None = None,
     progress: bool | None = None,
     listener: Listener | None = None,
     open_toolchain: OpenToolchain | None = None,
@@ -263,7 +264,7 @@ def confirm(
         run: the run directory of a search.
         target: the device; ``auto`` takes the search's own where it is here, else the GPU here, else the CPU.
         engine: toolchain family.
-        metric: the function that the search's metric is, where it was given as one.
+        metric: the search's metric, where it is a function or a script that was never given as ``metric`` before.
         progress: show progress on stderr, as in ``search``.
         listener: is called at each step.
         open_toolchain: opens what evaluates plans, in place of the toolchain of ``target`` and ``engine``.
@@ -278,11 +279,12 @@ def confirm(
         KeyboardInterrupt: passed on; the same call resumes.
     """
     directory, file = read_search(run)
+    named = recorded_metric(file.search.metric, metric, directory.path)
     with full_disk_as_error(directory.path):
         ensure_copy(directory, file)
         with contextlib.ExitStack() as stack:
             listens = stack.enter_context(listening(progress, listener))
-            confirming = ConfirmRun(directory, file, target, engine, listens, open_toolchain, metric)
+            confirming = ConfirmRun(directory, file, target, engine, listens, open_toolchain, named)
             stack.callback(confirming.close)
             found = confirming.run()
             write_run_files(

@@ -16,6 +16,7 @@ import onnx
 
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.data.metrics.tasks import callable_name, resolve_metric
+from mptune.data.metrics.trusted_scripts import check_recorded, refuse_inside, script_of, trust
 from mptune.errors import ModelError, SettingsError
 from mptune.files import write_bytes
 from mptune.graph.loading.model import Model, load_model
@@ -44,18 +45,56 @@ def data_argument(data: Any) -> Path | InMemory | None:
     return InMemory(data if is_whole else tuple(data))
 
 
-def metric_argument(metric: str | TaskMetric) -> tuple[str, TaskMetric | None]:
-    """The name of a metric, and the function where the caller gave one.
+def metric_argument(metric: str | TaskMetric, run: Path) -> tuple[str, TaskMetric | None]:
+    """The name of a metric that the caller gave, and the function where it is one. A script is trusted from now on.
+
+    Args:
+        metric: the caller's.
+        run: the run directory, in which no script is run.
 
     Raises:
         SettingsError: no such metric, or neither a name nor a function.
         DataError: the script that it names cannot be loaded.
+        RunError: the script lies in the run directory.
     """
     if callable(metric):
         return callable_name(metric), metric
     if not isinstance(metric, str):
         raise SettingsError(f"--metric cannot be a {type(metric).__name__}", "give a name, or a function")
-    return resolve_metric(metric)[0], None
+    refuse_inside(metric, run)
+    name = resolve_metric(metric)[0]
+    trust(metric)
+    return name, None
+
+
+def recorded_metric(recorded: str, given: str | TaskMetric | None, run: Path) -> tuple[str, TaskMetric | None]:
+    """The metric of a run that may come from a stranger, and the function where the caller gave one.
+
+    Nothing that only the run names is executed, unless the caller has named it before.
+
+    Args:
+        recorded: the metric in run.json.
+        given: the caller's; None where the caller gave none.
+        run: the run directory.
+
+    Returns:
+        The name, which differs from the recorded one where the caller's script lies elsewhere; and the function.
+
+    Raises:
+        SettingsError: the metric that is given is another one.
+        DataError: the script cannot be loaded.
+        RunError: the script is not trusted.
+    """
+    if given is not None and not callable(given):
+        same = given.rpartition(":")[2] == recorded.rpartition(":")[2] if script_of(given) else given == recorded
+        if not same or (script_of(given) is None) != (script_of(recorded) is None):
+            raise SettingsError(
+                f"the run's metric is {recorded!r}, not {given!r}", "leave --metric away, or give that one"
+            )
+        return metric_argument(given, run)
+    check_recorded(recorded, run)
+    resolve_metric(recorded, given)
+    return recorded, given
 
 
 def shapes_argument(shapes: Shapes | None) -> tuple[ShapeRange, ...]:

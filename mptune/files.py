@@ -108,13 +108,20 @@ def write_bytes(path: Path, chunks: Iterable[bytes]) -> Path:
     return path
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, mode: int | None = None) -> None:
     """Write a UTF-8 file whole or not at all, and have it on the disk when this returns.
+
+    Args:
+        path: the file.
+        text: its content.
+        mode: its permissions, from its first byte on; None takes the system's default.
 
     Raises:
         RunError: the disk is full, or the place cannot be written.
     """
     with writing(path), whole_file(path) as partial, partial.open("w", encoding="utf-8") as file:
+        if mode is not None:
+            partial.chmod(mode)
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -99,7 +99,7 @@ class Run:
         *,
         target: str = "auto",
         engine: EngineChoice = "auto",
-        metric: TaskMetric | None = None,
+        metric: str | TaskMetric | None = None,
         progress: bool | None = None,
         listener: Listener | None = None,
         open_toolchain: OpenToolchain | None = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,14 @@ OPSET = 17
 # No test may fail because the machine is busy.
 settings.register_profile("mptune", deadline=None)
 settings.load_profile("mptune")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _configuration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test writes into the configuration folder of whoever runs it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("configuration")))
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

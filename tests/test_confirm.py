@@ -448,7 +448,32 @@ class TestExport:
         assert told.startswith("warning: the metric is a script of yours: copy mine.py to the device, too")
         Path("mine.py").unlink()
         with pytest.raises(DataError, match=r"mine\.py"):
-            confirm(FakeToolchain(law()))
+            confirm(FakeToolchain(law()), metric="mine.py:worst")
+
+    def test_a_script_that_only_the_run_names_is_not_run(
+        self, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        script = "from pathlib import Path\nPath('ran').touch()\ndef worst(outputs, reference):\n    return 0.0\n"
+        run_json = Path("model.mptune/run.json")
+        before = json.loads(run_json.read_text())
+        for where, says in (("model.mptune/evil.py", "is never run"), ("evil.py", "is not run unless you name it")):
+            Path(where).write_text(script)
+            before["search"]["metric"] = f"{where}:worst"
+            run_json.write_text(json.dumps(before))
+            assert main(["confirm", "model.mptune", "--target", "cpu"]) == 1
+            error, hint = capsys.readouterr().err.splitlines()
+            assert says in error
+            assert hint.startswith("hint: ")
+            assert not Path("ran").exists()
+        assert "`mptune confirm model.mptune --metric evil.py:worst`" in hint
+        assert main(["confirm", "model.mptune", "--metric", "evil.py:worst"]) == 1  # the record has no such metric
+        assert Path("ran").exists()
+        Path("ran").unlink()
+        assert main(["confirm", "model.mptune"]) == 1
+        assert Path("ran").exists(), "the script has been named before"
+        assert main(["confirm", "model.mptune", "--metric", "relative_l2"]) == 2
+        assert main(["search", "model.onnx", "--out", "model.mptune", "--metric", "model.mptune/evil.py:worst"]) == 1
+        assert "is never run" in capsys.readouterr().err
 
     def test_a_study_in_a_database_becomes_a_journal(self, place: Path) -> None:
         url, verbosity = "sqlite:///study.db", optuna.logging.get_verbosity()

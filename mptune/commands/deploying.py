@@ -35,6 +35,13 @@ def confirm(
         ),
     ] = _SEARCH.target,
     engine: EngineOption = Engine.AUTO,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            metavar="script.py:function",
+            help="The search's metric, where it is a script: one that only RUN names is not run.",
+        ),
+    ] = None,
     json_: JsonOption = False,
 ) -> None:
     """Measure the front of a search on this device, and report whether its ranking held.
@@ -54,7 +61,7 @@ def confirm(
         from mptune.reporting.terminal.progress import TerminalListener
 
         with TerminalListener() as listener:
-            found = api.confirm(run, target=target, engine=engine.value, listener=listener)
+            found = api.confirm(run, target=target, engine=engine.value, metric=metric, listener=listener)
     except KeyboardInterrupt:
         raise typer.Exit(interrupted(resume_command(context))) from None
     if json_:

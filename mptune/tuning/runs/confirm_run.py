@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from mptune.data.metrics.accuracy import TaskMetric
-from mptune.data.metrics.tasks import resolve_metric
 from mptune.engines.base import SampleSet, Toolchain, Workspace
 from mptune.engines.environment import Environment
 from mptune.engines.toolchains.choose import TargetChoice, choose_target, is_here, open_toolchain
@@ -62,10 +61,10 @@ class ConfirmRun(MeasuringRun):
         engine: EngineChoice,
         listener: Listener,
         opener: OpenToolchain | None = None,
-        metric_function: TaskMetric | None = None,
+        metric: tuple[str, TaskMetric | None] | None = None,
     ) -> None:
         super().__init__(listener, opener)
-        self._metric_function = metric_function
+        self._metric, self._metric_function = metric or (file.search.metric, None)
         self._run = run
         self._search = file
         self._wanted = target
@@ -73,7 +72,7 @@ class ConfirmRun(MeasuringRun):
 
     def run(self) -> Confirmation:
         """Everything that is not recorded yet, then the comparison. See ``mptune.api.confirm`` for what is raised."""
-        searched = self._plans()
+        searched = read_searched(self._run, self._search)
         self.model = load_copy(self._run, self._search)
         self.groups = find_groups(self.model, self._search.fixed_settings.granularity)
         if groups_sha256(self.groups) != self._search.fixed_settings.groups_sha256:
@@ -92,10 +91,6 @@ class ConfirmRun(MeasuringRun):
         return read_confirmation(self.directory, self.file, self.record, (self._run, self._search), searched)
 
     # -- before anything is measured ----------------------------------------------------------------------------
-
-    def _plans(self) -> tuple[Evaluation, ...]:
-        resolve_metric(self._search.search.metric, self._metric_function)
-        return read_searched(self._run, self._search)
 
     def _choose(self) -> None:
         """Settle the target: the one that is named; else the search's own where it is here, else what is here."""
@@ -147,7 +142,7 @@ class ConfirmRun(MeasuringRun):
 
     def _settings(self, budget: int = 1) -> SearchSettings:
         settings = settings_of(self._search, self._wanted, self._engine, budget)
-        return replace(settings, metric_function=self._metric_function)
+        return replace(settings, metric=self._metric, metric_function=self._metric_function)
 
     def _begin(self, section: TargetSection, environment: Environment) -> None:
         """Make or open the confirmation's own run directory; one of another device or search is moved aside."""
@@ -168,7 +163,7 @@ class ConfirmRun(MeasuringRun):
         return RunFile(
             model=search.model,
             fixed_settings=search.fixed_settings.model_copy(update={"target": section.name, "engine": self._engine}),
-            search=search.search,
+            search=search.search.model_copy(update={"metric": self._metric}),
             seeds=search.seeds,
             study=STUDY,
             data=search.data,
@@ -196,7 +191,7 @@ class ConfirmRun(MeasuringRun):
             open_study(
                 space,
                 name=STUDY,
-                metric=self._search.search.metric,
+                metric=self._metric,
                 identity={"model": self._search.model.sha256},
                 journal=self.directory.journal,
             )
