@@ -8,8 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
 
 _RESAMPLES = 400
+_LEAST_MS = 1e-9
+"""A clock that is too coarse gives 0, which has no logarithm."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +34,11 @@ class SessionTiming:
     @classmethod
     def of_values(cls, baseline: str, values_ms: Sequence[float], baseline_ms: Sequence[float]) -> SessionTiming:
         """From values taken in turn, ``values_ms[i]`` right after ``baseline_ms[i]``."""
-        ratio = float(np.median(values_ms)) / float(np.median(baseline_ms))
-        return cls(baseline, math.log(ratio), log_ratio_sd(values_ms, baseline_ms))
+        values, others = (
+            np.maximum(np.asarray(taken, dtype=np.float64), _LEAST_MS) for taken in (values_ms, baseline_ms)
+        )
+        ratio = float(np.median(values)) / float(np.median(others))
+        return cls(baseline, math.log(ratio), log_ratio_sd(values, others))
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON types."""
@@ -42,7 +50,7 @@ class SessionTiming:
         return cls(str(document["baseline"]), float(document["log_ratio"]), float(document["sd"]))
 
 
-def log_ratio_sd(values_ms: Sequence[float], baseline_ms: Sequence[float], seed: int = 0) -> float:
+def log_ratio_sd(values_ms: Sequence[float] | Floats, baseline_ms: Sequence[float] | Floats, seed: int = 0) -> float:
     """Standard error of the log ratio of two medians whose values were taken in turn.
 
     The bootstrap (Efron 1979) draws rounds, a value of each engine: what a device does in one round is common to both

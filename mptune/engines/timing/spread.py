@@ -36,7 +36,6 @@ from mptune.engines.timing.session_timing import SessionTiming
 Floats = NDArray[np.float64]
 
 _COVERAGE = 0.95
-_LEAST_DEGREES = 1.0
 
 
 @dataclass(frozen=True)
@@ -86,6 +85,8 @@ class SessionSpread:
         within = [timing.sd**2 for sessions in repeated for timing in sessions]
         self._within = float(np.mean(within)) if within else 0.0
         self._between = max(0.0, self.residual_variance - self._within) if self.degrees else 0.0
+        # Where timings differ by less than their sessions say, the bootstrap of few values has overstated it.
+        self._scale = min(1.0, self.residual_variance / self._within) if self._within > 0.0 and self.degrees else 1.0
         self.sd = math.sqrt(self._between) if self.degrees else None
         self._effects, self._covariance = self._predict(repeated)
 
@@ -123,15 +124,18 @@ class SessionSpread:
             weights[0] -= 1.0  # relative to the anchor
         log_ratio = float(np.mean([timing.log_ratio for timing in sessions])) + float(weights @ self._effects)
         common = float(weights @ self._covariance @ weights) + sum(share**2 for share in unseen.values())
-        within = sum(timing.sd**2 for timing in sessions) / count**2
-        share = 1.0 / count + common
-        variance = self._between * share + within
+        # The few values of a session do not show that it is steadier than others are.
+        own = (
+            sum(max(self.residual_variance, self._between + self._scale * timing.sd**2) for timing in sessions)
+            / count**2
+        )
+        variance = own + self._between * common
         if not self.degrees:
             return RatioEstimate(log_ratio, math.sqrt(variance), math.inf)
-        # Only the mean square is uncertain; the variance within sessions counts as known.
-        uncertain = self.residual_variance * share
-        degrees = self.degrees * (variance / uncertain) ** 2 if self._between > 0.0 else self.degrees
-        return RatioEstimate(log_ratio, math.sqrt(variance), max(_LEAST_DEGREES, degrees))
+        uncertain = self.residual_variance / count + self._between * common
+        # Satterthwaite: what is beyond the mean square, the variance within these sessions, counts as known.
+        degrees = self.degrees * (variance / uncertain) ** 2 if self._between > 0.0 else float(self.degrees)
+        return RatioEstimate(log_ratio, math.sqrt(variance), degrees)
 
 
 def _residual(repeated: Sequence[Sequence[SessionTiming]], index: Mapping[str, int]) -> tuple[float, int]:

@@ -137,6 +137,10 @@ def test_what_a_device_does_in_one_round_cancels() -> None:
     assert log_ratio_sd([1.0], [2.0]) == 0.0
 
 
+def test_a_clock_that_is_too_coarse_gives_no_error() -> None:
+    assert SessionTiming.of_values("first", [0.0, 0.0], [0.0, 0.0]).log_ratio == 0.0
+
+
 def test_json_and_back() -> None:
     timing = SessionTiming.of_values("first", [1.0, 1.1, 1.2], [2.0, 2.2, 2.4])
     assert SessionTiming.from_json(timing.to_json()) == timing
