@@ -56,7 +56,8 @@ def is_compared_by_ratio(metric: str) -> bool:
 def pseudo_values(error: OutputError, metric: str) -> Floats | None:
     """The jackknife's pseudo-values, shape (samples,), of the logarithm where the metric is compared by ratio.
 
-    None where there is a single sample, or a value is not finite.
+    Their mean is the statistic itself: the jackknife's correction of its bias is left out, so that a ratio is the one
+    of the two errors that are shown. None where there is a single sample, or a value is not finite.
     """
     whole, without = error.value(metric), np.array(error.values_without_one(metric))
     if not len(without) or not math.isfinite(whole) or not np.isfinite(without).all():
@@ -64,7 +65,8 @@ def pseudo_values(error: OutputError, metric: str) -> Floats | None:
     values = np.array([whole, *without])
     if is_compared_by_ratio(metric):
         values = np.log(np.maximum(values, LEAST_ERROR))
-    pseudo: Floats = len(without) * values[0] - (len(without) - 1) * values[1:]
+    deviations = (len(without) - 1) * (values[1:].mean() - values[1:])
+    pseudo: Floats = values[0] + deviations
     return pseudo
 
 
