@@ -91,6 +91,14 @@ def test_the_cpu_is_measured(
         assert len(mixed.latency.raw_ms) == len(base.latency.raw_ms)
         held_out = measured(tools.evaluate(fp16, "held_out"))
         assert held_out.error != mixed.error
+        reopened = tools.reopen(fp16, 2)
+        assert not isinstance(reopened, Failure)
+        assert base.latency.session is not None
+        assert [session.baseline for session in reopened] == [base.latency.session.baseline] * 2
+        tools.restart()
+        another = measured(tools.evaluate(fp16)).latency.session
+        assert another is not None
+        assert another.baseline != base.latency.session.baseline
     left = {path.suffix for path in mlp_workload.workspace.weights_dir.iterdir()}
     assert ".onnx" not in left
     assert not list(mlp_workload.workspace.logs_dir.glob("*"))
@@ -116,6 +124,7 @@ def test_a_profile_is_predicted_and_emulated(
         base, mixed = measured(tools.evaluate(fp32)), measured(tools.evaluate(fp16))
         assert base.latency.source == mixed.latency.source == "predicted"
         assert base.baseline is None
+        assert tools.reopen(fp16, 2) == ()
         assert base.error.value("relative_l2") == 0.0
         assert 1e-5 < mixed.error.value("relative_l2") < 1e-1
         tools.restart()

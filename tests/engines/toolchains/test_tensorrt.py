@@ -305,7 +305,10 @@ def test_a_fault_of_the_machine_costs_no_engine(
         assert not any("seldom faster on a CPU" in warning for warning in tools.environment().warnings)
         assert not isinstance(tools.reference("search"), Failure)
         failure = tools.evaluate(fp16)
+        again = tools.reopen(fp16, 2)
     assert isinstance(failure, Failure)
+    assert isinstance(again, Failure)
+    assert again.kind is failure.kind
     assert failure.is_machine_fault
     assert "cudaSetDevice" in failure.message or "cuda-python" in failure.message
     assert len(list(mlp_workload.workspace.engines_dir.glob(f"{fp16.fingerprint}*"))) == 1
