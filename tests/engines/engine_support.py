@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import onnx
@@ -10,6 +11,18 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
 from mptune.data.calibration import CalibrationSet
 from mptune.engines.base import Workspace
+from mptune.engines.worker.child import Job, WorkerState
+
+T = TypeVar("T")
+
+
+def run_here(job: Job[T]) -> T:
+    """Run a job in this process and close what it used."""
+    state = WorkerState()
+    try:
+        return job.run(state)
+    finally:
+        state.close()
 
 
 def make_workspace(model: Path, folder: Path, samples: dict[str, np.ndarray], count: int = 4) -> Workspace:

@@ -239,3 +239,21 @@ class Garble:
 
     def run(self, state: WorkerState) -> None:
         os.write(int(sys.argv[2]), b"\xff" * 64)
+
+
+class _FatalToClose:
+    """Takes its process down when it is closed, as a session does whose stream is gone."""
+
+    def close(self) -> None:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
+@dataclass(frozen=True)
+class CrashInTeardown:
+    """Gives its result; what it used crashes when it is torn down."""
+
+    value: Any
+
+    def run(self, state: WorkerState) -> Any:
+        state.transient(_FatalToClose)
+        return self.value

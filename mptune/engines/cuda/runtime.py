@@ -143,7 +143,13 @@ class Stream:
 
     @property
     def address(self) -> int:
-        """The ``cudaStream_t`` as an integer, as engines take it."""
+        """The ``cudaStream_t`` as an integer, as engines take it.
+
+        Raises:
+            EngineError: the stream is closed.
+        """
+        if self.handle is None:
+            raise EngineError(FailureKind.ERROR, "the stream is closed")
         return int(self.handle)
 
     def synchronize(self) -> None:
@@ -217,7 +223,13 @@ class Graph:
             cudart.cudaGraphDestroy(graph)
 
     def launch(self, stream: Stream) -> None:
-        """Enqueue the graph."""
+        """Enqueue the graph.
+
+        Raises:
+            EngineError: the graph is closed, or cannot be enqueued.
+        """
+        if self.handle is None:
+            raise EngineError(FailureKind.ERROR, "the CUDA graph is closed")
         check(runtime().cudaGraphLaunch(self.handle, stream.handle), "cudaGraphLaunch")
 
     def close(self) -> None:

@@ -85,12 +85,10 @@ class ErrorsJob:
 
     def _error(self, state: WorkerState, model: Path, samples: Sequence[Feed]) -> OutputError:
         state.enter(Stage.BUILD)
-        session = open_session(model, SessionOptions(self.provider, timing=False))
-        try:
-            state.enter(Stage.RUN)
-            outputs = [session.run(sample) for sample in samples]
-        finally:
-            session.close()
+        options = SessionOptions(self.provider, timing=False)
+        session = state.transient(partial(open_session, model, options))
+        state.enter(Stage.RUN)
+        outputs = [session.run(sample) for sample in samples]
         return output_error(state, outputs, self.reference, self.metric)
 
 

@@ -96,18 +96,15 @@ class MeasureJob:
         """See the class."""
         baseline = self.open_baseline(state)
         started = time.perf_counter()
-        candidate = self.open_candidate()
+        candidate = state.transient(self.open_candidate)
         build_s = time.perf_counter() - started
-        try:
-            state.enter(Stage.RUN)
-            outputs = [candidate.run(sample) for sample in cached_samples(state, self.samples)]
-            error = output_error(state, outputs, self.reference, self.metric)
-            state.enter(Stage.TIME)
-            latency, baseline_latency, repetitions = self.time(state, candidate, baseline)
-            of_sessions = (*candidate.warnings, *baseline.session.warnings, *self._compare(candidate, baseline.session))
-            warnings = (*of_sessions, *self._device_warnings(state))
-        finally:
-            candidate.close()
+        state.enter(Stage.RUN)
+        outputs = [candidate.run(sample) for sample in cached_samples(state, self.samples)]
+        error = output_error(state, outputs, self.reference, self.metric)
+        state.enter(Stage.TIME)
+        latency, baseline_latency, repetitions = self.time(state, candidate, baseline)
+        of_sessions = (*candidate.warnings, *baseline.session.warnings, *self._compare(candidate, baseline.session))
+        warnings = (*of_sessions, *self._device_warnings(state))
         return MeasureResult(
             latency=latency,
             baseline=baseline_latency,
@@ -176,11 +173,8 @@ class ReopenJob:
 
     def _timed(self, state: WorkerState, baseline: Baseline) -> SessionTiming:
         state.enter(Stage.BUILD)
-        candidate = self.measure.open_candidate()
-        try:
-            state.enter(Stage.TIME)
-            latency, _, _ = self.measure.time(state, candidate, baseline)
-        finally:
-            candidate.close()
+        candidate = state.transient(self.measure.open_candidate)
+        state.enter(Stage.TIME)
+        latency, _, _ = self.measure.time(state, candidate, baseline)
         assert latency.session is not None
         return latency.session

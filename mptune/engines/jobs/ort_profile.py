@@ -16,6 +16,7 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,18 +60,16 @@ class OrtProfileJob:
         """See the class."""
         feed = cached_samples(state, self.samples)[0]
         try:
-            session = open_session(self.model, SessionOptions("cpu", profile_dir=self.folder))
-            try:
-                optimised = _load_graph(self.folder / OPTIMISED_MODEL)
-                for path in self.folder.glob("optimised.*"):
-                    path.unlink()  # A copy of all weights: deleted as soon as it is read.
-                state.enter(Stage.TIME)
-                watch = session.stopwatch(feed)
-                for _ in range(UNTIMED_RUNS + PROFILED_RUNS):
-                    watch.run_once()
-                events = json.loads(session.end_profile().read_text(encoding="utf-8"))
-            finally:
-                session.close()
+            options = SessionOptions("cpu", profile_dir=self.folder)
+            session = state.transient(partial(open_session, self.model, options))
+            optimised = _load_graph(self.folder / OPTIMISED_MODEL)
+            for path in self.folder.glob("optimised.*"):
+                path.unlink()  # A copy of all weights: deleted as soon as it is read.
+            state.enter(Stage.TIME)
+            watch = session.stopwatch(feed)
+            for _ in range(UNTIMED_RUNS + PROFILED_RUNS):
+                watch.run_once()
+            events = json.loads(session.end_profile().read_text(encoding="utf-8"))
         finally:
             _clear(self.folder)
         computed = computed_nodes(_load_graph(self.model), optimised)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -53,12 +54,10 @@ class ProbeJob:
         node = helper.make_node("MatMul", ["x", "x"], ["y"])
         graph = helper.make_graph([node], "probe", info[:1], info[1:])
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-        session = open_session(model.SerializeToString(), SessionOptions(self.provider, timing=False))
-        try:
-            state.enter(Stage.RUN)
-            session.run({"x": np.eye(2, dtype=np.float32)})
-        finally:
-            session.close()
+        options = SessionOptions(self.provider, timing=False)
+        session = state.transient(partial(open_session, model.SerializeToString(), options))
+        state.enter(Stage.RUN)
+        session.run({"x": np.eye(2, dtype=np.float32)})
         if self.provider == "cpu":
             return ProbeReport()
         reason = cuda.unavailable_reason()
@@ -83,15 +82,13 @@ class ReferenceJob:
 
     def run(self, state: WorkerState) -> ReferenceReport:
         """See the class."""
-        session = open_session(self.model, SessionOptions(self.provider, tf32=False, timing=False))
-        try:
-            state.enter(Stage.RUN)
-            samples = cached_samples(state, self.samples)
-            outputs = [session.run(sample) for sample in samples]
-            again = session.run(samples[0])
-            rows = _identical_rows(session, samples[0])
-        finally:
-            session.close()
+        options = SessionOptions(self.provider, tf32=False, timing=False)
+        session = state.transient(partial(open_session, self.model, options))
+        state.enter(Stage.RUN)
+        samples = cached_samples(state, self.samples)
+        outputs = [session.run(sample) for sample in samples]
+        again = session.run(samples[0])
+        rows = _identical_rows(session, samples[0])
         save_outputs(self.outputs, outputs)
         return ReferenceReport(
             provider=PROVIDERS[self.provider],
@@ -121,21 +118,19 @@ class ObserveJob:
 
     def run(self, state: WorkerState) -> dict[str, TensorRange]:
         """See the class."""
-        session = open_session(self.model, SessionOptions(self.provider, timing=False))
+        options = SessionOptions(self.provider, timing=False)
+        session = state.transient(partial(open_session, self.model, options))
         ranges: dict[str, TensorRange] = {}
-        try:
-            state.enter(Stage.RUN)
-            for sample in cached_samples(state, self.samples):
-                values = session.run(sample)
-                for tap in self.taps:
-                    before = ranges.get(tap.tensor)
-                    ranges[tap.tensor] = TensorRange(
-                        absmax=max(float(values[tap.absmax]), before.absmax if before else 0.0),
-                        shape=before.shape if before else tuple(int(dim) for dim in values[tap.shape]),
-                        non_finite=int(values[tap.non_finite]) + (before.non_finite if before else 0),
-                    )
-        finally:
-            session.close()
+        state.enter(Stage.RUN)
+        for sample in cached_samples(state, self.samples):
+            values = session.run(sample)
+            for tap in self.taps:
+                before = ranges.get(tap.tensor)
+                ranges[tap.tensor] = TensorRange(
+                    absmax=max(float(values[tap.absmax]), before.absmax if before else 0.0),
+                    shape=before.shape if before else tuple(int(dim) for dim in values[tap.shape]),
+                    non_finite=int(values[tap.non_finite]) + (before.non_finite if before else 0),
+                )
         return ranges
 
 

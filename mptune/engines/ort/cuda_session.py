@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ import numpy as np
 from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.cuda.delay import enqueue_delay
-from mptune.engines.ort.session import PROVIDERS, CpuSession, OrtSession, SessionOptions, translated
+from mptune.engines.ort.session import PROVIDERS, Bound, CpuSession, OrtSession, SessionOptions, translated
 from mptune.engines.timing.latency import HostStopwatch, Stopwatch, monotonic_ms
 
 _TRANSFER_VALUES = 5
@@ -47,16 +46,6 @@ NO_TF32: Mapping[str, str] = {"NVIDIA_TF32_OVERRIDE": "0"}
 """Environment variable that keeps CUDA's libraries from TF32. cuBLAS does not always obey it."""
 
 
-@dataclass
-class _Binding:
-    """Inputs and outputs of one set of shapes, kept at fixed addresses on the device."""
-
-    binding: Any
-    inputs: dict[str, Any]
-    run_options: Any
-    transfer_ms: float | None = None
-
-
 class CudaSession(OrtSession):
     """ONNX Runtime's CUDA provider on a stream of its own.
 
@@ -68,7 +57,7 @@ class CudaSession(OrtSession):
         super().__init__(model, options)
         self._stream: cuda.Stream | None = None
         self._graph = False
-        self._bindings: dict[tuple[Any, ...], _Binding] = {}
+        self._bindings: dict[tuple[Any, ...], Bound] = {}
         self._dynamic_outputs = False
         _preload_libraries()
         reason = cuda.unavailable_reason()
@@ -104,11 +93,11 @@ class CudaSession(OrtSession):
     def close(self) -> None:
         """See ``EngineSession``."""
         self._bindings.clear()
-        super().close()
-        # The session's own teardown still uses the stream, so it goes last.
-        if self._stream is not None:
+        is_gone = self._end_session()
+        # The session's own teardown still uses the stream, so it goes last: rather never than before the session.
+        if self._stream is not None and is_gone:
             self._stream.close()
-            self._stream = None
+        self._stream = None
 
     def _warn(self, text: str) -> None:
         if text not in self._warnings:
@@ -119,14 +108,18 @@ class CudaSession(OrtSession):
         if stream:
             cuda.set_device(self.options.device)
             self._stream = cuda.Stream()
+        refusal: str | None = None
         try:
             self._session = self._load(self._providers(graph))
         except EngineError as error:
             if not graph or error.kind in _FATAL:
                 self.close()
                 raise
+            refusal = error.message
+        # Outside of the block above: an exception may hold what belongs to the session.
+        if refusal is not None:
             self._open(graph=False, stream=stream)
-            self._warn_no_graph(error)
+            self._warn_no_graph(refusal)
             return
         self._graph = graph
         if PROVIDERS["cuda"] not in self._session.get_providers():
@@ -135,10 +128,8 @@ class CudaSession(OrtSession):
                 FailureKind.UNSUPPORTED, "ONNX Runtime's CUDA provider did not start (the log has its messages)"
             )
 
-    def _warn_no_graph(self, error: EngineError) -> None:
-        self._warn(
-            f"no CUDA graph ({error.message}): latency contains launch costs; keep every node of the model on the GPU"
-        )
+    def _warn_no_graph(self, reason: str) -> None:
+        self._warn(f"no CUDA graph ({reason}): latency contains launch costs; keep every node of the model on the GPU")
 
     def _providers(self, graph: bool) -> list[Any]:
         by_environment = self.options.tf32_by_environment and NO_TF32.items() <= os.environ.items()
@@ -168,21 +159,23 @@ class CudaSession(OrtSession):
     def _bound(self, feeds: Mapping[str, np.ndarray]) -> Callable[[], None]:
         """Put the feeds on the device, run once (which captures the graph) and return what enqueues one execution."""
         self._open_session()
+        bound, refusal = None, ""
         try:
             bound = self._bind(feeds)
         except EngineError as error:
             if not self._graph or error.kind in _FATAL:
                 raise
+            refusal = error.message
+        if bound is None:
             # A failed capture leaves session and stream in an unknown state: start over without.
             if self._stream is not None:
                 self._stream.abandon_capture()
             self._open(graph=False, stream=self._stream is not None)
-            self._warn_no_graph(error)
+            self._warn_no_graph(refusal)
             bound = self._bind(feeds)
-        session = self._open_session()
-        return lambda: translated(lambda: session.run_with_iobinding(bound.binding, bound.run_options))
+        return partial(self._execute, bound)
 
-    def _bind(self, feeds: Mapping[str, np.ndarray]) -> _Binding:
+    def _bind(self, feeds: Mapping[str, np.ndarray]) -> Bound:
         key = _shape_key(feeds)
         # ONNX Runtime would write an output that it allocated itself into the old buffer, whatever its new shape.
         bound = None if self._dynamic_outputs else self._bindings.get(key)
@@ -193,17 +186,17 @@ class CudaSession(OrtSession):
         else:
             bound = self._new_binding(feeds)
             self._bindings[key] = bound
+            self._bound_anywhere.add(bound)
         if self._stream is not None:
             cuda.synchronize_device()  # Uploads went through the default stream, which ours does not wait for.
-        session = self._open_session()
-        translated(lambda: session.run_with_iobinding(bound.binding, bound.run_options))
+        self._execute(bound)
         self._synchronize()
         return bound
 
-    def _new_binding(self, feeds: Mapping[str, np.ndarray]) -> _Binding:
+    def _new_binding(self, feeds: Mapping[str, np.ndarray]) -> Bound:
         import onnxruntime
 
-        session, device = self._open_session(), self.options.device
+        device = self.options.device
         outputs = {} if self._dynamic_outputs else self.run(feeds)  # Only for their shapes and types.
         options = onnxruntime.RunOptions()
         if self._stream is not None:
@@ -212,8 +205,8 @@ class CudaSession(OrtSession):
         if self._graph:
             options.add_run_config_entry("gpu_graph_id", str(len(self._bindings) + 1))
 
-        def bind() -> _Binding:
-            binding = session.io_binding()
+        def bind() -> Bound:
+            binding = self._open_session().io_binding()
             inputs = {}
             for name, array in feeds.items():
                 inputs[name] = onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), "cuda", device)
@@ -225,9 +218,9 @@ class CudaSession(OrtSession):
                 else:
                     place = onnxruntime.OrtValue.ortvalue_from_shape_and_type(value.shape, value.dtype, "cuda", device)
                     binding.bind_ortvalue_output(name, place)
-            return _Binding(binding, inputs, options)
+            return Bound(binding, inputs, options)
 
-        bound: _Binding = translated(bind)
+        bound: Bound = translated(bind)
         return bound
 
     def _time_transfers(self, feeds: Mapping[str, np.ndarray]) -> float:

@@ -5,16 +5,19 @@ ONNX Runtime is imported when the first session opens.
 
 from __future__ import annotations
 
-import gc
+import traceback
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from mptune.engines.base import EngineError, EngineSession, FailureKind
+from mptune.engines.lifetime import are_gone, references
 from mptune.engines.ort.errors import translate
 from mptune.engines.timing.latency import HostStopwatch, Stopwatch
 from mptune.settings import LatencySettings
@@ -56,14 +59,38 @@ class SessionOptions:
     profile_dir: Path | None = None
 
 
+@dataclass(eq=False)
+class Bound:
+    """Inputs and outputs bound for one set of feeds.
+
+    Stopwatches hold it, and with it nothing of the session once it is released: ONNX Runtime's binding keeps the
+    session alive.
+    """
+
+    binding: Any
+    inputs: dict[str, Any] = field(default_factory=dict)
+    run_options: Any = None
+    transfer_ms: float | None = None
+
+    def release(self) -> None:
+        """Let go of everything. Idempotent."""
+        self.binding = self.run_options = None
+        self.inputs = {}
+
+
 class OrtSession(ABC):
-    """What both providers share: loading, running on host arrays, error translation. Implements ``EngineSession``."""
+    """What both providers share: loading, running on host arrays, error translation. Implements ``EngineSession``.
+
+    ONNX Runtime's own session is reached through ``_open_session`` each time and kept in no local variable: the frames
+    of an exception, and the stopwatches, would hold it past ``close``.
+    """
 
     def __init__(self, model: Path | bytes, options: SessionOptions) -> None:
         self.options = options
         self._model = model
         self._warnings: list[str] = []
         self._session: Any = None
+        self._bound_anywhere: weakref.WeakSet[Bound] = weakref.WeakSet()
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -82,8 +109,9 @@ class OrtSession(ABC):
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """See ``EngineSession``."""
-        session, options = self._open_session(), self._run_options()
-        values = translated(lambda: session.run(None, dict(feeds), options))
+        self._open_session()
+        options = self._run_options()
+        values = translated(lambda: self._open_session().run(None, dict(feeds), options))
         return dict(zip(self.output_names, (np.asarray(value) for value in values), strict=True))
 
     @abstractmethod
@@ -92,13 +120,30 @@ class OrtSession(ABC):
 
     def end_profile(self) -> Path:
         """Write the profile of all runs so far; only where ``profile_dir`` is set, and once."""
-        session = self._open_session()
-        return Path(translated(session.end_profiling))
+        return Path(translated(lambda: self._open_session().end_profiling()))
 
     def close(self) -> None:
         """See ``EngineSession``."""
+        self._end_session()
+
+    def _end_session(self) -> bool:
+        """Destroy ONNX Runtime's session, what is bound to it first. Returns whether it is gone."""
+        for bound in list(self._bound_anywhere):
+            bound.release()
+        watched = references(self._session, getattr(self._session, "_sess", None))
         self._session = None
-        gc.collect()
+        return are_gone(watched, "a session of ONNX Runtime")
+
+    def _execute(self, bound: Bound) -> None:
+        """Run once on what is bound."""
+
+        def run() -> None:
+            session = self._open_session()
+            if bound.binding is None:
+                raise EngineError(FailureKind.ERROR, "the session was opened anew after this stopwatch was taken")
+            session.run_with_iobinding(bound.binding, bound.run_options)
+
+        translated(run)
 
     @property
     def _on_cpu(self) -> bool:
@@ -145,21 +190,23 @@ class CpuSession(OrtSession):
 
     def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> Stopwatch:
         """See ``EngineSession``."""
-        return HostStopwatch(self._bound(feeds))
+        bound = self._bind(feeds)
+        return HostStopwatch(partial(self._execute, bound))
 
-    def _bound(self, feeds: Mapping[str, np.ndarray]) -> Callable[[], None]:
-        session = self._open_session()
+    def _bind(self, feeds: Mapping[str, np.ndarray]) -> Bound:
+        self._open_session()
 
-        def bind() -> Any:
-            binding = session.io_binding()
+        def bind() -> Bound:
+            binding = self._open_session().io_binding()
             for name, array in feeds.items():
                 binding.bind_cpu_input(name, np.asarray(array, order="C"))
             for name in self.output_names:
                 binding.bind_output(name, "cpu")
-            return binding
+            return Bound(binding)
 
-        binding = translated(bind)
-        return lambda: translated(lambda: session.run_with_iobinding(binding))
+        bound: Bound = translated(bind)
+        self._bound_anywhere.add(bound)
+        return bound
 
 
 def _profile_into(folder: Path, options: Any) -> None:
@@ -172,12 +219,18 @@ def _profile_into(folder: Path, options: Any) -> None:
 
 
 def translated(call: Callable[[], Any]) -> Any:
-    """Run a call into ONNX Runtime; whatever it raises becomes an ``EngineError``."""
+    """Run a call into ONNX Runtime; whatever it raises becomes an ``EngineError``.
+
+    The frames of the call, ONNX Runtime's own included, let go of their variables: a session among them would live as
+    long as the exception, past its stream.
+    """
     try:
         return call()
-    except (EngineError, MemoryError):
+    except (EngineError, MemoryError) as error:
+        traceback.clear_frames(error.__traceback__)
         raise
     except Exception as error:
+        traceback.clear_frames(error.__traceback__)
         raise translate(error) from error
 
 

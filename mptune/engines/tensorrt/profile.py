@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -48,20 +48,18 @@ class EngineProfileJob:
         """
         feed = cached_samples(state, self.samples)[0]
         plain = replace(self.latency, cuda_graph=False)
-        session = TensorRtSession(self.engine, EngineOptions(self.kind, plain, self.runtime_cache))
-        try:
-            state.enter(Stage.TIME)
-            profiler = profiler_class(session.library.trt)()
-            session.attach(profiler)
-            watch = session.stopwatch(feed)
-            for _ in range(UNTIMED_RUNS):
-                watch.run_once()
-            for _ in range(PROFILED_RUNS):
-                profiler.start_execution()
-                watch.run_once()
-            return layer_times(profiler.executions, read_layers(session.information()))
-        finally:
-            session.close()
+        options = EngineOptions(self.kind, plain, self.runtime_cache)
+        session = state.transient(partial(TensorRtSession, self.engine, options))
+        state.enter(Stage.TIME)
+        profiler = profiler_class(session.library.trt)()
+        session.attach(profiler)
+        watch = session.stopwatch(feed)
+        for _ in range(UNTIMED_RUNS):
+            watch.run_once()
+        for _ in range(PROFILED_RUNS):
+            profiler.start_execution()
+            watch.run_once()
+        return layer_times(profiler.executions, read_layers(session.information()))
 
 
 def layer_times(executions: Sequence[Mapping[str, float]], layers: Sequence[Layer]) -> tuple[LayerTime, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from mptune.engines.base import EngineError, EngineSession, FailureKind
 from mptune.engines.cuda import runtime as cuda
+from mptune.engines.lifetime import are_gone, references
 from mptune.engines.tensorrt.cache import RuntimeCache
 from mptune.engines.tensorrt.errors import build_failure, made
 from mptune.engines.tensorrt.library import Kind, Library, collector_paused, load_library, open_log
@@ -81,6 +82,8 @@ class TensorRtSession:
         self._warnings: list[str] = []
         self._bound: _Bound | None = None
         self._stream: cuda.Stream | None = None
+        self._engine: Any = None
+        self._context: Any = None
         self._kernels: RuntimeCache | None = None
         self.library: Library = load_library(options.kind)
         self._log = open_log(self.library.trt)
@@ -88,8 +91,8 @@ class TensorRtSession:
         trt = self.library.trt
         self._runtime: Any = made(lambda: trt.Runtime(self._log), self._log)
         try:
-            self._engine: Any = self._load(path)
-            self._context: Any = self._new_context()
+            self._engine = self._load(path)
+            self._context = self._new_context()
             self._stream = cuda.Stream()
         except BaseException:
             self.close()
@@ -151,10 +154,14 @@ class TensorRtSession:
             self._kernels.save()
             self._kernels = None
         # TensorRT's objects are freed before those that made them, and all of them before the stream.
-        self._context = self._engine = self._runtime = None
-        if self._stream is not None:
+        watched = references(self._context, self._engine, self._runtime)
+        self._context = None
+        self._engine = None
+        self._runtime = None
+        is_gone = are_gone(watched, "an engine of TensorRT")
+        if self._stream is not None and is_gone:
             self._stream.close()
-            self._stream = None
+        self._stream = None
 
     def _opened(self) -> cuda.Stream:
         if self._stream is None or self._context is None:
@@ -293,7 +300,11 @@ class TensorRtSession:
         if self.options.latency.cuda_graph and bound.graph is None:
             bound.graph = self._capture(bound, stream)
         graph = bound.graph
-        return self._enqueue if graph is None else lambda: graph.launch(stream)
+        # Neither holds the engine: a stopwatch may live longer than the session.
+        return self._enqueue if graph is None else partial(self._replay, graph)
+
+    def _replay(self, graph: cuda.Graph) -> None:
+        graph.launch(self._opened())
 
     def _capture(self, bound: _Bound, stream: cuda.Stream) -> cuda.Graph | None:
         on_host = [name for name, place in bound.outputs.items() if isinstance(place, np.ndarray)]

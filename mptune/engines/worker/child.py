@@ -25,6 +25,9 @@ Message = tuple[str, Any]
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
+_TRANSIENT = "transient"
+"""Slot of what a job alone uses."""
+
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -68,6 +71,17 @@ class WorkerState:
         made = make()
         self._cache[slot] = (key, made)
         return made
+
+    def transient(self, make: Callable[[], T]) -> T:
+        """Something of this job alone, such as a session: closed once the job's answer is sent, or at the next one.
+
+        So a crash while it is torn down costs no result.
+        """
+        return self.cached(_TRANSIENT, object(), make)
+
+    def end_job(self) -> None:
+        """Close what belongs to the last job alone."""
+        self.drop(_TRANSIENT)
 
     def drop(self, slot: str) -> None:
         """Close and forget what a slot holds."""
@@ -122,6 +136,7 @@ def main() -> None:
                 sys.stdout.flush()
                 sys.stderr.flush()
                 _write(answers, answer)
+                _tidy(state)
     except BrokenPipeError:
         pass  # The parent is gone.
     finally:
@@ -143,6 +158,14 @@ def _answer(job: Job[Any] | Exception, state: WorkerState) -> bytes:
         traceback.print_exc()
         failure = Failure(state.stage, *describe(error))
     return encode(("failure", failure))
+
+
+def _tidy(state: WorkerState) -> None:
+    """Tear down what the job used, once its answer is sent: what goes wrong in it is for the log alone."""
+    try:
+        state.end_job()
+    except Exception:
+        traceback.print_exc()
 
 
 def describe(error: BaseException) -> tuple[FailureKind, str]:

@@ -112,16 +112,19 @@ class Worker:
         self.close()
 
     def _call(self, job: Job[T_co], timeout_s: float) -> T_co | Failure:
-        if self._process is not None and not self._process.is_alive:
-            self._kill()  # It ended between two jobs: no job failed.
-        if self._process is None:
-            failure = self._start()
-            if failure is not None:
-                return failure
-        process = self._process
-        assert process is not None
-        deadline = time.monotonic() + timeout_s
-        stage, outcome = process.exchange(encode(("job", job)), deadline, Stage.BUILD, self.on_progress, self._reply)
+        process = self._living()
+        if isinstance(process, Failure):
+            return process
+        request, deadline = encode(("job", job)), time.monotonic() + timeout_s
+        stage, outcome = process.exchange(request, deadline, Stage.BUILD, self.on_progress, self._reply)
+        if outcome == ("gone", None):
+            # It died before it began the job, while it tore down what the last one had left: this job is not at fault.
+            self._kill()
+            process = self._living()
+            if isinstance(process, Failure):
+                return process
+            deadline = time.monotonic() + timeout_s
+            stage, outcome = process.exchange(request, deadline, Stage.BUILD, self.on_progress, self._reply)
         if outcome is None:
             return self._fail(Failure(stage, FailureKind.TIMEOUT, f"no result after {timeout_s:g} s"), job, retire=True)
         kind, value = outcome
@@ -137,6 +140,16 @@ class Worker:
             raise value
         result: T_co = value
         return result
+
+    def _living(self) -> _Process | Failure:
+        """The process, started where there is none or where it ended between two jobs: no job failed then."""
+        if self._process is not None and not self._process.is_alive:
+            self._kill()
+        failure = None if self._process is not None else self._start()
+        if failure is not None:
+            return failure
+        assert self._process is not None
+        return self._process
 
     def _reply(self, question: Any) -> bytes:
         try:
@@ -245,10 +258,10 @@ class _Process:
         A question is answered with what ``reply`` gives; the time that this takes does not count.
 
         Returns:
-            the stage reached, and the answer: None past the deadline, ("gone", None) where the worker ended without
-            one, ("garbled", why) where it cannot be read.
+            the stage reached, and the answer: None past the deadline, ("gone", stage) where the worker ended without
+            one, None in place of the stage where it ended before it began, ("garbled", why) where it cannot be read.
         """
-        pending = memoryview(request)
+        pending, begun = memoryview(request), False
         with selectors.DefaultSelector() as selector:
             selector.register(self._answers, selectors.EVENT_READ)
             selector.register(self._printed, selectors.EVENT_READ)
@@ -271,11 +284,11 @@ class _Process:
                     continue
                 data = os.read(self._answers, _READ_BYTES)
                 if not data:
-                    return stage, ("gone", None)
+                    return stage, ("gone", stage if begun else None)
                 self._buffer += data
                 for message in self._messages():
                     if message[0] == "stage":
-                        stage = message[1]
+                        stage, begun = message[1], True
                     elif message[0] == "progress":
                         on_progress(message[1])
                     elif message[0] == "question":

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import json
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -54,6 +55,8 @@ class FakeCuda:
         self.captures = 0
         self.launches = 0
         self.capture_fails = False
+        self.users: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Execution contexts; none may outlive a stream, or its teardown crashes."""
 
     def cudaSetDevice(self, index: int) -> tuple[int]:
         return (0,)
@@ -85,6 +88,8 @@ class FakeCuda:
 
     def cudaStreamDestroy(self, stream: FakeStream) -> tuple[int]:
         del self.streams[stream.address]
+        stream.queue.clear()
+        assert not any(context.address == stream.address for context in self.users), "a context outlives its stream"
         return (0,)
 
     def cudaStreamSynchronize(self, stream: FakeStream) -> tuple[int]:
@@ -255,8 +260,10 @@ class FakeEngine:
 
     def create_execution_context(self, runtime_config: Any = None) -> FakeContext:
         self.runtime_config = runtime_config
-        self.trt.contexts.append(FakeContext(self))
-        return self.trt.contexts[-1]
+        context = FakeContext(self)
+        self.trt.contexts.append(weakref.proxy(context))
+        self.trt.cuda.users.add(context)
+        return context
 
     def create_engine_inspector(self) -> SimpleNamespace:
         inspector = SimpleNamespace(execution_context=None)
@@ -274,6 +281,7 @@ class FakeContext:
         self.addresses: dict[str, int] = {}
         self.allocators: dict[str, Any] = {}
         self.has_run = False
+        self.address = 0  # Of the stream that it last ran on.
         self.profiler: Any = None
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
@@ -313,7 +321,7 @@ class FakeContext:
         return np.frombuffer(ctypes.string_at(self.addresses[name], size), dtype).reshape(shape)
 
     def execute_async_v3(self, address: int) -> bool:
-        stream = self.engine.trt.cuda.streams[address]
+        stream, self.address = self.engine.trt.cuda.streams[address], address
         missing = [n for n in self.engine.names if n not in self.addresses and n not in self.allocators]
         if missing:
             self.engine.log.log(Severity.ERROR, f"Error Code 3: API Usage Error (Address is not set for {missing[0]}.)")

@@ -35,6 +35,7 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.settings import LatencySettings, SearchSettings
 from mptune.targets.target import Gpu, detect_gpus, load_target
+from tests.engines.engine_support import run_here
 from tests.engines.tensorrt.fake_device import FakeCuda, FakeTensorRt
 
 DIGITS = Path(__file__).parents[3] / "benchmarks" / "models" / "digits_vit.onnx"
@@ -63,7 +64,7 @@ def job(folder: Path, program: str, kind: Kind = "tensorrt") -> EngineProfileJob
 
 @pytest.mark.parametrize("kind", ["tensorrt", "tensorrt-rtx"])
 def test_each_layer_is_timed_and_traced_to_its_nodes(kind: Kind, device: FakeCuda, tmp_path: Path) -> None:
-    found = job(tmp_path, "double", kind).run(WorkerState())
+    found = run_here(job(tmp_path, "double", kind))
     assert found == (
         LayerTime(("/a/MatMul", "/a/Relu"), 0.5),
         LayerTime((), 0.25),
@@ -75,7 +76,7 @@ def test_each_layer_is_timed_and_traced_to_its_nodes(kind: Kind, device: FakeCud
 
 def test_an_engine_that_tells_no_layers_is_an_error(device: FakeCuda, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="the profiler reports no layers") as caught:
-        job(tmp_path, "nonzero").run(WorkerState())
+        run_here(job(tmp_path, "nonzero"))
     assert caught.value.kind is FailureKind.UNSUPPORTED
 
 
@@ -209,7 +210,7 @@ def test_a_gpu_tells_what_its_layers_take(kind: Kind, mlp_path: Path, mlp_worksp
     options = BuildOptions(kind, capabilities=(capability,) if kind == "tensorrt-rtx" and capability else ())
     path = tmp_path / "x.engine"
     path.write_bytes(build_engine(library, mlp_path, options, [{"x": np.zeros((3, 32), np.float32)}]).memory)
-    found = EngineProfileJob(path, mlp_workspace.samples("search"), kind, QUICK).run(WorkerState())
+    found = run_here(EngineProfileJob(path, mlp_workspace.samples("search"), kind, QUICK))
     model = load_model(mlp_path)
     owners = {node: group.id for group in find_groups(model) for node in group.nodes}
     assert sum(group_times(found, owners).values()) > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -178,6 +179,30 @@ def test_a_closed_session_says_so_and_closes_again(device: Device) -> None:
     for call in (lambda: session.run(rows(1)), lambda: timed(session, rows(1)), session.information):
         with pytest.raises(EngineError, match="closed"):
             call()  # type: ignore[no-untyped-call]
+
+
+def test_an_engine_is_gone_before_its_stream_whoever_holds_a_stopwatch(device: Device) -> None:
+    for latency in (QUICK, replace(QUICK, cuda_graph=False)):
+        session = device.open("double", latency=latency)
+        watches = [session.stopwatch(rows(count)) for count in (2, 3)]
+        watches[-1].run_once()
+        session.close()  # The device refuses to destroy a stream whose context is alive.
+        assert not device.cuda.users
+        assert not device.cuda.streams
+        for watch in watches:
+            with pytest.raises(EngineError, match="closed"):
+                watch.run_once()
+
+
+def test_a_context_that_is_kept_keeps_its_stream_and_is_reported(device: Device) -> None:
+    session = device.open("double")
+    session.run(rows(2))
+    kept = session._context
+    with pytest.warns(RuntimeWarning, match="TensorRT is still alive"):
+        session.close()
+    assert len(device.cuda.streams) == 1
+    del kept
+    device.cuda.streams.clear()
 
 
 def test_two_sessions_live_side_by_side(device: Device) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -206,6 +208,48 @@ def test_a_closed_session_says_so_and_closes_again(opened: Opener, mlp_path: Pat
         session.run(rows(1))
     with pytest.raises(EngineError, match="closed"):
         timed(session, rows(1))
+
+
+def inner(session: EngineSession) -> Any:
+    """The library's own object, which must be gone before its stream is."""
+    return session._context if isinstance(session, TensorRtSession) else session._session  # type: ignore[attr-defined]
+
+
+def test_a_closed_session_is_gone_though_a_stopwatch_is_kept(opened: Opener, mlp_path: Path) -> None:
+    session = opened(mlp_path)
+    watches = [session.stopwatch(rows(count)) for count in (1, 2, 1)]
+    watches[-1].run_once()
+    reference = weakref.ref(inner(session))
+    session.close()
+    assert reference() is None
+    for watch in watches:
+        with pytest.raises(EngineError, match="closed"):
+            watch.run_once()
+        with pytest.raises(EngineError, match="closed"):
+            watch.value_ms(1)
+
+
+def test_a_closed_session_is_gone_though_an_exception_of_it_is_kept(opened: Opener, mlp_path: Path) -> None:
+    session = opened(mlp_path)
+    watch = session.stopwatch(rows(1))
+    with pytest.raises(EngineError) as caught:
+        session.run({"x": np.zeros((2, 31), np.float32)})
+    reference = weakref.ref(inner(session))
+    if isinstance(session, TensorRtSession):
+        del caught  # Its frames hold the context; an answer is sent before the session closes.
+    session.close()
+    assert reference() is None
+    del watch
+
+
+def test_an_object_that_keeps_a_session_alive_is_reported(opened: Opener, mlp_path: Path) -> None:
+    session = opened(mlp_path)
+    kept = inner(session)
+    with pytest.warns(RuntimeWarning, match="still alive after it was closed"):
+        session.close()
+    with pytest.raises(EngineError, match="closed"):
+        session.run(rows(1))
+    del kept
 
 
 def test_a_missing_file_is_an_engine_error(opened: Opener, tmp_path: Path) -> None:

@@ -110,6 +110,12 @@ def test_a_crash_is_a_failure_that_names_the_signal(worker: Worker, number: int,
     assert_works(worker)
 
 
+def test_a_crash_while_a_job_is_torn_down_costs_neither_its_result_nor_the_next_job(worker: Worker) -> None:
+    for value in range(5):
+        assert worker.call(faults.CrashInTeardown(value), PLENTY_S) == value
+    assert_works(worker)
+
+
 def test_an_abort_with_bad_alloc_is_out_of_memory(worker: Worker) -> None:
     failure = worker.call(faults.Abort("terminate called after throwing an instance of 'std::bad_alloc'\n"), PLENTY_S)
     assert isinstance(failure, Failure)
