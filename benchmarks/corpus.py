@@ -17,6 +17,7 @@ from pathlib import Path
 
 from benchmarks.common import save
 from mptune.engines.tensorrt.library import Library, load_library
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -66,7 +67,8 @@ def measure(path: Path, count: int, trt: Library | None, built: int) -> Row:
         bank = WeightBank.write(model, Path(folder))
         for granularity in GRANULARITIES:
             groups = find_groups(model, granularity)
-            rewriter, emulator = Rewriter(model, groups, bank), Emulator(model, groups, bank)
+            grouped = GroupedModel(model, groups)
+            rewriter, emulator = Rewriter(grouped, bank), Emulator(grouped, bank)
             some = plans(model, groups, count // len(GRANULARITIES) - 2, seed=7)
             row.distinct += len({plan.fingerprint for plan in some})
             for plan in some:

@@ -23,6 +23,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from benchmarks.common import save
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -91,7 +92,7 @@ def rewriting(folder: Path) -> dict[str, float]:
     groups = find_groups(model)
     bank = timed("bank_s", lambda: WeightBank.write(model, folder / "bank"))
     assert isinstance(bank, WeightBank)
-    rewriter = Rewriter(model, groups, bank)
+    rewriter = Rewriter(GroupedModel(model, groups), bank)
     made = plans(model, [g.id for g in groups])
     timed("rewrites", lambda: [rewriter.write(p, bank.directory / f"{i}.onnx") for i, p in enumerate(made)])
     seconds["rewrite_ms"] = 1e3 * seconds.pop("rewrites") / len(made)
@@ -104,7 +105,7 @@ def exporting(folder: Path) -> dict[str, float]:
     groups = find_groups(model)
     plan = plans(model, [g.id for g in groups])[0]
     start = time.perf_counter()
-    path = Rewriter(model, groups).export(plan, folder / "exported" / "out.onnx")
+    path = Rewriter(GroupedModel(model, groups)).export(plan, folder / "exported" / "out.onnx")
     took = time.perf_counter() - start
     written = sum(p.stat().st_size for p in path.parent.iterdir())
     return {"export_s": took, "files": len([*path.parent.iterdir()]), "gib": written / 2**30}

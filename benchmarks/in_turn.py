@@ -22,6 +22,7 @@ from mptune.data.calibration import read_samples
 from mptune.engines.ort.cuda_session import NO_TF32, open_session
 from mptune.engines.ort.session import SessionOptions
 from mptune.engines.timing.latency import Repetitions, Stopwatch, calibrate, monotonic_ms, time_in_turn
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.writing.rewrite import Rewriter
@@ -58,7 +59,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         space = workspace(options.model.resolve(), options.data, Path(folder), 1, options.batch)
         sample = read_samples(space.samples("search"))[0]
-        rewriter = Rewriter(model, groups, WeightBank.write(model, space.weights_dir))
+        rewriter = Rewriter(GroupedModel(model, groups), WeightBank.write(model, space.weights_dir))
         fp32, mixed = "0" * len(groups), random_plans(groups, 4, 0)[-1]
         paths = [
             rewriter.write(plan_of(model, groups, bits), space.weights_dir / f"{bits}.onnx") for bits in (fp32, mixed)

@@ -37,7 +37,6 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
-from mptune.graph.writing.rewrite import Rewriter
 from mptune.settings import LatencySettings, SearchSettings, WorkerSettings
 from mptune.targets.target import Target, load_target
 
@@ -120,15 +119,15 @@ class Bench:
             latency=LatencySettings(FIRST_WARMUP_MS, duration_ms, min_iterations=5),
             worker=WorkerSettings(max_jobs=None),
         )
-        workload = Workload(GroupedModel(self.model, self.groups), self.space)
-        self._emulating = Emulating(target, workload, self.settings, provider)
+        self.workload = Workload(GroupedModel(self.model, self.groups), self.space)
+        self._emulating = Emulating(target, self.workload, self.settings, provider)
         require(self._emulating.reference("search"))
         self.ranges = require(self._emulating.observe())
         self.terms = require(self._emulating.latency_terms())
         self._tf32_by_environment = self._emulating.tf32_by_environment
         self._turn = threading.Lock()
         self.toolchain = Alone(self._emulating, self._lock, self._turn)
-        self._rewriter = Rewriter(self.model, self.groups, workload.bank)
+        self._rewriter = self.workload.rewriter
         self._baseline = self._rewriter.write(self.plan("0" * len(self.groups)), self._scratch("baseline"))
         self.record = Record(folder / "plans.jsonl", len(self.groups))
         self.samples, self._statistics = samples, statistics

@@ -21,6 +21,7 @@ from mptune.data.metrics.accuracy import compare_outputs
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import SessionOptions
 from mptune.engines.timing.latency import calibrate, monotonic_ms, time_in_turn
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -44,7 +45,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         space = workspace(options.model.resolve(), options.data, Path(folder), options.samples, options.batch)
         fp16 = space.weights_dir / "fp16.onnx"
-        Rewriter(model, groups).export(
+        Rewriter(GroupedModel(model, groups)).export(
             PrecisionPlan.uniform(model.sha256, [g.id for g in groups], Precision.FP16), fp16
         )
         cases = {"FP32": (options.model, False), "TF32": (options.model, True), "all-FP16": (fp16, False)}

@@ -269,8 +269,9 @@ def _front(latency: Floats, error: Floats) -> list[list[float | str]]:
 def _space(bench: Bench) -> SearchSpace:
     """The default search space, as the tool makes it."""
     absmax = {tensor: seen.absmax for tensor, seen in bench.ranges.items()}
-    hazards = find_hazards(bench.model, bench.groups, absmax, bench.bank.roundings)
-    return make_space(bench.model, bench.groups, load_space("default"), hazards, absmax)
+    grouped, bank = bench.workload.grouped, bench.workload.bank
+    hazards = find_hazards(grouped, absmax, bank.roundings)
+    return make_space(grouped, load_space("default"), hazards, absmax)
 
 
 def _tell(study: optuna.Study, trial: Trial, entry: dict[str, Any]) -> None:

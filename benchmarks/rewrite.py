@@ -32,6 +32,7 @@ import onnx
 from benchmarks.common import save
 from benchmarks.huge import peak_mib
 from benchmarks.models.synthetic import transformer, with_nodes
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -58,7 +59,8 @@ def kept_in_fp32(path: Path) -> list[str]:
     """Names of the nodes that the first plan leaves in FP32, those without a precision included."""
     model = load_model(path)
     groups = find_groups(model)
-    precision = Rewriter(model, groups).node_precisions(random_plan(model.sha256, [g.id for g in groups], 0))
+    plan = random_plan(model.sha256, [g.id for g in groups], 0)
+    precision = Rewriter(GroupedModel(model, groups)).node_precisions(plan)
     return [node.name for node in model.nodes if precision.get(node.name) is not Precision.FP16]
 
 
@@ -69,7 +71,7 @@ def mptune_rewrite(path: Path, folder: Path) -> dict[str, Any]:
     groups = find_groups(model)
     grouped = time.perf_counter()
     bank = WeightBank.write(model, folder / "bank")
-    rewriter = Rewriter(model, groups, bank)
+    rewriter = Rewriter(GroupedModel(model, groups), bank)
     prepared = time.perf_counter()
     plans = [random_plan(model.sha256, [group.id for group in groups], seed) for seed in range(PLANS + 1)]
     out = rewriter.write(plans[0], bank.directory / "0.onnx")

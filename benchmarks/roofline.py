@@ -26,6 +26,7 @@ from scipy.optimize import least_squares
 from scipy.stats import kendalltau
 
 from benchmarks.common import MeasuredPlans, bools_of, check_groups, plan_of, read_measured_plans, save
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
@@ -91,14 +92,15 @@ class Counted:
         model = load_model(models / f"{measured.model}.onnx")
         groups = find_groups(model)
         check_groups(measured, groups)
+        grouped = GroupedModel(model, groups)
         kept = [*measured.plans[:2], *(p for p in measured.of_kind("random") if np.isfinite(p.latency_ms))]
-        boundaries = roofline(model, groups, target, measured.shapes).boundaries
+        boundaries = roofline(grouped, target, measured.shapes).boundaries
         plans = [plan_of(model, groups, plan.precision) for plan in kept]
         shapes = ShapeTable(model, measured.shapes)
         self.name = measured.model
         self.measured_ms = np.array([measured.baseline_ms, *(plan.latency_ms for plan in kept[1:])])
         self._target = target
-        self._kernels = [(p, list(kernel_costs(model, groups, measured.shapes, p).values())) for p in Precision]
+        self._kernels = [(p, list(kernel_costs(grouped, measured.shapes, p).values())) for p in Precision]
         self._half = bools_of([plan.precision for plan in kept])
         self._crossed = np.array([[b.is_crossed(plan) for b in boundaries] for plan in plans], dtype=float)
         self._elements = [shapes.elements(b.tensor) for b in boundaries]
@@ -164,7 +166,7 @@ def compare(path: Path, models: Path, target: Target, execution: Execution, verb
     model = load_model(models / f"{measured.model}.onnx")
     groups = find_groups(model)
     check_groups(measured, groups)
-    terms = roofline(model, groups, target, measured.shapes, execution)
+    terms = roofline(GroupedModel(model, groups), target, measured.shapes, execution)
     plans = [plan_of(model, groups, plan.precision) for plan in measured.plans]
     predicted = np.array([terms.predict(plan) for plan in plans])
     taken = np.array([measured.baseline_ms, *(plan.latency_ms for plan in measured.plans[1:])])

@@ -19,6 +19,7 @@ from benchmarks.common import save
 from mptune.engines.base import EngineError
 from mptune.engines.tensorrt.builder import BuildOptions, build_engine, engine_faults
 from mptune.engines.tensorrt.library import Library, load_library
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -63,7 +64,7 @@ def measure(path: Path, count: int, library: Library) -> Row:
         bank = WeightBank.write(model, Path(folder))
         for granularity in GRANULARITIES:
             groups = find_groups(model, granularity)
-            rewriter = Rewriter(model, groups, bank)
+            rewriter = Rewriter(GroupedModel(model, groups), bank)
             some = plans(model, groups, count // len(GRANULARITIES) - 2, seed=11)
             row.distinct += len({plan.fingerprint for plan in some})
             fp32 = PrecisionPlan.uniform(model.sha256, [group.id for group in groups], Precision.FP32)

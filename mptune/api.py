@@ -25,6 +25,7 @@ from mptune.arguments import (
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.errors import SettingsError
 from mptune.files import full_disk_as_error
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.plan import PrecisionPlan
 from mptune.inspection import Inspection, inspect_model
@@ -187,7 +188,7 @@ def search(
         session = SearchRun(run, placed, settings, listens, open_toolchain)
         with contextlib.closing(session):
             front = session.run()
-            write_run_files(run, front, session.record, placed, session.groups, session.environment)
+            write_run_files(run, front, session.record, session.grouped, session.environment)
     return front
 
 
@@ -240,8 +241,8 @@ def pick(
         front = front_of(directory, file, record)
         confirmation = None if file.confirms is None else _confirmation(directory, file, record)
         loaded = load_either(directory, file)
-        groups = find_groups(loaded, file.fixed_settings.granularity)
-        write_run_files(directory, front, record, loaded, groups, file.environment, confirmation)
+        grouped = GroupedModel(loaded, find_groups(loaded, file.fixed_settings.granularity))
+        write_run_files(directory, front, record, grouped, file.environment, confirmation)
         directory.save(file)
         return front
 
@@ -291,8 +292,7 @@ def confirm(
                 confirming.directory,
                 found.front,
                 confirming.record,
-                confirming.model,
-                confirming.groups,
+                confirming.grouped,
                 confirming.environment,
                 found,
             )

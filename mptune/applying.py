@@ -11,6 +11,7 @@ from typing import Any, NoReturn, get_args
 from mptune.errors import PlanError, RunError
 from mptune.files import full_disk_as_error
 from mptune.graph.grouping.by_node import plan_of_nodes
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import Granularity, LayerGroup, find_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.loading.model import Model, load_model
@@ -88,7 +89,7 @@ def write_model(model: Model, resolved: ResolvedPlan, out: Path, *, force: bool 
         RunError: it exists already and ``force`` is not given, or it cannot be written.
         PlanError: the output is what the model is made from, or the plan does not fit the model.
     """
-    rewriter = Rewriter(model, resolved.groups)
+    rewriter = Rewriter(GroupedModel(model, resolved.groups))
     for path in rewriter.exported_files(resolved.plan, out):
         if path.exists() and any(path.samefile(source) for source in _sources(model)):
             raise PlanError(f"{path} is what the mixed model is made from", "give another path with -o")
@@ -119,7 +120,7 @@ def _sources(model: Model) -> set[Path]:
 def _all_fp16(model: Model) -> ResolvedPlan:
     """FP16 except where a hazard or the group itself rules it out; the warnings name the hazards."""
     groups = find_groups(model)
-    pinned = pinned_by_hazards(find_hazards(model, groups))
+    pinned = pinned_by_hazards(find_hazards(GroupedModel(model, groups)))
     names = {group.id: group.name for group in groups}
     kept = set(pinned) | {group.id for group in groups if group.pinned is not None}
     plan = {g.id: Precision.FP32 if g.id in kept else Precision.FP16 for g in groups}
@@ -140,7 +141,7 @@ def _from_file(model: Model, path: Path) -> ResolvedPlan:
         return _by_groups(model, PrecisionPlan.from_json(document, str(path)), nodes)
     found = plan_of_nodes(model, nodes, str(path))
     fp16 = set(found.plan.fp16_groups)
-    doubtful = pinned_by_hazards(find_hazards(model, found.groups))
+    doubtful = pinned_by_hazards(find_hazards(GroupedModel(model, found.groups)))
     warnings = tuple(
         f"{group.name} is FP16 as the plan says, but FP16 cannot be right there: {doubtful[group.id]}"
         for group in found.groups

@@ -190,6 +190,7 @@ def inspect_model(
         granularity, groups = find_fitting_groups(model, budget or SearchSettings().budget)
     else:
         groups = find_groups(model, granularity)
+    grouped = GroupedModel(model, groups)
     samples, ranges = None, dict[str, TensorRange]()
     assumed: Mapping[str, int] = {}
     if data is None:
@@ -199,15 +200,15 @@ def inspect_model(
         settings = DataSettings(batch=batch)
         samples = load_calibration(data, model.inputs, settings, seed=0)
         samples = replace(samples, samples=samples.samples[: settings.max_search_samples])
-        ranges = dict(_observe(model, groups, samples))
+        ranges = dict(_observe(grouped, samples))
         shapes = {name: seen.shape for name, seen in ranges.items()}
     absmax = {name: seen.absmax for name, seen in ranges.items()}
-    found = find_hazards(model, groups, absmax)
+    found = find_hazards(grouped, absmax)
     about_data = [replace(f, origin="inspect") for f in samples.findings] if samples else []
     findings = [*about_data, *hazard_findings(found, "inspect")]
     hazards = _sorted([*found, *map(_input_hazard, about_data)])
-    space = make_space(model, groups, named, hazards, absmax)
-    costs = group_costs(model, groups, shapes)
+    space = make_space(grouped, named, hazards, absmax)
+    costs = group_costs(grouped, shapes)
     repeats = Counter(group.pattern for group in groups)
     floats = [c for c in model.initializers.values() if c.dtype in _WEIGHTS]
     return Inspection(
@@ -218,8 +219,8 @@ def inspect_model(
         granularity=granularity,
         space=named.name,
         groups=tuple(InspectedGroup(g, costs[g.id], space.pinned.get(g.id), repeats[g.pattern]) for g in groups),
-        operators=_operators(model, groups, ShapeTable(model, shapes)),
-        rest=ungrouped_cost(model, groups, shapes),
+        operators=_operators(grouped, ShapeTable(model, shapes)),
+        rest=ungrouped_cost(grouped, shapes),
         hazards=hazards,
         assumed=assumed,
         unknown_shapes=_unknown(model, shapes),
@@ -230,15 +231,15 @@ def inspect_model(
     )
 
 
-def _observe(model: Model, groups: Sequence[LayerGroup], samples: CalibrationSet) -> Mapping[str, TensorRange]:
+def _observe(grouped: GroupedModel, samples: CalibrationSet) -> Mapping[str, TensorRange]:
     """Run the model over the samples in a worker and record the range and shape of every value."""
     with tempfile.TemporaryDirectory(prefix="mptune-inspect-") as folder:
         places = [Path(folder) / name for name in ("weights", "data", "engines", "logs")]
         for place in places:
             place.mkdir()
-        workspace = Workspace(model.path.resolve(), *places)
+        workspace = Workspace(grouped.model.path.resolve(), *places)
         samples.save(workspace.samples("search"))
-        workload = Workload(GroupedModel(model, tuple(groups)), workspace)
+        workload = Workload(grouped, workspace)
         with PredictedToolchain(load_target("cpu"), workload, SearchSettings()) as toolchain:
             ranges = toolchain.observe()
     if isinstance(ranges, Failure):
@@ -262,16 +263,16 @@ def _unknown(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> int:
     return sum(name not in shapes and name not in model.initializers for name in computed)
 
 
-def _operators(model: Model, groups: Sequence[LayerGroup], shapes: ShapeTable) -> tuple[OperatorSummary, ...]:
-    grouped = {name for group in groups for name in group.nodes}
+def _operators(grouped: GroupedModel, shapes: ShapeTable) -> tuple[OperatorSummary, ...]:
+    model = grouped.model
     found: dict[str, OperatorSummary] = {}
     for node in model.nodes:
         if node.op_type == "Constant" and node.is_standard:
             continue
         name = node.op_type if node.is_standard else f"{node.domain}.{node.op_type}"
         before = found.get(name, OperatorSummary(name, 0, 0, 0.0, ""))
-        fixed = before.fixed or ("" if node.name in grouped else node_rule(model, node).fixed or "")
+        fixed = before.fixed or ("" if node.name in grouped.owners else node_rule(model, node).fixed or "")
         flops = 0.0 if node.has_subgraph or node.op_type in VIEWS else node_flops(node, shapes)[0]
-        here = node.name in grouped
+        here = node.name in grouped.owners
         found[name] = OperatorSummary(name, before.count + 1, before.grouped + here, before.flops + flops, fixed)
     return tuple(sorted(found.values(), key=lambda o: (-o.flops, -o.count, o.name)))

@@ -58,4 +58,4 @@ class Workload:
         """
         from mptune.graph.writing.rewrite import Rewriter
 
-        return Rewriter(self.model, self.groups, self.bank)
+        return Rewriter(self.grouped, self.bank)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 
 from mptune._version import __version__
 from mptune.engines.environment import Environment
 from mptune.files import link_or_copy, writing
-from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
@@ -42,8 +41,7 @@ MOST_KEPT = 12
 def write_chosen(
     front: Front,
     evaluation: Evaluation,
-    model: Model,
-    groups: Sequence[LayerGroup],
+    grouped: GroupedModel,
     directory: Path,
     environment: Environment | None,
     bank: WeightBank | None = None,
@@ -55,8 +53,7 @@ def write_chosen(
     Args:
         front: where the plan was chosen.
         evaluation: the plan to write, with its figures.
-        model: the user's model.
-        groups: its layer groups.
+        grouped: the user's model and its layer groups.
         directory: ``RUN/chosen``; its parent must exist.
         environment: where the figures were taken; None where it is not known.
         bank: the run's weight bank; None converts the weights again.
@@ -71,11 +68,11 @@ def write_chosen(
         with writing(directory):
             _recover(directory, fresh, old)
             fresh.mkdir()
-            rewriter = Rewriter(model, groups, bank)
+            rewriter = Rewriter(grouped, bank)
             rewriter.export(evaluation.plan, fresh / "model.onnx")
             plan = evaluation.plan.to_json(rewriter.node_precisions(evaluation.plan))
             (fresh / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
-            (fresh / "infer.py").write_text(_infer(model), encoding="utf-8")
+            (fresh / "infer.py").write_text(_infer(grouped.model), encoding="utf-8")
             engine = _engine(evaluation, directory)
             (fresh / "README.txt").write_text(_readme(front, evaluation, environment, engine), encoding="utf-8")
             if engine is not None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mptune.engines.environment import Environment, describe_environment
 from mptune.errors import PlanError
 from mptune.files import write_json
-from mptune.graph.grouping.groups import LayerGroup
-from mptune.graph.loading.model import Model
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.plan import PrecisionPlan
 from mptune.graph.writing.weights import WeightBank
 from mptune.reporting.chosen import write_chosen
@@ -29,8 +27,7 @@ def write_run_files(
     run: RunDirectory,
     front: Front,
     record: StudyRecord,
-    model: Model,
-    groups: Sequence[LayerGroup],
+    grouped: GroupedModel,
     environment: Environment | None,
     confirmation: Confirmation | None = None,
 ) -> None:
@@ -43,8 +40,7 @@ def write_run_files(
         run: the run directory, locked.
         front: with the plan to write.
         record: the study.
-        model: the user's model, or the run's copy of it.
-        groups: its layer groups.
+        grouped: the user's model, or the run's copy of it, and its layer groups.
         environment: where the figures were taken; None describes this machine.
         confirmation: what the run is; None for a search's own.
 
@@ -54,15 +50,15 @@ def write_run_files(
     """
     document = front.to_json() if confirmation is None else confirmation.to_json()
     if confirmation is None:
-        keep_model(run, model, groups)
+        keep_model(run, grouped)
     if _is_written(run, document):
         return
     environment = environment or describe_environment()
     if front.chosen is not None:
-        bank = WeightBank.write(model, run.weights)
-        write_chosen(front, front.chosen, model, groups, run.chosen, environment, bank)
+        bank = WeightBank.write(grouped.model, run.weights)
+        write_chosen(front, front.chosen, grouped, run.chosen, environment, bank)
     extra = "" if confirmation is None else confirmation_section(confirmation)
-    write_report(front, record.evaluations(), groups, run.report_html, environment, extra)
+    write_report(front, record.evaluations(), grouped.groups, run.report_html, environment, extra)
     write_json(run.front_json, document)
     _delete_dominated_engines(run, front, record)
 

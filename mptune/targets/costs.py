@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import onnx
 
 from mptune.graph.grouping.activations import find_activation
-from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.grouping.patterns import find_patterns
 from mptune.graph.loading.model import Model, Node
@@ -100,25 +100,25 @@ class ShapeTable:
         return math.prod(self[tensor])
 
 
-def group_costs(model: Model, groups: Sequence[LayerGroup], shapes: Mapping[str, Shape]) -> dict[str, GroupCost]:
+def group_costs(grouped: GroupedModel, shapes: Mapping[str, Shape]) -> dict[str, GroupCost]:
     """Count FLOPs and bytes of every group.
 
     Args:
-        model: the model.
-        groups: its layer groups.
+        grouped: the model and its layer groups.
         shapes: concrete shapes by tensor name, such as those observed on the first sample. What is missing is taken
             from the model, symbolic dimensions by their names.
 
     Returns:
         One cost per group id. Nodes in no group are left out (``ungrouped_cost``).
     """
+    model, groups = grouped.model, grouped.groups
     counter = _Counter(model, [group.nodes for group in groups], ShapeTable(model, shapes))
     nodes = {node.name: node for node in model.nodes}
     return {group.id: counter.cost([nodes[name] for name in group.nodes], k) for k, group in enumerate(groups)}
 
 
 def kernel_costs(
-    model: Model, groups: Sequence[LayerGroup], shapes: Mapping[str, Shape], precision: Precision
+    grouped: GroupedModel, shapes: Mapping[str, Shape], precision: Precision
 ) -> dict[str, tuple[GroupCost, ...]]:
     """Count FLOPs and bytes of every kernel that ONNX Runtime's CUDA provider launches for a group.
 
@@ -129,25 +129,25 @@ def kernel_costs(
     listed in microsoft/onnxruntime pull request 17200).
 
     Args:
-        model: the model.
-        groups: its layer groups.
+        grouped: the model and its layer groups.
         shapes: as of ``group_costs``.
         precision: that all groups have.
 
     Returns:
         Kernels in topological order by group id. What is computed from constants alone is folded, and takes none.
     """
+    model = grouped.model
     look = Lookup(model)
     nodes = {node.name: node for node in model.nodes}
     joined = _joined(model, look)
     units: dict[tuple[str, int], list[str]] = {}
-    for group in groups:
+    for group in grouped.groups:
         for name in group.nodes:
             node = nodes[name]
             if not all(look.is_static(out) for out in node.outputs if out):
                 units.setdefault((group.id, joined.get(node.index, node.index)), []).append(name)
     counter = _Counter(model, list(units.values()), ShapeTable(model, shapes))
-    found: dict[str, list[GroupCost]] = {group.id: [] for group in groups}
+    found: dict[str, list[GroupCost]] = {group.id: [] for group in grouped.groups}
     for k, ((group_id, _), names) in enumerate(units.items()):
         first = nodes[names[0]]
         cost = counter.cost([nodes[name] for name in names], k)
@@ -166,11 +166,11 @@ def _joined(model: Model, look: Lookup) -> dict[int, int]:
     return joined
 
 
-def ungrouped_cost(model: Model, groups: Sequence[LayerGroup], shapes: Mapping[str, Shape]) -> GroupCost:
+def ungrouped_cost(grouped: GroupedModel, shapes: Mapping[str, Shape]) -> GroupCost:
     """What nodes without a precision compute and move together: custom operators, integer and boolean arithmetic."""
-    grouped = {name for group in groups for name in group.nodes}
-    rest = [node for node in model.nodes if node.name not in grouped]
-    return _Counter(model, [group.nodes for group in groups], ShapeTable(model, shapes)).cost(rest, -1)
+    model, owners = grouped.model, grouped.owners
+    rest = [node for node in model.nodes if node.name not in owners]
+    return _Counter(model, [group.nodes for group in grouped.groups], ShapeTable(model, shapes)).cost(rest, -1)
 
 
 def is_convolution(node: Node) -> bool:

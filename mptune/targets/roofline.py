@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.op_rules import NodeRule, node_rule
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -151,8 +151,7 @@ class LatencyTerms:
 
 
 def roofline(
-    model: Model,
-    groups: Sequence[LayerGroup],
+    grouped: GroupedModel,
     target: Target,
     shapes: Mapping[str, Shape],
     execution: Execution = FUSED,
@@ -160,16 +159,15 @@ def roofline(
     """Predict the latency terms of a model on a target.
 
     Args:
-        model: the model.
-        groups: its layer groups.
+        grouped: the model and its layer groups.
         target: the device.
         shapes: concrete shapes by tensor name (``group_costs``).
         execution: of the engine that is to run it.
     """
-    fp32, fp16 = (_groups_ms(model, groups, target, shapes, execution, p) for p in (Precision.FP32, Precision.FP16))
-    pinned = {group.id for group in groups if group.pinned is not None}
-    rest = ungrouped_cost(model, groups, shapes)
-    table = ShapeTable(model, shapes)
+    fp32, fp16 = (_groups_ms(grouped, target, shapes, execution, p) for p in (Precision.FP32, Precision.FP16))
+    pinned = {group.id for group in grouped.groups if group.pinned is not None}
+    rest = ungrouped_cost(grouped, shapes)
+    table = ShapeTable(grouped.model, shapes)
     return LatencyTerms(
         base_ms=sum(fp32.values()) + rest.fp32_bytes / _bytes_per_ms(target, execution),
         gains_ms={group: 0.0 if group in pinned else fp32[group] - fp16[group] for group in fp32},
@@ -181,23 +179,22 @@ def roofline(
                 cast_ms(table.elements(edge.tensor), target, execution),
                 edge.fixed,
             )
-            for edge in _edges(model, groups)
+            for edge in _edges(grouped)
         ),
     )
 
 
 def _groups_ms(
-    model: Model,
-    groups: Sequence[LayerGroup],
+    grouped: GroupedModel,
     target: Target,
     shapes: Mapping[str, Shape],
     execution: Execution,
     precision: Precision,
 ) -> dict[str, float]:
     if execution.is_fused:
-        whole = group_costs(model, groups, shapes)
+        whole = group_costs(grouped, shapes)
         return {group: kernel_ms(cost, target, precision, execution) for group, cost in whole.items()}
-    kernels = kernel_costs(model, groups, shapes, precision)
+    kernels = kernel_costs(grouped, shapes, precision)
     return {group: sum(kernel_ms(k, target, precision, execution) for k in each) for group, each in kernels.items()}
 
 
@@ -231,12 +228,12 @@ class _Edge:
     fixed: bool
 
 
-def _edges(model: Model, groups: Sequence[LayerGroup]) -> list[_Edge]:
+def _edges(grouped: GroupedModel) -> list[_Edge]:
     """Every FP32 tensor, constants left out, between two groups or between a group and what is always FP32.
 
     Follows ``mptune.graph.casting.value_types``, which decides where Casts stand.
     """
-    group_of = {name: group.id for group in groups for name in group.nodes}
+    model, owners = grouped.model, grouped.owners
     rules = [node_rule(model, node) for node in model.nodes]
     named = {output.name for output in model.outputs}
     constants = {name for name, constant in model.initializers.items() if not constant.overridable}
@@ -244,14 +241,14 @@ def _edges(model: Model, groups: Sequence[LayerGroup]) -> list[_Edge]:
     for name, info in model.tensors.items():
         if not info.is_float32 or name in constants:
             continue
-        producer = _producer(model, name, rules, group_of)
+        producer = _producer(model, name, rules, owners)
         consumers: dict[str, None] = {}
         fixed = name in named
         for index in model.consumers.get(name, ()):
             node = model.nodes[index]
             for follows in _reads(node, rules[index], name):
-                if follows and node.name in group_of:
-                    consumers[group_of[node.name]] = None
+                if follows and node.name in owners:
+                    consumers[owners[node.name]] = None
                 else:
                     fixed = True
         others = tuple(group for group in consumers if group != producer)
@@ -260,12 +257,12 @@ def _edges(model: Model, groups: Sequence[LayerGroup]) -> list[_Edge]:
     return found
 
 
-def _producer(model: Model, tensor: str, rules: Sequence[NodeRule], group_of: Mapping[str, str]) -> str | None:
+def _producer(model: Model, tensor: str, rules: Sequence[NodeRule], owners: Mapping[str, str]) -> str | None:
     index = model.producer.get(tensor)
     if index is None:
         return None
     node = model.nodes[index]
-    return group_of.get(node.name) if any(node.outputs[slot] == tensor for slot in rules[index].outputs) else None
+    return owners.get(node.name) if any(node.outputs[slot] == tensor for slot in rules[index].outputs) else None
 
 
 def _reads(node: Node, rule: NodeRule, tensor: str) -> list[bool]:

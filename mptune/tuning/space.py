@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
@@ -13,9 +13,9 @@ import pydantic
 
 from mptune import resources
 from mptune.errors import SpaceError
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import Granularity, LayerGroup
 from mptune.graph.hazards.find import Hazard, over_threshold, pinned_by_hazards
-from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Origin
 
@@ -171,8 +171,7 @@ def match(pattern: str, groups: Iterable[LayerGroup]) -> tuple[str, ...]:
 
 
 def make_space(
-    model: Model,
-    groups: Sequence[LayerGroup],
+    grouped: GroupedModel,
     named: NamedSpace,
     hazards: Sequence[Hazard] = (),
     absmax: Mapping[str, float] | None = None,
@@ -183,12 +182,12 @@ def make_space(
     of the file. Those win over the file's FP16 pins.
 
     Args:
-        model: the model.
-        groups: its layer groups.
+        grouped: the model and its layer groups.
         named: the search-space file.
         hazards: of the model; only those of severity ``error`` pin.
         absmax: tensor name -> largest magnitude observed on the search samples.
     """
+    model, groups = grouped.model, grouped.groups
     matcher = _Matcher(named.name, groups)
     pinned: dict[str, Pin] = {g.id: Pin(Precision.FP32, g.pinned) for g in groups if g.pinned is not None}
     for group, reason in pinned_by_hazards(hazards).items():
@@ -207,9 +206,9 @@ def make_space(
         for group in overruled
     ]
     free = tuple(g.id for g in groups if g.id not in pinned)
-    space = SearchSpace(model.sha256, tuple(groups), free, pinned, ())
-    seeds = _seeds(space, model, named, matcher, absmax or {})
-    return SearchSpace(model.sha256, tuple(groups), free, pinned, seeds, tuple(matcher.warnings))
+    space = SearchSpace(model.sha256, groups, free, pinned, ())
+    seeds = _seeds(space, grouped, named, matcher, absmax or {})
+    return replace(space, seeds=seeds, warnings=tuple(matcher.warnings))
 
 
 class _Matcher:
@@ -240,19 +239,18 @@ class _Matcher:
 
 
 def _seeds(
-    space: SearchSpace, model: Model, named: NamedSpace, matcher: _Matcher, absmax: Mapping[str, float]
+    space: SearchSpace, grouped: GroupedModel, named: NamedSpace, matcher: _Matcher, absmax: Mapping[str, float]
 ) -> tuple[Seed, ...]:
     def mixed(fp32: Iterable[str]) -> PrecisionPlan:
         kept = set(fp32)
         return space.plan({g: Precision.FP32 if g in kept else Precision.FP16 for g in space.free})
 
     # The baseline is all-FP32 whatever is pinned: speed-ups and errors are relative to it.
-    fp32 = PrecisionPlan.uniform(model.sha256, [g.id for g in space.groups], Precision.FP32)
-    seeds = [Seed(ORIGIN_FP32, fp32), Seed(ORIGIN_FP16, mixed(()))]
+    seeds = [Seed(ORIGIN_FP32, grouped.uniform(Precision.FP32)), Seed(ORIGIN_FP16, mixed(()))]
     seeds += [
         Seed(Origin("seed", s.name), mixed(matcher.all_of(s.fp32, classes_may_lack=True))) for s in named.file.seed
     ]
-    large = over_threshold(model, space.groups, absmax, LARGE_ACTIVATION)
+    large = over_threshold(grouped, absmax, LARGE_ACTIVATION)
     if large:
         seeds.append(Seed(Origin("seed", f"activations over {LARGE_ACTIVATION:g} in FP32"), mixed(large)))
     seeds += [

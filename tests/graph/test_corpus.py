@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.loading.model import load_model
@@ -57,8 +58,9 @@ def test_plans_are_valid_ideal_and_run(path: Path, tmp_path: Path) -> None:
     reference = run(path, feed)
     for granularity in ("fusion", "op"):
         groups = find_groups(model, granularity)  # type: ignore[arg-type]
-        pinned = pinned_by_hazards(find_hazards(model, groups))
-        rewriter, emulator = Rewriter(model, groups, bank), Emulator(model, groups, bank)
+        grouped = GroupedModel(model, groups)
+        pinned = pinned_by_hazards(find_hazards(grouped))
+        rewriter, emulator = Rewriter(grouped, bank), Emulator(grouped, bank)
         for plan in plans(model, groups, 2, seed=len(granularity)):
             out = rewriter.write(plan, tmp_path / "typed.onnx")
             verify(rewriter, plan, out)
@@ -76,7 +78,7 @@ def test_the_fp32_plan_is_the_model(path: Path, tmp_path: Path) -> None:
     model = load_model(path)
     groups = find_groups(model)
     fp32 = PrecisionPlan.uniform(model.sha256, [g.id for g in groups], Precision.FP32)
-    out = Rewriter(model, groups).export(fp32, tmp_path / "fp32.onnx")
+    out = Rewriter(GroupedModel(model, groups)).export(fp32, tmp_path / "fp32.onnx")
     feed = feeds(model)
     reference = run(path, feed)
     for name, y in run(out, feed).items():
@@ -105,7 +107,7 @@ def test_tensorrt_rtx_takes_typed_models(path: Path, tmp_path: Path) -> None:
     trt = rtx.require()
     model = load_model(path)
     groups = find_groups(model)
-    rewriter = Rewriter(model, groups, WeightBank.write(model, tmp_path))
+    rewriter = Rewriter(GroupedModel(model, groups), WeightBank.write(model, tmp_path))
     for number, plan in enumerate(plans(model, groups, 2)):
         said = rtx.refusal(trt, rewriter.write(plan, tmp_path / "typed.onnx"), build=number != 1)
         if path.stem in NOT_IN_TENSORRT_RTX:

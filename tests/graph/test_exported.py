@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.loading.model import Model, load_model
@@ -35,9 +36,10 @@ def feed_for(model: Model) -> dict[str, np.ndarray]:
 def test_every_plan_is_valid_runs_and_stays_close(path: Path, tmp_path: Path) -> None:
     model = load_model(path)
     groups = find_groups(model)
-    pinned = pinned_by_hazards(find_hazards(model, groups))
+    grouped = GroupedModel(model, groups)
+    pinned = pinned_by_hazards(find_hazards(grouped))
     bank = WeightBank.write(model, tmp_path)
-    rewriter, emulator = Rewriter(model, groups, bank), Emulator(model, groups, bank)
+    rewriter, emulator = Rewriter(grouped, bank), Emulator(grouped, bank)
     feed = feed_for(model)
     reference = run(path, feed)
     interface = [
@@ -70,7 +72,7 @@ def test_groups_are_what_a_person_would_draw(path: Path) -> None:
 def test_plans_differ_in_what_they_write(tmp_path: Path) -> None:
     model = load_model(EXPORTED[0])
     groups = find_groups(model)
-    rewriter = Rewriter(model, groups)
+    rewriter = Rewriter(GroupedModel(model, groups))
     ids = [g.id for g in groups]
     written = {
         rewriter.write(PrecisionPlan.uniform(model.sha256, ids, p), tmp_path / "t.onnx").read_bytes() for p in Precision

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.op_rules import node_rule
@@ -323,14 +324,15 @@ def test_any_plan_of_any_graph(
         model = load_model(models.save(proto, folder))
         groups = groups_of(model, kind)
         bank = WeightBank.write(model, folder)
-        rewriter = Rewriter(model, groups, bank)
+        rewriter = Rewriter(GroupedModel(model, groups), bank)
         chosen = {g.id: Precision("fp16" if bits >> k % 32 & 1 else "fp32") for k, g in enumerate(groups)}
         plan = PrecisionPlan(model.sha256, chosen)
         typed = rewriter.write(plan, folder / "typed.onnx")
         verify(rewriter, plan, typed)
-        again = Rewriter(load_model(folder / "model.onnx"), groups, bank).write(plan, folder / "again.onnx")
+        reloaded = GroupedModel(load_model(folder / "model.onnx"), groups)
+        again = Rewriter(reloaded, bank).write(plan, folder / "again.onnx")
         assert typed.read_bytes() == again.read_bytes()
-        emulated = Emulator(model, groups, bank).write(plan, folder / "emulated.onnx")
+        emulated = Emulator(GroupedModel(model, groups), bank).write(plan, folder / "emulated.onnx")
         onnx.checker.check_model(str(emulated), full_check=True)
         feed = {i.name: feed[i.name] for i in model.inputs}
         for written in (typed, emulated):
@@ -349,6 +351,7 @@ def test_the_fp32_plan_gives_the_model_back(
         model = load_model(models.save(made[0], folder))
         groups = groups_of(model, kind)
         fp32 = PrecisionPlan.uniform(model.sha256, [g.id for g in groups], Precision.FP32)
-        out = Rewriter(model, groups).export(fp32, folder / "fp32.onnx")
+        out = Rewriter(GroupedModel(model, groups)).export(fp32, folder / "fp32.onnx")
         assert same_graph(onnx.load(out).graph, made[0].graph)
-        assert Emulator(model, groups).write(fp32, folder / "emulated.onnx").read_bytes() == out.read_bytes()
+        emulated = Emulator(GroupedModel(model, groups)).write(fp32, folder / "emulated.onnx")
+        assert emulated.read_bytes() == out.read_bytes()

@@ -12,6 +12,7 @@ import pytest
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.environment import Environment, GpuState
 from mptune.engines.timing.latency import Latency
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -46,6 +47,11 @@ class Bench:
 
     model: Model
     groups: tuple[LayerGroup, ...]
+
+    @property
+    def grouped(self) -> GroupedModel:
+        """The two together."""
+        return GroupedModel(self.model, self.groups)
 
     def plan(self, fp16: int) -> PrecisionPlan:
         """The first ``fp16`` free groups in FP16."""

@@ -15,6 +15,7 @@ import pytest
 
 from mptune.engines.environment import Environment
 from mptune.errors import RunError
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -29,7 +30,7 @@ MakeFront = Callable[..., tuple]
 def chosen_dir(bench: Bench, make_front: MakeFront, run_dir: Path, environment: Environment) -> Path:
     """``chosen/`` of the usual front."""
     front, _ = make_front()
-    write_chosen(front, front.chosen, bench.model, bench.groups, run_dir / "chosen", environment)
+    write_chosen(front, front.chosen, bench.grouped, run_dir / "chosen", environment)
     return run_dir / "chosen"
 
 
@@ -93,7 +94,7 @@ def test_readme_tells_figures_sources_and_versions(chosen_dir: Path, mlp_path: P
 
 def test_readme_of_a_predicted_target_says_so(bench: Bench, make_front: MakeFront, run_dir: Path) -> None:
     front = predicted(make_front()[0])
-    write_chosen(front, front.chosen, bench.model, bench.groups, run_dir / "chosen", None)
+    write_chosen(front, front.chosen, bench.grouped, run_dir / "chosen", None)
     text = (run_dir / "chosen" / "README.txt").read_text()
     assert "1.200 ms (median), PREDICTED" in text
     assert "not timed on it" in text
@@ -106,7 +107,7 @@ def test_the_runs_weight_bank_gives_the_same_model(
 ) -> None:
     bank = WeightBank.write(bench.model, tmp_path / "weights")
     front, _ = make_front()
-    write_chosen(front, front.chosen, bench.model, bench.groups, tmp_path / "other", environment, bank)
+    write_chosen(front, front.chosen, bench.grouped, tmp_path / "other", environment, bank)
     assert (tmp_path / "other" / "model.onnx").read_bytes() == (chosen_dir / "model.onnx").read_bytes()
 
 
@@ -119,7 +120,7 @@ def test_files_of_the_user_survive(
     (chosen_dir / "link").symlink_to("notes.md")
     front, _ = make_front()
     other = front.points[0]
-    write_chosen(front, other, bench.model, bench.groups, chosen_dir, environment)
+    write_chosen(front, other, bench.grouped, chosen_dir, environment)
     assert (chosen_dir / "notes.md").read_text() == "mine"
     assert (chosen_dir / "measured" / "orin.csv").read_text() == "1,2"
     assert (chosen_dir / "link").readlink() == Path("notes.md")
@@ -134,7 +135,7 @@ def test_goes_on_after_an_interrupted_swap(
     chosen_dir.rename(chosen_dir.with_name(".chosen.old"))  # killed between the two renames
     chosen_dir.with_name(".chosen.new").mkdir()
     front, _ = make_front()
-    write_chosen(front, front.chosen, bench.model, bench.groups, chosen_dir, environment)
+    write_chosen(front, front.chosen, bench.grouped, chosen_dir, environment)
     assert (chosen_dir / "notes.md").read_text() == "mine"
     assert sorted(p.name for p in chosen_dir.parent.iterdir()) == ["chosen"]
 
@@ -145,7 +146,7 @@ def test_a_directory_that_cannot_be_written_is_an_error_with_a_hint(
     front, _ = make_front()
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot write") as caught:
-        write_chosen(front, front.chosen, bench.model, bench.groups, tmp_path / "file" / "chosen", environment)
+        write_chosen(front, front.chosen, bench.grouped, tmp_path / "file" / "chosen", environment)
     assert caught.value.hint
 
 
@@ -167,7 +168,7 @@ def test_infer_switches_tf32_off_as_the_search_did(
     model = load_model(cnn_path)
     groups = find_groups(model)
     plan = PrecisionPlan.uniform(model.sha256, [group.id for group in groups], Precision.FP16)
-    write_chosen(front, replace(front.chosen, plan=plan), model, groups, run_dir / "of_cnn", None)
+    write_chosen(front, replace(front.chosen, plan=plan), GroupedModel(model, groups), run_dir / "of_cnn", None)
     assert 'USE_TF32 = "1"\n' in (run_dir / "of_cnn" / "infer.py").read_text()
     done = infer(run_dir / "of_cnn", "--iterations", "0", "--provider", "cpu")
     assert done.returncode == 0, done.stderr

@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision
@@ -58,7 +59,7 @@ def flops(model: Model, op: str, shapes=None) -> tuple[float, bool]:
 
 def together(model: Model, *nodes: str) -> GroupCost:
     group = LayerGroup("g", "g", "other", nodes or tuple(n.name for n in model.nodes), {})
-    return group_costs(model, [group], {})["g"]
+    return group_costs(GroupedModel(model, (group,)), {})["g"]
 
 
 class TestFlops:
@@ -143,8 +144,8 @@ class TestTraffic:
             helper.make_node("Add", ["h", "i"], ["y"], "c"),
         ]
         model = build(nodes, {"x": [10]}, {"y": [10]})
-        groups = [LayerGroup("g0", "", "", ("a", "b"), {}), LayerGroup("g1", "", "", ("c",), {})]
-        costs = group_costs(model, groups, {})
+        groups = (LayerGroup("g0", "", "", ("a", "b"), {}), LayerGroup("g1", "", "", ("c",), {}))
+        costs = group_costs(GroupedModel(model, groups), {})
         assert costs["g0"].fp32_bytes == 4 * (10 + 10 + 10)  # x in; h and i out
         assert costs["g1"].fp32_bytes == 4 * (10 + 10 + 10)
 
@@ -155,8 +156,8 @@ class TestTraffic:
             helper.make_node("Neg", ["i"], ["y"], "b"),
         ]
         model = build(nodes, {"x": [2, 5]}, {"y": [10]}, {"shape": np.array([10])})
-        groups = [LayerGroup(f"g{k}", "", "", (name,), {}) for k, name in enumerate(("a", "view", "b"))]
-        costs = group_costs(model, groups, {})
+        groups = tuple(LayerGroup(f"g{k}", "", "", (name,), {}) for k, name in enumerate(("a", "view", "b")))
+        costs = group_costs(GroupedModel(model, groups), {})
         assert costs["g0"].fp32_bytes == 4 * (10 + 10)
         assert costs["g1"] == GroupCost(0, 0, 0, 0, 0, 0)
         assert costs["g2"].fp32_bytes == 4 * (10 + 10)
@@ -179,7 +180,7 @@ class TestTraffic:
 
 
 def kernels(model: Model, precision: Precision = Precision.FP32, groups=None) -> dict[str, tuple[GroupCost, ...]]:
-    return kernel_costs(model, find_groups(model) if groups is None else groups, {}, precision)
+    return kernel_costs(GroupedModel(model, find_groups(model) if groups is None else groups), {}, precision)
 
 
 class TestKernels:
@@ -236,7 +237,7 @@ class TestKernels:
             helper.make_node("Mul", ["x", "v"], ["y"], "mul"),
         ]
         model = build(nodes, {"x": [8]}, {"y": [8]}, {"w": [8]})
-        groups = [LayerGroup("g0", "", "", ("folded",), {}), LayerGroup("g1", "", "", ("mul",), {})]
+        groups = (LayerGroup("g0", "", "", ("folded",), {}), LayerGroup("g1", "", "", ("mul",), {}))
         got = kernels(model, groups=groups)
         assert got["g0"] == ()
         assert [k.fp32_bytes for k in got["g1"]] == [4 * 3 * 8]
@@ -244,7 +245,7 @@ class TestKernels:
     def test_they_compute_what_the_groups_compute(self) -> None:
         model = load_model(DIGITS)
         groups = find_groups(model)
-        whole = group_costs(model, groups, {})
+        whole = group_costs(GroupedModel(model, groups), {})
         for precision in Precision:
             for group, each in kernels(model, precision, groups).items():
                 assert sum(k.matrix_flops for k in each) == whole[group].matrix_flops
@@ -274,7 +275,7 @@ def test_nodes_without_a_precision_are_counted_apart(build: Build) -> None:
     model = build(nodes, {"x": [30]}, {"y": [30]})
     groups = find_groups(model)
     assert [group.nodes for group in groups] == [("act",)]
-    assert ungrouped_cost(model, groups, {}).fp32_bytes == 4 * (30 + 30)
+    assert ungrouped_cost(GroupedModel(model, groups), {}).fp32_bytes == 4 * (30 + 30)
 
 
 class TestConvolutional:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from mptune.graph.casting.value_types import ValueTypes
-from mptune.graph.grouping.groups import LayerGroup, find_groups
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.targets.costs import GroupCost
@@ -70,12 +71,12 @@ def model(tmp_path_factory) -> Model:
 
 
 @pytest.fixture(scope="module")
-def groups(model: Model) -> tuple[LayerGroup, ...]:
-    return find_groups(model, "op")
+def grouped(model: Model) -> GroupedModel:
+    return GroupedModel(model, find_groups(model, "op"))
 
 
-def plan_of(model: Model, groups, fp16) -> PrecisionPlan:
-    return PrecisionPlan(model.sha256, {g.id: Precision.FP16 if g.id in fp16 else Precision.FP32 for g in groups})
+def plan_of(grouped: GroupedModel, fp16) -> PrecisionPlan:
+    return grouped.uniform(Precision.FP32).replace(dict.fromkeys(fp16, Precision.FP16))
 
 
 class TestGroupTime:
@@ -124,10 +125,10 @@ class TestExecution:
 
     def test_unfused_steps_launch_and_move_for_themselves(self, tmp_path: Path) -> None:
         model = branched(tmp_path / "m.onnx")
-        groups = find_groups(model)
+        grouped = GroupedModel(model, find_groups(model))
         shapes = {"x": (4096, 64)}
         same = replace(FUSED, is_fused=False)
-        fused, unfused = (roofline(model, groups, DEVICE, shapes, execution) for execution in (FUSED, same))
+        fused, unfused = (roofline(grouped, DEVICE, shapes, execution) for execution in (FUSED, same))
         assert unfused.base_ms > fused.base_ms
         assert unfused.boundaries == fused.boundaries
 
@@ -135,11 +136,11 @@ class TestExecution:
         """The smallest of the models that were measured, all of it launches; the others are in benchmarks/roofline."""
         measured = json.loads((BENCHMARKS / "results/h200_plans_digits_vit.json").read_text())
         model = load_model(BENCHMARKS / "models/digits_vit.onnx")
-        groups = find_groups(model)
+        grouped = GroupedModel(model, find_groups(model))
         shapes = {name: tuple(shape) for name, shape in measured["shapes"].items()}
-        terms = roofline(model, groups, load_target("h200"), shapes, UNFUSED)
-        fp16 = [{groups[k].id for k, bit in enumerate(p["precision"]) if bit == "1"} for p in measured["plans"]]
-        predicted = np.array([terms.predict(plan_of(model, groups, chosen)) for chosen in fp16])
+        terms = roofline(grouped, load_target("h200"), shapes, UNFUSED)
+        fp16 = [{grouped.groups[k].id for k, bit in enumerate(p["precision"]) if bit == "1"} for p in measured["plans"]]
+        predicted = np.array([terms.predict(plan_of(grouped, chosen)) for chosen in fp16])
         taken = np.array([plan["latency_ms"] for plan in measured["plans"]])
         assert np.all((predicted > 0.5 * taken) & (predicted < 2.0 * taken))
         random = [k for k, plan in enumerate(measured["plans"]) if plan["kind"] == "random"]
@@ -148,38 +149,38 @@ class TestExecution:
 
 
 class TestLaw:
-    def test_all_fp32_is_the_base(self, model: Model, groups) -> None:
-        terms = roofline(model, groups, DEVICE, {})
-        assert terms.predict(plan_of(model, groups, ())) == terms.base_ms > 0
+    def test_all_fp32_is_the_base(self, grouped: GroupedModel) -> None:
+        terms = roofline(grouped, DEVICE, {})
+        assert terms.predict(plan_of(grouped, ())) == terms.base_ms > 0
 
-    def test_all_fp16_saves_all_gains_and_pays_the_fixed_boundaries(self, model: Model, groups) -> None:
-        terms = roofline(model, groups, DEVICE, {"x": (4096, 64)})
-        every = {g.id for g in groups}
+    def test_all_fp16_saves_all_gains_and_pays_the_fixed_boundaries(self, grouped: GroupedModel) -> None:
+        terms = roofline(grouped, DEVICE, {"x": (4096, 64)})
+        every = {g.id for g in grouped.groups}
         paid = sum(b.cost_ms for b in terms.boundaries if b.producer_group is None or b.fp32_consumer)
         expected = terms.base_ms - sum(terms.gains_ms.values()) + paid
-        assert terms.predict(plan_of(model, groups, every)) == pytest.approx(expected)
+        assert terms.predict(plan_of(grouped, every)) == pytest.approx(expected)
         assert all(gain > 0 for gain in terms.gains_ms.values())
 
-    def test_one_group_pays_for_its_own_boundaries(self, model: Model, groups) -> None:
-        terms = roofline(model, groups, DEVICE, {})
-        name = next(g.id for g in groups if "act" in g.nodes)
+    def test_one_group_pays_for_its_own_boundaries(self, grouped: GroupedModel) -> None:
+        terms = roofline(grouped, DEVICE, {})
+        name = next(g.id for g in grouped.groups if "act" in g.nodes)
         touched = [b for b in terms.boundaries if name == b.producer_group or name in b.consumer_groups]
         assert {b.tensor for b in touched} == {"h", "s"}
         expected = terms.base_ms - terms.gains_ms[name] + sum(b.cost_ms for b in touched)
-        assert terms.predict(plan_of(model, groups, {name})) == pytest.approx(expected)
+        assert terms.predict(plan_of(grouped, {name})) == pytest.approx(expected)
 
     @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(data=st.data())
     def test_boundaries_are_crossed_exactly_where_the_rewriter_casts(self, model: Model, data) -> None:
         for granularity in ("op", "fusion"):
-            groups = find_groups(model, granularity)
-            chosen = data.draw(st.sets(st.sampled_from([g.id for g in groups])))
-            plan = plan_of(model, groups, chosen)
-            crossed = {b.tensor for b in roofline(model, groups, DEVICE, {}).boundaries if b.is_crossed(plan)}
-            assert crossed == set(ValueTypes(model, groups).resolve(plan).casts)
+            grouped = GroupedModel(model, find_groups(model, granularity))
+            chosen = data.draw(st.sets(st.sampled_from([g.id for g in grouped.groups])))
+            plan = plan_of(grouped, chosen)
+            crossed = {b.tensor for b in roofline(grouped, DEVICE, {}).boundaries if b.is_crossed(plan)}
+            assert crossed == set(ValueTypes(grouped).resolve(plan).casts)
 
-    def test_fixed_readers_and_producers(self, model: Model, groups) -> None:
-        found = {b.tensor: b for b in roofline(model, groups, DEVICE, {}).boundaries}
+    def test_fixed_readers_and_producers(self, grouped: GroupedModel) -> None:
+        found = {b.tensor: b for b in roofline(grouped, DEVICE, {}).boundaries}
         assert found["x"].producer_group is None  # a model input
         assert found["o"].producer_group is None  # made by an operator without a precision
         assert found["h"].fp32_consumer  # captured by a subgraph
@@ -189,34 +190,34 @@ class TestLaw:
         assert not found["s"].fp32_consumer
         assert "w" not in found  # weights are converted, never cast
 
-    def test_a_tensor_with_many_readers_is_one_boundary(self, model: Model, groups) -> None:
-        found = [b for b in roofline(model, groups, DEVICE, {}).boundaries if b.tensor == "h"]
+    def test_a_tensor_with_many_readers_is_one_boundary(self, grouped: GroupedModel) -> None:
+        found = [b for b in roofline(grouped, DEVICE, {}).boundaries if b.tensor == "h"]
         assert len(found) == 1
         assert len(found[0].consumer_groups) == 2
 
-    def test_pinned_groups_gain_nothing(self, model: Model, groups) -> None:
-        pinned = tuple(replace(g, pinned="because") for g in groups)
-        assert set(roofline(model, pinned, DEVICE, {}).gains_ms.values()) == {0.0}
+    def test_pinned_groups_gain_nothing(self, grouped: GroupedModel) -> None:
+        pinned = tuple(replace(g, pinned="because") for g in grouped.groups)
+        assert set(roofline(replace(grouped, groups=pinned), DEVICE, {}).gains_ms.values()) == {0.0}
 
-    def test_larger_shapes_take_longer(self, model: Model, groups) -> None:
-        small, large = (roofline(model, groups, DEVICE, {"x": (rows, 64)}) for rows in (1, 100_000))
+    def test_larger_shapes_take_longer(self, grouped: GroupedModel) -> None:
+        small, large = (roofline(grouped, DEVICE, {"x": (rows, 64)}) for rows in (1, 100_000))
         assert large.base_ms > 10 * small.base_ms
         assert {b.tensor: b.cost_ms for b in large.boundaries}["s"] > {b.tensor: b.cost_ms for b in small.boundaries}[
             "s"
         ]
 
-    def test_where_fp16_is_slow_its_gain_is_negative(self, model: Model, groups) -> None:
+    def test_where_fp16_is_slow_its_gain_is_negative(self, grouped: GroupedModel) -> None:
         slow = replace(DEVICE, fp16_tflops=0.001, fp32_tflops=1.0, sm_count=None)
-        gains = roofline(model, groups, slow, {"x": (1024, 64)}).gains_ms
+        gains = roofline(grouped, slow, {"x": (1024, 64)}).gains_ms
         assert min(gains.values()) < 0
 
     @pytest.mark.parametrize("target", list_targets(), ids=lambda target: target.name)
-    def test_every_profile_predicts(self, model: Model, groups, target: Target) -> None:
-        terms = roofline(model, groups, target, {"x": (1024, 64)})
-        fp16 = terms.predict(plan_of(model, groups, {g.id for g in groups}))
+    def test_every_profile_predicts(self, grouped: GroupedModel, target: Target) -> None:
+        terms = roofline(grouped, target, {"x": (1024, 64)})
+        fp16 = terms.predict(plan_of(grouped, {g.id for g in grouped.groups}))
         assert 0 < fp16 < np.inf
 
-    def test_a_faster_device_is_faster(self, model: Model, groups) -> None:
+    def test_a_faster_device_is_faster(self, grouped: GroupedModel) -> None:
         shapes = {"x": (4096, 64)}
-        times = [roofline(model, groups, load_target(n), shapes).base_ms for n in ("jetson-orin-nano-8gb", "h200")]
+        times = [roofline(grouped, load_target(n), shapes).base_ms for n in ("jetson-orin-nano-8gb", "h200")]
         assert times[0] > times[1]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mptune.errors import SpaceError
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.hazards.find import Hazard
 from mptune.graph.loading.model import Model, load_model
@@ -36,7 +37,7 @@ def make_hazard(group: str, severity: str) -> Hazard:
 def test_every_space_that_comes_with_mptune_fits_a_model(
     named: NamedSpace, mlp: tuple[Model, tuple[LayerGroup, ...]]
 ) -> None:
-    space = make_space(*mlp, named)
+    space = make_space(GroupedModel(*mlp), named)
     assert named.file.description
     assert space.seeds[0].origin == ORIGIN_FP32
     assert space.seeds[1].origin == ORIGIN_FP16
@@ -80,7 +81,7 @@ def test_patterns(mlp: tuple[Model, tuple[LayerGroup, ...]]) -> None:
 def test_pins_and_their_reasons(tmp_path: Path, mlp: tuple[Model, tuple[LayerGroup, ...]]) -> None:
     model, groups = mlp
     named = write_space(tmp_path, "[pin]\nfp32 = ['kind:norm']\nfp16 = ['head/*']")
-    space = make_space(model, groups, named)
+    space = make_space(GroupedModel(model, groups), named)
     norms, head = set(match("kind:norm", groups)), set(match("head/*", groups))
     assert set(space.pinned) == norms | head
     assert all(space.pinned[g].precision is Precision.FP32 for g in norms)
@@ -102,7 +103,9 @@ def test_a_hazard_of_severity_error_wins_over_an_fp16_pin(
     model, groups = mlp
     (head,) = match("head/*", groups)
     named = write_space(tmp_path, "[pin]\nfp16 = ['head/*']")
-    space = make_space(model, groups, named, [make_hazard(head, "error"), make_hazard(groups[0].id, "warning")])
+    space = make_space(
+        GroupedModel(model, groups), named, [make_hazard(head, "error"), make_hazard(groups[0].id, "warning")]
+    )
     assert space.pinned[head].precision is Precision.FP32
     assert "it is infinite" in space.pinned[head].reason
     assert "it is infinite" in space.warnings[0]
@@ -111,7 +114,7 @@ def test_a_hazard_of_severity_error_wins_over_an_fp16_pin(
 
 def test_a_pattern_that_matches_nothing_is_a_warning(tmp_path: Path, mlp: tuple[Model, tuple[LayerGroup, ...]]) -> None:
     text = "[pin]\nfp32 = ['op:Conv']\n[[seed]]\nname = 's'\nfp32 = ['op:LSTM', 'blokc*']"
-    space = make_space(*mlp, write_space(tmp_path, text))
+    space = make_space(GroupedModel(*mlp), write_space(tmp_path, text))
     assert [w.split("'")[1] for w in space.warnings] == ["op:Conv", "blokc*"], "a seed's classes may be absent"
 
 
@@ -119,8 +122,10 @@ def test_large_activations_make_a_seed(tmp_path: Path, mlp: tuple[Model, tuple[L
     model, groups = mlp
     named = write_space(tmp_path, "")
     origin = Origin("seed", "activations over 512 in FP32")
-    assert all(seed.origin != origin for seed in make_space(model, groups, named, absmax={"x": 511.0}).seeds)
-    space = make_space(model, groups, named, absmax={"block1.narrow": 600.0})
+    assert all(
+        seed.origin != origin for seed in make_space(GroupedModel(model, groups), named, absmax={"x": 511.0}).seeds
+    )
+    space = make_space(GroupedModel(model, groups), named, absmax={"block1.narrow": 600.0})
     seed = next(seed for seed in space.seeds if seed.origin == origin)
     names = {g.id: g.nodes for g in groups}
     held = {node for g in seed.plan.fp32_groups for node in names[g]}
@@ -131,7 +136,7 @@ def test_large_activations_make_a_seed(tmp_path: Path, mlp: tuple[Model, tuple[L
 def test_a_group_that_cannot_be_fp16_says_why(tmp_path: Path, mlp: tuple[Model, tuple[LayerGroup, ...]]) -> None:
     model, groups = mlp
     first = LayerGroup(groups[0].id, groups[0].name, groups[0].kind, groups[0].nodes, groups[0].ops, "no such kernel")
-    space = make_space(model, (first, *groups[1:]), write_space(tmp_path, ""))
+    space = make_space(GroupedModel(model, (first, *groups[1:])), write_space(tmp_path, ""))
     assert space.pinned[first.id].reason == "no such kernel"
 
 
@@ -140,7 +145,7 @@ def test_plans_are_of_the_model() -> None:
 
 
 def test_prefixes_are_seeds_with_few_boundaries(tmp_path: Path, mlp: tuple[Model, tuple[LayerGroup, ...]]) -> None:
-    space = make_space(*mlp, write_space(tmp_path, ""))
+    space = make_space(GroupedModel(*mlp), write_space(tmp_path, ""))
     prefixes = {str(seed.origin): seed.plan.fp32_groups for seed in space.seeds if seed.origin.name.startswith("first")}
     assert prefixes["seed: first half in FP32"] == space.free[: len(space.free) // 2]
     assert all(kept == space.free[: len(kept)] for kept in prefixes.values())

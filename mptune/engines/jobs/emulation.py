@@ -182,8 +182,7 @@ class Emulation:
         """
         self._workload = workload
         self._workspace = workload.workspace
-        self._model = computed.model
-        self._groups = computed.groups
+        self._computed = computed
         self._provider = provider
         self._metric = settings.metric
         self._batch = settings.data_settings.batch
@@ -280,20 +279,20 @@ class Emulation:
 
     @cached_property
     def _few(self) -> int:
-        return math.ceil(EMULATED_ROWS / rows_per_sample(self._model, self._batch))
+        return math.ceil(EMULATED_ROWS / rows_per_sample(self._computed.model, self._batch))
 
     @cached_property
     def _stretches(self) -> tuple[Stretch, ...]:
-        count = min(STRETCHES[self._provider], math.ceil(len(self._groups) / 2))
-        return find_stretches(self._model, self._groups, self._shapes(), count, _WAIST_BYTES // self._few)
+        count = min(STRETCHES[self._provider], math.ceil(len(self._computed.groups) / 2))
+        return find_stretches(self._computed, self._shapes(), count, _WAIST_BYTES // self._few)
 
     @cached_property
     def _emulator(self) -> Emulator:
-        return Emulator(self._model, self._groups, self._workload.bank)
+        return Emulator(self._computed, self._workload.bank)
 
     @cached_property
     def _switched_emulator(self) -> SwitchedEmulator:
-        return SwitchedEmulator(self._model, self._groups, self._workload.bank, branches=self._provider == "cpu")
+        return SwitchedEmulator(self._computed, self._workload.bank, branches=self._provider == "cpu")
 
     def _write_head(self, path: Path) -> Path:
         return self._switched_emulator.write_head(path, [stretch.start for stretch in self._stretches])

@@ -187,9 +187,8 @@ class BaseToolchain(ABC):
             ranges = self.observe()
             if isinstance(ranges, Failure):
                 return replace(ranges, stage=Stage.TIME)
-            model, groups = self.workload.model, self.workload.groups
             execution = FUSED if self.fuses else UNFUSED
-            self._terms = roofline(model, groups, self.target, self._shapes(), execution)
+            self._terms = roofline(self.workload.grouped, self.target, self._shapes(), execution)
         return self._terms
 
     def listen(self, callback: Callable[[Progress], None]) -> None:
@@ -222,7 +221,7 @@ class BaseToolchain(ABC):
             return self.workload.grouped
         from mptune.graph.writing.rounding_steps import with_rounding_steps
 
-        return GroupedModel(*with_rounding_steps(self.workload.model, self.workload.groups))
+        return with_rounding_steps(self.workload.grouped)
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         """Concrete shapes of the FP32 values; empty where they cannot be observed."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from mptune.errors import PlanError
 from mptune.graph.casting.own_casts import Folding, Folds, OwnCast, own_cast
-from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import all_graphs
 from mptune.graph.op_rules import NodeRule, node_rule
@@ -87,10 +87,10 @@ class ValueTypes:
         own_casts: the model's own Casts between FP32 and FP16, in topological order.
     """
 
-    def __init__(self, model: Model, groups: Sequence[LayerGroup]) -> None:
-        self.model = model
-        self.groups = tuple(groups)
-        self._ids = tuple(group.id for group in groups)
+    def __init__(self, grouped: GroupedModel) -> None:
+        self.model = model = grouped.model
+        self.groups = grouped.groups
+        self._ids = tuple(group.id for group in self.groups)
         self.rules: tuple[NodeRule, ...] = tuple(node_rule(model, node) for node in model.nodes)
         self.group_of = self._nodes_by_group()
         self.constants = {n: c for n, c in model.initializers.items() if c.dtype == "float" and not c.overridable}

@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 
 from mptune.finding import SEVERITIES, Severity
 from mptune.graph.casting.value_types import ValueTypes
-from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.grouping.patterns import find_patterns
 from mptune.graph.hazards.constants import constant_hazards, fill_hazards
 from mptune.graph.hazards.hazard import FP16_MAX, FP16_NORMAL, FP16_TINY, KEPT, Hazard, group_of, readers_in_fp16
 from mptune.graph.hazards.structural import broadcast_hazards, epsilon_hazards, int64_hazards, norm_hazards
-from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision
 from mptune.graph.writing.weights import Rounding
 
@@ -27,20 +26,19 @@ _HEADROOM = 2.0
 
 
 def find_hazards(
-    model: Model,
-    groups: Sequence[LayerGroup],
+    grouped: GroupedModel,
     ranges: Mapping[str, float] | None = None,
     roundings: Sequence[Rounding] = (),
 ) -> tuple[Hazard, ...]:
     """All hazards of a model, most severe first.
 
     Args:
-        model: the model.
-        groups: its groups; a hazard belongs to the group of the node that would compute in FP16.
+        grouped: the model and its groups; a hazard belongs to the group of the node that would compute in FP16.
         ranges: value -> largest finite magnitude on the search samples, where they were observed.
         roundings: what the weight bank saw when it rounded; constants that it does not hold are rounded here.
     """
-    types, look, ranges = ValueTypes(model, groups), Lookup(model), ranges or {}
+    model = grouped.model
+    types, look, ranges = ValueTypes(grouped), Lookup(model), ranges or {}
     found = constant_hazards(types, look, {r.tensor: r for r in roundings if r.precision is Precision.FP16})
     found += fill_hazards(types, look)
     for tensor, absmax in ranges.items():
@@ -95,13 +93,11 @@ def pinned_by_hazards(hazards: Sequence[Hazard]) -> dict[str, str]:
     return pinned
 
 
-def over_threshold(
-    model: Model, groups: Sequence[LayerGroup], ranges: Mapping[str, float], threshold: float
-) -> tuple[str, ...]:
+def over_threshold(grouped: GroupedModel, ranges: Mapping[str, float], threshold: float) -> tuple[str, ...]:
     """Ids of the groups that read or compute a value whose magnitude exceeds ``threshold`` (AutoCast's rule: 512)."""
-    types = ValueTypes(model, groups)
+    types = ValueTypes(grouped)
     found = set()
-    for node, position in zip(model.nodes, types.group_of, strict=True):
+    for node, position in zip(grouped.model.nodes, types.group_of, strict=True):
         touched = [
             *(node.inputs[i] for i in types.rules[node.index].inputs),
             *(node.outputs[o] for o in types.rules[node.index].outputs),

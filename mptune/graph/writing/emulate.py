@@ -7,16 +7,16 @@ computes in FP32 and drops the roundings between nodes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
 
 from mptune.files import write_bytes
 from mptune.graph.casting.value_types import Resolution, ValueTypes, new_suffix
-from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
-from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.model import Node
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.constants import NeededConstants, banked, inline
 from mptune.graph.writing.model_file import add_cast, add_node, frame_of, serialized
@@ -37,9 +37,9 @@ def needs_rounding(types: ValueTypes, node: Node) -> bool:
 class Emulator:
     """Writes emulations of one model's plans. Made once; a plan then takes milliseconds."""
 
-    def __init__(self, model: Model, groups: Sequence[LayerGroup], bank: WeightBank | None = None) -> None:
-        self._types = ValueTypes(model, groups)
-        self._model = model
+    def __init__(self, grouped: GroupedModel, bank: WeightBank | None = None) -> None:
+        self._types = ValueTypes(grouped)
+        self._model = model = grouped.model
         self._rounds = frozenset(
             node.outputs[slot]
             for node, rule in zip(model.nodes, self._types.rules, strict=True)

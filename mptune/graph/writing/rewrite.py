@@ -18,6 +18,7 @@ import onnx.numpy_helper
 
 from mptune.files import whole_file, write_bytes, writing
 from mptune.graph.casting.value_types import Resolution, ValueTypes, new_suffix
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import ONNX_TYPES
@@ -50,9 +51,9 @@ class Rewriter:
         types: the typing of the model.
     """
 
-    def __init__(self, model: Model, groups: Sequence[LayerGroup], bank: WeightBank | None = None) -> None:
-        self.types = ValueTypes(model, groups)
-        self._model = model
+    def __init__(self, grouped: GroupedModel, bank: WeightBank | None = None) -> None:
+        self.types = ValueTypes(grouped)
+        self._model = model = grouped.model
         self._suffixes = {precision: new_suffix(model, str(precision)) for precision in Precision}
         self._frame = frame_of(model)
         self._constants = NeededConstants(self.types, bank, self._suffixes)
@@ -214,5 +215,5 @@ def rewrite(model: Model, plan: PrecisionPlan, groups: Sequence[LayerGroup] | No
     Raises:
         PlanError: the plan does not fit the model.
     """
-    rewriter = Rewriter(model, find_groups(model) if groups is None else groups)
-    return onnx.load_model_from_string(b"".join(rewriter.exported(plan)))
+    grouped = GroupedModel(model, find_groups(model) if groups is None else tuple(groups))
+    return onnx.load_model_from_string(b"".join(Rewriter(grouped).exported(plan)))

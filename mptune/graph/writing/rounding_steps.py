@@ -25,7 +25,7 @@ import onnx.helper
 import onnx.numpy_helper
 
 from mptune.graph.casting.value_types import new_suffix
-from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.loading.model import Model, Node, consumers_of
 from mptune.graph.loading.tensors import Initializer, TensorInfo, make_initializer
@@ -34,20 +34,20 @@ _AXES_ARE_INPUTS = {"Unsqueeze": 13, "ReduceSum": 13, "ReduceMean": 18}
 """Operator -> the first operator set in which its axes are an input, not an attribute."""
 
 
-def with_rounding_steps(model: Model, groups: Sequence[LayerGroup]) -> tuple[Model, tuple[LayerGroup, ...]]:
+def with_rounding_steps(grouped: GroupedModel) -> GroupedModel:
     """The model with biases of convolutions and divisions of means as nodes of their own, in the groups of their nodes.
 
     Nodes that are computed together with their readers get ``rounds=False``.
 
     Args:
-        model: the model.
-        groups: all of them.
+        grouped: the model and its groups.
 
     Returns:
         A model that computes the same in FP32 and takes the same plans, and its groups. ``proto`` stays the model's.
     """
+    model = grouped.model
     steps = _Steps(model)
-    merged = merged_with_scales(model, groups)
+    merged = merged_with_scales(grouped)
     for node in model.nodes:
         steps.add(replace(node, rounds=False) if node.name in merged else node)
     nodes = tuple(replace(node, index=index) for index, node in enumerate(steps.nodes))
@@ -59,10 +59,11 @@ def with_rounding_steps(model: Model, groups: Sequence[LayerGroup]) -> tuple[Mod
         producer={out: node.index for node in nodes for out in node.outputs if out},
         consumers=consumers_of(nodes),
     )
-    return written_out, tuple(
+    groups = tuple(
         replace(group, nodes=tuple(n for name in group.nodes for n in steps.parts.get(name, (name,))))
-        for group in groups
+        for group in grouped.groups
     )
+    return GroupedModel(written_out, groups)
 
 
 class _Steps:
@@ -168,19 +169,19 @@ class _Steps:
         )
 
 
-def merged_with_scales(model: Model, groups: Sequence[LayerGroup]) -> frozenset[str]:
+def merged_with_scales(grouped: GroupedModel) -> frozenset[str]:
     """The names of nodes whose result is only an intermediate one of a product with its scales.
 
     Those of another group than their reader are not among them: a plan may put a Cast between the two.
     """
-    return _Merging(model, groups).found()
+    return _Merging(grouped).found()
 
 
 class _Merging:
-    def __init__(self, model: Model, groups: Sequence[LayerGroup]) -> None:
-        self._model = model
-        self._look = Lookup(model)
-        self._home = {name: group.id for group in groups for name in group.nodes}
+    def __init__(self, grouped: GroupedModel) -> None:
+        self._model = grouped.model
+        self._look = Lookup(grouped.model)
+        self._owners = grouped.owners
 
     def found(self) -> frozenset[str]:
         products: set[str] = set()  # and the scales behind them
@@ -206,7 +207,7 @@ class _Merging:
         reader = self._look.only_reader(node)
         if reader is None or self._model.consumers[out] != (reader.index,) or not self._model.info(out).is_float32:
             return None
-        together = node.name in self._home and self._home.get(reader.name) == self._home[node.name]
+        together = node.name in self._owners and self._owners.get(reader.name) == self._owners[node.name]
         return reader if together and reader.inputs.count(out) == 1 else None
 
     def _scaled(self, node: Node) -> str | None:

@@ -17,7 +17,7 @@ import onnx.helper
 
 from mptune.files import write_bytes
 from mptune.graph.casting.value_types import ValueTypes, new_suffix
-from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.plan import Precision
 from mptune.graph.writing.emulate import needs_rounding
@@ -30,21 +30,20 @@ _BEFORE_ALL = Waist()
 class SwitchedEmulator:
     """Writes switched emulations of one model."""
 
-    def __init__(self, model: Model, groups: Sequence[LayerGroup], bank: WeightBank, *, branches: bool = False) -> None:
+    def __init__(self, grouped: GroupedModel, bank: WeightBank, *, branches: bool = False) -> None:
         """Prepare for one model.
 
         Args:
-            model: the model.
-            groups: all of them.
+            grouped: the model and its groups.
             bank: its weights.
             branches: round in branches of an If, not beside a Where.
         """
-        self._types = ValueTypes(model, groups)
+        self._types = ValueTypes(grouped)
         self._bank = bank
         self._branches = branches
         kinds = ("switch", "raw", "half", "rounded", "same", "chosen")
-        self._suffix = {kind: new_suffix(model, kind) for kind in kinds}
-        self.switches: Mapping[str, str] = {group.id: group.id + self._suffix["switch"] for group in groups}
+        self._suffix = {kind: new_suffix(grouped.model, kind) for kind in kinds}
+        self.switches: Mapping[str, str] = {group.id: group.id + self._suffix["switch"] for group in grouped.groups}
         """Group id -> name of the scalar boolean input that puts it in FP16."""
 
     def write(self, path: Path, switched: Collection[str], start: Waist = _BEFORE_ALL) -> Path:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mptune.errors import ModelError
-from mptune.graph.grouping.groups import LayerGroup
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model
 
 
@@ -43,8 +43,7 @@ class Stretch:
 
 
 def find_stretches(
-    model: Model,
-    groups: Sequence[LayerGroup],
+    grouped: GroupedModel,
     shapes: Mapping[str, Sequence[int]],
     count: int,
     max_bytes: int,
@@ -52,8 +51,7 @@ def find_stretches(
     """Divide the groups into about ``count`` stretches of about as many groups each, at waists.
 
     Args:
-        model: the model.
-        groups: every group is in one stretch.
+        grouped: the model and its groups; every group is in one stretch.
         shapes: concrete shape of FP32 values; no waist is made where one is missing.
         count: how many stretches there are at most.
         max_bytes: what the values of all waists together may take for one sample.
@@ -61,10 +59,10 @@ def find_stretches(
     Returns:
         In the model's order; the first starts before all nodes.
     """
-    index = {node.name: node.index for node in model.nodes}
-    begins = {group.id: min(index[name] for name in group.nodes) for group in groups}
+    index = {node.name: node.index for node in grouped.model.nodes}
+    begins = {group.id: min(index[name] for name in group.nodes) for group in grouped.groups}
     ordered = sorted(begins, key=lambda group: begins[group])
-    waists = _waists(model, shapes)
+    waists = _waists(grouped.model, shapes)
     start, left, done = Waist(), max_bytes, 0
     found = []
     for number in range(1, count + 1):

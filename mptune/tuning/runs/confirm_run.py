@@ -73,19 +73,20 @@ class ConfirmRun(MeasuringRun):
     def run(self) -> Confirmation:
         """Everything that is not recorded yet, then the comparison. See ``mptune.api.confirm`` for what is raised."""
         searched = read_searched(self._run, self._search)
-        self.model = load_copy(self._run, self._search)
-        self.groups = find_groups(self.model, self._search.fixed_settings.granularity)
-        if groups_sha256(self.groups) != self._search.fixed_settings.groups_sha256:
+        model = load_copy(self._run, self._search)
+        groups = find_groups(model, self._search.fixed_settings.granularity)
+        if groups_sha256(groups) != self._search.fixed_settings.groups_sha256:
             raise RunError(
                 f"this mptune finds other layer groups in the model than mptune {self._search.mptune}, which searched",
                 "use the same version of mptune on both machines",
             )
+        self.grouped = GroupedModel(model, groups)
         self._choose()
         section, environment = self._identify()
         self._begin(section, environment)
         seeds = tuple(Seed(e.origin, e.plan) for e in searched)
-        every = tuple(group.id for group in self.groups)
-        space = SearchSpace(self._search.model.sha256, self.groups, every, {}, seeds)
+        every = tuple(group.id for group in groups)
+        space = SearchSpace(self._search.model.sha256, groups, every, {}, seeds)
         self._open_study(space)
         self._measure(space)
         return read_confirmation(self.directory, self.file, self.record, (self._run, self._search), searched)
@@ -122,7 +123,9 @@ class ConfirmRun(MeasuringRun):
             TargetError: nothing does.
         """
         places = self._run
-        workspace = Workspace(self.model.path.resolve(), places.weights, places.data, places.engines, places.logs)
+        workspace = Workspace(
+            self.grouped.model.path.resolve(), places.weights, places.data, places.engines, places.logs
+        )
         with self._open(workspace, self._settings()) as toolchain:
             section = self._target_section(toolchain, self._wanted)
             environment = describe_device(toolchain, self._target)
@@ -134,7 +137,7 @@ class ConfirmRun(MeasuringRun):
         return section, environment
 
     def _open(self, workspace: Workspace, settings: SearchSettings) -> Toolchain:
-        workload = Workload(GroupedModel(self.model, self.groups), workspace)
+        workload = Workload(self.grouped, workspace)
         if self._opener is not None:
             return self._opener(workload, settings)
         assert self._target is not None

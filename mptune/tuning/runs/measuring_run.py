@@ -10,8 +10,7 @@ from mptune.engines.base import Toolchain
 from mptune.engines.environment import Environment
 from mptune.engines.toolchains.choose import TargetChoice
 from mptune.engines.workload import Workload
-from mptune.graph.grouping.groups import LayerGroup
-from mptune.graph.loading.model import Model
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.run_json import RunFile, TargetSection
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
@@ -32,15 +31,13 @@ class MeasuringRun:
         directory: that is written.
         file: its run.json.
         record: its study.
-        model: the model.
-        groups: its layer groups.
+        grouped: the model and its layer groups.
     """
 
     directory: RunDirectory
     file: RunFile
     record: StudyRecord
-    model: Model
-    groups: tuple[LayerGroup, ...]
+    grouped: GroupedModel
 
     def __init__(self, listener: Listener, opener: OpenToolchain | None) -> None:
         self._listener = listener

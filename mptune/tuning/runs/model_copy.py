@@ -7,16 +7,16 @@ run directory can go to another machine alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mptune.errors import ModelError, RunError
 from mptune.files import write_json
-from mptune.graph.grouping.groups import LayerGroup, find_groups
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
-from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.plan import Precision
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from mptune.run_json import RunFile
@@ -29,19 +29,19 @@ SEAL_FILE = "model.json"
 _FORMAT = 1
 
 
-def keep_model(run: RunDirectory, model: Model, groups: Sequence[LayerGroup]) -> None:
+def keep_model(run: RunDirectory, grouped: GroupedModel) -> None:
     """Write the copy, unless it is there.
 
     Raises:
         RunError: the directory cannot be written, or the disk is full.
     """
+    model = grouped.model
     seal = _seal(run)
     path = run.weights / MODEL_FILE
     if seal is not None and seal["model_sha256"] == model.sha256 and path.exists():
         return
     bank = WeightBank.write(model, run.weights)
-    plan = PrecisionPlan.uniform(model.sha256, (group.id for group in groups), Precision.FP32)
-    Rewriter(model, groups, bank).write(plan, path)
+    Rewriter(grouped, bank).write(grouped.uniform(Precision.FP32), path)
     document = {"format": _FORMAT, "model_sha256": model.sha256, "copy_sha256": load_model(path).sha256}
     write_json(run.weights / SEAL_FILE, document)
 
@@ -57,7 +57,7 @@ def ensure_copy(run: RunDirectory, file: RunFile) -> None:
     if not Path(file.model.path).exists():
         load_copy(run, file)  # raises with what to do
     model = load_original(file)
-    keep_model(run, model, find_groups(model, file.fixed_settings.granularity))
+    keep_model(run, GroupedModel(model, find_groups(model, file.fixed_settings.granularity)))
 
 
 def has_copy(run: RunDirectory, file: RunFile) -> bool:

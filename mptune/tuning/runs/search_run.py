@@ -70,7 +70,7 @@ class SearchRun(MeasuringRun):
     ) -> None:
         super().__init__(listener, opener)
         self.directory = run
-        self.model = model
+        self._model = model
         self._settings = settings
         self._toolchain: Toolchain | None = None
         self._emulator: PlanEmulator | None = None
@@ -80,14 +80,14 @@ class SearchRun(MeasuringRun):
     def run(self) -> Front:
         """Everything that is not recorded yet, then the front. See ``mptune.api.search`` for what is raised."""
         named = load_space(self._settings.space)
-        self._granularity, self.groups = self._find_groups(named)
+        self._granularity, groups = self._find_groups(named)
+        self.grouped = GroupedModel(self._model, groups)
         self.file = self._begin(named)
         data = load_calibration(
-            self._settings.data, self.model.inputs, self._settings.data_settings, self._settings.seed
+            self._settings.data, self._model.inputs, self._settings.data_settings, self._settings.seed
         )
         self._check_data(data)
-        grouped = GroupedModel(self.model, self.groups)
-        self._workload = Workload(grouped, self.directory.workspace(self.model.path.resolve()))
+        self._workload = Workload(self.grouped, self.directory.workspace(self._model.path.resolve()))
         observations, data_warnings, data_findings = self._observations(data)
         self._warn(*data_warnings, *(finding.message for finding in data_findings), *observations.warnings)
         space, hazards = self._space(named, observations)
@@ -112,20 +112,20 @@ class SearchRun(MeasuringRun):
         if granularity == "auto":
             known = self.directory.load()
             if known is None:
-                return find_fitting_groups(self.model, self._settings.budget)
+                return find_fitting_groups(self._model, self._settings.budget)
             granularity = known.fixed_settings.granularity
-        return granularity, find_groups(self.model, granularity)
+        return granularity, find_groups(self._model, granularity)
 
     # -- run.json -----------------------------------------------------------------------------------------------
 
     def _begin(self, named: NamedSpace) -> RunFile:
         """Check run.json against what is asked for, or write the first one."""
-        settings, model = self._settings, self.model
+        settings, model = self._settings, self._model
         fixed = FixedSettings.of(
             settings,
             space_sha256=named.sha256,
             granularity=self._granularity,
-            groups_sha256=groups_sha256(self.groups),
+            groups_sha256=groups_sha256(self.grouped.groups),
         )
         storage = None if settings.storage is None else without_password(settings.storage)
         search = SearchSection.of(settings)
@@ -171,14 +171,14 @@ class SearchRun(MeasuringRun):
         self._warn(*warnings, *(finding.message for finding in findings))
         save_samples(self._workload.workspace, search, held_out)
         seen = observe(self._open_toolchain(), self._listener)
-        observations = check_memory(seen, self.model, self._target)
+        observations = check_memory(seen, self._model, self._target)
         observations.save(self.directory.observed_json)
         return observations, warnings, findings
 
     def _space(self, named: NamedSpace, observations: Observations) -> tuple[SearchSpace, tuple[Hazard, ...]]:
         roundings = self._workload.bank.roundings
-        hazards = find_hazards(self.model, self.groups, observations.absmax, roundings)
-        return make_space(self.model, self.groups, named, hazards, observations.absmax), hazards
+        hazards = find_hazards(self.grouped, observations.absmax, roundings)
+        return make_space(self.grouped, named, hazards, observations.absmax), hazards
 
     def _open_study(self, space: SearchSpace, named: NamedSpace) -> tuple[str, ...]:
         settings = self._settings
@@ -187,7 +187,7 @@ class SearchRun(MeasuringRun):
                 space,
                 name=self.file.study,
                 metric=settings.metric,
-                identity={"model": self.model.sha256, "layer_groups": self.file.fixed_settings.groups_sha256},
+                identity={"model": self._model.sha256, "layer_groups": self.file.fixed_settings.groups_sha256},
                 journal=self.directory.journal,
                 url=settings.storage,
                 sampler=settings.sampler,

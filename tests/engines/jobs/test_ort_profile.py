@@ -60,7 +60,7 @@ class Profiled:
         self.groups = find_groups(self.model)
         weights, empty = folder / "weights", folder / "profile"
         empty.mkdir()
-        rewriter = Rewriter(self.model, self.groups, WeightBank.write(self.model, weights))
+        rewriter = Rewriter(GroupedModel(self.model, self.groups), WeightBank.write(self.model, weights))
         typed = rewriter.write(plan_of(self.model, self.groups, every), weights / "typed.onnx")
         samples = folder / "samples.npz"
         CalibrationSet((feed_of(self.model),), "test", False).save(samples)

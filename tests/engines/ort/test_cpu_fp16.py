@@ -11,6 +11,7 @@ from mptune.engines.base import Failure
 from mptune.engines.jobs.emulation import ErrorsJob
 from mptune.engines.jobs.reference import ReferenceJob
 from mptune.engines.worker.parent import Worker
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -36,7 +37,7 @@ def test_an_fp16_norm_before_a_product_neither_crashes_nor_changes_from_run_to_r
     model = load_model(path)
     groups = find_groups(model)
     plan = PrecisionPlan.uniform(model.sha256, [g.id for g in groups], Precision.FP16)
-    typed = Rewriter(model, groups).export(plan, tmp_path / "typed.onnx")
+    typed = Rewriter(GroupedModel(model, groups)).export(plan, tmp_path / "typed.onnx")
     sample = {"x": np.random.default_rng(0).standard_normal((4, 3, 16)).astype(np.float32)}
     save_samples(tmp_path / "samples.npz", [sample] * 4)
     with Worker(tmp_path / "logs", WorkerSettings()) as worker:

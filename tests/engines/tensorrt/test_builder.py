@@ -17,6 +17,7 @@ from mptune.engines.base import EngineError, FailureKind, Progress
 from mptune.engines.tensorrt.builder import BuildOptions, build_engine, engine_faults
 from mptune.engines.tensorrt.library import Library, load_library
 from mptune.errors import SettingsError
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -57,7 +58,7 @@ def refusal(call: Callable[[], object]) -> EngineError:
 def test_typed_models_beside_the_weight_bank_are_built(library: Library, mlp_path: Path, tmp_path: Path) -> None:
     model = load_model(mlp_path)
     groups = find_groups(model)
-    rewriter = Rewriter(model, groups, WeightBank.write(model, tmp_path))
+    rewriter = Rewriter(GroupedModel(model, groups), WeightBank.write(model, tmp_path))
     sizes = {}
     for precision in (Precision.FP32, Precision.FP16):
         plan = PrecisionPlan.uniform(model.sha256, [group.id for group in groups], precision)

@@ -29,6 +29,7 @@ from mptune.engines.toolchains import tensorrt as tensorrt_toolchain
 from mptune.engines.toolchains.tensorrt import TensorRtToolchain
 from mptune.engines.worker.child import WorkerState
 from mptune.engines.workload import Workload
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -115,7 +116,7 @@ def test_layers_of_a_real_network_lead_to_every_group(every: int, tmp_path: Path
     groups = find_groups(model)
     half = {group.id for group in groups[::every] if group.pinned is None} if every else set()
     plan = PrecisionPlan(model.sha256, {g.id: Precision.FP16 if g.id in half else Precision.FP32 for g in groups})
-    typed = Rewriter(model, groups).export(plan, tmp_path / "typed.onnx")
+    typed = Rewriter(GroupedModel(model, groups)).export(plan, tmp_path / "typed.onnx")
     _builder, network, _parser = parse_network(library, typed, open_log(library.trt))
     parsed = [network.get_layer(index) for index in range(network.num_layers)]
     described = [{"Name": layer.name, "Metadata": layer.metadata} for layer in parsed]

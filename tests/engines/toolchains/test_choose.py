@@ -142,7 +142,7 @@ def test_only_onnxruntime_on_a_gpu_is_taken_not_to_fuse(
         ranges = predicted.observe()
         assert not isinstance(ranges, Failure)
         shapes = {name: seen.shape for name, seen in ranges.items()}
-        assert predicted.latency_terms() == roofline(model, groups, target, shapes, FUSED)
+        assert predicted.latency_terms() == roofline(GroupedModel(model, groups), target, shapes, FUSED)
 
     class Seen(OnnxRuntimeToolchain):
         """Knows the shapes already: the CUDA provider need not run here."""
@@ -153,7 +153,7 @@ def test_only_onnxruntime_on_a_gpu_is_taken_not_to_fuse(
     providers: dict[Provider, Execution] = {"cuda": UNFUSED, "cpu": FUSED}
     for provider, execution in providers.items():
         with Seen(target, mlp_workload, settings, provider) as tools:
-            assert tools.latency_terms() == roofline(model, groups, target, shapes, execution)
+            assert tools.latency_terms() == roofline(GroupedModel(model, groups), target, shapes, execution)
 
 
 @pytest.mark.parametrize(("name", "expected"), [("mlp", False), ("cnn", True), ("digits", False)])

@@ -9,6 +9,7 @@ import pytest
 
 from mptune.errors import PlanError
 from mptune.graph.grouping.by_node import NodesPlan, plan_of_nodes
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision
 from mptune.graph.writing.rewrite import Rewriter
@@ -22,7 +23,7 @@ def planned(proto: onnx.ModelProto, folder: Path, **wanted: str) -> tuple[Model,
     """The plan for ``wanted`` (key -> precision), and the nodes that it has in FP16."""
     model = load_model(models.save(proto, folder))
     found = plan_of_nodes(model, {key: Precision(p) for key, p in wanted.items()})
-    precisions = Rewriter(model, found.groups).node_precisions(found.plan)
+    precisions = Rewriter(GroupedModel(model, found.groups)).node_precisions(found.plan)
     return model, found, {name for name, precision in precisions.items() if precision is FP16}
 
 

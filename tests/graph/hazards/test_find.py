@@ -7,6 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto
 
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.find import Hazard, find_hazards, over_threshold, pinned_by_hazards
 from mptune.graph.loading.model import Model, load_model
@@ -19,7 +20,7 @@ from tests.graph.models import constant, node, value, weight
 
 def hazards(proto: object, folder: Path, **given: object) -> tuple[Model, tuple[Hazard, ...]]:
     model = load_model(models.save(proto, folder))  # type: ignore[arg-type]
-    return model, find_hazards(model, find_groups(model), **given)  # type: ignore[arg-type]
+    return model, find_hazards(GroupedModel(model, find_groups(model)), **given)  # type: ignore[arg-type]
 
 
 def test_a_clean_model_has_none(tmp_path: Path) -> None:
@@ -193,12 +194,12 @@ def test_ranges_near_the_ends_are_warnings(tmp_path: Path) -> None:
 def test_says_the_same_with_and_without_the_banks_figures(tmp_path: Path) -> None:
     model, found = hazards(models.product(np.eye(4) * 1e5), tmp_path)
     bank = WeightBank.write(model, tmp_path / "bank")
-    assert find_hazards(model, find_groups(model), roundings=bank.roundings) == found
+    assert find_hazards(GroupedModel(model, find_groups(model)), roundings=bank.roundings) == found
 
 
 def test_over_threshold_names_groups_that_touch_large_values(tmp_path: Path) -> None:
     model = load_model(models.save(models.mlp(), tmp_path))
-    assert over_threshold(model, find_groups(model), {"r": 600.0, "y": 10.0}, 512) == ("g001", "g002")
+    assert over_threshold(GroupedModel(model, find_groups(model)), {"r": 600.0, "y": 10.0}, 512) == ("g001", "g002")
 
 
 @pytest.mark.parametrize("make", [models.mlp, models.cnn, models.attention, models.decomposed_norm])

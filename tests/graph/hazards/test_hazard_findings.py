@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto
 
 from mptune.finding import Finding
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.find import find_hazards
 from mptune.graph.hazards.hazard import hazard_findings
@@ -20,7 +21,7 @@ from tests.graph.models import constant, node, value, weight
 
 def findings(proto: onnx.ModelProto, folder: Path, ranges: dict[str, float] | None = None) -> tuple[Finding, ...]:
     model = load_model(models.save(proto, folder))
-    return hazard_findings(find_hazards(model, find_groups(model), ranges), "inspect")
+    return hazard_findings(find_hazards(GroupedModel(model, find_groups(model)), ranges), "inspect")
 
 
 def codes(proto: onnx.ModelProto, folder: Path, ranges: dict[str, float] | None = None) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 from mptune.errors import ModelError, RunError
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.loading.tensors import Initializer, make_initializer
@@ -105,7 +106,7 @@ def deep(folder: Path) -> tuple[Model, PrecisionPlan, Rewriter]:
     model = load_model(models.save(proto, folder))
     groups = find_groups(model)
     precision = {g.id: (Precision.FP16, Precision.FP32)[i % 2] for i, g in enumerate(groups)}
-    return model, PrecisionPlan(model.sha256, precision), Rewriter(model, groups)
+    return model, PrecisionPlan(model.sha256, precision), Rewriter(GroupedModel(model, groups))
 
 
 def test_past_the_limit_weights_lie_in_a_file_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -33,8 +34,8 @@ def test_rounds_where_the_typed_model_on_the_cpu_does_not(tmp_path: Path) -> Non
     half = np.float16(1)
     for _ in range(64):
         half += np.float16(2.0**-12)
-    emulated = run(Emulator(model, groups).write(plan, tmp_path / "e.onnx"), ones)["a64"]
-    typed = run(Rewriter(model, groups).write(plan, tmp_path / "t.onnx"), ones)["a64"]
+    emulated = run(Emulator(GroupedModel(model, groups)).write(plan, tmp_path / "e.onnx"), ones)["a64"]
+    typed = run(Rewriter(GroupedModel(model, groups)).write(plan, tmp_path / "t.onnx"), ones)["a64"]
     assert np.all(emulated == np.float32(half))
     assert np.all(typed == np.float32(exact))
     assert half != exact
@@ -59,7 +60,7 @@ def test_equals_roundings_done_by_hand(tmp_path: Path) -> None:
     s = r @ w["w2"] + feed["x"]
     y = np.exp(s - s.max(-1, keepdims=True))
     y /= y.sum(-1, keepdims=True)
-    out = run(Emulator(model, groups).write(plan, tmp_path / "e.onnx"), feed)["y"]
+    out = run(Emulator(GroupedModel(model, groups)).write(plan, tmp_path / "e.onnx"), feed)["y"]
     exact = run(path, feed)["y"]
     assert relative_l2(out, y) < 0.05 * relative_l2(out, exact)
 
@@ -69,7 +70,7 @@ def test_any_plan_checks_and_the_fp32_plan_is_exact(make: object, tmp_path: Path
     path = models.save(make(), tmp_path)  # type: ignore[operator]
     model = load_model(path)
     groups = find_groups(model)
-    emulator = Emulator(model, groups)
+    emulator = Emulator(GroupedModel(model, groups))
     feed = feeds(model)
     reference = run(path, feed)
     for plan in plans(model, groups, 4):
@@ -88,5 +89,8 @@ def test_overflow_becomes_infinite(tmp_path: Path) -> None:
     model = load_model(models.save(proto, tmp_path))
     groups = find_groups(model)
     plan = PrecisionPlan.uniform(model.sha256, [g.id for g in groups], Precision.FP16)
-    out = run(Emulator(model, groups).write(plan, tmp_path / "e.onnx"), {"x": np.array([[1, -300, 0, 2]], np.float32)})
+    out = run(
+        Emulator(GroupedModel(model, groups)).write(plan, tmp_path / "e.onnx"),
+        {"x": np.array([[1, -300, 0, 2]], np.float32)},
+    )
     assert out["y"].tolist() == [[300, -np.inf, 0, 600]]

@@ -9,6 +9,7 @@ from onnx import TensorProto
 
 from mptune.errors import PlanError
 from mptune.graph.casting.value_types import ValueTypes
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -33,7 +34,7 @@ def rewriter(path: Path, *, bank: bool = True) -> tuple[Rewriter, tuple[Precisio
     model = load_model(path)
     groups = find_groups(model)
     folder = path.parent / "weights"
-    made = Rewriter(model, groups, WeightBank.write(model, folder) if bank else None)
+    made = Rewriter(GroupedModel(model, groups), WeightBank.write(model, folder) if bank else None)
     return made, tuple(plans(model, groups, 6)), folder
 
 
@@ -126,7 +127,7 @@ def test_nodes_of_many_inputs_and_of_many_bytes(tmp_path: Path) -> None:
     proto = models.model(nodes, [models.value("x", [1, 2])], [models.value("y", [32, 2])])
     model = load_model(models.save(proto, tmp_path))
     groups = find_groups(model, "op")
-    made = Rewriter(model, groups)
+    made = Rewriter(GroupedModel(model, groups))
     for plan in plans(model, groups, 4):
         out = made.export(plan, tmp_path / "typed.onnx")
         verify(made, plan, out)

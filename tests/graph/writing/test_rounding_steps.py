@@ -8,6 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -50,12 +51,12 @@ def mean(opset: int, *, keepdims: int) -> onnx.NodeProto:
 def emulated(model: Model, folder: Path) -> np.ndarray:
     groups = find_groups(model)
     bank = WeightBank.write(model, folder)
-    written_out, parts = with_rounding_steps(model, groups)
+    written_out = with_rounding_steps(GroupedModel(model, groups))
     plan = PrecisionPlan.uniform(model.sha256, [g.id for g in groups], Precision.FP16)
-    path = Emulator(written_out, parts, bank).write(plan, folder / "emulated.onnx")
+    path = Emulator(written_out, bank).write(plan, folder / "emulated.onnx")
     onnx.checker.check_model(path, full_check=True)
     (values,) = run(path, {"x": X}).values()
-    switching = SwitchedEmulator(written_out, parts, bank)
+    switching = SwitchedEmulator(written_out, bank)
     path = switching.write(folder / "switched.onnx", [g.id for g in groups])
     feeds = {"x": X, **{name: np.array(True) for name in switching.switches.values()}}
     np.testing.assert_array_equal(run(path, feeds)["y"], values)
@@ -84,7 +85,7 @@ def test_other_means_stay_as_they_are(tmp_path: Path, axes: list[int]) -> None:
     shape = list(X.mean(axis=tuple(axes)).shape)
     node = helper.make_node("ReduceMean", ["x"], ["y"], axes=axes, keepdims=0)
     model = save(tmp_path / "m.onnx", [node], shape, 13)
-    written_out, _ = with_rounding_steps(model, find_groups(model))
+    written_out = with_rounding_steps(GroupedModel(model, find_groups(model))).model
     assert [n.op_type for n in written_out.nodes] == [n.op_type for n in model.nodes]
 
 
@@ -92,8 +93,8 @@ def test_other_means_stay_as_they_are(tmp_path: Path, axes: list[int]) -> None:
 def test_in_fp32_it_computes_the_same(path: Path, tmp_path: Path) -> None:
     model = load_model(path)
     groups = find_groups(model)
-    written_out, parts = with_rounding_steps(model, groups)
-    emulator = Emulator(written_out, parts, WeightBank.write(model, tmp_path))
+    written_out = with_rounding_steps(GroupedModel(model, groups))
+    emulator = Emulator(written_out, WeightBank.write(model, tmp_path))
     feed = feeds(model)
     plan = PrecisionPlan.uniform(model.sha256, [g.id for g in groups], Precision.FP32)
     expected = run(path, feed)
@@ -136,11 +137,11 @@ def test_a_product_and_its_scales_are_one_step(
     steps: list[tuple[str, str, str]], results: tuple[str, ...], merged: str, tmp_path: Path
 ) -> None:
     model = product(tmp_path / "m.onnx", steps, results)
-    together = [LayerGroup("g", "all", "matmul", tuple(n.name for n in model.nodes), {})]
-    names = merged_with_scales(model, together)
+    together = (LayerGroup("g", "all", "matmul", tuple(n.name for n in model.nodes), {}),)
+    names = merged_with_scales(GroupedModel(model, together))
     assert [n.op_type for n in model.nodes if n.name in names] == merged.split()
-    apart = [replace(together[0], id=n.name, nodes=(n.name,)) for n in model.nodes]
-    assert not merged_with_scales(model, apart), "a plan may put a Cast in between"
+    apart = tuple(replace(together[0], id=n.name, nodes=(n.name,)) for n in model.nodes)
+    assert not merged_with_scales(GroupedModel(model, apart)), "a plan may put a Cast in between"
 
 
 def test_a_scaled_product_is_rounded_once(tmp_path: Path) -> None:
@@ -151,8 +152,9 @@ def test_a_scaled_product_is_rounded_once(tmp_path: Path) -> None:
     plan = PrecisionPlan.uniform(model.sha256, [g.id for g in groups], Precision.FP16)
     x = RNG.normal(size=(16, 16)).astype(np.float32)
     found = {}
-    for name, (computed, parts) in {"one": with_rounding_steps(model, groups), "each": (model, groups)}.items():
-        path = Emulator(computed, parts, bank).write(plan, tmp_path / f"{name}.onnx")
+    grouped = GroupedModel(model, groups)
+    for name, computed in {"one": with_rounding_steps(grouped), "each": grouped}.items():
+        path = Emulator(computed, bank).write(plan, tmp_path / f"{name}.onnx")
         found[name] = run(path, {"x": x})["y"]
     scale = half(np.float32(0.3)) * half(np.float32(0.7))
     exact = half(x).astype(np.float64) @ half(V).astype(np.float64)

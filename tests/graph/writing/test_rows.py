@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import mptune.graph.writing.rewrite
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import Granularity, LayerGroup, find_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.loading.model import load_model
@@ -36,9 +37,10 @@ class Case:
         self.folder = folder / "weights"
         self.model = load_model(self.path)
         self.groups = find_groups(self.model, granularity) if granularity else self._one_per_node()
+        self.grouped = GroupedModel(self.model, self.groups)
         bank = WeightBank.write(self.model, self.folder)
-        self.rewriter = Rewriter(self.model, self.groups, bank)
-        self.emulator = Emulator(self.model, self.groups, bank)
+        self.rewriter = Rewriter(self.grouped, bank)
+        self.emulator = Emulator(self.grouped, bank)
 
     def _one_per_node(self) -> tuple[LayerGroup, ...]:
         rules = [(n, node_rule(self.model, n)) for n in self.model.nodes]
@@ -568,7 +570,7 @@ def test_row_16_weights_keep_signs_and_infinities_and_what_overflows_is_reported
     assert half[1, 2] > 0
     assert np.signbit(half[1, 3])
     assert np.array_equal(half[2:], np.eye(2, 4))
-    hazards = find_hazards(case.model, case.groups)
+    hazards = find_hazards(case.grouped)
     assert {h.tensor for h in hazards if h.kind == "overflow"} == {"extreme", "mask"}
     both = {i.name: numpy_helper.to_array(i) for i in case.typed(case.plan("add")).initializer}
     assert np.array_equal(both["extreme"], extreme)
@@ -744,7 +746,7 @@ def test_row_20_a_decomposed_norm_has_one_precision(rms: bool, tmp_path: Path) -
 def test_row_21_every_node_realises_the_plan_and_bytes_repeat(tmp_path: Path) -> None:
     path = models.save(models.attention(-1e4), tmp_path)
     case, again = Case(path, tmp_path, "op"), Case(path, tmp_path, "op")
-    pinned = pinned_by_hazards(find_hazards(case.model, case.groups))
+    pinned = pinned_by_hazards(find_hazards(case.grouped))
     assert not pinned
     for plan in plans(case.model, case.groups, 12):
         first = case.rewriter.write(plan, case.folder / "one.onnx")

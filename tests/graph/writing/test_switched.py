@@ -9,6 +9,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -48,9 +49,10 @@ class Both:
         self.folder = folder
         self.model = load_model(path)
         self.groups = find_groups(self.model)
+        self.grouped = GroupedModel(self.model, self.groups)
         self.bank = WeightBank.write(self.model, folder)
-        self.emulator = Emulator(self.model, self.groups, self.bank)
-        self.switched = SwitchedEmulator(self.model, self.groups, self.bank, branches=branches)
+        self.emulator = Emulator(self.grouped, self.bank)
+        self.switched = SwitchedEmulator(self.grouped, self.bank, branches=branches)
         self.feed = feeds(self.model)
         self.rtol = 1e-6 if path.stem in ("lstm", "gru") else 0.0
 
@@ -90,7 +92,7 @@ def test_one_model_serves_every_plan(path: Path, branches: bool, tmp_path: Path)
 @pytest.mark.parametrize("path", SWITCHED, ids=lambda p: p.stem)
 def test_a_stretch_starts_from_values_that_were_computed_once(path: Path, branches: bool, tmp_path: Path) -> None:
     both = Both(path, tmp_path, branches=branches)
-    stretches = find_stretches(both.model, both.groups, both.shapes(), 3, 1 << 20)
+    stretches = find_stretches(both.grouped, both.shapes(), 3, 1 << 20)
     assert sorted(g for s in stretches for g in s.groups) == [g.id for g in both.groups]
     started = [s.start for s in stretches if s.start.tensors]
     values = Unfused(both.switched.write_head(tmp_path / "head.onnx", started)).run(both.feed) if started else {}

@@ -7,6 +7,7 @@ from pathlib import Path
 import onnx
 import pytest
 
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.writing.waists import Stretch, Waist, find_stretches
@@ -32,7 +33,7 @@ def chain(folder: Path, layers: int, **outputs: list[int]) -> Model:
 
 def stretches(model: Model, count: int = 4, max_bytes: int = 1 << 20) -> tuple[Stretch, ...]:
     groups = find_groups(model)
-    found = find_stretches(model, groups, {}, count, max_bytes)
+    found = find_stretches(GroupedModel(model, groups), {}, count, max_bytes)
     assert [g for s in found for g in s.groups] == [g.id for g in groups]
     return found
 
@@ -66,7 +67,7 @@ def test_sizes_must_be_known(tmp_path: Path) -> None:
     model = load_model(models.save(proto, tmp_path))
     assert {s.start for s in stretches(model)} == {Waist()}
     shapes = {f"x{i}": (3, WIDTH) for i in range(5)}
-    found = find_stretches(model, find_groups(model), shapes, 4, 1 << 20)
+    found = find_stretches(GroupedModel(model, find_groups(model)), shapes, 4, 1 << 20)
     assert [s.start.nbytes for s in found] == [0, *[3 * 4 * WIDTH] * 3]
 
 

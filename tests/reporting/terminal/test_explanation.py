@@ -114,13 +114,13 @@ def test_the_page_says_why_and_escapes(front: Front, bench: Bench) -> None:
 
 def test_readme_says_why(front: Front, bench: Bench, run_dir: Path, make_front: MakeFront) -> None:
     assert front.chosen is not None
-    write_chosen(front, front.chosen, bench.model, bench.groups, run_dir / "chosen", None)
+    write_chosen(front, front.chosen, bench.grouped, run_dir / "chosen", None)
     text = (run_dir / "chosen" / "README.txt").read_text()
     for group in front.explanation.of(front.chosen.plan.fingerprint):
         assert group.name in text
         assert group.why in text
     plain, _ = make_front()
-    write_chosen(plain, plain.chosen, bench.model, bench.groups, run_dir / "chosen", None)
+    write_chosen(plain, plain.chosen, bench.grouped, run_dir / "chosen", None)
     assert "not known" in (run_dir / "chosen" / "README.txt").read_text()
 
 

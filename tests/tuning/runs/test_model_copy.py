@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 
 from mptune.errors import ModelError, RunError
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -33,7 +34,7 @@ def describe(model: Model) -> RunFile:
 
 def keep(path: Path, run_dir: Path) -> tuple[Model, RunDirectory, RunFile]:
     model, run = load_model(path), RunDirectory(run_dir)
-    keep_model(run, model, find_groups(model))
+    keep_model(run, GroupedModel(model, find_groups(model)))
     return model, run, describe(model)
 
 
@@ -65,7 +66,9 @@ def test_the_copy_computes_the_same_and_rewrites_to_the_same(kept, tmp_path: Pat
     groups = find_groups(model)
     plan = PrecisionPlan.uniform(model.sha256, (g.id for g in groups[::2]), Precision.FP16)
     plan = PrecisionPlan(model.sha256, {**{g.id: Precision.FP32 for g in groups}, **plan.precision})
-    exported = [Rewriter(m, groups).export(plan, tmp_path / f"{k}.onnx") for k, m in enumerate((model, copy))]
+    exported = [
+        Rewriter(GroupedModel(m, groups)).export(plan, tmp_path / f"{k}.onnx") for k, m in enumerate((model, copy))
+    ]
     outputs = [
         onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
         for path in exported
@@ -85,7 +88,7 @@ def test_it_is_small_and_the_bank_stays(kept) -> None:
 def test_it_is_written_once(kept) -> None:
     model, run, file = kept
     before = (run.weights / "model.onnx").stat()
-    keep_model(run, model, find_groups(model))
+    keep_model(run, GroupedModel(model, find_groups(model)))
     assert (run.weights / "model.onnx").stat() == before
     assert has_copy(run, file)
     assert not has_copy(run, describe(replace(model, sha256="0" * 64)))
