@@ -6,10 +6,15 @@ milliseconds and loads neither ONNX Runtime nor Optuna nor onnx.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mptune._version import __version__
+
+# ONNX Runtime 1.29 and later collect telemetry on Linux (names of models and graphs, the machine) unless told not to
+# before they are imported. Workers never do.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _HOME = {
     "search": "mptune.api",

@@ -16,6 +16,10 @@ import psutil  # type: ignore[import-untyped]
 
 _REAP_TIMEOUT_S = 10.0
 
+NO_TELEMETRY: Mapping[str, str] = {"ORT_DISABLE_TELEMETRY": "1"}
+"""Environment variable that keeps ONNX Runtime 1.29 and later from collecting names of models and facts about the
+machine. It is read when the library loads."""
+
 
 def absolute_sys_path() -> tuple[str, ...]:
     """This process' import path as absolute paths."""
@@ -52,6 +56,7 @@ def spawn(
             env={
                 **os.environ,
                 **environment,
+                **NO_TELEMETRY,
                 "PYTHONPATH": os.pathsep.join(absolute_sys_path()),
                 "PYTHONSAFEPATH": "1",
             },
