@@ -1,16 +1,22 @@
-"""Which process works on a trial, so that the trials of dead ones can be taken up."""
+"""Which process works on a trial, and whether it still does: so the trials of dead ones can be taken up."""
 
 from __future__ import annotations
 
 import os
 import socket
+import threading
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
+from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial
 
 from mptune.tuning.record.attributes import OWNER, read_json
+
+_NAMELESS_S = 60.0
+"""A running trial names its process within milliseconds; one that names none for so long lost it before."""
 
 
 def this_process() -> dict[str, Any]:
@@ -18,18 +24,80 @@ def this_process() -> dict[str, Any]:
     return {"host": socket.gethostname(), "pid": os.getpid(), "started": psutil.Process().create_time()}
 
 
-def is_dead(trial: FrozenTrial, stale_after_s: float) -> bool:
+def is_alive(owner: dict[str, Any]) -> bool | None:
+    """Whether a process that ``this_process`` described lives; None where it is of another host."""
+    if owner["host"] != socket.gethostname():
+        return None
+    try:
+        return bool(abs(psutil.Process(owner["pid"]).create_time() - owner["started"]) <= 1.0)
+    except psutil.NoSuchProcess:
+        return False
+
+
+class Heartbeats:
+    """Tells a database, again and again, that this process works on its trial; and which trials nobody works on.
+
+    A journal has no heartbeat: its workers are on one host, where a process can be looked up.
+    """
+
+    def __init__(self, storage: BaseStorage, study_id: int) -> None:
+        """Read whether the storage keeps heartbeats.
+
+        Args:
+            storage: of the study.
+            study_id: Optuna's number of the study in it.
+        """
+        self._storage: RDBStorage | None = None
+        if isinstance(storage, RDBStorage) and storage.get_heartbeat_interval() is not None:
+            self._storage = storage
+        self._study_id = study_id
+        self._stopped = threading.Event()
+
+    def owner(self, trial_id: int) -> dict[str, Any]:
+        """Begin to work on a trial; what to note as its owner. The heartbeats of the trial before end."""
+        self.stop()
+        if self._storage is None:
+            return this_process()
+        self._storage.record_heartbeat(trial_id)
+        self._stopped = threading.Event()
+        threading.Thread(target=self._beat, args=(self._storage, trial_id, self._stopped), daemon=True).start()
+        return {**this_process(), "heartbeat": True}
+
+    def stop(self) -> None:
+        """End the heartbeats. Idempotent."""
+        self._stopped.set()
+
+    def stale(self) -> set[int]:
+        """The ids of the running trials whose heartbeats have stopped."""
+        return set() if self._storage is None else set(self._storage._get_stale_trial_ids(self._study_id))
+
+    @staticmethod
+    def _beat(storage: RDBStorage, trial_id: int, stopped: threading.Event) -> None:
+        interval_s = storage.get_heartbeat_interval()
+        while not stopped.wait(interval_s):
+            # A database that is away for a moment misses a beat or two; whoever writes a result raises the error.
+            with suppress(Exception):
+                storage.record_heartbeat(trial_id)
+        with suppress(Exception):
+            storage.remove_session()  # of this thread
+
+
+def is_dead(trial: FrozenTrial, stale: set[int], stale_after_s: float) -> bool:
     """Whether nobody works on a running trial any more.
 
     Args:
         trial: that runs.
-        stale_after_s: of another host, one that has run longer than this is taken for dead.
+        stale: ids of trials whose heartbeats have stopped.
+        stale_after_s: of another host and without a heartbeat, one that has run longer than this is taken for dead.
     """
     owner = read_json(trial.user_attrs, OWNER)
-    if owner is not None and owner["host"] == socket.gethostname():
-        try:
-            return bool(abs(psutil.Process(owner["pid"]).create_time() - owner["started"]) > 1.0)
-        except psutil.NoSuchProcess:
-            return True
+    alive = None if owner is None else is_alive(owner)
+    if alive is not None:
+        return not alive
+    if trial._trial_id in stale:
+        return True
+    if owner is not None and owner.get("heartbeat"):
+        return False
     started = trial.datetime_start
-    return started is not None and datetime.now(started.tzinfo) - started > timedelta(seconds=stale_after_s)
+    limit_s = _NAMELESS_S if owner is None else stale_after_s
+    return started is not None and datetime.now(started.tzinfo) - started > timedelta(seconds=limit_s)

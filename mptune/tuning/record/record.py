@@ -7,12 +7,14 @@ process dies, a trial either still runs (and is taken up again) or its outcome i
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import optuna
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
@@ -32,7 +34,7 @@ from mptune.tuning.record.attributes import (
     read_json,
     read_notes,
 )
-from mptune.tuning.record.owner import is_dead, this_process
+from mptune.tuning.record.owner import Heartbeats, is_dead
 from mptune.tuning.record.proposal import Proposal
 from mptune.tuning.record.storage import storing
 from mptune.tuning.sampler.plan_rows import PRECISIONS
@@ -82,6 +84,7 @@ class StudyRecord:
         self._space = space
         self._where = where
         self._exclusive = exclusive
+        self._heartbeats = Heartbeats(storage, study._study_id)
         with storing(where):
             trials = [trial for one in (*siblings, study) for trial in one.get_trials(deepcopy=False)]
         self._names = ParameterNames(space.groups, trials)
@@ -134,6 +137,21 @@ class StudyRecord:
         others = self._trials(*_DONE, TrialState.RUNNING)
         return any(t.number != number and t.user_attrs.get("fingerprint") == fingerprint for t in others)
 
+    def is_shared_out(self, budget: int, proposal: Proposal | None = None) -> bool:
+        """Whether the plans that other workers have in work would spend the rest of a budget.
+
+        Args:
+            budget: plans that are evaluated or fail.
+            proposal: the caller's own plan, which is not counted.
+        """
+        number = None if proposal is None else proposal.number
+        return sum(t.number != number for t in self._trials(*_DONE, TrialState.RUNNING)) >= budget
+
+    @property
+    def running(self) -> int:
+        """How many plans are in work."""
+        return len(self._trials(TrialState.RUNNING))
+
     def waiting(self) -> set[str]:
         """Fingerprints of the plans that are enqueued."""
         return {t.user_attrs.get("fingerprint", "") for t in self._trials(TrialState.WAITING)}
@@ -181,8 +199,11 @@ class StudyRecord:
     def ask(self) -> Proposal:
         """Take the next enqueued plan, else let the sampler propose one."""
         with storing(self._where):
-            trial = self._study.ask()
-            trial.set_user_attr(OWNER, this_process())
+            with warnings.catch_warnings():
+                # Optuna says that heartbeats are for Study.optimize: here ``Heartbeats`` sends them.
+                warnings.simplefilter("ignore")
+                trial = self._study.ask()
+            trial.set_user_attr(OWNER, self._heartbeats.owner(trial._trial_id))
             choices = {g: trial.suggest_categorical(self._names.of(g), PRECISIONS) for g in self._space.free}
             attrs = trial.user_attrs
             plan = self._whole_plan(attrs, choices)
@@ -247,23 +268,29 @@ class StudyRecord:
             self.enqueue(proposal.plan, proposal.origin, proposal.attempt)
             self._study.tell(proposal.number, state=TrialState.FAIL)
 
-    def heal(self, stale_after_s: float) -> int:
+    def heal(self, stale_after_s: float, *, is_first: bool = True) -> int:
         """Take up what dead processes left running.
 
         A trial whose outcome is written already is finished with it; of the others the plan is enqueued again, and
-        the trial ends as FAIL. With a journal all running trials are dead, since the caller holds the run directory's
-        lock; in a shared database those are whose process is gone from this host, or that run longer than any can.
+        the trial ends as FAIL. At first all running trials of a journal that no worker shares are dead, since the
+        caller holds the run directory's lock; else those are whose process is gone from this host, whose heartbeat has
+        stopped, or that run longer than any can.
 
         Args:
             stale_after_s: a trial of another host that has run longer than this is taken for dead.
+            is_first: nothing has been asked since the study was opened.
 
         Returns:
             How many trials were taken up.
         """
-        dead = [t for t in self._trials(TrialState.RUNNING) if self._exclusive or is_dead(t, stale_after_s)]
+        is_alone = self._exclusive and is_first
         with storing(self._where):
+            running = self._trials(TrialState.RUNNING)
+            stale = self._heartbeats.stale() if running else set()
+            dead = [t for t in running if is_alone or is_dead(t, stale, stale_after_s)]
             for trial in dead:
-                self._heal(trial)
+                with suppress(UpdateFinishedTrialError):  # Another worker was faster.
+                    self._heal(trial)
         return len(dead)
 
     # -- confirmations and notes --------------------------------------------------------------------------------
@@ -285,6 +312,7 @@ class StudyRecord:
 
     def close(self) -> None:
         """Let go of the storage. Idempotent."""
+        self._heartbeats.stop()
         with suppress(Exception):
             self._storage.remove_session()
         engine = getattr(self._storage, "engine", None)  # of a database

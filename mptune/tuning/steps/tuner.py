@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
@@ -22,7 +23,7 @@ from mptune.tuning.listener import Listener
 from mptune.tuning.record.proposal import Proposal
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import Sessions, anchored, keep_reopened
-from mptune.tuning.space import SearchSpace, Seed
+from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.baseline import check_baseline
 
 DUPLICATES_IN_A_ROW = 3
@@ -51,6 +52,8 @@ HOPELESS = 20
 """So many plans that give no outputs, and none that ever gave any but all-FP32, end the search: each may cost hours."""
 
 
+_WAIT_S = 0.3
+
 _VAIN = 2
 """After so many measurements again, in a fresh process, that changed nothing, errors are what they are."""
 
@@ -77,6 +80,7 @@ class Tuner:
         listener: Listener,
         clock: Callable[[], float] = time.monotonic,
         emulated: Callable[[PrecisionPlan], EmulatedError | None] | None = None,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Wire the parts.
 
@@ -88,7 +92,9 @@ class Tuner:
             listener: receives every outcome.
             clock: seconds, monotonic.
             emulated: gives the emulated error of a plan, which is recorded beside the measured one.
+            sleep: waits for so many seconds, where other workers have the rest of the budget in work.
         """
+        self._sleep = sleep
         self._record = record
         self._space = space
         self._toolchain = toolchain
@@ -96,7 +102,6 @@ class Tuner:
         self._listener = listener
         self._clock = clock
         self._emulated = emulated
-        self._seeds: list[Seed] = []
         self._vain = 0
         self._can_reopen = True
 
@@ -113,11 +118,6 @@ class Tuner:
         """
         started, failures = self._clock(), len(self._record.failures())
         self._record.heal(stale_after_s=self._longest_trial_s())
-        known = self._record.known()
-        self._seeds = [seed for seed in self._space.seeds if seed.plan.fingerprint not in known]
-        # The baseline comes alone: nothing is worth a build before it is known to be sound. Where another worker has it
-        # in work, this one takes the seeds meanwhile.
-        self._enqueue(self._seeds[:1] if self._seeds[:1] == list(self._space.seeds[:1]) else self._seeds)
         while self._record.spent < self._settings.budget:
             if self._settings.timeout_s is not None and self._clock() - started >= self._settings.timeout_s:
                 return Stop.TIMEOUT
@@ -126,19 +126,43 @@ class Tuner:
             # Failures of earlier sessions do not count: their cause may have been removed.
             if len(self._record.failures()) - failures >= HOPELESS and not self._has_run_fp16():
                 return Stop.HOPELESS
+            if self._record.is_shared_out(self._settings.budget):
+                self._wait()
+                continue
             proposal = self._next()
             if proposal is None:
-                return Stop.EXHAUSTED
-            self._evaluate(proposal)
-            if proposal.origin == ORIGIN_FP32 and self._record.baseline():
-                self._enqueue(self._seeds[1:])
+                if not self._record.running:
+                    return Stop.EXHAUSTED
+                self._wait()  # A plan comes back if the worker that has it in work dies.
+            elif self._record.is_shared_out(self._settings.budget, proposal):
+                self._record.release(proposal)  # Another worker asked at the same time.
+                self._wait()
+            else:
+                self._evaluate(proposal)
+                self._heal()
         return Stop.BUDGET
+
+    def _wait(self) -> None:
+        """Give the other workers a moment, and take up what the dead among them left."""
+        # Of different length for each worker, so that two that gave way to each other do not do so again.
+        self._sleep(_WAIT_S * random.uniform(0.5, 1.5))
+        self._heal()
+
+    def _heal(self) -> None:
+        self._record.heal(self._longest_trial_s(), is_first=False)
 
     def _has_run_fp16(self) -> bool:
         return any(evaluation.plan.fp16_groups for evaluation in self._record.evaluations())
 
-    def _enqueue(self, seeds: Iterable[Seed]) -> None:
-        for seed in seeds:
+    def _enqueue_seeds(self) -> None:
+        """Those that nobody has evaluated or in work.
+
+        The baseline comes alone: nothing is worth a build before it is known to be sound. Where another worker has it
+        in work, this one takes the other seeds meanwhile.
+        """
+        known = self._record.known()
+        seeds = [seed for seed in self._space.seeds if seed.plan.fingerprint not in known]
+        for seed in seeds[:1] if seeds[:1] == list(self._space.seeds[:1]) else seeds:
             self._record.enqueue(seed.plan, seed.origin)
 
     def _longest_trial_s(self) -> float:
@@ -153,12 +177,11 @@ class Tuner:
         for repeats in itertools.count(1):
             if is_exhausted(self._record, self._space):
                 return None
+            self._enqueue_seeds()
             proposal = self._record.ask()
             if not self._record.is_taken(proposal):
                 return proposal
             self._record.tell_duplicate(proposal)
-            if proposal.origin == ORIGIN_FP32:
-                self._enqueue(self._seeds[1:])
             if repeats % DUPLICATES_IN_A_ROW == 0:
                 unseen = self._unseen(set(self._record.known()))
                 if unseen is None:
