@@ -16,13 +16,13 @@ from typing import Any
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages import BaseStorage
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import FrozenTrial, TrialState
 
-from mptune.data.metrics.paired import LEAST_ERROR
 from mptune.engines.base import Failure
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation, Origin
 from mptune.tuning.failures import describe
+from mptune.tuning.record.adoption import objectives, translate
 from mptune.tuning.record.attributes import (
     EVALUATION,
     FAILURE,
@@ -41,7 +41,7 @@ from mptune.tuning.sampler.plan_rows import PRECISIONS
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 from mptune.tuning.sampler.precision import Emulate, PrecisionSampler
 from mptune.tuning.sampler.stock import derive_seed
-from mptune.tuning.sampler.trials import JSON_MARK, PLAN_ATTR, TIMING_ATTR, ehvi_of, read_built_plans, set_feasible
+from mptune.tuning.sampler.trials import PLAN_ATTR, TIMING_ATTR, ehvi_of, read_built_plans, set_feasible
 from mptune.tuning.space import SearchSpace
 
 IDENTITY = "mptune"
@@ -333,7 +333,7 @@ class StudyRecord:
 
     def _finish(self, number: int, evaluation: Evaluation) -> None:
         if evaluation.is_finite:
-            self._study.tell(number, _objectives(evaluation))
+            self._study.tell(number, objectives(evaluation))
         else:
             self._study.tell(number, state=TrialState.PRUNED)
 
@@ -372,35 +372,12 @@ class StudyRecord:
             if trial.user_attrs.get("fingerprint") not in known
         ]
         with storing(self._where):
-            self._study.add_trials([t for t in map(self._translated, missing) if t is not None])
+            self._study.add_trials([t for t in (translate(trial, self.metric) for trial in missing) if t is not None])
             present = self._study.user_attrs
             for key, value in other.user_attrs.items():
                 if key not in present:
                     self._study.set_user_attr(key, value)
 
-    def _translated(self, trial: FrozenTrial) -> FrozenTrial | None:
-        attrs, values = dict(trial.user_attrs), None
-        document = read_json(attrs, EVALUATION)
-        if document is not None:
-            evaluation = Evaluation.from_json(document).with_metric(self.metric)
-            if not evaluation.has_metric:
-                return None
-            attrs.pop(EVALUATION.removeprefix(JSON_MARK), None)
-            attrs[EVALUATION] = evaluation.to_json()
-            values = _objectives(evaluation) if evaluation.is_finite else None
-        return create_trial(
-            state=TrialState.PRUNED if values is None else TrialState.COMPLETE,
-            values=values,
-            params=trial.params,
-            distributions=trial.distributions,
-            user_attrs=attrs,
-            system_attrs={k: v for k, v in trial.system_attrs.items() if k.startswith("constraints")},
-        )
-
 
 def _origin_of(attrs: Mapping[str, Any]) -> Origin:
     return Origin.parse(attrs["origin"]) if "origin" in attrs else ORIGIN_SAMPLER
-
-
-def _objectives(evaluation: Evaluation) -> list[float]:
-    return [evaluation.latency.median_ms, max(evaluation.error_value, LEAST_ERROR)]
