@@ -1,0 +1,301 @@
+"""One process of ``benchmarks.chaos``: a search whose worker meets faults, and which the benchmark kills.
+
+    python -m benchmarks.chaos_session SESSION.json
+
+Every job begins and ends with a line in the diary, which the benchmark reads: what was begun, what was finished, and
+so what was in flight when a kill came. The toolchain is the tests' fake one, whose jobs run in a real worker process
+and leave real files, or ONNX Runtime on the CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+from unittest import mock
+
+from mptune import api
+from mptune.data.metrics.accuracy import OutputError
+from mptune.engines.base import (
+    EngineError,
+    Failure,
+    FailureKind,
+    Measurement,
+    ReferenceReport,
+    SampleSet,
+    Stage,
+    TensorRange,
+    Toolchain,
+)
+from mptune.engines.timing.session_timing import SessionTiming
+from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
+from mptune.engines.worker.child import Job, WorkerState
+from mptune.engines.worker.parent import Worker
+from mptune.engines.workload import Workload
+from mptune.errors import MptuneError
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.settings import LatencySettings, SearchSettings, WorkerSettings
+from mptune.targets.target import load_target
+from mptune.tuning.listener import Silent
+from tests.fakes import FakeToolchain, Law
+
+T = TypeVar("T")
+
+FAULTS = {
+    "crash": 4,
+    "crash with the result ready": 3,
+    "killed": 3,
+    "out of memory": 2,
+    "device lost": 2,
+    "disk full": 1,
+    "hang": 1,
+}
+"""What goes wrong in a job that meets a fault, with relative frequencies. None of it is the plan's doing."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """What one process does.
+
+    Attributes:
+        model: path of the model.
+        data: path of the samples.
+        out: the run directory.
+        diary: file of the jobs.
+        mode: ``fake`` or ``onnxruntime``.
+        seed: of the search; with ``number`` also of the faults.
+        number: of this process in its run, from 0.
+        budget: of the search.
+        fault_rate: share of the jobs that meet a fault.
+        confirm_points: points of the front that are measured again.
+        job_s: how long a job of the fake toolchain takes.
+        timeout_s: how long a job may take.
+    """
+
+    model: str
+    data: str
+    out: str
+    diary: str
+    mode: str
+    seed: int
+    number: int
+    budget: int
+    fault_rate: float
+    confirm_points: int
+    job_s: float
+    timeout_s: float
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)))
+
+
+@dataclass(frozen=True)
+class Faulty:
+    """A job that meets a fault: before it begins, or when its result is ready."""
+
+    job: Job[Any]
+    fault: str
+
+    def run(self, state: WorkerState) -> Any:
+        if self.fault == "crash with the result ready":
+            self.job.run(state)
+        state.enter(Stage.RUN)
+        if self.fault.startswith("crash"):
+            signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # no dump of the stacks
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if self.fault == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.fault == "out of memory":
+            raise MemoryError
+        if self.fault == "device lost":
+            raise EngineError(FailureKind.DEVICE_LOST, "the device fell off the bus")
+        if self.fault == "disk full":
+            raise EngineError(FailureKind.DISK_FULL, "no space left on device")
+        while True:
+            time.sleep(3600)
+
+
+@dataclass(frozen=True)
+class Busy:
+    """Reads the file that it was given, and takes its time."""
+
+    path: Path
+    seconds: float
+
+    def run(self, state: WorkerState) -> None:
+        state.enter(Stage.RUN)
+        if not self.path.stat().st_size:
+            raise EngineError(FailureKind.INVALID_MODEL, "the model is empty")
+        time.sleep(self.seconds)
+
+
+class Diary:
+    """Appends one line for the begin and one for the end of each job."""
+
+    def __init__(self, path: Path, session: int) -> None:
+        self._path = path
+        self._session = session
+
+    def write(self, state: str, what: str, plan: str = "") -> None:
+        """``state`` is "begun", "done" or "failed"; ``what`` a set of samples or the name of another job."""
+        line = json.dumps([self._session, state, what, plan]) + "\n"
+        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(file, line.encode())
+        finally:
+            os.close(file)
+
+    def around(self, what: str, plan: PrecisionPlan, job: Callable[[], T | Failure]) -> T | Failure:
+        """Do a job, with its lines."""
+        self.write("begun", what, plan.fingerprint)
+        result = job()
+        self.write("failed" if isinstance(result, Failure) else "done", what, plan.fingerprint)
+        return result
+
+
+class RealToolchain(OnnxRuntimeToolchain):
+    """ONNX Runtime on the CPU, with a diary."""
+
+    log: Diary
+
+    def evaluate(
+        self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
+    ) -> Measurement | Failure:
+        return self.log.around(which, plan, partial(super().evaluate, plan, which, profile=profile))
+
+    def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
+        return self.log.around("reopen", plan, partial(super().reopen, plan, count))
+
+
+class KilledToolchain(FakeToolchain):
+    """The fake toolchain, whose jobs take place in a real worker process and need a typed model on the disk."""
+
+    log: Diary
+    session: Session
+    workload: Workload
+    worker: Worker
+    last_pid: int | None = None
+
+    def reference(self, which: SampleSet) -> ReferenceReport | Failure:
+        return self._work() or super().reference(which)
+
+    def observe(self) -> Mapping[str, TensorRange] | Failure:
+        return self._work() or super().observe()
+
+    def emulate(self, plans: Sequence[PrecisionPlan]) -> tuple[OutputError, ...] | Failure:
+        return self._work() or super().emulate(plans)
+
+    def evaluate(
+        self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
+    ) -> Measurement | Failure:
+        def job() -> Measurement | Failure:
+            return self._work(plan) or super(KilledToolchain, self).evaluate(plan, which, profile=profile)
+
+        return self.log.around(which, plan, job)
+
+    def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
+        def job() -> tuple[SessionTiming, ...] | Failure:
+            return self._work(plan, count) or super(KilledToolchain, self).reopen(plan, count)
+
+        return self.log.around("reopen", plan, job)
+
+    def restart(self) -> None:
+        self.worker.close()
+        super().restart()
+
+    def close(self) -> None:
+        self.worker.close()
+        super().close()
+
+    def _work(self, plan: PrecisionPlan | None = None, count: int = 1) -> Failure | None:
+        """Have the worker read a typed model; None where that works."""
+        plan = plan or self.workload.grouped.uniform(Precision.FP32)
+        path = self.workload.rewriter.write(plan, self.workload.workspace.scratch(plan.fingerprint))
+        try:
+            seconds = count * self.session.job_s
+            result = self.worker.call(Busy(path, seconds), self.session.timeout_s + seconds)
+        finally:
+            path.unlink(missing_ok=True)
+        if self.last_pid not in (None, self.worker.pid):
+            self.restarts += 1  # another process, another session of the baseline
+        self.last_pid = self.worker.pid or self.last_pid
+        return result
+
+
+class Stages(Silent):
+    """Keeps why the search stopped."""
+
+    stopped = ""
+
+    def stage(self, text: str) -> None:
+        if text.startswith("stopped: "):
+            self.stopped = text.removeprefix("stopped: ")
+
+
+def open_toolchain(session: Session, workload: Workload, settings: SearchSettings) -> Toolchain:
+    """The toolchain of the session's mode, with its diary."""
+    log = Diary(Path(session.diary), session.number)
+    if session.mode == "onnxruntime":
+        real = RealToolchain(load_target("cpu"), workload, settings, "cpu", device="CPU")
+        real.log = log
+        return real
+    fake = KilledToolchain(Law([group.id for group in workload.groups]))
+    fake.log, fake.session, fake.workload = log, session, workload
+    fake.worker = Worker(workload.workspace.logs_dir, settings.worker)
+    fake.restarts = 1000 * session.number  # a process of its own has a session of the baseline of its own
+    return fake
+
+
+def meet_faults(session: Session) -> Any:
+    """A patch of ``Worker.call`` that lets a share of the jobs meet a fault."""
+    generator = random.Random(f"{session.seed} {session.number}")
+    original = Worker.call
+
+    def call(worker: Worker, job: Job[Any], timeout_s: float) -> Any:
+        if generator.random() < session.fault_rate:
+            (fault,) = generator.choices(list(FAULTS), list(FAULTS.values()))
+            job = Faulty(job, fault)
+        return original(worker, job, timeout_s)
+
+    return mock.patch.object(Worker, "call", call)
+
+
+def search(session: Session) -> None:
+    """Search to the end, unless something ends this process."""
+    limits = WorkerSettings(session.timeout_s / 2, session.timeout_s / 2, max_jobs=25)
+    stages = Stages()
+    with meet_faults(session):
+        front = api.search(
+            session.model,
+            data=session.data,
+            out=session.out,
+            budget=session.budget,
+            target="cpu",
+            seed=session.seed,
+            latency=LatencySettings(warmup_ms=2.0, duration_ms=5.0),
+            worker=limits,
+            confirm_points=session.confirm_points,
+            listener=stages,
+            open_toolchain=partial(open_toolchain, session),
+        )
+    print(json.dumps({"hypervolume": front.hypervolume, "stopped": stages.stopped}))
+
+
+def main() -> None:
+    session = Session(**json.loads(Path(sys.argv[1]).read_text()))
+    try:
+        search(session)
+    except MptuneError as error:
+        sys.exit(f"{type(error).__name__}: {error.message}")
+
+
+if __name__ == "__main__":
+    main()
