@@ -1,7 +1,5 @@
 """One process of ``benchmarks.chaos``: a search whose worker meets faults, and which the benchmark kills.
 
-    python -m benchmarks.chaos_session SESSION.json
-
 Every job begins and ends with a line in the diary, which the benchmark reads: what was begun, what was finished, and
 so what was in flight when a kill came. The toolchain is the tests' fake one, whose jobs run in a real worker process
 and leave real files, or ONNX Runtime on the CPU.
@@ -295,7 +293,3 @@ def main() -> None:
         search(session)
     except MptuneError as error:
         sys.exit(f"{type(error).__name__}: {error.message}")
-
-
-if __name__ == "__main__":
-    main()
