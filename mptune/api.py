@@ -30,8 +30,8 @@ from mptune.graph.grouping.groups import find_groups
 from mptune.graph.plan import PrecisionPlan
 from mptune.inspection import Inspection, inspect_model
 from mptune.reporting.run_files import write_run_files
-from mptune.run_json import ChoiceSection, RunFile
-from mptune.rundir import RunDirectory, open_run, read_run, read_search
+from mptune.run_json import ChoiceSection
+from mptune.rundir import open_run, read_run, read_search
 from mptune.settings import (
     DataSettings,
     EngineChoice,
@@ -44,9 +44,8 @@ from mptune.settings import (
 from mptune.targets.target import load_target
 from mptune.tuning.front import Front
 from mptune.tuning.listener import Listener
-from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.runs.archive import metric_warning, pack
-from mptune.tuning.runs.confirm_run import ConfirmRun, read_confirmation, read_searched
+from mptune.tuning.runs.confirm_run import ConfirmRun, known_confirmation
 from mptune.tuning.runs.confirmation import Confirmation
 from mptune.tuning.runs.measuring_run import OpenToolchain
 from mptune.tuning.runs.model_copy import ensure_copy, load_either
@@ -116,8 +115,7 @@ def search(
         shapes: Shapes that a TensorRT engine takes, where inputs are dynamic: input -> one shape, or (smallest, usual,
             largest). By default those of the data.
         timeout_s: Start no new evaluation after this many seconds.
-        storage: Optuna storage URL, to share a search among processes and hosts. By default a journal file in the run
-            directory.
+        storage: Optuna storage URL, to share a search. By default ``MPTUNE_STORAGE``, else a journal file in ``out``.
         seed: Of the calibration split, the sampler and random inputs.
         fresh: Start over; what the run directory holds is moved aside, not deleted.
         tf32: Let FP32 groups use TF32. The reference never does.
@@ -192,16 +190,18 @@ def search(
     return front
 
 
-def report(run: str | Path) -> Front:
-    """Read a front again from its run directory alone: no model, no data, no measurement, no lock.
+def report(run: str | Path, *, storage: str | None = None) -> Front:
+    """Read a front, with the reasons for FP32, from its run directory alone: no model, no data, no lock.
 
-    Its ``explanation`` says why groups stay FP32, plan by plan, and what each group costs and gains.
+    Args:
+        run: the run directory.
+        storage: URL of the storage where the run is kept in one; None takes that of ``MPTUNE_STORAGE``.
 
     Raises:
         RunError: it is no run directory, or holds no baseline yet.
     """
     directory, file = read_run(run)
-    with contextlib.closing(read_record(directory, file)) as record:
+    with contextlib.closing(read_record(directory, file, storage)) as record:
         return front_of(directory, file, record)
 
 
@@ -212,6 +212,7 @@ def pick(
     max_latency_ms: float | None = None,
     knee: bool = False,
     plan: str | None = None,
+    storage: str | None = None,
 ) -> Front:
     """Choose another plan of a finished search and write ``chosen/`` and ``front.json`` anew.
 
@@ -221,6 +222,7 @@ def pick(
         max_latency_ms: take the most exact plan that is at most this slow.
         knee: take the knee of the front.
         plan: take this one, by its fingerprint or the beginning of it.
+        storage: as in ``report``.
 
     Raises:
         SettingsError: ways to choose that exclude each other, or a limit that is not above 0.
@@ -234,12 +236,12 @@ def pick(
     directory, _ = read_run(run)
     with full_disk_as_error(directory.path), open_run(directory.path), contextlib.ExitStack() as stack:
         directory, file = read_run(run)  # again, now that nobody else can write it
-        record = stack.enter_context(contextlib.closing(read_record(directory, file)))
+        record = stack.enter_context(contextlib.closing(read_record(directory, file, storage)))
         file = file.model_copy(
             update={"choice": ChoiceSection(max_error=max_error, max_latency_ms=max_latency_ms, plan=plan)}
         )
         front = front_of(directory, file, record)
-        confirmation = None if file.confirms is None else _confirmation(directory, file, record)
+        confirmation = None if file.confirms is None else known_confirmation(directory, file, record, storage)
         loaded = load_either(directory, file)
         grouped = GroupedModel(loaded, find_groups(loaded, file.fixed_settings.granularity))
         write_run_files(directory, front, record, grouped, file.environment, confirmation)
@@ -253,19 +255,21 @@ def confirm(
     target: str = "auto",
     engine: EngineChoice = "auto",
     metric: str | TaskMetric | None = None,
+    storage: str | None = None,
     progress: bool | None = None,
     listener: Listener | None = None,
     open_toolchain: OpenToolchain | None = None,
 ) -> Confirmation:
     """Build and measure the front of a search, and its seeds, on the device here. The same call again resumes.
 
-    The run directory is enough: it may have been searched on another machine, and the model need not be here.
+    The run directory is enough: neither the machine of the search nor the model need be here.
 
     Args:
         run: the run directory of a search.
         target: the device; ``auto`` takes the search's own where it is here, else the GPU here, else the CPU.
         engine: toolchain family.
-        metric: the search's metric, where it is a function or a script that was never given as ``metric`` before.
+        metric: the search's, where it is a function or a script that was never given as ``metric`` before.
+        storage: as in ``report``.
         progress: show progress on stderr, as in ``search``.
         listener: is called at each step.
         open_toolchain: opens what evaluates plans, in place of the toolchain of ``target`` and ``engine``.
@@ -285,7 +289,7 @@ def confirm(
         ensure_copy(directory, file)
         with contextlib.ExitStack() as stack:
             listens = stack.enter_context(listening(progress, listener))
-            confirming = ConfirmRun(directory, file, target, engine, listens, open_toolchain, named)
+            confirming = ConfirmRun(directory, file, target, engine, listens, open_toolchain, named, storage)
             stack.callback(confirming.close)
             found = confirming.run()
             write_run_files(
@@ -304,6 +308,7 @@ def export(
     out: str | Path | None = None,
     *,
     force: bool = False,
+    storage: str | None = None,
     warn: Callable[[str], object] | None = None,
 ) -> Path:
     """Pack what ``confirm`` needs of a run into one file for a device.
@@ -312,6 +317,7 @@ def export(
         run: the run directory of a search.
         out: where to write, a .tar.gz; None means the run's name + ``.tar.gz`` in the working directory.
         force: overwrite ``out``.
+        storage: as in ``report``.
         warn: receives what the file cannot hold, one line each.
 
     Returns:
@@ -326,10 +332,10 @@ def export(
         refuse(target)
     with full_disk_as_error(target), open_run(directory.path):
         directory, file = read_run(run)  # again, now that nobody else can write it
-        with contextlib.closing(read_record(directory, file)) as record:
+        with contextlib.closing(read_record(directory, file, storage)) as record:
             front_of(directory, file, record)  # a run without a baseline has nothing to confirm
         ensure_copy(directory, file)
-        pack(directory, file, target)
+        pack(directory, file, target, storage)
     if warn is not None and (text := metric_warning(file.search.metric)):
         warn(text)
     return target
@@ -386,15 +392,9 @@ def apply(
         ModelError: the model cannot be read, typed or tuned.
         PlanError: the plan cannot be read, or belongs to another model, or a pattern means nothing.
     """
-    plan = Path(plan) if isinstance(plan, str) else plan
-    written, warnings = apply_plan(Path(model), plan, Path(out), keep_fp32, force=force)
+    given = Path(plan) if isinstance(plan, str) else plan
+    written, warnings = apply_plan(Path(model), given, Path(out), keep_fp32, force=force)
     if warn is not None:
         for text in warnings:
             warn(text)
     return written
-
-
-def _confirmation(directory: RunDirectory, file: RunFile, record: StudyRecord) -> Confirmation:
-    """What a confirmation has found already."""
-    search = read_run(directory.path / str(file.confirms))
-    return read_confirmation(directory, file, record, search, read_searched(*search))

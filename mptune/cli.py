@@ -72,7 +72,6 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    context: typer.Context,
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the traceback of an error (or set MPTUNE_DEBUG=1).")
     ] = False,
@@ -88,7 +87,6 @@ def options(
       mptune report model.mptune
       mptune pick model.mptune --max-error 1e-3
     """
-    context.ensure_object(dict)
 
 
 for _command in (

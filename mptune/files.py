@@ -76,6 +76,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     _delete_leftovers(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}.{next(_numbers)}.partial")
     try:
+        partial.unlink(missing_ok=True)  # a link of that name, which somebody put there, would be written through
         yield partial
         partial.replace(path)
     except BaseException:

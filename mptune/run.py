@@ -14,7 +14,7 @@ from mptune.settings import EngineChoice
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
 from mptune.tuning.listener import Listener
-from mptune.tuning.record.storage import storage_url
+from mptune.tuning.record.storage_urls import storage_url
 from mptune.tuning.record.study import Study, copy_to_memory
 from mptune.tuning.runs.confirmation import Confirmation
 from mptune.tuning.runs.measuring_run import OpenToolchain

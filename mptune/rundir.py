@@ -19,6 +19,9 @@ from mptune.errors import RunError
 from mptune.files import write_json, writing
 from mptune.run_json import FRESH_HINT, RunFile, parse_run_file
 
+HOME = "../.."
+"""The way from ``RUN/confirmed/DEVICE`` to ``RUN``."""
+
 _OWN = frozenset(
     {
         "run.json",
@@ -98,7 +101,7 @@ def read_run(path: str | Path) -> tuple[RunDirectory, RunFile]:
     """Open a run directory to read it. Needs no lock: a search may be writing at the same time.
 
     Raises:
-        RunError: it is no run directory.
+        RunError: it is no run directory, or holds links out of it.
     """
     run = RunDirectory(Path(path))
     file = run.load()
@@ -106,8 +109,61 @@ def read_run(path: str | Path) -> tuple[RunDirectory, RunFile]:
         what = "is no run directory (it has no run.json)" if run.path.is_dir() else "does not exist"
         raise RunError(f"{path} {what}", "`mptune search MODEL` makes one: MODEL.mptune in the working directory")
     if file.confirms is not None:
-        run = RunDirectory(run.path, run.path / file.confirms)
+        run = RunDirectory(run.path, run.path / _confirmed_home(run, file.confirms))
+    for directory in dict.fromkeys((run.weights.parent, run.path)):
+        refuse_links(directory)
     return run, file
+
+
+def _confirmed_home(run: RunDirectory, recorded: str) -> str:
+    """The way from a confirmation to the run that it confirms, which is the only one that run.json may name.
+
+    Raises:
+        RunError: another way, or the directory is not below a folder ``confirmed``.
+    """
+    if recorded != HOME or run.path.resolve().parent.name != "confirmed":
+        raise RunError(
+            f"{run.run_json} names {recorded!r} as the run that it confirms: only the run around it is believed",
+            "give the run directory of the search: a confirmation lies in RUN/confirmed/DEVICE",
+        )
+    return recorded
+
+
+def refuse_links(path: Path) -> None:
+    """Refuse a run directory that holds symbolic links out of it: whoever made them chose what is read or overwritten.
+
+    The user's own files in ``chosen`` may be links: they are only carried over.
+
+    Raises:
+        RunError: naming the first link.
+    """
+    root = path.resolve()
+    for entry in _entries(path):
+        if entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(root):
+            raise RunError(
+                f"{entry.path} is a link out of the run directory, which is not followed",
+                "copy what it points to in its place, if you trust it, or delete the link",
+            )
+
+
+def _entries(path: Path) -> Iterator[os.DirEntry[str]]:
+    """What mptune itself reads and writes in a run directory, links not followed."""
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as found:
+        for entry in found:
+            if entry.name not in _OWN and not entry.name.startswith("."):
+                continue
+            yield entry
+            if entry.is_dir(follow_symlinks=False) and entry.name in _OWN - {"chosen"}:
+                # Each entry of "confirmed" is a run directory, whose turn comes when it is opened.
+                yield from _below(entry.path, deep=entry.name != "confirmed")
+
+
+def _below(path: str, *, deep: bool) -> Iterator[os.DirEntry[str]]:
+    with os.scandir(path) as found:
+        for entry in found:
+            yield entry
+            if deep and entry.is_dir(follow_symlinks=False):
+                yield from _below(entry.path, deep=True)
 
 
 def read_search(path: str | Path) -> tuple[RunDirectory, RunFile]:
@@ -132,10 +188,11 @@ def open_run(path: Path, *, fresh: bool | Callable[[RunFile], bool] = False) -> 
             whether, asked with the run.json that is there while nobody else can write it.
 
     Raises:
-        RunError: it cannot be written, holds other files than a run's, or another process uses it.
+        RunError: it cannot be written, holds other files than a run's or links out of it, or another process uses it.
     """
     run = RunDirectory(path)
     _refuse_foreign(run)
+    refuse_links(path)
     if fresh and path.exists():
         with _locked(run):  # Nobody else is in it.
             known = run.load() if callable(fresh) else None

@@ -478,7 +478,7 @@ class TestExport:
     def test_a_study_in_a_database_becomes_a_journal(self, place: Path) -> None:
         url, verbosity = "sqlite:///study.db", optuna.logging.get_verbosity()
         front = predict(storage=url, fresh=True)
-        api.export("model.mptune", "out.tar.gz")
+        api.export("model.mptune", "out.tar.gz", storage=url)
         Path("study.db").unlink()
         extract("out.tar.gz", "far")
         far = api.report("far/model.mptune")

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 EXIT_LIMITS_NOT_MET = 3
 EXIT_INTERRUPTED = 130
 
+_STORAGE_VARIABLE = "MPTUNE_STORAGE"
+
 Command = TypeVar("Command", bound=Callable[..., None])
 
 
@@ -70,10 +72,21 @@ def interrupted(resume: str) -> int:
 
 
 def resume_command(context: typer.Context) -> str:
-    """The command as it was given, but for ``--fresh``, which would start over."""
+    """The command as it was given, without ``--fresh``, which would start over, and URLs that may hold a secret."""
     invocation = context.find_root().obj
-    given = invocation.arguments if isinstance(invocation, Invocation) else sys.argv[1:]
-    return shlex.join(["mptune", *(argument for argument in given if argument != "--fresh")])
+    given = list(invocation.arguments if isinstance(invocation, Invocation) else sys.argv[1:])
+    shown: list[str] = []
+    while given:
+        argument = given.pop(0)
+        name, is_joined, url = argument.partition("=")
+        if name == "--storage":
+            url = url if is_joined else given.pop(0) if given else ""
+            is_harmless = url.startswith("sqlite:///") and "?" not in url
+            shown += [name, url if is_harmless else f"${_STORAGE_VARIABLE}"]
+        elif argument != "--fresh":
+            shown.append(argument)
+    command = shlex.join(["mptune", *shown])
+    return command.replace(f"'${_STORAGE_VARIABLE}'", f'"${_STORAGE_VARIABLE}"')
 
 
 def complain(message: str, hint: str = "") -> None:
@@ -127,6 +140,10 @@ def at_most_one(given: dict[str, Any]) -> int:
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="The ONNX model, FP32.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The run directory of a search.")]
+StorageOption = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="The storage of a run that is kept in one. Default: $MPTUNE_STORAGE."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 MaxErrorOption = Annotated[
     float | None, typer.Option(metavar="X", help="Choose the fastest plan whose error is at most this.")

@@ -11,6 +11,7 @@ from mptune.commands.common import (
     EXIT_LIMITS_NOT_MET,
     JsonOption,
     RunArgument,
+    StorageOption,
     complain,
     guarded,
     interrupted,
@@ -42,6 +43,7 @@ def confirm(
             help="The search's metric, where it is a script: one that only RUN names is not run.",
         ),
     ] = None,
+    storage: StorageOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Measure the front of a search on this device, and report whether its ranking held.
@@ -61,7 +63,9 @@ def confirm(
         from mptune.reporting.terminal.progress import TerminalListener
 
         with TerminalListener() as listener:
-            found = api.confirm(run, target=target, engine=engine.value, metric=metric, listener=listener)
+            found = api.confirm(
+                run, target=target, engine=engine.value, metric=metric, storage=storage, listener=listener
+            )
     except KeyboardInterrupt:
         raise typer.Exit(interrupted(resume_command(context))) from None
     if json_:
@@ -86,6 +90,7 @@ def export(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the output file.")] = False,
+    storage: StorageOption = None,
 ) -> None:
     """Pack a run into one file to take to a device.
 
@@ -99,4 +104,4 @@ def export(
     """
     from mptune import api
 
-    say(api.export(run, out, force=force, warn=lambda text: complain(f"warning: {text}")))
+    say(api.export(run, out, force=force, storage=storage, warn=lambda text: complain(f"warning: {text}")))

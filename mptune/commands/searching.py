@@ -15,6 +15,7 @@ from mptune.commands.common import (
     MaxLatencyOption,
     ModelArgument,
     RunArgument,
+    StorageOption,
     at_most_one,
     finish,
     guarded,
@@ -83,8 +84,11 @@ BatchOption = Annotated[int, typer.Option(metavar="N", help="Rows per sample whe
 TimeoutOption = Annotated[
     str | None, typer.Option(metavar="8h", help="Start no new evaluation after 8h, 90m, 30s or plain seconds.")
 ]
-StorageOption = Annotated[
-    str | None, typer.Option(metavar="URL", help="Optuna storage to share. Default: a journal in the run directory.")
+SearchStorageOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL", help="Optuna storage to share. Default: $MPTUNE_STORAGE, else a journal in the run directory."
+    ),
 ]
 SeedOption = Annotated[int, typer.Option(metavar="N", help="Seed of the data split, the sampler and random inputs.")]
 FreshOption = Annotated[bool, typer.Option("--fresh", help="Start again; the old run directory is moved aside.")]
@@ -115,7 +119,7 @@ def search(
     metric: MetricOption = _SEARCH.metric,
     batch: BatchOption = _DATA.batch,
     timeout: TimeoutOption = None,
-    storage: StorageOption = None,
+    storage: SearchStorageOption = None,
     seed: SeedOption = _SEARCH.seed,
     json_: JsonOption = False,
     fresh: FreshOption = False,
@@ -170,6 +174,7 @@ def report(
     explain: Annotated[
         bool, typer.Option("--explain", help="Show what each group costs and gains, and why groups stay FP32.")
     ] = False,
+    storage: StorageOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Show the front of a search, from its run directory alone.
@@ -182,7 +187,7 @@ def report(
     """
     from mptune import api
 
-    front = api.report(run)
+    front = api.report(run, storage=storage)
     if not explain:
         finish(front, json_)
     elif json_:
@@ -200,6 +205,7 @@ def pick(
     max_latency_ms: MaxLatencyOption = None,
     knee: Annotated[bool, typer.Option("--knee", help="Choose the knee of the front.")] = False,
     plan: Annotated[str | None, typer.Option(metavar="ID", help="Choose the plan with this id in the table.")] = None,
+    storage: StorageOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Choose another point of the front and write chosen/ anew. Nothing is measured again.
@@ -215,4 +221,5 @@ def pick(
     check_limits(max_error, max_latency_ms)
     from mptune import api
 
-    finish(api.pick(run, max_error=max_error, max_latency_ms=max_latency_ms, knee=knee, plan=plan), json_)
+    front = api.pick(run, max_error=max_error, max_latency_ms=max_latency_ms, knee=knee, plan=plan, storage=storage)
+    finish(front, json_)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from string import Template
 
 from mptune._version import __version__
@@ -87,11 +87,12 @@ def write_chosen(
 
 
 def _engine(evaluation: Evaluation, directory: Path) -> Path | None:
-    """The plan's engine: in the run directory, which may have been moved, or at its recorded path."""
+    """The plan's engine, in the run directory only: the record may come from a stranger, and name any file."""
     if evaluation.engine_path is None:
         return None
-    recorded = Path(evaluation.engine_path)
-    return next((path for path in (directory.parent / "engines" / recorded.name, recorded) if path.is_file()), None)
+    # By its name alone: the directory may have been moved, also from a machine with other separators.
+    engine = directory.parent / "engines" / PureWindowsPath(evaluation.engine_path).name
+    return engine if engine.is_file() and not engine.is_symlink() else None
 
 
 def _recover(directory: Path, fresh: Path, old: Path) -> None:

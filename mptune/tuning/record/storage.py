@@ -2,46 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import optuna
-from optuna.storages import BaseStorage, JournalStorage
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
 from mptune.errors import RunError
 from mptune.files import RESUME_HINT, disk_error
 from mptune.tuning.record.journal import remove_stale_locks, repair_journal
-
-STORAGE_VARIABLE = "MPTUNE_STORAGE"
-"""Environment variable with the storage URL, where run.json holds it without its password."""
-
-
-def without_password(url: str) -> str:
-    """The URL of a database with its password hidden, fit for messages and files."""
-    # Up to the last "@": a password that was not quoted may hold one.
-    hidden = re.sub(r"(://[^:/@]*):[^/]*@", r"\1:***@", url)
-    return re.sub(r"([?&]password=)[^&]*", r"\1***", hidden)
-
-
-def storage_url(recorded: str | None) -> str | None:
-    """The URL of a run's storage; from ``MPTUNE_STORAGE`` where run.json hides its password.
-
-    Raises:
-        RunError: the password is needed and not there.
-    """
-    if recorded is None or "***" not in recorded:
-        return recorded
-    url = os.environ.get(STORAGE_VARIABLE)
-    if url is None or without_password(url) != recorded:
-        raise RunError(
-            f"the run is kept in {recorded}, and its password is not stored",
-            f"set {STORAGE_VARIABLE} to the whole URL",
-        )
-    return url
+from mptune.tuning.record.storage_urls import scheme_of, without_secrets, without_secrets_of
 
 
 def open_storage(url: str | None, journal: Path, *, repair: bool = True) -> tuple[BaseStorage, str | None]:
@@ -73,18 +45,35 @@ def open_storage(url: str | None, journal: Path, *, repair: bool = True) -> tupl
     return storage, f"the last record of {journal.name} was torn and has been cut off; the old file is {copy.name}"
 
 
-def _open_database(url: str) -> BaseStorage:
-    shown = without_password(url)
+def check_opens(url: str) -> str:
+    """Open a database once; what may be shown and recorded of its URL.
+
+    Raises:
+        RunError: it cannot be reached, or its driver is missing.
+    """
+    storage = _open_database(url)
+    storage.remove_session()
+    storage.engine.dispose()
+    return without_secrets(url)
+
+
+def _open_database(url: str) -> RDBStorage:
+    shown = scheme_of(url)
     try:
-        return optuna.storages.RDBStorage(url, skip_compatibility_check=False)
+        return RDBStorage(url, skip_compatibility_check=False)
     except ImportError as error:
-        extra = "pip install 'mptune[postgres]'" if "postgres" in url else "install the driver that the URL names"
+        extra = "pip install 'mptune[postgres]'" if "postgres" in shown else "install the driver that the URL names"
         raise RunError(
-            f"cannot open the storage {shown}: its driver is not installed ({_line(error)})", extra
-        ) from error
+            f"cannot open the storage {shown}: its driver is not installed ({without_secrets_of(url, _line(error))})",
+            extra,
+        ) from None
     except Exception as error:  # SQLAlchemy, its drivers and Optuna each raise their own kinds.
-        hint = "check the URL (such as postgresql+psycopg://user:password@host/name) and that the server is reachable"
-        raise RunError(f"cannot open the storage {shown}: {_line(error).replace(url, shown)}", hint) from error
+        reason = without_secrets_of(url, _line(error.__cause__ or error)) or type(error).__name__
+        raise RunError(
+            f"cannot open the storage {shown}: {reason}",
+            "check that the server is reachable, and the URL (such as postgresql+psycopg://user:password@host/name; "
+            "special characters of the password as %40 for @, %2F for /)",
+        ) from None  # its traceback would show the URL
 
 
 @contextmanager

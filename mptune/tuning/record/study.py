@@ -13,7 +13,8 @@ from optuna.storages import BaseStorage
 
 from mptune.errors import RunError
 from mptune.tuning.record.record import IDENTITY, StudyRecord
-from mptune.tuning.record.storage import open_storage, storing, without_password
+from mptune.tuning.record.storage import open_storage, storing
+from mptune.tuning.record.storage_urls import without_secrets
 from mptune.tuning.sampler.stock import derive_seed, make_sampler
 from mptune.tuning.space import SearchSpace
 
@@ -53,11 +54,11 @@ def open_study(
         RunError: the storage cannot be opened or written, or holds another run under this name.
         SettingsError: there is no such sampler.
     """
-    where = str(journal) if url is None else without_password(url)
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         storage, repaired = open_storage(url, journal)
+        where = str(journal) if url is None else without_secrets(url)
         with storing(where):
             siblings = [other for other in optuna.get_all_study_names(storage) if other.startswith(f"{name}/")]
             mine = f"{name}/{metric}"
@@ -95,10 +96,10 @@ def read_study(*, model_sha256: str, name: str, metric: str, journal: Path, url:
     Raises:
         RunError: there is none, or the storage cannot be opened.
     """
-    where = str(journal) if url is None else without_password(url)
     if url is None and not journal.exists():
         raise RunError(f"{journal} is missing: the run holds no study yet", "let `mptune search` go on with it first")
     storage, _ = open_storage(url, journal, repair=False)
+    where = str(journal) if url is None else without_secrets(url)
     with storing(where):
         try:
             study = optuna.load_study(study_name=f"{name}/{metric}", storage=storage)
@@ -139,11 +140,11 @@ def copy_study(name: str, url: str, journal: Path) -> None:
     Raises:
         RunError: the database cannot be read, holds no such run, or the file cannot be written.
     """
-    where = without_password(url)
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         source, _ = open_storage(url, journal)
+        where = without_secrets(url)
         target, _ = open_storage(None, journal)
         with storing(where):
             found = [one for one in optuna.get_all_study_names(source) if one.startswith(f"{name}/")]

@@ -14,7 +14,7 @@ from mptune.files import whole_file, writing
 from mptune.graph.writing.weights import BANK_FILES
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
-from mptune.tuning.record.storage import storage_url
+from mptune.tuning.record.storage_urls import storage_url
 from mptune.tuning.record.study import copy_study
 from mptune.tuning.runs.model_copy import MODEL_FILE, SEAL_FILE
 
@@ -23,7 +23,7 @@ _COMPRESSION = 1
 """Weights hardly shrink, whatever the effort."""
 
 
-def pack(run: RunDirectory, file: RunFile, out: Path) -> None:
+def pack(run: RunDirectory, file: RunFile, out: Path, storage: str | None = None) -> None:
     """Write ``out``, a .tar.gz with the run's directory in it: record, samples, references, model and weights.
 
     A study that is kept in a database is copied into a journal, so that the device needs no database.
@@ -32,13 +32,14 @@ def pack(run: RunDirectory, file: RunFile, out: Path) -> None:
         run: opened and locked, with a copy of its model.
         file: its run.json.
         out: is replaced, whole or not at all.
+        storage: URL of the storage, as in ``read_record``.
 
     Raises:
         RunError: the run is not whole, its storage cannot be read, or the file cannot be written.
     """
     name = run.path.resolve().name
     with tempfile.TemporaryDirectory(prefix="mptune-export-") as folder:
-        members = dict(_members(run, file, Path(folder)))
+        members = dict(_members(run, file, Path(folder), storage))
         absent = next((path for path in members.values() if not path.exists()), None)
         if absent is not None:
             raise RunError(f"{absent} is missing: the run is not whole", "let `mptune search` go on with it first")
@@ -67,10 +68,10 @@ def metric_warning(metric: str) -> str:
     return ""
 
 
-def _members(run: RunDirectory, file: RunFile, folder: Path) -> Iterator[tuple[str, Path]]:
+def _members(run: RunDirectory, file: RunFile, folder: Path, storage: str | None) -> Iterator[tuple[str, Path]]:
     """Place in the archive -> file, run.json left out."""
     journal = run.journal
-    url = storage_url(file.storage)
+    url = storage_url(file.storage, storage)
     if url is not None:
         journal = folder / run.journal.name
         copy_study(file.study, url, journal)

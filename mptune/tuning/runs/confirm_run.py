@@ -25,7 +25,7 @@ from mptune.files import link_or_copy, writing
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups, groups_sha256
 from mptune.run_json import RunFile, TargetSection
-from mptune.rundir import RunDirectory, open_run
+from mptune.rundir import HOME, RunDirectory, open_run, read_run
 from mptune.settings import DataSettings, EngineChoice, SearchSettings
 from mptune.targets.mismatch import TARGET_CODE
 from mptune.targets.target import Target, detect_gpus, load_target
@@ -44,9 +44,6 @@ from mptune.tuning.steps.remeasure import measure_again, missing, rounds_needed
 from mptune.tuning.steps.tuner import Tuner
 
 STUDY = "confirm"
-HOME = "../.."
-"""The way from ``RUN/confirmed/DEVICE`` to ``RUN``."""
-
 _SAMPLE_SETS: tuple[SampleSet, ...] = ("search", "held_out")
 
 
@@ -62,8 +59,10 @@ class ConfirmRun(MeasuringRun):
         listener: Listener,
         opener: OpenToolchain | None = None,
         metric: tuple[str, TaskMetric | None] | None = None,
+        storage: str | None = None,
     ) -> None:
         super().__init__(listener, opener)
+        self._storage = storage
         self._metric, self._metric_function = metric or (file.search.metric, None)
         self._run = run
         self._search = file
@@ -72,7 +71,7 @@ class ConfirmRun(MeasuringRun):
 
     def run(self) -> Confirmation:
         """Everything that is not recorded yet, then the comparison. See ``mptune.api.confirm`` for what is raised."""
-        searched = read_searched(self._run, self._search)
+        searched = read_searched(self._run, self._search, self._storage)
         model = load_copy(self._run, self._search)
         groups = find_groups(model, self._search.fixed_settings.granularity)
         if groups_sha256(groups) != self._search.fixed_settings.groups_sha256:
@@ -231,13 +230,13 @@ class ConfirmRun(MeasuringRun):
         return sorted(sound, key=lambda e: (e.origin != ORIGIN_FP32, e.latency.median_ms))
 
 
-def read_searched(run: RunDirectory, file: RunFile) -> tuple[Evaluation, ...]:
-    """The plans of a search that are confirmed, as the search saw them.
+def read_searched(run: RunDirectory, file: RunFile, storage: str | None = None) -> tuple[Evaluation, ...]:
+    """The plans of a search that are confirmed, as the search saw them; arguments as of ``read_record``.
 
     Raises:
         RunError: nothing has been evaluated yet, or the record cannot be read.
     """
-    with contextlib.closing(read_record(run, file)) as record:
+    with contextlib.closing(read_record(run, file, storage)) as record:
         return searched_plans(front_of(run, file, record), record.evaluations())
 
 
@@ -263,6 +262,14 @@ def read_confirmation(
     settings = settings_of(file, file.fixed_settings.target, file.fixed_settings.engine)
     rounds = rounds_needed(settings, "measured")
     return compare(searched, target, front_of(directory, file, record), record, rounds, settings.latency)
+
+
+def known_confirmation(
+    directory: RunDirectory, file: RunFile, record: StudyRecord, storage: str | None = None
+) -> Confirmation:
+    """What a confirmation has found already; arguments as of ``read_confirmation``, the storage that of the search."""
+    search = read_run(directory.path / str(file.confirms))
+    return read_confirmation(directory, file, record, search, read_searched(*search, storage))
 
 
 def settings_of(file: RunFile, target: str, engine: EngineChoice, budget: int = 1) -> SearchSettings:

@@ -54,7 +54,7 @@ def ensure_copy(run: RunDirectory, file: RunFile) -> None:
     """
     if has_copy(run, file):
         return
-    if not Path(file.model.path).exists():
+    if not Path(file.model.path).is_file():
         load_copy(run, file)  # raises with what to do
     model = load_original(file)
     keep_model(run, GroupedModel(model, find_groups(model, file.fixed_settings.granularity)))
@@ -110,7 +110,7 @@ def load_either(run: RunDirectory, file: RunFile) -> Model:
         ModelError: the original cannot be read.
         RunError: the original has changed; or it is gone, and there is no copy.
     """
-    if Path(file.model.path).exists():
+    if Path(file.model.path).is_file():  # no device, no pipe
         return load_original(file)
     return load_copy(run, file)
 

@@ -18,7 +18,7 @@ from mptune.tuning.front import Front, choose, hypervolume, reference_error_of
 from mptune.tuning.reasons.advice import Outcome, findings
 from mptune.tuning.reasons.reasons import explain
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.record.storage import storage_url
+from mptune.tuning.record.storage_urls import storage_url
 from mptune.tuning.record.study import read_study
 from mptune.tuning.steps.remeasure import confirmed_evaluations, confirmed_front, rounds_needed
 
@@ -91,18 +91,23 @@ def front_of(run: RunDirectory, file: RunFile, record: StudyRecord) -> Front:
     return build_front(record, facts, choice, settings, every=file.confirms is not None)
 
 
-def read_record(run: RunDirectory, file: RunFile) -> StudyRecord:
+def read_record(run: RunDirectory, file: RunFile, storage: str | None = None) -> StudyRecord:
     """Open the study of a run to read it.
 
+    Args:
+        run: the run directory.
+        file: its run.json.
+        storage: URL of the storage where the run is kept in one; None takes that of ``MPTUNE_STORAGE``.
+
     Raises:
-        RunError: there is none, or the storage cannot be opened.
+        RunError: there is none, or the storage cannot be opened, or was not named by the caller.
     """
     return read_study(
         model_sha256=file.model.sha256,
         name=file.study,
         metric=file.search.metric,
         journal=run.journal,
-        url=storage_url(file.storage),
+        url=storage_url(file.storage, storage),
     )
 
 

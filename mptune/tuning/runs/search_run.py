@@ -37,7 +37,8 @@ from mptune.targets.mismatch import TARGET_CODE, not_measured
 from mptune.tuning.front import Front
 from mptune.tuning.listener import Listener
 from mptune.tuning.reasons.reasons import keep_grounds
-from mptune.tuning.record.storage import without_password
+from mptune.tuning.record.storage import check_opens
+from mptune.tuning.record.storage_urls import named_storage
 from mptune.tuning.record.study import open_study
 from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
 from mptune.tuning.runs.result import front_of
@@ -74,6 +75,7 @@ class SearchRun(MeasuringRun):
         self._settings = settings
         self._toolchain: Toolchain | None = None
         self._emulator: PlanEmulator | None = None
+        self._url: str | None = None
         self._granularity: Granularity
         self._workload: Workload
 
@@ -127,10 +129,13 @@ class SearchRun(MeasuringRun):
             granularity=self._granularity,
             groups_sha256=groups_sha256(self.grouped.groups),
         )
-        storage = None if settings.storage is None else without_password(settings.storage)
         search = SearchSection.of(settings)
         choice = ChoiceSection(max_error=settings.max_error, max_latency_ms=settings.max_latency_ms)
         known = self.directory.load()
+        if known is not None:
+            check_same(self.directory.path, known, model.sha256, fixed)
+        self._url = named_storage(settings.storage, is_journal=known is not None and known.storage is None)
+        storage = None if self._url is None else check_opens(self._url)  # only what has opened is written down
         if known is None:
             file = RunFile(
                 model=ModelSection(path=str(model.path.resolve()), sha256=model.sha256),
@@ -142,7 +147,6 @@ class SearchRun(MeasuringRun):
                 choice=choice,
             )
         else:
-            check_same(self.directory.path, known, model.sha256, fixed)
             check_storage(self.directory.path, known, storage)
             path = ModelSection(path=str(model.path.resolve()), sha256=model.sha256)
             file = known.model_copy(update={"search": search, "choice": choice, "model": path})
@@ -189,7 +193,7 @@ class SearchRun(MeasuringRun):
                 metric=settings.metric,
                 identity={"model": self._model.sha256, "layer_groups": self.file.fixed_settings.groups_sha256},
                 journal=self.directory.journal,
-                url=settings.storage,
+                url=self._url,
                 sampler=settings.sampler,
                 seed=settings.seed,
             )

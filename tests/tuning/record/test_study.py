@@ -20,7 +20,6 @@ from mptune.tuning.listener import Silent
 from mptune.tuning.record.journal import repair_journal
 from mptune.tuning.record.proposal import Proposal
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.record.storage import without_password
 from mptune.tuning.record.study import open_study, read_study
 from mptune.tuning.sampler.stock import derive_seed, make_sampler
 from mptune.tuning.space import SearchSpace
@@ -308,13 +307,6 @@ def test_a_database_that_cannot_be_had_is_told_without_its_password(
         open_study(space, name="x", metric="m", identity={}, journal=tmp_path / "j", url=url)
     assert "secret" not in caught.value.message + caught.value.hint
     assert caught.value.hint
-
-
-def test_passwords_are_hidden() -> None:
-    assert without_password("postgresql+psycopg://me:pa@ss@h:5/n") == "postgresql+psycopg://me:***@h:5/n"
-    assert without_password("postgresql://me@h/n") == "postgresql://me@h/n"
-    assert without_password("postgresql://me@h/n?password=x&a=b") == "postgresql://me@h/n?password=***&a=b"
-    assert without_password("sqlite:///a.db") == "sqlite:///a.db"
 
 
 def test_samplers() -> None:

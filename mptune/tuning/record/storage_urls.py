@@ -1,0 +1,104 @@
+"""URLs of storages: shown and recorded without their secrets, and opened only where the user names them."""
+
+from __future__ import annotations
+
+import os
+from urllib.parse import quote
+
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from mptune.errors import RunError
+
+STORAGE_VARIABLE = "MPTUNE_STORAGE"
+"""Environment variable with a storage's URL, so that its password need not stand in a command."""
+
+_HIDDEN = "***"
+_SHOWN_OPTIONS = frozenset(
+    {
+        *("host", "port", "user", "dbname", "database", "sslmode", "ssl_mode", "connect_timeout", "timeout"),
+        *("application_name", "target_session_attrs", "client_encoding", "charset", "driver"),
+        *("mode", "uri", "cache", "nolock", "immutable", "check_same_thread"),
+    }
+)
+"""Options of a URL's query that hold no secret. All others may: sslpassword, passfile, a driver's own."""
+
+
+def without_secrets(url: str) -> str:
+    """SQLAlchemy's own rendering of a URL that has opened, without its password and the secrets of its query.
+
+    Of a URL that has not opened, use ``scheme_of``: a password with special characters may have been read as its host.
+    """
+    parsed = make_url(url)
+    options = {name: value if name in _SHOWN_OPTIONS else _HIDDEN for name, value in parsed.query.items()}
+    shown: str = parsed.set(query=options).render_as_string(hide_password=True)
+    return shown.replace("%2A%2A%2A", _HIDDEN)
+
+
+def scheme_of(url: str) -> str:
+    """What can be shown of a URL that has not opened: dialect and driver; of a file without options, all of it."""
+    parsed = _parse(url)
+    if parsed is None:
+        return "(a URL that SQLAlchemy does not understand)"
+    if parsed.get_backend_name() == "sqlite" and not parsed.query and parsed.password is None:
+        return url
+    return f"{parsed.drivername}://..."
+
+
+def without_secrets_of(url: str, text: str) -> str:
+    """A text, such as a driver's message, without the secrets of a URL; empty where it cannot be told what they are."""
+    parsed = _parse(url)
+    if parsed is None:
+        return ""
+    secrets = [parsed.password, *(v for name, v in parsed.query.items() if name not in _SHOWN_OPTIONS)]
+    # More than one "@": part of the password may have been read as the host, and a driver would name it.
+    if parsed.get_backend_name() != "sqlite" and url.count("@") > 1:
+        return ""
+    for secret in secrets:
+        for value in (secret,) if isinstance(secret, str) else secret or ():
+            for form in (str(value or ""), quote(str(value or ""), safe="")):
+                text = text.replace(form, _HIDDEN) if form else text
+    return text.replace(url, scheme_of(url))
+
+
+def storage_url(recorded: str | None, given: str | None = None) -> str | None:
+    """The URL to open of a run's storage; None for the journal in its directory.
+
+    A run may come from a stranger, so a storage that only its run.json names is not opened.
+
+    Args:
+        recorded: in run.json, without its secrets; None for the journal.
+        given: what the caller names; else ``MPTUNE_STORAGE`` where it is the recorded one.
+
+    Raises:
+        RunError: the caller does not name it.
+    """
+    if recorded is None:
+        return None
+    if given is not None:
+        return given
+    url = os.environ.get(STORAGE_VARIABLE)
+    if url and _parse(url) is not None and without_secrets(url) == recorded:
+        return url
+    password = ", and its password is not stored" if _HIDDEN in recorded else ""
+    raise RunError(
+        f"the run is kept in the storage {recorded}{password}: a storage that only run.json names is not opened",
+        f"name it, if you trust it: --storage URL, or set {STORAGE_VARIABLE} to the whole URL",
+    )
+
+
+def named_storage(given: str | None, *, is_journal: bool) -> str | None:
+    """The storage of a search: the one given, else that of ``MPTUNE_STORAGE``; None for a journal.
+
+    Args:
+        given: the caller's.
+        is_journal: the run has a journal already, so the variable does not concern it.
+    """
+    return given if given is not None or is_journal else os.environ.get(STORAGE_VARIABLE) or None
+
+
+def _parse(url: str) -> URL | None:
+    try:
+        return make_url(url)
+    except (ArgumentError, ValueError):
+        return None

@@ -1,0 +1,151 @@
+"""Run directories that come from a stranger, and secrets that must not get into them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mptune import api
+from mptune.cli import main
+from mptune.errors import RunError
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
+from mptune.rundir import open_run, read_run
+from tests.conftest import save_mlp
+from tests.fakes import FAST, FakeToolchain, Law
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory, mlp_data: Path) -> Path:
+    """A folder with model.onnx and model.mptune, in which that model was searched."""
+    folder = tmp_path_factory.mktemp("base")
+    save_mlp(folder / "model.onnx")
+    shutil.copy(mlp_data, folder / "data.npz")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        search()
+    return folder
+
+
+@pytest.fixture
+def place(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it as the working directory."""
+    shutil.copytree(base, tmp_path / "work")
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.delenv("MPTUNE_STORAGE", raising=False)
+    return tmp_path / "work"
+
+
+def search(**settings: object) -> None:
+    fake = FakeToolchain(Law([group.id for group in find_groups(load_model("model.onnx"))]))
+    wanted = {"data": "data.npz", "budget": 4, "latency": FAST, "out": "model.mptune", **settings}
+    api.search("model.onnx", open_toolchain=fake.open, **wanted)  # type: ignore[arg-type]
+
+
+def change(run: str, edit: Callable[[dict[str, object]], object]) -> None:
+    path = Path(run) / "run.json"
+    document = json.loads(path.read_text())
+    edit(document)
+    path.write_text(json.dumps(document))
+
+
+class TestLinks:
+    @pytest.mark.parametrize(
+        "name",
+        ["engines", "confirmed", "confirmed/gpu", "data/search.npz", "weights/model.onnx", "run.lock", "run.json"],
+    )
+    @pytest.mark.parametrize("command", ["report", "confirm", "export", "pick"])
+    def test_one_out_of_the_directory_is_refused(
+        self, place: Path, name: str, command: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        outside, inside = place.parent / "outside", Path("model.mptune") / name
+        if inside.is_dir():
+            shutil.move(inside, outside)
+        elif inside.exists():
+            shutil.copy(inside, outside)
+            inside.unlink()
+        else:
+            outside.mkdir()
+            inside.parent.mkdir(exist_ok=True)
+        inside.symlink_to(outside)
+        assert main([command, "model.mptune", *(["--knee"] if command == "pick" else [])]) == 1
+        assert "is a link out of the run directory" in capsys.readouterr().err
+
+    def test_the_lock_of_a_search_is_not_written_through_a_link(self, place: Path) -> None:
+        victim = place / "victim"
+        victim.write_text("precious")
+        Path("model.mptune/run.lock").unlink(missing_ok=True)
+        Path("model.mptune/run.lock").symlink_to(victim)
+        with pytest.raises(RunError, match="is a link out of"), open_run(Path("model.mptune")):
+            pass
+        assert victim.read_text() == "precious"
+
+    def test_links_inside_and_the_users_own_are_let_be(self, place: Path) -> None:
+        run = Path("model.mptune")
+        (run / "data" / "same.npz").symlink_to("search.npz")
+        (run / "chosen" / "mine").symlink_to(place)
+        (run / "notes").symlink_to(place)
+        api.report(run)
+
+
+class TestPaths:
+    def test_a_confirmation_is_of_the_run_around_it(self, place: Path) -> None:
+        for confirms in ("/etc", "../../../work", ".."):
+            change("model.mptune", lambda document, it=confirms: document.update(confirms=it))
+            with pytest.raises(RunError, match="only the run around it is believed"):
+                read_run("model.mptune")
+
+    def test_an_engine_outside_is_not_given_a_name_in_chosen(self, place: Path) -> None:
+        secret = place / "secret"
+        secret.write_text("secret")
+        journal = Path("model.mptune/study.journal")
+        journal.write_text(journal.read_text().replace('"engine_path":null', f'"engine_path":"{secret}"'))
+        assert f'"engine_path":"{secret}"' in journal.read_text()
+        front = api.pick("model.mptune", knee=True)
+        assert front.chosen is not None
+        assert front.chosen.engine_path == str(secret)
+        assert not Path("model.mptune/chosen/model.engine").exists()
+
+
+class TestStorages:
+    def test_one_that_only_the_run_names_is_not_opened(self, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        change("model.mptune", lambda document: document.update(storage="sqlite:///trap.db"))
+        for command in (["report"], ["confirm"], ["export"], ["pick", "--knee"]):
+            assert main([*command, "model.mptune"]) == 1
+            assert "a storage that only run.json names is not opened" in capsys.readouterr().err
+        assert not Path("trap.db").exists()
+
+    def test_the_variable_serves_search_and_report(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MPTUNE_STORAGE", "sqlite:///study.db")
+        search()
+        assert json.loads(Path("model.mptune/run.json").read_text())["storage"] is None, "it has a journal already"
+        search(out="shared.mptune")
+        assert not Path("shared.mptune/study.journal").exists()
+        front = api.report("shared.mptune")
+        monkeypatch.delenv("MPTUNE_STORAGE")
+        assert api.report("shared.mptune", storage="sqlite:///study.db") == front
+
+    def test_nothing_is_stored_of_a_url_that_does_not_open(self, place: Path) -> None:
+        with pytest.raises(RunError, match="cannot open the storage"):
+            search(out="new.mptune", storage="postgresql+psycopg://me:SEC@RET@localhost:1/none?sslpassword=SECRET")
+        written = [
+            path.read_text() for path in Path("new.mptune").rglob("*") if path.is_file() and path.suffix != ".npz"
+        ]
+        assert not any("RET" in text for text in written)
+
+    @pytest.mark.parametrize("given", [["--storage", "postgresql://me:pw@h/n"], ["--storage=postgresql://me:pw@h/n"]])
+    def test_an_interrupted_search_does_not_print_it(
+        self, place: Path, given: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def interrupt(*args: object, **settings: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(api, "search", interrupt)
+        assert main(["search", "model.onnx", *given, "--fresh"]) == 130
+        told = capsys.readouterr().err
+        assert "pw" not in told
+        assert 'run: mptune search model.onnx --storage "$MPTUNE_STORAGE"\n' in told

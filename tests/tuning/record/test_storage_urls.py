@@ -1,0 +1,72 @@
+"""Secrets of storage URLs, and which storages are opened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mptune.errors import RunError
+from mptune.tuning.record.storage import check_opens
+from mptune.tuning.record.storage_urls import scheme_of, storage_url, without_secrets, without_secrets_of
+
+URLS = [
+    "postgresql+psycopg://me:SECRET@localhost:1/none",
+    "postgresql+psycopg://me:SEC/RET@localhost:1/none",
+    "postgresql+psycopg://me:SEC@RET@localhost:1/none",
+    "postgresql+psycopg://me:SEC@RET/x@localhost:1/none",
+    "postgresql+psycopg://localhost:1/none?user=me&password=SECRET",
+    "postgresql+psycopg://me@localhost:1/none?sslpassword=SECRET&passfile=/SECRET",
+    "postgresql+nodriver://me:SECRET@h/n",
+    "postgresql+psycopg:me:SECRET@h/n",
+]
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_what_does_not_open_shows_no_part_of_its_secrets(url: str) -> None:
+    with pytest.raises(RunError, match="cannot open the storage") as caught:
+        check_opens(url)
+    shown = caught.value.message + caught.value.hint
+    assert "SEC" not in shown
+    assert "RET" not in shown
+    assert caught.value.__suppress_context__, "--debug would show the URL"
+
+
+def test_the_rendering_of_a_url_that_opened() -> None:
+    assert without_secrets("postgresql+psycopg://me:pa%40ss@h:5/n") == "postgresql+psycopg://me:***@h:5/n"
+    assert without_secrets("postgresql://me:p/w@h/n") == "postgresql://me:***@h/n"
+    assert without_secrets("postgresql://me@h/n") == "postgresql://me@h/n"
+    masked = without_secrets("postgresql://me@h/n?sslpassword=x&sslmode=require&passfile=/x&token=x")
+    assert masked == "postgresql://me@h/n?passfile=***&sslmode=require&sslpassword=***&token=***"
+    assert without_secrets(masked) == masked
+    assert without_secrets("sqlite:///a.db") == scheme_of("sqlite:///a.db") == "sqlite:///a.db"
+
+
+def test_a_drivers_message() -> None:
+    url = "postgresql://me:p%40w@h/n?sslpassword=key"
+    assert without_secrets_of(url, "no p@w or p%40w or key for me") == "no *** or *** or *** for me"
+
+
+class TestWhichIsOpened:
+    def test_only_one_that_the_caller_names(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("MPTUNE_STORAGE", raising=False)
+        assert storage_url(None) is None
+        with pytest.raises(RunError, match="names is not opened") as caught:
+            storage_url("sqlite:///x.db")
+        assert "storage=" in caught.value.hint
+        assert storage_url("sqlite:///x.db", "sqlite:///x.db") == "sqlite:///x.db"
+        monkeypatch.setenv("MPTUNE_STORAGE", "sqlite:///other.db")
+        with pytest.raises(RunError):
+            storage_url("sqlite:///x.db")
+        monkeypatch.setenv("MPTUNE_STORAGE", "sqlite:///x.db")
+        assert storage_url("sqlite:///x.db") == "sqlite:///x.db"
+
+    def test_the_whole_url_of_a_hidden_password(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MPTUNE_STORAGE", "postgresql://me:pw@h/n?passfile=f")
+        assert storage_url("postgresql://me:***@h/n?passfile=***") == "postgresql://me:pw@h/n?passfile=f"
+
+
+def test_an_unreadable_variable_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MPTUNE_STORAGE", "nonsense")
+    with pytest.raises(RunError, match="names is not opened"):
+        storage_url("sqlite:///x.db")
