@@ -1,8 +1,8 @@
 """The command line: parse, call ``mptune.api``, print. Decides the exit code.
 
-Exit codes: 0 done, 1 error, 2 usage, 3 done but no plan meets the limits, 130 interrupted. Data go to stdout,
-progress, warnings and errors to stderr. Heavy packages are imported inside the commands, so that
-``mptune --help`` takes milliseconds.
+Exit codes: 0 done, 1 error, 2 usage, 3 done but no plan meets the limits, 130 interrupted (by Ctrl-C, SIGTERM or
+SIGHUP). Data go to stdout, progress, warnings and errors to stderr. Heavy packages are imported inside the commands,
+so that ``mptune --help`` takes milliseconds.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import sys
 import traceback
 from collections.abc import Sequence
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from mptune._version import __version__
 from mptune.commands import deploying, listing, models, searching
-from mptune.commands.common import Invocation, complain, interrupted, reader_left
+from mptune.commands.common import Invocation, complain, ending_signals_as_interrupts, interrupted, reader_left
 from mptune.commands.error_text import explain, is_usage
 from mptune.commands.searching import parse_duration
 from mptune.errors import speak_of_options
@@ -34,7 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: arguments without the program's name; those of the process by default.
     """
-    with speak_of_options():
+    # A stream that was closed before the start (``2>&-``) is None in Python.
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
+    with speak_of_options(), ending_signals_as_interrupts():
         return _run(list(sys.argv[1:] if argv is None else argv))
 
 

@@ -303,7 +303,8 @@ def test_limits_that_no_plan_meets_exit_with_3(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")
-def test_interrupted_says_how_to_go_on(mlp_path: Path, mlp_data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_interrupted_says_how_to_go_on(mlp_path: Path, mlp_data: Path, tmp_path: Path, number: signal.Signals) -> None:
     # The default sampler knows this little model after a dozen plans, and would be done before the interruption.
     command = [*search_command(mlp_path, mlp_data, tmp_path / "my run.mptune", budget=64), "--sampler", "tpe"]
     process = subprocess.Popen(
@@ -320,7 +321,7 @@ def test_interrupted_says_how_to_go_on(mlp_path: Path, mlp_data: Path, tmp_path:
         assert process.stderr is not None
         while not process.stderr.readline().startswith("[ 3/64]"):
             assert process.poll() is None
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the worker is hit too
+        os.killpg(process.pid, number)  # as a terminal does: the worker is hit too
         lines = process.stderr.read().splitlines()
         assert process.stdout.read() == ""
         assert process.wait(timeout=60) == 130
@@ -329,6 +330,43 @@ def test_interrupted_says_how_to_go_on(mlp_path: Path, mlp_data: Path, tmp_path:
     resumed = run_cli(*search_command(mlp_path, mlp_data, tmp_path / "my run.mptune", budget=5), "--json")
     assert resumed.returncode == 0, resumed.stderr
     assert "all-fp32" not in resumed.stderr, "what was evaluated is not evaluated again"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX pipes")
+class TestPipesThatEnd:
+    def start(self, *arguments: str, **streams: object) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-m", "mptune.cli", *arguments], **streams)  # type: ignore[call-overload,no-any-return]
+
+    @pytest.mark.parametrize("options", [[], ["--explain"], ["--json"]])
+    def test_a_reader_that_leaves_is_no_error(self, searched: Path, options: list[str]) -> None:
+        read, write = os.pipe()
+        os.close(read)
+        process = self.start("report", str(searched), *options, stdout=write, stderr=subprocess.PIPE)
+        os.close(write)
+        told = process.communicate()[1]
+        assert (process.returncode, told) == (0, b"")
+
+    @pytest.mark.parametrize("options", [["--no-such-option"], []])
+    def test_an_error_that_nobody_reads(self, tmp_path: Path, options: list[str]) -> None:
+        read, write = os.pipe()
+        os.close(read)
+        process = self.start("report", str(tmp_path / "none"), *options, stdout=subprocess.PIPE, stderr=write)
+        os.close(write)
+        out = process.communicate()[0]
+        assert (process.returncode, out) == (2 if options else 1, b"")
+
+    def test_progress_that_nobody_reads_does_not_end_a_search(
+        self, mlp_path: Path, mlp_data: Path, tmp_path: Path
+    ) -> None:
+        read, write = os.pipe()
+        command = search_command(mlp_path, mlp_data, tmp_path / "run.mptune", budget=4)
+        process = self.start(*command, "--json", stdout=subprocess.PIPE, stderr=write)
+        os.close(write)
+        os.read(read, 1)
+        os.close(read)
+        out = process.communicate()[0]
+        assert process.returncode == 0
+        assert json.loads(out)["evaluations"] == 4
 
 
 @pytest.mark.parametrize("command", ["targets", "spaces", "doctor"])

@@ -5,15 +5,18 @@ Data go to stdout, progress, warnings and errors to stderr.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import shlex
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
 
 import typer
 
@@ -61,8 +64,43 @@ def guarded(command: Command) -> Command:
 
 def reader_left() -> int:
     """The reader of our output has closed it (``mptune report RUN | head``): this is no error."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _give_up(sys.stdout)
     return 0
+
+
+def _give_up(stream: TextIO) -> None:
+    """Let what is still buffered for a stream go nowhere: at its exit, Python would fail to write it."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+
+
+@contextlib.contextmanager
+def ending_signals_as_interrupts() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP do what Ctrl-C does, but for one that is ignored already (``nohup``).
+
+    Only the first of them counts, so that the clean-up that it starts comes to its end.
+    """
+    names = ("SIGTERM", "SIGHUP")
+    present = [number for name in names if (number := getattr(signal, name, None)) is not None]
+    before: dict[int, Any] = {}
+
+    def interrupt(number: int, frame: object) -> None:
+        for other in before:
+            signal.signal(other, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.getsignal(number) for number in present}
+        before = {number: handler for number, handler in before.items() if handler is signal.SIG_DFL}
+    for number in before:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def interrupted(resume: str) -> int:
@@ -91,9 +129,13 @@ def resume_command(context: typer.Context) -> str:
 
 def complain(message: str, hint: str = "") -> None:
     """One line on stderr that says what is wrong, and one that says what to do."""
-    print(_one_line(message), file=sys.stderr)
-    if hint:
-        print(f"hint: {_one_line(hint)}", file=sys.stderr)
+    try:
+        print(_one_line(message), file=sys.stderr)
+        if hint:
+            print(f"hint: {_one_line(hint)}", file=sys.stderr)
+        sys.stderr.flush()
+    except (OSError, ValueError):  # nobody reads it any more
+        _give_up(sys.stderr)
 
 
 def _one_line(text: str) -> str:

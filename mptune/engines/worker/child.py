@@ -109,7 +109,10 @@ def main() -> None:
     for fd in (requests, answers):
         os.set_inheritable(fd, False)  # A grandchild that outlives us must not keep the parent waiting.
     _die_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides.
+    # Ctrl-C reaches the whole terminal, and a service manager's SIGTERM the whole group; the parent decides.
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     faulthandler.enable(sys.stderr)
 
     whole = threading.Lock()

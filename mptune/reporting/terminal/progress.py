@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import TextIO
 
@@ -27,6 +29,8 @@ class TerminalListener:
 
     In a terminal a few lines are redrawn at the bottom, and warnings and failures stay above them. Elsewhere (a pipe,
     a log file, CI) there is one plain line per event. Use it as a context manager, so that the terminal is left clean.
+    Where the stream goes away (a terminal that is closed, a pipe without a reader), the rest is silent: a search does
+    not end for that.
 
     Args:
         stream: where to write; stderr by default.
@@ -57,14 +61,16 @@ class TerminalListener:
 
     def __enter__(self) -> TerminalListener:
         if self._live is not None:
-            self._live.start()
+            with self._while_there():
+                self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._live is not None:
-            self._live.stop()
+            with self._while_there():
+                self._live.stop()
             self._live = None
 
     def stage(self, text: str) -> None:
@@ -101,7 +107,16 @@ class TerminalListener:
             self._print(f"warning: {text}", style="yellow")
 
     def _print(self, text: str, style: str = "") -> None:
-        self._console.print(Text(text, style=style), soft_wrap=self._live is None)
+        with self._while_there():
+            self._console.print(Text(text, style=style), soft_wrap=self._live is None)
+
+    @contextlib.contextmanager
+    def _while_there(self) -> Iterator[None]:
+        """Write; the first time that fails is the last time that it is tried."""
+        try:
+            yield
+        except (OSError, ValueError):  # a stream that was closed in this process raises ValueError
+            self._console.quiet = True
 
     def _advance(self, done: int, budget: int) -> None:
         if self._resumed_from is None:
