@@ -43,9 +43,10 @@ _OPERATORS: Mapping[str, _NormOperator] = {
 
 _ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "Where"})
 _INT32 = np.iinfo(np.int32)
-_INT64 = np.iinfo(np.int64)
-_ENDS = frozenset({"Slice"})
-"""Operators for which the largest INT64 means "to the end": clamped to INT32 it means the same."""
+_STARTS_AND_ENDS = slice(1, 3)
+"""The inputs of a Slice that say where it starts and ends. Past the end of an axis all values mean the same, so one
+that INT32 cannot hold means the same clamped: exporters write INT64_MAX for "to the end", and its negative for "to the
+beginning" of a reversed axis."""
 _PUTS_TOGETHER = frozenset({"Unsqueeze", "Squeeze", "Concat", "Cast", "Reshape"})
 """What exporters put between such an end and its Slice."""
 
@@ -171,7 +172,7 @@ def int64_hazards(model: Model, look: Lookup) -> list[Hazard]:
         if largest is None:
             continue
         readers = look.readers(name)
-        if largest in (_INT64.max, _INT64.min) and _ends_slices(look, name):
+        if _bounds_slices(look, name):
             continue
         node: Node | None = readers[0] if readers else None
         found.append(
@@ -191,8 +192,8 @@ def int64_hazards(model: Model, look: Lookup) -> list[Hazard]:
     return found
 
 
-def _ends_slices(look: Lookup, name: str) -> bool:
-    """Whether a value is nothing but the end of Slices, directly or through operators that put such ends together."""
+def _bounds_slices(look: Lookup, name: str) -> bool:
+    """Whether a value is only a start or an end of Slices, directly or through operators that assemble them."""
     seen: set[str] = set()
     stack = [name]
     while stack:
@@ -204,7 +205,7 @@ def _ends_slices(look: Lookup, name: str) -> bool:
         for reader in readers:
             if reader.op_type in _PUTS_TOGETHER:
                 stack += [out for out in reader.outputs if out and out not in seen]
-            elif reader.op_type not in _ENDS:
+            elif reader.op_type != "Slice" or reader.inputs.count(at) != reader.inputs[_STARTS_AND_ENDS].count(at):
                 return False
     return True
 

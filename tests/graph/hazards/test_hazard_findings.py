@@ -163,3 +163,23 @@ def test_the_end_of_a_slice_behind_unsqueeze_and_concat_means_nothing(tmp_path: 
     assert codes(chain(*nodes, constants=constants), tmp_path) == []
     gathered = [*nodes[:-1], node("Gather", ["x", "ends"], "y", "gather")]
     assert codes(chain(*gathered, constants=constants), tmp_path) == [("int64-range", "warning")]
+
+
+def test_a_slice_that_reverses_to_the_beginning_means_nothing(tmp_path: Path) -> None:
+    constants = [
+        constant("start", [-1], np.int64), constant("end", [-(2**63) + 1], np.int64),
+        constant("axis", [0], np.int64), constant("step", [-1], np.int64),
+    ]  # fmt: skip
+    nodes = [node("Slice", ["x", "start", "end", "axis", "step"], "y", "flip")]
+    assert findings(chain(*nodes, constants=constants), tmp_path) == ()
+
+
+def test_a_large_value_that_is_sliced_means_something(tmp_path: Path) -> None:
+    constants = [constant("table", [5, 2**63 - 1], np.int64), constant("start", [1], np.int64)]
+    nodes = [
+        node("Slice", ["table", "start", "end"], "k", "cut"),
+        node("Cast", ["k"], "f", "cast", to=TensorProto.FLOAT),
+        node("Mul", ["x", "f"], "y", "scale"),
+    ]
+    (finding,) = findings(chain(*nodes, constants=[*constants, constant("end", [2], np.int64)]), tmp_path)
+    assert (finding.code, finding.where.tensors) == ("int64-range", ("table",))
