@@ -22,6 +22,7 @@ from mptune.engines.base import (
     Failure,
     FailureKind,
     Measurement,
+    MissingKernel,
     Profiling,
     Progress,
     ReferenceReport,
@@ -110,6 +111,8 @@ class FakeToolchain:
         interrupt_after: KeyboardInterrupt when this many evaluations are done.
         profiling: as a toolchain says it; a profile gives each group twice its gain in FP32, and its gain in FP16.
         profiled: fingerprints of the plans that a profile was asked of.
+        missing_kernels: answers to the question for FP16 kernels, one after another; the last stays.
+        asked_for_kernels: how often that was asked.
     """
 
     law: Law
@@ -146,6 +149,8 @@ class FakeToolchain:
     emulated: list[str] = field(default_factory=list)
     profiling: Profiling = "none"
     profiled: list[str] = field(default_factory=list)
+    missing_kernels: Sequence[tuple[MissingKernel, ...] | Failure] = ((),)
+    asked_for_kernels: int = 0
 
     @property
     def built(self) -> list[str]:
@@ -161,6 +166,10 @@ class FakeToolchain:
     def observe(self) -> Mapping[str, TensorRange] | Failure:
         self.observed += 1
         return self.ranges
+
+    def missing_fp16_kernels(self) -> tuple[MissingKernel, ...] | Failure:
+        self.asked_for_kernels += 1
+        return self.missing_kernels[min(self.asked_for_kernels, len(self.missing_kernels)) - 1]
 
     def emulate(self, plans: Sequence[PrecisionPlan]) -> tuple[OutputError, ...] | Failure:
         self.emulated += [plan.fingerprint for plan in plans]

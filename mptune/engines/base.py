@@ -207,6 +207,23 @@ class TensorRange:
 
 
 @dataclass(frozen=True)
+class MissingKernel:
+    """A node that leaves its execution provider once it is FP16.
+
+    Attributes:
+        node: its name.
+        op_type: its operator, with the domain where that is not ONNX's own.
+        wanted: the provider that runs it in FP32.
+        actual: the provider that runs it in FP16.
+    """
+
+    node: str
+    op_type: str
+    wanted: str
+    actual: str
+
+
+@dataclass(frozen=True)
 class Measurement:
     """The result of evaluating one plan.
 
@@ -302,6 +319,13 @@ class Toolchain(Protocol):
 
     def observe(self) -> Mapping[str, TensorRange] | Failure:
         """Run the model once over the search samples and reduce each float tensor to its range."""
+        ...
+
+    def missing_fp16_kernels(self) -> tuple[MissingKernel, ...] | Failure:
+        """The nodes of the all-FP16 plan that another execution provider runs than in FP32.
+
+        Empty where the engine has one provider only, or does not say.
+        """
         ...
 
     def evaluate(

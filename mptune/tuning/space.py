@@ -175,22 +175,24 @@ def make_space(
     named: NamedSpace,
     hazards: Sequence[Hazard] = (),
     absmax: Mapping[str, float] | None = None,
+    missing_kernels: Mapping[str, str] | None = None,
 ) -> SearchSpace:
-    """Put together what the groups, their hazards and the search-space file say.
+    """Put together what the groups, their hazards, the engine and the search-space file say.
 
-    FP32 is pinned where FP16 cannot be right: a group that says so itself, a hazard of severity ``error``, a pattern
-    of the file. Those win over the file's FP16 pins.
+    FP32 is pinned where FP16 cannot be right: a group that says so itself, a hazard of severity ``error``, an operator
+    without an FP16 kernel, a pattern of the file. Those win over the file's FP16 pins.
 
     Args:
         grouped: the model and its layer groups.
         named: the search-space file.
         hazards: of the model; only those of severity ``error`` pin.
         absmax: tensor name -> largest magnitude observed on the search samples.
+        missing_kernels: id of each group for which the engine has no FP16 kernel -> why it stays in FP32.
     """
     model, groups = grouped.model, grouped.groups
     matcher = _Matcher(named.name, groups)
     pinned: dict[str, Pin] = {g.id: Pin(Precision.FP32, g.pinned) for g in groups if g.pinned is not None}
-    for group, reason in pinned_by_hazards(hazards).items():
+    for group, reason in (*pinned_by_hazards(hazards).items(), *(missing_kernels or {}).items()):
         pinned.setdefault(group, Pin(Precision.FP32, reason))
     wanted_fp16 = matcher.all_of(named.file.pin.fp16)
     for precision, wanted in (

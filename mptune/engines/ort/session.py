@@ -57,6 +57,22 @@ class SessionOptions:
     timing: bool = True
     device: int = 0
     profile_dir: Path | None = None
+    record_placement: bool = False
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A node of a session's graph.
+
+    Attributes:
+        name: of the node; optimisations may have renamed or fused it.
+        op_type: its operator, with the domain where that is not ONNX's own.
+        provider: the execution provider that runs it.
+    """
+
+    name: str
+    op_type: str
+    provider: str
 
 
 @dataclass(eq=False)
@@ -118,6 +134,25 @@ class OrtSession(ABC):
     def stopwatch(self, feeds: Mapping[str, np.ndarray]) -> Stopwatch:
         """See ``EngineSession``."""
 
+    def placement(self) -> tuple[Placed, ...]:
+        """Which provider runs which node; only where ``record_placement`` is set.
+
+        Empty where ONNX Runtime does not say (before 1.24).
+        """
+
+        def read() -> tuple[Placed, ...]:
+            session = self._open_session()
+            if not hasattr(session, "get_provider_graph_assignment_info"):
+                return ()
+            return tuple(
+                Placed(node.name, f"{node.domain}.{node.op_type}" if node.domain else node.op_type, part.ep_name)
+                for part in session.get_provider_graph_assignment_info()
+                for node in part.get_nodes()
+            )
+
+        found: tuple[Placed, ...] = translated(read)
+        return found
+
     def end_profile(self) -> Path:
         """Write the profile of all runs so far; only where ``profile_dir`` is set, and once."""
         return Path(translated(lambda: self._open_session().end_profiling()))
@@ -168,6 +203,8 @@ class OrtSession(ABC):
         if self._on_cpu:
             # Threads that spin after a session's run would slow down the session that is timed in turn with it.
             options.add_session_config_entry("session.force_spinning_stop", "1")
+        if self.options.record_placement:
+            options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         if self.options.profile_dir is not None:
             _profile_into(self.options.profile_dir, options)
         model = self._model if isinstance(self._model, bytes) else str(self._model)

@@ -8,11 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mptune.engines.base import ErrorSource, Failure, Measurement, Profiling, SampleSet
+from mptune.engines.base import ErrorSource, Failure, Measurement, MissingKernel, Profiling, SampleSet
 from mptune.engines.environment import Environment
 from mptune.engines.jobs.layer_times import LayerTime
 from mptune.engines.jobs.measure import MeasureJob, MeasureResult, ReopenJob
 from mptune.engines.jobs.ort_profile import OrtProfileJob
+from mptune.engines.jobs.placement import PlacementJob
 from mptune.engines.ort.session import Provider
 from mptune.engines.timing.latency import LatencySource, Repetitions
 from mptune.engines.timing.session_timing import SessionTiming
@@ -109,6 +110,18 @@ class OnnxRuntimeToolchain(BaseToolchain):
         if self._baseline is not None:
             self._baseline.unlink(missing_ok=True)
             self._baseline = None
+
+    def missing_fp16_kernels(self) -> tuple[MissingKernel, ...] | Failure:
+        """See ``Toolchain``; the CPU provider is the last one, from which no node can fall."""
+        if self.provider == "cpu":
+            return ()
+        grouped = self.workload.grouped
+        kept = {group.id: Precision.FP32 for group in grouped.groups if group.pinned is not None}
+        half = self._typed_model(grouped.uniform(Precision.FP16).replace(kept), "all-fp16")
+        try:
+            return self._call(PlacementJob(half, self._baseline_model(), self.provider))
+        finally:
+            half.unlink(missing_ok=True)
 
     def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
         """See ``Toolchain``."""

@@ -13,6 +13,7 @@ from mptune.engines.base import (
     ErrorSource,
     Failure,
     Measurement,
+    MissingKernel,
     Profiling,
     Progress,
     ReferenceReport,
@@ -173,6 +174,10 @@ class BaseToolchain(ABC):
 
     def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
         """See ``Toolchain``; a predicted latency has no sessions."""
+        return ()
+
+    def missing_fp16_kernels(self) -> tuple[MissingKernel, ...] | Failure:
+        """See ``Toolchain``."""
         return ()
 
     def emulate(self, plans: Sequence[PrecisionPlan]) -> tuple[OutputError, ...] | Failure:

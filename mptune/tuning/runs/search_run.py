@@ -45,6 +45,7 @@ from mptune.tuning.runs.result import front_of
 from mptune.tuning.space import NamedSpace, SearchSpace, load_space, make_space
 from mptune.tuning.steps.baseline import check_baseline
 from mptune.tuning.steps.emulated import EMULATED_JSON, PlanEmulator
+from mptune.tuning.steps.kernels import KERNELS_JSON, MissingKernels, ask_for_kernels
 from mptune.tuning.steps.prepare import (
     Observations,
     check_memory,
@@ -93,9 +94,11 @@ class SearchRun(MeasuringRun):
         observations, data_warnings, data_findings = self._observations(data)
         self._warn(*data_warnings, *(finding.message for finding in data_findings), *observations.warnings)
         space, hazards = self._space(named, observations)
+        kernels = self._kernels
+        about_model = (*kernels.findings(self.grouped), *hazard_findings(hazards, "search"))
         about_target = [finding for finding in self.file.findings if finding.code == TARGET_CODE]
-        self._save(findings=(*data_findings, *about_target, *hazard_findings(hazards, "search")))
-        self._warn(*space.warnings)
+        self._save(findings=(*data_findings, *about_target, *about_model))
+        self._warn(*kernels.warnings, *space.warnings)
         keep_grounds(space, None, self._workload.workspace.data_dir)
         repaired = self._open_study(space, named)
         self._warn(*repaired)
@@ -104,7 +107,15 @@ class SearchRun(MeasuringRun):
         about_baseline = () if baseline is None else check_baseline(baseline.error, tf32=self._settings.tf32)
         environment = self.environment
         about = () if environment is None else environment.warnings
-        warnings = (*data_warnings, *observations.warnings, *about, *space.warnings, *about_baseline, *repaired)
+        warnings = (
+            *data_warnings,
+            *observations.warnings,
+            *about,
+            *kernels.warnings,
+            *space.warnings,
+            *about_baseline,
+            *repaired,
+        )
         self._save(warnings=tuple(dict.fromkeys(warnings)))
         return front_of(self.directory, self.file, self.record)
 
@@ -175,6 +186,8 @@ class SearchRun(MeasuringRun):
         self._warn(*warnings, *(finding.message for finding in findings))
         save_samples(self._workload.workspace, search, held_out)
         seen = observe(self._open_toolchain(), self._listener)
+        # Before the observations: a run that has those and no answer was made before the question was asked.
+        ask_for_kernels(self._open_toolchain()).save(self._workload.workspace.data_dir / KERNELS_JSON)
         observations = check_memory(seen, self._model, self._target)
         observations.save(self.directory.observed_json)
         return observations, warnings, findings
@@ -182,7 +195,12 @@ class SearchRun(MeasuringRun):
     def _space(self, named: NamedSpace, observations: Observations) -> tuple[SearchSpace, tuple[Hazard, ...]]:
         roundings = self._workload.bank.roundings
         hazards = find_hazards(self.grouped, observations.absmax, roundings)
-        return make_space(self.grouped, named, hazards, observations.absmax), hazards
+        kernels = self._kernels.pins(self.grouped)
+        return make_space(self.grouped, named, hazards, observations.absmax, kernels), hazards
+
+    @property
+    def _kernels(self) -> MissingKernels:
+        return MissingKernels.load(self._workload.workspace.data_dir / KERNELS_JSON)
 
     def _open_study(self, space: SearchSpace, named: NamedSpace) -> tuple[str, ...]:
         settings = self._settings

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 
+from mptune import api
 from mptune.engines.base import Failure
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
 from mptune.engines.workload import Workload
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from mptune.settings import SearchSettings
 from mptune.targets.target import load_target
+from tests.engines.conftest import QUICK
+from tests.engines.engine_support import make_workspace
+from tests.engines.jobs.test_placement import save_sampling
 
 
 @pytest.mark.gpu
@@ -25,3 +35,33 @@ def test_many_measurements_on_a_gpu_crash_no_worker(mlp_workload: Workload, sett
             assert not isinstance(result, Failure), result
             pids.add(toolchain._worker.pid)
     assert len(pids) == 1, "the worker died between two jobs"
+
+
+@pytest.mark.gpu
+def test_the_cuda_provider_has_no_fp16_kernel_for_grid_sample(tmp_path: Path, settings: SearchSettings) -> None:
+    """Of its own accord, by the real record; later versions of ONNX Runtime may have one."""
+    model = load_model(save_sampling(tmp_path))
+    image = np.random.default_rng(1).normal(size=(1, 4, 8, 8)).astype(np.float32)
+    workload = Workload(GroupedModel(model, find_groups(model)), make_workspace(model.path, tmp_path, {"x": image}))
+    with OnnxRuntimeToolchain(load_target("h200"), workload, settings, "cuda") as toolchain:
+        found = toolchain.missing_fp16_kernels()
+    assert not isinstance(found, Failure), found
+    assert [node.node for node in found] == ["sample/GridSample"]
+    assert (found[0].wanted, found[0].actual) == ("CUDAExecutionProvider", "CPUExecutionProvider")
+
+
+@pytest.mark.gpu
+def test_a_search_on_a_gpu_keeps_grid_sample_in_fp32(tmp_path: Path) -> None:
+    path = save_sampling(tmp_path)
+    samples = np.random.default_rng(1).normal(size=(8, 1, 4, 8, 8)).astype(np.float32)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for number, sample in enumerate(samples):
+        np.savez(folder / f"{number}.npz", x=sample)
+    front = api.search(path, data=folder, engine="onnxruntime", budget=8, latency=QUICK, out=tmp_path / "run")
+    model = load_model(path)
+    group = GroupedModel(model, find_groups(model)).owners["sample/GridSample"]
+    assert front.fp16 is not None
+    assert front.fp16.plan.precision[group] is Precision.FP32
+    assert front.fp16.plan.fp16_groups
+    assert [finding.where.groups for finding in front.findings if finding.code == "no-fp16-kernel"] == [(group,)]

@@ -1,0 +1,113 @@
+"""Operators without an FP16 kernel: asked once, kept, their groups stay in FP32 and say why."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mptune import api
+from mptune.engines.base import Failure, FailureKind, MissingKernel, Stage
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
+from mptune.graph.plan import Precision
+from mptune.tuning.explanation import Reason
+from mptune.tuning.front import Front
+from mptune.tuning.steps.kernels import MissingKernels
+from tests.conftest import save_mlp
+from tests.fakes import FAST, Diary, FakeToolchain, Law
+
+CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+SOFTMAX = MissingKernel("mixing/Softmax", "Softmax", CUDA, CPU)
+BROKEN = Failure(Stage.BUILD, FailureKind.CRASH, "killed by SIGSEGV")
+
+
+@pytest.fixture
+def place(tmp_path: Path, mlp_data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with model.onnx and data.npz."""
+    save_mlp(tmp_path / "model.onnx")
+    shutil.copy(mlp_data, tmp_path / "data.npz")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def grouped() -> GroupedModel:
+    model = load_model("model.onnx")
+    return GroupedModel(model, find_groups(model))
+
+
+def make_toolchain(*answers: tuple[MissingKernel, ...] | Failure) -> FakeToolchain:
+    return FakeToolchain(Law([group.id for group in grouped().groups]), missing_kernels=answers)
+
+
+def search(toolchain: FakeToolchain, budget: int = 10, listener: Diary | None = None) -> Front:
+    options = {"data": "data.npz", "budget": budget, "target": "cpu", "latency": FAST}
+    return api.search("model.onnx", open_toolchain=toolchain.open, listener=listener, **options)
+
+
+def precisions(front: Front, group: str) -> set[Precision]:
+    assert front.fp16 is not None
+    return {evaluation.plan.precision[group] for evaluation in (*front.points, front.fp16)}
+
+
+@pytest.mark.usefixtures("place")
+def test_a_group_without_a_kernel_stays_in_fp32_with_a_finding_and_a_reason() -> None:
+    toolchain, group = make_toolchain((SOFTMAX,)), grouped().owners[SOFTMAX.node]
+    front = search(toolchain)
+    assert toolchain.asked_for_kernels == 1
+    assert precisions(front, group) == {Precision.FP32}
+    (finding,) = [one for one in front.findings if one.code == "no-fp16-kernel"]
+    assert (finding.severity, finding.origin) == ("info", "search")
+    assert (finding.where.nodes, finding.where.groups) == ((SOFTMAX.node,), (group,))
+    assert finding.evidence["operator"] == "Softmax"
+    assert f"{CUDA} has no FP16 kernel for Softmax" in finding.text
+    document = json.loads(Path("model.mptune/front.json").read_text())
+    assert "no-fp16-kernel" in {one["code"] for one in document["findings"]}
+    kept = {one.group: one for one in front.explanation.kept[front.points[0].plan.fingerprint]}
+    assert kept[group].reason is Reason.PINNED
+    assert "no FP16 kernel for Softmax" in kept[group].why
+
+
+@pytest.mark.usefixtures("place")
+def test_a_resumed_run_pins_the_same_without_asking() -> None:
+    group = grouped().owners[SOFTMAX.node]
+    first = search(make_toolchain((SOFTMAX,)), budget=8)
+    later = make_toolchain(())
+    front = search(later, budget=12)
+    assert len(later.built) > 0
+    assert later.asked_for_kernels == 0
+    assert precisions(front, group) == {Precision.FP32}
+    assert [one for one in front.findings if one.code == "no-fp16-kernel"] == [
+        one for one in first.findings if one.code == "no-fp16-kernel"
+    ]
+
+
+@pytest.mark.usefixtures("place")
+def test_an_engine_that_fails_once_is_asked_in_a_fresh_process() -> None:
+    toolchain, group = make_toolchain(BROKEN, (SOFTMAX,)), grouped().owners[SOFTMAX.node]
+    front = search(toolchain)
+    assert toolchain.asked_for_kernels == 2
+    assert precisions(front, group) == {Precision.FP32}
+
+
+@pytest.mark.usefixtures("place")
+def test_an_engine_that_fails_again_pins_nothing_and_warns() -> None:
+    toolchain, diary = make_toolchain(BROKEN), Diary()
+    front = search(toolchain, listener=diary)
+    assert toolchain.asked_for_kernels == 2
+    assert front.fp16 is not None
+    assert not front.fp16.plan.fp32_groups
+    assert not [one for one in front.findings if one.code == "no-fp16-kernel"]
+    (warning,) = [text for text in diary.warnings if "FP16 kernel" in text]
+    assert "SIGSEGV" in warning
+    assert warning in front.warnings
+
+
+@pytest.mark.usefixtures("place")
+def test_nodes_outside_of_the_groups_pin_nothing() -> None:
+    kernels = MissingKernels((MissingKernel("shape/Gather", "Gather", CUDA, CPU),))
+    assert kernels.pins(grouped()) == {}
+    assert kernels.findings(grouped()) == ()
