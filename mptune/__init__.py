@@ -24,6 +24,7 @@ _HOME = {
     "report": "mptune.api",
     "inspect": "mptune.api",
     "apply": "mptune.api",
+    "worker": "mptune.joining",
     "open_run": "mptune.run",
     "Run": "mptune.run",
     "SearchSettings": "mptune.settings",
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
     from mptune.graph.plan import Precision, PrecisionPlan
     from mptune.graph.writing.rewrite import rewrite
     from mptune.inspection import Inspection
+    from mptune.joining import worker
     from mptune.run import Run, open_run
     from mptune.settings import (
         DataSettings,

@@ -29,6 +29,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.plan import PrecisionPlan
 from mptune.inspection import Inspection, inspect_model
+from mptune.joining import only_gpu, worker_starter
 from mptune.reporting.run_files import write_run_files
 from mptune.run_json import ChoiceSection
 from mptune.rundir import open_run, read_run, read_search
@@ -73,6 +74,7 @@ def search(
     shapes: Shapes | None = None,
     timeout_s: float | None = None,
     storage: str | None = None,
+    gpus: Sequence[int] = (),
     seed: int = 0,
     fresh: bool = False,
     tf32: bool = False,
@@ -116,6 +118,8 @@ def search(
             largest). By default those of the data.
         timeout_s: Start no new evaluation after this many seconds.
         storage: Optuna storage URL, to share a search. By default ``MPTUNE_STORAGE``, else a journal file in ``out``.
+        gpus: GPUs of this machine that share the search, as ``nvidia-smi -L`` numbers them. Each gets a worker process.
+            By default the search runs on one GPU. A function given as ``metric`` must then be importable.
         seed: Of the calibration split, the sampler and random inputs.
         fresh: Start over; what the run directory holds is moved aside, not deleted.
         tf32: Let FP32 groups use TF32. The reference never does.
@@ -160,6 +164,7 @@ def search(
         metric=name,
         timeout_s=timeout_s,
         storage=storage,
+        gpus=tuple(gpus),
         seed=seed,
         fresh=fresh,
         tf32=tf32,
@@ -176,14 +181,16 @@ def search(
     check_sampler(sampler)
     if settings.target != "auto":
         load_target(settings.target)
+    starter = worker_starter(settings, open_toolchain)
     with (
         loaded_model(model) as loaded,
         listening(progress, listener, max_error, max_latency_ms) as listens,
         full_disk_as_error(path),
+        only_gpu(settings.gpus[0] if settings.gpus else None),
         open_run(path, fresh=fresh) as run,
     ):
         placed = placed_model(loaded, model, run)
-        session = SearchRun(run, placed, settings, listens, open_toolchain)
+        session = SearchRun(run, placed, settings, listens, open_toolchain, starter and starter(run))
         with contextlib.closing(session):
             front = session.run()
             write_run_files(run, front, session.record, session.grouped, session.environment)

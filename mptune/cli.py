@@ -95,6 +95,7 @@ def options(
 
 for _command in (
     searching.search,
+    searching.worker,
     searching.report,
     searching.pick,
     deploying.confirm,

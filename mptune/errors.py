@@ -30,7 +30,7 @@ _ARGUMENTS = {
         name: name.replace("-", "_")
         for name in (
             *("budget", "data", "out", "target", "space", "engine", "max-error", "max-latency-ms", "metric", "batch"),
-            *("shapes", "storage", "seed", "fresh", "tf32", "sampler", "keep-fp32", "force", "knee", "plan"),
+            *("shapes", "storage", "gpus", "seed", "fresh", "tf32", "sampler", "keep-fp32", "force", "knee", "plan"),
         )
     },
 }

@@ -1,11 +1,12 @@
 """The run directory: its paths, its lock, and the reading and writing of its run.json.
 
-One process at a time writes a run directory. Nothing in it is ever deleted that a person might miss: ``fresh`` moves
-the whole directory aside.
+One process at a time writes a run directory, but for the workers that it shares its search with. Nothing in it is ever
+deleted that a person might miss: ``fresh`` moves the whole directory aside.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ _OWN = frozenset(
     {
         "run.json",
         "run.lock",
+        "workers.lock",
         "source.onnx",
         "study.journal",
         "weights",
@@ -51,6 +53,7 @@ class RunDirectory:
         home = path if confirms is None else confirms
         self.run_json = path / "run.json"
         self.lock = path / "run.lock"
+        self.workers_lock = path / "workers.lock"
         self.source_onnx = path / "source.onnx"
         self.journal = path / "study.journal"
         self.weights = home / "weights"
@@ -197,6 +200,8 @@ def open_run(path: Path, *, fresh: bool | Callable[[RunFile], bool] = False) -> 
         with _locked(run):  # Nobody else is in it.
             known = run.load() if callable(fresh) else None
             is_moved = fresh is True or (known is not None and callable(fresh) and fresh(known))
+        if is_moved and has_workers(run):
+            raise RunError(f"{path} is in use by workers", "wait until they have ended, or choose another --out DIR")
         if is_moved:
             _move_aside(path)
     with writing(path):
@@ -220,6 +225,32 @@ def _refuse_foreign(run: RunDirectory) -> None:
             f"{run.path} is not a run directory, and it holds other files ({', '.join(foreign[:3])})",
             "choose another directory with --out DIR; nothing was written",
         )
+
+
+@contextmanager
+def joined_run(run: RunDirectory) -> Iterator[None]:
+    """Say that a worker shares the run directory meanwhile, beside the process that holds its lock, if one does.
+
+    Any number of workers may: what they write there is written whole or belongs to them alone.
+
+    Raises:
+        RunError: the directory cannot be written.
+    """
+    with writing(run.path), run.workers_lock.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
+def has_workers(run: RunDirectory) -> bool:
+    """Whether a worker shares the run directory now."""
+    if not run.workers_lock.exists():
+        return False
+    with writing(run.path), run.workers_lock.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 @contextmanager

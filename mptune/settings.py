@@ -188,6 +188,7 @@ class SearchSettings:
             ``callable:NAME`` with ``metric_function``.
         timeout_s: no new evaluation starts after this long; None is unlimited.
         storage: Optuna storage URL; None keeps a journal file in the run directory.
+        gpus: GPUs of this host that share the search, a worker process each; none: this process searches.
         seed: of the split, the sampler and random inputs.
         fresh: start over: what the run directory holds is moved aside, never deleted.
         tf32: let the FP32 groups of candidates use TF32 (the reference never does).
@@ -215,6 +216,7 @@ class SearchSettings:
     metric: str = "relative_l2"
     timeout_s: float | None = None
     storage: str | None = None
+    gpus: tuple[int, ...] = ()
     seed: int = 0
     fresh: bool = False
     tf32: bool = False
@@ -245,6 +247,10 @@ class SearchSettings:
             raise SettingsError(f"--timeout is {self.timeout_s:g} s", "give a duration above 0")
         if self.seed < 0:
             raise SettingsError(f"--seed is {self.seed}", "give 0 or a positive integer")
+        if any(gpu < 0 for gpu in self.gpus) or len(set(self.gpus)) < len(self.gpus):
+            raise SettingsError(
+                f"--gpus is {','.join(map(str, self.gpus))}", "give each number once, as `nvidia-smi -L` counts"
+            )
         named = [one.name for one in self.shapes]
         twice = next((name for name in named if named.count(name) > 1), None)
         if twice is not None:

@@ -59,6 +59,18 @@ def parse_duration(text: str) -> float:
     return hours * 3600 + minutes * 60 + seconds
 
 
+def parse_gpus(text: str | None) -> tuple[int, ...]:
+    """Read ``0,1``.
+
+    Raises:
+        SettingsError: the text is no list of numbers.
+    """
+    numbers = [] if text is None else [part.strip() for part in text.split(",")]
+    if not all(number.isdecimal() for number in numbers):
+        raise SettingsError(f"--gpus {text} is not understood", "write numbers with commas between them, such as 0,1")
+    return tuple(int(number) for number in numbers)
+
+
 BudgetOption = Annotated[int, typer.Option(metavar="N", help="Plans to evaluate, seeds included.")]
 DataOption = Annotated[
     Path | None,
@@ -90,6 +102,9 @@ SearchStorageOption = Annotated[
         metavar="URL", help="Optuna storage to share. Default: $MPTUNE_STORAGE, else a journal in the run directory."
     ),
 ]
+GpusOption = Annotated[
+    str | None, typer.Option(metavar="0,1", help="GPUs that share the search, a worker process each.")
+]
 SeedOption = Annotated[int, typer.Option(metavar="N", help="Seed of the data split, the sampler and random inputs.")]
 FreshOption = Annotated[bool, typer.Option("--fresh", help="Start again; the old run directory is moved aside.")]
 ShapesOption = Annotated[
@@ -120,6 +135,7 @@ def search(
     batch: BatchOption = _DATA.batch,
     timeout: TimeoutOption = None,
     storage: SearchStorageOption = None,
+    gpus: GpusOption = None,
     seed: SeedOption = _SEARCH.seed,
     json_: JsonOption = False,
     fresh: FreshOption = False,
@@ -149,6 +165,7 @@ def search(
         "metric": metric,
         "timeout_s": None if timeout is None else parse_duration(timeout),
         "storage": storage,
+        "gpus": parse_gpus(gpus),
         "seed": seed,
         "fresh": fresh,
         "sampler": sampler,
@@ -166,6 +183,33 @@ def search(
     except KeyboardInterrupt:
         raise typer.Exit(interrupted(resume_command(context))) from None
     finish(front, json_)
+
+
+@guarded
+def worker(
+    context: typer.Context,
+    run: RunArgument,
+    storage: StorageOption = None,
+    gpu: Annotated[int | None, typer.Option(metavar="N", min=0, help="Use this GPU of the machine.")] = None,
+) -> None:
+    """Join a search, and evaluate plans of it until it stops.
+
+    RUN is the run directory of the search, or its unpacked `mptune export` on another host, which needs a database:
+    start the search with --storage. The search writes the result: run the same `mptune search` again in the end.
+
+    \b
+    Example:
+      mptune worker model.mptune --gpu 1
+      mptune worker model.mptune --storage postgresql+psycopg://user@host/name
+    """
+    try:
+        from mptune import joining
+        from mptune.reporting.terminal.progress import TerminalListener
+
+        with TerminalListener() as listener:
+            joining.worker(run, storage=storage, gpu=gpu, listener=listener)
+    except KeyboardInterrupt:
+        raise typer.Exit(interrupted(resume_command(context))) from None
 
 
 @guarded

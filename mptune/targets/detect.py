@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from mptune.errors import TargetError
 from mptune.targets.jetson import read_jetson
 from mptune.targets.nvidia_smi import TIMEOUT_S, ask_nvidia_smi
 
@@ -66,6 +67,23 @@ def detect_gpus(root: Path = Path("/"), timeout_s: float = TIMEOUT_S) -> tuple[G
         )
         for index, k in enumerate(visible)
     )
+
+
+def gpu_variables(index: int) -> dict[str, str]:
+    """The environment variables with which CUDA sees one GPU alone.
+
+    Args:
+        index: as CUDA counts the visible devices now, in the order of their PCI addresses.
+
+    Raises:
+        TargetError: ``CUDA_VISIBLE_DEVICES`` names fewer.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    entries = None if visible is None else [entry.strip() for entry in visible.split(",")]
+    if entries is not None and index >= len(entries):
+        raise TargetError(f"there is no GPU {index}: CUDA_VISIBLE_DEVICES is {visible!r}", "give a smaller number")
+    order = os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    return {"CUDA_VISIBLE_DEVICES": entries[index] if entries else str(index), "CUDA_DEVICE_ORDER": order}
 
 
 def _listed_gpus(timeout_s: float) -> list[dict[str, str]]:

@@ -31,6 +31,7 @@ def open_study(
     url: str | None = None,
     sampler: str | None = None,
     seed: int = 0,
+    is_shared: bool = False,
 ) -> tuple[StudyRecord, tuple[str, ...]]:
     """Create the study of a run, or open the one that is there.
 
@@ -42,10 +43,12 @@ def open_study(
         name: of the run; only matters in a shared database.
         metric: the objective statistic.
         identity: what a study of this run must have been made with, such as the model's hash; JSON values.
-        journal: path of the journal file, used where ``url`` is None; the caller holds the run directory's lock.
+        journal: path of the journal file, used where ``url`` is None; the caller holds the run directory's lock, or
+            shares it.
         url: Optuna storage URL of a database.
         sampler: name of the sampler; None where all plans are enqueued.
         seed: the user's.
+        is_shared: other processes may write the journal, too, so nothing in it is repaired.
 
     Returns:
         The record, and warnings about what had to be repaired.
@@ -57,7 +60,7 @@ def open_study(
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
-        storage, repaired = open_storage(url, journal)
+        storage, repaired = open_storage(url, journal, repair=not is_shared)
         where = str(journal) if url is None else without_secrets(url)
         with storing(where):
             siblings = [other for other in optuna.get_all_study_names(storage) if other.startswith(f"{name}/")]
@@ -67,7 +70,9 @@ def open_study(
             study = open_one(study_name=mine, storage=storage, sampler=make_sampler(sampler, seed))
             _check_identity(study, identity, where)
             others = [optuna.load_study(study_name=one, storage=storage) for one in siblings if one != mine]
-            record = StudyRecord(study, storage, space, metric, where, exclusive=url is None, siblings=others)
+            record = StudyRecord(
+                study, storage, space, metric, where, exclusive=url is None and not is_shared, siblings=others
+            )
             for other in others:
                 record.adopt(other)
         study.sampler = make_sampler(sampler, derive_seed(seed, record.trial_count))

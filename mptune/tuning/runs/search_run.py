@@ -6,6 +6,7 @@ from mptune.data.calibration import CalibrationSet, load_calibration
 from mptune.engines.base import Failure, Toolchain
 from mptune.engines.toolchains.choose import choose_target, open_toolchain
 from mptune.engines.workload import Workload
+from mptune.files import write_bytes
 from mptune.finding import Finding
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import (
@@ -31,7 +32,7 @@ from mptune.run_json import (
     check_storage,
     check_target,
 )
-from mptune.rundir import RunDirectory
+from mptune.rundir import RunDirectory, has_workers
 from mptune.settings import SearchSettings
 from mptune.targets.mismatch import TARGET_CODE, not_measured
 from mptune.tuning.front import Front
@@ -40,6 +41,7 @@ from mptune.tuning.reasons.reasons import keep_grounds
 from mptune.tuning.record.storage import check_opens
 from mptune.tuning.record.storage_urls import named_storage
 from mptune.tuning.record.study import open_study
+from mptune.tuning.runs.crew import Crew, StartWorker
 from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
 from mptune.tuning.runs.result import front_of
 from mptune.tuning.space import NamedSpace, SearchSpace, load_space, make_space
@@ -58,9 +60,17 @@ from mptune.tuning.steps.remeasure import confirm, missing, points_to_confirm, r
 from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, find_sensitivity, make_prior
 from mptune.tuning.steps.tuner import Tuner, has_converged, is_exhausted
 
+BUDGET_NOTE = "budget"
+"""Under which the study keeps the budget of the last search, for workers whose run.json is a copy."""
+
+SPACE_FILE = "space.toml"
+"""The search space, kept in the run's data directory for workers on other hosts."""
+
 
 class SearchRun(MeasuringRun):
     """Runs a search on an opened, locked run directory."""
+
+    _is_worker = False
 
     def __init__(
         self,
@@ -69,8 +79,20 @@ class SearchRun(MeasuringRun):
         settings: SearchSettings,
         listener: Listener,
         opener: OpenToolchain | None = None,
+        start_worker: StartWorker | None = None,
     ) -> None:
+        """Nothing is read or run yet.
+
+        Args:
+            run: its directory.
+            model: the model.
+            settings: of the search.
+            listener: receives the progress.
+            opener: opens the toolchain in place of the target's.
+            start_worker: starts a worker on one of ``settings.gpus``; None where this process searches.
+        """
         super().__init__(listener, opener)
+        self._start_worker = start_worker
         self.directory = run
         self._model = model
         self._settings = settings
@@ -91,6 +113,7 @@ class SearchRun(MeasuringRun):
         )
         self._check_data(data)
         self._workload = Workload(self.grouped, self.directory.workspace(self._model.path.resolve()))
+        self._keep_for_workers(named)
         observations, data_warnings, data_findings = self._observations(data)
         self._warn(*data_warnings, *(finding.message for finding in data_findings), *observations.warnings)
         space, hazards = self._space(named, observations)
@@ -172,6 +195,13 @@ class SearchRun(MeasuringRun):
         check_data(self.directory.path, self.file, section)
         self._save(data=section)
 
+    def _keep_for_workers(self, named: NamedSpace) -> None:
+        """Keep the search space, which a worker may not find where it was."""
+        place = self.directory.data / SPACE_FILE
+        content = named.path.read_bytes()
+        if not place.exists() or place.read_bytes() != content:
+            write_bytes(place, [content])
+
     # -- the parts ----------------------------------------------------------------------------------------------
 
     def _observations(self, data: CalibrationSet) -> tuple[Observations, tuple[str, ...], tuple[Finding, ...]]:
@@ -214,6 +244,7 @@ class SearchRun(MeasuringRun):
                 url=self._url,
                 sampler=settings.sampler,
                 seed=settings.seed,
+                is_shared=self._is_worker or has_workers(self.directory),
             )
         )
 
@@ -221,17 +252,28 @@ class SearchRun(MeasuringRun):
         record, settings = self.record, self._settings
         done = is_exhausted(record, space) or has_converged(record, settings)
         if record.spent < settings.budget and not done:
-            if settings.sampler == "precision":
-                self._guide(space)
-            emulated = None if self._emulator is None else self._emulator.recall
-            stop = Tuner(record, space, self._open_toolchain(), settings, self._listener, emulated=emulated).run()
-            self._listener.stage(f"stopped: {stop.value}")
+            record.set_note(BUDGET_NOTE, settings.budget)
+            if self._start_worker is None:
+                self._tune(space)
+            else:
+                self._open_toolchain().restart()  # The workers check theirs against it, and take its GPU.
+                crew = Crew(self._start_worker, settings.gpus, record, settings, self._listener)
+                crew.run()
         baseline = record.baseline()
         if baseline is None:
             return
         rounds = rounds_needed(settings, baseline.latency.source)
         if missing(record, points_to_confirm(record, settings, rounds), rounds):
             confirm(record, self._open_toolchain(), settings, self._listener, rounds)
+
+    def _tune(self, space: SearchSpace) -> None:
+        """Evaluate plans in this process until the search stops."""
+        if self._settings.sampler == "precision":
+            self._guide(space)
+        emulated = None if self._emulator is None else self._emulator.recall
+        toolchain = self._open_toolchain()
+        stop = Tuner(self.record, space, toolchain, self._settings, self._listener, emulated=emulated).run()
+        self._listener.stage(f"stopped: {stop.value}")
 
     def _guide(self, space: SearchSpace) -> None:
         """Give the sampler what is known before any build: one-group errors and the roofline's terms."""

@@ -1,0 +1,115 @@
+"""A worker of a search: the call that joins one, and the processes in which a search starts its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from mptune.arguments import listening, recorded_metric
+from mptune.data.metrics.accuracy import TaskMetric
+from mptune.files import full_disk_as_error
+from mptune.rundir import RunDirectory, joined_run, read_search
+from mptune.settings import SearchSettings
+from mptune.targets.detect import gpu_variables
+from mptune.tuning.listener import Listener
+from mptune.tuning.record.storage_urls import storage_url
+from mptune.tuning.runs.crew import StartWorker
+from mptune.tuning.runs.measuring_run import OpenToolchain
+from mptune.tuning.runs.worker_process import WorkerProcess
+from mptune.tuning.runs.worker_run import WorkerRun
+
+
+def worker(
+    run: str | os.PathLike[str],
+    *,
+    storage: str | None = None,
+    gpu: int | None = None,
+    metric: str | TaskMetric | None = None,
+    progress: bool | None = None,
+    listener: Listener | None = None,
+    open_toolchain: OpenToolchain | None = None,
+) -> None:
+    """Join a search: evaluate plans of it until it stops. Any number of workers may, on several hosts with a database.
+
+    The search must have been started. When the workers have ended, the call that started it confirms the front.
+
+    Args:
+        run: The run directory of the search, or its unpacked ``export`` on another host.
+        storage: Optuna storage URL of the search. By default what the run names, or its journal.
+        gpu: Use this GPU of those that CUDA shows, counted by their PCI addresses.
+        metric: The search's metric, where it is a function or a script that was never given as ``metric`` before.
+        progress: Show progress on stderr, as in ``search``.
+        listener: Is called at each step.
+        open_toolchain: Opens what evaluates plans, in place of the toolchain of the search's target and engine.
+
+    Raises:
+        RunError: It is no run directory, the search was not started, this host differs from the one that started it,
+            or the storage does not answer.
+        TargetError: The target or engine is not available here.
+        BaselineError: The all-FP32 engine is broken already.
+        KeyboardInterrupt: The worker was interrupted; its plan has been given back.
+    """
+    directory, file = read_search(Path(run))
+    named = recorded_metric(file.search.metric, metric, directory.path)
+    with (
+        listening(progress, listener) as listens,
+        full_disk_as_error(directory.path),
+        only_gpu(gpu),
+        joined_run(directory),
+    ):
+        # An exported run names no storage: its journal is a copy.
+        url = storage if storage is not None else storage_url(file.storage)
+        with contextlib.closing(WorkerRun(directory, file, url, listens, open_toolchain, named)) as working:
+            working.work()
+
+
+def worker_starter(
+    settings: SearchSettings, open_toolchain: OpenToolchain | None
+) -> Callable[[RunDirectory], StartWorker] | None:
+    """What starts the workers of a search that holds the lock of a run directory; None where it has none.
+
+    Called before the process that starts them limits itself to one GPU.
+
+    Raises:
+        TargetError: there are fewer GPUs.
+    """
+    if not settings.gpus:
+        return None
+    variables = {gpu: gpu_variables(gpu) for gpu in settings.gpus}
+
+    def of(run: RunDirectory) -> StartWorker:
+        def start(gpu: int) -> WorkerProcess:
+            arguments = {
+                "run": run.path.resolve(),
+                "storage": settings.storage,
+                "metric": settings.metric_function,
+                "progress": False,
+                "open_toolchain": open_toolchain,
+            }
+            return WorkerProcess(gpu, worker, arguments, run.logs / f"worker-gpu{gpu}.log", variables[gpu])
+
+        return start
+
+    return of
+
+
+@contextlib.contextmanager
+def only_gpu(index: int | None) -> Iterator[None]:
+    """Let this process and its children see one GPU alone meanwhile; None changes nothing.
+
+    Raises:
+        TargetError: ``CUDA_VISIBLE_DEVICES`` names fewer.
+    """
+    wanted = {} if index is None else gpu_variables(index)
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,168 @@
+"""Several workers on one search: of one host by a journal, started by the search or joined from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+import mptune
+from mptune.engines.workload import Workload
+from mptune.errors import RunError, SettingsError
+from mptune.rundir import has_workers, joined_run, open_run, read_run
+from mptune.tuning.front import Front
+from mptune.tuning.runs.result import read_record
+from tests.fakes import Diary, FakeToolchain, Law
+
+BUDGET = 14
+
+
+@dataclass(frozen=True)
+class Opener:
+    """Opens a fake toolchain in any process; each process keeps a diary of its own in ``folder``."""
+
+    folder: Path
+    delay_s: float = 0.1
+    device: str = "Fake 1000"
+
+    def __call__(self, workload: Workload, settings: object) -> FakeToolchain:
+        law = Law([group.id for group in workload.groups])
+        diary = self.folder / f"diary.{os.getpid()}"
+        return FakeToolchain(law, noise=0.0, delay_s=self.delay_s, diary=diary, device=self.device)
+
+    def built(self) -> dict[int, list[str]]:
+        """Process id -> fingerprints whose evaluation on the search samples it has begun."""
+        found = {}
+        for diary in self.folder.glob("diary.*"):
+            lines = [json.loads(line) for line in diary.read_text().splitlines()]
+            found[int(diary.suffix[1:])] = [fingerprint for fingerprint, which in lines if which == "search"]
+        return found
+
+
+@pytest.fixture
+def opener(tmp_path: Path) -> Opener:
+    folder = tmp_path / "diaries"
+    folder.mkdir()
+    return Opener(folder)
+
+
+def search(model: Path, data: Path, place: Path, opener: Opener, **options: object) -> Front:
+    return mptune.search(model, data=data, out=place, open_toolchain=opener, confirm_rounds=1, **options)  # type: ignore[arg-type]
+
+
+def evaluated(place: Path) -> list[str]:
+    directory, file = read_run(place)
+    record = read_record(directory, file)
+    found = [evaluation.plan.fingerprint for evaluation in record.evaluations()]
+    assert record.spent == len(found)
+    assert record.running == 0
+    record.close()
+    return found
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_search_shares_its_budget_among_the_workers_that_it_starts(
+    mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener
+) -> None:
+    place, diary = tmp_path / "shared.mptune", Diary()
+    front = search(mlp_path, mlp_data, place, opener, budget=BUDGET, gpus=(0, 1), listener=diary)
+    plans = evaluated(place)
+    assert len(plans) == len(set(plans)) == BUDGET
+    shares = [built for built in opener.built().values() if built]
+    assert len(shares) == 2, "the search itself builds nothing"
+    assert min(map(len, shares)) >= BUDGET // 4
+    assert sorted(plan for built in shares for plan in built) == sorted(plans), "no plan is built twice"
+    assert sorted(diary.counts) == [(done, BUDGET) for done in range(1, BUDGET + 1)]
+    assert front.fp32.held_out is not None, "the front is confirmed in the end"
+    assert (place / "chosen" / "model.onnx").exists()
+    assert not psutil.Process().children(recursive=True)
+
+
+def test_a_worker_that_is_killed_is_replaced_and_its_plan_goes_back(
+    mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener
+) -> None:
+    place, diary = tmp_path / "killed.mptune", Diary()
+
+    def kill_one() -> None:
+        until(lambda: sum(map(len, opener.built().values())) >= 4)
+        os.kill(max(opener.built(), key=lambda pid: len(opener.built()[pid])), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    search(mlp_path, mlp_data, place, opener, budget=BUDGET, gpus=(0, 1), listener=diary)
+    killer.join()
+    plans = evaluated(place)
+    assert len(plans) == len(set(plans)) == BUDGET
+    assert any("died" in text and "started again" in text for text in diary.warnings)
+    begun = [plan for built in opener.built().values() for plan in built]
+    assert len(begun) - len(set(begun)) <= 1, "only the plan that was in work is built again"
+
+
+def test_a_worker_joins_a_search_that_runs(mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener) -> None:
+    place = tmp_path / "joined.mptune"
+
+    def join() -> None:
+        until(lambda: sum(map(len, opener.built().values())) >= 1)
+        mptune.worker(place, open_toolchain=Opener(other))
+
+    other = tmp_path / "other"
+    other.mkdir()
+    joining = threading.Thread(target=join)
+    joining.start()
+    search(mlp_path, mlp_data, place, opener, budget=BUDGET)
+    joining.join()
+    plans = evaluated(place)
+    assert len(plans) == len(set(plans)) == BUDGET
+    joined = [plan for built in Opener(other).built().values() for plan in built]
+    assert len(joined) >= 2
+    assert not has_workers(read_run(place)[0])
+
+
+def test_a_worker_on_another_device_is_refused(mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener) -> None:
+    place = tmp_path / "run.mptune"
+    search(mlp_path, mlp_data, place, opener, budget=2)
+    run_json = (place / "run.json").read_text()
+    (place / "run.json").write_text(run_json.replace('"budget": 2', '"budget": 5'))
+    directory, file = read_run(place)
+    record = read_record(directory, file)
+    record.set_note("budget", 5)
+    record.close()
+    with pytest.raises(RunError, match="another target"):
+        mptune.worker(place, open_toolchain=Opener(opener.folder, device="Fake 2000"))
+    assert len(evaluated(place)) == 2
+
+
+def test_a_worker_without_a_search_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="does not exist"):
+        mptune.worker(tmp_path / "nothing.mptune")
+
+
+def test_a_directory_that_workers_use_is_not_moved_aside(
+    mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener
+) -> None:
+    place = tmp_path / "run.mptune"
+    search(mlp_path, mlp_data, place, opener, budget=2)
+    joined, refused = joined_run(read_run(place)[0]), pytest.raises(RunError, match="in use by workers")
+    with joined, refused, open_run(place, fresh=True):
+        pass
+    with open_run(place, fresh=True):
+        pass
+
+
+def test_gpus_are_given_once(mlp_path: Path, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="gpus"):
+        mptune.search(mlp_path, out=tmp_path / "run.mptune", gpus=(1, 1))
