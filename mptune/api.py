@@ -13,6 +13,7 @@ from mptune.applying import apply_plan, refuse
 from mptune.arguments import (
     ModelLike,
     Shapes,
+    choice_argument,
     data_argument,
     listening,
     loaded_model,
@@ -23,7 +24,6 @@ from mptune.arguments import (
     shapes_argument,
 )
 from mptune.data.metrics.accuracy import TaskMetric
-from mptune.errors import SettingsError
 from mptune.files import full_disk_as_error
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -31,7 +31,6 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.inspection import Inspection, inspect_model
 from mptune.joining import only_gpu, worker_starter
 from mptune.reporting.run_files import write_run_files
-from mptune.run_json import ChoiceSection
 from mptune.rundir import open_run, read_run, read_search
 from mptune.settings import (
     DataSettings,
@@ -40,7 +39,6 @@ from mptune.settings import (
     SearchSettings,
     TensorRtSettings,
     WorkerSettings,
-    check_limits,
 )
 from mptune.targets.target import load_target
 from mptune.tuning.front import Front
@@ -118,8 +116,8 @@ def search(
             largest). By default those of the data.
         timeout_s: Start no new evaluation after this many seconds.
         storage: Optuna storage URL, to share a search. By default ``MPTUNE_STORAGE``, else a journal file in ``out``.
-        gpus: GPUs of this machine that share the search, as ``nvidia-smi -L`` numbers them. Each gets a worker process.
-            By default the search runs on one GPU. A function given as ``metric`` must then be importable.
+        gpus: GPUs of this machine, by number, that share the search. Each gets a worker process, so that a function
+            given as ``metric`` must be importable.
         seed: Of the calibration split, the sampler and random inputs.
         fresh: Start over; what the run directory holds is moved aside, not deleted.
         tf32: Let FP32 groups use TF32. The reference never does.
@@ -236,17 +234,12 @@ def pick(
         PlanError: no such plan, or it is not feasible.
         RunError: it is no run directory, another process uses it, or the model has changed, or is gone without a copy.
     """
-    check_limits(max_error, max_latency_ms)
-    ways = [max_error is not None or max_latency_ms is not None, knee, plan is not None]
-    if sum(ways) > 1:
-        raise SettingsError("limits, the knee and a plan's id exclude each other", "give one of them")
+    choice = choice_argument(max_error, max_latency_ms, knee, plan)
     directory, _ = read_run(run)
     with full_disk_as_error(directory.path), open_run(directory.path), contextlib.ExitStack() as stack:
         directory, file = read_run(run)  # again, now that nobody else can write it
         record = stack.enter_context(contextlib.closing(read_record(directory, file, storage)))
-        file = file.model_copy(
-            update={"choice": ChoiceSection(max_error=max_error, max_latency_ms=max_latency_ms, plan=plan)}
-        )
+        file = file.model_copy(update={"choice": choice})
         front = front_of(directory, file, record)
         confirmation = None if file.confirms is None else known_confirmation(directory, file, record, storage)
         loaded = load_either(directory, file)

@@ -21,8 +21,9 @@ from mptune.errors import ModelError, SettingsError
 from mptune.files import write_bytes
 from mptune.graph.loading.model import Model, load_model
 from mptune.reporting.terminal.progress import TerminalListener
+from mptune.run_json import ChoiceSection
 from mptune.rundir import RunDirectory
-from mptune.settings import InMemory, ShapeRange
+from mptune.settings import InMemory, ShapeRange, check_limits
 from mptune.tuning.listener import Both, Listener, Silent
 
 ModelLike: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto"
@@ -119,6 +120,21 @@ def _range(name: str, given: Any) -> ShapeRange:
     except (TypeError, ValueError):
         raise SettingsError(f"--shapes {name}: {given!r} is not understood", _SHAPES_HINT) from None
     return ShapeRange(name, smallest, usual, largest)
+
+
+def choice_argument(
+    max_error: float | None, max_latency_ms: float | None, knee: bool, plan: str | None
+) -> ChoiceSection:
+    """How a plan is chosen.
+
+    Raises:
+        SettingsError: ways to choose that exclude each other, or a limit that is not above 0.
+    """
+    check_limits(max_error, max_latency_ms)
+    ways = [max_error is not None or max_latency_ms is not None, knee, plan is not None]
+    if sum(ways) > 1:
+        raise SettingsError("limits, the knee and a plan's id exclude each other", "give one of them")
+    return ChoiceSection(max_error=max_error, max_latency_ms=max_latency_ms, plan=plan)
 
 
 def run_path(model: ModelLike, out: str | os.PathLike[str] | None) -> Path:
