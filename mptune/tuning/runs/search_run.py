@@ -58,6 +58,7 @@ from mptune.tuning.steps.prepare import (
 )
 from mptune.tuning.steps.remeasure import confirm, missing, points_to_confirm, rounds_needed
 from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, find_sensitivity, make_prior
+from mptune.tuning.steps.shared_errors import SharedErrors
 from mptune.tuning.steps.tuner import Tuner, has_converged, is_exhausted
 
 BUDGET_NOTE = "budget"
@@ -281,7 +282,8 @@ class SearchRun(MeasuringRun):
             return
         toolchain, metric = self._open_toolchain(), self._settings.metric
         path = self._workload.workspace.data_dir / SENSITIVITY_JSON
-        sensitivity = find_sensitivity(space, toolchain, metric, path, self._listener)
+        shared = SharedErrors(self.record, metric)
+        sensitivity = find_sensitivity(space, toolchain, metric, path, self._listener, shared)
         terms = toolchain.latency_terms()
         if isinstance(terms, Failure):
             self._warn(f"no latency can be predicted, so the search learns it from builds alone: {terms.message}")

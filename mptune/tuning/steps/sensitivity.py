@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +20,12 @@ from mptune.tuning.sampler.boundaries import Boundary
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.emulated import emulate_plans
+from mptune.tuning.steps.shared_errors import SharedErrors
 
 SENSITIVITY_JSON = "sensitivity.json"
 """Name of the file in the run's data directory."""
+
+_WAIT_S = 0.3
 
 _AT_A_TIME = 8
 """Groups per job: an interrupted run repeats at most one job, and progress is reported after each."""
@@ -61,7 +65,13 @@ class Sensitivity:
 
 
 def find_sensitivity(
-    space: SearchSpace, toolchain: Toolchain, metric: str, path: Path, listener: Listener
+    space: SearchSpace,
+    toolchain: Toolchain,
+    metric: str,
+    path: Path,
+    listener: Listener,
+    shared: SharedErrors | None = None,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> Sensitivity:
     """Emulate each free group alone; what an earlier call wrote is not done again.
 
@@ -71,20 +81,34 @@ def find_sensitivity(
         metric: the objective statistic.
         path: file that keeps the result, written after every few groups.
         listener: receives the progress.
+        shared: what the other workers of the search do; None where there are none.
+        sleep: waits for so many seconds, where other workers have the rest in work.
 
     Raises:
         RunError: the machine failed, or the file cannot be written.
     """
-    known = Sensitivity.load(path, metric)
-    missing = [group for group in space.free if group not in known.errors]
+    errors = dict(Sensitivity.load(path, metric).errors)
     fp32 = PrecisionPlan.uniform(space.model_sha256, [g.id for g in space.groups], Precision.FP32)
-    for start in range(0, len(missing), _AT_A_TIME):
-        done = len(space.free) - len(missing) + start
+    chunks = [space.free[start : start + _AT_A_TIME] for start in range(0, len(space.free), _AT_A_TIME)]
+    while True:
+        errors.update({} if shared is None else shared.known())
+        missing = [number for number, chunk in enumerate(chunks) if any(group not in errors for group in chunk)]
+        if not missing:
+            break
+        number = missing[0] if shared is None else shared.claim(missing)
+        if number is None:
+            sleep(_WAIT_S)
+            continue
+        done = sum(group in errors for group in space.free)
         listener.stage(f"sensitivity: {done} of {len(space.free)} groups")
-        few = missing[start : start + _AT_A_TIME]
-        plans = [fp32.replace({group: Precision.FP16}) for group in few]
-        errors = (error.value for error in emulate_plans(toolchain, plans, metric))
-        known = Sensitivity(metric, {**known.errors, **dict(zip(few, errors, strict=True))})
+        few = [group for group in chunks[number] if group not in errors]
+        found = emulate_plans(toolchain, [fp32.replace({group: Precision.FP16}) for group in few], metric)
+        errors.update(zip(few, (error.value for error in found), strict=True))
+        if shared is not None:
+            shared.keep(number, {group: errors[group] for group in chunks[number]})
+        Sensitivity(metric, errors).save(path)
+    known = Sensitivity(metric, errors)
+    if known != Sensitivity.load(path, metric):
         known.save(path)
     return known
 
