@@ -17,6 +17,7 @@ FLOORS = {
     "mptune.settings": 0,
     "mptune.resources": 0,
     "mptune.files": 0,
+    "mptune.printable": 0,
     "mptune.graph": 1,
     "mptune.data": 1,
     "mptune.targets": 1,

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
 import typer
 
 from mptune.errors import SettingsError
+from mptune.printable import printable
 
 if TYPE_CHECKING:
     from mptune.tuning.front import Front
@@ -130,22 +131,17 @@ def resume_command(context: typer.Context) -> str:
 def complain(message: str, hint: str = "") -> None:
     """One line on stderr that says what is wrong, and one that says what to do."""
     try:
-        print(_one_line(message), file=sys.stderr)
+        print(printable(message), file=sys.stderr)
         if hint:
-            print(f"hint: {_one_line(hint)}", file=sys.stderr)
+            print(f"hint: {printable(hint)}", file=sys.stderr)
         sys.stderr.flush()
     except (OSError, ValueError):  # nobody reads it any more
         _give_up(sys.stderr)
 
 
-def _one_line(text: str) -> str:
-    """The text with line breaks and control characters written out: a model's names may hold any."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 def say(text: object) -> None:
     """One line on stdout."""
-    print(text)
+    print(printable(text))
 
 
 def print_json(document: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterable
 from pathlib import Path, PureWindowsPath
 from string import Template
 
@@ -14,6 +15,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
+from mptune.printable import printable
 from mptune.reporting.text import (
     by_importance,
     environment_facts,
@@ -162,9 +164,11 @@ def _readme(front: Front, evaluation: Evaluation, environment: Environment | Non
         "target": front.target,
         "engine": front.engine,
         "device": front.device,
-        "environment": "\n".join(f"{name:<16} {value}" for name, value in machine),
-        "warnings": "\n".join(f"  - {text}" for text in (*front_warnings(front), *evaluation.warnings)) or "  none",
+        "environment": _block(f"{name:<16} {value}" for name, value in machine),
+        "warnings": _block(f"  - {text}" for text in (*front_warnings(front), *evaluation.warnings)) or "  none",
     }
+    blocks = ("engine_file", "kept", "environment", "warnings")  # of several lines, cleaned one by one
+    facts = {name: fact if name in blocks else printable(fact) for name, fact in facts.items()}
     return Template(read_template("README.txt.in")).substitute(facts)
 
 
@@ -182,4 +186,8 @@ def _kept(front: Front, evaluation: Evaluation) -> str:
         lines.append(f"  - and {len(kept) - MOST_KEPT} more: `mptune report RUN --explain` lists them")
     if not lines:
         lines.append("  none" if not evaluation.plan.fp32_groups else "  not known")
-    return "\n".join(lines)
+    return _block(lines)
+
+
+def _block(lines: Iterable[str]) -> str:
+    return "\n".join(map(printable, lines))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from html import escape
 from typing import TYPE_CHECKING
 
+from mptune.printable import printable_html as escape
 from mptune.reporting.confirmation_text import cells_of, failures, headings, place_of, verdicts
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from html import escape
 from pathlib import Path
 from string import Template
 
@@ -11,6 +10,7 @@ from mptune._version import __version__
 from mptune.engines.environment import Environment
 from mptune.files import write_text
 from mptune.graph.grouping.groups import LayerGroup
+from mptune.printable import printable_html as escape
 from mptune.reporting.page.precision_map import describe_ops, precision_map
 from mptune.reporting.page.scatter import scatter
 from mptune.reporting.text import (

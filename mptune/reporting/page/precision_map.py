@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from itertools import groupby
 
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.printable import printable_html as escape
 from mptune.reporting.text import format_error, format_ms, front_rows
 from mptune.tuning.front import Front
 

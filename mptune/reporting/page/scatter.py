@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
 
+from mptune.printable import printable_html as escape
 from mptune.reporting.text import Row, format_error, format_ms, format_speedup, front_rows, group_counts
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front

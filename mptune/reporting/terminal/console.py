@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from typing import TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Span, Text
+
+from mptune.printable import printable, printable_character
 
 PLAIN_WIDTH = 100
 """Columns where there is no terminal to ask."""
 
 
 class _OurConsole(Console):
-    """rich's own would end the process with exit code 1 when the reader of a pipe leaves."""
+    """Shows no character that is not printable, wherever a text stands; and leaves it to the caller to end."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render a text, or a table with its texts, after they are cleaned."""
+        if isinstance(renderable, Table):
+            for column in renderable.columns:
+                column._cells = [_cleaned(cell) for cell in column._cells]
+        return super().render(_cleaned(renderable), options)
 
     def on_broken_pipe(self) -> None:
         """Pass the ``BrokenPipeError`` on that is being handled: the command line knows what it means."""
@@ -20,10 +33,25 @@ class _OurConsole(Console):
         raise
 
 
+def _cleaned(renderable: RenderableType) -> RenderableType:
+    """A text with what is not printable written out; anything else as it is."""
+    if isinstance(renderable, str):
+        return printable(renderable)
+    if not isinstance(renderable, Text) or renderable.plain.isprintable():
+        return renderable
+    places = [0]
+    for character in renderable.plain:
+        places.append(places[-1] + len(printable_character(character)))
+    clean = renderable.blank_copy(printable(renderable.plain))
+    clean.spans = [Span(places[start], places[end], style) for start, end, style in renderable.spans]
+    return clean
+
+
 def make_console(stream: TextIO) -> Console:
     """A console that keeps within the terminal, and within 100 columns where there is none.
 
-    ``NO_COLOR`` and ``COLUMNS`` are honoured by rich itself. A reader that leaves is a ``BrokenPipeError``.
+    ``NO_COLOR`` and ``COLUMNS`` are honoured by rich itself. Texts are cleaned (``mptune.printable``), and a reader
+    that leaves is a ``BrokenPipeError``.
     """
     width = None if stream.isatty() else shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns
     return _OurConsole(file=stream, width=width, highlight=False, soft_wrap=False)

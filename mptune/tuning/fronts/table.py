@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 from mptune.graph.plan import PrecisionPlan
+from mptune.printable import printable
+from mptune.printable import printable_html as escape
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.fronts.content import FrontContent
 
@@ -108,7 +109,8 @@ def front_text(front: FrontContent) -> str:
     cells = [_header(front), *(_cells(row) for row in shown)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(_HEADER))]
     table = ["  ".join(_justify(line, widths)).rstrip() for line in cells]
-    return "\n".join((*_facts(front), *table, *_rest(left), f"chosen: {_chosen(front)}"))
+    lines = (*_facts(front), *table, *_rest(left), f"chosen: {_chosen(front)}")
+    return "\n".join(map(printable, lines))
 
 
 def front_html(front: FrontContent) -> str:

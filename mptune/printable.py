@@ -1,0 +1,27 @@
+"""The one place where text that comes from a model or a run is made fit to be shown.
+
+Names of nodes and tensors may hold any character: sequences that drive a terminal, line breaks that forge a line of
+their own, controls that turn the direction of writing around.
+"""
+
+from __future__ import annotations
+
+from html import escape
+
+
+def printable(text: object) -> str:
+    r"""The text on one line; characters that are not printable are written out, such as ``\n`` and ``\x1b``."""
+    words = str(text)
+    if words.isprintable():
+        return words
+    return "".join(map(printable_character, words))
+
+
+def printable_character(character: str) -> str:
+    """One character as ``printable`` shows it."""
+    return character if character.isprintable() else character.encode("unicode_escape").decode()
+
+
+def printable_html(text: object) -> str:
+    """The text as it may stand in HTML; line breaks are left, since they mean nothing there."""
+    return "\n".join(escape(printable(line)) for line in str(text).split("\n"))

@@ -1,0 +1,140 @@
+"""Names in a model, and texts in a run, that would drive a terminal or forge lines: on every way out."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from mptune import api
+from mptune.cli import main
+from mptune.engines.base import Failure, FailureKind, Stage
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
+from mptune.printable import printable, printable_html
+from mptune.reporting.terminal.confirmation import print_confirmation
+from mptune.reporting.terminal.progress import TerminalListener
+from mptune.tuning.evaluation import Origin
+from tests.conftest import save_mlp
+from tests.fakes import FAST, FakeToolchain, Law, make_plan
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202e\u2066\r\x9b31m\nFORGED"
+
+
+def is_clean(text: str) -> bool:
+    lines = text.split("\n")
+    return all(line.isprintable() and not line.lstrip().startswith("FORGED") for line in lines)
+
+
+def make_toolchain() -> FakeToolchain:
+    group_ids = [group.id for group in find_groups(load_model("model.onnx"))]
+    return FakeToolchain(Law(group_ids), device=f"GPU {HOSTILE}", name=f"engine{HOSTILE}")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory, mlp_data: Path) -> Path:
+    """A folder with a model whose nodes and weights have hostile names, and a run whose record has such texts."""
+    folder = tmp_path_factory.mktemp("hostile")
+    proto = onnx.load(save_mlp(folder / "model.onnx"))
+    names = {weight.name for weight in proto.graph.initializer} | {o for node in proto.graph.node for o in node.output}
+    names.discard("y")
+    for weight in proto.graph.initializer:
+        weight.name += HOSTILE
+    for node in proto.graph.node:
+        node.name += HOSTILE
+        node.input[:] = [name + HOSTILE * (name in names) for name in node.input]
+        node.output[:] = [name + HOSTILE * (name in names) for name in node.output]
+    onnx.save(proto, folder / "model.onnx")
+    shutil.copy(mlp_data, folder / "data.npz")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        api.search("model.onnx", data="data.npz", budget=6, latency=FAST, open_toolchain=make_toolchain().open)
+    run_json = folder / "model.mptune" / "run.json"
+    document = json.loads(run_json.read_text())
+    document["warnings"] = [f"warned {HOSTILE}"]
+    run_json.write_text(json.dumps(document))
+    return folder
+
+
+@pytest.fixture
+def place(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it as the working directory."""
+    shutil.copytree(base, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "report model.mptune",
+        "report model.mptune --explain",
+        "report model.mptune --json",
+        "report model.mptune --explain --json",
+        "pick model.mptune --knee",
+        "pick model.mptune --plan none",
+        "export model.mptune",
+        "confirm model.mptune --target none",
+        "inspect model.onnx",
+        "inspect model.onnx --data data.npz",
+        "inspect model.onnx --json",
+        "apply model.onnx --fp16-all --keep-fp32 none -o out.onnx",
+        "apply model.onnx --fp16-all -o out.onnx",
+        "search model.onnx --data data.npz --target none",
+    ],
+)
+def test_every_command(
+    place: Path, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # every column is shown
+    main(command.split())
+    out, err = capsys.readouterr()
+    assert out + err
+    assert is_clean(out)
+    assert is_clean(err)
+
+
+def test_a_confirmation(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for which in ("search", "held_out"):
+        np.savez(f"model.mptune/data/{which}_reference.npz", y=np.zeros(1, np.float32))
+    found = api.confirm("model.mptune", open_toolchain=make_toolchain().open)
+    print_confirmation(found)
+    assert is_clean(capsys.readouterr().out)
+    page = next(Path("model.mptune/confirmed").glob("*/report.html")).read_text()
+    assert is_clean(page.replace("FORGED", ""))
+
+
+def test_files_and_python(place: Path) -> None:
+    front = api.pick("model.mptune", max_error=1e-9)
+    shown = [Path("model.mptune/chosen/README.txt").read_text(), repr(front), *map(repr, front.points)]
+    # Line breaks mean nothing in HTML.
+    shown += [
+        page.replace("FORGED", "") for page in (Path("model.mptune/report.html").read_text(), front._repr_html_())
+    ]
+    assert any("owned" in text for text in shown)
+    assert [is_clean(text) for text in shown] == [True] * len(shown)
+
+
+def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    with TerminalListener() as listener:
+        listener.stage(HOSTILE)
+        listener.warning(HOSTILE)
+        failure = Failure(Stage.BUILD, FailureKind.ERROR, HOSTILE)
+        listener.failed(make_plan("01"), Origin("seed", HOSTILE), failure, 1, 2)
+    told = capsys.readouterr().err
+    assert told.count("owned") == 4
+    assert is_clean(told)
+
+
+def test_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", f"none{HOSTILE}"]) == 1
+    assert is_clean(capsys.readouterr().err)
+
+
+def test_printable() -> None:
+    assert printable("a\nb\x1b[0m\u202e\u00e4") == "a\\nb\\x1b[0m\\u202e\u00e4"
+    assert printable_html("<\n\x1b>") == "&lt;\n\\x1b&gt;"
