@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,18 @@ class Count:
         calls = state.cached("calls", 0, list)
         state.cached("counted", self.key, lambda: calls.append(self.key))
         return len(calls)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Takes its time, in small steps: a process that is stopped gets no further."""
+
+    steps: int
+
+    def run(self, state: WorkerState) -> str:
+        for _ in range(self.steps):
+            time.sleep(0.1)
+        return "done"
 
 
 @dataclass(frozen=True)

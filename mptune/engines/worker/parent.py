@@ -37,6 +37,14 @@ _MAX_MESSAGE_BYTES = 1 << 30
 _READ_BYTES = 1 << 16
 _CLOSE_TIMEOUT_S = 10.0
 _DYING_TIMEOUT_S = 5.0
+_TICK_S = 1.0
+_STOPPED_S = 2.0
+"""A wait that took so much longer than asked for: this process was stopped (SIGSTOP, a container that is paused), and
+perhaps the worker with it. That time does not count."""
+_REST_S = 0.1
+"""Past the deadline, so long is the rest of an answer that has begun waited for."""
+_OVERTIME_S = 5.0
+"""So long past the deadline nothing is read any more."""
 
 # After these the process is replaced: its CUDA context may be lost, or its memory exhausted.
 _RETIRING = frozenset({FailureKind.OUT_OF_MEMORY, FailureKind.DEVICE_LOST, FailureKind.CRASH})
@@ -266,11 +274,19 @@ class _Process:
             selector.register(self._answers, selectors.EVENT_READ)
             selector.register(self._printed, selectors.EVENT_READ)
             selector.register(self._requests, selectors.EVENT_WRITE)
+            woken = time.monotonic()
             while True:
-                left = deadline - time.monotonic()
-                if left <= 0:
+                before = time.monotonic()
+                left = deadline - before
+                # Past the deadline what waits already is read: this process may have been stopped meanwhile.
+                wait = min(max(left, _REST_S if self._buffer else 0.0), _TICK_S)
+                ready = {key.fd for key, _ in selector.select(wait)}
+                now = time.monotonic()
+                stopped = now - woken - wait
+                deadline += stopped if stopped > _STOPPED_S else 0.0
+                woken = now
+                if deadline - now <= 0 and (self._answers not in ready or deadline - now <= -_OVERTIME_S):
                     return stage, None
-                ready = {key.fd for key, _ in selector.select(left)}
                 if self._printed in ready and not self.drain():
                     selector.unregister(self._printed)
                 if self._requests in ready:
@@ -295,6 +311,7 @@ class _Process:
                         asked = time.monotonic()
                         pending = memoryview(reply(message[1]))
                         deadline += time.monotonic() - asked
+                        woken = time.monotonic()
                         selector.register(self._requests, selectors.EVENT_WRITE)
                     else:
                         self.drain()

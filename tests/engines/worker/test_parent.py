@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -414,3 +415,40 @@ def test_a_log_that_cannot_be_written_does_not_hide_the_failure(tmp_path: Path) 
     assert isinstance(failure, Failure)
     assert failure.message == "ValueError: x"
     assert failure.log_path is None
+
+
+_CALLS_A_JOB = """
+import sys
+from pathlib import Path
+from mptune.engines.worker.parent import Worker
+from tests.engines import faults
+with Worker(Path("logs")) as worker:
+    worker.call(faults.Pid(), 120.0)
+    print(worker.pid, flush=True)
+    print(worker.call(faults.Work(int(sys.argv[1])), float(sys.argv[2])), flush=True)
+"""
+
+
+@pytest.mark.parametrize("with_worker", [False, True])
+def test_a_parent_that_was_stopped_past_the_deadline_times_nothing_out(with_worker: bool, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _CALLS_A_JOB, "20" if with_worker else "10", "4"]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+    assert parent.stdout is not None
+    worker = int(parent.stdout.readline())
+    pids = [parent.pid, worker] if with_worker else [parent.pid]
+    time.sleep(0.5)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(5.0)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    output, _ = parent.communicate(timeout=60)
+    assert output.strip() == "done"
+
+
+def test_the_deadline_holds_though_a_job_reports_without_end(worker: Worker) -> None:
+    worker.call(faults.Pid(), PLENTY_S)
+    failure = worker.call(faults.Report(threads=1, steps=10**9), timeout_s=2.0)
+    assert isinstance(failure, Failure)
+    assert failure.kind is FailureKind.TIMEOUT
+    assert_works(worker)
