@@ -19,6 +19,7 @@ from mptune.engines.base import Workspace
 from mptune.errors import RunError
 from mptune.files import write_json, writing
 from mptune.run_json import FRESH_HINT, RunFile, parse_run_file
+from mptune.scratch import delete_scratch
 
 HOME = "../.."
 """The way from ``RUN/confirmed/DEVICE`` to ``RUN``."""
@@ -207,6 +208,7 @@ def open_run(path: Path, *, fresh: bool | Callable[[RunFile], bool] = False) -> 
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
     with _locked(run):
+        delete_scratch((run.path, run.weights, run.data, run.engines, run.chosen))
         yield run
 
 

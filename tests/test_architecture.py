@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "mptune"
 FLOORS = {
     "mptune._version": 0,
     "mptune.errors": 0,
+    "mptune.scratch": 0,
     "mptune.finding": 0,
     "mptune.settings": 0,
     "mptune.resources": 0,

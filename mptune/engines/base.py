@@ -6,7 +6,6 @@ for one.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -21,6 +20,7 @@ from mptune.engines.environment import Environment
 from mptune.engines.timing.latency import Latency, LatencySource, Stopwatch
 from mptune.engines.timing.session_timing import SessionTiming
 from mptune.graph.plan import PrecisionPlan
+from mptune.scratch import scratch_name
 
 if TYPE_CHECKING:
     from mptune.targets.roofline import LatencyTerms
@@ -166,7 +166,7 @@ class Workspace:
 
     def scratch(self, name: str) -> Path:
         """A path for a model beside the weight bank, of this process alone: several may share a run directory."""
-        return self.weights_dir / f"{name}-{os.getpid()}.onnx"
+        return self.weights_dir / scratch_name(name, ".onnx")
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 from mptune.engines.base import Failure, FailureKind, Progress, Stage
 from mptune.engines.worker.child import HEADER, Job, Message, encode
 from mptune.engines.worker.output import Output
-from mptune.engines.worker.process_tree import absolute_sys_path, kill_tree, oom_kills, spawn
+from mptune.engines.worker.process_tree import absolute_sys_path, kill_tree, oom_kills, signal_name, spawn
 from mptune.errors import MptuneError
 from mptune.settings import WorkerSettings
 
@@ -362,7 +362,7 @@ class _Process:
         if killed and (before is None or now is None or now > before):
             return FailureKind.OUT_OF_MEMORY, "killed by SIGKILL, probably because memory ran out"
         kind = FailureKind.OUT_OF_MEMORY if starved else FailureKind.CRASH
-        return kind, f"killed by {_signal_name(-status)}" if status < 0 else f"exited with status {status}"
+        return kind, f"killed by {signal_name(-status)}" if status < 0 else f"exited with status {status}"
 
     def kill(self) -> None:
         """Kill the whole tree and free the pipes; what was printed stays in ``output``."""
@@ -395,10 +395,3 @@ class _Process:
             if fd >= 0:
                 os.close(fd)
         self._requests = self._answers = self._printed = -1
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

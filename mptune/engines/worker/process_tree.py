@@ -110,3 +110,11 @@ def oom_kills() -> int | None:
         if name == "oom_kill":
             return int(value)
     return None
+
+
+def signal_name(number: int) -> str:
+    """Its name, such as ``SIGSEGV``; its number where it has none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
