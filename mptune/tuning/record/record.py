@@ -36,7 +36,7 @@ from mptune.tuning.record.attributes import (
 )
 from mptune.tuning.record.owner import Heartbeats, is_dead
 from mptune.tuning.record.proposal import Proposal
-from mptune.tuning.record.storage import storing
+from mptune.tuning.record.storage import batch, storing
 from mptune.tuning.sampler.plan_rows import PRECISIONS
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 from mptune.tuning.sampler.precision import Emulate, PrecisionSampler
@@ -204,11 +204,12 @@ class StudyRecord:
                 warnings.simplefilter("ignore")
                 trial = self._study.ask()
             trial.set_user_attr(OWNER, self._heartbeats.owner(trial._trial_id))
-            choices = {g: trial.suggest_categorical(self._names.of(g), PRECISIONS) for g in self._space.free}
-            attrs = trial.user_attrs
-            plan = self._whole_plan(attrs, choices)
-            if "fingerprint" not in attrs:
-                trial.set_user_attr("fingerprint", plan.fingerprint)
+            with batch(self._storage):
+                choices = {g: trial.suggest_categorical(self._names.of(g), PRECISIONS) for g in self._space.free}
+                attrs = trial.user_attrs
+                plan = self._whole_plan(attrs, choices)
+                if "fingerprint" not in attrs:
+                    trial.set_user_attr("fingerprint", plan.fingerprint)
         return Proposal(plan, trial.number, _origin_of(attrs), attrs.get("attempt", 0), trial)
 
     def tell_evaluation(
@@ -221,7 +222,7 @@ class StudyRecord:
             evaluation: of it.
             group_times_ms: what its groups take by the engine's own profiler, for the sampler.
         """
-        with storing(self._where):
+        with storing(self._where), batch(self._storage):
             set_feasible(proposal.trial, evaluation.is_finite)
             low, high = evaluation.latency.ci95_ms
             latency_ms, sd_ms = evaluation.latency.median_ms, (high - low) / (2 * _NORMAL_95)
@@ -234,14 +235,16 @@ class StudyRecord:
             proposal.trial.set_user_attr("speedup", round(evaluation.speedup, 4))
             proposal.trial.set_user_attr("FP16 groups", len(evaluation.plan.fp16_groups))
             proposal.trial.set_user_attr(EVALUATION, evaluation.to_json())
+        with storing(self._where):
             self._finish(proposal.number, evaluation)
 
     def tell_failure(self, proposal: Proposal, failure: Failure) -> None:
         """Record a plan that failed through its own fault: PRUNED with its constraint violated."""
-        with storing(self._where):
+        with storing(self._where), batch(self._storage):
             set_feasible(proposal.trial, False)
             proposal.trial.set_user_attr("failure", describe(failure))
             proposal.trial.set_user_attr(FAILURE, failure.to_json())
+        with storing(self._where):
             self._study.tell(proposal.number, state=TrialState.PRUNED)
 
     def tell_fault(self, proposal: Proposal, failure: Failure, *, attempt: int) -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import optuna
-from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.storages import BaseStorage, RDBStorage
 
 from mptune.errors import RunError
 from mptune.files import RESUME_HINT, disk_error
 from mptune.tuning.record.journal import remove_stale_locks, repair_journal
+from mptune.tuning.record.journal_storage import BatchedStorage
 from mptune.tuning.record.storage_urls import scheme_of, without_secrets, without_secrets_of
 
 
@@ -37,9 +37,7 @@ def open_storage(url: str | None, journal: Path, *, repair: bool = True) -> tupl
         remove_stale_locks(journal)
         copy = repair_journal(journal)
     with storing(str(journal)):
-        # An open lock, not a symbolic link: symbolic links need privileges on Windows and fail on some mounts.
-        backend = JournalFileBackend(str(journal), lock_obj=JournalFileOpenLock(str(journal)))
-        storage = JournalStorage(backend)
+        storage = BatchedStorage(journal)
     if copy is None:
         return storage, None
     return storage, f"the last record of {journal.name} was torn and has been cut off; the old file is {copy.name}"
@@ -74,6 +72,15 @@ def _open_database(url: str) -> RDBStorage:
             "check that the server is reachable, and the URL (such as postgresql+psycopg://user:password@host/name; "
             "special characters of the password as %40 for @, %2F for /)",
         ) from None  # its traceback would show the URL
+
+
+def batch(storage: BaseStorage) -> AbstractContextManager[None]:
+    """Write what is set in the block in one piece at its end, where the storage can; nothing read back before holds it.
+
+    Raises:
+        OSError: as ``storing`` takes it.
+    """
+    return storage.batch() if isinstance(storage, BatchedStorage) else nullcontext()
 
 
 @contextmanager

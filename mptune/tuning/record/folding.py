@@ -1,0 +1,114 @@
+"""Records of an Optuna journal, the operations of each trial joined into the one that creates it.
+
+The records and the numbers of their operations are those that Optuna has written since version 3.1, and must go on to
+read. What is not known here is passed on as it is, and everything after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import IntEnum
+from sys import intern
+from typing import Any
+
+from optuna.trial import TrialState
+
+Record = dict[str, Any]
+
+
+class Operation(IntEnum):
+    """What a record does, in Optuna's journals."""
+
+    CREATE_STUDY = 0
+    SET_STUDY_USER_ATTR = 2
+    SET_STUDY_SYSTEM_ATTR = 3
+    CREATE_TRIAL = 4
+    SET_TRIAL_PARAM = 5
+    SET_TRIAL_STATE_VALUES = 6
+    SET_TRIAL_INTERMEDIATE_VALUE = 7
+    SET_TRIAL_USER_ATTR = 8
+    SET_TRIAL_SYSTEM_ATTR = 9
+
+
+_OF_TRIALS = frozenset(code for code in Operation if code > Operation.CREATE_TRIAL)
+_OF_STUDIES = (Operation.CREATE_STUDY, Operation.SET_STUDY_USER_ATTR, Operation.SET_STUDY_SYSTEM_ATTR)
+
+
+def fold(records: Iterable[Record]) -> Iterator[Record]:
+    """Join the operations of each trial; a storage that is empty comes to hold the same from either.
+
+    Records of trials come in the order in which these were created, each as soon as its trial is finished, and of
+    all trials before it; those of studies come at once.
+
+    Args:
+        records: of a journal, from its beginning.
+    """
+    waiting: dict[int, Record] = {}  # Trials that are not given yet, in their order, by their ids.
+    distributions: dict[tuple[int, str], str] = {}
+    count = 0
+    rest = iter(records)
+    for record in rest:
+        code = record.get("op_code")
+        if code in _OF_STUDIES:
+            yield record
+        elif code == Operation.CREATE_TRIAL:
+            waiting[count] = _begin(record)
+            count += 1
+        elif code in _OF_TRIALS:
+            trial = waiting.get(record["trial_id"])
+            # Nothing can be set on a finished trial: Optuna reads over it, too.
+            if trial is not None and not _is_finished(trial):
+                if not _is_known(record, trial, distributions):
+                    yield from (*waiting.values(), record)
+                    yield from rest
+                    return
+                _apply(record, trial)
+        else:
+            yield from (*waiting.values(), record)
+            yield from rest
+            return
+        while waiting and _is_finished(waiting[oldest := next(iter(waiting))]):
+            yield waiting.pop(oldest)
+    yield from waiting.values()
+
+
+def _begin(record: Record) -> Record:
+    """A record that creates a trial, with a place for everything that may be set on it."""
+    empty = ("params", "distributions", "user_attrs", "system_attrs", "intermediate_values")
+    return {"state": TrialState.RUNNING.value, **{name: {} for name in empty}, **record}
+
+
+def _is_finished(trial: Record) -> bool:
+    return TrialState(trial["state"]).is_finished()
+
+
+def _is_known(record: Record, trial: Record, distributions: dict[tuple[int, str], str]) -> bool:
+    """False for a parameter whose distribution is not that of earlier trials: which of them counts, Optuna decides."""
+    if record["op_code"] != Operation.SET_TRIAL_PARAM:
+        return True
+    key = (trial["study_id"], record["param_name"])
+    known = distributions.setdefault(key, record["distribution"])
+    return bool(known == record["distribution"])
+
+
+def _apply(record: Record, trial: Record) -> None:
+    """Do to the record that creates a trial what another record does to the trial."""
+    code = record["op_code"]
+    if code == Operation.SET_TRIAL_PARAM:
+        name = intern(record["param_name"])
+        trial["params"][name] = record["param_value_internal"]
+        trial["distributions"][name] = record["distribution"]
+    elif code == Operation.SET_TRIAL_USER_ATTR:
+        trial["user_attrs"].update(record["user_attr"])
+    elif code == Operation.SET_TRIAL_SYSTEM_ATTR:
+        trial["system_attrs"].update(record["system_attr"])
+    elif code == Operation.SET_TRIAL_INTERMEDIATE_VALUE:
+        trial["intermediate_values"][str(record["step"])] = record["intermediate_value"]
+    elif record["state"] != TrialState.RUNNING.value or trial["state"] != TrialState.RUNNING.value:
+        trial["state"] = record["state"]
+        if record["state"] == TrialState.RUNNING.value:
+            trial["datetime_start"] = record["datetime_start"]
+        if _is_finished(trial):
+            trial["datetime_complete"] = record["datetime_complete"]
+        if record["values"] is not None:
+            trial.update(value=None, values=record["values"])

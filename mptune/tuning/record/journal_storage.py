@@ -1,0 +1,124 @@
+"""Optuna's journal storage on a file, opened and written in fewer steps.
+
+Optuna replays one operation for each parameter and each attribute, and copies the trial each time: a study of a
+thousand trials took seconds to open. ``FoldingBackend`` joins the operations of each trial into one that creates it
+whole, when the file is read first. The file itself is what Optuna writes and reads: any of its tools opens it, and
+files of earlier versions open as quickly. Optuna's own snapshots are pickles, which would run code that a downloaded
+run directory brings along.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from optuna.storages import JournalStorage
+from optuna.storages.journal import BaseJournalBackend, JournalFileBackend, JournalFileOpenLock
+
+from mptune.tuning.record.folding import fold
+
+Record = dict[str, Any]
+
+
+class FoldingBackend(BaseJournalBackend):
+    """A journal file whose first reading is folded (``mptune.tuning.record.folding``). For one storage.
+
+    Other processes may append at the same time: a last line without its newline is left for the next reading.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, which is created where it is missing; nothing is read yet.
+
+        Raises:
+            OSError: it cannot be created.
+        """
+        self._path = path
+        # An open lock, not a symbolic link: symbolic links need privileges on Windows and fail on some mounts.
+        self._file = JournalFileBackend(str(path), lock_obj=JournalFileOpenLock(str(path)))
+        self._batch: list[Record] | None = None
+        self._is_open = False
+        # Where in the file the records of the last reading end, that before the first one, too, and their first number.
+        self._first, self._ends = 0, [0]
+
+    def append_logs(self, logs: list[Record]) -> None:
+        """Append records in one write with one sync, or keep them for the end of the batch."""
+        if self._batch is None:
+            self._file.append_logs(logs)
+        else:
+            self._batch += logs
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Write what is appended in the block at its end, in one piece. Until then no reading gives it back."""
+        if self._batch is not None:  # within another one
+            yield
+            return
+        self._batch = []
+        try:
+            yield
+        finally:
+            records, self._batch = self._batch, None
+            if records:
+                self._file.append_logs(records)
+
+    def read_logs(self, log_number_from: int) -> Iterator[Record]:
+        """The records from this number on; numbers count what was given, not what the file holds.
+
+        Raises:
+            ValueError: a line before the last one is damaged, or the record was given by an earlier reading.
+        """
+        if not self._is_open:
+            self._is_open = True
+            given = 0
+            for record in fold(self._records(0)):
+                given += 1
+                yield record
+            self._first, self._ends = given, self._ends[-1:]
+            return
+        if log_number_from < self._first:
+            raise ValueError(f"record {log_number_from} of {self._path} has been read before")
+        start = self._ends[log_number_from - self._first]
+        self._first = log_number_from
+        yield from self._records(start)
+
+    def _records(self, start: int) -> Iterator[Record]:
+        """Records of the file from an offset on; keeps where each ends."""
+        self._ends = [start]
+        with self._path.open("rb") as file:
+            file.seek(start)
+            damage: ValueError | None = None
+            for line in file:
+                if damage is not None:
+                    raise damage
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    record = json.loads(line)
+                except ValueError as error:
+                    damage = error  # unless it is the last line, which a writer may not have finished
+                    continue
+                self._ends.append(self._ends[-1] + len(line))
+                yield record
+
+
+class BatchedStorage(JournalStorage):
+    """Optuna's journal storage on a ``FoldingBackend``."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file and read it.
+
+        Raises:
+            OSError: it cannot be read or created.
+            ValueError: a line before the last one is damaged.
+        """
+        self._folding = FoldingBackend(path)
+        super().__init__(self._folding)
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Write what is set in the block at its end, in one piece; the storage does not give it back before."""
+        with self._folding.batch():
+            yield
