@@ -26,6 +26,7 @@ from mptune.graph.op_rules import node_rule
 from mptune.settings import DataSettings, InMemory, SearchSettings
 from mptune.targets.costs import VIEWS, GroupCost, ShapeTable, group_costs, node_flops, ungrouped_cost
 from mptune.targets.memory import MemoryNeed, memory_need
+from mptune.targets.quantised import quantised_findings
 from mptune.targets.target import load_target
 from mptune.tuning.failures import did_not_run
 from mptune.tuning.space import NamedSpace, Pin, make_space
@@ -205,8 +206,9 @@ def inspect_model(
     absmax = {name: seen.absmax for name, seen in ranges.items()}
     found = find_hazards(grouped, absmax)
     about_data = [replace(f, origin="inspect") for f in samples.findings] if samples else []
-    findings = [*about_data, *hazard_findings(found, "inspect")]
-    hazards = _sorted([*found, *map(_input_hazard, about_data)])
+    quantised = quantised_findings(grouped, shapes, "inspect")
+    findings = [*about_data, *quantised, *hazard_findings(found, "inspect")]
+    hazards = _sorted([*found, *map(_input_hazard, about_data), *map(_quantised_hazard, quantised)])
     space = make_space(grouped, named, hazards, absmax)
     costs = group_costs(grouped, shapes)
     repeats = Counter(group.pattern for group in groups)
@@ -256,6 +258,21 @@ def _input_hazard(finding: Finding) -> Hazard:
     tensor = finding.where.inputs[0] if finding.where.inputs else "samples"
     value = next((float(x) for x in finding.evidence.values() if isinstance(x, float)), 0.0)
     return Hazard(finding.severity, "input", None, None, tensor, value, finding.text, finding.cure, finding.code)
+
+
+def _quantised_hazard(finding: Finding) -> Hazard:
+    return Hazard(
+        "info",  # the groups are pinned
+        "quantised",
+        None,
+        None,
+        "the model",
+        float(finding.evidence["flops_share"]),
+        finding.text,
+        finding.cure,
+        finding.code,
+        finding.evidence,
+    )
 
 
 def _unknown(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> int:

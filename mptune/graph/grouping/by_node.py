@@ -11,6 +11,7 @@ from mptune.errors import PlanError
 from mptune.graph.grouping.groups import LayerGroup, find_units
 from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.grouping.patterns import Pattern
+from mptune.graph.grouping.quantised import QUANTISED
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.op_rules import node_rule
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -102,10 +103,15 @@ def _of_unit(
     stated = {precision for precision in asked if precision is not None}
     if not stated:
         return None, ""
+    reduced = [precision.name for precision in asked if precision not in (None, Precision.FP32)]
+    if group.kind == QUANTISED:
+        warning = (
+            f"{group.name} stays in FP32 although the plan asks for {reduced[0]}: {group.pinned}" if reduced else ""
+        )
+        return Precision.FP32, warning
     follows = pattern is not None and pattern.kind in ("conv", "matmul")
     if len(stated) == 1 and (follows or None not in asked or stated == {Precision.FP32}):
         return stated.pop(), ""
-    reduced = [precision.name for precision in asked if precision not in (None, Precision.FP32)]
     what = pattern.name if pattern is not None else group.kind
     warning = (
         f"{group.name} ({what}) is indivisible, and the plan has {len(reduced)} of its {len(group.nodes)} nodes in"

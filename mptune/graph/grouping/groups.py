@@ -20,6 +20,7 @@ from mptune.errors import PlanError
 from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.grouping.op_kinds import ANCHOR_KINDS, DATA_MOVEMENT
 from mptune.graph.grouping.patterns import Pattern, find_patterns
+from mptune.graph.grouping.quantised import KEPT_QUANTISED, QUANTISED
 from mptune.graph.grouping.repeats import find_runs, structural_hash
 from mptune.graph.grouping.scopes import block_scopes, group_name, group_scope, unique_names
 from mptune.graph.loading.model import Model, Node
@@ -51,8 +52,8 @@ class LayerGroup:
     Attributes:
         id: ``g000``, ``g001``, ... in topological order; the same for the same model on every machine.
         name: readable, from the scopes in the node names.
-        kind: of the node that started it: conv, matmul, norm, softmax, attention, rnn, reduce, resample or
-            elementwise; block for several of these together.
+        kind: of the node that started it: conv, matmul, norm, softmax, attention, rnn, reduce, resample,
+            quantised or elementwise; block for several of these together.
         nodes: node names in topological order.
         ops: operator -> how many of it.
         pinned: why the group is FP32 under any plan; None where it is free.
@@ -182,8 +183,9 @@ class _Partition:
             i = node.index
             if not self._has_precision[i] or leader[i] >= 0:
                 continue
-            producers = [leader[p] for p in self._producers(node) if leader[p] >= 0]
-            latest = max(producers, default=-1)
+            read = [leader[p] for p in self._producers(node) if leader[p] >= 0]
+            producers = [p for p in read if kind.get(p) != QUANTISED]  # nothing joins a quantised part
+            latest = max(producers, default=i if read else -1)
             if self._is_static(node):
                 sources.append(i)
                 continue
@@ -246,7 +248,7 @@ class _Partition:
                 continue
             nodes = (r for out in node.outputs if out for r in self._look.readers(out))
             readers = {leader[r.index] for r in nodes if leader[r.index] >= 0}
-            readers = {reader for reader in readers if not _is_led_by(i, reader, leader)}
+            readers = {r for r in readers if kind.get(r) != QUANTISED and not _is_led_by(i, r, leader)}
             if readers and self._is_view_of_constant(node):
                 leader[i] = min(readers)
             elif len(readers) == 1 and (kind.get(min(readers)) not in _KEEPS_MASKS_OUT or self._is_single(node)):
@@ -345,11 +347,16 @@ class _Partition:
                 kind=kind,
                 nodes=tuple(n.name for n in nodes),
                 ops=dict(Counter(n.op_type for n in nodes)),
-                pinned=FOLDED if all(self._is_static(n) for n in nodes) else None,
+                pinned=self._reason_for_fp32(kind, nodes),
                 pattern=structural_hash(model, nodes),
             )
             for position, ((_, nodes), name, kind) in enumerate(zip(ordered, unique, kinds, strict=True))
         )
+
+    def _reason_for_fp32(self, kind: str, nodes: Sequence[Node]) -> str | None:
+        if kind == QUANTISED:
+            return KEPT_QUANTISED
+        return FOLDED if all(self._is_static(n) for n in nodes) else None
 
 
 def _is_led_by(node: int, other: int, leader: Sequence[int]) -> bool:

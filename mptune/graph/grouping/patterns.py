@@ -13,6 +13,7 @@ from mptune.graph.grouping.attention import find_attention
 from mptune.graph.grouping.layers import find_layer
 from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.grouping.norms import find_norm
+from mptune.graph.grouping.quantised import QUANTISED, find_quantised
 from mptune.graph.loading.model import Model
 
 
@@ -21,7 +22,7 @@ class Pattern:
     """One indivisible pattern.
 
     Attributes:
-        kind: ``norm``, ``attention``, ``softmax``, ``activation``, ``conv`` or ``matmul``.
+        kind: ``quantised``, ``norm``, ``attention``, ``softmax``, ``activation``, ``conv`` or ``matmul``.
         anchor: index of the node that names it and stands for it in the topological order.
         nodes: indices of all its nodes, ascending.
         name: what people call it.
@@ -36,13 +37,15 @@ class Pattern:
 
 
 def find_patterns(model: Model, look: Lookup | None = None) -> tuple[Pattern, ...]:
-    """All patterns of more than one node, without overlap, in topological order of their anchors.
+    """All patterns of several nodes and all quantised parts, without overlap, in topological order of their anchors.
 
-    Where two would share a node, norms win over attention cores, these over activations, and these over layers (which
-    take a whole activation in).
+    Where two would share a node, quantised parts win over norms, these over attention cores, these over activations,
+    and these over layers (which take a whole activation in).
     """
     look = look or Lookup(model)
     claims = _Claims(look)
+    for anchor, nodes in find_quantised(look):
+        claims.add(QUANTISED, anchor, nodes, "quantised part", least=1)
     for node in model.nodes:
         norm = find_norm(look, node)
         if norm is not None:
@@ -81,12 +84,12 @@ class _Claims:
     def are_free(self, nodes: frozenset[int]) -> bool:
         return self.taken.keys().isdisjoint(nodes)
 
-    def add(self, kind: str, anchor: int, nodes: frozenset[int], name: str, squares: str = "") -> None:
-        """Take the nodes, and the aliases between them, unless one is taken already."""
+    def add(self, kind: str, anchor: int, nodes: frozenset[int], name: str, squares: str = "", least: int = 2) -> None:
+        """Take the nodes, and the aliases between them, unless one is taken already or they are less than ``least``."""
         if not self.are_free(nodes):
             return
         whole = [i for i in sorted(self._look.with_aliases(nodes)) if i not in self.taken]
-        if len(whole) > 1:
+        if len(whole) >= least:
             pattern = Pattern(kind, anchor, tuple(whole), name, squares)
             self.taken.update(dict.fromkeys(whole, pattern))
 

@@ -29,7 +29,8 @@ class Hazard:
         severity: ``error``: the values do not fit FP16, so the group is pinned to FP32; ``warning``: they may not fit;
             ``info``: good to know.
         kind: ``overflow``, ``vanishing`` or ``epsilon`` of constants; ``range`` or ``underflow`` of values seen on
-            data; ``norm`` written out; ``broadcast``; ``int64``; ``input`` that looks random.
+            data; ``norm`` written out; ``broadcast``; ``int64``; ``input`` that looks random;
+            ``quantised`` parts.
         group: id of the layer group that would be FP16 there; None where no group is.
         node: the node that reads or computes the value.
         tensor: the value.

@@ -35,6 +35,7 @@ from mptune.run_json import (
 from mptune.rundir import RunDirectory, has_workers
 from mptune.settings import SearchSettings
 from mptune.targets.mismatch import TARGET_CODE, not_measured
+from mptune.targets.quantised import quantised_findings
 from mptune.tuning.front import Front
 from mptune.tuning.listener import Listener
 from mptune.tuning.reasons.reasons import keep_grounds
@@ -119,7 +120,11 @@ class SearchRun(MeasuringRun):
         self._warn(*data_warnings, *(finding.message for finding in data_findings), *observations.warnings)
         space, hazards = self._space(named, observations)
         kernels = self._kernels
-        about_model = (*kernels.findings(self.grouped), *hazard_findings(hazards, "search"))
+        about_model = (
+            *kernels.findings(self.grouped),
+            *quantised_findings(self.grouped, observations.shapes, "search"),
+            *hazard_findings(hazards, "search"),
+        )
         about_target = [finding for finding in self.file.findings if finding.code == TARGET_CODE]
         self._save(findings=(*data_findings, *about_target, *about_model))
         self._warn(*kernels.warnings, *space.warnings)

@@ -1,0 +1,174 @@
+"""Quantised parts: recognised, pinned as a kind of their own, and without Casts under any plan of the search."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from mptune.engines.tensorrt.builder import parse_network
+from mptune.engines.tensorrt.library import open_log
+from mptune.graph.grouping.by_node import plan_of_nodes
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
+from mptune.graph.plan import Precision
+from mptune.graph.writing.rewrite import Rewriter
+from mptune.targets.quantised import quantised_findings
+from mptune.tuning.space import load_space, make_space
+from tests.graph import rtx
+from tests.graph.helpers import feeds, run
+from tests.graph.models import constant, model, node, save, value, weight
+
+CORPUS = Path(__file__).parent.parent / "corpus"
+
+
+class _Quantiser:
+    """Builds a network as quantisers write it."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[onnx.TensorProto] = [constant("scale", 0.05), constant("zero", 0, np.int8)]
+
+    def op(self, kind: str, *inputs: str, name: str, **attributes: object) -> str:
+        self.nodes.append(node(kind, inputs, f"{name}_out", name, **attributes))
+        return f"{name}_out"
+
+    def quantise(self, tensor: str) -> str:
+        """QuantizeLinear and DequantizeLinear of an activation."""
+        quantised = self.op("QuantizeLinear", tensor, "scale", "zero", name=f"{tensor}_q")
+        return self.op("DequantizeLinear", quantised, "scale", "zero", name=f"{tensor}_dq")
+
+    def weight(self, name: str, *shape: int) -> str:
+        values = np.random.default_rng(len(self.nodes)).integers(-127, 128, shape)
+        self.constants.append(constant(f"{name}_int8", values, np.int8))
+        return self.op("DequantizeLinear", f"{name}_int8", "scale", "zero", name=f"{name}_dq")
+
+    def conv(self, tensor: str, name: str) -> str:
+        self.constants.append(weight(f"{name}_bias", 8))
+        return self.op(
+            "Conv", tensor, self.weight(f"{name}_w", 8, 8, 3, 3), f"{name}_bias", name=name, pads=[1, 1, 1, 1]
+        )
+
+
+def _residual() -> onnx.ModelProto:
+    """A quantised residual block with a pool, a SiLU and a view; a float head of a convolution and a product."""
+    q = _Quantiser()
+    x = q.quantise("x")
+    one = q.op("Relu", q.conv(x, "conv1"), name="relu1")
+    two = q.conv(q.quantise(one), "conv2")
+    added = q.op("Relu", q.op("Add", two, x, name="add"), name="relu2")
+    silu_in = q.conv(q.quantise(added), "conv3")
+    silu = q.op("Mul", silu_in, q.op("Sigmoid", silu_in, name="sigmoid"), name="mul")
+    pooled = q.op("MaxPool", q.quantise(silu), name="pool", kernel_shape=[2, 2], strides=[2, 2])
+    q.constants.append(constant("shape", [0, 8, 16], np.int64))
+    view = q.op("Reshape", q.quantise(pooled), "shape", name="view")
+    last = q.quantise(view)
+    q.constants += [constant("square", [0, 8, 4, 4], np.int64), weight("head_w", 4, 8, 3, 3), weight("fc_w", 4, 3)]
+    square = q.op("Reshape", last, "square", name="square_view")
+    head = q.op("Relu", q.op("Conv", square, "head_w", name="head"), name="head_relu")
+    flat = q.op("Flatten", q.op("GlobalAveragePool", head, name="gap"), name="flat")
+    y = q.op("MatMul", flat, "fc_w", name="fc")
+    return model(q.nodes, [value("x", ["batch", 8, 8, 8])], [value(y, ["batch", 3])], q.constants)
+
+
+QUANTISED_NODES = {
+    "conv1", "relu1", "conv2", "add", "relu2", "conv3", "sigmoid", "mul", "pool", "view",
+}  # fmt: skip
+
+
+@pytest.fixture
+def residual(tmp_path: Path) -> GroupedModel:
+    loaded = load_model(save(_residual(), tmp_path))
+    return GroupedModel(loaded, find_groups(loaded))
+
+
+@pytest.mark.parametrize("granularity", ["op", "fusion", "block"])
+def test_quantised_parts_are_a_kind_of_their_own_and_pinned(residual: GroupedModel, granularity: str) -> None:
+    groups = find_groups(residual.model, granularity)  # type: ignore[arg-type]
+    parts = [group for group in groups if group.kind == "quantised"]
+    assert {name for group in parts for name in group.nodes} == QUANTISED_NODES
+    assert all(group.pinned is not None and "INT8" in group.pinned for group in parts)
+    free = {name for group in groups if group.pinned is None for name in group.nodes}
+    assert free == {"square_view", "head", "head_relu", "gap", "flat", "fc"}
+    assert ("conv2", "add", "relu2") in {group.nodes for group in parts}
+
+
+def test_no_cast_stands_inside_a_quantised_part(residual: GroupedModel, tmp_path: Path) -> None:
+    for path in (residual.model.path, CORPUS / "qdq.onnx"):
+        loaded = load_model(path)
+        for granularity in ("op", "fusion", "block"):
+            grouped = GroupedModel(loaded, find_groups(loaded, granularity))
+            space = make_space(grouped, load_space("default"))
+            rng = random.Random(0)
+            plans = [space.seeds[1].plan]
+            plans += [space.plan({g: rng.choice(list(Precision)) for g in space.free}) for _ in range(5)]
+            rewriter = Rewriter(grouped)
+            for plan in plans:
+                graph = onnx.load(rewriter.export(plan, tmp_path / "typed.onnx")).graph
+                parts = {name for g in grouped.groups if g.kind == "quantised" for name in g.nodes}
+                dequantised = {n.output[0] for n in graph.node if n.op_type == "DequantizeLinear"}
+                inside = {n.output[0] for n in graph.node if n.name in parts} | dequantised
+                for read in (n for n in graph.node if n.name in parts or n.op_type == "QuantizeLinear"):
+                    makers = [n for n in graph.node if set(n.output) & set(read.input)]
+                    assert not [n.name for n in makers if n.op_type == "Cast" and n.input[0] in inside], read.name
+            assert any(n.op_type == "Cast" for n in graph.node) or plan == space.seeds[0].plan
+
+
+def test_tensorrt_sees_the_same_quantisation_under_every_plan(residual: GroupedModel, tmp_path: Path) -> None:
+    library = rtx.require()
+    space = make_space(residual, load_space("default"))
+    rewriter = Rewriter(residual)
+    seen = []
+    plans = [seed.plan for seed in space.seeds[:2]]
+    rng = random.Random(1)
+    plans += [space.plan({g: rng.choice(list(Precision)) for g in space.free}) for _ in range(2)]
+    for number, plan in enumerate(plans):
+        path = rewriter.export(plan, tmp_path / f"{number}.onnx")
+        assert rtx.refusal(library, path) is None, plan
+        _, network, parser = parse_network(library, path, open_log(library.trt))
+        layers = [network.get_layer(k) for k in range(network.num_layers)]
+        kinds = {"QUANTIZE", "DEQUANTIZE"}
+        seen.append(Counter((x.type.name, str(x.get_output(0).dtype)) for x in layers if x.type.name in kinds))
+        del network, parser
+    assert sum(seen[0].values()) == 15
+    assert all(counts == seen[0] for counts in seen)
+
+
+def test_plans_run(residual: GroupedModel, tmp_path: Path) -> None:
+    space = make_space(residual, load_space("default"))
+    out = Rewriter(residual).export(space.seeds[1].plan, tmp_path / "fp16.onnx")
+    feed = feeds(residual.model)
+    reference = run(residual.model.path, feed)
+    for name, y in run(out, feed).items():
+        assert np.linalg.norm(y - reference[name]) < 0.05 * np.linalg.norm(reference[name])
+
+
+def test_the_finding_says_how_many_and_their_share(residual: GroupedModel) -> None:
+    (finding,) = quantised_findings(residual, {}, "inspect")
+    assert finding.code == "quantised-parts"
+    assert finding.evidence["parts"] == 5
+    assert finding.evidence["nodes"] == len(QUANTISED_NODES)
+    assert 0.9 < float(finding.evidence["flops_share"]) < 1
+    assert set(finding.where.nodes) == QUANTISED_NODES
+
+
+def test_a_plan_by_nodes_leaves_quantised_parts_alone(residual: GroupedModel) -> None:
+    found = plan_of_nodes(residual.model, {"op:Conv": Precision.FP16})
+    precision = {n: found.plan.precision[g.id] for g in found.groups for n in g.nodes}
+    assert precision["conv1"] is precision["conv2"] is Precision.FP32
+    assert precision["head"] is Precision.FP16
+    assert any("conv1" in warning and "INT8" in warning for warning in found.warnings)
+
+
+def test_weights_alone_dequantised_leave_a_product_free(tmp_path: Path) -> None:
+    q = _Quantiser()
+    y = q.op("MatMul", "x", q.weight("w", 4, 3), name="fc")
+    loaded = load_model(save(model(q.nodes, [value("x", [2, 4])], [value(y, [2, 3])], q.constants), tmp_path))
+    (group,) = find_groups(loaded)
+    assert (group.kind, group.pinned) == ("matmul", None)
+    assert quantised_findings(GroupedModel(loaded, (group,)), {}, "inspect") == ()
