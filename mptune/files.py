@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import glob
+import hashlib
 import itertools
 import json
 import os
@@ -67,7 +68,8 @@ def writing(path: Path) -> Iterator[None]:
 def whole_file(path: Path) -> Iterator[Path]:
     """Give a path beside ``path`` to write to; it takes the name ``path`` at the end of the block, or is deleted.
 
-    A reader sees the old file or the whole new one. Processes and threads that write one file at a time do not
+    It is on the disk before it has its name, so that what names it later can rely on it after a power cut. A reader
+    sees the old file or the whole new one. Processes and threads that write one file at a time do not
     disturb each other: the last to finish wins.
 
     Raises:
@@ -78,11 +80,37 @@ def whole_file(path: Path) -> Iterator[Path]:
     try:
         partial.unlink(missing_ok=True)  # a link of that name, which somebody put there, would be written through
         yield partial
+        _sync(partial)
         partial.replace(path)
+        _sync(path.parent)
     except BaseException:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
         raise
+
+
+def _sync(path: Path) -> None:
+    """Have a file, or the names in a directory, on the disk. Not every system can do that to a directory."""
+    is_directory = path.is_dir()
+    if is_directory and os.name == "nt":
+        return
+    number = os.open(path, os.O_RDONLY if is_directory else os.O_RDWR)
+    try:
+        os.fsync(number)
+    except OSError:
+        if not is_directory:
+            raise
+    finally:
+        os.close(number)
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _delete_leftovers(path: Path) -> None:
@@ -124,8 +152,6 @@ def write_text(path: Path, text: str, *, mode: int | None = None) -> None:
         if mode is not None:
             partial.chmod(mode)
         file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def write_json(path: Path, document: Any) -> None:

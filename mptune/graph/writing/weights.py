@@ -19,7 +19,7 @@ import onnx.helper
 import onnx.numpy_helper
 
 from mptune.errors import ModelError
-from mptune.files import whole_file, writing
+from mptune.files import file_sha256, whole_file, writing
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import EXTERNAL_HINT, ONNX_TYPES, Initializer, external_location, is_external
 from mptune.graph.plan import Precision
@@ -206,6 +206,7 @@ class WeightBank:
             "model_sha256": model.sha256,
             **{str(p): {n: [place.offset, place.length] for n, place in of.items()} for p, of in places.items()},
             "roundings": [asdict(r) for r in roundings],
+            "sha256": {bank_file(p): file_sha256(directory / bank_file(p)) for p in Precision},
         }
         with whole_file(directory / INDEX_FILE) as part:
             part.write_text(json.dumps(document))
@@ -226,6 +227,9 @@ class WeightBank:
             )
             complete = all(set(places[p]) >= set(names) for p, names in wanted.items())
             if not whole or not complete or set(places[Precision.FP32]) != set(wanted[Precision.FP32]):
+                return None
+            # Version 0.1.0 wrote no hashes.
+            if not all(_is_intact(directory / name, sha256) for name, sha256 in document.get("sha256", {}).items()):
                 return None
             return cls(directory, places, tuple(_rounding_of_json(r) for r in document["roundings"]))
         except (OSError, ValueError, KeyError, TypeError):
@@ -278,6 +282,19 @@ def align(file: BinaryIO) -> int:
     start = -(-end // _ALIGN) * _ALIGN
     file.write(b"\0" * (start - end))
     return start
+
+
+_intact: set[tuple[str, int, int, str]] = set()
+"""Files that this process has compared with their hash: path, time of change, size, hash."""
+
+
+def _is_intact(path: Path, sha256: str) -> bool:
+    """Whether a file still has the content of this hash; read once in a process, unless it is written again."""
+    facts = path.stat()
+    key = (str(path.resolve()), facts.st_mtime_ns, facts.st_size, sha256)
+    if key not in _intact and file_sha256(path) == sha256:
+        _intact.add(key)
+    return key in _intact
 
 
 def _rounding_of_json(document: Mapping[str, Any]) -> Rounding:

@@ -17,6 +17,7 @@ from mptune.rundir import RunDirectory
 from mptune.tuning.record.storage_urls import storage_url
 from mptune.tuning.record.study import copy_study
 from mptune.tuning.runs.model_copy import MODEL_FILE, SEAL_FILE
+from mptune.tuning.runs.seals import refuse_damaged
 
 _WEIGHTS = (*BANK_FILES, MODEL_FILE, SEAL_FILE)
 _COMPRESSION = 1
@@ -43,6 +44,7 @@ def pack(run: RunDirectory, file: RunFile, out: Path, storage: str | None = None
         absent = next((path for path in members.values() if not path.exists()), None)
         if absent is not None:
             raise RunError(f"{absent} is missing: the run is not whole", "let `mptune search` go on with it first")
+        refuse_damaged(run.data)
         document = file.model_copy(update={"storage": None}).model_dump_json(indent=2).encode()
         with (
             writing(out),

@@ -37,6 +37,7 @@ from mptune.tuning.runs.confirmation import Confirmation, compare, searched_plan
 from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
 from mptune.tuning.runs.model_copy import load_copy
 from mptune.tuning.runs.result import front_of, read_record
+from mptune.tuning.runs.seals import refuse_damaged
 from mptune.tuning.space import SearchSpace, Seed
 from mptune.tuning.steps.baseline import check_baseline
 from mptune.tuning.steps.prepare import describe_device
@@ -316,6 +317,7 @@ def lent_samples(run: RunDirectory, directory: RunDirectory) -> Iterator[Workspa
     absent = next((source for source, _ in lent if not source.exists()), None)
     if absent is not None:
         raise RunError(f"{absent} is missing: the run is not whole", "pack it where it was made: `mptune export RUN`")
+    refuse_damaged(run.data)
     try:
         with writing(directory.path):
             for folder in own:

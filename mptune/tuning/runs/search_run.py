@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from mptune.data.calibration import CalibrationSet, load_calibration
-from mptune.engines.base import Failure, Toolchain
+from mptune.engines.base import Failure, SampleSet, Toolchain
 from mptune.engines.toolchains.choose import choose_target, open_toolchain
 from mptune.engines.workload import Workload
 from mptune.files import write_bytes
@@ -45,8 +47,9 @@ from mptune.tuning.record.study import open_study
 from mptune.tuning.runs.crew import Crew, StartWorker
 from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
 from mptune.tuning.runs.result import front_of
+from mptune.tuning.runs.seals import damaged, is_sealed, seal
 from mptune.tuning.space import NamedSpace, SearchSpace, load_space, make_space
-from mptune.tuning.steps.baseline import check_baseline
+from mptune.tuning.steps.baseline import check_baseline, check_reference
 from mptune.tuning.steps.emulated import EMULATED_JSON, PlanEmulator
 from mptune.tuning.steps.kernels import KERNELS_JSON, MissingKernels, ask_for_kernels
 from mptune.tuning.steps.prepare import (
@@ -218,6 +221,7 @@ class SearchRun(MeasuringRun):
         findings = tuple(dict.fromkeys((*search.findings, *held_out.findings)))
         known = Observations.load(self.directory.observed_json)
         if known is not None:
+            self._repair_data(search, held_out)
             return known, warnings, findings
         self._warn(*warnings, *(finding.message for finding in findings))
         save_samples(self._workload.workspace, search, held_out)
@@ -225,8 +229,23 @@ class SearchRun(MeasuringRun):
         # Before the observations: a run that has those and no answer was made before the question was asked.
         ask_for_kernels(self._open_toolchain()).save(self._workload.workspace.data_dir / KERNELS_JSON)
         observations = check_memory(seen, self._model, self._target)
+        seal(self._workload.workspace.data_dir)
         observations.save(self.directory.observed_json)
         return observations, warnings, findings
+
+    def _repair_data(self, search: CalibrationSet, held_out: CalibrationSet) -> None:
+        """Write samples and references anew that are gone or damaged: jobs would fail on them, plan after plan."""
+        workspace = self._workload.workspace
+        lost = damaged(workspace.data_dir)
+        if lost:
+            self._warn(f"{', '.join(lost)} in {workspace.data_dir} had been lost or damaged, and is written anew")
+            save_samples(workspace, search, held_out)
+            for which in get_args(SampleSet):
+                if workspace.reference(which).name in lost:
+                    workspace.reference(which).unlink(missing_ok=True)
+                    check_reference(self._open_toolchain().reference(which))
+        if lost or not is_sealed(workspace.data_dir):
+            seal(workspace.data_dir)
 
     def _space(self, named: NamedSpace, observations: Observations) -> tuple[SearchSpace, tuple[Hazard, ...]]:
         roundings = self._workload.bank.roundings

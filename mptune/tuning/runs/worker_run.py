@@ -19,6 +19,7 @@ from mptune.tuning.listener import Listener
 from mptune.tuning.runs.confirm_run import settings_of
 from mptune.tuning.runs.measuring_run import OpenToolchain
 from mptune.tuning.runs.model_copy import load_either
+from mptune.tuning.runs.seals import refuse_damaged
 from mptune.tuning.runs.search_run import BUDGET_NOTE, SPACE_FILE, SearchRun
 from mptune.tuning.space import NamedSpace, load_space
 from mptune.tuning.steps.prepare import Observations
@@ -88,6 +89,7 @@ class WorkerRun(SearchRun):
         observations = Observations.load(self.directory.observed_json)
         if observations is None or self.file.target is None:
             raise RunError(f"{path} is not prepared for workers yet", _PREPARE)
+        refuse_damaged(self.directory.data)
         self._workload = Workload(self.grouped, self.directory.workspace(self._model.path.resolve()))
         named = self._named_space()
         space, _ = self._space(named, observations)

@@ -1,0 +1,141 @@
+"""Samples, references and weights that are lost or damaged between two sessions."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mptune import api
+from mptune.data.archive import read_samples, save_samples
+from mptune.engines.base import ReferenceReport, SampleSet
+from mptune.engines.workload import Workload
+from mptune.errors import RunError
+from mptune.files import whole_file
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
+from mptune.graph.writing.weights import WeightBank
+from tests.conftest import save_mlp
+from tests.fakes import FAST, Diary, FakeToolchain, Law
+
+
+class Referring(FakeToolchain):
+    """A fake that writes reference outputs, and counts how often."""
+
+    def __init__(self) -> None:
+        super().__init__(Law([group.id for group in find_groups(load_model("model.onnx"))]))
+        self.references: list[SampleSet] = []
+
+    def open(self, workload: Workload, settings: object) -> FakeToolchain:
+        self.workspace = workload.workspace
+        return super().open(workload, settings)
+
+    def reference(self, which: SampleSet) -> ReferenceReport:
+        self.references.append(which)
+        save_samples(self.workspace.reference(which), [{"y": np.zeros(3, np.float32)}])
+        found = super().reference(which)
+        assert isinstance(found, ReferenceReport)
+        return found
+
+
+@pytest.fixture
+def place(tmp_path: Path, mlp_data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a model, data, and a run of three plans."""
+    save_mlp(tmp_path / "model.onnx")
+    shutil.copy(mlp_data, tmp_path / "data.npz")
+    monkeypatch.chdir(tmp_path)
+    search(3)
+    return tmp_path
+
+
+def search(budget: int) -> tuple[Referring, Diary]:
+    fake, diary = Referring(), Diary()
+    api.search("model.onnx", data="data.npz", budget=budget, latency=FAST, open_toolchain=fake.open, listener=diary)
+    return fake, diary
+
+
+DATA = Path("model.mptune/data")
+
+
+def lose(path: Path) -> None:
+    path.unlink()
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def zero(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+@pytest.mark.parametrize("damage", [lose, empty, zero])
+@pytest.mark.parametrize("name", ["search", "held_out", "search_reference", "held_out_reference"])
+def test_what_is_lost_is_written_anew(place: Path, name: str, damage: Callable[[Path], None]) -> None:
+    path = DATA / f"{name}.npz"
+    before = read_samples(path)
+    damage(path)
+    fake, diary = search(4)
+    assert [list(sample) for sample in read_samples(path)] == [list(sample) for sample in before]
+    assert np.array_equal(*(next(iter(samples[0].values())) for samples in (read_samples(path), before)))
+    assert fake.references == ([name.removesuffix("_reference")] if name.endswith("_reference") else [])
+    assert [text for text in diary.warnings if "lost or damaged" in text]
+    again, diary = search(5)
+    assert not again.references
+    assert not [text for text in diary.warnings if "lost or damaged" in text], "it is as it should be now"
+
+
+def test_a_run_without_hashes_gets_them(place: Path) -> None:
+    (DATA / "seals.json").unlink()
+    empty(DATA / "search.npz")
+    search(4)
+    assert read_samples(DATA / "search.npz")
+    assert (DATA / "seals.json").exists()
+
+
+@pytest.mark.parametrize("name", ["search", "held_out_reference"])
+def test_where_the_data_are_not_at_hand_it_is_refused(place: Path, name: str) -> None:
+    zero(DATA / f"{name}.npz")
+    with pytest.raises(RunError, match=f"{name}.npz is gone, or is not what the search wrote"):
+        api.export("model.mptune", "out.tar.gz")
+    assert not Path("out.tar.gz").exists()
+    with pytest.raises(RunError, match="is not what the search wrote"):
+        api.confirm("model.mptune", open_toolchain=Referring().open)
+
+
+@pytest.mark.parametrize("name", ["fp16.bin", "fp32.bin"])
+def test_weights_that_became_zeros_are_written_anew(place: Path, name: str) -> None:
+    path = Path("model.mptune/weights") / name
+    before = path.read_bytes()
+    zero(path)
+    search(4)
+    assert path.read_bytes() == before
+
+
+def test_a_bank_is_read_whole_once_in_a_process(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import mptune.graph.writing.weights as module
+
+    read: list[Path] = []
+    real = module.file_sha256
+    monkeypatch.setattr(module, "file_sha256", lambda path: read.append(path) or real(path))
+    model, folder = load_model("model.onnx"), Path("model.mptune/weights")
+    module._intact.clear()
+    WeightBank.write(model, folder)
+    assert read
+    read.clear()
+    WeightBank.write(model, folder)
+    assert not read
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    real_sync, real_replace = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda number: events.append("sync") or real_sync(number))
+    monkeypatch.setattr(Path, "replace", lambda self, to: events.append("name") or real_replace(self, to))
+    with whole_file(tmp_path / "a") as partial:
+        partial.write_bytes(b"x")
+    assert events[:2] == ["sync", "name"]
