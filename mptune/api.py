@@ -71,6 +71,7 @@ def search(
     batch: int = 1,
     shapes: Shapes | None = None,
     timeout_s: float | None = None,
+    max_disk_bytes: int | None = None,
     storage: str | None = None,
     gpus: Sequence[int] = (),
     seed: int = 0,
@@ -90,8 +91,8 @@ def search(
     """Search which layer groups of an ONNX model can run in FP16, and write the model of the chosen plan.
 
     The same call again resumes an interrupted search; when the budget is spent, it reads the result and measures
-    nothing. ``budget``, ``timeout_s``, the limits, ``metric`` and ``progress`` may differ from call to call. All other
-    arguments must stay the same within a run directory, and so must the content of the data.
+    nothing. ``budget``, ``timeout_s``, ``max_disk_bytes``, the limits, ``metric`` and ``progress`` may differ from call
+    to call. All other arguments must stay the same within a run directory, and so must the content of the data.
 
     Args:
         model: Path of an FP32 ONNX file, or an ``onnx.ModelProto``.
@@ -114,7 +115,8 @@ def search(
         batch: Rows per sample of a model with a dynamic batch.
         shapes: Shapes that a TensorRT engine takes, where inputs are dynamic: input -> one shape, or (smallest, usual,
             largest). By default those of the data.
-        timeout_s: Start no new evaluation after this many seconds.
+        timeout_s: Start no new evaluation, and no confirmation, after this many seconds.
+        max_disk_bytes: Start no new evaluation that could make the run directory larger than this.
         storage: Optuna storage URL, to share a search. By default ``MPTUNE_STORAGE``, else a journal file in ``out``.
         gpus: GPUs of this machine, by number, that share the search. Each gets a worker process, so that a function
             given as ``metric`` must be importable.
@@ -161,6 +163,7 @@ def search(
         max_latency_ms=max_latency_ms,
         metric=name,
         timeout_s=timeout_s,
+        max_disk_bytes=max_disk_bytes,
         storage=storage,
         gpus=tuple(gpus),
         seed=seed,

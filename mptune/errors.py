@@ -26,6 +26,7 @@ from typing import ClassVar
 
 _ARGUMENTS = {
     "timeout": "timeout_s",
+    "max-disk": "max_disk_bytes",
     **{
         name: name.replace("-", "_")
         for name in (

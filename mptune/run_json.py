@@ -146,6 +146,7 @@ class SearchSection(_Section):
     confirm_rounds: int = 3
     confirm_points: int = 15
     timeout_s: float | None = None
+    max_disk_bytes: int | None = None
     data: str | None = None
     max_error: float | None = None
     max_latency_ms: float | None = None

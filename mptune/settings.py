@@ -186,7 +186,8 @@ class SearchSettings:
         max_latency_ms: choose the most exact plan that is at most this slow.
         metric: name of the objective statistic (``mptune.data.metrics.accuracy.METRICS``), ``script.py:function``, or
             ``callable:NAME`` with ``metric_function``.
-        timeout_s: no new evaluation starts after this long; None is unlimited.
+        timeout_s: no new evaluation starts after this long, and no confirmation; None is unlimited.
+        max_disk_bytes: no new evaluation starts that could make the run directory larger; None is unlimited.
         storage: Optuna storage URL; None keeps a journal file in the run directory.
         gpus: GPUs of this host that share the search, a worker process each; none: this process searches.
         seed: of the split, the sampler and random inputs.
@@ -215,6 +216,7 @@ class SearchSettings:
     max_latency_ms: float | None = None
     metric: str = "relative_l2"
     timeout_s: float | None = None
+    max_disk_bytes: int | None = None
     storage: str | None = None
     gpus: tuple[int, ...] = ()
     seed: int = 0
@@ -245,6 +247,8 @@ class SearchSettings:
         check_limits(self.max_error, self.max_latency_ms)
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise SettingsError(f"--timeout is {self.timeout_s:g} s", "give a duration above 0")
+        if self.max_disk_bytes is not None and not self.max_disk_bytes > 0:
+            raise SettingsError(f"--max-disk is {self.max_disk_bytes}", "give a size above 0, such as 20GiB")
         if self.seed < 0:
             raise SettingsError(f"--seed is {self.seed}", "give 0 or a positive integer")
         if any(gpu < 0 for gpu in self.gpus) or len(set(self.gpus)) < len(self.gpus):

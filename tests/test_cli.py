@@ -16,6 +16,7 @@ import pytest
 from mptune import __version__
 from mptune.cli import main, parse_duration
 from mptune.commands.error_text import explain
+from mptune.commands.searching import parse_size
 from mptune.errors import MptuneError, SettingsError
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
@@ -98,6 +99,8 @@ def test_help_shows_an_example(command: str, capsys: pytest.CaptureFixture[str])
         (["search", "m.onnx", "--engine", "cuda"], "--engine"),
         (["search", "m.onnx", "--timeout", "soon"], "--timeout soon is not a duration"),
         (["search", "m.onnx", "--timeout", "0s"], "--timeout is 0 s"),
+        (["search", "m.onnx", "--max-disk", "much"], "--max-disk much is not a size"),
+        (["search", "m.onnx", "--max-disk", "0GiB"], "--max-disk is 0"),
         (["search", "m.onnx", "--max-error", "-1"], "--max-error is -1"),
         (["search", "m.onnx", "--metric", "relative_l3"], "unknown metric 'relative_l3'"),
         (["pick", "run"], "nothing says which plan to pick"),
@@ -421,6 +424,19 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
 )
 def test_durations(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("20GiB", 20 << 30), ("1.5 kB", 1500), ("500m", 500_000_000), ("12", 12), ("12B", 12)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-5GB", "5PB", "5 GiB or so"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(SettingsError, match="is not a size"):
+        parse_size(text)
 
 
 @pytest.mark.parametrize("text", ["", "h", "8 hours", "-5s", "5d", "30s2h", "nan"])

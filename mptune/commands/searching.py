@@ -28,6 +28,7 @@ from mptune.settings import DataSettings, SearchSettings, ShapeRange, check_limi
 
 _SEARCH = SearchSettings()
 _DATA = DataSettings()
+_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?:(?P<unit>[KMGT])(?P<binary>i?)B?|B)?", re.IGNORECASE)
 _DURATION = re.compile(r"(?:(?P<h>\d+(?:\.\d+)?)h)?(?:(?P<m>\d+(?:\.\d+)?)m)?(?:(?P<s>\d+(?:\.\d+)?)s?)?")
 
 
@@ -71,6 +72,22 @@ def parse_gpus(text: str | None) -> tuple[int, ...]:
     return tuple(int(number) for number in numbers)
 
 
+def parse_size(text: str) -> int:
+    """Read ``20GiB``, ``500MB`` or plain bytes.
+
+    Returns:
+        Bytes.
+
+    Raises:
+        SettingsError: the text is no size.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise SettingsError(f"--max-disk {text} is not a size", "write 20GiB, 500MB or plain bytes")
+    power = 0 if match["unit"] is None else 1 + "KMGT".index(match["unit"].upper())
+    return int(float(match["number"]) * (1024 if match["binary"] else 1000) ** power)
+
+
 BudgetOption = Annotated[int, typer.Option(metavar="N", help="Plans to evaluate, seeds included.")]
 DataOption = Annotated[
     Path | None,
@@ -95,6 +112,9 @@ MetricOption = Annotated[
 BatchOption = Annotated[int, typer.Option(metavar="N", help="Rows per sample where the batch is dynamic.")]
 TimeoutOption = Annotated[
     str | None, typer.Option(metavar="8h", help="Start no new evaluation after 8h, 90m, 30s or plain seconds.")
+]
+MaxDiskOption = Annotated[
+    str | None, typer.Option(metavar="20GiB", help="Start no new evaluation once the run directory is this large.")
 ]
 SearchStorageOption = Annotated[
     str | None,
@@ -134,6 +154,7 @@ def search(
     metric: MetricOption = _SEARCH.metric,
     batch: BatchOption = _DATA.batch,
     timeout: TimeoutOption = None,
+    max_disk: MaxDiskOption = None,
     storage: SearchStorageOption = None,
     gpus: GpusOption = None,
     seed: SeedOption = _SEARCH.seed,
@@ -164,6 +185,7 @@ def search(
         "max_latency_ms": max_latency_ms,
         "metric": metric,
         "timeout_s": None if timeout is None else parse_duration(timeout),
+        "max_disk_bytes": None if max_disk is None else parse_size(max_disk),
         "storage": storage,
         "gpus": parse_gpus(gpus),
         "seed": seed,

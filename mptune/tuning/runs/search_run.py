@@ -52,6 +52,7 @@ from mptune.tuning.space import NamedSpace, SearchSpace, load_space, make_space
 from mptune.tuning.steps.baseline import check_baseline, check_reference
 from mptune.tuning.steps.emulated import EMULATED_JSON, PlanEmulator
 from mptune.tuning.steps.kernels import KERNELS_JSON, MissingKernels, ask_for_kernels
+from mptune.tuning.steps.limits import Limits
 from mptune.tuning.steps.prepare import (
     Observations,
     check_memory,
@@ -101,6 +102,7 @@ class SearchRun(MeasuringRun):
         self.directory = run
         self._model = model
         self._settings = settings
+        self._limits = Limits(settings, run.path)
         self._toolchain: Toolchain | None = None
         self._emulator: PlanEmulator | None = None
         self._url: str | None = None
@@ -289,7 +291,7 @@ class SearchRun(MeasuringRun):
             return
         rounds = rounds_needed(settings, baseline.latency.source)
         if missing(record, points_to_confirm(record, settings, rounds), rounds):
-            confirm(record, self._open_toolchain(), settings, self._listener, rounds)
+            confirm(record, self._open_toolchain(), settings, self._listener, rounds, self._limits)
 
     def _tune(self, space: SearchSpace) -> None:
         """Evaluate plans in this process until the search stops."""
@@ -297,7 +299,9 @@ class SearchRun(MeasuringRun):
             self._guide(space)
         emulated = None if self._emulator is None else self._emulator.recall
         toolchain = self._open_toolchain()
-        stop = Tuner(self.record, space, toolchain, self._settings, self._listener, emulated=emulated).run()
+        stop = Tuner(
+            self.record, space, toolchain, self._settings, self._listener, emulated=emulated, limits=self._limits
+        ).run()
         self._listener.stage(f"stopped: {stop.value}")
 
     def _guide(self, space: SearchSpace) -> None:

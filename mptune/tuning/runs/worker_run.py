@@ -65,6 +65,7 @@ class WorkerRun(SearchRun):
             storage=storage,
             sampler=file.search.sampler,
             timeout_s=file.search.timeout_s,
+            max_disk_bytes=file.search.max_disk_bytes,
         )
         super().__init__(run, load_either(run, file), settings, listener, opener)
         self._url = storage

@@ -26,6 +26,7 @@ from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import Sessions, anchored
+from mptune.tuning.steps.limits import Limits
 
 _PREFIX = "confirm:"
 
@@ -136,9 +137,14 @@ def missing(record: StudyRecord, points: Iterable[Evaluation], rounds: int) -> l
 
 
 def confirm(
-    record: StudyRecord, toolchain: Toolchain, settings: SearchSettings, listener: Listener, rounds: int
+    record: StudyRecord,
+    toolchain: Toolchain,
+    settings: SearchSettings,
+    listener: Listener,
+    rounds: int,
+    limits: Limits | None = None,
 ) -> None:
-    """Measure what is missing, each round in a fresh process.
+    """Measure what is missing, each round in a fresh process, until a limit is reached.
 
     Rounds are interleaved, so that a slow drift of the machine meets all points alike.
 
@@ -146,11 +152,14 @@ def confirm(
         RunError: the machine failed again and again, or the record cannot be written.
     """
     while todo := missing(record, points_to_confirm(record, settings, rounds), rounds):
+        if limits is not None and (limit := limits.reached()) is not None:
+            listener.stage(f"stopped confirming: {limit.value}; the same command goes on with it")
+            return
         plans = len({point.plan.fingerprint for _, point in todo})
         every = len(candidates(record.evaluations()))
         of_all = f" of {every}" if every > max(plans, settings.confirm_points) else ""
         listener.stage(f"confirming {plans}{of_all} plan{'s' if plans > 1 or of_all else ''}")
-        measure_again(todo, record, toolchain, settings, listener)
+        measure_again(todo, record, toolchain, settings, listener, limits)
 
 
 def measure_again(
@@ -159,6 +168,7 @@ def measure_again(
     toolchain: Toolchain,
     settings: SearchSettings,
     listener: Listener,
+    limits: Limits | None = None,
 ) -> None:
     """Measure rounds of points, such as ``missing`` lists them, and write each down when it is taken.
 
@@ -168,6 +178,8 @@ def measure_again(
     failed: set[str] = set()
     last: int | None = None
     for number, point in todo:
+        if limits is not None and limits.reached() is not None:
+            return
         if number != last:
             toolchain.restart()
             last = number

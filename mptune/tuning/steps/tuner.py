@@ -25,6 +25,7 @@ from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import Sessions, anchored, keep_reopened
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.baseline import check_baseline
+from mptune.tuning.steps.limits import Limit, Limits
 
 DUPLICATES_IN_A_ROW = 3
 """After so many known proposals in a row, an unseen neighbour of the front is taken instead."""
@@ -62,10 +63,14 @@ class Stop(str, Enum):
     """Why a search stopped."""
 
     BUDGET = "the budget is spent"
-    TIMEOUT = "the time is over"
+    TIMEOUT = Limit.TIME.value
+    DISK = Limit.DISK.value
     CONVERGED = "no plan is expected to improve the front beyond the noise"
     EXHAUSTED = "every plan of the search space has been evaluated"
     HOPELESS = f"{HOPELESS} plans failed, and no plan with FP16 in it has ever run"
+
+
+_LIMITS = {Limit.TIME: Stop.TIMEOUT, Limit.DISK: Stop.DISK}
 
 
 class Tuner:
@@ -80,6 +85,7 @@ class Tuner:
         listener: Listener,
         clock: Callable[[], float] = time.monotonic,
         emulated: Callable[[PrecisionPlan], EmulatedError | None] | None = None,
+        limits: Limits | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Wire the parts.
@@ -92,6 +98,7 @@ class Tuner:
             listener: receives every outcome.
             clock: seconds, monotonic.
             emulated: gives the emulated error of a plan, which is recorded beside the measured one.
+            limits: that end the search early; None takes those of the settings, from the start of ``run`` on.
             sleep: waits for so many seconds, where other workers have the rest of the budget in work.
         """
         self._sleep = sleep
@@ -102,6 +109,7 @@ class Tuner:
         self._listener = listener
         self._clock = clock
         self._emulated = emulated
+        self._limits = limits
         self._vain = 0
         self._can_reopen = True
 
@@ -116,11 +124,12 @@ class Tuner:
             RunError: the machine failed again and again, or the record cannot be written.
             KeyboardInterrupt: passed on; the plan in work is enqueued again.
         """
-        started, failures = self._clock(), len(self._record.failures())
+        limits, failures = self._limits or Limits(self._settings, clock=self._clock), len(self._record.failures())
         self._record.heal(stale_after_s=self._longest_trial_s())
         while self._record.spent < self._settings.budget:
-            if self._settings.timeout_s is not None and self._clock() - started >= self._settings.timeout_s:
-                return Stop.TIMEOUT
+            limit = limits.reached()
+            if limit is not None:
+                return _LIMITS[limit]
             if has_converged(self._record, self._settings):
                 return Stop.CONVERGED
             # Failures of earlier sessions do not count: their cause may have been removed.

@@ -1,0 +1,86 @@
+"""What ends a search before its budget is spent: the time, its run directory's size, a nearly full disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum
+from pathlib import Path
+
+from mptune.errors import RunError
+from mptune.files import DISK_FULL_HINT
+from mptune.settings import SearchSettings
+
+LEAST_FREE_BYTES = 256 << 20
+"""Free on the disk before anything is built: room for the journal, the report and the chosen model of most searches."""
+
+_NEXT_PLANS = 2
+"""Beside that, room for so many plans of the size of the largest so far."""
+
+
+class Limit(str, Enum):
+    """A limit that the user gave, and that has been reached."""
+
+    TIME = "the time is over"
+    DISK = "the run directory has reached --max-disk"
+
+
+class Limits:
+    """The limits of one call of ``search``, asked before each evaluation and each measurement again."""
+
+    def __init__(
+        self, settings: SearchSettings, run_dir: Path | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """The time begins now.
+
+        Args:
+            settings: ``timeout_s`` and ``max_disk_bytes``.
+            run_dir: the run directory; None where nothing is known of a disk.
+            clock: seconds, monotonic.
+        """
+        self._timeout_s, self._max_bytes = settings.timeout_s, settings.max_disk_bytes
+        self._run_dir = run_dir
+        self._clock = clock
+        self._started_s = clock()
+        self._size_bytes: int | None = None
+        self._largest_plan_bytes = 0
+
+    def reached(self) -> Limit | None:
+        """The limit that is reached; None where another evaluation may start.
+
+        Raises:
+            RunError: the disk is nearly full.
+        """
+        if self._timeout_s is not None and self._clock() - self._started_s >= self._timeout_s:
+            return Limit.TIME
+        if self._run_dir is None:
+            return None
+        size_bytes = size_of(self._run_dir)
+        if self._size_bytes is not None:
+            self._largest_plan_bytes = max(self._largest_plan_bytes, size_bytes - self._size_bytes)
+        self._size_bytes = size_bytes
+        if self._max_bytes is not None and size_bytes + self._largest_plan_bytes > self._max_bytes:
+            return Limit.DISK
+        free_bytes = shutil.disk_usage(self._run_dir).free
+        needed_bytes = LEAST_FREE_BYTES + _NEXT_PLANS * self._largest_plan_bytes
+        if free_bytes < needed_bytes:
+            raise RunError(
+                f"the disk of {self._run_dir} is nearly full: {free_bytes >> 20} MiB are free, and the next plan is "
+                f"built with at least {needed_bytes >> 20} MiB only",
+                DISK_FULL_HINT,
+            )
+        return None
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files below a folder, each once however many names it has; links are not followed."""
+    sizes: dict[tuple[int, int], int] = {}
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # Another process may delete its temporary files meanwhile.
+                found = Path(parent, name).lstat()
+                sizes[found.st_dev, found.st_ino] = found.st_size
+    return sum(sizes.values())

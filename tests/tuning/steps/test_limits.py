@@ -1,0 +1,106 @@
+"""What ends a search before its budget is spent, and that the same command goes on with it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from mptune.errors import RunError, SettingsError
+from mptune.settings import SearchSettings
+from mptune.tuning.space import SearchSpace
+from mptune.tuning.steps.limits import LEAST_FREE_BYTES, Limit, Limits, size_of
+from mptune.tuning.steps.remeasure import confirm, missing, points_to_confirm
+from mptune.tuning.steps.tuner import Stop, Tuner
+from tests.fakes import Diary, FakeToolchain, Law
+from tests.tuning.conftest import OpenRecord
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Says how many bytes are free on every disk."""
+
+    def set_free(free_bytes: int) -> None:
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free_bytes))
+
+    return set_free
+
+
+def test_the_size_of_a_run_counts_each_file_once(tmp_path: Path) -> None:
+    (tmp_path / "engines").mkdir()
+    (tmp_path / "engines" / "a").write_bytes(b"x" * 1000)
+    os.link(tmp_path / "engines" / "a", tmp_path / "b")
+    (tmp_path / "c").symlink_to(tmp_path / "b")
+    assert 1000 < size_of(tmp_path) < 1500
+
+
+def test_the_time_counts_from_the_start() -> None:
+    now = [7.0]
+    limits = Limits(SearchSettings(timeout_s=5.0), clock=lambda: now[0])
+    assert limits.reached() is None
+    now[0] = 12.0
+    assert limits.reached() is Limit.TIME
+
+
+def test_the_run_directory_does_not_grow_beyond_its_limit(tmp_path: Path) -> None:
+    limits = Limits(SearchSettings(max_disk_bytes=1000), tmp_path)
+    for number in range(3):
+        assert limits.reached() is None
+        (tmp_path / f"engine{number}").write_bytes(b"x" * 300)
+    assert limits.reached() is Limit.DISK, "another one of 300 bytes is more than 1000"
+
+
+def test_nothing_is_built_on_a_disk_that_is_nearly_full(tmp_path: Path, free: Callable[[int], None]) -> None:
+    limits = Limits(SearchSettings(), tmp_path)
+    free(LEAST_FREE_BYTES)
+    assert limits.reached() is None
+    (tmp_path / "engine").write_bytes(b"x" * 100)
+    with pytest.raises(RunError, match="nearly full") as caught:
+        limits.reached()
+    assert "the same command resumes" in caught.value.hint
+
+
+def test_a_search_stops_at_the_size_and_goes_on(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+
+    class Builds(FakeToolchain):
+        def evaluate(self, plan, which="search", *, profile=False):  # type: ignore[no-untyped-def]
+            (folder / plan.fingerprint).write_bytes(b"x" * 100)
+            return super().evaluate(plan, which, profile=profile)
+
+    record, toolchain = open_record(), Builds(Law([g.id for g in space.groups]))
+    settings = SearchSettings(budget=12, max_disk_bytes=450)
+    stop = Tuner(record, space, toolchain, settings, Diary(), limits=Limits(settings, folder)).run()
+    assert (stop, record.spent) == (Stop.DISK, 4)
+    larger = SearchSettings(budget=6, max_disk_bytes=10_000)
+    assert Tuner(record, space, toolchain, larger, Diary(), limits=Limits(larger, folder)).run() is Stop.BUDGET
+
+
+def test_the_time_ends_a_confirmation_and_it_goes_on(open_record: OpenRecord, space: SearchSpace) -> None:
+    record, toolchain = open_record(), FakeToolchain(Law([g.id for g in space.groups]))
+    settings = SearchSettings(budget=8, timeout_s=100.0)
+    Tuner(record, space, toolchain, settings, Diary()).run()
+    now, diary = [0.0], Diary()
+    limits = Limits(settings, clock=lambda: now[0])
+    before = len(missing(record, points_to_confirm(record, settings, 3), 3))
+
+    class Slow(FakeToolchain):
+        def evaluate(self, plan, which="search", *, profile=False):  # type: ignore[no-untyped-def]
+            now[0] += 40.0
+            return super().evaluate(plan, which, profile=profile)
+
+    confirm(record, Slow(toolchain.law), settings, diary, 3, limits)
+    assert before - len(missing(record, points_to_confirm(record, settings, 3), 3)) == 3
+    assert "the time is over" in diary.stages[-1]
+    confirm(record, toolchain, settings, Diary(), 3, Limits(settings))
+    assert not missing(record, points_to_confirm(record, settings, 3), 3)
+
+
+def test_a_size_must_be_above_0() -> None:
+    with pytest.raises(SettingsError, match="max_disk_bytes= is 0"):
+        SearchSettings(max_disk_bytes=0)
