@@ -102,8 +102,7 @@ def search(
         budget: Number of plans to evaluate, including the all-FP32 and all-FP16 plans and plans that fail.
         out: Run directory. By default the name of the model's file, or of the ModelProto's graph, + ``.mptune`` in the
             working directory.
-        target: The device to tune for: ``auto`` (the GPU here, else a prediction), a name that ``mptune targets``
-            lists, or a target file.
+        target: The device to tune for: ``auto`` (the GPU here, else a prediction), a name or a target file.
         space: Which groups may be FP16: a name that ``mptune spaces`` lists, or a search-space file.
         engine: What builds and runs the candidates: ``auto``, ``tensorrt``, ``tensorrt-rtx`` or ``onnxruntime``.
         max_error: Choose the fastest plan whose error is at most this.
@@ -118,8 +117,7 @@ def search(
         timeout_s: Start no new evaluation, and no confirmation, after this many seconds.
         max_disk_bytes: Start no new evaluation that could make the run directory larger than this.
         storage: Optuna storage URL, to share a search. By default ``MPTUNE_STORAGE``, else a journal file in ``out``.
-        gpus: GPUs of this machine, by number, that share the search. Each gets a worker process, so that a function
-            given as ``metric`` must be importable.
+        gpus: GPUs of this machine that share the search, one worker process each: a ``metric`` must be importable.
         seed: Of the calibration split, the sampler and random inputs.
         fresh: Start over; what the run directory holds is moved aside, not deleted.
         tf32: Let FP32 groups use TF32. The reference never does.
@@ -131,8 +129,7 @@ def search(
         worker: Deadlines of the worker process that builds and measures.
         tensorrt: How TensorRT builds engines.
         data_settings: How calibration samples are drawn and split; ``batch`` above 1 replaces the one in here.
-        progress: Show progress on stderr. None does where stderr is a terminal or in a notebook, and no ``listener`` is
-            given.
+        progress: Show progress on stderr. None does in a terminal or a notebook, where no ``listener`` is given.
         listener: Is called at each step of the search.
         open_toolchain: Opens what evaluates plans, in place of the toolchain of ``target`` and ``engine``.
 
