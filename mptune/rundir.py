@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -91,6 +92,20 @@ class RunDirectory:
         except (OSError, ValueError) as error:
             raise RunError(f"{self.run_json} cannot be read: {error}", FRESH_HINT) from None
         return parse_run_file(document, self.run_json)
+
+    def forget(self) -> None:
+        """Delete what jobs have derived from the model and the data, and the study: what is asked for is another.
+
+        For a run without an evaluation: all of it is made anew.
+
+        Raises:
+            RunError: the directory cannot be written.
+        """
+        with writing(self.path):
+            self.journal.unlink(missing_ok=True)
+            for folder in (self.weights, self.engines, self.data):
+                if folder.is_dir() and not folder.is_symlink():
+                    shutil.rmtree(folder)
 
     def save(self, file: RunFile) -> None:
         """Write run.json, whole or not at all.

@@ -105,6 +105,7 @@ class FakeToolchain:
         errs_at_first: fingerprints that err three times as much until the worker has been restarted.
         error_factor: errors of all plans with FP16 are this much larger than the law's.
         fails_fresh: fingerprints that fail once the worker has been restarted.
+        killed: numbers of the jobs, from 0, whose worker is killed from outside; or what says it of a number.
         drifts: baseline medians that come one after another, as factors of the true one; the last stays.
         delay_s: each evaluation takes this long.
         diary: file to which each evaluation is appended as a JSON line when it begins.
@@ -127,6 +128,8 @@ class FakeToolchain:
     errs_at_first: Collection[str] = ()
     error_factor: float = 1.0
     fails_fresh: Collection[str] = ()
+    killed: Collection[int] | Callable[[int], bool] = ()
+    jobs: int = 0
     drifts: Sequence[float] = ()
     delay_s: float = 0.0
     diary: Path | None = None
@@ -160,12 +163,18 @@ class FakeToolchain:
     def environment(self) -> Environment:
         return Environment(versions={"fake": "1.0"}, os="none", cpu="none", cpu_count=1)
 
+    def _kill(self) -> Failure | None:
+        """What a job gives whose worker is killed from outside; counts the job."""
+        number, self.jobs = self.jobs, self.jobs + 1
+        is_killed = self.killed(number) if callable(self.killed) else number in self.killed
+        return Failure(Stage.RUN, FailureKind.CRASH, "killed by SIGKILL", Path("worker.log")) if is_killed else None
+
     def reference(self, which: SampleSet) -> ReferenceReport | Failure:
-        return self.report
+        return self._kill() or self.report
 
     def observe(self) -> Mapping[str, TensorRange] | Failure:
         self.observed += 1
-        return self.ranges
+        return self._kill() or self.ranges
 
     def missing_fp16_kernels(self) -> tuple[MissingKernel, ...] | Failure:
         self.asked_for_kernels += 1
@@ -173,11 +182,15 @@ class FakeToolchain:
 
     def emulate(self, plans: Sequence[PrecisionPlan]) -> tuple[OutputError, ...] | Failure:
         self.emulated += [plan.fingerprint for plan in plans]
+        if (kill := self._kill()) is not None:
+            return kill
         if self.emulation_fails and any(set(self.emulation_fails) & set(plan.fp16_groups) for plan in plans):
             return Failure(Stage.RUN, FailureKind.CRASH, "segmentation fault", Path("worker.log"))
         return tuple(self._output_error(plan, 1.0) for plan in plans)
 
     def latency_terms(self) -> LatencyTerms | Failure:
+        if (kill := self._kill()) is not None:
+            return kill
         pairs = pairwise(self.law.groups)
         boundaries = tuple(BoundaryCost(f"t{b}", a, (b,), self.law.boundary_ms) for a, b in pairs)
         return LatencyTerms(self.law.base_ms, dict(self.law.gains), boundaries)
@@ -199,6 +212,8 @@ class FakeToolchain:
                 file.write(json.dumps([plan.fingerprint, which]) + "\n")
         if self.delay_s:
             time.sleep(self.delay_s)
+        if (kill := self._kill()) is not None:
+            return kill
         if self.faults:
             self.faults -= 1
             return Failure(Stage.RUN, self.fault_kind, "the machine is on fire")

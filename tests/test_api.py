@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import onnx
@@ -336,6 +337,44 @@ def test_settings_that_change_what_is_measured_cannot_change(
     assert "out=" in caught.value.hint
     assert toolchain.opened == 0
     assert search(toolchain) == front
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"seed": 1},
+        {"engine": "onnxruntime"},
+        {"space": "transformer"},
+        {"tf32": True},
+        {"data": "other.npz"},
+        {"storage": "sqlite:///x.db"},
+        {},
+    ],
+)
+def test_a_run_without_an_evaluation_pins_nothing(place: Path, changes: dict[str, object]) -> None:
+    """A first command that failed, or was interrupted before anything ran, does not block the corrected one."""
+
+    def unavailable(workload: object, settings: object) -> NoReturn:
+        raise TargetError("TensorRT is not installed", "pip install tensorrt")
+
+    rng = np.random.default_rng(5)
+    np.savez("other.npz", x=rng.normal(size=(8, 32)).astype(np.float32))
+    failing = {"data": "data.npz", "engine": "tensorrt", "target": "cpu", "open_toolchain": unavailable}
+    with pytest.raises(TargetError):
+        api.search("model.onnx", **failing)  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt):
+        search(make_toolchain(interrupt_after=0))
+    front = search(make_toolchain(device="Fake 2000"), **changes)
+    assert front.evaluations == 12
+    assert front.device == "Fake 2000"
+    assert json.loads((place / "model.mptune/run.json").read_text())["target"]["device"] == "Fake 2000"
+
+
+def test_another_model_takes_over_a_run_without_an_evaluation(place: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        search(make_toolchain(interrupt_after=0))
+    save_cnn(place / "cnn.onnx")
+    assert search(make_toolchain("cnn.onnx"), "cnn.onnx", data=None, out="model.mptune").evaluations
 
 
 def test_another_batch_cannot_be_resumed(place: Path) -> None:

@@ -65,6 +65,7 @@ class FailureKind(str, Enum):
 
 
 _MACHINE_FAULTS = frozenset({FailureKind.DISK_FULL, FailureKind.DEVICE_LOST, FailureKind.WORKER})
+_INCONCLUSIVE = frozenset({FailureKind.CRASH, FailureKind.TIMEOUT, FailureKind.OUT_OF_MEMORY})
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,15 @@ class Failure:
     def is_machine_fault(self) -> bool:
         """Whether the machine is at fault, not the plan: such a job is run again."""
         return self.kind in _MACHINE_FAULTS
+
+    @property
+    def is_inconclusive(self) -> bool:
+        """Whether one such failure does not show whose fault it is.
+
+        A process may be killed from outside, a device shared, a host short of memory for a moment: what the job causes
+        itself comes again in a fresh process.
+        """
+        return self.kind in _INCONCLUSIVE
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON types."""

@@ -12,13 +12,30 @@ def describe(failure: Failure) -> str:
     return f"{failure.stage.value}, {failure.kind.value}: {failure.message}"
 
 
-def machine_error(failure: Failure, attempts: int) -> RunError:
-    """The error after the last retry of a fault of the machine."""
+_MACHINE_HINTS = {
+    FailureKind.DISK_FULL: DISK_FULL_HINT,
+    FailureKind.DEVICE_LOST: "see that the device answers (nvidia-smi)",
+    FailureKind.WORKER: "run `mptune doctor`",
+    FailureKind.OUT_OF_MEMORY: "see what else uses the memory of the host and of the device",
+    FailureKind.TIMEOUT: "see what else uses the host and the device",
+}
+
+
+def machine_error(failure: Failure, attempts: int, control: str = "") -> RunError:
+    """The error after the last retry of a fault of the machine.
+
+    Args:
+        failure: the last.
+        attempts: how many failed in a row.
+        control: what shows that the machine is at fault, where the failure itself does not.
+    """
     log = "" if failure.log_path is None else f" (log: {failure.log_path})"
     times = "" if attempts == 1 else f" {attempts} times in a row"
+    shown = f"; {control}" if control else ""
+    cure = _MACHINE_HINTS.get(failure.kind, "see what the system's log says (dmesg), and that the device answers")
     return RunError(
-        f"the machine failed{times}: {failure.kind.value} ({failure.stage.value}): {failure.message}{log}",
-        f"when that is repaired, {RESUME_HINT}",
+        f"the machine failed{times}: {failure.kind.value} ({failure.stage.value}): {failure.message}{log}{shown}",
+        f"{cure}; when that is repaired, {RESUME_HINT}",
     )
 
 

@@ -7,7 +7,10 @@ counted (``non_finite``) and stay in the other statistics, which become NaN or I
 from __future__ import annotations
 
 import difflib
+import itertools
+import linecache
 import math
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -229,14 +232,40 @@ def call_metric(
         DataError: the function raised, or returned no number.
     """
     try:
-        return float(function(got, wanted))
+        value: Any = function(got, wanted)
     except DataError:
         raise
-    except Exception as error:  # the user's code may raise anything
-        raise DataError(
-            f"metric {metric} failed{where}: {type(error).__name__}: {error}",
-            "it is called as function(outputs, reference) with arrays by output name, and returns one number",
-        ) from error
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
+        what = f"{type(error).__name__}: {error}"
+        raise DataError(f"metric {metric} failed{where}: {what}{_line_of(error, function)}", _CALLED) from error
+    try:
+        if isinstance(value, str | bytes):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError) as error:
+        shown = f"{value!r:.60}".replace("\n", " ")
+        what = f"it returned {shown}, which is not one number{definition_of(function)}"
+        raise DataError(f"metric {metric} failed{where}: {what}", _CALLED) from error
+
+
+_CALLED = "it is called as function(outputs, reference) with arrays by output name, and returns one number"
+
+
+def _line_of(error: BaseException, function: TaskMetric) -> str:
+    """The line of the metric's own file at which the error came up; empty where it has none."""
+    file = getattr(getattr(function, "__code__", None), "co_filename", "")
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f" ({frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line})" if frames else ""
+
+
+def definition_of(function: TaskMetric) -> str:
+    """Where a metric is defined, file, line and its text, for messages; empty where that is not known."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return ""
+    lines = (linecache.getline(code.co_filename, number).strip() for number in itertools.count(code.co_firstlineno))
+    line = next(line for line in lines if not line.startswith("@"))
+    return f" ({code.co_filename}:{code.co_firstlineno}: {line})"
 
 
 @dataclass

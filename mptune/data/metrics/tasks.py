@@ -5,6 +5,7 @@ All are ``function(outputs, reference) -> float`` for one sample (``mptune.data.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib.util
 import sys
@@ -14,7 +15,7 @@ from types import ModuleType
 
 import numpy as np
 
-from mptune.data.metrics.accuracy import METRICS, TaskMetric, unknown_metric
+from mptune.data.metrics.accuracy import METRICS, TaskMetric, definition_of, unknown_metric
 from mptune.errors import DataError, SettingsError
 
 _SIGNATURE = "def metric(outputs, reference): ... return a number, lower is better; both map output names to arrays"
@@ -64,6 +65,30 @@ def resolve_metric(spec: str, function: TaskMetric | None = None) -> tuple[str, 
     if ":" in spec or spec.endswith(".py"):
         return spec, {spec: load_metric(spec)}
     raise unknown_metric(spec, list(METRICS))
+
+
+def is_own(spec: str) -> bool:
+    """Whether a metric is the user's own: a script's, or a function."""
+    return spec not in METRICS and spec not in _BUILT_IN
+
+
+def definition_of_metric(spec: str, function: TaskMetric | None = None) -> str:
+    """Where the user's metric is defined: `` (file:line: its text)``; empty where that is not known.
+
+    A script is read, not run.
+    """
+    if function is not None:
+        return definition_of(function)
+    file, _, name = spec.rpartition(":")
+    if not is_own(spec) or not file:
+        return ""
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+        nodes = (node for node in ast.walk(ast.parse(text)) if getattr(node, "name", None) == name)
+        line = next(node.lineno for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef))
+    except (OSError, ValueError, SyntaxError, StopIteration):
+        return f" ({file})"
+    return f" ({file}:{line}: {text.splitlines()[line - 1].strip()})"
 
 
 def load_metric(spec: str) -> TaskMetric:

@@ -26,7 +26,7 @@ from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.sampler.boundaries import Boundary
 from mptune.tuning.sampler.latency_model import LatencyModel
-from mptune.tuning.sampler.overflow_model import OverflowModel
+from mptune.tuning.sampler.overflow_model import FailureModel, OverflowModel
 from mptune.tuning.sampler.plan_rows import Floats
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 from mptune.tuning.space import Pin, SearchSpace
@@ -305,7 +305,8 @@ def _overflows(built: BuiltPlans, free: Sequence[str], errors: Mapping[str, floa
     squares = None
     if all(group in errors for group in free):
         squares = tuple(math.log(max(errors[group], ERROR_FLOOR) ** 2) for group in free)
-    overflow = OverflowModel(Prior(tuple(free), squares), built).probabilities
+    prior = Prior(tuple(free), squares)
+    overflow, fails = OverflowModel(prior, built).probabilities, FailureModel(prior, built).probabilities
     good, bad = built.plans[built.finite == 1.0], built.plans[built.finite == 0.0]
     found = {}
     for column, group in enumerate(free):
@@ -314,7 +315,7 @@ def _overflows(built: BuiltPlans, free: Sequence[str], errors: Mapping[str, floa
             continue
         if math.isinf(errors.get(group, 0.0)):
             found[group] = "alone in FP16 it overflows: outputs are NaN or Inf, or do not come at all"
-        elif failed and overflow[column] > 0.5:
+        elif failed and max(overflow[column], fails[column]) > 0.5:
             plans = "the one plan" if failed == 1 else f"all {failed} plans"
             found[group] = f"{plans} with it in FP16 failed or came out not finite"
     return found
@@ -326,7 +327,8 @@ def _newest(built: BuiltPlans) -> BuiltPlans:
     names = ("plans", "latency_ms", "latency_sd_ms", "error", "finite")
     rows = {name: getattr(built, name)[-_NEWEST:] for name in names}
     group_ms = None if built.group_ms is None else built.group_ms[-_NEWEST:]
-    return BuiltPlans(**rows, base_ms=built.base_ms, base_sd_ms=built.base_sd_ms, group_ms=group_ms)
+    failed = built.gave_nothing[-_NEWEST:]
+    return BuiltPlans(**rows, base_ms=built.base_ms, base_sd_ms=built.base_sd_ms, group_ms=group_ms, failed=failed)
 
 
 def _rounded(value: float) -> float:

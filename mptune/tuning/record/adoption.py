@@ -1,13 +1,34 @@
-"""A trial of another metric's study, judged by this study's metric."""
+"""Takes over into a study what another one of the same run, of another metric, knows."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+import optuna
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from mptune.data.metrics.paired import LEAST_ERROR
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.record.attributes import EVALUATION, read_json
 from mptune.tuning.sampler.trials import JSON_MARK
+
+
+def adopt(study: optuna.Study, other: optuna.Study, known: Collection[str], metric: str) -> None:
+    """Add the finished trials of ``other`` to ``study``, and the notes that it does not have.
+
+    Args:
+        study: is written.
+        other: is read.
+        known: fingerprints of the plans that need not be taken over.
+        metric: of ``study``.
+    """
+    done = other.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+    missing = [trial for trial in done if trial.user_attrs.get("fingerprint") not in known]
+    study.add_trials([t for t in (translate(trial, metric) for trial in missing) if t is not None])
+    present = study.user_attrs
+    for key, value in other.user_attrs.items():
+        if key not in present:
+            study.set_user_attr(key, value)
 
 
 def translate(trial: FrozenTrial, metric: str) -> FrozenTrial | None:

@@ -7,12 +7,15 @@ named them ``g012``, and such a study goes on with its names. Attributes that ho
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from optuna.trial import FrozenTrial
 
+from mptune.engines.timing.latency import Latency
 from mptune.graph.grouping.groups import LayerGroup
+from mptune.tuning.evaluation import ORIGIN_SAMPLER, Origin
 from mptune.tuning.sampler.trials import JSON_MARK
 
 EVALUATION = f"{JSON_MARK}evaluation"
@@ -20,6 +23,14 @@ FAILURE = f"{JSON_MARK}failure"
 FAULT = f"{JSON_MARK}fault"
 OWNER = f"{JSON_MARK}owner"
 
+ATTEMPTS = "attempts"
+"""Of a plan that failed: in how many processes, one after the other."""
+FAILED_BEFORE = "failed before"
+"""Of a plan that is tried again after it failed: how often it did."""
+FAULTS = "faults"
+"""Of an evaluation: how many attempts before it failed, which was not the plan's fault."""
+
+_NORMAL_95 = 1.96
 _LONGEST_NAME = 200
 """Characters; Optuna's database tables hold 512."""
 
@@ -40,6 +51,28 @@ def note_key(key: str, value: Any) -> str:
 def read_notes(attrs: Mapping[str, Any]) -> dict[str, Any]:
     """The notes of a study by their keys, whichever way they were kept."""
     return {key.removeprefix(JSON_MARK): value for key, value in attrs.items()}
+
+
+def origin_of(attrs: Mapping[str, Any]) -> Origin:
+    """Who proposed a trial's plan."""
+    return Origin.parse(attrs["origin"]) if "origin" in attrs else ORIGIN_SAMPLER
+
+
+def timing_to_json(latency: Latency, group_ms: Mapping[str, float] | None) -> dict[str, Any]:
+    """What ``TIMING_ATTR`` holds of a latency; empty where it is not known.
+
+    Args:
+        latency: of the plan.
+        group_ms: parameter name -> what its group takes by the engine's own profiler; None where nothing was profiled.
+    """
+    low, high = latency.ci95_ms
+    sd_ms = (high - low) / (2 * _NORMAL_95)
+    if not (math.isfinite(latency.median_ms) and math.isfinite(sd_ms)):
+        return {}
+    timing: dict[str, Any] = {"latency_ms": latency.median_ms, "sd_ms": sd_ms}
+    if group_ms is not None:
+        timing["group_ms"] = {name: round(ms, 6) for name, ms in group_ms.items()}
+    return timing
 
 
 def by_group(parameters: Mapping[str, Any]) -> dict[str, Any]:

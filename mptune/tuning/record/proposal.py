@@ -20,6 +20,7 @@ class Proposal:
         origin: who proposed it.
         attempt: how many attempts a fault of the machine has cost already.
         trial: Optuna's.
+        failures: how often the plan failed before, where it is tried again.
     """
 
     plan: PrecisionPlan
@@ -27,3 +28,4 @@ class Proposal:
     origin: Origin
     attempt: int
     trial: optuna.Trial
+    failures: int = 0

@@ -20,20 +20,26 @@ from optuna.trial import FrozenTrial, TrialState
 
 from mptune.engines.base import Failure
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation, Origin
+from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation, Origin
 from mptune.tuning.failures import describe
-from mptune.tuning.record.adoption import objectives, translate
+from mptune.tuning.record.adoption import adopt, objectives
 from mptune.tuning.record.attributes import (
+    ATTEMPTS,
     EVALUATION,
+    FAILED_BEFORE,
     FAILURE,
     FAULT,
+    FAULTS,
     OWNER,
     ParameterNames,
     by_group,
     note_key,
+    origin_of,
     read_json,
     read_notes,
+    timing_to_json,
 )
+from mptune.tuning.record.faults import settled
 from mptune.tuning.record.owner import Heartbeats, is_dead
 from mptune.tuning.record.proposal import Proposal
 from mptune.tuning.record.storage import batch, storing
@@ -41,13 +47,19 @@ from mptune.tuning.sampler.plan_rows import PRECISIONS
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 from mptune.tuning.sampler.precision import Emulate, PrecisionSampler
 from mptune.tuning.sampler.stock import derive_seed
-from mptune.tuning.sampler.trials import PLAN_ATTR, TIMING_ATTR, ehvi_of, read_built_plans, set_feasible
+from mptune.tuning.sampler.trials import (
+    FAILURE_ATTR,
+    PLAN_ATTR,
+    TIMING_ATTR,
+    ehvi_of,
+    read_built_plans,
+    set_feasible,
+)
 from mptune.tuning.space import SearchSpace
 
 IDENTITY = "mptune"
 """Note under which a study says what it was made with."""
 
-_NORMAL_95 = 1.96
 _DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
@@ -95,15 +107,19 @@ class StudyRecord:
 
     def evaluations(self) -> tuple[Evaluation, ...]:
         """All evaluations of finished trials, in the order of the trials, those with non-finite outputs included."""
-        return tuple(self._decode(t) for t in self._trials(*_DONE) if read_json(t.user_attrs, EVALUATION))
+        return tuple(self._decode(t) for t in self.settled() if read_json(t.user_attrs, EVALUATION))
 
     def failures(self) -> tuple[tuple[PrecisionPlan, Origin, Failure], ...]:
         """The plans that failed through their own fault, with their origin."""
         return tuple(
-            (self._plan_of(t), _origin_of(t.user_attrs), Failure.from_json(read_json(t.user_attrs, FAILURE)))
-            for t in self._trials(TrialState.PRUNED)
+            (self.plan_of(t), origin_of(t.user_attrs), Failure.from_json(read_json(t.user_attrs, FAILURE)))
+            for t in self.settled()
             if read_json(t.user_attrs, FAILURE)
         )
+
+    def settled(self) -> list[FrozenTrial]:
+        """The finished trials whose outcome stands (``mptune.tuning.record.faults.settled``)."""
+        return settled(self._trials(*_DONE, TrialState.RUNNING, TrialState.WAITING))
 
     def baseline(self) -> Evaluation | None:
         """The evaluation of all-FP32; None before it is done."""
@@ -112,18 +128,18 @@ class StudyRecord:
     @property
     def failed(self) -> int:
         """How many plans failed through their own fault, or came out not finite."""
-        return len(self._trials(TrialState.PRUNED))
+        return sum(trial.state is TrialState.PRUNED for trial in self.settled())
 
     @property
     def spent(self) -> int:
         """How much of the budget is spent: evaluations and failed plans, but no machine faults and no duplicates."""
-        return len(self._trials(*_DONE))
+        return len(self.settled())
 
     def known(self) -> dict[str, str]:
         """Fingerprints that need no build any more, or that a living process works on -> state, lower case."""
         return {
             t.user_attrs["fingerprint"]: t.state.name.lower()
-            for t in self._trials(*_DONE, TrialState.RUNNING)
+            for t in self._settled_or_running()
             if "fingerprint" in t.user_attrs
         }
 
@@ -134,7 +150,7 @@ class StudyRecord:
         this is seen by one of them at least.
         """
         fingerprint, number = proposal.plan.fingerprint, proposal.number
-        others = self._trials(*_DONE, TrialState.RUNNING)
+        others = self._settled_or_running()
         return any(t.number != number and t.user_attrs.get("fingerprint") == fingerprint for t in others)
 
     def is_shared_out(self, budget: int, proposal: Proposal | None = None) -> bool:
@@ -145,7 +161,7 @@ class StudyRecord:
             proposal: the caller's own plan, which is not counted.
         """
         number = None if proposal is None else proposal.number
-        return sum(t.number != number for t in self._trials(*_DONE, TrialState.RUNNING)) >= budget
+        return sum(t.number != number for t in self._settled_or_running()) >= budget
 
     @property
     def running(self) -> int:
@@ -163,7 +179,7 @@ class StudyRecord:
 
     def expected_improvements(self) -> list[float]:
         """Expected hypervolume improvements (0 to 1) of the evaluated proposals, when proposed, in their order."""
-        return [ehvi for t in self._trials(*_DONE) if (ehvi := ehvi_of(t)) is not None]
+        return [ehvi for t in self.settled() if (ehvi := ehvi_of(t)) is not None]
 
     def built_plans(self, groups: Sequence[str]) -> BuiltPlans:
         """All plans that were evaluated, as the sampler's posterior takes them, over these free groups."""
@@ -185,11 +201,16 @@ class StudyRecord:
             named, derive_seed(seed, 0), scale, None if emulate is None else emulate_named
         )
 
-    def enqueue(self, plan: PrecisionPlan, origin: Origin, attempt: int = 0) -> None:
-        """Let a plan be asked next, unless it is enqueued already."""
+    def enqueue(self, plan: PrecisionPlan, origin: Origin, attempt: int = 0, failures: int = 0) -> None:
+        """Let a plan be asked next, unless it is enqueued already.
+
+        Where it failed before, ``failures`` times, its new trial takes the place of the one that holds the failure.
+        """
         if plan.fingerprint in self.waiting():
             return
         attrs: dict[str, Any] = {"fingerprint": plan.fingerprint, "origin": str(origin), "attempt": attempt}
+        if failures:
+            attrs[FAILED_BEFORE] = failures
         if not self._space.holds(plan):
             attrs[PLAN_ATTR] = {group: str(p) for group, p in plan.precision.items()}
         with storing(self._where):
@@ -210,10 +231,16 @@ class StudyRecord:
                 plan = self._whole_plan(attrs, choices)
                 if "fingerprint" not in attrs:
                     trial.set_user_attr("fingerprint", plan.fingerprint)
-        return Proposal(plan, trial.number, _origin_of(attrs), attrs.get("attempt", 0), trial)
+        return Proposal(
+            plan, trial.number, origin_of(attrs), attrs.get("attempt", 0), trial, attrs.get(FAILED_BEFORE, 0)
+        )
 
     def tell_evaluation(
-        self, proposal: Proposal, evaluation: Evaluation, group_times_ms: Mapping[str, float] | None = None
+        self,
+        proposal: Proposal,
+        evaluation: Evaluation,
+        group_times_ms: Mapping[str, float] | None = None,
+        faults: int = 0,
     ) -> None:
         """Record an evaluation: COMPLETE where it is finite, else PRUNED with its constraint violated.
 
@@ -221,28 +248,28 @@ class StudyRecord:
             proposal: of the plan.
             evaluation: of it.
             group_times_ms: what its groups take by the engine's own profiler, for the sampler.
+            faults: how often it failed before, which was not its fault.
         """
         with storing(self._where), batch(self._storage):
             set_feasible(proposal.trial, evaluation.is_finite)
-            low, high = evaluation.latency.ci95_ms
-            latency_ms, sd_ms = evaluation.latency.median_ms, (high - low) / (2 * _NORMAL_95)
-            if math.isfinite(latency_ms) and math.isfinite(sd_ms):
-                measured: dict[str, Any] = {"latency_ms": latency_ms, "sd_ms": sd_ms}
-                if group_times_ms is not None:
-                    free = (group for group in self._space.free if group in group_times_ms)
-                    measured["group_ms"] = {self._names.of(group): round(group_times_ms[group], 6) for group in free}
-                proposal.trial.set_user_attr(TIMING_ATTR, measured)
+            free = [group for group in self._space.free if group in (group_times_ms or {})]
+            group_ms = {self._names.of(group): (group_times_ms or {})[group] for group in free}
+            if timing := timing_to_json(evaluation.latency, None if group_times_ms is None else group_ms):
+                proposal.trial.set_user_attr(TIMING_ATTR, timing)
+            if faults:
+                proposal.trial.set_user_attr(FAULTS, faults)
             proposal.trial.set_user_attr("speedup", round(evaluation.speedup, 4))
             proposal.trial.set_user_attr("FP16 groups", len(evaluation.plan.fp16_groups))
             proposal.trial.set_user_attr(EVALUATION, evaluation.to_json())
         with storing(self._where):
             self._finish(proposal.number, evaluation)
 
-    def tell_failure(self, proposal: Proposal, failure: Failure) -> None:
-        """Record a plan that failed through its own fault: PRUNED with its constraint violated."""
+    def tell_failure(self, proposal: Proposal, failure: Failure, attempts: int = 1) -> None:
+        """Record a plan that failed through its own fault, in so many attempts: PRUNED, its constraint violated."""
         with storing(self._where), batch(self._storage):
             set_feasible(proposal.trial, False)
-            proposal.trial.set_user_attr("failure", describe(failure))
+            proposal.trial.set_user_attr(FAILURE_ATTR, describe(failure))
+            proposal.trial.set_user_attr(ATTEMPTS, attempts)
             proposal.trial.set_user_attr(FAILURE, failure.to_json())
         with storing(self._where):
             self._study.tell(proposal.number, state=TrialState.PRUNED)
@@ -252,7 +279,7 @@ class StudyRecord:
         with storing(self._where):
             proposal.trial.set_user_attr("fault", describe(failure))
             proposal.trial.set_user_attr(FAULT, failure.to_json())
-            self.enqueue(proposal.plan, proposal.origin, attempt)
+            self.enqueue(proposal.plan, proposal.origin, attempt, proposal.failures)
             self._study.tell(proposal.number, state=TrialState.FAIL)
 
     def tell_duplicate(self, proposal: Proposal) -> None:
@@ -268,7 +295,7 @@ class StudyRecord:
     def release(self, proposal: Proposal) -> None:
         """Give a plan back that was not evaluated to its end: it is enqueued again, and its trial ends as FAIL."""
         with storing(self._where):
-            self.enqueue(proposal.plan, proposal.origin, proposal.attempt)
+            self.enqueue(proposal.plan, proposal.origin, proposal.attempt, proposal.failures)
             self._study.tell(proposal.number, state=TrialState.FAIL)
 
     def heal(self, stale_after_s: float, *, is_first: bool = True) -> int:
@@ -328,6 +355,9 @@ class StudyRecord:
         with storing(self._where):
             return self._study.get_trials(deepcopy=False, states=states or None)
 
+    def _settled_or_running(self) -> list[FrozenTrial]:
+        return [*self.settled(), *self._trials(TrialState.RUNNING)]
+
     def _decode(self, trial: FrozenTrial) -> Evaluation:
         if trial.number not in self._decoded:
             document = read_json(trial.user_attrs, EVALUATION)
@@ -351,7 +381,7 @@ class StudyRecord:
             choices = by_group(trial.system_attrs.get("fixed_params", trial.params))
             if "duplicate" not in attrs and all(group in choices for group in self._space.free):
                 plan = self._whole_plan(attrs, choices)
-                self.enqueue(plan, _origin_of(attrs), attrs.get("attempt", 0))
+                self.enqueue(plan, origin_of(attrs), attrs.get("attempt", 0), attrs.get(FAILED_BEFORE, 0))
             self._study.tell(trial.number, state=TrialState.FAIL)
 
     def _whole_plan(self, attrs: Mapping[str, Any], choices: Mapping[str, str]) -> PrecisionPlan:
@@ -360,7 +390,8 @@ class StudyRecord:
             return self._space.plan(choices)
         return PrecisionPlan(self._space.model_sha256, {group: Precision(p) for group, p in whole.items()})
 
-    def _plan_of(self, trial: FrozenTrial) -> PrecisionPlan:
+    def plan_of(self, trial: FrozenTrial) -> PrecisionPlan:
+        """The plan of a trial."""
         return self._whole_plan(trial.user_attrs, by_group(trial.params))
 
     def adopt(self, other: optuna.Study) -> None:
@@ -368,19 +399,5 @@ class StudyRecord:
 
         Evaluations whose stored statistics lack the metric are left out: their plans need a new build.
         """
-        known = self.known()
-        missing = [
-            trial
-            for trial in other.get_trials(deepcopy=False, states=_DONE)
-            if trial.user_attrs.get("fingerprint") not in known
-        ]
         with storing(self._where):
-            self._study.add_trials([t for t in (translate(trial, self.metric) for trial in missing) if t is not None])
-            present = self._study.user_attrs
-            for key, value in other.user_attrs.items():
-                if key not in present:
-                    self._study.set_user_attr(key, value)
-
-
-def _origin_of(attrs: Mapping[str, Any]) -> Origin:
-    return Origin.parse(attrs["origin"]) if "origin" in attrs else ORIGIN_SAMPLER
+            adopt(self._study, other, self.known(), self.metric)

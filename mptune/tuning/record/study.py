@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import optuna
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage
+from optuna.trial import TrialState
 
 from mptune.errors import RunError
 from mptune.tuning.record.record import IDENTITY, StudyRecord
@@ -113,6 +114,22 @@ def read_study(*, model_sha256: str, name: str, metric: str, journal: Path, url:
                 f"{where} holds no study {name}/{metric}", "let `mptune search` go on with it first"
             ) from None
     return StudyRecord(study, storage, SearchSpace(model_sha256, (), (), {}, ()), metric, where, exclusive=False)
+
+
+def has_outcome(*, name: str, journal: Path, url: str | None = None) -> bool:
+    """Whether any study of a run, of whatever metric, holds a plan that was evaluated, or that failed.
+
+    Raises:
+        RunError: the storage cannot be opened or read.
+    """
+    where = str(journal) if url is None else without_secrets(url)
+    storage, _ = open_storage(url, journal, repair=False)
+    done = (TrialState.COMPLETE, TrialState.PRUNED)
+    with storing(where):
+        return any(
+            study.study_name.startswith(f"{name}/") and storage.get_all_trials(study._study_id, False, done)
+            for study in storage.get_all_studies()
+        )
 
 
 def copy_to_memory(*, name: str, metric: str, journal: Path, url: str | None = None) -> Study:

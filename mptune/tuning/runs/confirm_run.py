@@ -216,11 +216,13 @@ class ConfirmRun(MeasuringRun):
             self._listener.stage(f"measuring {len(space.seeds)} plans on {toolchain.device}")
             if left:
                 Tuner(record, space, toolchain, settings, self._listener).run()
+            failed: set[str] = set()
             for number in range(rounds):
-                todo = [one for one in missing(record, self._sound(), rounds) if one[0] == number]
+                wanted = (p for p in self._sound() if p.plan.fingerprint not in failed)
+                todo = [one for one in missing(record, wanted, rounds) if one[0] == number]
                 if todo:
                     self._listener.stage(f"round {number + 1} of {rounds}: a fresh process, held-out samples")
-                    measure_again(todo, record, toolchain, settings, self._listener)
+                    failed |= measure_again(todo, record, toolchain, settings, self._listener)
         baseline = record.baseline()
         warnings = () if baseline is None else check_baseline(baseline.error, tf32=settings.tf32)
         self._save(warnings=tuple(dict.fromkeys((*self.file.warnings, *warnings))))

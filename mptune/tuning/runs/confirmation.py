@@ -107,11 +107,11 @@ def compare(
         latency: how latencies are summed up.
     """
     evaluations = record.evaluations()
-    kept, dropped = confirmed_evaluations(record, rounds, latency, [e for e in evaluations if e.is_finite])
+    kept, unconfirmed = confirmed_evaluations(record, rounds, latency, [e for e in evaluations if e.is_finite])
     measured = {e.plan.fingerprint: e for e in kept}
     reasons = {plan.fingerprint: describe(failure) for plan, _, failure in record.failures()}
     reasons |= {e.plan.fingerprint: "its outputs are not finite" for e in evaluations if not e.is_finite}
-    reasons |= {plan.evaluation.plan.fingerprint: plan.reason for plan in dropped}
+    reasons |= {plan.evaluation.plan.fingerprint: plan.reason for plan in unconfirmed}
     plans = [
         ConfirmedPlan(e, measured[e.plan.fingerprint])
         if e.plan.fingerprint in measured

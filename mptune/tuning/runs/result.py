@@ -19,7 +19,7 @@ from mptune.tuning.reasons.advice import Outcome, findings
 from mptune.tuning.reasons.reasons import explain
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.storage_urls import storage_url
-from mptune.tuning.record.study import read_study
+from mptune.tuning.record.study import has_outcome, read_study
 from mptune.tuning.steps.remeasure import confirmed_evaluations, confirmed_front, rounds_needed
 
 
@@ -111,6 +111,22 @@ def read_record(run: RunDirectory, file: RunFile, storage: str | None = None) ->
     )
 
 
+def has_evaluation(run: RunDirectory, file: RunFile, storage: str | None = None) -> bool:
+    """Whether the run holds an evaluation, or a plan that failed; True where its storage cannot be read.
+
+    Args:
+        run: the run directory.
+        file: its run.json.
+        storage: as ``read_record`` takes it.
+    """
+    if file.storage is None and not run.journal.exists():
+        return False
+    try:
+        return has_outcome(name=file.study, journal=run.journal, url=storage_url(file.storage, storage))
+    except RunError:
+        return True
+
+
 def build_front(
     record: StudyRecord, facts: Facts, choice: Choice, settings: SearchSettings, *, every: bool = False
 ) -> Front:
@@ -136,7 +152,7 @@ def build_front(
         )
     rounds = rounds_needed(settings, searched.latency.source)
     sound = [e for e in evaluations if e.is_finite]
-    confirmed, dropped = confirmed_evaluations(record, rounds, settings.latency, sound if every else None)
+    confirmed, unconfirmed = confirmed_evaluations(record, rounds, settings.latency, sound if every else None)
     fp32 = _of_origin(confirmed, ORIGIN_FP32) or searched
     fp16 = _of_origin(confirmed, ORIGIN_FP16) or _of_origin(evaluations, ORIGIN_FP16)
     points = confirmed_front(confirmed)
@@ -149,7 +165,7 @@ def build_front(
     warnings = (
         *facts.warnings,
         *fp32.latency.warnings,
-        *(plan.warning for plan in dropped),
+        *(plan.warning for plan in unconfirmed),
         *disagreements(evaluations),
         *findings(Outcome(points, fp32, evaluations, failures, explanation, is_given=every)),
         *_unconfirmed(points, chosen),

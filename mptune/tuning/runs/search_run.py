@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import get_args
 
 from mptune.data.calibration import CalibrationSet, load_calibration
+from mptune.data.metrics.tasks import definition_of_metric, is_own
 from mptune.engines.base import Failure, SampleSet, Toolchain
 from mptune.engines.toolchains.choose import choose_target, open_toolchain
 from mptune.engines.workload import Workload
+from mptune.errors import RunError
 from mptune.files import write_bytes
 from mptune.finding import Finding
 from mptune.graph.grouping.grouped import GroupedModel
@@ -46,10 +49,11 @@ from mptune.tuning.record.storage_urls import named_storage
 from mptune.tuning.record.study import open_study
 from mptune.tuning.runs.crew import Crew, StartWorker
 from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
-from mptune.tuning.runs.result import front_of
+from mptune.tuning.runs.result import front_of, has_evaluation
 from mptune.tuning.runs.seals import damaged, is_sealed, seal
 from mptune.tuning.space import NamedSpace, SearchSpace, load_space, make_space
-from mptune.tuning.steps.baseline import check_baseline, check_reference
+from mptune.tuning.steps.attempts import in_fresh_processes
+from mptune.tuning.steps.baseline import check_baseline, check_reference, try_objective
 from mptune.tuning.steps.emulated import EMULATED_JSON, PlanEmulator
 from mptune.tuning.steps.kernels import KERNELS_JSON, MissingKernels, ask_for_kernels
 from mptune.tuning.steps.limits import Limits
@@ -158,7 +162,7 @@ class SearchRun(MeasuringRun):
         granularity: Granularity = named.file.granularity
         if granularity == "auto":
             known = self.directory.load()
-            if known is None:
+            if known is None or not has_evaluation(self.directory, known, self._settings.storage):
                 return find_fitting_groups(self._model, self._settings.budget)
             granularity = known.fixed_settings.granularity
         return granularity, find_groups(self._model, granularity)
@@ -178,9 +182,15 @@ class SearchRun(MeasuringRun):
         choice = ChoiceSection(max_error=settings.max_error, max_latency_ms=settings.max_latency_ms)
         known = self.directory.load()
         if known is not None:
-            check_same(self.directory.path, known, model.sha256, fixed)
+            recorded = known
+            if not self._holds(lambda: check_same(self.directory.path, recorded, model.sha256, fixed), recorded):
+                known = None
         self._url = named_storage(settings.storage, is_journal=known is not None and known.storage is None)
         storage = None if self._url is None else check_opens(self._url)  # only what has opened is written down
+        if known is not None:
+            recorded = known
+            if not self._holds(lambda: check_storage(self.directory.path, recorded, storage), recorded):
+                known = None
         if known is None:
             file = RunFile(
                 model=ModelSection(path=str(model.path.resolve()), sha256=model.sha256),
@@ -192,7 +202,6 @@ class SearchRun(MeasuringRun):
                 choice=choice,
             )
         else:
-            check_storage(self.directory.path, known, storage)
             path = ModelSection(path=str(model.path.resolve()), sha256=model.sha256)
             file = known.model_copy(update={"search": search, "choice": choice, "model": path})
         if file != known:
@@ -203,7 +212,7 @@ class SearchRun(MeasuringRun):
         section = DataSection(
             source=data.source, sha256=samples_sha256(data), samples=len(data.samples), is_random=data.is_random
         )
-        check_data(self.directory.path, self.file, section)
+        self._holds(lambda: check_data(self.directory.path, self.file, section), self.file)
         self._save(data=section)
 
     def _keep_for_workers(self, named: NamedSpace) -> None:
@@ -212,6 +221,21 @@ class SearchRun(MeasuringRun):
         content = named.path.read_bytes()
         if not place.exists() or place.read_bytes() != content:
             write_bytes(place, [content])
+
+    def _holds(self, check: Callable[[], None], known: RunFile) -> bool:
+        """Whether what is asked for is what the run was made with; a run without an evaluation begins anew if not.
+
+        Raises:
+            RunError: they differ, and there is an evaluation.
+        """
+        try:
+            check()
+        except RunError:
+            if has_evaluation(self.directory, known, self._settings.storage):
+                raise
+            self.directory.forget()
+            return False
+        return True
 
     # -- the parts ----------------------------------------------------------------------------------------------
 
@@ -310,9 +334,11 @@ class SearchRun(MeasuringRun):
             return
         toolchain, metric = self._open_toolchain(), self._settings.metric
         path = self._workload.workspace.data_dir / SENSITIVITY_JSON
+        if is_own(metric) and self.record.baseline() is None:
+            try_objective(toolchain, space, metric, definition_of_metric(metric, self._settings.metric_function))
         shared = SharedErrors(self.record, metric)
         sensitivity = find_sensitivity(space, toolchain, metric, path, self._listener, shared)
-        terms = toolchain.latency_terms()
+        terms = in_fresh_processes(toolchain.latency_terms, toolchain, self._listener, "predicting latencies")
         if isinstance(terms, Failure):
             self._warn(f"no latency can be predicted, so the search learns it from builds alone: {terms.message}")
         exact = toolchain.latency_source == "predicted"
@@ -332,7 +358,8 @@ class SearchRun(MeasuringRun):
             toolchain = self._stack.enter_context(opener(self._workload, self._settings))
             toolchain.listen(self._listener.building)
             section = self._target_section(toolchain, self._settings.target)
-            check_target(self.directory.path, self.file, section)
+            if has_evaluation(self.directory, self.file, self._settings.storage):
+                check_target(self.directory.path, self.file, section)
             environment = describe_device(toolchain, self._target)
             self._warn(*environment.warnings)
             findings = [not_measured(toolchain.device)] if toolchain.latency_source == "predicted" else []

@@ -20,7 +20,7 @@ from mptune.tuning.fronts.hypervolume import (
 )
 from mptune.tuning.sampler.error_model import ErrorModel
 from mptune.tuning.sampler.latency_model import LatencyModel
-from mptune.tuning.sampler.overflow_model import OverflowModel
+from mptune.tuning.sampler.overflow_model import FailureModel, OverflowModel
 from mptune.tuning.sampler.plan_rows import Bools, Floats, plan_keys
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 
@@ -41,6 +41,7 @@ class EhviEstimator:
     Attributes:
         base_ms: latency of all-FP32 as measured.
         overflow: posterior of what overflows.
+        failures: posterior of what does not build or run.
         latency_terms: group gains, boundary costs and the fixed gain in ms, shape (n_draws, n_groups + n_boundaries +
             1).
         log_squares: log of the groups' squared errors, shape (n_draws, n_groups).
@@ -60,6 +61,7 @@ class EhviEstimator:
         self._latency, self._error = LatencyModel(prior, built), ErrorModel(prior, built)
         self.base_ms = built.base_ms
         self.overflow = OverflowModel(prior, built)
+        self.failures = FailureModel(prior, built)
         self.latency_terms = np.vstack([self._latency.mean(), self._latency.sample(generator, _DRAWS)])
         self.log_squares = np.vstack([self._error.mode, self._error.sample(generator, _DRAWS)])
         self._reference_error = reference_error
@@ -120,7 +122,7 @@ class EhviEstimator:
         return expected
 
     def _weight(self, plans: Bools) -> Floats:
-        weight: Floats = self.overflow.p_finite(plans) ** _FINITE_EXPONENT
+        weight: Floats = (self.overflow.p_finite(plans) * self.failures.p_runs(plans)) ** _FINITE_EXPONENT
         return weight
 
     def _improvement(self, gain: Floats, exact: Floats) -> Floats:

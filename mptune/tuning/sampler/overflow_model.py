@@ -1,6 +1,6 @@
-"""Posterior of which groups overflow in FP16, given which plans were finite and which failed.
+"""Posteriors of which groups overflow in FP16, and of which do not build or run, given what came of the plans.
 
-Group testing: a failed plan holds at least one group that overflows, a finite plan none. A set of groups that meets
+Group testing: a failed plan holds at least one group that is to blame, a sound plan none. A set of groups that meets
 every failure (a hitting set) explains them; the most probable minimal ones are enumerated (Reiter, A theory of
 diagnosis from first principles, Artificial Intelligence 32(1), 1987), and a group's probability is that of the sets
 that it is in. Where no single group can explain a failure, all of the plan's groups together do.
@@ -18,8 +18,15 @@ from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 _OVERFLOW, _EMULATED_OVERFLOW, _CLEARED = 0.01, 0.97, 1e-9
 """Prior probability that a group overflows: by default, where its one-group emulation does, in a finite plan."""
 
+_FAILS = 0.01
+"""Prior probability that no plan with a group in FP16 builds and runs."""
+
 _TOGETHER = 1e-4
-"""Odds that a failure takes all FP16 groups of its plan: the engine's builder has a fault, or values add up."""
+"""Odds that an overflow takes all FP16 groups of its plan: values add up."""
+
+_PLAN_FAILS = 0.1
+"""Odds that a plan fails to build or run, and none of its groups is to blame: the fault is the engine's. As likely as
+that one of ten groups is to blame; several plans that failed and share few groups tell."""
 
 _LARGEST_SET, _BEAM = 32, 100
 """Groups of a hitting set at most, and unfinished sets that are kept at each size."""
@@ -34,25 +41,27 @@ _NEGLIGIBLE = 0.03
 """The search ends where larger sets hold less than this share of the probability."""
 
 
-class OverflowModel:
-    """The posterior.
+class _GroupTest:
+    """The posterior of which groups are to blame.
 
     Attributes:
-        probabilities: that FP16 overflows in each group, shape (n_groups,): cleared by finite plans, raised jointly by
+        probabilities: that each group is to blame, shape (n_groups,): cleared by sound plans, raised jointly by
             failures.
     """
 
-    def __init__(self, prior: Prior, built: BuiltPlans) -> None:
-        """Condition on one-group emulation, on what was built, and on whole plans that overflowed in emulation."""
-        probabilities = np.full(len(prior.groups), _OVERFLOW)
-        if prior.log_square_errors is not None:
-            probabilities[np.isposinf(prior.log_square_errors)] = _EMULATED_OVERFLOW
-        finite, failed = built.plans[built.finite == 1.0], built.plans[built.finite == 0.0]
-        if built.emulated is not None:
-            failed = np.vstack([failed, built.emulated[0][np.isinf(built.emulated[1])]])
-        probabilities[finite.any(axis=0)] = _CLEARED
-        self._log_finite = np.log1p(-probabilities)
-        # A failure with a group that is known to overflow is explained by that.
+    def __init__(self, probabilities: Floats, sound: Bools, failed: Bools, together: float) -> None:
+        """Condition the prior on plans.
+
+        Args:
+            probabilities: prior probability that each group is to blame, shape (n_groups,).
+            sound: plans that hold no such group, shape (n_sound, n_groups).
+            failed: plans that failed, shape (n_failed, n_groups).
+            together: odds that a failure takes all groups of its plan, and no group alone is to blame.
+        """
+        probabilities[sound.any(axis=0)] = _CLEARED
+        self._log_sound = np.log1p(-probabilities)
+        self._together = math.log(together)
+        # A failure with a group that is known to be to blame is explained by that.
         failed = failed[failed.any(axis=1) & ~failed[:, probabilities > 0.5].any(axis=1)]
         self._sets: Bools = np.zeros((0, len(probabilities)), dtype=bool)
         self.probabilities = probabilities
@@ -64,11 +73,11 @@ class OverflowModel:
 
         Args:
             failures: shape (n_failures, n_groups).
-            log_odds: prior log odds that each group overflows, shape (n_groups,).
+            log_odds: prior log odds that each group is to blame, shape (n_groups,).
         """
         together = np.eye(len(failures), dtype=bool)  # one more suspect per failure: all its groups at once
         sets, set_log_odds = hitting_sets(
-            np.hstack([failures, together]), np.append(log_odds, np.full(len(failures), math.log(_TOGETHER)))
+            np.hstack([failures, together]), np.append(log_odds, np.full(len(failures), self._together))
         )
         weights = np.exp(set_log_odds - set_log_odds.max())
         weights /= weights.sum()
@@ -79,15 +88,57 @@ class OverflowModel:
             sets, weights = sets[drawn], np.full(_DRAWN_SETS, 1.0 / _DRAWN_SETS)
         self._failures, self._sets, self._weights = failures, sets, weights
 
-    def p_finite(self, plans: Bools) -> Floats:
-        """Probability that each plan is finite, shape (n_plans,): 0 where it holds all of a plan that failed."""
-        probability: Floats = np.exp(plans @ self._log_finite)
+    def _p_sound(self, plans: Bools) -> Floats:
+        """Probability that each plan is sound, shape (n_plans,)."""
+        probability: Floats = np.exp(plans @ self._log_sound)
         if len(self._sets):
             single = plans.astype(np.float32)
             whole = single @ self._failures.T.astype(np.float32) == self._failures.sum(axis=1)
             overlap = np.hstack([single, whole]) @ self._sets.T.astype(np.float32)  # (n_plans, n_sets)
             probability *= (overlap == 0.0) @ self._weights
         return probability
+
+
+class OverflowModel(_GroupTest):
+    """The posterior of which groups overflow; learns from outputs that are not finite, and from emulation.
+
+    Attributes:
+        probabilities: that FP16 overflows in each group, shape (n_groups,).
+    """
+
+    def __init__(self, prior: Prior, built: BuiltPlans) -> None:
+        """Condition on one-group emulation, on what was built, and on whole plans that overflowed in emulation."""
+        probabilities = np.full(len(prior.groups), _OVERFLOW)
+        if prior.log_square_errors is not None:
+            probabilities[np.isposinf(prior.log_square_errors)] = _EMULATED_OVERFLOW
+        failed = built.plans[(built.finite == 0.0) & ~built.gave_nothing]
+        if built.emulated is not None:
+            failed = np.vstack([failed, built.emulated[0][np.isinf(built.emulated[1])]])
+        super().__init__(probabilities, built.plans[built.finite == 1.0], failed, _TOGETHER)
+
+    def p_finite(self, plans: Bools) -> Floats:
+        """Probability that each plan is finite, shape (n_plans,): 0 where it holds all of a plan that failed."""
+        return self._p_sound(plans)
+
+
+class FailureModel(_GroupTest):
+    """The posterior of which groups keep a plan from building or running; learns from plans that gave no outputs.
+
+    A failure says much of its own plan, and of others only as far as several failures share groups.
+
+    Attributes:
+        probabilities: that no plan with the group in FP16 runs, shape (n_groups,).
+    """
+
+    def __init__(self, prior: Prior, built: BuiltPlans) -> None:
+        """Condition on what was built."""
+        ran = ~np.isnan(built.finite) & ~built.gave_nothing
+        probabilities = np.full(len(prior.groups), _FAILS)
+        super().__init__(probabilities, built.plans[ran], built.plans[built.gave_nothing], _PLAN_FAILS)
+
+    def p_runs(self, plans: Bools) -> Floats:
+        """Probability that each plan builds and runs, shape (n_plans,)."""
+        return self._p_sound(plans)
 
 
 def hitting_sets(failures: Bools, log_odds: Floats) -> tuple[Bools, Floats]:

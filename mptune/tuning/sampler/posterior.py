@@ -45,6 +45,7 @@ class BuiltPlans:
         latency_sd_ms: its standard error as measured; 0 where unknown or predicted.
         error: objective error; NaN where there is none.
         finite: 1.0 where the plan built and its outputs are finite, 0.0 where not, NaN while it runs.
+        failed: where the plan gave no outputs at all, shape (n_plans,). None where no plan failed so.
         base_ms: latency of all-FP32; NaN before it is known.
         base_sd_ms: its standard error.
         emulated: plans that were emulated, not measured, shape (n_emulated, n_groups), and their errors, shape
@@ -64,6 +65,12 @@ class BuiltPlans:
     emulated: tuple[Bools, Floats] | None = None
     emulation_ratios: Floats = field(default_factory=lambda: np.ones(0))
     group_ms: Floats | None = None
+    failed: Bools | None = None
+
+    @property
+    def gave_nothing(self) -> Bools:
+        """Which plans gave no outputs, shape (n_plans,)."""
+        return np.zeros(len(self.plans), dtype=bool) if self.failed is None else self.failed
 
 
 class LinearGaussian:

@@ -42,6 +42,9 @@ CONSTRAINT_ATTR = "constraint"
 HAS_TRIAL_CONSTRAINTS = hasattr(Trial, "set_constraint")
 """Optuna 5 keeps constraints on the trial; before, the sampler asks ``constraints_of`` for them."""
 
+FAILURE_ATTR = "failure"
+"""Trial attribute: why a plan gave no outputs; absent where it gave outputs, if not finite ones."""
+
 _OLD_NAMES = {TIMING_ATTR: "measured", EHVI_ATTR: "promise", EMULATED_ATTR: "emulated plans", PLAN_ATTR: "plan"}
 """Under which version 0.1.0 wrote them."""
 
@@ -93,6 +96,7 @@ def read_built_plans(trials: Sequence[FrozenTrial], groups: Sequence[str], askin
     rows: list[list[bool]] = []
     figures: list[tuple[float, float, float, float]] = []
     profiles: list[Mapping[str, float]] = []
+    failed: list[bool] = []
     emulated_errors: dict[str, float] = {}
     base_ms, base_sd_ms = math.nan, 0.0
     for trial in trials:
@@ -114,6 +118,12 @@ def read_built_plans(trials: Sequence[FrozenTrial], groups: Sequence[str], askin
             rows.append(row)
             figures.append(figure)
             profiles.append(timing_of(trial).get("group_ms", {}))
+            failed.append(trial.state is TrialState.PRUNED and FAILURE_ATTR in trial.user_attrs)
+    # A plan that failed, and is or was tried again, counts as its last trial says.
+    last = {tuple(row): index for index, row in enumerate(rows)}
+    kept = [index for index, row in enumerate(rows) if not failed[index] or last[tuple(row)] == index]
+    rows, figures = [rows[i] for i in kept], [figures[i] for i in kept]
+    profiles, failed = [profiles[i] for i in kept], [failed[i] for i in kept]
     plans = np.array(rows, dtype=bool).reshape(len(rows), len(groups))
     latency, sd, errors, finites = np.array(figures, dtype=float).reshape(len(rows), 4).T
     measured_errors = {to_bits(row): error for row, error in zip(plans, errors, strict=True) if math.isfinite(error)}
@@ -137,6 +147,7 @@ def read_built_plans(trials: Sequence[FrozenTrial], groups: Sequence[str], askin
         emulated=(from_bits(list(only_emulated)), np.array(list(only_emulated.values()))) if only_emulated else None,
         emulation_ratios=np.array(ratios, dtype=float),
         group_ms=group_ms,
+        failed=np.array(failed, dtype=bool),
     )
 
 

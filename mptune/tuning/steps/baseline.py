@@ -9,9 +9,11 @@ import math
 from collections.abc import Mapping
 
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.base import Failure, ReferenceReport, TensorRange
+from mptune.engines.base import Failure, ReferenceReport, TensorRange, Toolchain
 from mptune.errors import BaselineError
+from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.failures import did_not_run
+from mptune.tuning.space import SearchSpace
 
 REPEAT_WARNING = 1e-5
 REPEAT_LIMIT = 1e-2
@@ -115,6 +117,41 @@ def check_ranges(ranges: Mapping[str, TensorRange]) -> tuple[str, ...]:
         f"tensor {tensor!r}{more} holds NaN or Inf in FP32 already ({count} values): look for masks of -inf or a"
         " division by zero",
     )
+
+
+def check_objective(error: OutputError, metric: str, definition: str = "") -> None:
+    """Check that the objective of the all-FP32 plan, whose outputs are finite, is a finite number.
+
+    Args:
+        error: of the all-FP32 plan.
+        metric: the objective.
+        definition: where it is defined, in brackets (``definition_of``).
+
+    Raises:
+        BaselineError: it is not: the metric is wrong, and no plan can have a better one.
+    """
+    value = error.value(metric)
+    if error.non_finite == 0 and not math.isfinite(value):
+        raise BaselineError(
+            f"the metric {metric} is {value} for all-FP32, whose outputs are finite{definition}; {_NOT_PRECISION}",
+            "see that the metric returns a finite number for the model's outputs on every sample",
+        )
+
+
+def try_objective(toolchain: Toolchain, space: SearchSpace, metric: str, definition: str = "") -> None:
+    """Take a user's metric once before anything is spent: of all-FP32 and of one group in FP16, by emulation.
+
+    One of them alone may be without a value: a metric may have none where outputs equal the reference.
+
+    Raises:
+        BaselineError: it is a finite number for neither, although their outputs are finite.
+    """
+    fp32 = PrecisionPlan.uniform(space.model_sha256, [group.id for group in space.groups], Precision.FP32)
+    errors = toolchain.emulate([fp32, fp32.replace({space.free[0]: Precision.FP16})])
+    if isinstance(errors, Failure):
+        return  # What emulates the groups one by one says so.
+    if all(not math.isfinite(error.value(metric)) for error in errors):
+        check_objective(errors[0], metric, definition)
 
 
 def check_baseline(error: OutputError, *, tf32: bool) -> tuple[str, ...]:

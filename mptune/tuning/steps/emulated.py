@@ -18,6 +18,7 @@ from mptune.tuning.evaluation import EmulatedError
 from mptune.tuning.failures import machine_error
 from mptune.tuning.listener import Listener
 from mptune.tuning.space import SearchSpace
+from mptune.tuning.steps.attempts import in_fresh_processes
 
 EMULATED_JSON = "emulated.json"
 """Name of the file in the run's data directory."""
@@ -118,7 +119,7 @@ class PlanEmulator:
 
     def _emulate(self, plans: Mapping[str, PrecisionPlan]) -> None:
         try:
-            errors = emulate_plans(self._toolchain, list(plans.values()), self._metric)
+            errors = emulate_plans(self._toolchain, list(plans.values()), self._metric, self._listener)
         except RunError as error:
             self._works = False
             self._listener.warning(f"the search goes on without emulating plans before they are built: {error.message}")
@@ -129,20 +130,28 @@ class PlanEmulator:
         EmulatedErrors(self._metric, self._errors).save(self._path)
 
 
-def emulate_plans(toolchain: Toolchain, plans: Sequence[PrecisionPlan], metric: str) -> list[EmulatedError]:
+def emulate_plans(
+    toolchain: Toolchain, plans: Sequence[PrecisionPlan], metric: str, listener: Listener
+) -> list[EmulatedError]:
     """Emulate plans in one job, or one by one where that fails; a plan that fails alone is infinite, of no sample.
+
+    One that crashes alone is emulated again in fresh processes first.
 
     Raises:
         RunError: the machine failed.
     """
-    result = toolchain.emulate(plans)
+    if len(plans) > 1:
+        result = toolchain.emulate(plans)
+    else:
+        what = f"emulating plan {plans[0].fingerprint}"
+        result = in_fresh_processes(lambda: toolchain.emulate(plans), toolchain, listener, what)
     if not isinstance(result, Failure):
         return [_emulated(error, metric) for error in result]
     if result.is_machine_fault:
         raise machine_error(result, 1)
     if len(plans) == 1:
         return [_FAILED]
-    return [error for plan in plans for error in emulate_plans(toolchain, [plan], metric)]
+    return [error for plan in plans for error in emulate_plans(toolchain, [plan], metric, listener)]
 
 
 def _emulated(error: OutputError, metric: str) -> EmulatedError:

@@ -12,7 +12,7 @@ import numpy as np
 
 from mptune.data.calibration import CalibrationSet
 from mptune.data.numbers import decode_float, encode_float
-from mptune.engines.base import Failure, Toolchain, Workspace
+from mptune.engines.base import Failure, ReferenceReport, SampleSet, Toolchain, Workspace
 from mptune.engines.environment import Environment
 from mptune.files import write_json
 from mptune.graph.loading.model import Model
@@ -21,6 +21,7 @@ from mptune.targets.mismatch import profile_warnings
 from mptune.targets.target import Target
 from mptune.tuning.failures import did_not_run
 from mptune.tuning.listener import Listener
+from mptune.tuning.steps.attempts import in_fresh_processes
 from mptune.tuning.steps.baseline import check_ranges, check_reference
 
 
@@ -79,10 +80,11 @@ def observe(toolchain: Toolchain, listener: Listener) -> Observations:
         BaselineError: the model does not run in FP32, or what it computes cannot be a reference.
     """
     listener.stage("reference")
-    warnings = check_reference(toolchain.reference("search"))
-    warnings += tuple(f"held-out samples: {text}" for text in check_reference(toolchain.reference("held_out")))
+    warnings = check_reference(_reference(toolchain, "search", listener))
+    held_out = check_reference(_reference(toolchain, "held_out", listener))
+    warnings += tuple(f"held-out samples: {text}" for text in held_out)
     listener.stage("observing ranges")
-    ranges = toolchain.observe()
+    ranges = in_fresh_processes(toolchain.observe, toolchain, listener, "observing ranges")
     if isinstance(ranges, Failure):
         raise did_not_run("the model cannot be observed in FP32", ranges)
     warnings += check_ranges(ranges)
@@ -91,6 +93,10 @@ def observe(toolchain: Toolchain, listener: Listener) -> Observations:
         {tensor: seen.shape for tensor, seen in ranges.items()},
         tuple(dict.fromkeys(warnings)),
     )
+
+
+def _reference(toolchain: Toolchain, which: SampleSet, listener: Listener) -> ReferenceReport | Failure:
+    return in_fresh_processes(lambda: toolchain.reference(which), toolchain, listener, "taking the reference")
 
 
 def describe_device(toolchain: Toolchain, target: Target | None) -> Environment:

@@ -9,7 +9,7 @@ confirmation goes on where it was, and the same command again measures nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,18 +26,20 @@ from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import Sessions, anchored
+from mptune.tuning.steps.attempts import ATTEMPTS
 from mptune.tuning.steps.limits import Limits
 
 _PREFIX = "confirm:"
 
 
 @dataclass(frozen=True)
-class Dropped:
-    """A plan that was measured again and is off the front since.
+class Unconfirmed:
+    """A plan that could not be confirmed.
 
     Attributes:
         evaluation: of the plan, as the search left it.
-        failure: why it gave no outputs; None where its outputs are not finite on the held-out samples.
+        failure: why there are no outputs, and the plan stays as the search left it; None where its outputs are not
+            finite on the held-out samples: then it is off the front, unless it is the baseline.
     """
 
     evaluation: Evaluation
@@ -54,12 +56,15 @@ class Dropped:
     def warning(self) -> str:
         """The same as a line of its own, with what to do."""
         plan = f"plan {self.evaluation.plan.fingerprint} ({self.evaluation.origin})"
-        if self.failure is None:
+        if self.failure is not None:
             return (
-                f"{plan} is not finite on the held-out samples and was dropped: give more calibration samples, so that "
-                "the search sees such values"
+                f"{plan} failed when it was measured again, and is not confirmed: its figures are the search's; "
+                f"the same command measures it once more: {self.reason}"
             )
-        return f"{plan} failed when it was confirmed and was dropped: {self.reason}"
+        more = "give more calibration samples, so that the search sees such values"
+        if self.evaluation.origin == ORIGIN_FP32:
+            return f"{plan} is not finite on the held-out samples, and is not confirmed: {more}"
+        return f"{plan} is not finite on the held-out samples and was dropped: {more}"
 
 
 def candidates(evaluations: Sequence[Evaluation]) -> tuple[Evaluation, ...]:
@@ -121,18 +126,14 @@ def rounds_needed(settings: SearchSettings, latency_source: str) -> int:
 
 
 def missing(record: StudyRecord, points: Iterable[Evaluation], rounds: int) -> list[tuple[int, Evaluation]]:
-    """What has not been measured yet: round and point, interleaved. A point that failed is not tried again."""
+    """What has not been measured yet, or failed: round and point, interleaved."""
     notes = record.notes(_PREFIX)
     points = list(points)
-
-    def failed(point: Evaluation) -> bool:
-        return any("failure" in n for n in _rounds_of(notes, point.plan))
-
     return [
         (number, point)
         for number in range(rounds)
         for point in points
-        if not failed(point) and not _holds(notes.get(_key(point.plan, number)), point.metric)
+        if not _holds(notes.get(_key(point.plan, number)), point.metric)
     ]
 
 
@@ -151,7 +152,8 @@ def confirm(
     Raises:
         RunError: the machine failed again and again, or the record cannot be written.
     """
-    while todo := missing(record, points_to_confirm(record, settings, rounds), rounds):
+    failed: set[str] = set()
+    while todo := _left(missing(record, points_to_confirm(record, settings, rounds), rounds), failed):
         if limits is not None and (limit := limits.reached()) is not None:
             listener.stage(f"stopped confirming: {limit.value}; the same command goes on with it")
             return
@@ -159,7 +161,11 @@ def confirm(
         every = len(candidates(record.evaluations()))
         of_all = f" of {every}" if every > max(plans, settings.confirm_points) else ""
         listener.stage(f"confirming {plans}{of_all} plan{'s' if plans > 1 or of_all else ''}")
-        measure_again(todo, record, toolchain, settings, listener, limits)
+        failed |= measure_again(todo, record, toolchain, settings, listener, limits)
+
+
+def _left(todo: Iterable[tuple[int, Evaluation]], failed: Collection[str]) -> list[tuple[int, Evaluation]]:
+    return [(number, point) for number, point in todo if point.plan.fingerprint not in failed]
 
 
 def measure_again(
@@ -169,8 +175,13 @@ def measure_again(
     settings: SearchSettings,
     listener: Listener,
     limits: Limits | None = None,
-) -> None:
+) -> set[str]:
     """Measure rounds of points, such as ``missing`` lists them, and write each down when it is taken.
+
+    A point that fails is tried once more in a fresh process, then left for the next session.
+
+    Returns:
+        Fingerprints of the plans that failed.
 
     Raises:
         RunError: the machine failed again and again, or the record cannot be written.
@@ -191,11 +202,12 @@ def measure_again(
             record.set_note(_key(point.plan, number), {"failure": result.to_json()})
         else:
             record.set_note(_key(point.plan, number), _to_note(anchored(record, result)))
+    return failed
 
 
 def confirmed_evaluations(
     record: StudyRecord, rounds: int, latency: LatencySettings, points: Sequence[Evaluation] | None = None
-) -> tuple[tuple[Evaluation, ...], tuple[Dropped, ...]]:
+) -> tuple[tuple[Evaluation, ...], tuple[Unconfirmed, ...]]:
     """What confirmation has shown, read back from the record.
 
     The latency of a point is summed up again over its rounds, with an interval that holds what differs between sessions
@@ -209,23 +221,26 @@ def confirmed_evaluations(
         points: which to read back; None takes the candidates.
 
     Returns:
-        The points, less those that failed, and these. A point that has not been confirmed is as the search left it.
+        The points, less those that are not finite on the held-out samples; and what could not be confirmed. A point
+        that failed or was not measured again is as the search left it, and so is the baseline in any case.
     """
     notes, sessions = record.notes(_PREFIX), Sessions(record)
     kept: list[Evaluation] = []
-    dropped: list[Dropped] = []
+    unconfirmed: list[Unconfirmed] = []
     for point in candidates(record.evaluations()) if points is None else points:
-        pooled = _pooled(point, _rounds_of(notes, point.plan), rounds, latency, sessions)
-        if isinstance(pooled, Failure):
-            dropped.append(Dropped(point, pooled))
-        elif not pooled.is_finite:
-            dropped.append(Dropped(point, None))
-        else:
+        rounds_taken = _rounds_of(notes, point.plan)
+        failure = next((Failure.from_json(n["failure"]) for n in rounds_taken if "failure" in n), None)
+        pooled = _pooled(point, rounds_taken, rounds, latency, sessions)
+        if failure is not None or not pooled.is_finite:
+            unconfirmed.append(Unconfirmed(point, failure if pooled.is_finite else None))
+        if pooled.is_finite:
             kept.append(pooled)
+        elif point.origin == ORIGIN_FP32:
+            kept.append(point)
     baseline = next((p for p in kept if p.origin == ORIGIN_FP32), record.baseline())
     if baseline is not None:
         kept = [p.with_baseline(baseline.latency.median_ms) for p in kept]
-    return tuple(kept), tuple(dropped)
+    return tuple(kept), tuple(unconfirmed)
 
 
 def confirmed_front(points: Iterable[Evaluation]) -> tuple[Evaluation, ...]:
@@ -242,14 +257,24 @@ def confirmed_front(points: Iterable[Evaluation]) -> tuple[Evaluation, ...]:
 
 
 def _measure(toolchain: Toolchain, plan: PrecisionPlan, retries: int, listener: Listener) -> Measurement | Failure:
-    for attempt in range(1, retries + 2):
+    """Measure a plan; once more in a fresh process where it fails, and as often as is set where the machine does."""
+    faults = failures = 0
+    while True:
         result = toolchain.evaluate(plan, "held_out")
-        if not isinstance(result, Failure) or not result.is_machine_fault:
+        if not isinstance(result, Failure):
             return result
-        if attempt > retries:
-            raise machine_error(result, attempt)
-        listener.warning(f"the machine failed while confirming: {result.message}; trying again")
-    raise AssertionError("unreachable")
+        if result.is_machine_fault:
+            faults += 1
+            if faults > retries:
+                raise machine_error(result, faults)
+            listener.warning(f"the machine failed while confirming: {result.message}; trying again")
+            continue
+        failures += 1
+        if failures == ATTEMPTS:
+            return result
+        what = f"plan {plan.fingerprint} failed while confirming ({describe(result)})"
+        listener.warning(f"{what}: trying again in a fresh process")
+        toolchain.restart()
 
 
 def _pooled(
@@ -258,10 +283,7 @@ def _pooled(
     rounds: int,
     settings: LatencySettings,
     sessions: Sessions,
-) -> Evaluation | Failure:
-    failure = next((n["failure"] for n in notes if "failure" in n), None)
-    if failure is not None:
-        return Failure.from_json(failure)
+) -> Evaluation:
     notes = [n for n in notes if _holds(n, point.metric)][:rounds]
     if not notes:
         return replace(point, latency=sessions.corrected(point.latency))

@@ -102,7 +102,8 @@ def find_sensitivity(
         done = sum(group in errors for group in space.free)
         listener.stage(f"sensitivity: {done} of {len(space.free)} groups")
         few = [group for group in chunks[number] if group not in errors]
-        found = emulate_plans(toolchain, [fp32.replace({group: Precision.FP16}) for group in few], metric)
+        plans = [fp32.replace({group: Precision.FP16}) for group in few]
+        found = emulate_plans(toolchain, plans, metric, listener)
         errors.update(zip(few, (error.value for error in found), strict=True))
         if shared is not None:
             shared.keep(number, {group: errors[group] for group in chunks[number]})

@@ -12,6 +12,7 @@ from enum import Enum
 
 import numpy as np
 
+from mptune.data.metrics.tasks import definition_of_metric
 from mptune.engines.base import Failure, Measurement, Toolchain
 from mptune.errors import BaselineError, RunError
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -24,7 +25,8 @@ from mptune.tuning.record.proposal import Proposal
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import Sessions, anchored, keep_reopened
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.baseline import check_baseline
+from mptune.tuning.steps.attempts import Attempts
+from mptune.tuning.steps.baseline import check_baseline, check_objective
 from mptune.tuning.steps.limits import Limit, Limits
 
 DUPLICATES_IN_A_ROW = 3
@@ -112,6 +114,7 @@ class Tuner:
         self._limits = limits
         self._vain = 0
         self._can_reopen = True
+        self._attempts = Attempts(record, toolchain, listener)
 
     def run(self) -> Stop:
         """Search until the budget, the time or the space is exhausted.
@@ -126,7 +129,10 @@ class Tuner:
         """
         limits, failures = self._limits or Limits(self._settings, clock=self._clock), len(self._record.failures())
         self._record.heal(stale_after_s=self._longest_trial_s())
-        while self._record.spent < self._settings.budget:
+        while True:
+            self._attempts.reconsider()
+            if self._record.spent >= self._settings.budget:
+                return Stop.BUDGET
             limit = limits.reached()
             if limit is not None:
                 return _LIMITS[limit]
@@ -149,7 +155,6 @@ class Tuner:
             else:
                 self._evaluate(proposal)
                 self._heal()
-        return Stop.BUDGET
 
     def _wait(self) -> None:
         """Give the other workers a moment, and take up what the dead among them left."""
@@ -224,7 +229,7 @@ class Tuner:
 
     def _evaluate(self, proposal: Proposal) -> None:
         try:
-            result = self._measure(proposal)
+            result, failures = self._attempts.evaluate(proposal, lambda: self._measure(proposal))
         except BaseException:
             # Most of all Ctrl-C: the plan goes back into the queue. If even that fails, healing does it next time.
             with suppress(RunError):
@@ -234,9 +239,9 @@ class Tuner:
             if result.is_machine_fault:
                 self._machine_fault(proposal, result)
             else:
-                self._plan_failed(proposal, result)
+                self._plan_failed(proposal, result, failures)
         else:
-            self._measured(proposal, result)
+            self._measured(proposal, result, failures)
 
     def _measure(self, proposal: Proposal) -> Measurement | Failure:
         """Once more in a fresh process where the error is not the emulated one: a process may have gone wrong."""
@@ -260,11 +265,12 @@ class Tuner:
         profiling = self._toolchain.profiling
         return profiling == "along" or (profiling == "apart" and proposal.origin in (ORIGIN_FP32, ORIGIN_FP16))
 
-    def _measured(self, proposal: Proposal, measurement: Measurement) -> None:
+    def _measured(self, proposal: Proposal, measurement: Measurement, faults: int) -> None:
         measurement = anchored(self._record, measurement)
         if proposal.origin == ORIGIN_FP32:
             try:
                 warnings = check_baseline(measurement.error, tf32=self._settings.tf32)
+                check_objective(measurement.error, self._settings.metric, self._definition())
             except BaselineError:
                 self._record.release(proposal)  # Not recorded: it is measured again when the cause is removed.
                 raise
@@ -275,12 +281,15 @@ class Tuner:
         finally:  # What was measured is written down, also after Ctrl-C.
             measurement = replace(measurement, latency=Sessions(self._record).corrected(measurement.latency))
             evaluation = self._judged(proposal, measurement)
-            self._record.tell_evaluation(proposal, evaluation, measurement.group_times_ms)
+            self._record.tell_evaluation(proposal, evaluation, measurement.group_times_ms, faults)
         done, budget = self._record.spent, self._settings.budget
         if evaluation.is_finite:
             self._listener.evaluated(evaluation, done, budget)
         else:
             self._listener.failed(proposal.plan, proposal.origin, _why_not_finite(evaluation), done, budget)
+
+    def _definition(self) -> str:
+        return definition_of_metric(self._settings.metric, self._settings.metric_function)
 
     def _reopen(self, proposal: Proposal, measurement: Measurement) -> None:
         """Learn how far sessions of one plan differ: from the baselines, and from all-FP32 in each later worker."""
@@ -317,11 +326,17 @@ class Tuner:
             return evaluation
         return evaluation.with_emulated(emulated, baseline.error_value)
 
-    def _plan_failed(self, proposal: Proposal, failure: Failure) -> None:
+    def _plan_failed(self, proposal: Proposal, failure: Failure, attempts: int) -> None:
         if proposal.origin == ORIGIN_FP32:
             self._record.release(proposal)
             raise did_not_run("the all-FP32 engine failed", failure)
-        self._record.tell_failure(proposal, failure)
+        if failure.is_inconclusive:
+            try:
+                self._attempts.check_machine(proposal, failure)
+            except BaseException:
+                self._record.release(proposal)
+                raise
+        self._record.tell_failure(proposal, failure, max(1, attempts))
         self._listener.failed(proposal.plan, proposal.origin, failure, self._record.spent, self._settings.budget)
 
     def _machine_fault(self, proposal: Proposal, failure: Failure) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mptune.tuning.sampler.overflow_model import OverflowModel, hitting_sets
+from mptune.tuning.sampler.overflow_model import FailureModel, OverflowModel, hitting_sets
 from mptune.tuning.sampler.plan_rows import Bools, Floats
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 from tests.tuning import additive
@@ -122,3 +122,31 @@ def test_finite_plans_clear_and_failed_ones_raise_jointly() -> None:
     probabilities = OverflowModel(additive.prior(), additive.seen(plans, np.array([1.0, 0.0, 1.0]))).probabilities
     assert probabilities[5] > 0.9
     assert probabilities[4] < 0.05
+
+
+def failing(plans: np.ndarray, failed: np.ndarray) -> BuiltPlans:
+    return replace(seen(plans, (~failed).astype(float)), failed=failed)
+
+
+def test_a_plan_that_gave_no_outputs_teaches_no_overflow() -> None:
+    built = failing(rows([0, 1], [2]), np.array([True, False]))
+    overflow, failures = OverflowModel(PRIOR, built), FailureModel(PRIOR, built)
+    assert overflow.probabilities[:2] == pytest.approx([0.01, 0.01])
+    assert failures.p_runs(rows([0, 1]))[0] == pytest.approx(0.0, abs=1e-6)
+    assert failures.p_runs(rows([0], [1], [0, 3])).min() > 0.85, "one failure says little of other plans"
+    assert failures.probabilities[2] < 1e-6
+
+
+def test_failures_that_share_one_group_blame_it() -> None:
+    plans = rows([0, 1, 2], [0, 3, 4], [0, 5, 6], [1, 2, 3, 4, 5, 6])
+    failures = FailureModel(PRIOR, failing(plans, np.array([True, True, True, False])))
+    assert failures.probabilities[0] > 0.85
+    assert failures.p_runs(rows([0, 7]))[0] < 0.15
+    assert failures.p_runs(rows([1, 3, 5]))[0] > 0.9
+
+
+def test_outputs_that_are_not_finite_clear_a_group_of_failing() -> None:
+    built = replace(seen(rows([0, 1], [0, 2]), np.zeros(2)), failed=np.array([False, True]))
+    failures = FailureModel(PRIOR, built)
+    assert failures.probabilities[0] < 1e-6
+    assert OverflowModel(PRIOR, built).probabilities[2] == pytest.approx(0.01)

@@ -105,17 +105,52 @@ def test_a_predicted_latency_is_never_confirmed(open_record: OpenRecord, space: 
     assert {p.latency.source for p in front.points} == {"predicted"}
 
 
-def test_a_point_that_fails_is_dropped_with_a_warning(searched: StudyRecord, space: SearchSpace) -> None:
+def test_a_point_that_fails_stays_unconfirmed_and_is_tried_again_in_the_next_session(
+    searched: StudyRecord, space: SearchSpace
+) -> None:
     fastest = pareto(searched.evaluations())[0]
     toolchain = make_toolchain(space, fails_fresh={fastest.plan.fingerprint})
     confirm(searched, toolchain, SETTINGS, Diary(), rounds=3)
-    assert sum(call[0] == fastest.plan.fingerprint for call in toolchain.calls) == 1
+    assert sum(call[0] == fastest.plan.fingerprint for call in toolchain.calls) == 2, "once more in a fresh process"
     front = front_of(searched)
-    assert fastest.plan not in [p.plan for p in front.points]
-    assert any(fastest.plan.fingerprint in w and "segmentation fault" in w for w in front.warnings)
+    (point,) = (p for p in front.points if p.plan == fastest.plan)
+    assert not point.confirmed
+    assert point.latency.median_ms == fastest.latency.median_ms
+    assert point.held_out is None
+    (warning,) = (w for w in front.warnings if fastest.plan.fingerprint in w and "segmentation fault" in w)
+    assert "not confirmed" in warning
     again = make_toolchain(space)
     confirm(searched, again, SETTINGS, Diary(), rounds=3)
-    assert again.calls == []
+    assert [call[0] for call in again.calls] == [fastest.plan.fingerprint] * 3
+    front = front_of(searched)
+    assert all(p.confirmed for p in front.points)
+    assert not any("segmentation fault" in w for w in front.warnings)
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_one_kill_while_the_front_is_confirmed_changes_nothing(
+    searched: StudyRecord, space: SearchSpace, number: int
+) -> None:
+    toolchain, diary = make_toolchain(space, killed={number}), Diary()
+    confirm(searched, toolchain, SETTINGS, diary, rounds=2)
+    (warning,) = diary.warnings
+    assert "killed by SIGKILL" in warning
+    assert "fresh process" in warning
+    front = front_of(searched)
+    assert {p.plan for p in pareto(searched.evaluations())} == {p.plan for p in front.points}
+    assert missing(searched, points_to_confirm(searched, SETTINGS, 2), 2) == []
+
+
+def test_the_baseline_is_never_dropped(searched: StudyRecord, space: SearchSpace) -> None:
+    fp32 = space.seeds[0].plan
+    confirm(searched, make_toolchain(space, fails_fresh={fp32.fingerprint}), SETTINGS, Diary(), rounds=2)
+    front = front_of(searched)
+    assert fp32 in [p.plan for p in front.points]
+    assert front.fp32.plan == fp32
+    assert not front.fp32.confirmed
+    assert sum(p.confirmed for p in front.points) == 0, "rounds=2 of 3"
+    confirm(searched, make_toolchain(space), SETTINGS, Diary(), rounds=3)
+    assert front_of(searched).fp32.confirmed
 
 
 def test_a_point_that_is_not_finite_on_held_out_samples_is_dropped(searched: StudyRecord, space: SearchSpace) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import optuna
 import pytest
 
+from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, FailureKind
 from mptune.errors import BaselineError, RunError
 from mptune.graph.plan import PrecisionPlan
@@ -329,3 +331,19 @@ def test_a_seeded_search_repeats_itself(tmp_path: Path, space: SearchSpace, open
         make_tuner(open_record(journal=tmp_path / name), space, toolchain, budget=20).run()
         runs.append(toolchain.built)
     assert runs[0] == runs[1]
+
+
+class NoObjective(FakeToolchain):
+    """Whose objective has no value, although outputs are finite."""
+
+    def _output_error(self, plan: PrecisionPlan, factor: float) -> OutputError:
+        error = super()._output_error(plan, factor)
+        return OutputError({**error.per_output, "*": {"mine.py:metric": (math.nan, math.nan)}})
+
+
+def test_a_metric_without_a_value_for_all_fp32_stops_at_once(open_record: OpenRecord, space: SearchSpace) -> None:
+    record, toolchain = open_record(metric="mine.py:metric"), NoObjective(Law(space.free))
+    with pytest.raises(BaselineError, match="is nan for all-FP32, whose outputs are finite"):
+        make_tuner(record, space, toolchain, metric="mine.py:metric").run()
+    assert len(toolchain.calls) == 1
+    assert record.spent == 0

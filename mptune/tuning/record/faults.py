@@ -1,0 +1,40 @@
+"""Whose fault the failures in a study were: plans that were tried again, and how often the machine fails."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from optuna.trial import FrozenTrial
+
+from mptune.engines.base import Failure
+from mptune.tuning.record.attributes import ATTEMPTS, FAILED_BEFORE, FAILURE, FAULTS, read_json
+
+
+def settled(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """The finished trials, without failures of plans that are, or were, tried again: their last trial counts.
+
+    Args:
+        trials: those that are finished, run or wait, in their order; no others.
+    """
+    again = {t.user_attrs["fingerprint"]: t.number for t in trials if t.user_attrs.get(FAILED_BEFORE)}
+    return [
+        t for t in trials if t.state.is_finished() and again.get(t.user_attrs.get("fingerprint", ""), -1) <= t.number
+    ]
+
+
+def failed_attempts(trial: FrozenTrial) -> int:
+    """In how many processes a plan failed, in ways that do not show whose fault it was; 0 where it did not."""
+    document = read_json(trial.user_attrs, FAILURE)
+    if document is None or not Failure.from_json(document).is_inconclusive:
+        return 0
+    return int(trial.user_attrs.get(ATTEMPTS, 1))
+
+
+def fault_counts(trials: Sequence[FrozenTrial]) -> tuple[int, int]:
+    """Failures that did not come again in a fresh process, and attempts, those counted in.
+
+    Args:
+        trials: those that are settled.
+    """
+    faults = sum(int(trial.user_attrs.get(FAULTS, 0)) for trial in trials)
+    return faults, len(trials) + faults

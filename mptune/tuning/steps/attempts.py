@@ -1,0 +1,161 @@
+"""Attempts in fresh processes: whether a crash, a timeout or lack of memory is the job's own fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from mptune.engines.base import Failure, FailureKind, Measurement, Toolchain
+from mptune.graph.plan import PrecisionPlan
+from mptune.tuning.evaluation import ORIGIN_FP32, Origin
+from mptune.tuning.failures import describe, machine_error
+from mptune.tuning.listener import Listener
+from mptune.tuning.record.attributes import origin_of
+from mptune.tuning.record.faults import failed_attempts, fault_counts
+from mptune.tuning.record.proposal import Proposal
+from mptune.tuning.record.record import StudyRecord
+
+T = TypeVar("T")
+
+ATTEMPTS = 2
+"""Failures of a job, each in a process of its own, that are taken for its own fault on a machine without faults."""
+
+FAULTS_IN_A_ROW = 5
+"""So many failures in a row that may be the machine's are a reason to see whether all-FP32 still runs."""
+
+_FP32_ATTEMPTS = 4
+"""Attempts of a job on whose result the whole search rests, and of an emulation, which is quick: a machine on which one
+job in five fails for no reason of its own spoils one in 600. A timeout is waited for twice only."""
+
+_CHANCE = 1e-4
+"""Probability below which several failures of one job in a row are no coincidence of faults from outside."""
+
+_MOST_ATTEMPTS = 8
+"""On the worst machine."""
+
+_PRIOR_FAULTS, _PRIOR_JOBS = 0.1, 10.0
+"""Faults and jobs that the estimated rate of faults starts from: 1 %, which two failures in a row make 1e-4."""
+
+
+def attempts_needed(faults: int, jobs: int) -> int:
+    """How many failures in a row show that a job is at fault itself, and not what comes from outside.
+
+    The smallest number k of at least ``ATTEMPTS`` with rate^k below 1e-4: independent faults of the machine would
+    hardly come so often to the same job.
+
+    Args:
+        faults: failures that did not come again in a fresh process.
+        jobs: jobs that ran, those counted in.
+    """
+    rate = (_PRIOR_FAULTS + faults) / (_PRIOR_JOBS + jobs)
+    needed = ATTEMPTS
+    while needed < _MOST_ATTEMPTS and rate**needed > _CHANCE * (1 + 1e-9):
+        needed += 1
+    return needed
+
+
+def in_fresh_processes(
+    job: Callable[[], T | Failure],
+    toolchain: Toolchain,
+    listener: Listener,
+    what: str,
+) -> T | Failure:
+    """Run a job of a toolchain, and again in a fresh process where its failure does not show whose fault it is.
+
+    Args:
+        job: calls the toolchain.
+        toolchain: is restarted before each further attempt.
+        listener: receives a warning before each further attempt.
+        what: is attempted, for the warning: "taking the reference".
+
+    Returns:
+        The result, or the failure of the last attempt.
+    """
+    for attempt in range(1, _FP32_ATTEMPTS + 1):
+        result = job()
+        if not isinstance(result, Failure) or not result.is_inconclusive:
+            return result
+        if attempt == (ATTEMPTS if result.kind is FailureKind.TIMEOUT else _FP32_ATTEMPTS):
+            return result
+        listener.warning(f"{what} failed ({describe(result)}): trying again in a fresh process")
+        toolchain.restart()
+    raise AssertionError("unreachable")
+
+
+class Attempts:
+    """Evaluates plans, in fresh processes again, until it is shown whose fault a failure is."""
+
+    def __init__(self, record: StudyRecord, toolchain: Toolchain, listener: Listener) -> None:
+        """Wire the parts.
+
+        Args:
+            record: of the search; knows how often its machine fails.
+            toolchain: is restarted before each further attempt.
+            listener: receives a warning before each further attempt.
+        """
+        self._record = record
+        self._toolchain = toolchain
+        self._listener = listener
+        self._in_a_row = 0
+        self._failed_in_a_row: list[tuple[PrecisionPlan, Origin]] = []
+
+    def evaluate(
+        self, proposal: Proposal, job: Callable[[], Measurement | Failure]
+    ) -> tuple[Measurement | Failure, int]:
+        """The outcome of an evaluation, and how often the plan failed, former trials counted in.
+
+        Args:
+            proposal: of the plan.
+            job: evaluates it once.
+        """
+        failures = proposal.failures
+        while True:
+            result = job()
+            if not isinstance(result, Failure) or not result.is_inconclusive:
+                self._in_a_row, self._failed_in_a_row = 0, []
+                return result, failures
+            failures += 1
+            self._in_a_row += 1
+            if failures >= self._needed(proposal, result):
+                return result, failures
+            plan = f"plan {proposal.plan.fingerprint} ({proposal.origin})"
+            self._listener.warning(f"{plan} failed ({describe(result)}): trying again in a fresh process")
+            self._toolchain.restart()
+
+    def _needed(self, proposal: Proposal, failure: Failure) -> int:
+        needed = attempts_needed(*fault_counts(self._record.settled()))
+        if proposal.origin == ORIGIN_FP32 and failure.kind is not FailureKind.TIMEOUT:
+            return max(needed, _FP32_ATTEMPTS)
+        return needed
+
+    def check_machine(self, proposal: Proposal, failure: Failure) -> None:
+        """After many failures in a row, run all-FP32 as a control: where that fails too, no plan is at fault.
+
+        Args:
+            proposal: of the plan that failed.
+            failure: its last.
+
+        Raises:
+            RunError: all-FP32, which ran before, fails now. The plans are enqueued again.
+        """
+        self._failed_in_a_row.append((proposal.plan, proposal.origin))
+        baseline = self._record.baseline()
+        if self._in_a_row < FAULTS_IN_A_ROW or baseline is None:
+            return
+        self._toolchain.restart()
+        control = in_fresh_processes(
+            lambda: self._toolchain.evaluate(baseline.plan), self._toolchain, self._listener, "all-FP32, as a control,"
+        )
+        if isinstance(control, Failure) and (control.is_inconclusive or control.is_machine_fault):
+            for plan, origin in self._failed_in_a_row:
+                self._record.enqueue(plan, origin, failures=1)
+            raise machine_error(control, self._in_a_row + 1, "all-FP32, which ran before, fails now too")
+        self._in_a_row, self._failed_in_a_row = 0, []
+
+    def reconsider(self) -> None:
+        """Enqueue plans whose failures are too few, for what is known of this machine by now, to be their own fault."""
+        trials = self._record.settled()
+        needed = attempts_needed(*fault_counts(trials))
+        for trial in trials:
+            if 0 < (failures := failed_attempts(trial)) < needed:
+                self._record.enqueue(self._record.plan_of(trial), origin_of(trial.user_attrs), failures=failures)

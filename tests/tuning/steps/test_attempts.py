@@ -1,0 +1,137 @@
+"""Whose fault a failure is: what comes from outside is no plan's fault, and teaches nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mptune.engines.base import Failure, FailureKind, Stage
+from mptune.errors import BaselineError, RunError
+from mptune.tuning.failures import did_not_run
+from mptune.tuning.front import pareto
+from mptune.tuning.space import SearchSpace
+from mptune.tuning.steps.attempts import FAULTS_IN_A_ROW, attempts_needed
+from mptune.tuning.steps.prepare import observe
+from mptune.tuning.steps.sensitivity import find_sensitivity
+from mptune.tuning.steps.tuner import Stop
+from tests.fakes import Diary, FakeToolchain, Law
+from tests.tuning.conftest import OpenRecord
+from tests.tuning.steps.test_tuner import make_toolchain, make_tuner
+
+
+@pytest.mark.parametrize(
+    ("faults", "jobs", "needed"), [(0, 0, 2), (0, 50, 2), (1, 50, 3), (10, 50, 6), (50, 100, 8), (0, 10000, 2)]
+)
+def test_the_more_a_machine_fails_the_more_failures_show_that_a_plan_is_at_fault(
+    faults: int, jobs: int, needed: int
+) -> None:
+    assert attempts_needed(faults, jobs) == needed
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_one_kill_is_no_plans_fault(open_record: OpenRecord, space: SearchSpace, number: int) -> None:
+    record, diary = open_record(sampler="precision"), Diary()
+    toolchain = make_toolchain(space, killed={number})
+    make_tuner(record, space, toolchain, diary).run()
+    undisturbed = open_record(sampler="precision", name="undisturbed")
+    make_tuner(undisturbed, space, make_toolchain(space)).run()
+    assert record.failed == 0
+    assert [e.plan for e in record.evaluations()] == [e.plan for e in undisturbed.evaluations()]
+    assert sum("killed by SIGKILL" in text and "fresh process" in text for text in diary.warnings) == 1
+    assert toolchain.restarts == 1
+
+
+def test_where_every_fifth_job_is_killed_no_plan_is_dropped(open_record: OpenRecord, space: SearchSpace) -> None:
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        record = open_record(name=f"killed {seed}", sampler="tpe")
+        toolchain = make_toolchain(space, killed=lambda number, rng=rng: bool(rng.random() < 0.2))
+        assert make_tuner(record, space, toolchain, Diary(), budget=30).run() is Stop.BUDGET
+        assert record.failures() == ()
+        assert record.spent == len({e.plan for e in record.evaluations()}) == 30
+        built = record.built_plans(space.free)
+        assert (built.finite == 1.0).all()
+
+
+def test_a_plan_that_was_blamed_is_tried_again_when_the_machine_turns_out_to_fail_often(
+    open_record: OpenRecord, space: SearchSpace
+) -> None:
+    record = open_record()
+    # The fourth plan is killed twice in a row, then another one once.
+    toolchain = make_toolchain(space, killed={3, 4, 6})
+    make_tuner(record, space, toolchain, Diary(), budget=8).run()
+    assert record.failures() == ()
+    assert record.spent == 8
+    counts = Counter(toolchain.built)
+    assert max(counts.values()) == 3
+    assert sum(e.is_finite for e in record.evaluations()) == 8
+
+
+def test_a_plan_that_crashes_again_and_again_is_blamed_once(open_record: OpenRecord, space: SearchSpace) -> None:
+    record = open_record()
+    toolchain = make_toolchain(space, crashes={"g002"})
+    make_tuner(record, space, toolchain, Diary(), budget=15).run()
+    assert {failure.kind for _, _, failure in record.failures()} == {FailureKind.CRASH}
+    assert all("g002" in plan.fp16_groups for plan, _, _ in record.failures())
+    blamed = {plan.fingerprint for plan, _, _ in record.failures()}
+    counts = Counter(toolchain.built)
+    assert {counts[fingerprint] for fingerprint in blamed} == {2}
+    again = make_toolchain(space)
+    make_tuner(open_record(), space, again, Diary(), budget=15).run()
+    assert again.built == []
+
+
+def test_a_machine_on_which_nothing_runs_any_more_is_not_the_plans_fault(
+    open_record: OpenRecord, space: SearchSpace
+) -> None:
+    record, diary = open_record(), Diary()
+    toolchain = make_toolchain(space, killed=lambda number: number >= 5)
+    with pytest.raises(RunError, match="all-FP32, which ran before, fails now too") as caught:
+        make_tuner(record, space, toolchain, diary, budget=20).run()
+    assert "resumes" in caught.value.hint
+    assert len(toolchain.calls) < 5 + 4 * FAULTS_IN_A_ROW
+    repaired = make_toolchain(space)
+    record = open_record()
+    assert make_tuner(record, space, repaired, budget=20).run() is Stop.BUDGET
+    assert record.failures() == ()
+    assert len(record.evaluations()) == record.spent == 20
+
+
+def test_plans_that_crash_in_a_row_are_blamed_where_all_fp32_still_runs(
+    open_record: OpenRecord, space: SearchSpace
+) -> None:
+    record = open_record()
+    toolchain = make_toolchain(space, crashes=set(space.free[:6]))
+    make_tuner(record, space, toolchain, Diary(), budget=20).run()
+    assert len(record.failures()) > FAULTS_IN_A_ROW
+    assert pareto(record.evaluations())
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_kill_during_the_reference_or_the_ranges_does_not_end_the_search(space: SearchSpace, number: int) -> None:
+    toolchain, diary = make_toolchain(space, killed={number}), Diary()
+    observe(toolchain, diary)
+    assert toolchain.restarts == 1
+    assert "killed by SIGKILL" in diary.warnings[0]
+
+
+def test_a_model_that_does_not_run_is_still_told(space: SearchSpace) -> None:
+    crash = Failure(Stage.RUN, FailureKind.CRASH, "segmentation fault")
+    with pytest.raises(BaselineError) as caught:
+        observe(make_toolchain(space, report=crash), Diary())
+    assert str(caught.value) == str(did_not_run("the untouched model does not run in FP32", crash))
+
+
+def test_a_kill_during_emulation_teaches_no_overflow(space: SearchSpace, tmp_path: Path) -> None:
+    toolchain = make_toolchain(space, killed={0, 1, 3})
+    found = find_sensitivity(space, toolchain, "relative_l2", tmp_path / "s.json", Diary())
+    assert found.errors == {g: pytest.approx(e, rel=1e-3) for g, e in toolchain.law.errors.items()}
+
+
+def test_a_kill_while_all_fp32_is_measured_ends_nothing(open_record: OpenRecord, space: SearchSpace) -> None:
+    record = open_record()
+    make_tuner(record, space, FakeToolchain(Law(space.free), killed={0, 1, 2})).run()
+    assert record.spent == 12
