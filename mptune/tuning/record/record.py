@@ -118,7 +118,7 @@ class StudyRecord:
         )
 
     def settled(self) -> list[FrozenTrial]:
-        """The finished trials whose outcome stands (``mptune.tuning.record.faults.settled``)."""
+        """The finished trials whose outcome stands: without failures of plans that were tried again."""
         return settled(self._trials(*_DONE, TrialState.RUNNING, TrialState.WAITING))
 
     def baseline(self) -> Evaluation | None:
@@ -149,9 +149,8 @@ class StudyRecord:
         Two workers that think at the same time may come to the same plan. Asked when the proposal is written down,
         this is seen by one of them at least.
         """
-        fingerprint, number = proposal.plan.fingerprint, proposal.number
-        others = self._settled_or_running()
-        return any(t.number != number and t.user_attrs.get("fingerprint") == fingerprint for t in others)
+        others = (t for t in self._settled_or_running() if t.number != proposal.number)
+        return any(t.user_attrs.get("fingerprint") == proposal.plan.fingerprint for t in others)
 
     def is_shared_out(self, budget: int, proposal: Proposal | None = None) -> bool:
         """Whether the plans that other workers have in work would spend the rest of a budget.
@@ -160,8 +159,8 @@ class StudyRecord:
             budget: plans that are evaluated or fail.
             proposal: the caller's own plan, which is not counted.
         """
-        number = None if proposal is None else proposal.number
-        return sum(t.number != number for t in self._settled_or_running()) >= budget
+        own = None if proposal is None else proposal.number
+        return sum(t.number != own for t in self._settled_or_running()) >= budget
 
     @property
     def running(self) -> int:
@@ -202,10 +201,7 @@ class StudyRecord:
         )
 
     def enqueue(self, plan: PrecisionPlan, origin: Origin, attempt: int = 0, failures: int = 0) -> None:
-        """Let a plan be asked next, unless it is enqueued already.
-
-        Where it failed before, ``failures`` times, its new trial takes the place of the one that holds the failure.
-        """
+        """Let a plan be asked next, unless it is enqueued already; its new trial replaces ``failures`` before it."""
         if plan.fingerprint in self.waiting():
             return
         attrs: dict[str, Any] = {"fingerprint": plan.fingerprint, "origin": str(origin), "attempt": attempt}
@@ -252,8 +248,8 @@ class StudyRecord:
         """
         with storing(self._where), batch(self._storage):
             set_feasible(proposal.trial, evaluation.is_finite)
-            free = [group for group in self._space.free if group in (group_times_ms or {})]
-            group_ms = {self._names.of(group): (group_times_ms or {})[group] for group in free}
+            free, times_ms = self._space.free, group_times_ms or {}
+            group_ms = {self._names.of(group): times_ms[group] for group in free if group in times_ms}
             if timing := timing_to_json(evaluation.latency, None if group_times_ms is None else group_ms):
                 proposal.trial.set_user_attr(TIMING_ATTR, timing)
             if faults:
@@ -283,10 +279,9 @@ class StudyRecord:
             self._study.tell(proposal.number, state=TrialState.FAIL)
 
     def tell_duplicate(self, proposal: Proposal) -> None:
-        """Drop a plan that is known already.
+        """Drop a plan that is known already: the evaluation stays with the first trial.
 
-        Its trial ends as FAIL, which samplers ignore: with its values once more, TPE's densities would pile up on what
-        it has seen and propose it ever more often. The evaluation itself stays with the first trial.
+        This one ends as FAIL, which samplers ignore: with its values twice, TPE would propose it ever more often.
         """
         with storing(self._where):
             proposal.trial.set_user_attr("duplicate", True)
