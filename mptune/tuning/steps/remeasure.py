@@ -190,7 +190,7 @@ def measure_again(
     last: int | None = None
     for number, point in todo:
         if limits is not None and limits.reached() is not None:
-            break None
+            break
         if number != last:
             toolchain.restart()
             last = number
