@@ -18,6 +18,7 @@ from rich.text import Text
 from mptune.engines.base import Failure, Progress
 from mptune.graph.plan import PrecisionPlan
 from mptune.reporting.terminal.console import make_console
+from mptune.reporting.terminal.remaining import RemainingTime
 from mptune.reporting.text import format_duration, format_error, format_ms, format_speedup, group_counts
 from mptune.tuning.evaluation import Evaluation, Origin
 
@@ -48,13 +49,12 @@ class TerminalListener:
         self._detail = ""
         self._done = 0
         self._budget = 0
-        self._resumed_from: int | None = None
+        self._remaining_time = RemainingTime()
         self._best: Evaluation | None = None
         self._last: Evaluation | None = None
         self._failures: list[str] = []
         self._warned: set[str] = set()
         self._started_s = time.monotonic()
-        self._searching_since_s: float | None = None
         self._live: Live | None = None
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=4, transient=True)
@@ -119,9 +119,7 @@ class TerminalListener:
             self._console.quiet = True
 
     def _advance(self, done: int, budget: int) -> None:
-        if self._resumed_from is None:
-            self._resumed_from = done - 1
-            self._searching_since_s = time.monotonic()
+        self._remaining_time.add(done)
         self._done, self._budget, self._detail = done, budget, ""
         if done < budget:
             self._stage = f"evaluating plan {done + 1}"
@@ -181,12 +179,9 @@ class TerminalListener:
         return bar
 
     def _remaining(self) -> str:
-        fresh = self._done - (self._resumed_from or 0)
         left = self._budget - self._done
-        if self._searching_since_s is None or fresh < 3 or left <= 0:
-            return ""
-        per_plan = (time.monotonic() - self._searching_since_s) / (fresh - 1)
-        return f"about {format_duration(per_plan * left)} left"
+        seconds = self._remaining_time.seconds(left)
+        return "" if left <= 0 or seconds is None else f"about {format_duration(seconds)} left"
 
 
 def describe_failure(failure: Failure | str) -> str:
