@@ -98,6 +98,13 @@ def node_rule(model: Model, node: Node) -> NodeRule:
     return _standard_rule(node, model.info, model.opset)
 
 
+def casts_integers(model: Model, node: Node) -> bool:
+    """Whether a node casts integers or truth values to FP32."""
+    if node.op_type != "Cast" or not node.is_standard or not model.info(node.outputs[0]).is_float32:
+        return False
+    return model.info(node.inputs[0]).dtype.startswith(("int", "uint", "bool"))
+
+
 def _standard_rule(node: Node, info: Callable[[str], TensorInfo], opset: int) -> NodeRule:
     schema = _schema(node.op_type, opset)
     if schema is None:

@@ -62,6 +62,7 @@ class Folds:
         either: FP32 result of a Cast that goes away -> its root; what takes any type reads the root as it is computed.
         folded: FP16 result of a Cast that goes away -> its root; what reads the result reads the root in FP16.
         adopted: root that crosses -> the Cast whose result, an output, serves as the root's other form.
+        renamed: root -> the FP16 output that it is computed as; the Cast between them would change nothing.
         dropped: indices of the Casts that go away.
     """
 
@@ -70,6 +71,7 @@ class Folds:
     either: Mapping[str, str] = field(default_factory=dict)
     folded: Mapping[str, str] = field(default_factory=dict)
     adopted: Mapping[str, OwnCast] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
     dropped: frozenset[int] = frozenset()
 
 
@@ -145,6 +147,7 @@ class Folding:
         either: dict[str, str] = {}
         folded: dict[str, str] = {}
         adopted: dict[str, OwnCast] = {}
+        renamed: dict[str, str] = {}
         for cast in reversed(casts):
             root = self._root[cast.result]
             stays = self._widening_stays(cast) if cast.widens else self._narrowing_stays(cast)
@@ -157,6 +160,9 @@ class Folding:
             elif self._may_adopt(cast) and root not in adopted:
                 adopted[root] = cast
                 stays = False
+            elif self._changes_nothing(cast) and root not in renamed:
+                renamed[root] = cast.result
+                stays = False
             if not stays:
                 dropped.add(cast.index)
                 self._passed.add(cast.source)
@@ -164,7 +170,7 @@ class Folding:
                 self._need_constant(root, Precision.FP32)
             elif not self._planned[cast.result]:
                 self._read_wide.add(cast.source)
-        return Folds(self._narrow, self._wide, either, folded, adopted, frozenset(dropped))
+        return Folds(self._narrow, self._wide, either, folded, adopted, renamed, frozenset(dropped))
 
     def _need_cast(self, value: str, precision: Precision) -> None:
         self._casts.setdefault(value, set()).add(precision)
@@ -183,6 +189,11 @@ class Folding:
         if cast.widens:
             return self._planned[cast.result] and root not in self._named and self._is_cast(root, Precision.FP32)
         return not self._is_fp16(root) and self._is_cast(root, Precision.FP16)
+
+    def _changes_nothing(self, cast: OwnCast) -> bool:
+        """Whether the Cast only gives the name of an FP16 output to what the plan computes in FP16."""
+        root = self._root[cast.result]
+        return not cast.widens and cast.result in self._named and self._planned[cast.result] and root not in self._named
 
     def _widening_stays(self, cast: OwnCast) -> bool:
         name = cast.result

@@ -14,7 +14,7 @@ from mptune.graph.casting.own_casts import Folding, Folds, OwnCast, own_cast
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import all_graphs
-from mptune.graph.op_rules import NodeRule, node_rule
+from mptune.graph.op_rules import NodeRule, casts_integers, node_rule
 from mptune.graph.plan import Precision, PrecisionPlan
 
 
@@ -85,6 +85,7 @@ class ValueTypes:
         constants: those of FP32 type that nobody can override, in the model's order.
         named: what keeps its FP32 form and its name under any plan: the interface, and what subgraphs read.
         own_casts: the model's own Casts between FP32 and FP16, in topological order.
+        integers: FP32 result of a Cast -> the integers that it casts; every other form of it is cast from them too.
     """
 
     def __init__(self, grouped: GroupedModel) -> None:
@@ -93,6 +94,7 @@ class ValueTypes:
         self._ids = tuple(group.id for group in self.groups)
         self.rules: tuple[NodeRule, ...] = tuple(node_rule(model, node) for node in model.nodes)
         self.group_of = self._nodes_by_group()
+        self.integers = {n.outputs[0]: n.inputs[0] for n in model.nodes if casts_integers(model, n)}
         self.constants = {n: c for n, c in model.initializers.items() if c.dtype == "float" and not c.overridable}
         self.named = frozenset(o.name for o in model.outputs) | {c for n in model.nodes for c in n.captures}
         self.own_casts = tuple(c for node in model.nodes if (c := own_cast(model, node)) is not None)

@@ -24,7 +24,7 @@ from mptune.graph.grouping.quantised import KEPT_QUANTISED, QUANTISED
 from mptune.graph.grouping.repeats import find_runs, structural_hash
 from mptune.graph.grouping.scopes import block_scopes, group_name, group_scope, unique_names
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.op_rules import node_rule
+from mptune.graph.op_rules import casts_integers, node_rule
 
 Granularity = Literal["op", "fusion", "block", "auto"]
 """How coarse groups are, the finest first; ``auto`` is ``fusion`` but for very many groups or a large budget."""
@@ -43,6 +43,7 @@ _FOLDS_INTO = frozenset({"conv", "matmul"})
 """A BatchNormalization right after one of these is folded into it by every runtime."""
 
 FOLDED = "computed from constants alone: folded before the model runs, so FP16 saves nothing"
+CASTS_INTEGERS = "casts integers: every reader gets them in the type that it needs"
 
 
 @dataclass(frozen=True)
@@ -353,9 +354,14 @@ class _Partition:
             for position, ((_, nodes), name, kind) in enumerate(zip(ordered, unique, kinds, strict=True))
         )
 
+    def _moves_integers(self, node: Node) -> bool:
+        return casts_integers(self._model, node) or (node.op_type in DATA_MOVEMENT and node.op_type != "Cast")
+
     def _reason_for_fp32(self, kind: str, nodes: Sequence[Node]) -> str | None:
         if kind == QUANTISED:
             return KEPT_QUANTISED
+        if nodes[0].op_type == "Cast" and all(self._moves_integers(node) for node in nodes):
+            return CASTS_INTEGERS
         return FOLDED if all(self._is_static(n) for n in nodes) else None
 
 

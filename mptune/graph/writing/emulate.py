@@ -8,6 +8,7 @@ computes in FP32 and drops the roundings between nodes.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -81,8 +82,16 @@ class Emulator:
         return write_bytes(path, serialized(proto, large))
 
     def _resolve(self, plan: PrecisionPlan) -> Resolution:
-        """As ``ValueTypes.resolve``; the model's own Casts all stay in an emulation, and read FP32."""
+        """As ``ValueTypes.resolve``; the model's own Casts all stay in an emulation, and read FP32.
+
+        What is cast from integers in two types is computed in FP32 and rounded for the others.
+        """
         resolution = self._types.resolve(plan)
+        exact = {v for v in self._types.integers if Precision.FP32 in resolution.casts.get(v, ())}
+        if exact:
+            casts = {v: ({*resolution.casts[v], resolution.computed_in(v)} - {Precision.FP32}) for v in exact}
+            computed = {v: p for v, p in resolution.computed.items() if v not in exact}
+            resolution = replace(resolution, computed=computed, casts={**resolution.casts, **casts})
         return resolution.with_fp32(c.source for c in self._types.own_casts if c.source in self._types.constants)
 
     def _add_node(

@@ -139,7 +139,7 @@ class Rewriter:
     def _computed_name(self, value: str, resolution: Resolution) -> str:
         """The name under which a node computes a value."""
         computed = resolution.computed_in(value)
-        return self._name(value, computed, computed)
+        return resolution.folds.renamed.get(value) or self._name(value, computed, computed)
 
     def _add_node(
         self, graph: onnx.GraphProto, node: Node, precision: Precision, resolution: Resolution, folded: _FoldedNames
@@ -166,7 +166,8 @@ class Rewriter:
                 continue
             default = value + self._suffixes[precision], self._name(value, precision, computed)
             name, result = folded.casts.get((value, precision), default)
-            add_cast(graph, self._computed_name(value, resolution), result, precision, name)
+            source = self.types.integers.get(value) or self._computed_name(value, resolution)
+            add_cast(graph, source, result, precision, name)
 
     def _folded(self, resolution: Resolution) -> _FoldedNames:
         """The names that replace the results of redundant Casts: their readers read the roots instead."""
@@ -180,13 +181,14 @@ class Rewriter:
             if root in self.types.constants:
                 return self._name(root, fp16, fp32) if fp16 in resolution.constants.get(root, ()) else root
             if computed.get(root) is fp16:
-                return self._name(root, fp16, fp16)
+                return self._computed_name(root, resolution)
             if fp16 in resolution.casts.get(root, ()):
                 return adopted.get(root) or self._name(root, fp16, resolution.computed_in(root))
             return root
 
         other = {root: fp32 if computed.get(root) is fp16 else fp16 for root in adopted}
         read: dict[tuple[str, Precision | None], str] = {(root, other[root]): adopted[root] for root in adopted}
+        read |= {(root, wanted): name for root, name in folds.renamed.items() for wanted in (fp16, None)}
         read |= {(name, fp16): in_fp16(root) for name, root in folds.narrow.items()}
         read |= {(name, fp32): adopted.get(root) or self._name(root, fp32, fp16) for name, root in folds.wide.items()}
         read |= {(name, fp32): in_fp16(root) for name, root in folds.folded.items()}
