@@ -41,14 +41,14 @@ class WorkerSettings:
         measure_timeout_s: loading, running and timing one engine over all search samples.
         start_timeout_s: a fresh worker until it answers.
         max_jobs: a worker is replaced after this many jobs, so that leaks cannot add up; None never.
-        retries: how often a job that failed through a fault of the machine is tried again.
+        retries: how often a job that failed through a fault of the machine is tried again; then the search stops.
     """
 
     build_timeout_s: float = 1800.0
     measure_timeout_s: float = 600.0
     start_timeout_s: float = 120.0
     max_jobs: int | None = 200
-    retries: int = 2
+    retries: int = 4
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,13 @@ def _why_nothing_is_faster(outcome: Outcome) -> str:
             "every layer group is pinned, so there was nothing to search: `mptune report RUN --explain` says why each "
             "is, and --space takes a file that pins less"
         )
+    if outcome.mixed and outcome.failures:
+        tried = len(outcome.mixed) + len(outcome.failures)
+        return (
+            f"no plan that ran is faster than all-FP32 beyond noise, and {len(outcome.failures)} of {tried} plans with "
+            f"FP16 in them gave no outputs, so whether FP16 pays here is not shown; the first failed with: "
+            f"{describe(outcome.failures[0])}"
+        )
     if outcome.mixed:
         return (
             "no plan is faster than all-FP32 beyond noise: FP16 does not pay on this target; look at the layer times "

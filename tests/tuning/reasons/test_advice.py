@@ -56,6 +56,16 @@ def test_the_first_failure_is_told_where_nothing_ran() -> None:
     assert "finite outputs" in advice([FP32], [FP32, broken])
 
 
+def test_failures_never_read_as_fp16_that_does_not_pay() -> None:
+    failures = [Failure(Stage.RUN, FailureKind.CRASH, "boom")] * 3
+    slow = make_evaluation(12.0, 1e-3, number=5)
+    text = advice([FP32], [FP32, slow], failures=failures)
+    assert "does not pay" not in text
+    assert "3 of 4 plans with FP16 in them gave no outputs" in text
+    assert "run, crash: boom" in text
+    assert "does not pay" in advice([FP32], [FP32, slow])
+
+
 @pytest.mark.parametrize(("width", "is_noisy"), [(0.4, False), (0.7, True)])
 def test_a_noisy_baseline(width: float, is_noisy: bool) -> None:
     fp32 = make_evaluation(10.0, 1e-7, width=width, origin=ORIGIN_FP32)

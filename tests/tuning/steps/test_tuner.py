@@ -217,7 +217,7 @@ def test_a_plan_that_is_not_finite_is_kept_but_not_on_the_front(open_record: Ope
 
 def test_a_fault_of_the_machine_is_retried_and_costs_no_budget(open_record: OpenRecord, space: SearchSpace) -> None:
     toolchain, diary, record = make_toolchain(space, faults=2), Diary(), open_record()
-    make_tuner(record, space, toolchain, diary).run()
+    make_tuner(record, space, toolchain, diary, worker=WorkerSettings(retries=2)).run()
     assert record.spent == 12
     assert toolchain.built[:3] == [space.seeds[0].plan.fingerprint] * 3
     assert [w.rsplit("; ", 1)[1] for w in diary.warnings] == ["trying again (1 of 2)", "trying again (2 of 2)"]
@@ -241,6 +241,16 @@ def test_a_machine_that_stays_broken_stops_the_search_and_can_be_resumed(
     assert mended.built[0] == broken.built[0]
     assert len(mended.built) == 7
     assert record.spent == 12
+
+
+def test_five_faults_of_the_machine_in_a_row_stop_the_search_with_a_diagnosis(
+    open_record: OpenRecord, space: SearchSpace
+) -> None:
+    with pytest.raises(RunError, match="the machine failed 5 times in a row: device lost") as caught:
+        make_tuner(open_record(), space, make_toolchain(space, faults=-1)).run()
+    assert "nvidia-smi" in caught.value.hint
+    assert "resumes" in caught.value.hint
+    assert caught.value.exit_code == 1
 
 
 def test_ctrl_c_leaves_a_study_that_goes_on_with_the_same_plan(open_record: OpenRecord, space: SearchSpace) -> None:
