@@ -13,6 +13,7 @@ from mptune.errors import RunError
 from mptune.files import RESUME_HINT, disk_error
 from mptune.tuning.record.journal import remove_stale_locks, repair_journal
 from mptune.tuning.record.journal_storage import BatchedStorage
+from mptune.tuning.record.patience import PatientStorage
 from mptune.tuning.record.storage_urls import scheme_of, without_secrets, without_secrets_of
 
 
@@ -58,7 +59,7 @@ def check_opens(url: str) -> str:
 def _open_database(url: str) -> RDBStorage:
     shown = scheme_of(url)
     try:
-        return RDBStorage(url, skip_compatibility_check=False)
+        return PatientStorage(url)
     except ImportError as error:
         extra = "pip install 'mptune[postgres]'" if "postgres" in shown else "install the driver that the URL names"
         raise RunError(

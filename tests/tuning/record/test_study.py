@@ -11,12 +11,16 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from optuna.storages import RDBStorage
+from optuna.trial import TrialState
+from sqlalchemy import text
 
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.errors import RunError, SettingsError
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation, Origin
 from mptune.tuning.listener import Silent
+from mptune.tuning.record.attributes import OWNER
 from mptune.tuning.record.journal import repair_journal
 from mptune.tuning.record.proposal import Proposal
 from mptune.tuning.record.record import StudyRecord
@@ -118,6 +122,28 @@ def test_a_living_process_keeps_its_trials_in_a_shared_database(tmp_path: Path, 
     assert not (tmp_path / "unused").exists()
     one.close()
     two.close()
+
+
+def test_a_worker_of_another_host_is_dead_when_its_heartbeat_stops(tmp_path: Path, space: SearchSpace) -> None:
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    one, two = (
+        open_study(space, name="shared", metric="relative_l2", identity={}, journal=tmp_path / "unused", url=url)[0]
+        for _ in range(2)
+    )
+    proposal = one.ask()
+    (running,) = one._trials(TrialState.RUNNING)
+    proposal.trial.set_user_attr(OWNER, {**running.user_attrs[OWNER], "host": "elsewhere"})
+    assert two.heal(stale_after_s=0) == 0, "however long it runs, its heart beats"
+    one._heartbeats.stop()
+    assert isinstance(one._storage, RDBStorage)
+    with one._storage.engine.begin() as connection:
+        connection.execute(text("UPDATE trial_heartbeats SET heartbeat = '2020-01-01 00:00:00.000000'"))
+    assert two.heal(stale_after_s=1e9) == 1
+    assert two.waiting() == {proposal.plan.fingerprint}
+    one.tell_evaluation(proposal, evaluate(proposal, make_toolchain(space)))  # It was only stopped for a while.
+    assert one.spent == 0
+    for record in (one, two):
+        record.close()
 
 
 def test_a_dead_process_loses_its_trials_in_a_shared_database(tmp_path: Path, space: SearchSpace) -> None:

@@ -1,0 +1,175 @@
+"""One search on a real PostgreSQL: a worker that is killed, and a server that restarts in the middle."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import mptune
+from mptune.errors import RunError
+from mptune.rundir import read_run
+from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
+from mptune.tuning.front import hypervolume, pareto
+from mptune.tuning.record.storage import open_storage, storing
+from mptune.tuning.runs.result import read_record
+from tests.fakes import Diary
+from tests.test_joining import Opener, until
+
+pytest.importorskip("psycopg", reason="the driver psycopg is not installed")
+
+BUDGET = 24
+USER = "postgres"
+
+
+class Server:
+    """A PostgreSQL server of its own: on loopback, on a free port, in a temporary folder, as its own user."""
+
+    def __init__(self, programs: Path, folder: Path) -> None:
+        self._programs = programs
+        self._folder = folder
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"postgresql+psycopg://mptune@127.0.0.1:{self.port}/postgres"
+        self._call("initdb", "--username=mptune", "--auth=trust", "--no-sync", "--pgdata", str(folder / "data"))
+        self.start()
+
+    def start(self) -> None:
+        options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={self._folder} -c fsync=off"
+        log = str(self._folder / "log")
+        self._call("pg_ctl", "--pgdata", str(self._folder / "data"), "-w", "-l", log, "-o", options, "start")
+
+    def stop(self) -> None:
+        self._call("pg_ctl", "--pgdata", str(self._folder / "data"), "-w", "-m", "fast", "stop")
+
+    def _call(self, program: str, *arguments: str) -> None:
+        # The server refuses to run as root.
+        user = USER if os.getuid() == 0 else None
+        subprocess.run(
+            [self._programs / program, *arguments],
+            user=user,
+            cwd=self._folder,
+            check=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A running server; skips where PostgreSQL is not installed."""
+    found = shutil.which("initdb")
+    places = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    if found is None and not places:
+        pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
+    programs = Path(found).resolve().parent if found else places[-1].parent
+    folder = Path(tempfile.mkdtemp(prefix="mptune-postgres-"))
+    if os.getuid() == 0:
+        shutil.chown(folder, USER)
+    server = Server(programs, folder)
+    try:
+        yield server
+    finally:
+        server.stop()
+        shutil.rmtree(folder)
+
+
+def evaluations(place: Path, url: str | None) -> tuple[Evaluation, ...]:
+    directory, file = read_run(place)
+    record = read_record(directory, file, url)
+    found = record.evaluations()
+    assert record.spent == len(found)
+    assert record.running == 0
+    record.close()
+    return found
+
+
+def quality(found: tuple[Evaluation, ...]) -> float:
+    return hypervolume(pareto(found), next(e for e in found if e.origin == ORIGIN_FP32))
+
+
+def test_a_killed_worker_and_a_restarted_server_lose_nothing(
+    server: Server, mlp_path: Path, mlp_data: Path, tmp_path: Path
+) -> None:
+    folders = {name: tmp_path / name for name in ("alone", "first", "second")}
+    for folder in folders.values():
+        folder.mkdir()
+    single = tmp_path / "single.mptune"
+    options = {"data": mlp_data, "confirm_rounds": 1}
+    mptune.search(mlp_path, out=single, budget=BUDGET, open_toolchain=Opener(folders["alone"], 0.0), **options)  # type: ignore[arg-type]
+    alone = quality(evaluations(single, None))
+
+    place, first, second = tmp_path / "many.mptune", Opener(folders["first"], 0.2), Opener(folders["second"], 0.2)
+
+    def begun(*openers: Opener) -> list[str]:
+        return [plan for opener in openers for built in opener.built().values() for plan in built]
+
+    def disturb() -> None:
+        until(lambda: len(begun(first)) >= 2)
+        code = f"""
+from pathlib import Path
+import mptune
+from tests.test_joining import Opener
+mptune.worker({str(place)!r}, storage={server.url!r}, open_toolchain=Opener(Path({str(folders["second"])!r}), 0.2))
+"""
+        joined = subprocess.Popen([sys.executable, "-c", code])
+        until(lambda: len(begun(second)) >= 3)
+        joined.send_signal(signal.SIGKILL)
+        joined.wait()
+        until(lambda: len(begun(first, second)) >= 12)
+        server.stop()
+        time.sleep(3)
+        server.start()
+
+    disturbing = threading.Thread(target=disturb)
+    disturbing.start()
+    diary = Diary()
+    mptune.search(
+        mlp_path,
+        out=place,
+        budget=BUDGET,
+        storage=server.url,
+        gpus=(0,),
+        listener=diary,
+        open_toolchain=first,
+        **options,  # type: ignore[arg-type]
+    )
+    disturbing.join()
+    found = evaluations(place, server.url)
+    plans = [e.plan.fingerprint for e in found]
+    assert len(plans) == len(set(plans)) == BUDGET
+    assert [sum(e.origin == origin for e in found) for origin in (ORIGIN_FP32, ORIGIN_FP16)] == [1, 1]
+    assert len(begun(second)) >= 3
+    repeated = len(begun(first, second)) - len(set(begun(first, second)))
+    assert repeated <= 1, "only the plan that the killed worker had in work is built again"
+    assert quality(found) >= 0.97 * alone
+    assert not (place / "study.journal").exists()
+    assert not [text for text in diary.warnings if "died" in text]
+
+
+def test_a_server_that_stays_away_is_one_clear_line(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mptune.tuning.record.patience.PATIENCE_S", 1.0)
+    storage, _ = open_storage(server.url, tmp_path / "unused")
+    server.stop()
+    try:
+        started = time.monotonic()
+        with pytest.raises(RunError, match="does not answer") as raised, storing("postgresql://..."):
+            storage.get_all_studies()
+        assert time.monotonic() - started >= 1.0
+        assert "\n" not in raised.value.message
+    finally:
+        server.start()
