@@ -6,14 +6,16 @@ import functools
 import random
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import optuna
-from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
+from optuna.exceptions import ExperimentalWarning, StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, PendingRollbackError
 
 HEARTBEAT_S = 20
 """How often a worker says that it lives."""
@@ -36,12 +38,14 @@ class PatientStorage(RDBStorage):
         self._retrying.is_inside = True
         # A connection that the server closed is noticed and replaced, before anything is sent on it.
         options = {"pool_pre_ping": True}
-        super().__init__(
-            url,
-            engine_kwargs={} if url.startswith("sqlite") else options,
-            heartbeat_interval=HEARTBEAT_S,
-            grace_period=GRACE_S,
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)  # heartbeat_interval, since Optuna 2.9
+            super().__init__(
+                url,
+                engine_kwargs={} if url.startswith("sqlite") else options,
+                heartbeat_interval=HEARTBEAT_S,
+                grace_period=GRACE_S,
+            )
         self._retrying.is_inside = False
         self._patience_s = PATIENCE_S
 
@@ -54,9 +58,11 @@ class PatientStorage(RDBStorage):
             while True:
                 try:
                     return operation(self, *args, **kwargs)
-                except (StorageInternalError, DBAPIError) as error:
+                except (StorageInternalError, DBAPIError, PendingRollbackError) as error:
                     if not _is_away(error):
                         raise
+                    with suppress(Exception):
+                        self.remove_session()  # with its broken transaction
                     if time.monotonic() >= deadline:
                         raise error if isinstance(error, StorageInternalError) else StorageInternalError from error
                 time.sleep(wait_s * random.uniform(0.5, 1.0))
@@ -81,7 +87,7 @@ class PatientStorage(RDBStorage):
 def _is_away(error: Exception) -> bool:
     """Whether the error is of the connection, not of what was sent on it."""
     cause = error.__cause__ if isinstance(error, StorageInternalError) else error
-    return isinstance(cause, OperationalError | InterfaceError) or (
+    return isinstance(cause, OperationalError | InterfaceError | PendingRollbackError) or (
         isinstance(cause, DBAPIError) and cause.connection_invalidated
     )
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -246,7 +246,7 @@ class StudyRecord:
             group_times_ms: what its groups take by the engine's own profiler, for the sampler.
             faults: how often it failed before, which was not its fault.
         """
-        with storing(self._where), batch(self._storage):
+        with self._finishing(), batch(self._storage):
             set_feasible(proposal.trial, evaluation.is_finite)
             free, times_ms = self._space.free, group_times_ms or {}
             group_ms = {self._names.of(group): times_ms[group] for group in free if group in times_ms}
@@ -257,22 +257,22 @@ class StudyRecord:
             proposal.trial.set_user_attr("speedup", round(evaluation.speedup, 4))
             proposal.trial.set_user_attr("FP16 groups", len(evaluation.plan.fp16_groups))
             proposal.trial.set_user_attr(EVALUATION, evaluation.to_json())
-        with storing(self._where):
+        with self._finishing():
             self._finish(proposal.number, evaluation)
 
     def tell_failure(self, proposal: Proposal, failure: Failure, attempts: int = 1) -> None:
         """Record a plan that failed through its own fault, in so many attempts: PRUNED, its constraint violated."""
-        with storing(self._where), batch(self._storage):
+        with self._finishing(), batch(self._storage):
             set_feasible(proposal.trial, False)
             proposal.trial.set_user_attr(FAILURE_ATTR, describe(failure))
             proposal.trial.set_user_attr(ATTEMPTS, attempts)
             proposal.trial.set_user_attr(FAILURE, failure.to_json())
-        with storing(self._where):
-            self._study.tell(proposal.number, state=TrialState.PRUNED)
+        with self._finishing():
+            self._study.tell(proposal.number, state=TrialState.PRUNED, skip_if_finished=True)
 
     def tell_fault(self, proposal: Proposal, failure: Failure, *, attempt: int) -> None:
         """Record a fault of the machine: FAIL, and the plan is enqueued again with its number of attempts."""
-        with storing(self._where):
+        with self._finishing():
             proposal.trial.set_user_attr("fault", describe(failure))
             proposal.trial.set_user_attr(FAULT, failure.to_json())
             self.enqueue(proposal.plan, proposal.origin, attempt, proposal.failures)
@@ -283,15 +283,15 @@ class StudyRecord:
 
         This one ends as FAIL, which samplers ignore: with its values twice, TPE would propose it ever more often.
         """
-        with storing(self._where):
+        with self._finishing():
             proposal.trial.set_user_attr("duplicate", True)
             self._study.tell(proposal.number, state=TrialState.FAIL)
 
     def release(self, proposal: Proposal) -> None:
         """Give a plan back that was not evaluated to its end: it is enqueued again, and its trial ends as FAIL."""
-        with storing(self._where):
+        with self._finishing():
             self.enqueue(proposal.plan, proposal.origin, proposal.attempt, proposal.failures)
-            self._study.tell(proposal.number, state=TrialState.FAIL)
+            self._study.tell(proposal.number, state=TrialState.FAIL, skip_if_finished=True)
 
     def heal(self, stale_after_s: float, *, is_first: bool = True) -> int:
         """Take up what dead processes left running.
@@ -344,6 +344,12 @@ class StudyRecord:
         if engine is not None:
             engine.dispose()
 
+    @contextmanager
+    def _finishing(self) -> Iterator[None]:
+        """As ``storing``. A trial that others took up in the meantime, taking this process for dead, is theirs now."""
+        with storing(self._where), suppress(UpdateFinishedTrialError):
+            yield
+
     # -- inside -------------------------------------------------------------------------------------------------
 
     def _trials(self, *states: TrialState) -> list[FrozenTrial]:
@@ -361,9 +367,9 @@ class StudyRecord:
 
     def _finish(self, number: int, evaluation: Evaluation) -> None:
         if evaluation.is_finite:
-            self._study.tell(number, objectives(evaluation))
+            self._study.tell(number, objectives(evaluation), skip_if_finished=True)
         else:
-            self._study.tell(number, state=TrialState.PRUNED)
+            self._study.tell(number, state=TrialState.PRUNED, skip_if_finished=True)
 
     def _heal(self, trial: FrozenTrial) -> None:
         attrs = trial.user_attrs
