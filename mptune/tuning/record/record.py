@@ -153,12 +153,7 @@ class StudyRecord:
         return any(t.user_attrs.get("fingerprint") == proposal.plan.fingerprint for t in others)
 
     def is_shared_out(self, budget: int, proposal: Proposal | None = None) -> bool:
-        """Whether the plans that other workers have in work would spend the rest of a budget.
-
-        Args:
-            budget: plans that are evaluated or fail.
-            proposal: the caller's own plan, which is not counted.
-        """
+        """Whether what others have in work, ``proposal`` not counted, would spend the rest of a budget."""
         own = None if proposal is None else proposal.number
         return sum(t.number != own for t in self._settled_or_running()) >= budget
 
@@ -296,10 +291,8 @@ class StudyRecord:
     def heal(self, stale_after_s: float, *, is_first: bool = True) -> int:
         """Take up what dead processes left running.
 
-        A trial whose outcome is written already is finished with it; of the others the plan is enqueued again, and
-        the trial ends as FAIL. At first all running trials of a journal that no worker shares are dead, since the
-        caller holds the run directory's lock; else those are whose process is gone from this host, whose heartbeat has
-        stopped, or that run longer than any can.
+        A trial whose outcome is written is finished with it; of the others the plan is enqueued again, and the trial ends
+        as FAIL. At first all running trials of a journal that nobody shares are dead; else see ``is_dead``.
 
         Args:
             stale_after_s: a trial of another host that has run longer than this is taken for dead.
