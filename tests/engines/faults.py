@@ -121,17 +121,31 @@ class Abort:
 
 @dataclass(frozen=True)
 class Hang:
-    """Never returns; starts processes first, one of them in a session of its own."""
+    """Never returns; starts processes first, one of them in a session of its own if ``apart``."""
 
     pids: Path
+    apart: bool = True
 
     def run(self, state: WorkerState) -> None:
         state.enter(Stage.TIME)
         command = [sys.executable, "-c", "import time; time.sleep(3600)"]
-        started = [subprocess.Popen(command), subprocess.Popen(command, start_new_session=True)]
+        started = [subprocess.Popen(command)]
+        if self.apart:
+            started.append(subprocess.Popen(command, start_new_session=True))
         self.pids.write_text(" ".join(str(pid) for pid in (os.getpid(), *(p.pid for p in started))))
         while True:
             pass
+
+
+@dataclass(frozen=True)
+class StartAndLeave:
+    """Returns while a process that it started goes on."""
+
+    pids: Path
+
+    def run(self, state: WorkerState) -> None:
+        command = [sys.executable, "-c", "import time; time.sleep(3600)"]
+        self.pids.write_text(str(subprocess.Popen(command).pid))
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ HEADER = struct.Struct("!Q")
 
 Message = tuple[str, Any]
 
+_GUARD_WAKES_S = 60.0
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _TRANSIENT = "transient"
@@ -113,6 +114,7 @@ def main() -> None:
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
+    guard = _guard_group((requests, answers))
     faulthandler.enable(sys.stderr)
 
     whole = threading.Lock()
@@ -144,6 +146,10 @@ def main() -> None:
         pass  # The parent is gone.
     finally:
         state.close()
+        if guard is not None:
+            with contextlib.suppress(OSError):
+                os.kill(guard, signal.SIGKILL)  # The parent kills what else is in the group.
+                os.waitpid(guard, 0)
 
 
 def _answer(job: Job[Any] | Exception, state: WorkerState) -> bytes:
@@ -185,14 +191,47 @@ def describe(error: BaseException) -> tuple[FailureKind, str]:
 
 def _die_with(parent: int) -> None:
     """On Linux have the kernel kill this process when the parent dies, even while native code is stuck."""
+    _signal_at_death_of_parent(signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # It died before the line above.
+
+
+def _guard_group(pipes: tuple[int, int]) -> int | None:
+    """On Linux start a process that kills this process' group when this process dies, however it does.
+
+    The kernel's signal reaches this process alone when the parent dies, and not what a job has started.
+
+    Args:
+        pipes: descriptors that nobody else may hold open.
+
+    Returns:
+        Its process number.
+    """
+    if sys.platform != "linux":
+        return None
+    worker = os.getpid()
+    guard = os.fork()
+    if guard:
+        return guard
+    try:
+        for fd in (0, 1, 2, *pipes):
+            os.close(fd)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        _signal_at_death_of_parent(signal.SIGUSR1)
+        while os.getppid() == worker:
+            signal.sigtimedwait({signal.SIGUSR1}, _GUARD_WAKES_S)
+        os.killpg(0, signal.SIGKILL)
+    finally:
+        os._exit(0)
+
+
+def _signal_at_death_of_parent(number: int) -> None:
     if sys.platform != "linux":
         return
     import ctypes
 
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)  # It died before the line above.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
 
 
 def _receive(fd: int) -> Message | None:

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -385,7 +386,8 @@ os.kill(os.getpid(), signal.SIGKILL)
         assert is_gone(busy)
     finally:
         for pid in grandchildren:
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # The one in the worker's group ends with the worker.
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_an_interrupted_call_leaves_a_usable_worker(worker: Worker, tmp_path: Path) -> None:
@@ -451,4 +453,39 @@ def test_the_deadline_holds_though_a_job_reports_without_end(worker: Worker) -> 
     failure = worker.call(faults.Report(threads=1, steps=10**9), timeout_s=2.0)
     assert isinstance(failure, Failure)
     assert failure.kind is FailureKind.TIMEOUT
+    assert_works(worker)
+
+
+_HANGS_IN_A_JOB = """
+import sys
+from pathlib import Path
+from mptune.engines.worker.parent import Worker
+from tests.engines import faults
+with Worker(Path("logs")) as worker:
+    worker.call(faults.Hang(Path(sys.argv[1]), apart=False), 120.0)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
+def test_a_parent_that_is_killed_leaves_nothing_of_its_workers_job(number: int, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    parent = subprocess.Popen([sys.executable, "-c", _HANGS_IN_A_JOB, str(pids)], cwd=tmp_path)
+    deadline = time.monotonic() + PLENTY_S
+    while not pids.exists() or len(pids.read_text().split()) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    started = [int(pid) for pid in pids.read_text().split()]
+    children = psutil.Process(started[0]).children(recursive=True)
+    parent.send_signal(number)
+    parent.wait(timeout=60)
+    assert all(is_gone(pid) for pid in started)
+    assert all(is_gone(child.pid) for child in children)
+
+
+def test_a_worker_that_is_killed_between_two_jobs_leaves_nothing(worker: Worker, tmp_path: Path) -> None:
+    worker.call(faults.StartAndLeave(tmp_path / "pids"), PLENTY_S)
+    (started,) = (int(pid) for pid in (tmp_path / "pids").read_text().split())
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGKILL)
+    assert is_gone(started), "whatever the parent does next"
     assert_works(worker)
