@@ -32,6 +32,9 @@ from mptune.graph.loading.tensors import (
 )
 
 STANDARD_DOMAINS = frozenset({"", "ai.onnx"})
+_ML_DOMAIN = "ai.onnx.ml"
+"""Tree ensembles, linear classifiers and the like: their outputs are always FP32, integers, text or maps."""
+
 MIN_OPSET = 9
 """Below opset 9 the operators' schemas lack the FP16 types that rewriting relies on (Cast-9, ConstantOfShape-9)."""
 
@@ -337,15 +340,34 @@ def _hash(path: Path, proto: onnx.ModelProto, base_dir: Path) -> str:
     return digest.hexdigest()
 
 
+def _holds_map(value: onnx.TypeProto) -> bool:
+    """Whether a type is a map, or a sequence or an optional of maps."""
+    kind = value.WhichOneof("value")
+    if kind in ("sequence_type", "optional_type"):
+        return _holds_map(getattr(value, kind).elem_type)
+    return bool(kind == "map_type")
+
+
 def _check_tunable(model: Model) -> None:
-    computed = [
-        model.info(out).dtype for node in model.nodes if node.op_type != "Constant" for out in node.outputs if out
-    ]
+    for output in model.proto.graph.output:
+        if _holds_map(output.type):
+            raise ModelError(
+                f"{model.path}: output {output.name!r} holds maps, not tensors, so its error cannot be measured",
+                "export without ZipMap (skl2onnx: options={'zipmap': False})",
+            )
+    layers = [node for node in model.nodes if node.domain != _ML_DOMAIN and node.op_type not in ("Constant", "Cast")]
+    computed = [model.info(out).dtype for node in layers for out in node.outputs if out]
     if "float" in computed:
         return
     if "float16" in computed:
         raise ModelError(
             f"{model.path} is FP16 already: no layer computes in FP32", "give the FP32 model that it was made from"
+        )
+    learners = sorted({node.op_type for node in model.nodes if node.domain == _ML_DOMAIN})
+    if learners:
+        raise ModelError(
+            f"{model.path} has no FP32 layer to tune: it computes with {', '.join(learners)} of {_ML_DOMAIN}",
+            "these operators have no FP16 form: deploy the model as it is",
         )
     raise ModelError(
         f"{model.path} has no FP32 layer to tune", "mptune decides between FP32 and FP16; give an FP32 model"
