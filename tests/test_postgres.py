@@ -162,7 +162,7 @@ mptune.worker({str(place)!r}, storage={server.url!r}, open_toolchain=Opener(Path
 def test_a_server_that_stays_away_is_one_clear_line(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mptune.tuning.record.patience.PATIENCE_S", 1.0)
+    monkeypatch.setattr("mptune.tuning.record.backends.patience.PATIENCE_S", 1.0)
     storage, _ = open_storage(server.url, tmp_path / "unused")
     server.stop()
     try:

@@ -291,8 +291,8 @@ class StudyRecord:
     def heal(self, stale_after_s: float, *, is_first: bool = True) -> int:
         """Take up what dead processes left running.
 
-        A trial whose outcome is written is finished with it; of the others the plan is enqueued again, and the trial ends
-        as FAIL. At first all running trials of a journal that nobody shares are dead; else see ``is_dead``.
+        A trial whose outcome is written is finished with it; of the others the plan is enqueued again, and the trial
+        ends as FAIL. At first all running trials of a journal that nobody shares are dead; else see ``is_dead``.
 
         Args:
             stale_after_s: a trial of another host that has run longer than this is taken for dead.

@@ -11,9 +11,9 @@ from optuna.storages import BaseStorage, RDBStorage
 
 from mptune.errors import RunError
 from mptune.files import RESUME_HINT, disk_error
+from mptune.tuning.record.backends.journal_storage import BatchedStorage
+from mptune.tuning.record.backends.patience import PatientStorage
 from mptune.tuning.record.journal import remove_stale_locks, repair_journal
-from mptune.tuning.record.journal_storage import BatchedStorage
-from mptune.tuning.record.patience import PatientStorage
 from mptune.tuning.record.storage_urls import scheme_of, without_secrets, without_secrets_of
 
 

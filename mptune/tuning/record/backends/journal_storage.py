@@ -18,13 +18,13 @@ from typing import Any
 from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend, JournalFileBackend, JournalFileOpenLock
 
-from mptune.tuning.record.folding import fold
+from mptune.tuning.record.backends.folding import fold
 
 Record = dict[str, Any]
 
 
 class FoldingBackend(BaseJournalBackend):
-    """A journal file whose first reading is folded (``mptune.tuning.record.folding``). For one storage.
+    """A journal file whose first reading is folded (``mptune.tuning.record.backends.folding``). For one storage.
 
     Other processes may append at the same time: a last line without its newline is left for the next reading.
     """

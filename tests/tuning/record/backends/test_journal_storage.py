@@ -19,8 +19,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from mptune.engines.base import Measurement
 from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
-from mptune.tuning.record.folding import fold
-from mptune.tuning.record.journal_storage import BatchedStorage
+from mptune.tuning.record.backends.folding import fold
+from mptune.tuning.record.backends.journal_storage import BatchedStorage
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.space import SearchSpace
 from tests.fakes import FakeToolchain, Law, make_plan
