@@ -123,7 +123,8 @@ class StudyRecord:
 
     def baseline(self) -> Evaluation | None:
         """The evaluation of all-FP32; None before it is done."""
-        return next((e for e in self.evaluations() if e.origin == ORIGIN_FP32), None)
+        found = (self._decode(t) for t in self.settled() if read_json(t.user_attrs, EVALUATION))
+        return next((evaluation for evaluation in found if evaluation.origin == ORIGIN_FP32), None)
 
     @property
     def failed(self) -> int:

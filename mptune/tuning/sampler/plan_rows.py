@@ -1,12 +1,12 @@
 """Plans as rows of booleans (True is FP16), their texts, and the keys that tell them apart.
 
 The sampler's mathematics is binary: a minimum cut is exact for two labels only. A plan with any other precision has no
-row (``has_row``).
+row (``to_row``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,19 +22,24 @@ PRECISIONS = (str(Precision.FP32), str(Precision.FP16))
 _MULTIPLIER, _SHIFT = np.uint64(0x9E3779B97F4A7C15), np.uint64(29)  # 2^64 / golden ratio: Fibonacci hashing
 
 
-def has_row(precisions: Iterable[str]) -> bool:
-    """Whether a plan can be written as booleans: it holds no precision but FP32 and FP16."""
-    return all(precision in PRECISIONS for precision in precisions)
+_IS_FP16 = {precision: bool(position) for position, precision in enumerate(PRECISIONS)}
+
+
+def to_row(choices: Mapping[str, str], groups: Sequence[str]) -> list[bool] | None:
+    """The precisions of these groups as booleans; None where one is missing, or neither FP32 nor FP16."""
+    row = [_IS_FP16.get(choices.get(group, "")) for group in groups]
+    return None if None in row else [bool(is_fp16) for is_fp16 in row]
 
 
 def to_bits(plan: Bools) -> str:
     """A row as text, such as ``"0110"`` with 1 for FP16."""
-    return "".join("01"[int(is_fp16)] for is_fp16 in plan)
+    return (np.asarray(plan, dtype=np.uint8) + ord("0")).tobytes().decode("ascii")
 
 
 def from_bits(texts: Sequence[str]) -> Bools:
     """The rows of such texts, shape (n_plans, n_groups)."""
-    return np.array([[bit == "1" for bit in text] for text in texts], dtype=bool)
+    rows: Bools = np.frombuffer("".join(texts).encode("ascii"), dtype=np.uint8).reshape(len(texts), -1) == ord("1")
+    return rows
 
 
 def unique_plans(plans: Sequence[Bools], n_groups: int) -> Bools:

@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from mptune.data.numbers import decode_float
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
-from mptune.tuning.sampler.plan_rows import PRECISIONS, from_bits, has_row, to_bits
+from mptune.tuning.sampler.plan_rows import PRECISIONS, from_bits, to_bits, to_row
 from mptune.tuning.sampler.posterior import BuiltPlans
 
 JSON_MARK = "~"
@@ -104,11 +104,11 @@ def read_built_plans(trials: Sequence[FrozenTrial], groups: Sequence[str], askin
             if len(bits) == len(groups):
                 emulated_errors[bits] = decode_float(error)
         choices = _choices(trial)
-        if trial.number == asking or trial.state is TrialState.FAIL or any(g not in choices for g in groups):
+        if trial.number == asking or trial.state is TrialState.FAIL:
             continue
-        if not has_row(choices[g] for g in groups):
+        row = to_row(choices, groups)
+        if row is None:
             continue
-        row = [PRECISIONS.index(choices[g]) == 1 for g in groups]
         latency_ms, sd_ms, error, finite = figure = _figures(trial)
         # All-FP32 has a plan of its own where the search space pins groups to FP16: then it is no row.
         is_outside = _read(trial, PLAN_ATTR) is not None
