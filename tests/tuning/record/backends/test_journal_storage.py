@@ -26,7 +26,7 @@ from mptune.tuning.space import SearchSpace
 from tests.fakes import FakeToolchain, Law, make_plan
 from tests.tuning.conftest import OpenRecord
 
-OLD_RUNS = Path(__file__).parents[2] / "old_runs"
+OLD_RUNS = Path(__file__).parents[3] / "old_runs"
 
 
 def plain(journal: Path) -> JournalStorage:
