@@ -39,6 +39,8 @@ and time in every proposal of the sampler. A small budget does not call for bloc
 are split later do not catch up within 50 builds (``benchmarks/granularity.py``)."""
 
 _KEEPS_MASKS_OUT = frozenset({"attention", "softmax"})
+_KEEPS_SCALINGS_OUT = frozenset({"conv", "matmul"})
+_SCALES_OR_MASKS = frozenset({"Mul", "Div", "Add", "Sub", "Where", "Pow", "Neg", "Clip", "Min", "Max"})
 _FOLDS_INTO = frozenset({"conv", "matmul"})
 """A BatchNormalization right after one of these is folded into it by every runtime."""
 
@@ -228,10 +230,11 @@ class _Partition:
     def _join_readers(self, sources: Sequence[int], found: _Assignment) -> None:
         """Give nodes that read no group the group of their readers; where these differ, a group of their own.
 
-        Masks stay apart from the softmax that they feed: (1 - mask) * -1e9 must be FP32 where the attention need not
-        be. What is computed from constants stays in FP32, to be rounded once. Views of constants (exporters put an
-        Identity before a weight that two layers share) go with their first reader, whoever else reads them:
-        converting a weight twice costs nothing.
+        Masks stay apart from the softmax or product that they feed, and so does the scaling of an input: (1 - mask) *
+        -1e9, and pixels of 16 bits, must be FP32 where the attention or the convolution need not be. What is computed
+        from constants stays in FP32, to be rounded once. Views of constants (exporters put an Identity before a weight
+        that two layers share) go with their first reader, whoever else reads them: converting a weight twice costs
+        nothing.
         """
         model, leader, kind = self._model, found.leader, found.kind
         folded = {i for i in sources if self._is_folded(model.nodes[i])}
@@ -252,11 +255,19 @@ class _Partition:
             readers = {r for r in readers if kind.get(r) != QUANTISED and not _is_led_by(i, r, leader)}
             if readers and self._is_view_of_constant(node):
                 leader[i] = min(readers)
-            elif len(readers) == 1 and (kind.get(min(readers)) not in _KEEPS_MASKS_OUT or self._is_single(node)):
+            elif len(readers) == 1 and self._may_join(node, kind.get(min(readers))):
                 leader[i] = readers.pop()
         for i in reversed(sources):  # a leader that joined another group takes along those that it led
             while leader[leader[i]] != leader[i]:
                 leader[i] = leader[leader[i]]
+
+    def _may_join(self, node: Node, kind: str | None) -> bool:
+        """Whether a node may share the precision of its only reader, a group of this kind."""
+        if self._is_single(node):
+            return True
+        if kind in _KEEPS_SCALINGS_OUT:
+            return node.op_type not in _SCALES_OR_MASKS
+        return kind not in _KEEPS_MASKS_OUT
 
     def _is_folded(self, node: Node) -> bool:
         """Whether a node computes a tensor of constants: in FP32, once, before the model runs; rounded only then."""

@@ -8,7 +8,9 @@ import onnx
 import pytest
 
 from mptune.errors import PlanError
+from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import FOLDED, LayerGroup, find_fitting_groups, find_groups, find_units
+from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.op_rules import node_rule
 from tests.graph import models
@@ -261,3 +263,44 @@ def test_sources_that_feed_each_others_readers_are_one_group(tmp_path: Path) -> 
     ]
     _, (group,) = load(models.model(nodes, [value("x", [2, 4])], [value("w", [2, 4]), value("y", [2, 4])]), tmp_path)
     assert len(group.nodes) == 5
+
+
+@pytest.mark.parametrize("granularity", ["fusion", "block"])
+def test_the_scaling_of_an_input_is_apart_from_the_product_that_it_feeds(tmp_path: Path, granularity: str) -> None:
+    """In 16 bits per channel, pixels pass 65504: the scaling must be FP32 where the convolution need not be."""
+    proto = models.model(
+        [
+            node("Sub", ["image", "mean"], "centred", "centre"),
+            node("Div", ["centred", "deviation"], "scaled", "scale"),
+            node("Transpose", ["scaled"], "nchw", "nchw", perm=[0, 3, 1, 2]),
+            node("Conv", ["nchw", "w"], "c", "conv"),
+            node("Relu", ["c"], "y", "relu"),
+        ],
+        [value("image", ["n", 8, 8, 3])],
+        [value("y", ["n", 4, 6, 6])],
+        [constant("mean", [3e4] * 3), constant("deviation", [2e4] * 3), weight("w", 4, 3, 3, 3)],
+    )
+    model = load_model(models.save(proto, tmp_path))
+    groups = find_groups(model, granularity)  # type: ignore[arg-type]
+    assert [group.nodes for group in groups] == [("centre", "scale"), ("nchw", "conv", "relu")]
+    pinned = pinned_by_hazards(find_hazards(GroupedModel(model, groups), {"image": 65535.0, "scaled": 1.8}))
+    assert list(pinned) == [groups[0].id]
+
+
+def test_a_mask_is_apart_from_the_product_that_it_is_added_to(tmp_path: Path) -> None:
+    proto = models.model(
+        [
+            node("Sub", ["one", "keep"], "drop", "invert"),
+            node("Mul", ["drop", "huge"], "bias", "mask"),
+            node("MatMul", ["x", "w"], "h", "product"),
+            node("Add", ["h", "bias"], "s", "add"),
+            node("Sigmoid", ["s"], "y", "sigmoid"),
+        ],
+        [value("x", ["n", 4]), value("keep", ["n", 4])],
+        [value("y", ["n", 4])],
+        [constant("one", 1.0), constant("huge", -1e9), weight("w", 4, 4)],
+    )
+    model, groups = load(proto, tmp_path)
+    assert ("invert", "mask") in {group.nodes for group in groups}
+    pinned = pinned_by_hazards(find_hazards(GroupedModel(model, groups)))
+    assert [group.nodes for group in groups if group.id in pinned] == [("invert", "mask")]
