@@ -223,8 +223,12 @@ def state_warnings(now: GpuState, before: GpuState | None = None) -> tuple[str, 
 
 
 def foreign_gpu_processes() -> tuple[tuple[int, str], ...]:
-    """Compute processes on the GPUs other than this one, its parents and its children: (pid, name)."""
-    text = ask_nvidia_smi("--query-compute-apps=pid,process_name", "--format=csv,noheader")
+    """Compute processes on the visible GPUs other than this one, its parents and its children: (pid, name)."""
+    query = ["--query-compute-apps=pid,process_name", "--format=csv,noheader"]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if re.fullmatch(r"(\d+|GPU-[\w-]+)(,(\d+|GPU-[\w-]+))*", visible):
+        query.append(f"--id={visible}")  # Who uses another GPU, such as another worker, disturbs nothing.
+    text = ask_nvidia_smi(*query)
     import psutil  # type: ignore[import-untyped]
 
     listed = parse_processes(text or "")

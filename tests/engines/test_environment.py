@@ -117,3 +117,16 @@ def test_a_driver_that_fails_is_no_gpu(tmp_path: Path, monkeypatch: pytest.Monke
     fake_nvidia_smi(tmp_path, "sys.exit(9)", monkeypatch)
     assert read_gpus() == ()
     assert foreign_gpu_processes() == ()
+
+
+@pytest.mark.parametrize(
+    ("visible", "asked"), [("1", ["--id=1"]), ("GPU-3f", ["--id=GPU-3f"]), ("", []), ("MIG-1", [])]
+)
+def test_who_uses_a_gpu_that_is_not_visible_is_not_asked_for(
+    monkeypatch: pytest.MonkeyPatch, visible: str, asked: list[str]
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr("mptune.engines.environment.ask_nvidia_smi", lambda *query: seen.extend(query))
+    assert foreign_gpu_processes() == ()
+    assert [option for option in seen if option.startswith("--id")] == asked
