@@ -174,3 +174,15 @@ def test_the_readme_has_one_table_of_measurements() -> None:
     """The others are in ``benchmarks/README.md``: figures that stand twice come to differ."""
     tables = re.findall(r"(?:^\|.*\n)+", read("README.md"), re.MULTILINE)
     assert len([table for table in tables if re.search(r"\| ms \||\d\.\d{3} \|", table)]) == 1
+
+
+def test_the_unit_and_the_job_of_the_overnight_section_name_options_that_exist() -> None:
+    section = read("README.md").partition("## Overnight and on many machines")[2].partition("\n## ")[0]
+    pattern = r"\bmptune (search|worker|export) (.*)"
+    calls = [call for line in section.splitlines() for call in re.findall(pattern, line)]
+        call for line in section.splitlines() for call in re.findall(r"\bmptune (search|worker|export) (.*)", line)
+    ]
+    assert {command for command, _ in calls} == {"search", "worker", "export"}
+    for command, arguments in calls:
+        for option in re.findall(r"(?<=\s)--[a-z-]+", arguments.partition("#")[0]):
+            assert option in options_of(command), f"mptune {command} has no {option}"
