@@ -21,13 +21,14 @@ _MOSTLY_VANISHING_SHARE = 0.5
 _LIMITS = frozenset({"Where", "Clip", "Min", "Max"})
 """An infinite constant means something to these. Not to a product: 0 * -inf is NaN, so (1 - mask) * -1e9 fails."""
 _SUMS = frozenset({"Add", "Sub"})
-_MASKED = frozenset({"Softmax", "LogSoftmax", "Exp", "ArgMax", "TopK", "ReduceMax", "Max", "Sigmoid"})
+ANSWERS_INFINITY = frozenset({"Softmax", "LogSoftmax", "Exp", "ArgMax", "TopK", "ReduceMax", "Max", "Sigmoid"})
 """What -inf is an answer to, so that an added mask may become one."""
 _BEFORE_MASKED = frozenset({"Add", "Sub", "Where", "Reshape", "Transpose", "Cast", "Identity", "Unsqueeze", "Squeeze"})
 _GUARDS = frozenset({"Add", "Max", "Clip", "Sub"})
 _BEFORE_DIVISION = frozenset({"Sqrt", "Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Expand", "Mul"})
 _UNDEFINED_AT_ZERO = frozenset({"Reciprocal", "Log"})
 _MAX_STEPS = 32
+LIMIT_CURE = "a limit may stay infinite, but a row that is masked everywhere gives NaN: use -1e4 for masks"
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,7 @@ def _overflow(place: _Place, reason: str, harmless: bool, code: str | None) -> H
     if not harmless:
         cure = f"{KEPT}; scale the value at export to free it"
         return Hazard("error", "overflow", *place.arguments, reason, cure, code, evidence)
-    cure = "a limit may stay infinite, but a row that is masked everywhere gives NaN: use -1e4 for masks"
-    return Hazard("warning", "overflow", *place.arguments, reason, cure, code, evidence)
+    return Hazard("warning", "overflow", *place.arguments, reason, LIMIT_CURE, code, evidence)
 
 
 def _overflow_reason(rounding: Rounding) -> str:
@@ -131,7 +131,7 @@ def _overflow_code(look: Lookup, readers: Sequence[Node], harmless: bool) -> str
     is_mask = all(
         node.op_type == "Mul"
         and any(reader.op_type in _SUMS for reader in look.readers(node.outputs[0]))
-        and _comes_to_softmax(look, node)
+        and comes_to_softmax(look, node)
         for node in readers
     )
     return "mask" if readers and is_mask else "overflow"
@@ -141,7 +141,7 @@ def _may_be_infinite(look: Lookup, node: Node) -> bool:
     """Whether a node makes a limit or a mask of a constant: clips at it, chooses it, or adds it before a softmax."""
     if node.op_type in _LIMITS:
         return True
-    return node.op_type in _SUMS and _comes_to_softmax(look, node)
+    return node.op_type in _SUMS and comes_to_softmax(look, node)
 
 
 def _guards_division(look: Lookup, node: Node) -> bool:
@@ -159,8 +159,9 @@ def _guards_division(look: Lookup, node: Node) -> bool:
     return _reaches(look, node, divides, _BEFORE_DIVISION)
 
 
-def _comes_to_softmax(look: Lookup, node: Node) -> bool:
-    return _reaches(look, node, lambda reader, _: reader.op_type in _MASKED, _BEFORE_MASKED)
+def comes_to_softmax(look: Lookup, node: Node) -> bool:
+    """Whether a node's result comes to a softmax or the like, through what masks pass only."""
+    return _reaches(look, node, lambda reader, _: reader.op_type in ANSWERS_INFINITY, _BEFORE_MASKED)
 
 
 def _reaches(look: Lookup, node: Node, is_wanted: Callable[[Node, str], bool], between: frozenset[str]) -> bool:

@@ -13,8 +13,9 @@ from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.grouping.patterns import find_patterns
-from mptune.graph.hazards.constants import constant_hazards, fill_hazards
+from mptune.graph.hazards.constants import LIMIT_CURE, constant_hazards, fill_hazards
 from mptune.graph.hazards.hazard import FP16_MAX, FP16_NORMAL, FP16_TINY, KEPT, Hazard, group_of, readers_in_fp16
+from mptune.graph.hazards.masks import MaskValues
 from mptune.graph.hazards.structural import broadcast_hazards, epsilon_hazards, int64_hazards, norm_hazards
 from mptune.graph.plan import Precision
 from mptune.graph.writing.weights import Rounding
@@ -41,8 +42,9 @@ def find_hazards(
     types, look, ranges = ValueTypes(grouped), Lookup(model), ranges or {}
     found = constant_hazards(types, look, {r.tensor: r for r in roundings if r.precision is Precision.FP16})
     found += fill_hazards(types, look)
+    masks = MaskValues(look, ranges)
     for tensor, absmax in ranges.items():
-        found += _range_hazards(types, tensor, absmax)
+        found += _range_hazards(types, masks, tensor, absmax)
     found += norm_hazards(types, find_patterns(model, look), ranges)
     found += epsilon_hazards(types)
     found += broadcast_hazards(types, look)
@@ -50,7 +52,7 @@ def find_hazards(
     return tuple(sorted(found, key=lambda h: (SEVERITIES.index(h.severity), h.group or "~", h.kind, h.tensor)))
 
 
-def _range_hazards(types: ValueTypes, tensor: str, absmax: float) -> list[Hazard]:
+def _range_hazards(types: ValueTypes, masks: MaskValues, tensor: str, absmax: float) -> list[Hazard]:
     """Values that were seen near or beyond FP16's ends, for every group that would hold them in FP16."""
     if absmax > FP16_MAX:
         severity: Severity = "error"
@@ -75,12 +77,17 @@ def _range_hazards(types: ValueTypes, tensor: str, absmax: float) -> list[Hazard
     found, seen = [], set()
     for node in touching:
         group = group_of(types, node)
-        if group is None or group.id in seen:
+        is_mask = absmax > FP16_MAX and masks.may_be_infinite(node, tensor)
+        if group is None or (group.id, is_mask) in seen:
             continue
-        seen.add(group.id)
+        seen.add((group.id, is_mask))
         code = "overflow" if absmax > FP16_MAX else None
         evidence = {"absmax": absmax, "fp16_max": FP16_MAX}
-        found.append(Hazard(severity, kind, group.id, node.name, tensor, absmax, reason, cure, code, evidence))
+        place = (kind, group.id, node.name, tensor, absmax, reason)
+        if is_mask:
+            found.append(Hazard("warning", *place, LIMIT_CURE, None, evidence))
+        else:
+            found.append(Hazard(severity, *place, cure, code, evidence))
     return found
 
 

@@ -229,3 +229,40 @@ def test_observing_counts_what_is_not_finite(tmp_path: Path) -> None:
     tap = taps[-1]
     assert out[tap.non_finite] == 2
     assert out[tap.absmax] == pytest.approx(np.log(2))
+
+
+def _masked_attention(folder: Path, keep: str) -> tuple[Model, dict[str, float]]:
+    """An attention core whose mask a Where chooses, with what FP32 shows of its values."""
+    proto = models.attention(-1e9)
+    graph = proto.graph
+    for k in reversed(range(len(graph.node))):
+        if graph.node[k].name in ("/mask/Cast", "/mask/Sub", "/mask/Mul"):
+            del graph.node[k]
+    graph.node.insert(0, node("Where", [keep, "none", "lowest"], "bias", "/mask/Where"))
+    graph.initializer.extend([constant("none", 0.0), constant("lowest", np.finfo(np.float32).min)])
+    lowest = -float(np.finfo(np.float32).min)
+    return load_model(models.save(proto, folder)), {"bias": lowest, "masked": lowest, "scaled": 3.0, "scores": 9.0}
+
+
+def test_a_finite_mask_seen_on_data_pins_no_attention_core(tmp_path: Path) -> None:
+    model, ranges = _masked_attention(tmp_path, "keep")
+    grouped = GroupedModel(model, find_groups(model))
+    found = find_hazards(grouped, ranges)
+    assert pinned_by_hazards(found) == {}
+    assert {h.tensor for h in found if h.kind == "range"} == {"bias", "masked"}
+    assert {h.severity for h in found} == {"warning"}
+
+
+def test_scores_beyond_fp16_pin_the_attention_core_beside_a_mask(tmp_path: Path) -> None:
+    model, ranges = _masked_attention(tmp_path, "keep")
+    groups = find_groups(model)
+    pinned = pinned_by_hazards(find_hazards(GroupedModel(model, groups), {**ranges, "scaled": 7e4}))
+    assert pinned.keys() == {g.id for g in groups if g.kind == "attention"}
+
+
+def test_large_values_that_are_not_added_before_a_softmax_pin_their_group(tmp_path: Path) -> None:
+    nodes = [node("Where", ["keep", "x", "lowest"], "a", "choose"), node("MatMul", ["a", "w"], "y", "product")]
+    inputs = [value("x", [4, 4]), value("keep", [4, 4], TensorProto.BOOL)]
+    proto = models.model(nodes, inputs, [value("y", [4, 4])], [constant("lowest", -1e9), weight("w", 4, 4)])
+    _, found = hazards(proto, tmp_path, ranges={"a": 1e9})
+    assert ("error", "product") in {(h.severity, h.node) for h in found}
