@@ -5,7 +5,7 @@
 
 Each run is a search of a small model, which is killed with SIGKILL at random moments (the parent,
 its worker, or both; at least once while the front is confirmed) and started again until it ends by itself. A fault
-meets 20 % of the jobs (``benchmarks.chaos_session.FAULTS``); none is any plan's doing. All is drawn from the number of
+meets 20 % of the jobs (``benchmarks.chaos_jobs.FAULTS``); none is any plan's doing. All is drawn from the number of
 the run. Wanted: nothing lost, repeated, dropped, hung or left, and in every run at least 0.99 of the median hypervolume
 of undisturbed searches. That is judged with the fake toolchain alone, where latencies are exact to 1e-4.
 
@@ -300,7 +300,7 @@ class Run:
         tally.lost = sum(earlier.missing_in(later) for earlier, later in pairwise([*self._known, known]))
         lines = self.lines()
         tally.faults = sum(state == "failed" for _, state, _, _ in lines)
-        tally.repeated = sum(_repeated(lines, known, self._killed).values())
+        tally.repeated = sum(repeated(lines, known, self._killed).values())
         tally.dropped = known.failed
         if front is None:
             tally.lost += self._options.budget
@@ -316,7 +316,7 @@ class Run:
         )
 
 
-def _repeated(
+def repeated(
     lines: Sequence[tuple[int, str, str, str]], known: Known, killed: Sequence[int]
 ) -> dict[tuple[str, str], int]:
     """Measurements beyond those that the record holds, by plan and samples; less those in flight at kills."""

@@ -10,9 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -20,22 +18,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
 
+from benchmarks.chaos_jobs import FAULTS, Busy, Faulty
 from mptune import api
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import (
-    EngineError,
     Failure,
-    FailureKind,
     Measurement,
     ReferenceReport,
     SampleSet,
-    Stage,
     TensorRange,
     Toolchain,
 )
 from mptune.engines.timing.session_timing import SessionTiming
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
-from mptune.engines.worker.child import Job, WorkerState
+from mptune.engines.worker.child import Job
 from mptune.engines.worker.parent import Worker
 from mptune.engines.workload import Workload
 from mptune.errors import MptuneError
@@ -46,17 +42,6 @@ from mptune.tuning.listener import Silent
 from tests.fakes import FakeToolchain, Law
 
 T = TypeVar("T")
-
-FAULTS = {
-    "crash": 4,
-    "crash with the result ready": 3,
-    "killed": 3,
-    "out of memory": 2,
-    "device lost": 2,
-    "disk full": 1,
-    "hang": 1,
-}
-"""What goes wrong in a job that meets a fault, with relative frequencies. None of it is the plan's doing."""
 
 
 @dataclass(frozen=True)
@@ -93,46 +78,6 @@ class Session:
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))
-
-
-@dataclass(frozen=True)
-class Faulty:
-    """A job that meets a fault: before it begins, or when its result is ready."""
-
-    job: Job[Any]
-    fault: str
-
-    def run(self, state: WorkerState) -> Any:
-        if self.fault == "crash with the result ready":
-            self.job.run(state)
-        state.enter(Stage.RUN)
-        if self.fault.startswith("crash"):
-            signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # no dump of the stacks
-            os.kill(os.getpid(), signal.SIGSEGV)
-        if self.fault == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self.fault == "out of memory":
-            raise MemoryError
-        if self.fault == "device lost":
-            raise EngineError(FailureKind.DEVICE_LOST, "the device fell off the bus")
-        if self.fault == "disk full":
-            raise EngineError(FailureKind.DISK_FULL, "no space left on device")
-        while True:
-            time.sleep(3600)
-
-
-@dataclass(frozen=True)
-class Busy:
-    """Reads the file that it was given, and takes its time."""
-
-    path: Path
-    seconds: float
-
-    def run(self, state: WorkerState) -> None:
-        state.enter(Stage.RUN)
-        if not self.path.stat().st_size:
-            raise EngineError(FailureKind.INVALID_MODEL, "the model is empty")
-        time.sleep(self.seconds)
 
 
 class Diary:
