@@ -450,7 +450,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = ("faults", "lost", "repeated", "dropped", "hangs", "orphans", "unconfirmed")
     sums = {name: sum(getattr(tally, name) for tally in tallies) for name in names}
     sums |= {name: sum(len(getattr(tally, name)) for tally in tallies) for name in ("left", "gave_up")}
-    least = min(tally.hypervolume for tally in tallies) / median
+    least = min(tally.hypervolume for tally in tallies) / median if median else float("nan")
     words = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in sums.items())
     print(f"{len(tallies)} runs, kills: {dict(kills)}, {words}")
     print(f"least hypervolume: {least:.4f} of the undisturbed median; below {GOAL}: {short or 'none'}")
