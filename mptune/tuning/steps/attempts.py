@@ -59,23 +59,31 @@ def in_fresh_processes(
     toolchain: Toolchain,
     listener: Listener,
     what: str,
+    *,
+    crashes: bool = True,
 ) -> T | Failure:
-    """Run a job of a toolchain, and again in a fresh process where its failure does not show whose fault it is.
+    """Run a job of a toolchain, and again in a fresh process where its failure may not be its own fault.
 
     Args:
         job: calls the toolchain.
         toolchain: is restarted before each further attempt.
         listener: receives a warning before each further attempt.
         what: is attempted, for the warning: "taking the reference".
+        crashes: try again after a crash, a timeout or lack of memory, too; else after a fault of the machine alone.
 
     Returns:
-        The result, or the failure of the last attempt.
+        The result, or the failure of the last attempt, which is no fault of the machine.
+
+    Raises:
+        RunError: the machine failed at the last attempt.
     """
     for attempt in range(1, _FP32_ATTEMPTS + 1):
         result = job()
-        if not isinstance(result, Failure) or not result.is_inconclusive:
+        if not isinstance(result, Failure) or not (result.is_machine_fault or (crashes and result.is_inconclusive)):
             return result
         if attempt == (ATTEMPTS if result.kind is FailureKind.TIMEOUT else _FP32_ATTEMPTS):
+            if result.is_machine_fault:
+                raise machine_error(result, attempt)
             return result
         listener.warning(f"{what} failed ({describe(result)}): trying again in a fresh process")
         toolchain.restart()

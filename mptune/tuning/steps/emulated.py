@@ -15,7 +15,6 @@ from mptune.errors import RunError
 from mptune.files import write_json
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.evaluation import EmulatedError
-from mptune.tuning.failures import machine_error
 from mptune.tuning.listener import Listener
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.attempts import in_fresh_processes
@@ -138,18 +137,15 @@ def emulate_plans(
     One that crashes alone is emulated again in fresh processes first.
 
     Raises:
-        RunError: the machine failed.
+        RunError: the machine failed again and again.
     """
-    if len(plans) > 1:
-        result = toolchain.emulate(plans)
-    else:
-        what = f"emulating plan {plans[0].fingerprint}"
-        result = in_fresh_processes(lambda: toolchain.emulate(plans), toolchain, listener, what)
+    # Of several, one may crash: they are emulated one by one then.
+    alone = len(plans) == 1
+    what = f"emulating {f'plan {plans[0].fingerprint}' if alone else 'plans'}"
+    result = in_fresh_processes(lambda: toolchain.emulate(plans), toolchain, listener, what, crashes=alone)
     if not isinstance(result, Failure):
         return [_emulated(error, metric) for error in result]
-    if result.is_machine_fault:
-        raise machine_error(result, 1)
-    if len(plans) == 1:
+    if alone:
         return [_FAILED]
     return [error for plan in plans for error in emulate_plans(toolchain, [plan], metric, listener)]
 

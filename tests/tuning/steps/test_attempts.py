@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mptune.engines.base import Failure, FailureKind, Stage
+from mptune.data.metrics.accuracy import OutputError
+from mptune.engines.base import Failure, FailureKind, ReferenceReport, SampleSet, Stage, TensorRange
 from mptune.errors import BaselineError, RunError
+from mptune.graph.plan import PrecisionPlan
 from mptune.tuning.failures import did_not_run
 from mptune.tuning.front import pareto
 from mptune.tuning.space import SearchSpace
@@ -135,3 +138,53 @@ def test_a_kill_while_all_fp32_is_measured_ends_nothing(open_record: OpenRecord,
     record = open_record()
     make_tuner(record, space, FakeToolchain(Law(space.free), killed={0, 1, 2})).run()
     assert record.spent == 12
+
+
+class FaultyToolchain(FakeToolchain):
+    """The device is lost in some jobs that are no evaluations, which are counted from 0."""
+
+    lost: frozenset[int] = frozenset()
+    asked = 0
+
+    def reference(self, which: SampleSet) -> ReferenceReport | Failure:
+        return self._lose() or super().reference(which)
+
+    def observe(self) -> Mapping[str, TensorRange] | Failure:
+        return self._lose() or super().observe()
+
+    def emulate(self, plans: Sequence[PrecisionPlan]) -> tuple[OutputError, ...] | Failure:
+        return self._lose() or super().emulate(plans)
+
+    def _lose(self) -> Failure | None:
+        number, self.asked = self.asked, self.asked + 1
+        return Failure(Stage.RUN, FailureKind.DEVICE_LOST, "the device is gone") if number in self.lost else None
+
+
+def make_faulty(space: SearchSpace, *lost: int) -> FaultyToolchain:
+    toolchain = FaultyToolchain(Law(space.free))
+    toolchain.lost = frozenset(lost)
+    return toolchain
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_fault_of_the_machine_during_the_reference_or_the_ranges_ends_nothing(
+    space: SearchSpace, number: int
+) -> None:
+    diary = Diary()
+    observe(make_faulty(space, number), diary)
+    (warning,) = diary.warnings
+    assert "the device is gone" in warning
+    assert "again" in warning
+
+
+def test_a_reference_that_only_the_machine_prevents_is_not_the_models_fault(space: SearchSpace) -> None:
+    with pytest.raises(RunError, match="the machine failed 4 times in a row: device lost") as caught:
+        observe(make_faulty(space, *range(9)), Diary())
+    assert "resumes" in caught.value.hint
+
+
+def test_a_fault_of_the_machine_during_emulation_ends_nothing(space: SearchSpace, tmp_path: Path) -> None:
+    toolchain, diary = make_faulty(space, 0), Diary()
+    found = find_sensitivity(space, toolchain, "relative_l2", tmp_path / "s.json", diary)
+    assert found.errors == {g: pytest.approx(e, rel=1e-3) for g, e in toolchain.law.errors.items()}
+    assert len(set(toolchain.emulated)) == len(toolchain.emulated), "the same job again, not one plan after the other"
