@@ -15,8 +15,8 @@ from optuna.trial import FrozenTrial
 
 from mptune.engines.timing.latency import Latency
 from mptune.graph.grouping.groups import LayerGroup
-from mptune.tuning.evaluation import ORIGIN_SAMPLER, Origin
-from mptune.tuning.sampler.trials import JSON_MARK
+from mptune.tuning.evaluation import ORIGIN_SAMPLER, Evaluation, Origin
+from mptune.tuning.sampler.trials import JSON_MARK, TIMING_ATTR
 
 EVALUATION = f"{JSON_MARK}evaluation"
 FAILURE = f"{JSON_MARK}failure"
@@ -73,6 +73,25 @@ def timing_to_json(latency: Latency, group_ms: Mapping[str, float] | None) -> di
     if group_ms is not None:
         timing["group_ms"] = {name: round(ms, 6) for name, ms in group_ms.items()}
     return timing
+
+
+def evaluation_attrs(evaluation: Evaluation, group_ms: Mapping[str, float] | None, faults: int) -> dict[str, Any]:
+    """The attributes that hold an evaluation, the evaluation itself last: with it all of them are there.
+
+    Args:
+        evaluation: of the trial's plan.
+        group_ms: as in ``timing_to_json``.
+        faults: how often the plan failed before, which was not its fault.
+    """
+    attrs: dict[str, Any] = {}
+    if timing := timing_to_json(evaluation.latency, group_ms):
+        attrs[TIMING_ATTR] = timing
+    if faults:
+        attrs[FAULTS] = faults
+    attrs["speedup"] = round(evaluation.speedup, 4)
+    attrs["FP16 groups"] = len(evaluation.plan.fp16_groups)
+    attrs[EVALUATION] = evaluation.to_json()
+    return attrs
 
 
 def by_group(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,15 +29,14 @@ from mptune.tuning.record.attributes import (
     FAILED_BEFORE,
     FAILURE,
     FAULT,
-    FAULTS,
     OWNER,
     ParameterNames,
     by_group,
+    evaluation_attrs,
     note_key,
     origin_of,
     read_json,
     read_notes,
-    timing_to_json,
 )
 from mptune.tuning.record.faults import settled
 from mptune.tuning.record.owner import Heartbeats, is_dead
@@ -50,7 +49,6 @@ from mptune.tuning.sampler.stock import derive_seed
 from mptune.tuning.sampler.trials import (
     FAILURE_ATTR,
     PLAN_ATTR,
-    TIMING_ATTR,
     ehvi_of,
     read_built_plans,
     set_feasible,
@@ -233,6 +231,8 @@ class StudyRecord:
         evaluation: Evaluation,
         group_times_ms: Mapping[str, float] | None = None,
         faults: int = 0,
+        *,
+        is_final: bool = True,
     ) -> None:
         """Record an evaluation: COMPLETE where it is finite, else PRUNED with its constraint violated.
 
@@ -241,20 +241,18 @@ class StudyRecord:
             evaluation: of it.
             group_times_ms: what its groups take by the engine's own profiler, for the sampler.
             faults: how often it failed before, which was not its fault.
+            is_final: else the trial still runs, and is finished with this evaluation if the process dies.
         """
+        times = group_times_ms or {}
+        named = {self._names.of(group): times[group] for group in self._space.free if group in times}
+        attrs = evaluation_attrs(evaluation, None if group_times_ms is None else named, faults)
         with self._finishing(), batch(self._storage):
             set_feasible(proposal.trial, evaluation.is_finite)
-            free, times_ms = self._space.free, group_times_ms or {}
-            group_ms = {self._names.of(group): times_ms[group] for group in free if group in times_ms}
-            if timing := timing_to_json(evaluation.latency, None if group_times_ms is None else group_ms):
-                proposal.trial.set_user_attr(TIMING_ATTR, timing)
-            if faults:
-                proposal.trial.set_user_attr(FAULTS, faults)
-            proposal.trial.set_user_attr("speedup", round(evaluation.speedup, 4))
-            proposal.trial.set_user_attr("FP16 groups", len(evaluation.plan.fp16_groups))
-            proposal.trial.set_user_attr(EVALUATION, evaluation.to_json())
-        with self._finishing():
-            self._finish(proposal.number, evaluation)
+            for name, value in attrs.items():
+                proposal.trial.set_user_attr(name, value)
+        if is_final:
+            with self._finishing():
+                self._finish(proposal.number, evaluation)
 
     def tell_failure(self, proposal: Proposal, failure: Failure, attempts: int = 1) -> None:
         """Record a plan that failed through its own fault, in so many attempts: PRUNED, its constraint violated."""

@@ -50,7 +50,9 @@ _OLD_NAMES = {TIMING_ATTR: "measured", EHVI_ATTR: "promise", EMULATED_ATTR: "emu
 
 
 def set_feasible(trial: Trial, is_feasible: bool) -> None:
-    """Write whether the plan built and its outputs are finite, as the samplers read it; call it before ``tell``."""
+    """Write once whether the plan built and its outputs are finite, as the samplers read it; before ``tell``."""
+    if CONSTRAINT_ATTR in trial.user_attrs:
+        return
     violation = 0.0 if is_feasible else 1.0
     trial.set_user_attr(CONSTRAINT_ATTR, violation)
     if HAS_TRIAL_CONSTRAINTS:

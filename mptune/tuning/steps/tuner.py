@@ -25,7 +25,7 @@ from mptune.tuning.record.proposal import Proposal
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import Sessions, anchored, keep_reopened
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.attempts import Attempts
+from mptune.tuning.steps.attempts import ATTEMPTS, Attempts
 from mptune.tuning.steps.baseline import check_baseline, check_objective
 from mptune.tuning.steps.limits import Limit, Limits
 
@@ -113,7 +113,7 @@ class Tuner:
         self._emulated = emulated
         self._limits = limits
         self._vain = 0
-        self._can_reopen = True
+        self._failed_to_reopen = 0
         self._attempts = Attempts(record, toolchain, listener)
 
     def run(self) -> Stop:
@@ -130,7 +130,7 @@ class Tuner:
         limits, failures = self._limits or Limits(self._settings, clock=self._clock), len(self._record.failures())
         self._record.heal(stale_after_s=self._longest_trial_s())
         while True:
-            self._attempts.reconsider()
+            self._attempts.reconsider(is_over=self._record.spent >= self._settings.budget)
             if self._record.spent >= self._settings.budget:
                 return Stop.BUDGET
             limit = limits.reached()
@@ -276,9 +276,15 @@ class Tuner:
                 raise
             for text in warnings:
                 self._listener.warning(text)
+        reopened = self._to_reopen(proposal, measurement)
+        if reopened is not None:
+            # Reopening takes longer than what was measured, which is there already if this process is killed meanwhile.
+            evaluation = self._judged(proposal, measurement)
+            self._record.tell_evaluation(proposal, evaluation, measurement.group_times_ms, faults, is_final=False)
         try:
-            self._reopen(proposal, measurement)
-        finally:  # What was measured is written down, also after Ctrl-C.
+            if reopened is not None:
+                self._reopen(*reopened)
+        finally:  # What was measured is told, also after Ctrl-C.
             measurement = replace(measurement, latency=Sessions(self._record).corrected(measurement.latency))
             evaluation = self._judged(proposal, measurement)
             self._record.tell_evaluation(proposal, evaluation, measurement.group_times_ms, faults)
@@ -291,22 +297,25 @@ class Tuner:
     def _definition(self) -> str:
         return definition_of_metric(self._settings.metric, self._settings.metric_function)
 
-    def _reopen(self, proposal: Proposal, measurement: Measurement) -> None:
-        """Learn how far sessions of one plan differ: from the baselines, and from all-FP32 in each later worker."""
+    def _to_reopen(self, proposal: Proposal, measurement: Measurement) -> tuple[PrecisionPlan, int] | None:
+        """Which plan to open anew, and how often: the baselines, and all-FP32 in each later worker."""
         session = measurement.latency.session
-        if session is None or not self._can_reopen:
-            return
-        known = Sessions(self._record).reopened
+        if session is None or self._failed_to_reopen >= ATTEMPTS:  # Each try may cost the worker.
+            return None
         if proposal.origin in (ORIGIN_FP32, ORIGIN_FP16):
-            plan, count = proposal.plan, REOPENED
-        elif session.baseline not in known:
-            plan, count = self._space.seeds[0].plan, REOPENED_LATER if known else REOPENED
-        else:
-            return
+            return proposal.plan, REOPENED
+        known = Sessions(self._record).reopened
+        if session.baseline in known:
+            return None
+        return self._space.seeds[0].plan, REOPENED_LATER if known else REOPENED
+
+    def _reopen(self, plan: PrecisionPlan, count: int) -> None:
+        """Learn how far sessions of one plan differ."""
         timings = self._toolchain.reopen(plan, count)
         if isinstance(timings, Failure):
-            self._can_reopen = False  # Each try may cost the worker.
-            self._listener.warning(f"how far sessions differ was not measured: {describe(timings)}")
+            self._failed_to_reopen += 1
+            if self._failed_to_reopen == ATTEMPTS:
+                self._listener.warning(f"how far sessions differ was not measured: {describe(timings)}")
         else:
             keep_reopened(self._record, plan, timings)
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.timing.latency import Latency
+from mptune.engines.timing.session_timing import SessionTiming
+from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.tuning.fronts.dominance import faster_beyond_noise
+from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import Sessions
 from mptune.tuning.sampler.trials import timing_of
 from mptune.tuning.space import SearchSpace
@@ -144,3 +148,51 @@ def test_ctrl_c_while_reopening_loses_no_evaluation(open_record: OpenRecord, spa
         Tuner(record, space, Interrupted(Law(space.free)), SETTINGS, Diary()).run()
     assert record.spent == 1
     assert record.baseline() is not None
+
+
+class KilledWhileReopening(FakeToolchain):
+    """This process ends without a word while sessions are opened anew; what it measured by then stays measured."""
+
+    def reopen(self, plan: object, count: int) -> Failure:
+        raise SystemExit
+
+    def close(self) -> None:
+        """Nothing is tidied up."""
+
+
+def test_a_kill_while_reopening_loses_no_evaluation(open_record: OpenRecord, space: SearchSpace) -> None:
+    record = open_record()
+    killed = KilledWhileReopening(Law(space.free))
+    told = mock.patch.object(StudyRecord, "_finish", side_effect=SystemExit)
+    with told, pytest.raises(SystemExit):
+        Tuner(record, space, killed, SETTINGS, Diary()).run()
+    assert record.spent == 0
+    record, again = open_record(), FakeToolchain(Law(space.free))
+    again.restarts = 1
+    Tuner(record, space, again, SETTINGS, Diary()).run()
+    fp32 = space.seeds[0].plan.fingerprint
+    assert killed.built == [fp32]
+    assert fp32 not in again.built, "it was written down before its sessions were opened anew"
+    assert record.spent == SETTINGS.budget
+    assert len(again.reopened) == REOPENED, "which the next evaluation makes up for"
+
+
+class FailsOnceToReopen(FakeToolchain):
+    """The worker is killed from outside when sessions are first opened anew."""
+
+    tries = 0
+
+    def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
+        self.tries += 1
+        if self.tries == 1:
+            return Failure(Stage.TIME, FailureKind.CRASH, "killed by SIGKILL")
+        return super().reopen(plan, count)
+
+
+def test_one_kill_while_reopening_does_not_leave_the_spread_unknown(
+    open_record: OpenRecord, space: SearchSpace
+) -> None:
+    record, diary = open_record(), Diary()
+    Tuner(record, space, FailsOnceToReopen(Law(space.free)), SETTINGS, diary).run()
+    assert Sessions(record).spread.sd is not None
+    assert not [text for text in diary.warnings if "how far sessions differ" in text]
