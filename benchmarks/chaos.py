@@ -36,7 +36,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -461,7 +461,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "undisturbed": rounded(median),
         "least": rounded(least),
     }
-    save(options.json, {**found, "runs": [asdict(tally) for tally in tallies]})
+    runs = [{**vars(tally), "kills": dict(tally.kills)} for tally in tallies]
+    save(options.json, {**found, "runs": runs})
     return 0 if all(tally.is_sound for tally in tallies) and not short else 1
 
 
