@@ -346,7 +346,8 @@ class Tuner:
                 self._record.release(proposal)
                 raise
         self._record.tell_failure(proposal, failure, max(1, attempts))
-        self._listener.failed(proposal.plan, proposal.origin, failure, self._record.spent, self._settings.budget)
+        if not proposal.failures:  # else the listener knows it
+            self._listener.failed(proposal.plan, proposal.origin, failure, self._record.spent, self._settings.budget)
 
     def _machine_fault(self, proposal: Proposal, failure: Failure) -> None:
         attempt, retries = proposal.attempt + 1, self._settings.worker.retries
