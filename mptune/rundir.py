@@ -89,7 +89,7 @@ class RunDirectory:
             document = json.loads(self.run_json.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise RunError(f"{self.run_json} cannot be read: {error}", FRESH_HINT) from None
         return parse_run_file(document, self.run_json)
 
@@ -268,6 +268,19 @@ def has_workers(run: RunDirectory) -> bool:
         except BlockingIOError:
             return True
     return False
+
+
+def repair_run(path: Path) -> Path | None:
+    """Set damaged lines of a run's journal aside; what is kept of the untouched file, None where nothing is damaged.
+
+    Raises:
+        RunError: it is no run directory, is in use, or cannot be written.
+    """
+    from mptune.tuning.record.damage import set_damage_aside
+
+    run, _ = read_run(path)
+    with open_run(path):
+        return set_damage_aside(run.journal) if run.journal.exists() else None
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +48,8 @@ def explain(error: BaseException) -> Complaint:
         return explain(disk_error(error, Path(error.filename) if error.filename else None))
     if isinstance(error, PermissionError):
         return Complaint(f"not permitted: {error.filename}", "check who owns it, or give another path")
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return Complaint(f"a path is too long for this system: {error.filename}", "give a shorter one")
     words = " ".join(str(error).split())
     return Complaint(
         f"unexpected {type(error).__name__}{': ' if words else ''}{words}",

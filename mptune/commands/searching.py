@@ -17,6 +17,7 @@ from mptune.commands.common import (
     RunArgument,
     StorageOption,
     at_most_one,
+    complain,
     finish,
     guarded,
     interrupted,
@@ -240,6 +241,9 @@ def report(
     explain: Annotated[
         bool, typer.Option("--explain", help="Show what each group costs and gains, and why groups stay FP32.")
     ] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="First set damaged lines of the record aside, and keep the rest.")
+    ] = False,
     storage: StorageOption = None,
     json_: JsonOption = False,
 ) -> None:
@@ -253,6 +257,11 @@ def report(
     """
     from mptune import api
 
+    if repair:
+        from mptune.rundir import repair_run
+
+        copy = repair_run(run)
+        complain("nothing in the journal is damaged" if copy is None else f"the journal as it was is {copy} now")
     front = api.report(run, storage=storage)
     if not explain:
         finish(front, json_)

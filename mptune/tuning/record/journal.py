@@ -98,5 +98,5 @@ def _read(file: BinaryIO, start: int, end: int) -> bytes:
 def _is_record(line: bytes) -> bool:
     try:
         return isinstance(json.loads(line), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False

@@ -13,6 +13,7 @@ from mptune.errors import RunError
 from mptune.files import RESUME_HINT, disk_error
 from mptune.tuning.record.backends.journal_storage import BatchedStorage
 from mptune.tuning.record.backends.patience import PatientStorage
+from mptune.tuning.record.damage import refuse_damage
 from mptune.tuning.record.journal import remove_stale_locks, repair_journal
 from mptune.tuning.record.storage_urls import scheme_of, without_secrets, without_secrets_of
 
@@ -38,7 +39,11 @@ def open_storage(url: str | None, journal: Path, *, repair: bool = True) -> tupl
         remove_stale_locks(journal)
         copy = repair_journal(journal)
     with storing(str(journal)):
-        storage = BatchedStorage(journal)
+        try:
+            storage = BatchedStorage(journal)
+        except (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError):
+            refuse_damage(journal)
+            raise
     if copy is None:
         return storage, None
     return storage, f"the last record of {journal.name} was torn and has been cut off; the old file is {copy.name}"

@@ -1,0 +1,113 @@
+"""Damage in the middle of a journal: which lines cannot be read, and a journal without them.
+
+A line is one operation. Those on trials name the trial by its number, which is how many were created before it. So
+where the line that is lost created a trial, an empty one takes its place: otherwise all later operations would be
+taken for those of other trials.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mptune.errors import RunError
+from mptune.files import write_bytes, writing
+from mptune.tuning.record.backends.folding import Operation
+
+_NUMBERS = frozenset(range(11))  # Optuna's operations
+
+
+def refuse_damage(journal: Path) -> None:
+    """Raise what is wrong with a journal that cannot be read.
+
+    Raises:
+        RunError: naming the first damaged line, and the command that sets the damaged lines aside.
+    """
+    lines = damaged_lines(journal)
+    if not lines:
+        raise RunError(f"{journal} cannot be read, though every line of it can", "copy the run directory again")
+    more = f", and {len(lines) - 1} more are" if len(lines) > 1 else " is"
+    raise RunError(
+        f"line {lines[0]} of {journal}{more} damaged",
+        f"`mptune report {journal.parent} --repair` sets damaged lines aside and keeps the rest",
+    )
+
+
+def damaged_lines(journal: Path) -> tuple[int, ...]:
+    """The numbers of the lines, from 1, that hold no operation. A last line without an end is being written.
+
+    Raises:
+        RunError: the file cannot be read.
+    """
+    return tuple(number for number, _, record in _lines(journal) if record is None)
+
+
+def set_damage_aside(journal: Path) -> Path | None:
+    """Write a journal anew without its damaged lines. Only for the process that holds the run directory's lock.
+
+    Returns:
+        The copy of the untouched file that was kept, or None where nothing was damaged.
+
+    Raises:
+        RunError: the file cannot be read or written.
+    """
+    if not damaged_lines(journal):
+        return None
+    number = 1
+    while (copy := journal.with_name(f"{journal.name}.damaged-{number}")).exists():
+        number += 1
+    with writing(copy):
+        shutil.copyfile(journal, copy)
+    write_bytes(journal, _without_damage(journal))
+    return copy
+
+
+def _without_damage(journal: Path) -> list[bytes]:
+    kept: list[bytes] = []
+    created, gap, example = 0, 0, b""
+    for _, line, record in _lines(journal):
+        if record is None:
+            gap = len(kept)  # where a creation that turns out to be missing belongs
+            continue
+        if record["op_code"] == Operation.CREATE_TRIAL:
+            created += 1
+            example = example or _empty_trial(record)
+        missing = record.get("trial_id", 0) - created + 1 if record["op_code"] > Operation.CREATE_TRIAL else 0
+        if missing > 0 and example:
+            kept[gap:gap] = [example] * missing
+            created += missing
+        kept.append(line)
+    return kept
+
+
+def _empty_trial(record: dict[str, Any]) -> bytes:
+    """A line that creates a trial about which nothing is known."""
+    whole = {"op_code", "worker_id", "study_id", "datetime_start"}
+    empty = {name: value for name, value in record.items() if name in whole}
+    return json.dumps(empty, separators=(",", ":")).encode() + b"\n"
+
+
+def _lines(journal: Path) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:
+    """Number, line and operation, which is None where the line holds none."""
+    with writing(journal), journal.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.endswith(b"\n"):
+                yield number, line, _operation(line)
+
+
+def _operation(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or record.get("op_code") not in _NUMBERS:
+        return None
+    code = record["op_code"]
+    needed: dict[str, type] = {"worker_id": str}
+    needed |= {"trial_id": int} if Operation.CREATE_TRIAL < code < 10 else {}
+    needed |= {"study_id": int} if code in (Operation.CREATE_TRIAL, 2, 3) else {}
+    needed |= {"study_name": str} if code == Operation.CREATE_STUDY else {}
+    return record if all(isinstance(record.get(name), kind) for name, kind in needed.items()) else None

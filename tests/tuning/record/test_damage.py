@@ -1,0 +1,147 @@
+"""Damage in the middle of a journal is named, and set aside on request: the rest stays what it was."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mptune import api
+from mptune.cli import main
+from mptune.errors import MptuneError, RunError
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
+from mptune.tuning.record.damage import damaged_lines, set_damage_aside
+from mptune.tuning.record.study import read_study
+from tests.conftest import save_mlp
+from tests.fakes import FAST, FakeToolchain, Law
+
+RUN = Path("model.mptune")
+JOURNAL = RUN / "study.journal"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory, mlp_data: Path) -> Path:
+    """A folder with a model, data, and a run of eight plans."""
+    folder = tmp_path_factory.mktemp("base")
+    save_mlp(folder / "model.onnx")
+    shutil.copy(mlp_data, folder / "data.npz")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        search(8)
+    return folder
+
+
+def search(budget: int) -> None:
+    fake = FakeToolchain(Law([group.id for group in find_groups(load_model("model.onnx"))]))
+    api.search("model.onnx", data="data.npz", budget=budget, latency=FAST, open_toolchain=fake.open)
+
+
+@pytest.fixture
+def place(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it as the working directory."""
+    shutil.copytree(base, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+DAMAGE: list[Callable[[bytes], bytes]] = [
+    lambda line: bytes(len(line) - 1) + b"\n",
+    lambda line: line[: len(line) // 2] + b"\n",
+    lambda line: b"[" * 100_000 + b"\n",
+    lambda line: b"[1, 2]\n",
+    lambda line: b'{"op_code": 8}\n',
+    lambda line: b"\xff\xfe\n",
+]
+
+
+def spoil(number: int, damage: Callable[[bytes], bytes]) -> None:
+    lines = JOURNAL.read_bytes().splitlines(keepends=True)
+    lines[number - 1] = damage(lines[number - 1])
+    JOURNAL.write_bytes(b"".join(lines))
+
+
+def evaluations(journal: Path) -> dict[str, float]:
+    record = read_study(model_sha256="", name="model", metric="relative_l2", journal=journal)
+    return {e.plan.fingerprint: e.latency.median_ms for e in record.evaluations()}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_the_line_is_named_and_the_command_sets_it_aside(
+    place: Path, damage: Callable[[bytes], bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = JOURNAL.read_bytes()
+    spoil(len(before.splitlines()) // 2, damage)
+    spoiled = JOURNAL.read_bytes()
+    named = f"line {len(before.splitlines()) // 2} of {JOURNAL} is damaged"
+    with pytest.raises(RunError, match=named):
+        search(9)
+    assert main(["report", "model.mptune"]) == 1
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error == f"error: {named}"
+    assert "`mptune report model.mptune --repair`" in hint
+    assert JOURNAL.read_bytes() == spoiled, "nothing is changed unasked"
+    assert main(["report", "model.mptune", "--repair"]) == 0
+    assert Path("model.mptune/study.journal.damaged-1").read_bytes() == spoiled
+    assert not damaged_lines(JOURNAL)
+    search(9)
+    assert main(["report", "model.mptune", "--repair"]) == 0
+    assert "nothing in the journal is damaged" in capsys.readouterr().err
+
+
+def test_whichever_line_is_lost_the_others_keep_their_meaning(place: Path) -> None:
+    known = evaluations(JOURNAL)
+    whole = JOURNAL.read_bytes()
+    lines = len(whole.splitlines())
+    first = next(k for k, line in enumerate(whole.splitlines(), 1) if json.loads(line)["op_code"] == 4)
+    copy = Path("copy.journal")
+    lost = 0
+    for number in range(first, lines + 1):
+        JOURNAL.write_bytes(whole)
+        spoil(number, DAMAGE[0])
+        shutil.copy(JOURNAL, copy)
+        set_damage_aside(copy)
+        now = evaluations(copy)
+        assert now.items() <= known.items()
+        assert len(now) >= len(known) - 1
+        lost = max(lost, len(known) - len(now))
+    assert lost == 1
+
+
+def test_an_evaluation_that_is_none(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = JOURNAL.read_text()
+    assert '"latency":{' in text
+    JOURNAL.write_text(text.replace('"latency":{', '"latenzy":{', 1))
+    assert main(["report", "model.mptune"]) == 1
+    assert "cannot be read" in capsys.readouterr().err
+
+
+class TestRunJson:
+    def test_deep_nesting(self, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (RUN / "run.json").write_text("[" * 100_000)
+        assert main(["report", "model.mptune"]) == 1
+        assert "unexpected" not in capsys.readouterr().err
+
+    @pytest.mark.parametrize("odd", [None, 5, "x", [], {}, [1], {"a": 1}, True, 1e308])
+    def test_odd_types(self, place: Path, odd: object) -> None:
+        document = json.loads((RUN / "run.json").read_text())
+        sections = [(document, name) for name in document]
+        sections += [(inner, name) for inner in document.values() if isinstance(inner, dict) for name in inner]
+        sections += [(document["fixed_settings"]["latency"], name) for name in document["fixed_settings"]["latency"]]
+        for section, name in sections:
+            kept, section[name] = section[name], odd
+            (RUN / "run.json").write_text(json.dumps(document))
+            section[name] = kept
+            with contextlib.suppress(MptuneError):  # any other exception would be called a bug
+                api.report(RUN).to_json()
+
+    def test_a_path_that_is_too_long(self, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        for command in (["report", "x" * 300], ["search", "model.onnx", "--out", "x" * 300], ["inspect", "x" * 300]):
+            assert main(command) == 1
+            told = capsys.readouterr().err
+            assert "unexpected" not in told
+            assert "hint: " in told
