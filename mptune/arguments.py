@@ -68,7 +68,9 @@ def metric_argument(metric: str | TaskMetric, run: Path) -> tuple[str, TaskMetri
     return name, None
 
 
-def recorded_metric(recorded: str, given: str | TaskMetric | None, run: Path) -> tuple[str, TaskMetric | None]:
+def recorded_metric(
+    recorded: str, given: str | TaskMetric | None, run: Path, command: str = "confirm"
+) -> tuple[str, TaskMetric | None]:
     """The metric of a run that may come from a stranger, and the function where the caller gave one.
 
     Nothing that only the run names is executed, unless the caller has named it before.
@@ -77,6 +79,7 @@ def recorded_metric(recorded: str, given: str | TaskMetric | None, run: Path) ->
         recorded: the metric in run.json.
         given: the caller's; None where the caller gave none.
         run: the run directory.
+        command: of the command line, for the hint.
 
     Returns:
         The name, which differs from the recorded one where the caller's script lies elsewhere; and the function.
@@ -93,7 +96,7 @@ def recorded_metric(recorded: str, given: str | TaskMetric | None, run: Path) ->
                 f"the run's metric is {recorded!r}, not {given!r}", "leave --metric away, or give that one"
             )
         return metric_argument(given, run)
-    check_recorded(recorded, run)
+    check_recorded(recorded, run, command)
     resolve_metric(recorded, given)
     return recorded, given
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mptune.arguments import listening, recorded_metric
 from mptune.data.metrics.accuracy import TaskMetric
+from mptune.data.metrics.trusted_scripts import script_of
 from mptune.files import full_disk_as_error
 from mptune.rundir import RunDirectory, joined_run, read_search
 from mptune.settings import SearchSettings
@@ -52,7 +53,7 @@ def worker(
         KeyboardInterrupt: The worker was interrupted; its plan has been given back.
     """
     directory, file = read_search(Path(run))
-    named = recorded_metric(file.search.metric, metric, directory.path)
+    named = recorded_metric(file.search.metric, metric, directory.path, "worker")
     with (
         listening(progress, listener) as listens,
         full_disk_as_error(directory.path),
@@ -84,7 +85,7 @@ def worker_starter(
             arguments = {
                 "run": run.path.resolve(),
                 "storage": settings.storage,
-                "metric": settings.metric_function,
+                "metric": settings.metric_function or (settings.metric if script_of(settings.metric) else None),
                 "progress": False,
                 "open_toolchain": open_toolchain,
             }

@@ -182,6 +182,13 @@ StorageOption = Annotated[
     str | None,
     typer.Option(metavar="URL", help="The storage of a run that is kept in one. Default: $MPTUNE_STORAGE."),
 ]
+RecordedMetricOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="script.py:function",
+        help="The metric, where it is a script: one that only RUN names is not run.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 MaxErrorOption = Annotated[
     float | None, typer.Option(metavar="X", help="Choose the fastest plan whose error is at most this.")

@@ -10,6 +10,7 @@ import typer
 from mptune.commands.common import (
     EXIT_LIMITS_NOT_MET,
     JsonOption,
+    RecordedMetricOption,
     RunArgument,
     StorageOption,
     complain,
@@ -36,13 +37,7 @@ def confirm(
         ),
     ] = _SEARCH.target,
     engine: EngineOption = Engine.AUTO,
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            metavar="script.py:function",
-            help="The search's metric, where it is a script: one that only RUN names is not run.",
-        ),
-    ] = None,
+    metric: RecordedMetricOption = None,
     storage: StorageOption = None,
     json_: JsonOption = False,
 ) -> None:

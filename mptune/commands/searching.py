@@ -14,6 +14,7 @@ from mptune.commands.common import (
     MaxErrorOption,
     MaxLatencyOption,
     ModelArgument,
+    RecordedMetricOption,
     RunArgument,
     StorageOption,
     at_most_one,
@@ -214,6 +215,7 @@ def worker(
     run: RunArgument,
     storage: StorageOption = None,
     gpu: Annotated[int | None, typer.Option(metavar="N", min=0, help="Use this GPU of the machine.")] = None,
+    metric: RecordedMetricOption = None,
 ) -> None:
     """Join a search, and evaluate plans of it until it stops.
 
@@ -230,7 +232,7 @@ def worker(
         from mptune.reporting.terminal.progress import TerminalListener
 
         with TerminalListener() as listener:
-            joining.worker(run, storage=storage, gpu=gpu, listener=listener)
+            joining.worker(run, storage=storage, gpu=gpu, metric=metric, listener=listener)
     except KeyboardInterrupt:
         raise typer.Exit(interrupted(resume_command(context))) from None
 

@@ -77,7 +77,7 @@ def trust(metric: str) -> None:
             write_text(place, json.dumps({"format": _FORMAT, "scripts": folders}, indent=2) + "\n", mode=0o600)
 
 
-def check_recorded(metric: str, run: Path) -> None:
+def check_recorded(metric: str, run: Path, command: str = "confirm") -> None:
     """Refuse a script that only a run directory names, unless the user has named it before.
 
     Raises:
@@ -87,10 +87,10 @@ def check_recorded(metric: str, run: Path) -> None:
     script = script_of(metric)
     if script is None or _is_trusted(script):
         return
-    command = shlex.join(["mptune", "confirm", str(run), "--metric", metric])
+    naming = shlex.join(["mptune", command, str(run), "--metric", metric])
     raise RunError(
         f"the run's metric is the Python script {script}, which is not run unless you name it",
-        f"read the script; if you trust it: `{command}`",
+        f"read the script; if you trust it: `{naming}`",
     )
 
 
