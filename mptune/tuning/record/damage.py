@@ -15,9 +15,25 @@ from typing import Any
 
 from mptune.errors import RunError
 from mptune.files import write_bytes, writing
+from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.record.backends.folding import Operation
 
 _NUMBERS = frozenset(range(11))  # Optuna's operations
+
+
+def decode_evaluation(document: Any, number: int, where: str) -> Evaluation:
+    """The evaluation that a trial's attribute holds.
+
+    Raises:
+        RunError: it holds something else.
+    """
+    try:
+        return Evaluation.from_json(document)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"the evaluation of trial {number} in {where} cannot be read: {error!r}",
+            "copy the run directory again, or start over with --fresh",
+        ) from error
 
 
 def refuse_damage(journal: Path) -> None:

@@ -19,7 +19,6 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from mptune.engines.base import Failure
-from mptune.errors import RunError
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation, Origin
 from mptune.tuning.failures import describe
@@ -39,6 +38,7 @@ from mptune.tuning.record.attributes import (
     read_json,
     read_notes,
 )
+from mptune.tuning.record.damage import decode_evaluation
 from mptune.tuning.record.faults import settled
 from mptune.tuning.record.owner import Heartbeats, is_dead
 from mptune.tuning.record.proposal import Proposal
@@ -355,11 +355,8 @@ class StudyRecord:
     def _decode(self, trial: FrozenTrial) -> Evaluation:
         if trial.number not in self._decoded:
             document = read_json(trial.user_attrs, EVALUATION)
-            try:
-                self._decoded[trial.number] = Evaluation.from_json(document).with_metric(self.metric)
-            except (ValueError, LookupError, TypeError, AttributeError) as error:
-                text = f"the evaluation of trial {trial.number} in {self._where} cannot be read: {error!r}"
-                raise RunError(text, "copy the run directory again, or start over with --fresh") from error
+            evaluation = decode_evaluation(document, trial.number, self._where)
+            self._decoded[trial.number] = evaluation.with_metric(self.metric)
         return self._decoded[trial.number]
 
     def _finish(self, number: int, evaluation: Evaluation) -> None:
