@@ -180,8 +180,6 @@ def test_the_unit_and_the_job_of_the_overnight_section_name_options_that_exist()
     section = read("README.md").partition("## Overnight and on many machines")[2].partition("\n## ")[0]
     pattern = r"\bmptune (search|worker|export) (.*)"
     calls = [call for line in section.splitlines() for call in re.findall(pattern, line)]
-        call for line in section.splitlines() for call in re.findall(r"\bmptune (search|worker|export) (.*)", line)
-    ]
     assert {command for command, _ in calls} == {"search", "worker", "export"}
     for command, arguments in calls:
         for option in re.findall(r"(?<=\s)--[a-z-]+", arguments.partition("#")[0]):
