@@ -61,7 +61,7 @@ def check_values(info: TensorInfo, array: np.ndarray, where: str) -> np.ndarray:
             f"{where}: input {info.name!r}: expected {expected}, got {native}",
             f"nothing is cast silently; save it as array.astype(np.{expected.name}) if that is what you mean",
         )
-    if array.size == 0 and not (info.shape and 0 in info.shape):
+    if array.size == 0 and not _may_be_empty(info.shape, array.shape):
         raise DataError(
             f"{where}: input {info.name!r} is empty, its shape is {shape_text(array.shape)}", "give at least one sample"
         )
@@ -75,6 +75,18 @@ def check_values(info: TensorInfo, array: np.ndarray, where: str) -> np.ndarray:
                 "a reference computed from them says nothing; clean the data",
             )
     return np.asarray(array, dtype=expected, order="C")
+
+
+def _may_be_empty(expected: Dims | None, got: tuple[int, ...]) -> bool:
+    """Whether the model says 0 itself, or only dynamic axes besides the first are 0, as of a cache at its start."""
+    if not expected:
+        return False
+    if 0 in expected:
+        return True
+    return len(expected) == len(got) and all(
+        size > 0 or (axis > 0 and not isinstance(want, int))
+        for axis, (want, size) in enumerate(zip(expected, got, strict=True))
+    )
 
 
 def split_rows(info: TensorInfo, array: np.ndarray, batch: int, where: str) -> list[np.ndarray]:

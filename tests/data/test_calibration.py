@@ -133,6 +133,16 @@ class TestRepeating:
         got = load(npz(image=images(2), roi=np.zeros(0, np.float32)), IMAGE, empty)
         assert got.samples[1]["roi"].shape == (0,)
 
+    def test_a_cache_is_empty_at_its_start(self, npz) -> None:
+        past = TensorInfo("past", "float", ("batch", 2, "length", 4))
+        got = load(npz(image=images(3), past=np.zeros((3, 2, 0, 4), np.float32)), IMAGE, past)
+        assert [sample["past"].shape for sample in got.samples] == [(1, 2, 0, 4)] * 3
+
+    def test_an_axis_that_is_fixed_is_not_empty(self, npz) -> None:
+        past = TensorInfo("past", "float", ("batch", 2, 5, 4))
+        empty = np.zeros((3, 2, 0, 4), np.float32)
+        refused(npz(image=images(3), past=empty), IMAGE, past, match="'past' is empty", hint="at least one")
+
 
 class TestRefused:
     def test_missing_input(self, npz) -> None:
