@@ -163,3 +163,15 @@ def test_what_is_wrong_is_reported(mlp_path: Path, mlp_data: Path, tmp_path: Pat
 )  # fmt: skip
 def test_quantities(number: float, text: str) -> None:
     assert quantity(number, "B") == text
+
+
+def test_names_are_whole_where_nobody_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "/".join(f"encoder_{k}.attention" for k in range(8)) + "/query/MatMul"
+    nodes = [node("MatMul", ["x", "w"], "y", name)]
+    proto = models.model(nodes, [value("x", [2, 4])], [value("y", [2, 4])], [weight("w", 4, 4)])
+    found = mptune.inspect(models.save(proto, tmp_path))
+    text = shown(found, monkeypatch, 80)
+    assert len(found.groups[0].group.name) > 80
+    (row,) = [line for line in text.splitlines() if line.startswith("g000")]
+    assert row.split()[1] == found.groups[0].group.name
+    assert row.rstrip().endswith("free")

@@ -62,7 +62,7 @@ def norm_hazards(types: ValueTypes, patterns: tuple[Pattern, ...], ranges: Mappi
         if group < 0:
             continue
         seen = ranges.get(pattern.squares)
-        observed = "" if seen is None else f"; they reached {seen:.4g} on the calibration data"
+        observed = "" if seen is None else f"; the largest square was {seen:.4g} on the calibration data"
         operator = _OPERATORS.get(pattern.name)
         cure = "keep the norm whole in FP32" + (f", or export {operator.cure}" if operator else "")
         evidence: dict[str, float] = {"opset": types.model.opset}

@@ -40,7 +40,11 @@ def print_inspection(inspection: Inspection, stream: TextIO | None = None) -> No
     for name, value in _facts(inspection):
         _fact(console, name, value)
     _section(console, "groups")
-    console.print(_groups(inspection, console.width))
+    width = console.width
+    if not console.is_terminal:  # nobody looks at it: names stay whole, to be copied
+        console.width += max((len(item.group.name) for item in inspection.groups), default=0)
+    console.print(_groups(inspection, width, whole_names=not console.is_terminal))
+    console.width = width
     _pins(console, inspection)
     _section(console, "operators")
     console.print(_operators(inspection))
@@ -122,8 +126,8 @@ def _shapes(inspection: Inspection) -> str:
     return f"fixed in the model{unknown}"
 
 
-def _groups(inspection: Inspection, width: int) -> Table:
-    """One row a group; names and operators are cut to what the other columns leave."""
+def _groups(inspection: Inspection, width: int, *, whole_names: bool) -> Table:
+    """One row a group; operators, and names unless they stay whole, are cut to what the other columns leave."""
     total = inspection.flops or 1.0
     fixed = [
         (
@@ -143,6 +147,7 @@ def _groups(inspection: Inspection, width: int) -> Table:
     longest = max((len(item.group.name) for item in inspection.groups), default=0)
     for_name = min(longest, left - 2 if width < WIDE else max(16, left - 2 - 14))
     for_ops = left - for_name - 4 if width >= WIDE else 0
+    for_name = longest if whole_names else for_name
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for head in ("id", "name", "kind", *(["operators"] if for_ops > 0 else [])):
         table.add_column(head, no_wrap=True)

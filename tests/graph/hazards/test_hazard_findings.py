@@ -113,6 +113,7 @@ def test_a_norm_written_out_names_the_opset(rms: bool, opset: int, tmp_path: Pat
     assert f"opset {opset}" in finding.cure
     (seen,) = findings(models.decomposed_norm(rms=rms), tmp_path, {"sq": 900.0})
     assert (seen.severity, seen.evidence["largest_square"]) == ("info", 900.0), "on these data nothing overflows"
+    assert "the largest square was 900 on the calibration data" in seen.text
     beyond = codes(models.decomposed_norm(rms=rms), tmp_path, {"sq": 1e5})
     assert beyond == [("overflow", "warning"), ("norm-written-out", "info")]
 
