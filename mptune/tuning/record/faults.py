@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from optuna.trial import FrozenTrial
 
-from mptune.engines.base import Failure, FailureKind
+from mptune.engines.base import Failure
 from mptune.tuning.record.attributes import ATTEMPTS, FAILED_BEFORE, FAILURE, FAULTS, read_json
 
 
@@ -28,12 +28,6 @@ def failed_attempts(trial: FrozenTrial) -> int:
     if document is None or not Failure.from_json(document).is_inconclusive:
         return 0
     return int(trial.user_attrs.get(ATTEMPTS, 1))
-
-
-def timed_out(trial: FrozenTrial) -> bool:
-    """Whether the last attempt of a plan that failed ran into its deadline, which may be an hour away."""
-    document = read_json(trial.user_attrs, FAILURE)
-    return document is not None and Failure.from_json(document).kind is FailureKind.TIMEOUT
 
 
 def fault_counts(trials: Sequence[FrozenTrial]) -> tuple[int, int]:

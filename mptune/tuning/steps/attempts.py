@@ -11,7 +11,7 @@ from mptune.tuning.evaluation import ORIGIN_FP32, Origin
 from mptune.tuning.failures import describe, machine_error
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.attributes import origin_of
-from mptune.tuning.record.faults import failed_attempts, fault_counts, timed_out
+from mptune.tuning.record.faults import failed_attempts, fault_counts
 from mptune.tuning.record.proposal import Proposal
 from mptune.tuning.record.record import StudyRecord
 
@@ -34,7 +34,10 @@ _MOST_ATTEMPTS = 8
 """On the worst machine."""
 
 _CHECKED = 3
-"""So many plans that failed get one more attempt when the budget is spent."""
+"""So many plans that fail are tried more often than the rate of faults asks for: early in a search it is not known."""
+
+_CHECKED_ATTEMPTS = 5
+"""Attempts of those: where one job in six fails for no reason of its own, one plan in 8,000 fails in each."""
 
 _PRIOR_FAULTS, _PRIOR_JOBS = 0.1, 10.0
 """Faults and jobs that the estimated rate of faults starts from: 1 %, which two failures in a row make 1e-4."""
@@ -134,10 +137,14 @@ class Attempts:
             self._toolchain.restart()
 
     def _needed(self, proposal: Proposal, failure: Failure) -> int:
-        needed = attempts_needed(*fault_counts(self._record.settled()))
-        if proposal.origin == ORIGIN_FP32 and failure.kind is not FailureKind.TIMEOUT:
+        trials = self._record.settled()
+        needed = attempts_needed(*fault_counts(trials))
+        if failure.kind is FailureKind.TIMEOUT:  # The deadline may be an hour away.
+            return needed
+        if proposal.origin == ORIGIN_FP32:
             return max(needed, _FP32_ATTEMPTS)
-        return needed
+        checked = sum(failed_attempts(trial) >= _CHECKED_ATTEMPTS for trial in trials)
+        return needed if checked >= _CHECKED else max(needed, _CHECKED_ATTEMPTS)
 
     def check_machine(self, proposal: Proposal, failure: Failure) -> None:
         """After many failures in a row, run all-FP32 as a control: where that fails too, no plan is at fault.
@@ -163,20 +170,10 @@ class Attempts:
             raise machine_error(control, self._in_a_row + 1, "all-FP32, which ran before, fails now too")
         self._in_a_row, self._failed_in_a_row = 0, []
 
-    def reconsider(self, *, is_over: bool) -> None:
-        """Enqueue plans whose failures are too few, for what is known of this machine by now, to be their own fault.
-
-        Args:
-            is_over: the budget is spent, so that no later evaluation shows how often the machine fails. A few of the
-                plans that failed get one more attempt: one that runs clears the others, too.
-        """
+    def reconsider(self) -> None:
+        """Enqueue plans whose failures are too few, for what is known of this machine by now, to be their own fault."""
         trials = self._record.settled()
         needed = attempts_needed(*fault_counts(trials))
-        failed = [(trial, failures) for trial in trials if (failures := failed_attempts(trial))]
-        again = [(trial, failures) for trial, failures in failed if failures < needed]
-        if is_over and not again:
-            checked = sum(failures > needed for _, failures in failed)
-            quick = [(trial, failures) for trial, failures in failed if failures == needed and not timed_out(trial)]
-            again = quick[: max(0, _CHECKED - checked)]
-        for trial, failures in again:
-            self._record.enqueue(self._record.plan_of(trial), origin_of(trial.user_attrs), failures=failures)
+        for trial in trials:
+            if 0 < (failures := failed_attempts(trial)) < needed:
+                self._record.enqueue(self._record.plan_of(trial), origin_of(trial.user_attrs), failures=failures)

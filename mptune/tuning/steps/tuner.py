@@ -130,7 +130,7 @@ class Tuner:
         limits, failures = self._limits or Limits(self._settings, clock=self._clock), len(self._record.failures())
         self._record.heal(stale_after_s=self._longest_trial_s())
         while True:
-            self._attempts.reconsider(is_over=self._record.spent >= self._settings.budget)
+            self._attempts.reconsider()
             if self._record.spent >= self._settings.budget:
                 return Stop.BUDGET
             limit = limits.reached()
