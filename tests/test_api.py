@@ -35,6 +35,7 @@ from mptune.graph.loading.model import load_model
 from mptune.run_json import ChoiceSection
 from mptune.rundir import RunDirectory, open_run, read_run
 from mptune.tuning.front import Front
+from mptune.tuning.steps import limits
 from tests.conftest import save_cnn, save_mlp
 from tests.fakes import FAST, Diary, FakeToolchain, Law
 from tests.graph import models
@@ -525,7 +526,7 @@ def test_a_database_instead_of_the_journal(place: Path) -> None:
     url = f"sqlite:///{place / 'shared.db'}"
     front = search(make_toolchain(), storage=url)
     assert not (place / "model.mptune/study.journal").exists()
-    assert api.report("model.mptune") == front
+    assert api.report("model.mptune", storage=url) == front
     again = make_toolchain()
     assert search(again, storage=url) == front
     assert again.opened == 0
@@ -560,7 +561,10 @@ def free_bytes(path: Path) -> int:
 
 
 @pytest.mark.parametrize("room", [0, 20_000, 60_000, 100_000, 200_000])
-def test_a_full_disk_is_told_and_nothing_is_lost(place: Path, small_disk: Path, room: int) -> None:
+def test_a_full_disk_is_told_and_nothing_is_lost(
+    place: Path, small_disk: Path, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "LEAST_FREE_BYTES", -(1 << 40))  # a disk that fills up between two plans
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"x" * max(0, free_bytes(small_disk) - room))
     first = make_toolchain()

@@ -60,8 +60,9 @@ def test_every_setting_is_a_keyword_and_documented() -> None:
 def test_the_command_line_has_the_same_names_and_defaults() -> None:
     python = inspect.signature(mptune.search).parameters
     for name, option in inspect.signature(search_command).parameters.items():
-        if name not in {"context", "json_", "timeout", "engine", "shapes"}:
+        if name not in {"context", "json_", "timeout", "max_disk", "gpus", "engine", "shapes"}:
             assert python[name].default == option.default, name
+    assert python["timeout_s"].default is python["max_disk_bytes"].default is None
 
 
 def test_a_misspelt_keyword_is_pythons_own_error() -> None:

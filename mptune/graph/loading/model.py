@@ -355,9 +355,9 @@ def _check_tunable(model: Model) -> None:
                 f"{model.path}: output {output.name!r} holds maps, not tensors, so its error cannot be measured",
                 "export without ZipMap (skl2onnx: options={'zipmap': False})",
             )
-    layers = [node for node in model.nodes if node.domain != _ML_DOMAIN and node.op_type not in ("Constant", "Cast")]
-    computed = [model.info(out).dtype for node in layers for out in node.outputs if out]
-    if "float" in computed:
+    nodes = [node for node in model.nodes if node.domain != _ML_DOMAIN and node.op_type != "Constant"]
+    computed = [model.info(out).dtype for node in nodes for out in node.outputs if out]
+    if "float" in computed and any(node.op_type != "Cast" for node in nodes):
         return
     if "float16" in computed:
         raise ModelError(

@@ -68,8 +68,8 @@ class Limits:
         needed_bytes = LEAST_FREE_BYTES + _NEXT_PLANS * self._largest_plan_bytes
         if free_bytes < needed_bytes:
             raise RunError(
-                f"the disk of {self._run_dir} is nearly full: {free_bytes >> 20} MiB are free, and the next plan is "
-                f"built with at least {needed_bytes >> 20} MiB only",
+                f"the disk of {self._run_dir} is nearly full: {free_bytes >> 20} MiB are free, and the next plan "
+                f"may need {needed_bytes >> 20} MiB",
                 DISK_FULL_HINT,
             )
         return None
