@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -27,6 +28,20 @@ from tests.fakes import Diary
 from tests.test_joining import Opener, until
 
 pytest.importorskip("psycopg", reason="the driver psycopg is not installed")
+
+# Connections that broke while the server was away, and processes that were killed, end with the garbage collector.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """Collect here what would warn in some later test."""
+    yield
+    gc.collect()
+
 
 BUDGET = 24
 USER = "postgres"
@@ -173,3 +188,5 @@ def test_a_server_that_stays_away_is_one_clear_line(
         assert "\n" not in raised.value.message
     finally:
         server.start()
+        storage.remove_session()
+        storage.engine.dispose()

@@ -18,6 +18,9 @@ from mptune.tuning.record.attributes import OWNER, read_json
 _NAMELESS_S = 60.0
 """A running trial names its process within milliseconds; one that names none for so long lost it before."""
 
+_LAST_BEAT_S = 5.0
+"""So long the end of a search waits for a heartbeat that is being written."""
+
 
 def this_process() -> dict[str, Any]:
     """Host, process id and start of this process, as JSON types."""
@@ -52,6 +55,7 @@ class Heartbeats:
             self._storage = storage
         self._study_id = study_id
         self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def owner(self, trial_id: int) -> dict[str, Any]:
         """Begin to work on a trial; what to note as its owner. The heartbeats of the trial before end."""
@@ -60,12 +64,20 @@ class Heartbeats:
             return this_process()
         self._storage.record_heartbeat(trial_id)
         self._stopped = threading.Event()
-        threading.Thread(target=self._beat, args=(self._storage, trial_id, self._stopped), daemon=True).start()
+        self._thread = threading.Thread(target=self._beat, args=(self._storage, trial_id, self._stopped), daemon=True)
+        self._thread.start()
         return {**this_process(), "heartbeat": True}
 
     def stop(self) -> None:
         """End the heartbeats. Idempotent."""
         self._stopped.set()
+
+    def close(self) -> None:
+        """End the heartbeats and wait until their thread has given its connection back. Idempotent."""
+        self.stop()
+        if self._thread is not None:
+            self._thread.join(_LAST_BEAT_S)
+            self._thread = None
 
     def stale(self) -> set[int]:
         """The ids of the running trials whose heartbeats have stopped."""

@@ -330,7 +330,7 @@ class StudyRecord:
 
     def close(self) -> None:
         """Let go of the storage. Idempotent."""
-        self._heartbeats.stop()
+        self._heartbeats.close()
         with suppress(Exception):
             self._storage.remove_session()
         engine = getattr(self._storage, "engine", None)  # of a database
