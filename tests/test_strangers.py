@@ -89,7 +89,7 @@ class TestLinks:
         (run / "data" / "same.npz").symlink_to("search.npz")
         (run / "chosen" / "mine").symlink_to(place)
         (run / "notes").symlink_to(place)
-        api.report(run)
+        assert api.report(run).points
 
 
 class TestPaths:

@@ -46,7 +46,7 @@ def scheme_of(url: str) -> str:
 
 
 def without_secrets_of(url: str, text: str) -> str:
-    """A text, such as a driver's message, without the secrets of a URL; empty where it cannot be told what they are."""
+    """A text, such as a driver's message, without the secrets of a URL; empty where they cannot be identified."""
     parsed = _parse(url)
     if parsed is None:
         return ""

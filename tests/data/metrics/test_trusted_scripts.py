@@ -87,6 +87,7 @@ def test_a_folder_that_cannot_be_written_keeps_nothing(monkeypatch: pytest.Monke
     Path("file").write_text("")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(Path("file").resolve()))
     trust("mine.py:worst")
+    assert Path("file").read_text() == ""
 
 
 def test_what_is_a_script() -> None:

@@ -126,7 +126,8 @@ def test_ranges_are_reduced_over_all_samples(tmp_path: Path) -> None:
 
 
 def test_the_cpu_provider_starts() -> None:
-    ProbeJob("cpu").run(WorkerState())
+    report = ProbeJob("cpu").run(WorkerState())
+    assert report.cuda_python is report.cuda_versions is None
 
 
 @pytest.mark.gpu

@@ -147,6 +147,8 @@ class TestRunJson:
             section[name] = kept
             with contextlib.suppress(MptuneError):  # any other exception would be called a bug
                 api.report(RUN).to_json()
+        (RUN / "run.json").write_text(json.dumps(document))
+        assert api.report(RUN).points, "the record itself is whole"
 
     def test_a_path_that_is_too_long(self, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
         for command in (["report", "x" * 300], ["search", "model.onnx", "--out", "x" * 300], ["inspect", "x" * 300]):
