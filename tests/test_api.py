@@ -73,6 +73,15 @@ def search(toolchain: FakeToolchain, model: str = "model.onnx", **settings: obje
     return api.search(model, open_toolchain=toolchain.open, **wanted)
 
 
+def test_the_recipe_has_the_settings_and_shapes_of_the_search(place: Path) -> None:
+    search(make_toolchain(), tf32=True)
+    script = (place / "model.mptune" / "chosen" / "build.sh").read_text()
+    assert "--noTF32" not in script
+    inputs = onnx.load(place / "model.onnx").graph.input
+    dynamic = [one.name for one in inputs if any(d.dim_param for d in one.type.tensor_type.shape.dim)]
+    assert [f"--minShapes={name}:" in script for name in dynamic] == [True] * len(dynamic) != []
+
+
 def test_a_search_leaves_a_whole_run_directory(place: Path) -> None:
     toolchain, diary = make_toolchain(), Diary()
     front = search(toolchain, listener=diary)
@@ -84,6 +93,7 @@ def test_a_search_leaves_a_whole_run_directory(place: Path) -> None:
     }  # fmt: skip
     assert json.loads((run / "front.json").read_text()) == front.to_json()
     assert {p.name for p in (run / "chosen").iterdir()} >= {"model.onnx", "plan.json", "infer.py", "README.txt"}
+    assert "--noTF32" in (run / "chosen" / "build.sh").read_text()
     onnx.checker.check_model(run / "chosen" / "model.onnx", full_check=True)
     assert front.chosen is not None
     assert json.loads((run / "chosen" / "plan.json").read_text())["precision"] == {

@@ -11,7 +11,7 @@ import json
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -135,6 +135,34 @@ def read_samples(path: Path) -> tuple[dict[str, np.ndarray], ...]:
     except (KeyError, ValueError, IndexError, TypeError):
         raise foreign from None
     return tuple(samples)
+
+
+def read_sample_shapes(path: Path) -> tuple[dict[str, tuple[int, ...]], ...]:
+    """The shape of every array that ``save_samples`` wrote, by sample and name; only headers are read.
+
+    Raises:
+        DataError: no such file, damaged, or not one of mptune's.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            with archive.open("header.npy") as member:
+                header: Any = json.loads(np.lib.format.read_array(member, allow_pickle=False).tobytes())
+            names = header["names"]
+            samples: list[dict[str, tuple[int, ...]]] = [{} for _ in range(header["samples"])]
+            for entry in archive.namelist():
+                number, _, index = entry.removesuffix(".npy").partition("_")
+                if entry != "header.npy":
+                    with archive.open(entry) as member:
+                        samples[int(number)][names[int(index)]] = _shape(member)
+    except Exception as error:  # as in ``_read``
+        raise _unreadable(path, error, "archive of arrays") from None
+    return tuple(samples)
+
+
+def _shape(member: IO[bytes]) -> tuple[int, ...]:
+    version = np.lib.format.read_magic(member)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    return tuple(read(member)[0])
 
 
 def save_outputs(path: Path, outputs: Sequence[Mapping[str, np.ndarray]]) -> None:

@@ -16,6 +16,7 @@ from mptune.graph.loading.model import Model
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from mptune.printable import printable
+from mptune.reporting.recipe import BuildRecipe
 from mptune.reporting.text import (
     by_importance,
     environment_facts,
@@ -33,7 +34,7 @@ from mptune.tuning.front import Front
 ENGINE_FILE = "model.engine"
 """The very engine that was measured, where the toolchain builds files: another build may choose other kernels."""
 
-OWN_FILES = frozenset({"model.onnx", "model.onnx.data", ENGINE_FILE, "plan.json", "infer.py", "README.txt"})
+OWN_FILES = frozenset({"model.onnx", "model.onnx.data", ENGINE_FILE, "plan.json", "infer.py", "build.sh", "README.txt"})
 """What mptune writes into ``chosen/`` and may replace. Everything else there belongs to the user."""
 
 MOST_KEPT = 12
@@ -47,6 +48,7 @@ def write_chosen(
     directory: Path,
     environment: Environment | None,
     bank: WeightBank | None = None,
+    recipe: BuildRecipe | None = None,
 ) -> None:
     """Write the directory anew, as one step: a reader sees the old one or the new one, never half of each.
 
@@ -59,6 +61,7 @@ def write_chosen(
         directory: ``RUN/chosen``; its parent must exist.
         environment: where the figures were taken; None where it is not known.
         bank: the run's weight bank; None converts the weights again.
+        recipe: how the run builds engines; None for the default settings.
 
     Raises:
         RunError: the directory cannot be written, or the disk is full.
@@ -75,8 +78,13 @@ def write_chosen(
             plan = evaluation.plan.to_json(rewriter.node_precisions(evaluation.plan))
             (fresh / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
             (fresh / "infer.py").write_text(_infer(grouped.model), encoding="utf-8")
+            recipe = recipe or BuildRecipe()
+            script = fresh / "build.sh"
+            script.write_text(recipe.script(evaluation.plan), encoding="utf-8")
+            script.chmod(script.stat().st_mode | 0o111)
             engine = _engine(evaluation, directory)
-            (fresh / "README.txt").write_text(_readme(front, evaluation, environment, engine), encoding="utf-8")
+            readme = _readme(front, evaluation, environment, engine, recipe)
+            (fresh / "README.txt").write_text(readme, encoding="utf-8")
             if engine is not None:
                 link_or_copy(str(engine), str(fresh / ENGINE_FILE))
             _carry_over(directory, fresh)
@@ -128,7 +136,9 @@ def _infer(model: Model) -> str:
     return Template(read_template("infer.py.in")).substitute(use_tf32=use_tf32)
 
 
-def _readme(front: Front, evaluation: Evaluation, environment: Environment | None, engine: Path | None) -> str:
+def _readme(
+    front: Front, evaluation: Evaluation, environment: Environment | None, engine: Path | None, recipe: BuildRecipe
+) -> str:
     latency, held_out = evaluation.latency, evaluation.held_out_value
     low, high = latency.ci95_ms
     measured = latency.source == "measured"
@@ -160,6 +170,13 @@ def _readme(front: Front, evaluation: Evaluation, environment: Environment | Non
             if evaluation.error_source == "measured"
             else "by the FP32 model with explicit roundings to FP16"
         ),
+        "trtexec": recipe.command(plan),
+        "tf32": (
+            "TF32 is TensorRT's default, and this plan was measured with it (--tf32)."
+            if recipe.uses_tf32(plan)
+            else "In code: config.clear_flag(trt.BuilderFlag.TF32). TF32 is TensorRT's default, and with it the\n"
+            "                 groups in FP32 round to 10 bits: the error above would not apply."
+        ),
         "confirmed": "yes, in fresh processes" if evaluation.confirmed else "no",
         "target": front.target,
         "engine": front.engine,
@@ -167,7 +184,7 @@ def _readme(front: Front, evaluation: Evaluation, environment: Environment | Non
         "environment": _block(f"{name:<16} {value}" for name, value in machine),
         "warnings": _block(f"  - {text}" for text in (*front_warnings(front), *evaluation.warnings)) or "  none",
     }
-    blocks = ("engine_file", "kept", "environment", "warnings")  # of several lines, cleaned one by one
+    blocks = ("engine_file", "kept", "environment", "warnings", "tf32")  # of several lines, cleaned one by one
     facts = {name: fact if name in blocks else printable(fact) for name, fact in facts.items()}
     return Template(read_template("README.txt.in")).substitute(facts)
 

@@ -16,6 +16,7 @@ from mptune.graph.writing.weights import WeightBank
 from mptune.reporting.chosen import write_chosen
 from mptune.reporting.page.confirmation import confirmation_section
 from mptune.reporting.page.html import write_report
+from mptune.reporting.recipe import BuildRecipe
 from mptune.rundir import RunDirectory
 from mptune.tuning.front import Front
 from mptune.tuning.record.record import StudyRecord
@@ -56,7 +57,9 @@ def write_run_files(
     environment = environment or describe_environment()
     if front.chosen is not None:
         bank = WeightBank.write(grouped.model, run.weights)
-        write_chosen(front, front.chosen, grouped, run.chosen, environment, bank)
+        file = run.load()
+        recipe = None if file is None else BuildRecipe.of(file, run.data, grouped.model.inputs)
+        write_chosen(front, front.chosen, grouped, run.chosen, environment, bank, recipe)
     extra = "" if confirmation is None else confirmation_section(confirmation)
     write_report(front, record.evaluations(), grouped.groups, run.report_html, environment, extra)
     write_json(run.front_json, document)

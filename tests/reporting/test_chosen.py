@@ -47,7 +47,9 @@ def infer(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_holds_what_it_should_and_nothing_else(chosen_dir: Path) -> None:
-    assert sorted(p.name for p in chosen_dir.iterdir()) == ["README.txt", "infer.py", "model.onnx", "plan.json"]
+    assert sorted(p.name for p in chosen_dir.iterdir()) == [
+        *("README.txt", "build.sh", "infer.py", "model.onnx", "plan.json")
+    ]
     assert sorted(p.name for p in chosen_dir.parent.iterdir()) == ["chosen"]
 
 
@@ -82,7 +84,8 @@ def test_readme_tells_figures_sources_and_versions(chosen_dir: Path, mlp_path: P
         "the fastest with error <= 0.005",
         "onnxruntime      1.31.1",
         "NVIDIA H200, 140 GiB, driver 580.1",
-        "trtexec --onnx=model.onnx --stronglyTyped",
+        "trtexec --onnx=model.onnx --stronglyTyped --noTF32",
+        "config.clear_flag(trt.BuilderFlag.TF32)",
         "No --fp16",
         "the calibration data are random",
         str(mlp_path),
