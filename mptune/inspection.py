@@ -22,9 +22,10 @@ from mptune.graph.hazards.hazard import hazard_findings
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.loading.tensors import TensorInfo
+from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.op_rules import node_rule
 from mptune.settings import DataSettings, InMemory, SearchSettings
-from mptune.targets.costs import VIEWS, GroupCost, ShapeTable, group_costs, node_flops, ungrouped_cost
+from mptune.targets.costs import VIEWS, GroupCost, ShapeTable, group_costs, is_folded, node_flops, ungrouped_cost
 from mptune.targets.memory import MemoryNeed, memory_need
 from mptune.targets.quantised import quantised_findings
 from mptune.targets.target import load_target
@@ -282,6 +283,7 @@ def _unknown(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> int:
 
 def _operators(grouped: GroupedModel, shapes: ShapeTable) -> tuple[OperatorSummary, ...]:
     model = grouped.model
+    folded = shape_facts(model).folded
     found: dict[str, OperatorSummary] = {}
     for node in model.nodes:
         if node.op_type == "Constant" and node.is_standard:
@@ -289,7 +291,8 @@ def _operators(grouped: GroupedModel, shapes: ShapeTable) -> tuple[OperatorSumma
         name = node.op_type if node.is_standard else f"{node.domain}.{node.op_type}"
         before = found.get(name, OperatorSummary(name, 0, 0, 0.0, ""))
         fixed = before.fixed or ("" if node.name in grouped.owners else node_rule(model, node).fixed or "")
-        flops = 0.0 if node.has_subgraph or node.op_type in VIEWS else node_flops(node, shapes)[0]
+        is_free = node.has_subgraph or node.op_type in VIEWS or is_folded(node, folded)
+        flops = 0.0 if is_free else node_flops(node, shapes)[0]
         here = node.name in grouped.owners
         found[name] = OperatorSummary(name, before.count + 1, before.grouped + here, before.flops + flops, fixed)
     return tuple(sorted(found.values(), key=lambda o: (-o.flops, -o.count, o.name)))

@@ -7,7 +7,7 @@ Runtime's CUDA provider launches them (``kernel_costs``).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -17,7 +17,9 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.grouping.patterns import find_patterns
 from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.plan import Precision
+from mptune.targets.recurrence import Recurrence, is_recurrent, recurrence_of, steps_and_rows
 
 Shape = tuple[int, ...]
 
@@ -56,7 +58,8 @@ class GroupCost:
         fp32_bytes: read and written with the group in FP32.
         fp16_bytes: the same with the group in FP16.
         matrix_elements: elements of the largest output of a convolution or matrix product.
-        kernels: 0 for groups of views and metadata only, else 1.
+        kernels: 0 for groups of views, metadata and what is folded before the run, else 1.
+        recurrences: the steps of recurrent layers, whose FLOPs are not in ``matrix_flops``.
     """
 
     matrix_flops: float
@@ -65,11 +68,12 @@ class GroupCost:
     fp16_bytes: float
     matrix_elements: int
     kernels: int
+    recurrences: tuple[Recurrence, ...] = ()
 
     @property
     def flops(self) -> float:
         """All of them."""
-        return self.matrix_flops + self.vector_flops
+        return self.matrix_flops + self.vector_flops + sum(r.flops for r in self.recurrences)
 
 
 class ShapeTable:
@@ -109,7 +113,8 @@ def group_costs(grouped: GroupedModel, shapes: Mapping[str, Shape]) -> dict[str,
             from the model, symbolic dimensions by their names.
 
     Returns:
-        One cost per group id. Nodes in no group are left out (``ungrouped_cost``).
+        One cost per group id. Nodes in no group are left out (``ungrouped_cost``). What is computed from constants and
+        shapes alone is folded before the run and costs nothing; what reads the result reads a weight.
     """
     model, groups = grouped.model, grouped.groups
     counter = _Counter(model, [group.nodes for group in groups], ShapeTable(model, shapes))
@@ -134,17 +139,19 @@ def kernel_costs(
         precision: that all groups have.
 
     Returns:
-        Kernels in topological order by group id. What is computed from constants alone is folded, and takes none.
+        Kernels in topological order by group id. What is computed from constants and shapes alone is folded, and takes
+        none.
     """
     model = grouped.model
     look = Lookup(model)
+    folded = shape_facts(model).folded
     nodes = {node.name: node for node in model.nodes}
     joined = _joined(model, look)
     units: dict[tuple[str, int], list[str]] = {}
     for group in grouped.groups:
         for name in group.nodes:
             node = nodes[name]
-            if not all(look.is_static(out) for out in node.outputs if out):
+            if not is_folded(node, folded):
                 units.setdefault((group.id, joined.get(node.index, node.index)), []).append(name)
     counter = _Counter(model, list(units.values()), ShapeTable(model, shapes))
     found: dict[str, list[GroupCost]] = {group.id: [] for group in grouped.groups}
@@ -171,6 +178,11 @@ def ungrouped_cost(grouped: GroupedModel, shapes: Mapping[str, Shape]) -> GroupC
     model, owners = grouped.model, grouped.owners
     rest = [node for node in model.nodes if node.name not in owners]
     return _Counter(model, [group.nodes for group in grouped.groups], ShapeTable(model, shapes)).cost(rest, -1)
+
+
+def is_folded(node: Node, folded: Collection[str]) -> bool:
+    """Whether all that a node computes is folded before the run (``mptune.graph.loading.value_dependent``)."""
+    return bool(node.outputs) and all(not out or out in folded for out in node.outputs)
 
 
 def is_convolution(node: Node) -> bool:
@@ -201,9 +213,12 @@ class _Counter:
         self._model = model
         self._shapes = shapes
         self._unit_of = {name: k for k, unit in enumerate(units) for name in unit}
+        self._folded = shape_facts(model).folded
         self._root: dict[str, str] = {}
         self._readers: dict[str, set[int]] = {}
         for node in model.nodes:
+            if is_folded(node, self._folded):
+                continue
             if node.op_type in VIEWS and node.is_standard and node.inputs:
                 root = self._root_of(node.inputs[0])
                 self._root.update((out, root) for out in node.outputs[:1])
@@ -221,17 +236,25 @@ class _Counter:
 
     def cost(self, nodes: Sequence[Node], owner: int) -> GroupCost:
         """The cost of the nodes of one unit; ``owner`` is its position, -1 for the nodes in none."""
-        working = [n for n in nodes if not (n.is_standard and n.op_type in VIEWS | _METADATA)]
+        views = VIEWS | _METADATA
+        working = [n for n in nodes if not ((n.is_standard and n.op_type in views) or is_folded(n, self._folded))]
         made = {out for node in working for out in node.outputs if out}
         traffic: dict[str, int] = {}
         matrix = vector = 0.0
         largest = 0
+        recurrences = []
         for node in working:
             flops, is_matrix = node_flops(node, self._shapes)
             matrix += flops if is_matrix else 0.0
             vector += 0.0 if is_matrix else flops
             written = sum(self._shapes.elements(out) for out in node.outputs if out)
-            largest = max(largest, written if is_matrix else 0)
+            if is_recurrent(node):
+                recurrence = recurrence_of(node, self._shapes[node.inputs[0]], self._shapes[node.inputs[2]])
+                recurrences.append(recurrence)
+                matrix -= recurrence.flops
+                largest = max(largest, recurrence.steps * recurrence.matrix_elements)
+            else:
+                largest = max(largest, written if is_matrix else 0)
             for slot, name in enumerate((*node.inputs, *node.captures)):
                 root = self._root_of(name)
                 if name and root not in made:
@@ -248,6 +271,7 @@ class _Counter:
             fp16_bytes=float(sum(count * item_bytes(self._model, name, 2) for name, count in traffic.items())),
             matrix_elements=largest,
             kernels=1 if working else 0,
+            recurrences=tuple(recurrences),
         )
 
     def beside_convolution(self, node: Node, precision: Precision) -> tuple[GroupCost, ...]:
@@ -342,7 +366,7 @@ def _attention(node: Node, shapes: ShapeTable) -> float:
 
 def _recurrent(node: Node, shapes: ShapeTable) -> float:
     """Every step multiplies by the input and the recurrent weights (directions lie in their first axis)."""
-    steps, batch = (*shapes[node.inputs[0]], 1, 1)[:2]
+    steps, batch = steps_and_rows(node, shapes[node.inputs[0]])
     return 2.0 * steps * batch * (shapes.elements(node.inputs[1]) + shapes.elements(node.inputs[2]))
 
 

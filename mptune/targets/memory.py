@@ -7,12 +7,13 @@ fits on a device at all. What the subgraphs of If, Loop and Scan hold inside is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from mptune.graph.loading.model import Model
+from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.plan import Precision
-from mptune.targets.costs import VIEWS, Shape, ShapeTable, item_bytes
+from mptune.targets.costs import VIEWS, Shape, ShapeTable, is_folded, item_bytes
 from mptune.targets.target import Target, TargetKind
 
 USABLE: Mapping[TargetKind, float] = {"jetson": 0.75, "gpu": 0.95, "cpu": 0.75}
@@ -24,8 +25,9 @@ class MemoryNeed:
     """What all-FP32 and all-FP16 need, in bytes; mixed plans lie between.
 
     Attributes:
-        fp32_weights: constants as they are.
-        fp16_weights: with every FP32 constant in FP16.
+        fp32_weights: constants as the run reads them: what is computed from constants alone is folded, and its result
+            counts instead of them.
+        fp16_weights: with every FP32 one in FP16.
         fp32_activations: the most that is alive at once of inputs, outputs and values between.
         fp16_activations: the same with every FP32 value in FP16 but for inputs and outputs, which keep their types.
         fp32_peak: name of the node at which ``fp32_activations`` is reached.
@@ -54,12 +56,13 @@ def memory_need(model: Model, shapes: Mapping[str, Shape]) -> MemoryNeed:
         shapes: concrete shapes by tensor name; what is missing is taken from the model (``ShapeTable``).
     """
     table = ShapeTable(model, shapes)
-    fp32, fp32_peak = _peak(model, table, 4)
-    fp16, fp16_peak = _peak(model, table, 2)
-    constants = model.initializers.values()
+    folded = shape_facts(model).folded
+    fp32, fp32_peak = _peak(model, table, 4, folded)
+    fp16, fp16_peak = _peak(model, table, 2, folded)
+    weights = _weights(model, folded)
     return MemoryNeed(
-        fp32_weights=sum(c.nbytes for c in constants),
-        fp16_weights=sum(c.nbytes // 2 if c.dtype == "float" else c.nbytes for c in constants),
+        fp32_weights=sum(_weight_bytes(model, table, name, 4) for name in weights),
+        fp16_weights=sum(_weight_bytes(model, table, name, 2) for name in weights),
         fp32_activations=fp32,
         fp16_activations=fp16,
         fp32_peak=fp32_peak,
@@ -67,9 +70,29 @@ def memory_need(model: Model, shapes: Mapping[str, Shape]) -> MemoryNeed:
     )
 
 
-def _peak(model: Model, table: ShapeTable, float_bytes: int) -> tuple[int, str]:
+def _weights(model: Model, folded: Collection[str]) -> frozenset[str]:
+    """The constants and folded values that the run reads or gives back; views count as what they show."""
+    root: dict[str, str] = {}
+    read = {output.name for output in model.outputs}
+    for node in model.nodes:
+        if not is_folded(node, folded):
+            read.update((*node.inputs, *node.captures))
+        elif node.op_type in VIEWS and node.inputs and node.inputs[0] in folded:
+            root[node.outputs[0]] = root.get(node.inputs[0], node.inputs[0])
+    return frozenset(root.get(name, name) for name in read if name in folded)
+
+
+def _weight_bytes(model: Model, table: ShapeTable, name: str, float_bytes: int) -> int:
+    """Bytes of a constant or folded value; FP32 counts ``float_bytes`` an element."""
+    constant = model.initializers.get(name)
+    if constant is not None:
+        return constant.nbytes // 2 if constant.dtype == "float" and float_bytes == 2 else constant.nbytes
+    return table.elements(name) * item_bytes(model, name, float_bytes)
+
+
+def _peak(model: Model, table: ShapeTable, float_bytes: int, folded: Collection[str]) -> tuple[int, str]:
     """The most bytes alive at once, and the name of the node at which they are."""
-    ends = _ends(model)
+    ends = _ends(model, folded)
     interface = {info.name for info in (*model.inputs, *model.outputs)}
 
     def size(tensor: str) -> int:
@@ -91,24 +114,29 @@ def _peak(model: Model, table: ShapeTable, float_bytes: int) -> tuple[int, str]:
     return peak, where
 
 
-def _ends(model: Model) -> dict[str, int]:
-    """Value that has memory of its own -> index of the last node that reads it, directly or through a view."""
+def _ends(model: Model, folded: Collection[str]) -> dict[str, int]:
+    """Value that has memory of its own -> index of the last node that reads it, directly or through a view.
+
+    What is folded is a weight, and the nodes that do it read nothing at run time.
+    """
     root: dict[str, str] = {}
     ends: dict[str, int] = {}
     outputs = {info.name for info in model.outputs}
     for node in model.nodes:
+        if is_folded(node, folded):
+            continue
         for name in (*node.inputs, *node.captures):
             ends[root.get(name, name)] = node.index
         for position, out in enumerate(node.outputs):
-            if not out or out in model.initializers:
+            if not out:
                 continue
             views = node.op_type in VIEWS and node.is_standard and position == 0 and bool(node.inputs)
-            if views and node.inputs[0] not in model.initializers and out not in outputs:
+            if views and node.inputs[0] not in folded and out not in outputs:
                 root[out] = root.get(node.inputs[0], node.inputs[0])
             else:
                 ends.setdefault(out, node.index)
     ends.update((name, len(model.nodes)) for name in outputs)
-    computed = {out for node in model.nodes for out in node.outputs if out and out not in model.initializers}
+    computed = {out for node in model.nodes if not is_folded(node, folded) for out in node.outputs if out}
     return {name: end for name, end in ends.items() if name in computed and name not in root}
 
 

@@ -16,14 +16,16 @@ measured. A model predicted by constants fitted to the other four: tau from 0.93
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.op_rules import NodeRule, node_rule
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.targets.costs import GroupCost, Shape, ShapeTable, group_costs, kernel_costs, ungrouped_cost
+from mptune.targets.recurrence import Recurrence
 from mptune.targets.target import Target
 
 __all__ = ["FUSED", "UNFUSED", "BoundaryCost", "Execution", "GroupCost", "LatencyTerms", "group_costs", "roofline"]
@@ -164,6 +166,7 @@ def roofline(
         shapes: concrete shapes by tensor name (``group_costs``).
         execution: of the engine that is to run it.
     """
+    folded = shape_facts(grouped.model).folded
     fp32, fp16 = (_groups_ms(grouped, target, shapes, execution, p) for p in (Precision.FP32, Precision.FP16))
     pinned = {group.id for group in grouped.groups if group.pinned is not None}
     rest = ungrouped_cost(grouped, shapes)
@@ -179,7 +182,7 @@ def roofline(
                 cast_ms(table.elements(edge.tensor), target, execution),
                 edge.fixed,
             )
-            for edge in _edges(grouped)
+            for edge in _edges(grouped, folded)
         ),
     )
 
@@ -206,7 +209,24 @@ def kernel_ms(cost: GroupCost, target: Target, precision: Precision, execution: 
     computing = cost.matrix_flops / (peak * 1e9 * share * execution.occupancy(cost.matrix_elements, target))
     computing += cost.vector_flops / (target.fp32_tflops * 1e9 * VECTOR_EFFICIENCY)
     moving = (cost.fp16_bytes if is_fp16 else cost.fp32_bytes) / _bytes_per_ms(target, execution)
-    return max(computing, moving) + cost.kernels * target.launch_us * 1e-3
+    steps = sum(_steps_ms(recurrence, target, precision, execution) for recurrence in cost.recurrences)
+    return max(computing, moving) + cost.kernels * target.launch_us * 1e-3 + steps
+
+
+def _steps_ms(recurrence: Recurrence, target: Target, precision: Precision, execution: Execution) -> float:
+    """Milliseconds that the steps of a recurrent layer take, each a kernel that waits for the one before.
+
+    Weights that the second level cache holds are read from memory once, which the group's own traffic counts.
+    """
+    is_fp16 = precision is Precision.FP16
+    peak = target.fp16_tflops if is_fp16 else target.fp32_tflops
+    share = execution.fp16_matrix if is_fp16 else execution.fp32_matrix
+    occupancy = execution.occupancy(recurrence.matrix_elements, target)
+    computing = recurrence.matrix_flops / (peak * 1e9 * share * occupancy)
+    weight_bytes = recurrence.weights * (2 if is_fp16 else 4)
+    is_cached = weight_bytes <= (target.l2_mb or 0.0) * 1e6
+    moving = 0.0 if is_cached else weight_bytes / _bytes_per_ms(target, execution)
+    return recurrence.steps * (max(computing, moving) + target.launch_us * 1e-3)
 
 
 def cast_ms(elements: int, target: Target, execution: Execution = FUSED) -> float:
@@ -228,18 +248,18 @@ class _Edge:
     fixed: bool
 
 
-def _edges(grouped: GroupedModel) -> list[_Edge]:
-    """Every FP32 tensor, constants left out, between two groups or between a group and what is always FP32.
+def _edges(grouped: GroupedModel, folded: Collection[str]) -> list[_Edge]:
+    """Every FP32 tensor between two groups or between a group and what is always FP32.
 
-    Follows ``mptune.graph.casting.value_types``, which decides where Casts stand.
+    Follows ``mptune.graph.casting.value_types``, which decides where Casts stand. Constants and what is folded before
+    the run are left out: so are their Casts.
     """
     model, owners = grouped.model, grouped.owners
     rules = [node_rule(model, node) for node in model.nodes]
     named = {output.name for output in model.outputs}
-    constants = {name for name, constant in model.initializers.items() if not constant.overridable}
     found = []
     for name, info in model.tensors.items():
-        if not info.is_float32 or name in constants:
+        if not info.is_float32 or name in folded:
             continue
         producer = _producer(model, name, rules, owners)
         consumers: dict[str, None] = {}

@@ -11,12 +11,10 @@ import numpy as np
 import onnx
 
 from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.value_dependent import RANDOM
 
 _ALIASES = frozenset({"Identity", "Dropout"})
 _FLOATS = frozenset({"float", "float16"})
-_NOT_FOLDED = frozenset(
-    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
-)
 
 
 class Lookup:
@@ -153,7 +151,7 @@ def static_values(model: Model) -> frozenset[str]:
     """Constants, and what is computed from them alone."""
     static = {name for name, constant in model.initializers.items() if not constant.overridable}
     for node in model.nodes:
-        if not node.inputs or not node.is_standard or node.captures or node.op_type in _NOT_FOLDED:
+        if not node.inputs or not node.is_standard or node.captures or node.op_type in RANDOM:
             continue
         if all(not i or i in static for i in node.inputs) and not node.has_subgraph:
             static.update(out for out in node.outputs if out)

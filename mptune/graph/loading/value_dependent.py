@@ -1,0 +1,239 @@
+"""Values whose shape depends on values: what NonMaxSuppression, NonZero and the like select; and what is folded.
+
+Two degrees: a shape that depends on any value is not known before the run, so nothing that comes from it is folded. A
+shape that depends on floating-point values may differ from plan to plan, too, as a score just above a threshold falls
+below it; outputs with such shapes cannot be compared element by element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnx
+import onnx.defs
+import onnx.helper
+import onnx.numpy_helper
+import onnx.shape_inference
+
+from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.tensors import all_graphs, type_of
+
+_SELECT = frozenset({"NonMaxSuppression", "NonZero", "Compress", "Unique"})
+"""Operators that return as many elements as their input's values call for."""
+
+_SHAPED_BY: Mapping[str, tuple[int, ...]] = {
+    "CenterCropPad": (1,),
+    "ConstantOfShape": (0,),
+    "Expand": (1,),
+    "MaxUnpool": (2,),
+    "OneHot": (1,),
+    "Pad": (1, 3),
+    "Range": (0, 1, 2),
+    "Reshape": (1,),
+    "Resize": (1, 2, 3),
+    "Slice": (1, 2, 3, 4),
+    "Split": (1,),
+    "Tile": (1,),
+    "TopK": (1,),
+    "Upsample": (1,),
+}
+"""Operators whose output has the shape that the values of these inputs say."""
+
+_SHAPE_OF: Mapping[str, tuple[int, ...]] = {
+    "ArrayFeatureExtractor": (1,),
+    "GatherElements": (1,),
+    "Scatter": (0,),
+    "ScatterElements": (0,),
+    "ScatterND": (0,),
+    "TensorScatter": (0,),
+}
+"""Operators whose output has the shape of these inputs only."""
+
+_FLOATS = frozenset({"float", "float16", "double", "bfloat16"})
+RANDOM = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
+)
+"""Operators that compute something else each time."""
+
+_KEPT_QUANTISED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+_RENAMES = frozenset({"Identity", "Cast"})
+_INLINE_LIMIT = 4096
+"""Constants up to this many bytes are given to the inference by value."""
+
+
+@dataclass(frozen=True)
+class DependentOutput:
+    """An output of the model whose shape depends on floating-point values.
+
+    Attributes:
+        name: of the output.
+        axis: the axis whose size depends on them; None where the model does not tell.
+        nodes: names of the nodes that decide, in topological order.
+        index_columns: columns that hold positions in another value, which need not agree where rows do: the box index
+            that NonMaxSuppression returns beside batch and class.
+    """
+
+    name: str
+    axis: int | None
+    nodes: tuple[str, ...]
+    index_columns: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class ShapeFacts:
+    """What the shapes of a model depend on.
+
+    Attributes:
+        folded: constants, and values that a runtime computes from constants and shapes before it runs the model.
+        deciding: value -> names of the nodes whose floating-point inputs decide its shape.
+        outputs: of the model, with such a shape.
+        nodes: of the model whose output shape depends on floating-point values themselves, in topological order.
+    """
+
+    folded: frozenset[str]
+    deciding: Mapping[str, frozenset[str]]
+    outputs: tuple[DependentOutput, ...]
+    nodes: tuple[Node, ...]
+
+
+def shape_facts(model: Model) -> ShapeFacts:
+    """Walk over the model once, in topological order.
+
+    Weights that are stored quantised do not count as folded from there on: neither ONNX Runtime nor TensorRT computes
+    QuantizeLinear and DequantizeLinear beforehand.
+    """
+    walk = _Walk(model)
+    for node in model.nodes:
+        walk.visit(node)
+    order = {node.name: node.index for node in model.nodes}
+    outputs = tuple(
+        DependentOutput(
+            info.name,
+            walk.axis(info.name),
+            tuple(sorted(walk.deciding[info.name], key=order.__getitem__)),
+            (2,) if _source(model, info.name) == "NonMaxSuppression" else (),
+        )
+        for info in model.outputs
+        if info.name in walk.deciding
+    )
+    return ShapeFacts(frozenset(walk.folded), walk.deciding, outputs, tuple(walk.nodes))
+
+
+class _Walk:
+    """The sets of values, grown node by node."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._outputs = {info.name for info in model.outputs}
+        self._sizes = {dim for info in model.inputs for dim in info.shape or () if isinstance(dim, str)}
+        self._from_floats = {info.name for info in model.inputs if info.dtype in _FLOATS}
+        self._unknown: set[str] = set()
+        self.folded = {name for name, constant in model.initializers.items() if not constant.overridable}
+        self.deciding: dict[str, frozenset[str]] = {}
+        self.nodes: list[Node] = []
+
+    def visit(self, node: Node) -> None:
+        """Add what a node computes."""
+        outs = [out for out in node.outputs if out]
+        if node.op_type == "Constant" and node.is_standard:
+            self.folded.update(outs)
+            return
+        if node.op_type in ("Shape", "Size") and node.is_standard:
+            self._measure(node, outs)
+            return
+        read = [name for name in (*node.inputs, *node.captures) if name]
+        if self._is_folded(node, read):
+            self.folded.update(outs)
+            return
+        if any(name in self._from_floats for name in read):
+            self._from_floats.update(outs)
+        self._from_floats.update(out for out in outs if self._model.info(out).dtype in _FLOATS)
+        deciding, shaped = self._deciding(node), self._shape_of(node)
+        open_outs = [out for out in outs if not self._is_known(out, node)]
+        if any(name not in self.folded for name in deciding) or any(name in self._unknown for name in shaped):
+            self._unknown.update(open_outs)
+        passed = frozenset[str]().union(*(self.deciding.get(name, frozenset()) for name in shaped))
+        if any(name in self._from_floats for name in deciding):
+            self.nodes.append(node)
+            passed |= {node.name}
+        if passed:
+            self.deciding.update(dict.fromkeys(open_outs, passed))
+
+    def axis(self, output: str) -> int | None:
+        """The first axis of an output whose size is neither fixed nor an input's."""
+        if _source(self._model, output) == "NonZero":
+            return 1
+        dims = self._model.info(output).shape
+        return next(
+            (k for k, dim in enumerate(dims or ()) if not isinstance(dim, int) and dim not in self._sizes), None
+        )
+
+    def _measure(self, node: Node, outs: list[str]) -> None:
+        """Shape and Size: known before the run unless the shape depends on values."""
+        if node.inputs[0] in self._unknown:
+            if node.inputs[0] in self.deciding:
+                self._from_floats.update(outs)
+        else:
+            self.folded.update(outs)
+
+    def _is_folded(self, node: Node, read: list[str]) -> bool:
+        if not node.is_standard or not read or node.captures or node.has_subgraph:
+            return False
+        return node.op_type not in RANDOM | _KEPT_QUANTISED and all(name in self.folded for name in read)
+
+    def _deciding(self, node: Node) -> list[str]:
+        """The values of a node's inputs that decide on the shapes of its outputs."""
+        if node.has_subgraph and _selects(node.proto):
+            return [name for name in (*node.inputs, *node.captures) if name]
+        if not node.is_standard:
+            return []
+        if node.op_type in _SELECT:
+            return [name for name in node.inputs if name]
+        return [node.inputs[k] for k in _SHAPED_BY.get(node.op_type, ()) if k < len(node.inputs) and node.inputs[k]]
+
+    def _shape_of(self, node: Node) -> list[str]:
+        """The inputs whose shapes decide on the shapes of a node's outputs."""
+        slots = _SHAPE_OF.get(node.op_type) if node.is_standard else None
+        names = (*node.inputs, *node.captures) if slots is None else [node.inputs[k] for k in slots]
+        return [name for name in names if name]
+
+    def _is_known(self, out: str, node: Node) -> bool:
+        """Whether inference finds a shape without unknown sizes. What a file says of its outputs may be one example."""
+        shape = self._inferred(node).get(out) if out in self._outputs else self._model.info(out).shape
+        return shape is not None and all(isinstance(dim, int) or dim in self._sizes for dim in shape)
+
+    def _inferred(self, node: Node) -> dict[str, tuple[int | str | None, ...] | None]:
+        """The shapes of a node's outputs, from those of its inputs alone."""
+        types, data = {}, {}
+        for name in filter(None, node.inputs):
+            info, constant = self._model.info(name), self._model.initializers.get(name)
+            if constant is not None and constant.nbytes <= _INLINE_LIMIT and constant.dtype != "string":
+                data[name] = onnx.numpy_helper.from_array(constant.numpy(), name)
+            types[name] = onnx.helper.make_tensor_type_proto(
+                onnx.TensorProto.DataType.Value(info.dtype.upper()), info.shape
+            )
+        try:
+            schema = onnx.defs.get_schema(node.op_type, self._model.opset, node.domain)
+            imports = list(self._model.proto.opset_import)
+            version = max(self._model.proto.ir_version, 4)
+            found = onnx.shape_inference.infer_node_outputs(
+                schema, node.proto, types, data, opset_imports=imports, ir_version=version
+            )
+        except Exception:  # onnx raises several kinds where it cannot infer from a node alone
+            return {}
+        return {name: type_of(proto)[1] for name, proto in found.items()}
+
+
+def _selects(node: onnx.NodeProto) -> bool:
+    """Whether a subgraph of a node holds an operator that selects."""
+    whole = onnx.GraphProto(node=[node])
+    return any(inner.op_type in _SELECT for graph in all_graphs(whole) for inner in graph.node)
+
+
+def _source(model: Model, output: str) -> str:
+    """The operator that computes an output, Identity and Cast looked through."""
+    index = model.producer.get(output)
+    while index is not None and model.nodes[index].op_type in _RENAMES and model.nodes[index].is_standard:
+        index = model.producer.get(model.nodes[index].inputs[0])
+    return "" if index is None or not model.nodes[index].is_standard else model.nodes[index].op_type

@@ -1,0 +1,198 @@
+"""Recurrent layers cost their steps, and weights that an exporter builds from constants cost what weights cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import Model, load_model
+from mptune.graph.loading.shapes import static_shapes
+from mptune.graph.loading.value_dependent import shape_facts
+from mptune.graph.plan import Precision
+from mptune.inspection import inspect_model
+from mptune.targets.costs import group_costs
+from mptune.targets.memory import memory_need
+from mptune.targets.roofline import FUSED, UNFUSED, Execution, roofline
+from mptune.targets.target import load_target
+from mptune.tuning.space import load_space
+
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+FEATURES, HIDDEN = 32, 64
+
+
+class _Graph:
+    """Nodes and weights, under names that count up."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: list[onnx.TensorProto] = []
+        self._random = np.random.default_rng(0)
+
+    def weight(self, *shape: int) -> str:
+        return self.constant(self._random.normal(0, 0.1, shape).astype(np.float32))
+
+    def constant(self, value: np.ndarray) -> str:
+        self.weights.append(numpy_helper.from_array(value, f"w{len(self.weights)}"))
+        return self.weights[-1].name
+
+    def add(self, op: str, inputs: list[str], **attributes) -> str:
+        name = f"n{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, inputs, [name], f"{op}_{name}", **attributes))
+        return name
+
+
+def recurrent(path: Path, op: str, steps: int, *, both: bool, built: bool, batch_first: bool = True) -> Model:
+    """Linear, a recurrent layer and another Linear on (rows, steps, features), as torch's two exporters write it.
+
+    Args:
+        path: where it is written.
+        op: LSTM, GRU or RNN.
+        steps: time steps.
+        both: bidirectional.
+        built: weights come from Slice, Concat, Unsqueeze and Transpose of torch's tensors, as the newer exporter has
+            them; else they are there as ONNX wants them, and the initial state is expanded from a shape.
+        batch_first: whether the layer itself takes time first and its input is transposed.
+    """
+    graph, gates = _Graph(), GATES[op]
+    directions = 2 if both else 1
+
+    def weights(columns: int) -> str:
+        if not built:
+            return graph.weight(directions, gates * HIDDEN, columns)
+        parts = []
+        for _ in range(directions):
+            whole = graph.add("Transpose", [graph.weight(columns, gates * HIDDEN)], perm=[1, 0])
+            pieces = [
+                graph.add("Slice", [whole, *(graph.constant(np.array([v])) for v in (k * HIDDEN, (k + 1) * HIDDEN, 0))])
+                for k in reversed(range(gates))
+            ]
+            one = graph.add("Concat", pieces, axis=0)
+            parts.append(graph.add("Unsqueeze", [one, graph.constant(np.array([0]))]))
+        return graph.add("Concat", parts, axis=0) if both else parts[0]
+
+    hidden = graph.add("MatMul", ["x", graph.weight(FEATURES, FEATURES)])
+    if batch_first:
+        hidden = graph.add("Transpose", [hidden], perm=[1, 0, 2])
+    if built:
+        state = graph.constant(np.zeros((directions, 2, HIDDEN), np.float32))
+    else:
+        rows = graph.add("Shape", ["x"], start=0, end=1) if batch_first else graph.add("Shape", ["x"], start=1, end=2)
+        count, size = graph.constant(np.array([directions])), graph.constant(np.array([HIDDEN]))
+        shape = graph.add("Concat", [count, rows, size], axis=0)
+        state = graph.add("Expand", [graph.constant(np.zeros((directions, 1, HIDDEN), np.float32)), shape])
+    states = [state, state] if op == "LSTM" else [state]
+    read = [hidden, weights(FEATURES), weights(HIDDEN), graph.weight(directions, 2 * gates * HIDDEN), "", *states]
+    direction = "bidirectional" if both else "forward"
+    made = graph.add(op, read, hidden_size=HIDDEN, direction=direction)  # (steps, directions, rows, hidden)
+    back = graph.add("Transpose", [made], perm=[2, 0, 1, 3])
+    flat = graph.add("Reshape", [back, graph.constant(np.array([2, steps, directions * HIDDEN]))])
+    graph.nodes.append(helper.make_node("MatMul", [flat, graph.weight(directions * HIDDEN, 10)], ["y"], "head"))
+    shape = [2, steps, FEATURES] if batch_first else [steps, 2, FEATURES]
+    values = [
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, steps, 10])],
+    ]
+    proto = helper.make_graph(graph.nodes, "g", *values, graph.weights)
+    onnx.save(helper.make_model(proto, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    return load_model(path)
+
+
+def predicted(model: Model, execution: Execution = FUSED) -> tuple[float, float]:
+    """Predicted ms of all-FP32 and of all free groups in FP16."""
+    grouped = GroupedModel(model, find_groups(model))
+    terms = roofline(grouped, load_target("jetson-orin-nano-8gb"), static_shapes(model).shapes, execution)
+    fp32 = grouped.uniform(Precision.FP32)
+    free = [group.id for group in grouped.groups if group.pinned is None]
+    return terms.predict(fp32), terms.predict(fp32.replace(dict.fromkeys(free, Precision.FP16)))
+
+
+@pytest.mark.parametrize("execution", [FUSED, UNFUSED], ids=["fused", "unfused"])
+@pytest.mark.parametrize("both", [False, True], ids=["forward", "bidirectional"])
+@pytest.mark.parametrize("op", GATES)
+def test_two_exports_of_a_network_predict_the_same(tmp_path: Path, op: str, both: bool, execution: Execution) -> None:
+    ready = recurrent(tmp_path / "ready.onnx", op, 50, both=both, built=False)
+    built = recurrent(tmp_path / "built.onnx", op, 50, both=both, built=True)
+    assert predicted(built, execution) == pytest.approx(predicted(ready, execution), rel=0.05)
+    need, other = (memory_need(model, static_shapes(model).shapes) for model in (ready, built))
+    for precision in Precision:
+        assert other.total(precision) == pytest.approx(need.total(precision), rel=0.05)
+
+
+@pytest.mark.parametrize("op", GATES)
+def test_recurrence_costs_its_steps(tmp_path: Path, op: str) -> None:
+    """Four times the steps take about four times as long: each is a launch that waits for the one before."""
+    short = predicted(recurrent(tmp_path / "short.onnx", op, 25, both=False, built=False))
+    long = predicted(recurrent(tmp_path / "long.onnx", op, 100, both=False, built=False))
+    launch = load_target("jetson-orin-nano-8gb").launch_us * 1e-3
+    for few, many in zip(short, long, strict=True):
+        assert few > 25 * launch
+        assert 3.5 < many / few < 4.2
+
+
+def test_both_directions_share_their_steps_and_double_their_work(tmp_path: Path) -> None:
+    costs = []
+    for both in (False, True):
+        model = recurrent(tmp_path / f"{both}.onnx", "LSTM", 50, both=both, built=False)
+        found = group_costs(GroupedModel(model, find_groups(model)), static_shapes(model).shapes)
+        (recurrence,) = [r for cost in found.values() for r in cost.recurrences]
+        costs.append(recurrence)
+    one, two = costs
+    assert one.steps == two.steps == 50
+    assert one.matrix_flops == 2 * 2 * 4 * HIDDEN * HIDDEN
+    assert two.matrix_flops == 2 * one.matrix_flops
+
+
+def test_steps_lie_where_the_layout_says(tmp_path: Path) -> None:
+    """Layout 1: (rows, steps, features)."""
+    path = tmp_path / "m.onnx"
+    node = helper.make_node("GRU", ["x", "w", "r"], ["y"], "gru", hidden_size=4, layout=1)
+    weights = [numpy_helper.from_array(np.ones((1, 12, n), np.float32), k) for k, n in (("w", 3), ("r", 4))]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 70, 3])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 70, 1, 4])
+    graph = helper.make_graph([node], "g", [x], [y], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    model = load_model(path)
+    (cost,) = group_costs(GroupedModel(model, find_groups(model)), {}).values()
+    assert cost.recurrences[0].steps == 70
+    assert cost.flops == 2 * 70 * 2 * (12 * 3 + 12 * 4)
+
+
+def test_folded_parts_cost_nothing_and_their_casts_neither(tmp_path: Path) -> None:
+    model = recurrent(tmp_path / "m.onnx", "LSTM", 50, both=True, built=True)
+    grouped = GroupedModel(model, find_groups(model))
+    shapes = static_shapes(model).shapes
+    facts = shape_facts(model)
+    costs = group_costs(grouped, shapes)
+    made = {node.name: node.outputs for node in model.nodes}
+    folded = [g for g in grouped.groups if all(out in facts.folded for name in g.nodes for out in made[name])]
+    assert folded
+    assert all((costs[g.id].flops, costs[g.id].fp32_bytes, costs[g.id].kernels) == (0, 0, 0) for g in folded)
+    terms = roofline(grouped, load_target("jetson-orin-nano-8gb"), shapes)
+    assert not {edge.tensor for edge in terms.boundaries} & facts.folded
+    operators = {o.name: o.flops for o in inspect_model(model, load_space("default")).operators}
+    assert operators["Slice"] == 0
+
+
+def test_quantised_weights_are_not_folded(tmp_path: Path) -> None:
+    """ONNX Runtime and TensorRT keep them in INT8: one byte an element."""
+    path = tmp_path / "m.onnx"
+    weights = [
+        numpy_helper.from_array(np.ones((64, 64), np.int8), "q"),
+        numpy_helper.from_array(np.array(0.1, np.float32), "scale"),
+    ]
+    nodes = [
+        helper.make_node("DequantizeLinear", ["q", "scale"], ["w"], "dq"),
+        helper.make_node("MatMul", ["x", "w"], ["y"], "mm"),
+    ]
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 64]) for n in "xy")
+    graph = helper.make_graph(nodes, "g", [x], [y], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    model = load_model(path)
+    assert "w" not in shape_facts(model).folded
+    assert memory_need(model, {}).fp32_weights == 64 * 64 + 4
