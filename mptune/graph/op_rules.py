@@ -16,6 +16,7 @@ import onnx
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.plan import REDUCED, Precision
+from mptune.graph.shape_arithmetic import REASON, shape_arithmetic
 
 _SCHEMA_TYPES: Mapping[Precision, str] = {Precision.FP32: "tensor(float)", Precision.FP16: "tensor(float16)"}
 
@@ -95,7 +96,13 @@ def node_rule(model: Model, node: Node) -> NodeRule:
         return NodeRule(fixed=f"{node.op_type} runs a subgraph, which stays FP32")
     if node.op_type == "Constant":
         return NodeRule(fixed="a constant is stored in each type that reads it")
+    if node.index in shape_arithmetic(model) and _has_fp32(model, node):
+        return NodeRule(fixed=REASON)
     return _standard_rule(node, model.info, model.opset)
+
+
+def _has_fp32(model: Model, node: Node) -> bool:
+    return any(model.info(name).is_float32 for name in (*node.inputs, *node.outputs) if name)
 
 
 def casts_integers(model: Model, node: Node) -> bool:
