@@ -83,7 +83,10 @@ def is_installed(kind: Kind) -> bool:
 
 
 def load_library(kind: Kind) -> Library:
-    """Import the module and check its version. Only in a worker: it loads native code.
+    """Import the module, check its version and register NVIDIA's plugins. Only in a worker: it loads native code.
+
+    Without its plugins TensorRT neither parses nor loads what they compute: RoiAlign, ScatterElements with a reduction
+    (onnx-tensorrt's onnxOpImporters.cpp), EfficientNMS_TRT.
 
     Raises:
         EngineError: the package is missing, a library that it needs is missing, or its version is not supported.
@@ -96,7 +99,12 @@ def load_library(kind: Kind) -> Library:
         message = f"{kind} is installed, but a library that it needs does not load: {_first_line(error)}"
         raise EngineError(FailureKind.UNSUPPORTED, message) from error
     version = str(getattr(trt, "__version__", ""))
-    return Library(kind, trt, version, check_version(kind, version))
+    warnings = check_version(kind, version)
+    if not _register_plugins(trt):
+        warnings += (
+            f"{kind} could not register its plugins: models with RoiAlign and the like fail; install it again",
+        )
+    return Library(kind, trt, version, warnings)
 
 
 def check_version(kind: Kind, version: str) -> tuple[str, ...]:
@@ -166,6 +174,13 @@ def _log(trt: Any) -> Any:
                 sys.stderr.write(f"[TensorRT {severity.name}] {message}\n")
 
     return Log()
+
+
+@cache
+def _register_plugins(trt: Any) -> bool:
+    """Register NVIDIA's plugins, once per process and before the first builder or runtime (NvInferPlugin.h)."""
+    with collector_paused():
+        return bool(trt.init_libnvinfer_plugins(_log(trt), ""))
 
 
 @contextmanager

@@ -114,6 +114,7 @@ def test_the_code_names_what_it_should() -> None:
         "DynamicShapesKernelSpecializationStrategy.EAGER",
         "IRuntimeCache.serialize",
         "IOutputAllocator",
+        "init_libnvinfer_plugins",
     } <= named()
     assert named() >= RTX_ONLY
 

@@ -9,6 +9,18 @@ from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.tensorrt import library as tensorrt
 from mptune.engines.tensorrt.library import check_version, is_installed, load_library, open_log
 
+PACKAGE = """
+__version__ = '10.3.0'
+registered = []
+succeeds = True
+class ILogger:
+    INFO = ERROR = WARNING = 0
+def init_libnvinfer_plugins(logger, namespace):
+    assert isinstance(logger, ILogger)
+    registered.append(namespace)
+    return succeeds
+"""
+
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     """Put a package of the name ``tensorrt`` on the path, with this content."""
@@ -56,10 +68,26 @@ def test_a_package_without_a_version(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_version_is_the_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path, monkeypatch, "__version__ = '10.3.0'")
+    install(tmp_path, monkeypatch, PACKAGE)
     library = load_library("tensorrt")
     assert (library.kind, library.version, library.is_rtx) == ("tensorrt", "10.3.0", False)
     assert len(library.warnings) == 1
+
+
+def test_plugins_are_registered_once_and_with_the_process_logger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch, PACKAGE)
+    first, again = load_library("tensorrt"), load_library("tensorrt")
+    assert first.trt.registered == [""]
+    assert first.warnings == again.warnings
+    assert not any("plugins" in warning for warning in first.warnings)
+
+
+def test_plugins_that_cannot_be_registered_are_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch, PACKAGE.replace("succeeds = True", "succeeds = False"))
+    for _ in range(2):
+        assert "could not register its plugins" in load_library("tensorrt").warnings[-1]
 
 
 @pytest.mark.parametrize("version", ["8.5.2", "8.6.2.3", "9.1.0"])
