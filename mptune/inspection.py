@@ -19,6 +19,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import Granularity, LayerGroup, find_fitting_groups, find_groups
 from mptune.graph.hazards.find import Hazard, find_hazards
 from mptune.graph.hazards.hazard import hazard_findings
+from mptune.graph.hazards.interface import interface_findings
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.loading.tensors import TensorInfo
@@ -208,8 +209,10 @@ def inspect_model(
     found = find_hazards(grouped, absmax)
     about_data = [replace(f, origin="inspect") for f in samples.findings] if samples else []
     quantised = quantised_findings(grouped, shapes, "inspect")
-    findings = [*about_data, *quantised, *hazard_findings(found, "inspect")]
-    hazards = _sorted([*found, *map(_input_hazard, about_data), *map(_quantised_hazard, quantised)])
+    interface = interface_findings(model, "inspect")
+    findings = [*about_data, *quantised, *interface, *hazard_findings(found, "inspect")]
+    about_parts = [*map(_quantised_hazard, quantised), *map(_interface_hazard, interface)]
+    hazards = _sorted([*found, *map(_input_hazard, about_data), *about_parts])
     space = make_space(grouped, named, hazards, absmax)
     costs = group_costs(grouped, shapes)
     repeats = Counter(group.pattern for group in groups)
@@ -274,6 +277,14 @@ def _quantised_hazard(finding: Finding) -> Hazard:
         finding.code,
         finding.evidence,
     )
+
+
+def _interface_hazard(finding: Finding) -> Hazard:
+    where = finding.where
+    tensor = ", ".join([output.name for output in where.outputs[:1]] or ["the model"])
+    node = where.nodes[0] if where.nodes else None
+    value = float(len(where.outputs))
+    return Hazard(finding.severity, "output", node, None, tensor, value, finding.text, finding.cure, finding.code)
 
 
 def _unknown(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> int:

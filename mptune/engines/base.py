@@ -185,7 +185,7 @@ class ReferenceReport:
 
     Attributes:
         provider: ONNX Runtime's execution provider, such as ``CUDAExecutionProvider``; TF32 is always off.
-        outputs: output name -> {"non_finite", "zero_fraction", "absmax"} over all samples.
+        outputs: output name -> {"size", "non_finite", "zero_fraction", "absmax"} over all samples.
         repeat_error: largest relative L2 between two runs on the same sample, over outputs.
         identical_rows_error: largest relative L2 between the rows of a batch of identical rows; None where not taken.
         batch_size_error: largest relative L2 between a row computed alone and the same row in a larger batch; None

@@ -10,6 +10,7 @@ from mptune.engines.base import Workspace
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.loading.model import Model
+from mptune.graph.loading.value_dependent import DependentOutput, shape_facts
 
 if TYPE_CHECKING:
     from mptune.graph.writing.rewrite import Rewriter
@@ -37,6 +38,11 @@ class Workload:
     def groups(self) -> tuple[LayerGroup, ...]:
         """Its layer groups, in topological order."""
         return self.grouped.groups
+
+    @cached_property
+    def dependent_outputs(self) -> tuple[DependentOutput, ...]:
+        """The model's outputs whose shape depends on values."""
+        return shape_facts(self.model).outputs
 
     @cached_property
     def bank(self) -> WeightBank:

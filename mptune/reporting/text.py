@@ -26,6 +26,7 @@ from mptune.tuning.fronts.table import group_counts as group_counts
 REASON_WORDS = {
     Reason.PINNED: "pinned",
     Reason.OVERFLOW: "overflow",
+    Reason.FAILED: "failed",
     Reason.ERROR: "error",
     Reason.BOUNDARIES: "Casts",
     Reason.UNTRIED: "not tried",
@@ -130,7 +131,7 @@ def explain_kept(kept: Kept) -> str:
 
 def by_importance(kept: Iterable[Kept]) -> list[Kept]:
     """The groups in the order of their importance: overflow, large errors, Casts; pins last."""
-    ranks = {Reason.OVERFLOW: 0, Reason.ERROR: 1, Reason.PINNED: 3}
+    ranks = {Reason.OVERFLOW: 0, Reason.FAILED: 0, Reason.ERROR: 1, Reason.PINNED: 3}
     return sorted(kept, key=lambda k: (ranks.get(k.reason, 2), -(k.one_group_error or 0.0)))
 
 

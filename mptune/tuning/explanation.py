@@ -17,6 +17,7 @@ class Reason(str, Enum):
 
     PINNED = "pinned"
     OVERFLOW = "overflow"
+    FAILED = "failed"
     ERROR = "one-group error"
     BOUNDARIES = "not worth its boundaries"
     UNTRIED = "not tried"

@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from mptune.data.metrics.elementwise import RELATIVE_FLOOR, statistics_of
+from mptune.data.metrics.row_sets import AlignedRows, RowSet, aligned_rows
 from mptune.data.numbers import decode_float, encode_float
 from mptune.errors import DataError, SettingsError
 
@@ -26,11 +28,11 @@ TaskMetric = Callable[[Mapping[str, np.ndarray], Mapping[str, np.ndarray]], floa
 ALL_OUTPUTS = "*"
 """The output name under which task metrics stand: they see all outputs of a sample at once."""
 
-RELATIVE_FLOOR = 2.0**-14
-"""Smallest denominator of ``max_rel``: the smallest normal FP16 number, below which FP16 has no relative precision."""
+UNMATCHED = "unmatched_rows"
+"""Rows without a partner in an output that is compared as a set of rows."""
 
-_CHUNK = 1 << 20
-"""Elements that are widened to float64 at a time."""
+MATCHED = "matched_relative_l2"
+"""``relative_l2`` of the rows that have one."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,9 @@ METRICS: Mapping[str, Metric] = {
         Metric("endpoint_error", "optical flow: mean distance of the flow vectors, in pixels", is_task=True),
     )
 }
+
+
+_STATISTICS = tuple(name for name, metric in METRICS.items() if not metric.is_task)
 
 
 @dataclass(frozen=True)
@@ -135,6 +140,17 @@ class OutputError:
         return values
 
     @property
+    def of_pairs(self) -> OutputError:
+        """The same without rows that have no partner, where outputs are compared as sets of rows."""
+        taken = {o: {**s, "relative_l2": s[MATCHED]} if MATCHED in s else s for o, s in self.per_output.items()}
+        return OutputError(taken)
+
+    @property
+    def unmatched_rows(self) -> int:
+        """How many rows have no partner, over all outputs and samples."""
+        return int(sum(sum(statistics.get(UNMATCHED, ())) for statistics in self.per_output.values()))
+
+    @property
     def non_finite(self) -> int:
         """How many values are NaN or Inf where the reference is finite, over all outputs and samples."""
         return int(sum(sum(statistics.get("non_finite", ())) for statistics in self.per_output.values()))
@@ -190,6 +206,9 @@ def compare_outputs(
     outputs: Sequence[Mapping[str, np.ndarray]],
     reference: Sequence[Mapping[str, np.ndarray]],
     extra: Mapping[str, TaskMetric] | None = None,
+    row_sets: Sequence[RowSet] = (),
+    *,
+    any_shape: bool = False,
 ) -> OutputError:
     """Take every statistic of every output on every sample.
 
@@ -198,6 +217,10 @@ def compare_outputs(
         reference: the same samples in the same order.
         extra: task metrics by name (``mptune.data.metrics.tasks.resolve_metric``); their values stand under output
             ``"*"``.
+        row_sets: outputs that are compared as sets of rows (``mptune.data.metrics.row_sets``): ``UNMATCHED`` and
+            ``MATCHED`` are taken of them, too.
+        any_shape: outputs of another shape have no statistics but ``non_finite``, instead of an error: a task metric
+            may know what to do with them.
 
     Raises:
         DataError: samples, outputs or shapes do not match, an output is not numeric, or a task metric failed.
@@ -209,12 +232,20 @@ def compare_outputs(
         )
     found: dict[str, dict[str, list[float]]] = {}
     for number, (got, wanted) in enumerate(zip(outputs, reference, strict=True)):
+        missing = next((name for name in wanted if name not in got), None)
+        if missing is not None:
+            raise DataError(
+                f"sample {number} has no output {missing!r}", f"it has {', '.join(map(repr, got)) or 'none'}"
+            )
+        aligned = aligned_rows(row_sets, got, wanted)
         for name, expected in wanted.items():
-            if name not in got:
-                raise DataError(
-                    f"sample {number} has no output {name!r}", f"it has {', '.join(map(repr, got)) or 'none'}"
-                )
-            statistics = _statistics(name, np.asarray(got[name]), np.asarray(expected), number)
+            if name in aligned:
+                statistics = _row_statistics(name, aligned[name], number)
+            elif any_shape and np.shape(got[name]) != np.shape(expected):
+                statistics = dict.fromkeys(_STATISTICS, math.nan)
+                statistics["non_finite"] = float(np.count_nonzero(~np.isfinite(got[name])))
+            else:
+                statistics = statistics_of(name, np.asarray(got[name]), np.asarray(expected), number)
             for statistic, value in statistics.items():
                 found.setdefault(name, {}).setdefault(statistic, []).append(value)
         for metric, function in (extra or {}).items():
@@ -268,101 +299,10 @@ def definition_of(function: TaskMetric) -> str:
     return f" ({code.co_filename}:{code.co_firstlineno}: {line})"
 
 
-@dataclass
-class _Sums:
-    """Running sums over the elements at which the reference is finite."""
-
-    reference_squared: float = 0.0
-    output_squared: float = 0.0
-    difference_squared: float = 0.0
-    absolute: float = 0.0
-    max_rel: float = 0.0
-    non_finite: int = 0
-
-
-def _statistics(name: str, output: np.ndarray, reference: np.ndarray, number: int) -> dict[str, float]:
-    """All statistics of one output of one sample. Peak memory: 8 bytes per element beside the two arrays."""
-    if output.shape != reference.shape:
-        raise DataError(
-            f"output {name!r} has shape {output.shape} on sample {number}, the reference has {reference.shape}",
-            "shapes that depend on values (NMS, TopK by score, NonZero) cannot be compared: cut the model before them",
-        )
-    for array in (output, reference):
-        if array.dtype.kind in "OSUcMm":
-            raise DataError(f"output {name!r} has type {array.dtype}, not a real number", "leave it out of the model")
-    sums = _Sums()
-    with np.errstate(all="ignore"):  # NaN and Inf are results here
-        differences = _accumulate(output.reshape(-1), reference.reshape(-1), sums)
-        return _finish(differences, sums)
-
-
-def _accumulate(output: np.ndarray, reference: np.ndarray, sums: _Sums) -> np.ndarray:
-    """Add everything up chunk by chunk; returns the absolute differences."""
-    differences = np.empty(reference.size, np.float64)
-    filled = 0
-    for start in range(0, reference.size, _CHUNK):
-        wanted = reference[start : start + _CHUNK].astype(np.float64)
-        got = output[start : start + _CHUNK].astype(np.float64)
-        finite = np.isfinite(wanted)
-        if not finite.all():
-            wanted, got = wanted[finite], got[finite]
-        absolute = differences[filled : filled + wanted.size]
-        np.abs(got - wanted, out=absolute)
-        filled += wanted.size
-        sums.non_finite += int(np.count_nonzero(~np.isfinite(got)))
-        sums.reference_squared += float(wanted @ wanted)
-        sums.output_squared += float(got @ got)
-        sums.difference_squared += float(absolute @ absolute)
-        sums.absolute += float(absolute.sum())
-        relative = (absolute / np.maximum(np.abs(wanted), RELATIVE_FLOOR)).max(initial=0.0)
-        sums.max_rel = float(np.maximum(sums.max_rel, relative))  # np.maximum keeps NaN, max() may not
-    return differences[:filled]
-
-
-def _finish(differences: np.ndarray, sums: _Sums) -> dict[str, float]:
-    count = differences.size
-    median = p99 = 0.0
-    max_abs = float(differences.max(initial=0.0))
-    if count:
-        low, high, top = (count - 1) // 2, count // 2, count - 1 - int((1 - 99 / 100) * count)
-        differences.partition(sorted({low, high, top}))
-        median = float((differences[low] + differences[high]) / 2)
-        p99 = float(differences[top])
-    reference, output, error = sums.reference_squared, sums.output_squared, sums.difference_squared
-    return {
-        "relative_l2": _ratio(math.sqrt(error), math.sqrt(reference)),
-        "max_abs": max_abs,
-        "mean_abs": sums.absolute / count if count else 0.0,
-        "median_abs": median,
-        "p99_abs": p99,
-        "max_rel": sums.max_rel,
-        "cosine_distance": _cosine_distance(reference, output, error),
-        "sqnr_db": _sqnr_db(reference, error),
-        "non_finite": float(sums.non_finite),
-    }
-
-
-def _ratio(error: float, reference: float) -> float:
-    if reference == 0:
-        return error if error == 0 or math.isnan(error) else math.inf
-    return error / reference
-
-
-def _cosine_distance(reference: float, output: float, error: float) -> float:
-    """From squared norms: 1 - cos = (|d|^2 - (|r| - |y|)^2) / (2 |r| |y|), which keeps its digits near 0."""
-    if not math.isfinite(output):
-        return math.nan
-    if reference == 0 or output == 0:
-        return 0.0 if reference == output else 1.0
-    r, y = math.sqrt(reference), math.sqrt(output)
-    return min(max((error - (r - y) ** 2) / (2 * r * y), 0.0), 2.0)
-
-
-def _sqnr_db(reference: float, error: float) -> float:
-    if math.isnan(error):
-        return math.nan
-    if error == 0:
-        return math.inf
-    if reference == 0 or math.isinf(error):
-        return -math.inf
-    return 10 * math.log10(reference / error)
+def _row_statistics(name: str, rows: AlignedRows, number: int) -> dict[str, float]:
+    """The statistics of an output whose rows were paired; rows where the reference has none: 1 in ``relative_l2``."""
+    found = statistics_of(name, rows.output, rows.reference, number)
+    pairs = statistics_of(name, rows.output[: rows.pairs], rows.reference[: rows.pairs], number)
+    if not rows.reference.any() and rows.unmatched and math.isinf(found["relative_l2"]) and not found["non_finite"]:
+        found["relative_l2"] = 1.0
+    return {**found, UNMATCHED: float(rows.unmatched), MATCHED: pairs["relative_l2"]}

@@ -25,6 +25,7 @@ from mptune.engines.worker.child import Job, WorkerState
 from mptune.engines.workload import Workload
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model
+from mptune.graph.loading.value_dependent import DependentOutput
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.switched import SwitchedEmulator
@@ -69,6 +70,7 @@ class ErrorsJob:
         provider: of ONNX Runtime.
         metric: the objective, so that task metrics are computed too.
         first: most samples to take; None takes all.
+        dependent: outputs whose shape depends on values.
     """
 
     models: tuple[Path, ...]
@@ -77,6 +79,7 @@ class ErrorsJob:
     provider: Provider
     metric: str = "relative_l2"
     first: int | None = None
+    dependent: tuple[DependentOutput, ...] = ()
 
     def run(self, state: WorkerState) -> tuple[OutputError, ...]:
         """See the class."""
@@ -89,7 +92,7 @@ class ErrorsJob:
         session = state.transient(partial(open_session, model, options))
         state.enter(Stage.RUN)
         outputs = [session.run(sample) for sample in samples]
-        return output_error(state, outputs, self.reference, self.metric)
+        return output_error(state, outputs, self.reference, self.metric, self.dependent)
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,7 @@ class SwitchedErrorsJob:
         provider: of ONNX Runtime.
         metric: the objective, so that task metrics are computed too.
         first: most samples to take; None takes all.
+        dependent: outputs whose shape depends on values.
         keep: whether the session stays open in the worker for the next job.
     """
 
@@ -118,6 +122,7 @@ class SwitchedErrorsJob:
     provider: Provider
     metric: str = "relative_l2"
     first: int | None = None
+    dependent: tuple[DependentOutput, ...] = ()
     keep: bool = True
 
     def run(self, state: WorkerState) -> tuple[OutputError, ...]:
@@ -144,7 +149,7 @@ class SwitchedErrorsJob:
     def _error(self, state: WorkerState, session: OrtSession, feeds: Sequence[Feed], on: frozenset[str]) -> OutputError:
         switches = {name: np.array(name in on) for name in self.switches}
         outputs = [session.run({**feed, **switches}) for feed in feeds]
-        return output_error(state, outputs, self.reference, self.metric)
+        return output_error(state, outputs, self.reference, self.metric, self.dependent)
 
     def _open(self, model: Path) -> OrtSession:
         return open_session(model, SessionOptions(self.provider, timing=False))
@@ -272,10 +277,13 @@ class Emulation:
         )
         return self._call(job)
 
-    def _sample_arguments(self, which: SampleSet, few: bool) -> tuple[Path, Path, Provider, str, int | None]:
-        """The last arguments of both jobs: samples, reference, provider, metric, number of samples."""
+    def _sample_arguments(
+        self, which: SampleSet, few: bool
+    ) -> tuple[Path, Path, Provider, str, int | None, tuple[DependentOutput, ...]]:
+        """The last arguments of both jobs: samples, reference, provider, metric, number of samples, value-dependent."""
         samples, reference = self._workspace.samples(which), self._workspace.reference(which)
-        return samples, reference, self._provider, self._metric, self._few if few else None
+        first = self._few if few else None
+        return samples, reference, self._provider, self._metric, first, self._workload.dependent_outputs
 
     @cached_property
     def _few(self) -> int:

@@ -20,6 +20,7 @@ from mptune.engines.ort.session import Provider, SessionOptions
 from mptune.engines.timing.latency import Latency, Repetitions, calibrate, monotonic_ms, time_in_turn
 from mptune.engines.timing.session_timing import SessionTiming
 from mptune.engines.worker.child import WorkerState
+from mptune.graph.loading.value_dependent import DependentOutput
 from mptune.settings import LatencySettings
 
 
@@ -78,6 +79,7 @@ class MeasureJob:
         latency: how engines are timed.
         repetitions: as frozen earlier; None calibrates them on the baseline.
         metric: the objective, so that task metrics are computed too.
+        dependent: outputs whose shape depends on values.
     """
 
     model: Path
@@ -91,6 +93,7 @@ class MeasureJob:
     latency: LatencySettings = field(default_factory=LatencySettings)
     repetitions: Repetitions | None = None
     metric: str = "relative_l2"
+    dependent: tuple[DependentOutput, ...] = ()
 
     def run(self, state: WorkerState) -> MeasureResult:
         """See the class."""
@@ -100,7 +103,7 @@ class MeasureJob:
         build_s = time.perf_counter() - started
         state.enter(Stage.RUN)
         outputs = [candidate.run(sample) for sample in cached_samples(state, self.samples)]
-        error = output_error(state, outputs, self.reference, self.metric)
+        error = output_error(state, outputs, self.reference, self.metric, self.dependent)
         state.enter(Stage.TIME)
         latency, baseline_latency, repetitions = self.time(state, candidate, baseline)
         of_sessions = (*candidate.warnings, *baseline.session.warnings, *self._compare(candidate, baseline.session))

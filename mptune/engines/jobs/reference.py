@@ -5,7 +5,7 @@ They are frozen dataclasses that run inside the worker; they name files, and onl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -73,12 +73,14 @@ class ReferenceJob:
         samples: file of samples.
         outputs: file to write.
         provider: of ONNX Runtime; TF32 is off.
+        dependent: outputs whose shape depends on values: their rows are no rows of the batch.
     """
 
     model: Path
     samples: Path
     outputs: Path
     provider: Provider
+    dependent: frozenset[str] = frozenset()
 
     def run(self, state: WorkerState) -> ReferenceReport:
         """See the class."""
@@ -88,11 +90,14 @@ class ReferenceJob:
         samples = cached_samples(state, self.samples)
         outputs = [session.run(sample) for sample in samples]
         again = session.run(samples[0])
-        rows = _identical_rows(session, samples[0])
+        rows = _identical_rows(session, samples[0], self.dependent)
         save_outputs(self.outputs, outputs)
         return ReferenceReport(
             provider=PROVIDERS[self.provider],
-            outputs={name: _facts([values[name] for values in outputs]) for name in outputs[0]},
+            outputs={
+                name: _facts([values[name] for values in outputs], is_selected=name in self.dependent)
+                for name in outputs[0]
+            },
             repeat_error=max(relative_l2(again[name], outputs[0][name]) for name in again),
             identical_rows_error=rows.identical,
             batch_size_error=rows.batch_size,
@@ -157,7 +162,7 @@ def relative_l2(values: np.ndarray, reference: np.ndarray) -> float:
     return difference / norm if norm > 0 else float("inf")
 
 
-def _identical_rows(session: OrtSession, feed: Feed) -> _Rows:
+def _identical_rows(session: OrtSession, feed: Feed, dependent: Collection[str]) -> _Rows:
     """Run one sample with its first row in every row of the batch, and compare the rows.
 
     The batch is dimension 0: of the inputs that share the first dynamic dimension 0, else of those that share the
@@ -183,7 +188,8 @@ def _identical_rows(session: OrtSession, feed: Feed) -> _Rows:
         text = f"the model's first dimension is dynamic, but it fails with {size} rows ({error.message}): fix it at 1"
         return _Rows(warnings=(text,))
     # An output whose first dimension is not the batch has no rows to compare.
-    rows = {name: values for name, values in many.items() if values.ndim and values.shape[0] == size}
+    compared = {name: values for name, values in many.items() if name not in dependent}
+    rows = {name: values for name, values in compared.items() if values.ndim and values.shape[0] == size}
     if not rows:
         return _Rows()
     identical = max(relative_l2(values[row], values[0]) for values in rows.values() for row in range(1, size))
@@ -193,12 +199,17 @@ def _identical_rows(session: OrtSession, feed: Feed) -> _Rows:
     return _Rows(identical, max(single, default=None))
 
 
-def _facts(values: Sequence[np.ndarray]) -> dict[str, float]:
-    """Non-finite count, share of zeros and largest finite magnitude of one output over all samples."""
+def _facts(values: Sequence[np.ndarray], *, is_selected: bool) -> dict[str, float]:
+    """Size, non-finite count, share of zeros and largest finite magnitude of one output over all samples.
+
+    Whole numbers of rows that were selected are classes and positions, where 0 is as good as any: no share of zeros.
+    """
     count = sum(array.size for array in values)
     finite = [np.abs(array[np.isfinite(array)].astype(np.float64)) for array in values]
+    zeros = float(sum(int((array == 0).sum()) for array in finite))
     return {
+        "size": float(count),
         "non_finite": float(count - sum(array.size for array in finite)),
-        "zero_fraction": float(sum(int((array == 0).sum()) for array in finite)) / max(1, count),
+        "zero_fraction": 0.0 if is_selected and values[0].dtype.kind in "iub" else zeros / max(1, count),
         "absmax": max((float(array.max(initial=0.0)) for array in finite), default=0.0),
     }

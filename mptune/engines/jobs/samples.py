@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,9 +12,11 @@ import numpy as np
 
 from mptune.data.calibration import read_outputs, read_samples, save_outputs
 from mptune.data.metrics.accuracy import OutputError, TaskMetric, call_metric, compare_outputs
-from mptune.data.metrics.tasks import CALLABLE, resolve_metric
+from mptune.data.metrics.row_sets import RowSet, find_row_sets
+from mptune.data.metrics.tasks import CALLABLE, is_own, resolve_metric
 from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.worker.child import WorkerState
+from mptune.graph.loading.value_dependent import DependentOutput
 
 Feed = Mapping[str, np.ndarray]
 Outputs = dict[str, np.ndarray]
@@ -25,29 +27,76 @@ def cached_samples(state: WorkerState, path: Path) -> tuple[dict[str, np.ndarray
     return state.cached(f"samples {path}", file_identity(path), partial(read_samples, path))
 
 
-def output_error(state: WorkerState, outputs: Sequence[Outputs], reference: Path, metric: str) -> OutputError:
+def output_error(
+    state: WorkerState,
+    outputs: Sequence[Outputs],
+    reference: Path,
+    metric: str,
+    dependent: tuple[DependentOutput, ...] = (),
+) -> OutputError:
     """The error of outputs against the reference, on the first samples of a set.
+
+    Outputs whose shape depends on values are compared as sets of rows, as are others that have another number of rows
+    than the reference. A metric of the user's gets the outputs as they are, whatever their shapes.
 
     Args:
         state: caches what is read.
         outputs: of each sample.
         reference: file of reference outputs; of the same samples first, and perhaps of more.
         metric: the objective, so that task metrics are computed too.
+        dependent: outputs whose shape depends on values.
 
     Raises:
-        EngineError: an output has another shape than the reference.
+        EngineError: an output has another shape than the reference, and not only another number of rows.
     """
     references = state.cached(f"reference {reference}", file_identity(reference), partial(read_outputs, reference))
     wanted = references[: len(outputs)]
     function = partial(_value_by_caller, state) if metric.startswith(CALLABLE) else None
     _, extra = state.cached("metric", metric, partial(resolve_metric, metric, function))
+    identity = (*file_identity(reference), dependent)
+    row_sets = state.cached(f"rows {reference}", identity, partial(find_row_sets, dependent, references))
+    names = {name for rows in row_sets for name in rows.names}
+    changed = _changed_rows(outputs, wanted, names)
+    row_sets = (*row_sets, *find_row_sets(changed, references))
+    if not is_own(metric):
+        _check_shapes(outputs, wanted, row_sets, takes_rows=not extra)
+    return compare_outputs(outputs, wanted, extra, row_sets, any_shape=is_own(metric))
+
+
+def _changed_rows(
+    outputs: Sequence[Outputs], wanted: Sequence[Outputs], known: Collection[str]
+) -> tuple[DependentOutput, ...]:
+    """Outputs that have another number of rows than the reference although nothing in the model tells."""
+    found: dict[str, DependentOutput] = {}
     for got, expected in zip(outputs, wanted, strict=True):
         for name, array in expected.items():
-            # Caused by the plan (a detector keeps another number of boxes), so it is the plan that fails.
-            if name in got and got[name].shape != array.shape:
-                text = f"output {name!r} has shape {got[name].shape}, the reference has {array.shape}"
+            if name in known or name not in got or got[name].ndim != array.ndim:
+                continue
+            axes = [k for k, (x, y) in enumerate(zip(got[name].shape, array.shape, strict=True)) if x != y]
+            if len(axes) == 1:
+                found.setdefault(name, DependentOutput(name, axes[0], (name,)))
+    return tuple(found.values())
+
+
+def _check_shapes(
+    outputs: Sequence[Outputs], wanted: Sequence[Outputs], row_sets: Sequence[RowSet], *, takes_rows: bool
+) -> None:
+    """Check that outputs can be compared with the reference.
+
+    Raises:
+        EngineError: they cannot. It is caused by the plan (a detector keeps another number of boxes), so it is the
+            plan that fails.
+    """
+    rows = {output.name: output for each in row_sets for output in each.outputs}
+    for number, (got, expected) in enumerate(zip(outputs, wanted, strict=True)):
+        for name, array in expected.items():
+            if name not in got or got[name].shape == array.shape:
+                continue
+            if not (takes_rows and name in rows and rows[name].fits(got[name].shape, array.shape)):
+                text = (
+                    f"output {name!r} has shape {got[name].shape} on sample {number}, the reference has {array.shape}"
+                )
                 raise EngineError(FailureKind.ERROR, text)
-    return compare_outputs(outputs, wanted, extra)
 
 
 @dataclass(frozen=True)

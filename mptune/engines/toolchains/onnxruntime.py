@@ -157,6 +157,7 @@ class OnnxRuntimeToolchain(BaseToolchain):
             latency=self.settings.latency,
             repetitions=repetitions,
             metric=self.settings.metric,
+            dependent=self.workload.dependent_outputs,
         )
 
     def _layer_times(self, plan: PrecisionPlan) -> tuple[LayerTime, ...] | Failure:

@@ -61,7 +61,9 @@ class ReferenceModel:
     def reference(self, which: SampleSet) -> ReferenceReport | Failure:
         """See ``Toolchain``."""
         paths = self._workload.workspace
-        return self._call(ReferenceJob(paths.model_path, paths.samples(which), paths.reference(which), self._provider))
+        dependent = frozenset(output.name for output in self._workload.dependent_outputs)
+        files = paths.model_path, paths.samples(which), paths.reference(which)
+        return self._call(ReferenceJob(*files, self._provider, dependent))
 
     def observe(self) -> Mapping[str, TensorRange] | Failure:
         """See ``Toolchain``; observed once."""

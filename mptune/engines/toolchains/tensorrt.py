@@ -129,6 +129,7 @@ class TensorRtToolchain(BaseToolchain):
             latency=self.settings.latency,
             repetitions=repetitions,
             metric=self.settings.metric,
+            dependent=self.workload.dependent_outputs,
             kind=self._kind,
             nodes=self.workload.rewriter.node_precisions(plan),
             runtime_cache=self._runtime_cache,

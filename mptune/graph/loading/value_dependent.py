@@ -72,12 +72,14 @@ class DependentOutput:
         nodes: names of the nodes that decide, in topological order.
         index_columns: columns that hold positions in another value, which need not agree where rows do: the box index
             that NonMaxSuppression returns beside batch and class.
+        is_indices: it is what NonZero returns, where the first axis holds the coordinates of one position.
     """
 
     name: str
     axis: int | None
     nodes: tuple[str, ...]
     index_columns: tuple[int, ...] = ()
+    is_indices: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,7 @@ def shape_facts(model: Model) -> ShapeFacts:
             walk.axis(info.name),
             tuple(sorted(walk.deciding[info.name], key=order.__getitem__)),
             (2,) if _source(model, info.name) == "NonMaxSuppression" else (),
+            _source(model, info.name) == "NonZero",
         )
         for info in model.outputs
         if info.name in walk.deciding

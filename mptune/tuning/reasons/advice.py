@@ -63,7 +63,8 @@ class Outcome:
 def findings(outcome: Outcome) -> tuple[str, ...]:
     """What to know before trusting the front."""
     faster = [p for p in outcome.points if faster_beyond_noise(p, outcome.fp32)]
-    found = [] if faster else [_why_nothing_is_faster(outcome)]
+    found = [_failures(outcome)] if faster and outcome.failures else []
+    found += [] if faster else [_why_nothing_is_faster(outcome)]
     if faster and _has_errors_of_fp32(outcome):
         found.append(
             "no plan has a larger error than all-FP32, so the fastest is the best: if that is a surprise, check that "
@@ -99,11 +100,15 @@ def _why_nothing_is_faster(outcome: Outcome) -> str:
             "is, and --space takes a file that pins less"
         )
     if outcome.mixed and outcome.failures:
-        tried = len(outcome.mixed) + len(outcome.failures)
         return (
-            f"no plan that ran is faster than all-FP32 beyond noise, and {len(outcome.failures)} of {tried} plans with "
-            f"FP16 in them gave no outputs, so whether FP16 pays here is not shown; the first failed with: "
-            f"{describe(outcome.failures[0])}"
+            "no plan that ran is faster than all-FP32 beyond noise, and whether FP16 pays here is not shown: "
+            f"{_failures(outcome)}"
+        )
+    spread = _half_width(outcome.fp32)
+    if outcome.mixed and spread > NOISY:
+        return (
+            f"no plan is faster than all-FP32 beyond noise, which is +-{spread:.0%} of the baseline here: whether FP16 "
+            "pays is not shown; close other programs and lock the clocks, then run `mptune confirm RUN`"
         )
     if outcome.mixed:
         return (
@@ -120,9 +125,17 @@ def _why_nothing_is_faster(outcome: Outcome) -> str:
             "PATH` shows where; inputs that are not normalised are a frequent cause"
         )
     if outcome.failures:
-        first = outcome.failures[0]
-        return f"no plan with FP16 in it ran, so the model stays FP32; the first failed with: {describe(first)}"
+        return f"no plan with FP16 in it gave finite outputs, so the model stays FP32: {_failures(outcome)}"
     return "no plan with FP16 in it gave finite outputs, so the model stays FP32: a larger --budget may find one"
+
+
+def _failures(outcome: Outcome) -> str:
+    """How many plans failed, and the first cause. A failure says nothing about what FP16 saves or costs."""
+    with_fp16 = sum(e.plan != outcome.fp32.plan for e in outcome.evaluations) + len(outcome.failures)
+    return (
+        f"{len(outcome.failures)} of {with_fp16} plans with FP16 in them gave no outputs and are not judged; the first "
+        f"failed with: {describe(outcome.failures[0])}"
+    )
 
 
 def _sampled(points: Sequence[Evaluation]) -> bool:

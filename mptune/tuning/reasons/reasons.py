@@ -216,7 +216,7 @@ class _Reasons:
                 return Reason.UNKNOWN, "all-FP32 is the baseline, whatever is pinned"
             return Reason.PINNED, group.pin.reason
         if group.id in self._overflows:
-            return Reason.OVERFLOW, self._overflows[group.id]
+            return self._overflows[group.id]
         gain = self._gains.get(group.id)
         if gain is not None and saves_ms is not None and gain <= 0 and saves_ms <= 0:
             return Reason.BOUNDARIES, "FP16 saves nothing in it"
@@ -300,8 +300,11 @@ def _verdict(group: GroupFacts, chosen: Evaluation | None, reason: Reason | None
     return "FP16" if reason is None else f"FP32: {reason.value}"
 
 
-def _overflows(built: BuiltPlans, free: Sequence[str], errors: Mapping[str, float]) -> dict[str, str]:
-    """The groups that cannot be FP16 for all that is known, each with why: no finite plan holds them."""
+def _overflows(built: BuiltPlans, free: Sequence[str], errors: Mapping[str, float]) -> dict[str, tuple[Reason, str]]:
+    """The groups that cannot be FP16 for all that is known, each with why: no finite plan holds them.
+
+    A plan that gave no outputs shows a failure, and no overflow.
+    """
     squares = None
     if all(group in errors for group in free):
         squares = tuple(math.log(max(errors[group], ERROR_FLOOR) ** 2) for group in free)
@@ -313,11 +316,14 @@ def _overflows(built: BuiltPlans, free: Sequence[str], errors: Mapping[str, floa
         failed = int(bad[:, column].sum())
         if len(good) and good[:, column].any():
             continue
-        if math.isinf(errors.get(group, 0.0)):
-            found[group] = "alone in FP16 it overflows: outputs are NaN or Inf, or do not come at all"
+        nothing = int(built.plans[built.gave_nothing, column].sum())
+        plans = "the one plan" if failed == 1 else f"all {failed} plans"
+        if failed and failed == nothing and max(overflow[column], fails[column]) > 0.5:
+            found[group] = (Reason.FAILED, f"{plans} with it in FP16 gave no outputs")
+        elif math.isinf(errors.get(group, 0.0)):
+            found[group] = (Reason.OVERFLOW, "alone in FP16 its outputs are NaN or Inf, or its emulation failed")
         elif failed and max(overflow[column], fails[column]) > 0.5:
-            plans = "the one plan" if failed == 1 else f"all {failed} plans"
-            found[group] = f"{plans} with it in FP16 failed or came out not finite"
+            found[group] = (Reason.OVERFLOW, f"{plans} with it in FP16 came out not finite or gave no outputs")
     return found
 
 

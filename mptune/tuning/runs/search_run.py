@@ -23,6 +23,7 @@ from mptune.graph.grouping.groups import (
 )
 from mptune.graph.hazards.find import Hazard, find_hazards
 from mptune.graph.hazards.hazard import hazard_findings
+from mptune.graph.hazards.interface import interface_findings
 from mptune.graph.loading.model import Model
 from mptune.run_json import (
     ChoiceSection,
@@ -132,6 +133,7 @@ class SearchRun(MeasuringRun):
         about_model = (
             *kernels.findings(self.grouped),
             *quantised_findings(self.grouped, observations.shapes, "search"),
+            *interface_findings(self.grouped.model, "search"),
             *hazard_findings(hazards, "search"),
         )
         about_target = [finding for finding in self.file.findings if finding.code == TARGET_CODE]

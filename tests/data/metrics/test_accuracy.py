@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mptune.data.metrics import accuracy
+from mptune.data.metrics import elementwise
 from mptune.data.metrics.accuracy import METRICS, RELATIVE_FLOOR, OutputError, compare_outputs
 from mptune.errors import DataError, SettingsError
 
@@ -50,7 +50,7 @@ class TestStatistics:
         y = r + 0.01 * generator.standard_normal(1000)
         r[::7] = np.nan
         whole = one(y, r)
-        monkeypatch.setattr(accuracy, "_CHUNK", 64)
+        monkeypatch.setattr(elementwise, "_CHUNK", 64)
         assert one(y, r) == pytest.approx(whole, rel=1e-12)
 
     def test_cosine_distance_keeps_its_digits_near_zero(self) -> None:

@@ -57,8 +57,8 @@ def test_a_users_metric_is_taken_too(tmp_path: Path) -> None:
 
 def test_outputs_of_another_shape_are_the_plans_failure(tmp_path: Path) -> None:
     model, samples, reference = prepare(tmp_path)
-    save_outputs(reference, [{"y": np.zeros((2, 2), np.float32)}] * 2)
-    with pytest.raises(EngineError, match=r"shape \(1, 2\), the reference has \(2, 2\)"):
+    save_outputs(reference, [{"y": np.zeros((2, 3), np.float32)}] * 2)
+    with pytest.raises(EngineError, match=r"shape \(1, 2\) on sample 0, the reference has \(2, 3\)"):
         ErrorsJob((model,), samples, reference, "cpu").run(WorkerState())
 
 

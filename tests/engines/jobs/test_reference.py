@@ -36,7 +36,7 @@ def test_the_reference_is_kept_and_described(tmp_path: Path) -> None:
     model = save_graph(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], ["n", 4])
     report = take_reference(model, tmp_path, ramp(2, 4), 2 * ramp(2, 4))
     assert report.provider == "CPUExecutionProvider"
-    assert report.outputs == {"y": {"non_finite": 0.0, "zero_fraction": 0.5, "absmax": 2.0}}
+    assert report.outputs == {"y": {"size": 16.0, "non_finite": 0.0, "zero_fraction": 0.5, "absmax": 2.0}}
     assert (report.repeat_error, report.identical_rows_error, report.batch_size_error) == (0.0, 0.0, 0.0)
     assert report.warnings == ()
     first, second = read_outputs(tmp_path / "reference.npz")

@@ -50,7 +50,8 @@ def test_a_budget_that_went_to_the_seeds() -> None:
 
 def test_the_first_failure_is_told_where_nothing_ran() -> None:
     failures = [Failure(Stage.BUILD, FailureKind.ERROR, "no kernel"), Failure(Stage.RUN, FailureKind.CRASH, "boom")]
-    assert "no plan with FP16 in it ran" in advice([FP32], failures=failures)
+    assert "no plan with FP16 in it gave finite outputs" in advice([FP32], failures=failures)
+    assert "2 of 2 plans with FP16 in them gave no outputs" in advice([FP32], failures=failures)
     assert "build, error: no kernel" in advice([FP32], failures=failures)
     broken = make_evaluation(1.0, float("nan"), number=5)
     assert "finite outputs" in advice([FP32], [FP32, broken])
@@ -64,6 +65,21 @@ def test_failures_never_read_as_fp16_that_does_not_pay() -> None:
     assert "3 of 4 plans with FP16 in them gave no outputs" in text
     assert "run, crash: boom" in text
     assert "does not pay" in advice([FP32], [FP32, slow])
+
+
+def test_failures_are_counted_beside_a_front_that_is_faster() -> None:
+    failures = [Failure(Stage.RUN, FailureKind.ERROR, "output 'boxes' has rank 3, the reference 2")] * 16
+    text = advice([FOUND, SEED, FP32], failures=failures)
+    assert "16 of 18 plans with FP16 in them gave no outputs and are not judged" in text
+    assert "run, error: output 'boxes' has rank 3" in text
+
+
+def test_what_is_lost_in_noise_is_not_called_a_loss() -> None:
+    fp32 = make_evaluation(10.0, 1e-7, width=3.0, origin=ORIGIN_FP32)
+    slow = make_evaluation(9.0, 1e-3, width=3.0, number=5)
+    text = advice([fp32], [fp32, slow], fp32=fp32)
+    assert "does not pay" not in text
+    assert "whether FP16 pays is not shown" in text
 
 
 @pytest.mark.parametrize(("width", "is_noisy"), [(0.4, False), (0.7, True)])

@@ -1,0 +1,309 @@
+"""Outputs whose number of rows depends on values, compared as sets of rows: detections, selected points.
+
+A score that falls below a threshold takes a row away, and every row behind it moves up: compared by position, the error
+would be that of other rows. So rows are paired first. Outputs that the same nodes select, and that have the same number
+of rows in every sample of the reference, are rows of one set (boxes, scores and classes). In a pair,
+whole numbers (classes, positions, indices of a batch) are equal, boxes overlap, and other columns are near
+(``mptune.data.metrics.row_pairs``). A row without a partner is compared with zeros, weighed by its score where the rows
+have scores: a box just above the threshold counts by what it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mptune.data.metrics.row_pairs import SAME_DISTANCE, Columns, Floats, Indices, finite, pair, same_keys
+from mptune.graph.loading.value_dependent import DependentOutput
+
+_MOST_COLUMNS = 64
+"""Rows are told apart by the first columns of each output; masks and features have thousands."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowOutput:
+    """An output of a set of rows, and what its columns are.
+
+    Attributes:
+        name: of the output.
+        axis: its axis of rows.
+        is_indices: what NonZero returns: a column is a row, of all leading axes together.
+        keys: columns of whole numbers, which must be equal in a pair.
+        boxes: first of four columns that are corners; None where none are.
+        score: column of scores from 0 to 1; None where none is.
+        floats: columns that are compared by distance.
+        scale: standard deviation of each of these over all samples of the reference, shape (len(floats),).
+        is_number: whether it holds floats; else its statistics count rows that are there.
+    """
+
+    name: str
+    axis: int
+    is_indices: bool
+    keys: tuple[int, ...]
+    boxes: int | None
+    score: int | None
+    floats: tuple[int, ...]
+    scale: Floats
+    is_number: bool
+
+    def fits(self, mine: tuple[int, ...], its: tuple[int, ...]) -> bool:
+        """Whether two shapes differ in the number of rows at most."""
+        return len(mine) == len(its) and all(
+            x == y for k, (x, y) in enumerate(zip(mine, its, strict=True)) if k != self.axis
+        )
+
+    def blocks(self, array: np.ndarray) -> Floats:
+        """The output as sets of rows, shape (sets, rows, columns): axes before that of the rows hold sets."""
+        if self.is_indices:
+            return np.moveaxis(array, self.axis, 0).reshape(1, array.shape[self.axis], -1).astype(np.float64)
+        lead = int(np.prod(array.shape[: self.axis], dtype=np.int64))
+        rest = int(np.prod(array.shape[self.axis + 1 :], dtype=np.int64))
+        return array.reshape(lead, array.shape[self.axis], rest).astype(np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class AlignedRows:
+    """One output of one sample, its rows and the reference's brought together.
+
+    Attributes:
+        output: pairs first, then rows that only the reference has (zeros here), then rows that only the output has.
+        reference: the same rows of the reference, zeros in the last part.
+        pairs: how many pairs there are.
+        unmatched: how many rows have no partner.
+    """
+
+    output: Floats
+    reference: Floats
+    pairs: int
+    unmatched: int
+
+
+@dataclass(frozen=True, eq=False)
+class RowSet:
+    """Outputs that are selected together: row k of one belongs to row k of the others."""
+
+    outputs: tuple[RowOutput, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the outputs."""
+        return tuple(output.name for output in self.outputs)
+
+    def align(self, got: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]) -> dict[str, AlignedRows]:
+        """Pair the rows of one sample.
+
+        Outputs that do not have the same number of rows here, whatever the reference has, are paired each for itself.
+        """
+        ours = {o.name: o.blocks(got[o.name]) for o in self.outputs}
+        theirs = {o.name: o.blocks(wanted[o.name]) for o in self.outputs}
+        if len({array.shape[:2] for array in ours.values()}) > 1:
+            alone = [RowSet((output,)).align(got, wanted) for output in self.outputs]
+            return {name: rows for each in alone for name, rows in each.items()}
+        blocks = next(iter(theirs.values())).shape[0]
+        parts = [
+            self._align_block({n: a[k] for n, a in ours.items()}, {n: a[k] for n, a in theirs.items()})
+            for k in range(blocks)
+        ]
+        return {name: _joined([part[name] for part in parts]) for name in self.names}
+
+    def _align_block(self, ours: Mapping[str, Floats], theirs: Mapping[str, Floats]) -> dict[str, AlignedRows]:
+        a, b = self._pairs(ours, theirs)
+        count, wanted = len(next(iter(ours.values()))), len(next(iter(theirs.values())))
+        lost = np.setdiff1d(np.arange(wanted), b)
+        added = np.setdiff1d(np.arange(count), a)
+        lost_weight, added_weight = self._weights(theirs)[lost, None], self._weights(ours)[added, None]
+        found = {}
+        for output in self.outputs:
+            mine, its = ours[output.name], theirs[output.name]
+            if not output.is_number:
+                mine, its = np.ones((count, 1)), np.ones((wanted, 1))
+            weighs = output.score is None or output.boxes is not None
+            before = its[lost] * (lost_weight if weighs else 1.0)
+            behind = mine[added] * (added_weight if weighs else 1.0)
+            found[output.name] = AlignedRows(
+                np.concatenate([mine[a], np.zeros_like(before), behind]),
+                np.concatenate([its[b], before, np.zeros_like(behind)]),
+                len(a),
+                len(lost) + len(added),
+            )
+        return found
+
+    def _weights(self, values: Mapping[str, Floats]) -> Floats:
+        """The scores of the rows, 1 where they have none."""
+        for output in self.outputs:
+            if output.score is not None:
+                scores = values[output.name][:, output.score]
+                weights: Floats = np.where(np.isfinite(scores), np.clip(scores, 0.0, 1.0), 1.0)
+                return weights
+        return np.ones(len(next(iter(values.values()))))
+
+    def _pairs(self, ours: Mapping[str, Floats], theirs: Mapping[str, Floats]) -> tuple[Indices, Indices]:
+        mine, its = self._columns(ours), self._columns(theirs)
+        if len(mine.keys) == len(its.keys) and np.array_equal(mine.keys, its.keys):
+            apart = np.sqrt(np.mean((mine.floats - its.floats) ** 2, axis=1)) if mine.floats.size else np.zeros(1)
+            if not len(mine.keys) or (apart <= SAME_DISTANCE).all():
+                every = np.arange(len(mine.keys), dtype=np.intp)
+                return every, every
+        a: list[Indices] = []
+        b: list[Indices] = []
+        for rows, others in same_keys(mine.keys, its.keys):
+            left, right = pair(mine.take(rows), its.take(others))
+            a.append(rows[left])
+            b.append(others[right])
+        empty = np.zeros(0, dtype=np.intp)
+        return np.concatenate([empty, *a]), np.concatenate([empty, *b])
+
+    def _columns(self, values: Mapping[str, Floats]) -> Columns:
+        keys = [values[o.name][:, list(o.keys)] for o in self.outputs]
+        floats = [values[o.name][:, list(o.floats)] / o.scale for o in self.outputs]
+        boxed = next((o for o in self.outputs if o.boxes is not None), None)
+        boxes = None
+        if boxed is not None and boxed.boxes is not None:
+            boxes = finite(values[boxed.name][:, boxed.boxes : boxed.boxes + 4])
+        return Columns(np.concatenate(keys, axis=1), finite(np.concatenate(floats, axis=1)), boxes)
+
+
+def aligned_rows(
+    row_sets: Sequence[RowSet], got: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]
+) -> dict[str, AlignedRows]:
+    """The outputs of one sample that are compared as rows, paired; those of other shapes beside their rows are not."""
+    found: dict[str, AlignedRows] = {}
+    for rows in row_sets:
+        if all(o.fits(np.shape(got[o.name]), np.shape(wanted[o.name])) for o in rows.outputs):
+            found.update(rows.align(got, wanted))
+    return found
+
+
+def find_row_sets(
+    dependent: Sequence[DependentOutput], reference: Sequence[Mapping[str, np.ndarray]]
+) -> tuple[RowSet, ...]:
+    """The sets of rows among the outputs of a model, and what their columns are on the reference.
+
+    Args:
+        dependent: outputs whose shape depends on values (``mptune.graph.loading.value_dependent``).
+        reference: outputs of all samples.
+    """
+    members: dict[tuple[object, ...], list[tuple[DependentOutput, int]]] = {}
+    for output in dependent:
+        arrays = [np.asarray(sample[output.name]) for sample in reference if output.name in sample]
+        if len(arrays) != len(reference) or len({array.ndim for array in arrays}) != 1 or not arrays[0].ndim:
+            continue
+        if any(array.dtype.kind not in "fiub" for array in arrays):
+            continue
+        axis = _axis(output, arrays)
+        counts = tuple((*(() if output.is_indices else a.shape[:axis]), a.shape[axis]) for a in arrays)
+        members.setdefault((output.nodes, counts), []).append((output, axis))
+    return tuple(_row_set(outputs, reference) for outputs in members.values())
+
+
+def _axis(output: DependentOutput, arrays: Sequence[np.ndarray]) -> int:
+    if output.axis is not None and output.axis < arrays[0].ndim:
+        return output.axis
+    return next((k for k in range(arrays[0].ndim) if len({array.shape[k] for array in arrays}) > 1), 0)
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """All rows of one output over the samples of the reference, shape (rows, columns)."""
+
+    output: DependentOutput
+    axis: int
+    values: Floats
+    is_number: bool
+    boxes: int | None
+
+    @property
+    def shown(self) -> range:
+        return range(min(self.values.shape[1], _MOST_COLUMNS))
+
+    @property
+    def corners(self) -> range:
+        return range(0) if self.boxes is None else range(self.boxes, self.boxes + 4)
+
+
+def _row_set(outputs: Sequence[tuple[DependentOutput, int]], reference: Sequence[Mapping[str, np.ndarray]]) -> RowSet:
+    members = [
+        _rows(output, axis, [np.asarray(sample[output.name]) for sample in reference]) for output, axis in outputs
+    ]
+    has_floats = any(member.is_number for member in members)
+    has_boxes = any(member.boxes is not None for member in members)
+    return RowSet(tuple(_row_output(member, has_floats, has_boxes) for member in members))
+
+
+def _rows(output: DependentOutput, axis: int, arrays: Sequence[np.ndarray]) -> _Rows:
+    plain = RowOutput(output.name, axis, output.is_indices, (), None, None, (), np.ones(0), True)
+    blocks = [plain.blocks(array) for array in arrays]
+    values = np.concatenate([block.reshape(-1, block.shape[-1]) for block in blocks])
+    is_number = arrays[0].dtype.kind == "f"
+    boxes = _boxes(values) if is_number and 4 <= values.shape[1] <= _MOST_COLUMNS else None
+    return _Rows(output, axis, values, is_number, boxes)
+
+
+def _row_output(rows: _Rows, has_floats: bool, has_boxes: bool) -> RowOutput:
+    output, columns = rows.output, rows.values.shape[1]
+    if not rows.is_number:
+        ignored = output.index_columns if has_floats else ()
+        keys = tuple(k for k in range(columns) if k not in ignored)
+        return RowOutput(output.name, rows.axis, output.is_indices, keys, None, None, (), np.ones(0), False)
+    others = [k for k in rows.shown if k not in rows.corners]
+    keys = tuple(k for k in others if has_boxes and _is_class(rows.values[:, k]))
+    floats = tuple(k for k in rows.shown if k not in keys)
+    may_score = columns == 1 or rows.boxes is not None
+    score = next((k for k in others if may_score and _is_score(rows.values[:, k])), None)
+    scale = _scale(rows.values[:, list(floats)])
+    return RowOutput(output.name, rows.axis, output.is_indices, keys, rows.boxes, score, floats, scale, True)
+
+
+def _is_class(values: Floats) -> bool:
+    """Whether a column beside boxes holds classes or the like; zeros or ones alone may be scores."""
+    if not len(values) or not _is_whole(values):
+        return False
+    return bool(values.max() > 1 or values.min() != values.max())
+
+
+def _is_whole(values: Floats) -> bool:
+    return bool((values == np.round(values)).all())
+
+
+def _boxes(rows: Floats) -> int | None:
+    """The first of four columns that hold two corners each, the upper left one first."""
+    if not len(rows):
+        return None
+    starts = range(rows.shape[1] - 3)
+    whole = {k for k in range(rows.shape[1]) if _is_whole(rows[:, k])}  # classes and batches, not corners
+    for start in sorted(starts, key=lambda k: (sum(c in whole for c in range(k, k + 4)), k)):
+        sizes = rows[:, start + 2 : start + 4] - rows[:, start : start + 2]
+        if (sizes >= 0).all() and (sizes > 0).all(axis=1).mean() > 0.5:
+            return start
+    return None
+
+
+def _is_score(values: Floats) -> bool:
+    return bool(len(values)) and bool(((values >= 0) & (values <= 1)).all()) and bool((values % 1 != 0).any())
+
+
+def _scale(values: Floats) -> Floats:
+    if not len(values):
+        return np.ones(values.shape[1])
+    scale: Floats = values.std(axis=0)
+    rms = np.sqrt((values**2).mean(axis=0))
+    scale = np.where(scale > 1e-9 * rms, scale, rms)
+    return np.where((scale > 0) & np.isfinite(scale), scale, 1.0)
+
+
+def _joined(parts: Sequence[AlignedRows]) -> AlignedRows:
+    """Several sets of one output as one; pairs stay in front."""
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:  # a batch of no samples
+        return AlignedRows(np.zeros((0, 1)), np.zeros((0, 1)), 0, 0)
+    pieces = [(p.output[: p.pairs], p.reference[: p.pairs]) for p in parts]
+    pieces += [(p.output[p.pairs :], p.reference[p.pairs :]) for p in parts]
+    return AlignedRows(
+        np.concatenate([mine for mine, _ in pieces]),
+        np.concatenate([its for _, its in pieces]),
+        sum(p.pairs for p in parts),
+        sum(p.unmatched for p in parts),
+    )

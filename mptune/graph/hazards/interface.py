@@ -1,0 +1,152 @@
+"""Findings about a model's inputs and outputs: rows that values select, and state that a step hands to the next."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from mptune.finding import CODES, Finding, FindingOrigin, OutputColumns, Where
+from mptune.graph.loading.model import Model
+from mptune.graph.loading.tensors import TensorInfo
+from mptune.graph.loading.value_dependent import shape_facts
+
+_BEFORE = frozenset(("past", "prev", "previous", "old", "last", "init", "initial"))
+_AFTER = frozenset(("present", "next", "new", "cur", "current", "updated", "update"))
+_DIRECTIONS = _BEFORE | _AFTER | {"in", "out", "input", "output"}
+"""Words that tell the state before a step from that after it, and nothing else of it."""
+
+_SAME = {"kv": "", "pastkv": "", "presentkv": "", "cache": "", "states": "state"}
+_FILLERS = (("key", "values"), ("k", "v", "cache"))
+"""``past_key_values.0.key`` is ``present.0.key`` afterwards: words that stand for the whole cache."""
+
+_SHOWN = 3
+
+
+def interface_findings(model: Model, origin: FindingOrigin) -> tuple[Finding, ...]:
+    """Outputs whose shape depends on values, and outputs that pair with inputs as state.
+
+    Args:
+        model: the model.
+        origin: what looked.
+    """
+    return (*_value_dependent(model, origin), *_fed_back(model, origin))
+
+
+def _value_dependent(model: Model, origin: FindingOrigin) -> tuple[Finding, ...]:
+    facts = shape_facts(model)
+    if not facts.nodes:
+        return ()
+    names = [output.name for output in facts.outputs]
+    deciding = {name for output in facts.outputs for name in output.nodes}
+    nodes = [node for node in facts.nodes if not names or node.name in deciding]
+    operators = ", ".join(f"{node.op_type} {node.name!r}" for node in nodes[:_SHOWN])
+    more = f" and {len(nodes) - _SHOWN} more" if len(nodes) > _SHOWN else ""
+    if names:
+        which = f"output {names[0]!r} has" if len(names) == 1 else f"outputs {_listed(names)} have"
+        text = (
+            f"{which} as many rows as values call for ({operators}{more}): their rows are compared as sets, boxes by "
+            "overlap and class, others by the nearest, and a row that only one side has counts as an error"
+        )
+        cure = "where rows at the threshold do not matter, judge by your own --metric script.py:function"
+    else:
+        text = f"{operators}{more}: a shape inside the model depends on values, that of no output does"
+        cure = ""
+    where = Where(nodes=tuple(node.name for node in nodes), outputs=tuple(OutputColumns(name) for name in names))
+    evidence = {"nodes": len(nodes), "outputs": len(names)}
+    code = "value-dependent-shape"
+    return (Finding(code, CODES[code].severity, origin, where, evidence, text, cure),)
+
+
+def _fed_back(model: Model, origin: FindingOrigin) -> tuple[Finding, ...]:
+    pairs = state_pairs(model)
+    if not pairs:
+        return ()
+    shown = _listed([f"{output} -> {given}" for output, given in pairs], quoted=False)
+    what = "1 output pairs with an input" if len(pairs) == 1 else f"{len(pairs)} outputs pair with inputs"
+    code = "state-fed-back"
+    return (
+        Finding(
+            code=code,
+            severity=CODES[code].severity,
+            origin=origin,
+            where=Where(
+                outputs=tuple(OutputColumns(output) for output, _ in pairs), inputs=tuple(given for _, given in pairs)
+            ),
+            evidence={"pairs": len(pairs), **{f"to {given}": output for output, given in pairs}},
+            text=f"{what} by name and shape ({shown}): where a step hands its state to the next, errors add up from"
+            " step to step, and the error of one step says little about many",
+            cure="give samples from early and late steps, each with the state that the steps before it gave",
+        ),
+    )
+
+
+def state_pairs(model: Model) -> tuple[tuple[str, str], ...]:
+    """Outputs and the inputs that they become in the next step, by name and shape, in the order of the outputs.
+
+    Names agree but for words such as past and present, or but for the step that they end on (``h0`` and ``hn``). Types
+    and ranks agree, and sizes but for one axis along which a cache grows.
+    """
+    if len(model.inputs) < 2 and len(model.outputs) < 2:
+        return ()  # an image in and an image out
+    found: dict[str, str] = {}
+    for names_agree in (_same_but_direction, _same_but_step):
+        for output in model.outputs:
+            if output.name in found:
+                continue
+            left = [given for given in model.inputs if given.name not in found.values()]
+            fitting = [given for given in left if names_agree(output, given)]
+            if len(fitting) == 1:
+                found[output.name] = fitting[0].name
+    return tuple((output.name, found[output.name]) for output in model.outputs if output.name in found)
+
+
+def _same_but_direction(output: TensorInfo, given: TensorInfo) -> bool:
+    mine, its = _words(output.name), _words(given.name)
+    if mine == its and output.name == given.name:
+        return False
+    stems = [[word for word in words if word not in _DIRECTIONS] for words in (mine, its)]
+    if stems[0] != stems[1] or not _same_shape(output, given, growing=1):
+        return False
+    if not stems[0]:  # nothing but "past" and "present", not "input" and "output"
+        return bool(_AFTER.intersection(mine)) and bool(_BEFORE.intersection(its))
+    return len(stems[0]) < len(mine) or len(stems[1]) < len(its)
+
+
+def _same_but_step(output: TensorInfo, given: TensorInfo) -> bool:
+    """``h0`` becomes ``hn`` or ``h1``, ``h_t`` becomes ``h_t1``, ``state`` becomes ``stateN``: with equal shapes."""
+    last = re.fullmatch(r"(.+?)_?(n|N|t1)", output.name)
+    first = re.fullmatch(r"(.+?)_?(0|1|t|T)", output.name)
+    start = re.fullmatch(r"(.+?)_?(0|t)", given.name)
+    stems = {start[1]} if start else set()
+    if last is not None and last[1] in stems | {given.name}:
+        return _same_shape(output, given, growing=0)
+    return (
+        first is not None and first[1] in stems and output.name != given.name and _same_shape(output, given, growing=0)
+    )
+
+
+def _words(name: str) -> list[str]:
+    """The words of a name, of the whole cache left out."""
+    split = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name)
+    split = re.sub(r"(?<=[A-Za-z])(?=\d)|(?<=\d)(?=[A-Za-z])", " ", split)
+    words = [w for w in re.split(r"[^A-Za-z0-9]+", split.lower()) if w]
+    for filler in _FILLERS:
+        for k in range(len(words) - len(filler) + 1):
+            if tuple(words[k : k + len(filler)]) == filler:
+                del words[k : k + len(filler)]
+                break
+    return [w for w in (_SAME.get(word, word) for word in words) if w]
+
+
+def _same_shape(output: TensorInfo, given: TensorInfo, growing: int) -> bool:
+    """Whether types agree and all but so many axes may have the same size; a symbolic size may be any."""
+    mine, its = output.shape, given.shape
+    if output.dtype != given.dtype or mine is None or its is None or len(mine) != len(its) or not mine:
+        return False
+    return sum(isinstance(x, int) and isinstance(y, int) and x != y for x, y in zip(mine, its, strict=True)) <= growing
+
+
+def _listed(names: Sequence[str], *, quoted: bool = True) -> str:
+    shown = [repr(name) if quoted else name for name in names[:_SHOWN]]
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(shown) + more

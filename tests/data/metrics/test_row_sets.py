@@ -1,0 +1,231 @@
+"""Sets of rows: pairs by overlap, class and distance, whatever the order; rows without a partner count."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+import pytest
+
+from mptune.data.metrics.accuracy import OutputError, compare_outputs
+from mptune.data.metrics.row_sets import find_row_sets
+from mptune.graph.loading.value_dependent import DependentOutput
+
+NMS = ("nms",)
+Sample = dict[str, np.ndarray]
+
+
+def detections(count: int, seed: int = 0, classes: int = 3) -> Sample:
+    """Boxes that do not overlap much, scores that fall, labels."""
+    random = np.random.default_rng(seed)
+    cells = random.permutation(400)[:count]
+    centres = np.stack([cells % 20, cells // 20], axis=1) * 30.0 + random.uniform(0, 10, (count, 2))
+    half = random.uniform(6, 15, (count, 2))
+    return {
+        "boxes": np.concatenate([centres - half, centres + half], axis=1).astype(np.float32),
+        "scores": np.sort(random.uniform(0.3, 0.99, count))[::-1].astype(np.float32),
+        "labels": random.integers(0, classes, count),
+    }
+
+
+def outputs(axis: int | None = 0, *names: str) -> tuple[DependentOutput, ...]:
+    return tuple(DependentOutput(name, axis, NMS) for name in names or ("boxes", "scores", "labels"))
+
+
+def error(
+    got: Sample, wanted: Sample, dependent: tuple[DependentOutput, ...] | None = None, *more: Sample
+) -> OutputError:
+    """Of one sample; ``more`` samples are equal to the reference."""
+    dependent = outputs() if dependent is None else dependent
+    reference = [wanted, *more]
+    return compare_outputs([got, *more], reference, None, find_row_sets(dependent, reference))
+
+
+def statistic(of: OutputError, output: str, name: str) -> float:
+    return of.summary()[output][name]
+
+
+def reordered(sample: Sample, order: np.ndarray) -> Sample:
+    return {name: array[order] for name, array in sample.items()}
+
+
+def test_another_order_is_no_error() -> None:
+    wanted = detections(50)
+    found = error(reordered(wanted, np.random.default_rng(1).permutation(50)), wanted)
+    assert found.value("relative_l2") == 0
+    assert found.unmatched_rows == 0
+
+
+def test_small_shifts_are_their_own_size_whatever_the_order() -> None:
+    wanted = detections(50)
+    moved = {**wanted, "boxes": wanted["boxes"] + 0.1, "scores": wanted["scores"] * 0.999}
+    found = error(reordered(moved, np.arange(50)[::-1]), wanted)
+    straight = compare_outputs([moved], [wanted])
+    for output in wanted:
+        assert statistic(found, output, "relative_l2") == pytest.approx(statistic(straight, output, "relative_l2"))
+        assert statistic(found, output, "max_abs") == pytest.approx(statistic(straight, output, "max_abs"))
+
+
+def test_a_lost_row_counts_by_its_score_and_moves_no_other() -> None:
+    """By position all rows behind it would differ."""
+    wanted = detections(100)
+    got = reordered(wanted, np.delete(np.arange(100), 40))
+    found = error(got, wanted)
+    assert statistic(found, "boxes", "unmatched_rows") == 1
+    assert statistic(found, "boxes", "matched_relative_l2") == 0
+    scores = wanted["scores"].astype(float)
+    assert statistic(found, "scores", "relative_l2") == pytest.approx(scores[40] / np.linalg.norm(scores), rel=1e-6)
+    assert statistic(found, "boxes", "relative_l2") < 0.2
+    low = error(reordered(wanted, np.delete(np.arange(100), 99)), wanted)
+    assert statistic(low, "labels", "relative_l2") < statistic(found, "labels", "relative_l2"), "a lower score"
+
+
+def test_a_row_too_many_counts_as_one_that_is_lost() -> None:
+    wanted = detections(60)
+    less = reordered(wanted, np.delete(np.arange(60), 7))
+    lost, added = error(less, wanted), error(wanted, less)
+    assert added.unmatched_rows == lost.unmatched_rows == 3  # of each output one
+    assert statistic(added, "scores", "max_abs") == pytest.approx(statistic(lost, "scores", "max_abs"))
+
+
+def test_another_class_is_another_box() -> None:
+    wanted = detections(40)
+    got = {**wanted, "labels": wanted["labels"].copy()}
+    got["labels"][5] += 1
+    found = error(got, wanted)
+    assert statistic(found, "boxes", "unmatched_rows") == 2
+    assert statistic(found, "boxes", "matched_relative_l2") == 0
+
+
+def test_a_box_far_away_is_another_box() -> None:
+    wanted = detections(40)
+    got = {**wanted, "boxes": wanted["boxes"].copy()}
+    got["boxes"][5] += 500
+    assert statistic(error(got, wanted), "boxes", "unmatched_rows") == 2
+
+
+@pytest.mark.parametrize("shape", ["none", "lost all", "first one"])
+def test_no_detections_in_a_sample(shape: str) -> None:
+    some, none = detections(5, seed=2), {n: a[:0] for n, a in detections(5).items()}
+    wanted, got = {"none": (none, none), "lost all": (some, none), "first one": (none, some)}[shape]
+    found = error(got, wanted, None, detections(20, seed=3))
+    for output in ("boxes", "scores", "labels"):
+        value = found.per_output[output]["relative_l2"][0]
+        assert value == (0.0 if shape == "none" else 1.0)
+        assert found.per_output[output]["unmatched_rows"][0] == (0 if shape == "none" else 5)
+    assert math.isfinite(found.value("relative_l2"))
+    assert found.non_finite == 0
+
+
+def test_nan_stays_nan() -> None:
+    wanted = detections(30)
+    got = {**wanted, "boxes": wanted["boxes"].copy()}
+    got["boxes"][3] = np.nan
+    found = error(got, wanted)
+    assert found.non_finite == 4
+    assert math.isnan(found.value("relative_l2"))
+
+
+def test_rows_in_one_output_with_image_class_and_score() -> None:
+    """(image, x1, y1, x2, y2, class, score): boxes of another image are other boxes."""
+    parts = []
+    for image in range(2):
+        one = detections(25, seed=4)  # the same boxes in both images
+        columns = np.full((25, 1), image), one["boxes"], one["labels"][:, None], one["scores"][:, None]
+        parts.append(np.concatenate(columns, axis=1).astype(np.float32))
+    wanted = {"rows": np.concatenate(parts)}
+    dependent = outputs(0, "rows")
+    assert error({"rows": wanted["rows"][::-1]}, wanted, dependent).value("relative_l2") == 0
+    first = np.delete(wanted["rows"], 3, axis=0)
+    found = error({"rows": first}, wanted, dependent)
+    assert found.unmatched_rows == 1
+    assert statistic(found, "rows", "matched_relative_l2") == 0
+    (rows,) = find_row_sets(dependent, [wanted])[0].outputs
+    assert (rows.keys, rows.boxes, rows.score) == ((0, 5), 1, 6)
+
+
+def test_rows_beside_a_batch_axis_stay_in_their_image() -> None:
+    """(images, rows, columns): image by image."""
+    wanted = {"boxes": np.stack([detections(12, seed=k)["boxes"] for k in (5, 6)])}
+    dependent = outputs(1, "boxes")
+    assert error({"boxes": wanted["boxes"][:, ::-1]}, wanted, dependent).value("relative_l2") == 0
+    assert error({"boxes": wanted["boxes"][::-1]}, wanted, dependent).value("relative_l2") > 0.5
+    assert error({"boxes": wanted["boxes"][:, 1:]}, wanted, dependent).unmatched_rows == 2
+
+
+def test_selected_positions_pair_by_position() -> None:
+    """What NonZero returns, (axes, rows), beside features of the rows."""
+    random = np.random.default_rng(8)
+    where = np.stack(np.nonzero(random.random((20, 20)) > 0.7))
+    wanted = {"where": where, "features": random.normal(size=(where.shape[1], 5)).astype(np.float32)}
+    dependent = (DependentOutput("where", 1, ("nz",), (), True), DependentOutput("features", 0, ("nz",)))
+    less = {"where": where[:, 1:], "features": wanted["features"][1:]}
+    found = error(less, wanted, dependent)
+    assert statistic(found, "features", "unmatched_rows") == statistic(found, "where", "unmatched_rows") == 1
+    assert statistic(found, "features", "matched_relative_l2") == 0
+
+
+def test_box_indices_alone_pair_by_equality() -> None:
+    rows = np.array([[0, 1, 7], [0, 0, 3], [1, 2, 9]])
+    dependent = (DependentOutput("selected", 0, NMS, (2,)),)
+    assert error({"selected": rows[::-1]}, {"selected": rows}, dependent).value("relative_l2") == 0
+    other = np.array([[0, 1, 7], [0, 0, 4], [1, 2, 9]])
+    assert error({"selected": other}, {"selected": rows}, dependent).unmatched_rows == 2
+
+
+def test_rows_without_boxes_pair_by_the_nearest() -> None:
+    random = np.random.default_rng(9)
+    wanted = {"y": random.normal(size=(300, 6)).astype(np.float32)}
+    noisy = wanted["y"] + 1e-3 * random.normal(size=(300, 6)).astype(np.float32)
+    got = {"y": np.delete(noisy, [10, 200], axis=0)[::-1]}
+    found = error(got, wanted, outputs(0, "y"))
+    assert found.unmatched_rows == 2
+    assert statistic(found, "y", "matched_relative_l2") == pytest.approx(1e-3, rel=0.1)
+
+
+def test_single_values_pair_too() -> None:
+    wanted = {"y": np.array([5.0, 1.0, 3.0, 9.0], np.float32)}
+    assert error({"y": np.array([9.0, 3.0, 1.0], np.float32)}, wanted, outputs(0, "y")).unmatched_rows == 1
+
+
+def test_very_many_rows_pair_in_seconds() -> None:
+    random = np.random.default_rng(10)
+    wanted = {"y": random.uniform(0, 100, (30_000, 3)).astype(np.float32)}
+    got = {"y": np.delete(wanted["y"], slice(5), axis=0)[::-1] + np.float32(1e-4)}
+    started = time.process_time()
+    found = error(got, wanted, outputs(0, "y"))
+    assert time.process_time() - started < 20
+    assert found.unmatched_rows <= 9  # five are lost
+    assert statistic(found, "y", "matched_relative_l2") < 1e-4
+
+
+def test_boxes_without_an_area_find_themselves() -> None:
+    wanted = detections(10)
+    wanted["boxes"][4, 2:] = wanted["boxes"][4, :2]
+    assert error(reordered(wanted, np.arange(10)[::-1]), wanted).unmatched_rows == 0
+
+
+def test_scores_that_are_all_one_are_no_class() -> None:
+    """Saturated in FP32, a little less in FP16."""
+    boxes = detections(6)["boxes"]
+    wanted = {"rows": np.concatenate([boxes, np.ones((6, 1), np.float32)], axis=1)}
+    got = {"rows": np.concatenate([boxes, np.full((6, 1), 0.9995, np.float32)], axis=1)}
+    assert error(got, wanted, outputs(0, "rows")).unmatched_rows == 0
+
+
+def test_outputs_selected_apart_are_sets_apart() -> None:
+    wanted = {"a": np.arange(4.0), "b": np.arange(6.0)}
+    dependent = (DependentOutput("a", 0, ("one",)), DependentOutput("b", 0, ("two",)))
+    assert len(find_row_sets(dependent, [wanted])) == 2
+    found = error({"a": np.arange(3.0), "b": np.arange(6.0)}, wanted, dependent)
+    assert statistic(found, "a", "unmatched_rows") == 1
+    assert statistic(found, "b", "unmatched_rows") == 0
+
+
+def test_outputs_that_part_in_a_plan_are_paired_alone() -> None:
+    wanted = detections(10)
+    got = {**wanted, "scores": wanted["scores"][:9]}
+    found = error(got, wanted)
+    assert statistic(found, "scores", "unmatched_rows") == 1
+    assert statistic(found, "boxes", "unmatched_rows") == 0

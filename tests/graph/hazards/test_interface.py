@@ -1,0 +1,111 @@
+"""Which outputs are the inputs of the next step, by name and shape, and which only look like it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from mptune.graph.hazards.interface import interface_findings, state_pairs
+from mptune.graph.loading.model import Model, load_model
+
+Shapes = dict[str, list[int | str]]
+
+
+def model(path: Path, inputs: Shapes, outputs: Shapes) -> Model:
+    """A model with this interface; what it computes does not matter."""
+    first = next(iter(inputs))
+    nodes = [helper.make_node("ReduceMean", [first], ["m"], "mean", keepdims=0)]
+    constants = [numpy_helper.from_array(np.array(2, np.float32), "two")]
+    for name, shape in outputs.items():
+        sizes = numpy_helper.from_array(np.array([d if isinstance(d, int) else 1 for d in shape]), f"{name}.shape")
+        constants.append(sizes)
+        nodes.append(helper.make_node("Mul", ["m", "two"], [f"{name}.half"], f"{name}.mul"))
+        nodes.append(helper.make_node("Expand", [f"{name}.half", sizes.name], [name], f"{name}.expand"))
+    values = [
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in side.items()] for side in (inputs, outputs)
+    ]
+    graph = helper.make_graph(nodes, "g", *values, constants)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    return load_model(path)
+
+
+PAST: list[int | str] = ["batch", 4, "past", 16]
+GROWN: list[int | str] = [1, 4, 8, 16]
+STATE: list[int | str] = [2, 1, 32]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "pairs"),
+    [
+        (
+            {"x": [1, 8], "past_key_values.0.key": PAST, "past_key_values.0.value": PAST},
+            {"logits": [1, 8], "present.0.key": GROWN, "present.0.value": GROWN},
+            {"present.0.key": "past_key_values.0.key", "present.0.value": "past_key_values.0.value"},
+        ),
+        (
+            {"x": [1, 8], "past_key_values.0.decoder.key": PAST, "past_key_values.0.encoder.key": PAST},
+            {"present.0.decoder.key": GROWN, "present.0.encoder.key": GROWN},
+            {
+                "present.0.decoder.key": "past_key_values.0.decoder.key",
+                "present.0.encoder.key": "past_key_values.0.encoder.key",
+            },
+        ),
+        ({"x": [1, 8], "past": PAST}, {"y": [1, 8], "present": GROWN}, {"present": "past"}),
+        (
+            {"x": [1, 8], "past_key_self_0": PAST},
+            {"present_key_self_0": GROWN},
+            {"present_key_self_0": "past_key_self_0"},
+        ),
+        ({"x": [1, 8], "past.0": PAST, "past.1": PAST}, {"present.0": GROWN}, {"present.0": "past.0"}),
+        (
+            {"x": [1, 8], "pastKeyValues0": PAST},
+            {"presentKeyValues0": GROWN},
+            {"presentKeyValues0": "pastKeyValues0"},
+        ),
+        (
+            {"x": [9, 1, 8], "h0": STATE, "c0": STATE},
+            {"y": [9, 1, 8], "hn": STATE, "cn": STATE},
+            {"hn": "h0", "cn": "c0"},
+        ),
+        ({"input": [1, 8], "state": STATE}, {"output": [1, 1], "stateN": STATE}, {"stateN": "state"}),
+        ({"x": [1, 8], "h_in": STATE}, {"y": [1, 1], "h_out": STATE}, {"h_out": "h_in"}),
+        ({"x": [1, 8], "prev_hidden": STATE}, {"y": [1, 8], "new_hidden": STATE}, {"new_hidden": "prev_hidden"}),
+        (
+            {"x": [1, 8], "cache_k_0": PAST},
+            {"y": [1, 8], "updated_cache_k_0": GROWN},
+            {"updated_cache_k_0": "cache_k_0"},
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_state_is_known_by_name_and_shape(
+    tmp_path: Path, inputs: Shapes, outputs: Shapes, pairs: dict[str, str]
+) -> None:
+    made = model(tmp_path / "m.onnx", inputs, outputs)
+    assert dict(state_pairs(made)) == pairs
+    (finding,) = interface_findings(made, "inspect")
+    assert (finding.code, finding.severity) == ("state-fed-back", "info")
+    assert {output.name for output in finding.where.outputs} == pairs.keys()
+    assert set(finding.where.inputs) == set(pairs.values())
+    assert finding.evidence["pairs"] == len(pairs)
+    assert "--feedback" not in finding.message, "there is no such option yet"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs"),
+    [
+        ({"input": [1, 3, 8, 8]}, {"output": [1, 3, 8, 8]}),
+        ({"image_in": [1, 3, 8, 8]}, {"image_out": [1, 3, 8, 8]}),
+        ({"x": [1, 8], "mask": [1, 8]}, {"y": [1, 8], "logits": [1, 8]}),
+        ({"input": [1, 8], "mask": [1, 8]}, {"output": [1, 8], "score": [1, 1]}),
+        ({"x": [1, 8], "past_state": [2, 1, 32]}, {"y": [1, 8], "new_state": [2, 1, 16, 2]}),
+        ({"x": [1, 8], "past_state": [2, 1, 32]}, {"y": [1, 8], "new_state": [1, 2, 16]}),
+        ({"x": [1, 8], "z": [1, 8]}, {"x1": [1, 8], "x2": [1, 8]}),
+    ],
+)
+def test_twins_are_no_state(tmp_path: Path, inputs: Shapes, outputs: Shapes) -> None:
+    assert interface_findings(model(tmp_path / "m.onnx", inputs, outputs), "inspect") == ()

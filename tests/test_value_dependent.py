@@ -1,0 +1,155 @@
+"""Models with NonMaxSuppression or NonZero inside, from loading to the front: no plan fails for its number of rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mptune import api
+from mptune.data.calibration import read_outputs, save_outputs, save_samples
+from mptune.engines.base import EngineError
+from mptune.engines.jobs.emulation import ErrorsJob
+from mptune.engines.jobs.reference import ReferenceJob
+from mptune.engines.jobs.samples import output_error
+from mptune.engines.worker.child import WorkerState
+from mptune.errors import BaselineError
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
+from mptune.graph.loading.value_dependent import DependentOutput, shape_facts
+from mptune.graph.plan import Precision
+from mptune.graph.writing.rewrite import Rewriter
+from mptune.graph.writing.weights import WeightBank
+from mptune.inspection import inspect_model
+from mptune.run import open_run
+from mptune.tuning.runs.result import Front
+from mptune.tuning.space import load_space
+from mptune.tuning.steps.baseline import check_reference
+from tests.conftest import save_mlp
+from tests.selecting import detector, images, points
+
+CODE = "value-dependent-shape"
+
+
+def search(folder: Path, model: Path, data: Path, **settings: object) -> Front:
+    """Predicted latency and emulated errors: nothing is timed."""
+    return api.search(model, data=data, out=folder / "run", target="jetson-orin-nano-8gb", budget=6, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rows", ["apart", "together", "points"])
+def test_a_search_judges_every_plan(tmp_path: Path, rows: str) -> None:
+    batch = 2 if rows == "together" else 1
+    path = tmp_path / "m.onnx"
+    model = points(path) if rows == "points" else detector(path, batch, rows=rows)
+    front = search(tmp_path, model, images(tmp_path / "x.npz", 8, batch))
+    evaluations = open_run(tmp_path / "run").evaluations
+    assert front.failures == 0
+    assert len(evaluations) == (4 if rows == "points" else 6), "two groups make four plans"
+    assert all(e.is_finite for e in evaluations)
+    assert all(e.error_value < 0.3 for e in evaluations), "by position, one lost row moves all behind it"
+    assert any(e.error_value > 0 for e in evaluations)
+    (finding,) = [f for f in front.findings if f.code == CODE]
+    assert (finding.severity, finding.origin) == ("info", "search")
+    assert finding.where.nodes == (("select",) if rows == "points" else ("nms",))
+    assert len(finding.where.outputs) == {"apart": 4, "together": 1, "points": 2}[rows]
+
+
+METRIC = '''
+import pathlib
+import numpy as np
+
+
+def metric(outputs, reference):
+    """Seen by the shapes that it is given."""
+    with (pathlib.Path(__file__).parent / "seen.txt").open("a") as file:
+        file.write(f"{outputs['boxes'].shape[0]} {reference['boxes'].shape[0]}\\n")
+    return abs(len(outputs["scores"]) - len(reference["scores"]))
+'''
+
+
+def test_a_metric_of_the_users_gets_whatever_outputs_there_are(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(METRIC)
+    model, data = detector(tmp_path / "m.onnx"), images(tmp_path / "x.npz", 12)
+    front = search(tmp_path, model, data, metric=f"{tmp_path / 'mine.py'}:metric")
+    seen = [tuple(map(int, line.split())) for line in (tmp_path / "seen.txt").read_text().splitlines()]
+    assert front.failures == 0
+    assert any(mine != its for mine, its in seen), "shapes differ in some plan, and it is asked"
+    assert max(e.error_value for e in open_run(tmp_path / "run").evaluations) > 0
+
+
+def test_a_metric_gets_outputs_whose_shape_cannot_be_compared(tmp_path: Path) -> None:
+    """Two axes differ, and nothing in the model tells: only the user's metric can know."""
+    (tmp_path / "mine.py").write_text("def metric(outputs, reference):\n    return outputs['y'].size\n")
+
+    save_outputs(tmp_path / "r.npz", [{"y": np.ones((4, 4), np.float32)}])
+    got = [{"y": np.ones((3, 5), np.float32)}]
+    found = output_error(WorkerState(), got, tmp_path / "r.npz", f"{tmp_path / 'mine.py'}:metric")
+    assert found.value(f"{tmp_path / 'mine.py'}:metric") == 15
+    assert found.non_finite == 0
+    with pytest.raises(EngineError, match=r"has shape \(3, 5\) on sample 0, the reference has \(4, 4\)"):
+        output_error(WorkerState(), got, tmp_path / "r.npz", "relative_l2")
+    rows = output_error(WorkerState(), [{"y": np.ones((3, 4), np.float32)}], tmp_path / "r.npz", "relative_l2")
+    assert rows.unmatched_rows == 1, "only the number of rows differs: they are compared as a set"
+
+
+def test_inspect_names_it_and_a_twin_without_it_has_none(tmp_path: Path) -> None:
+    (finding,) = inspect_model(load_model(detector(tmp_path / "m.onnx")), load_space("default")).findings
+    assert (finding.code, finding.severity, finding.origin) == (CODE, "info", "inspect")
+    assert [output.name for output in finding.where.outputs] == ["boxes", "scores", "labels", "images"]
+    assert "NonMaxSuppression 'nms'" in finding.text
+    twin = inspect_model(load_model(save_mlp(tmp_path / "mlp.onnx")), load_space("default"))
+    assert not [f for f in twin.findings if f.code == CODE]
+
+
+def test_what_a_file_says_of_its_outputs_is_one_example(tmp_path: Path) -> None:
+    facts = shape_facts(load_model(detector(tmp_path / "m.onnx", declared=5)))
+    assert [output.name for output in facts.outputs] == ["boxes", "scores", "labels", "images"]
+
+
+def test_the_box_index_of_nms_and_the_positions_of_nonzero_are_known(tmp_path: Path) -> None:
+    (raw,) = shape_facts(load_model(detector(tmp_path / "m.onnx", rows="raw"))).outputs
+    assert raw == DependentOutput("selected", 0, ("nms",), (2,))
+    features, positions = shape_facts(load_model(points(tmp_path / "p.onnx"))).outputs
+    assert (features.axis, features.is_indices) == (0, False)
+    assert (positions.axis, positions.is_indices) == (1, True)
+
+
+def test_samples_without_a_detection(tmp_path: Path) -> None:
+    """Some samples find nothing, in the reference or in FP16."""
+    model = load_model(detector(tmp_path / "m.onnx", threshold=0.98))
+    grouped = GroupedModel(model, find_groups(model))
+    data, reference, typed = images(tmp_path / "x.npz", 8), tmp_path / "r.npz", tmp_path / "fp16.onnx"
+    dependent = shape_facts(model).outputs
+
+    samples = np.load(data)["x"]
+    save_samples(tmp_path / "s.npz", [{"x": samples[k : k + 1]} for k in range(8)])
+    names = frozenset(output.name for output in dependent)
+    state = WorkerState()
+    report = ReferenceJob(model.path, tmp_path / "s.npz", reference, "cpu", names).run(state)
+    assert check_reference(report) == ()
+    counts = [len(sample["scores"]) for sample in read_outputs(reference)]
+    assert min(counts) == 0 < max(counts)
+    Rewriter(grouped, WeightBank.write(model, tmp_path)).write(grouped.uniform(Precision.FP16), typed)
+    (error,) = ErrorsJob((typed,), tmp_path / "s.npz", reference, "cpu", dependent=dependent).run(state)
+    assert error.non_finite == 0
+    assert np.isfinite(error.value("relative_l2"))
+
+
+def test_nothing_selected_at_all_is_no_reference(tmp_path: Path) -> None:
+    model = detector(tmp_path / "m.onnx", threshold=0.9999)
+    with pytest.raises(BaselineError, match="the reference is empty in every output"):
+        search(tmp_path, model, images(tmp_path / "x.npz"))
+
+
+def test_rows_of_detections_are_no_rows_of_the_batch(tmp_path: Path) -> None:
+    """Two equal images in a batch: each box is there once for each, so rows differ and nothing is wrong."""
+
+    model = load_model(detector(tmp_path / "m.onnx", "batch", threshold=0.0))
+    names = frozenset(output.name for output in shape_facts(model).outputs)
+    x = np.load(images(tmp_path / "x.npz", 1, 2))["x"]
+    save_samples(tmp_path / "s.npz", [{"x": x}])
+    report = ReferenceJob(model.path, tmp_path / "s.npz", tmp_path / "r.npz", "cpu", names).run(WorkerState())
+    check_reference(report)
+    assert report.identical_rows_error is None
