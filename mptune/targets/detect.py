@@ -14,6 +14,9 @@ from mptune.targets.nvidia_smi import TIMEOUT_S, ask_nvidia_smi
 
 _QUERY = ("index", "uuid", "name", "compute_cap", "memory.total", "driver_version")
 
+_DEVICE_FILES = ("dev/nvidia[0-9]*", "dev/nvhost-gpu", "dev/nvhost-ctrl-gpu", "dev/nvgpu/igpu0/ctrl")
+"""Of the drivers for separate GPUs and, the last three, for those of a Jetson."""
+
 _JETSON_CAPABILITIES = {"Thor": (11, 0), "Orin": (8, 7), "Xavier": (7, 2), "TX2": (6, 2), "TX1": (5, 3), "Nano": (5, 3)}
 """Compute capability by module (NVIDIA's CUDA GPUs page); the first that the model's name holds."""
 
@@ -67,6 +70,18 @@ def detect_gpus(root: Path = Path("/"), timeout_s: float = TIMEOUT_S) -> tuple[G
         )
         for index, k in enumerate(visible)
     )
+
+
+def hidden_gpu(root: Path = Path("/"), timeout_s: float = TIMEOUT_S) -> Path | None:
+    """A device file of an NVIDIA GPU where ``detect_gpus`` finds none; None where there is none, or the user hid it.
+
+    In containers nvidia-smi may be missing where CUDA works.
+    """
+    if os.environ.get("CUDA_VISIBLE_DEVICES") is not None:
+        return None
+    files = (path for pattern in _DEVICE_FILES for path in sorted(root.glob(pattern)))
+    found = next(files, None)
+    return found if found is not None and not detect_gpus(root, timeout_s) else None
 
 
 def gpu_variables(index: int) -> dict[str, str]:

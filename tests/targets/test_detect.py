@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mptune.targets.detect import Gpu, detect_gpus
+from mptune.targets.detect import Gpu, detect_gpus, hidden_gpu
 
 H200 = "0, GPU-aaaa, NVIDIA H200, 9.0, 143771, 570.124.06"
 L4 = "1, GPU-bbbb, NVIDIA L4, 8.9, 23034, 570.124.06"
@@ -137,3 +137,22 @@ def test_another_board(tmp_path: Path) -> None:
 
 def test_the_machine_that_runs_the_tests() -> None:
     assert isinstance(detect_gpus(), tuple)
+
+
+@pytest.mark.parametrize("name", ["dev/nvidia0", "dev/nvhost-gpu", "dev/nvgpu/igpu0/ctrl"])
+def test_a_gpu_that_nothing_names_is_not_overlooked(name: str, tmp_path: Path, monkeypatch) -> None:
+    """In a container nvidia-smi may be missing where the GPU is there."""
+    assert hidden_gpu(tmp_path) is None
+    (tmp_path / name).parent.mkdir(parents=True)
+    (tmp_path / name).touch()
+    assert detect_gpus(tmp_path) == ()
+    assert hidden_gpu(tmp_path) == tmp_path / name
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hidden on purpose
+    assert hidden_gpu(tmp_path) is None
+
+
+def test_a_gpu_that_is_found_is_not_hidden(smi, tmp_path: Path) -> None:
+    smi(prints(H200))
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia0").touch()
+    assert hidden_gpu(tmp_path) is None

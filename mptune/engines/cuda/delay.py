@@ -56,9 +56,12 @@ def enqueue_delay(stream: Stream, span_us: int = DELAY_US) -> None:
 @lru_cache(maxsize=1)
 def _kernel() -> tuple[Any, Any]:
     """The driver's bindings and the kernel. Needs a current context, which exists wherever a stream does."""
-    from cuda.bindings import driver
+    try:
+        from cuda.bindings import driver
 
-    code, module = driver.cuModuleLoadData(_PTX + b"\0")
+        code, module = driver.cuModuleLoadData(_PTX + b"\0")
+    except (ImportError, RuntimeError) as error:  # RuntimeError: the driver lacks a function
+        raise EngineError(FailureKind.UNSUPPORTED, f"cuda-python is not usable ({error})") from error
     _check(driver, code, "cuModuleLoadData")
     code, function = driver.cuModuleGetFunction(module, _NAME)
     _check(driver, code, "cuModuleGetFunction")

@@ -1,11 +1,12 @@
 """CUDA streams, events, graphs and device buffers over ``cuda.bindings.runtime`` (cuda-python), shared by all sessions.
 
-cuda-python is optional and imported on first use. Every call's error code is checked; an error raises
-``EngineError`` with CUDA's name and description of it.
+cuda-python is optional and imported on first use; the system's ``libcudart`` takes its place where that works. Every
+call's error code is checked; an error raises ``EngineError`` with CUDA's name and description of it.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -13,8 +14,13 @@ from typing import Any
 import numpy as np
 
 from mptune.engines.base import EngineError, FailureKind
+from mptune.engines.cuda.system import load_system_runtime
 
-INSTALL = "pip install 'mptune[cuda]'"
+INSTALL = "pip install 'cuda-bindings<13'"
+"""Version 12 works with drivers of 525 and later, 13 only with 580 and later (CUDA's release notes, table 3)."""
+
+_FIRST_MAJOR = 12
+"""The oldest CUDA that cuda-python's packages of interest are built for: 12.6."""
 
 # A lost device, or one that refuses work, is the machine's fault: the job is tried again. The other sticky errors
 # (illegal address, launch failure, assert) come from a kernel, so from the plan: they count as a crash.
@@ -52,26 +58,58 @@ _CRASHED = frozenset(
 
 @lru_cache(maxsize=1)
 def runtime() -> Any:
-    """The module ``cuda.bindings.runtime``.
+    """The module ``cuda.bindings.runtime``; the system's own library where that is missing or refused and this works.
 
     Raises:
-        EngineError: cuda-python is not installed or does not load.
+        EngineError: cuda-python is not installed or does not load, and the system has no library that finds a device.
     """
+    bindings, error = _bindings()
+    if bindings is not None and _finds_devices(bindings):
+        return bindings
+    system = load_system_runtime()
+    if system is not None:
+        return system
+    if bindings is None:
+        message = f"cuda-python is not usable ({error}); {INSTALL} installs it"
+        raise EngineError(FailureKind.UNSUPPORTED, message) from error
+    return bindings
+
+
+def _bindings() -> tuple[Any, Exception | None]:
     try:
         from cuda.bindings import runtime as module
     except Exception as error:  # Besides ImportError, a broken driver library raises RuntimeError on import.
-        message = f"cuda-python is not usable ({error}); {INSTALL} installs it"
-        raise EngineError(FailureKind.UNSUPPORTED, message) from error
-    return module
+        return None, error
+    return module, None
+
+
+def _finds_devices(module: Any) -> bool:
+    try:
+        code, count = module.cudaGetDeviceCount()
+    except Exception:  # cuda-python raises RuntimeError where the driver lacks a function
+        return False
+    return int(code) == 0 and count > 0
 
 
 def unavailable_reason() -> str | None:
-    """Why CUDA cannot be used through cuda-python here; None where it can."""
+    """Why CUDA cannot be used here; None where it can."""
     try:
         count = device_count()
     except EngineError as error:
         return error.message
-    return None if count else "no CUDA device is visible"
+    if count:
+        return None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return "no CUDA device is visible" + ("" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})")
+
+
+def missing_package() -> str:
+    """The command that makes CUDA usable here; empty where nothing that can be installed is missing."""
+    module, _ = _bindings()
+    if module is None:
+        return INSTALL
+    driver, built_for = versions()
+    return INSTALL if built_for > driver >= 1000 * _FIRST_MAJOR else ""
 
 
 def kind_of(name: str) -> FailureKind:
@@ -109,11 +147,37 @@ def check(result: tuple[Any, ...], call: str) -> Any:
 
 
 def device_count() -> int:
-    """Number of visible CUDA devices; 0 also where there is no driver."""
+    """Number of visible CUDA devices; 0 also where there is no driver.
+
+    Raises:
+        EngineError: the driver is too old for the runtime; the message has both versions and what to install.
+    """
     code, count = runtime().cudaGetDeviceCount()
-    if getattr(code, "name", "") in {"cudaErrorNoDevice", "cudaErrorInsufficientDriver"}:
+    name = getattr(code, "name", "")
+    if name == "cudaErrorInsufficientDriver" and versions()[0]:
+        raise EngineError(FailureKind.UNSUPPORTED, _insufficient(*versions()))
+    if name in {"cudaErrorNoDevice", "cudaErrorInsufficientDriver"}:
         return 0
     return int(check((code, count), "cudaGetDeviceCount"))
+
+
+def _insufficient(driver: int, built_for: int) -> str:
+    """What to do about a driver that is older than the runtime in cuda-python.
+
+    A runtime works with every driver of its own major version (NVIDIA's "CUDA minor version compatibility").
+    """
+    words = (
+        f"the driver supports CUDA {version_text(driver)}, and cuda-python is built for CUDA {version_text(built_for)}"
+    )
+    major = driver // 1000
+    if major >= _FIRST_MAJOR:
+        return f"{words}: pip install 'cuda-bindings<{major + 1}'"
+    return f"{words}: update the driver to one for CUDA {_FIRST_MAJOR} or later"
+
+
+def version_text(version: int) -> str:
+    """A version as CUDA counts them, such as 12060, as people write it: 12.6."""
+    return f"{version // 1000}.{version % 1000 // 10}"
 
 
 def versions() -> tuple[int, int]:
@@ -274,70 +338,3 @@ class DeviceBuffer:
         address, self.address = self.address, None
         if address is not None:
             runtime().cudaFree(address)
-
-
-class StreamStopwatch:
-    """Times executions by events around each of them on their stream, as trtexec does. Implements ``Stopwatch``."""
-
-    def __init__(
-        self,
-        enqueue: Callable[[], None],
-        stream: Stream,
-        clock: Callable[[], float],
-        transfer_ms: float | None = None,
-        *,
-        delay: Callable[[], None] | None = None,
-    ) -> None:
-        """Nothing is executed yet.
-
-        Args:
-            enqueue: enqueues one execution on the stream.
-            stream: of the executions.
-            clock: of the host, in milliseconds.
-            transfer_ms: see ``Stopwatch``.
-            delay: keeps the stream busy for a moment. For an ``enqueue`` that returns only when the execution has
-                ended: it would find the stream empty each time, and its duration is no cost of the host. None where
-                ``enqueue`` returns at once.
-        """
-        self.transfer_ms = transfer_ms
-        self._enqueue = enqueue
-        self._stream = stream
-        self._clock = clock
-        self._delay = delay
-        self._enqueue_ms: list[float] = []
-
-    @property
-    def enqueue_ms(self) -> float | None:
-        """See ``Stopwatch``."""
-        return None if self._delay or not self._enqueue_ms else float(np.median(self._enqueue_ms))
-
-    def run_once(self) -> None:
-        """See ``Stopwatch``."""
-        self._enqueue()
-        self._stream.synchronize()
-
-    def value_ms(self, executions: int) -> float:
-        """See ``Stopwatch``. The device does not wait for the host, unless enqueueing takes longer than executing.
-
-        An execution, or the delay, always stands before the first event: on an empty stream the launch of the execution
-        (20 to 150 us on a Jetson's CPU) would lie between the events. trtexec enqueues one ahead, too.
-        """
-        pairs: list[tuple[Event, Event]] = []
-        try:
-            for _ in range(executions):
-                pairs.append((Event(), Event()))
-            if executions > 1 or self._delay is None:
-                self._enqueue()
-            for start, end in pairs:
-                if self._delay is not None:
-                    self._delay()
-                before = self._clock()
-                start.record(self._stream)
-                self._enqueue()
-                end.record(self._stream)
-                self._enqueue_ms.append(self._clock() - before)
-            self._stream.synchronize()
-            return float(np.mean([start.elapsed_ms(end) for start, end in pairs]))
-        finally:
-            for event in (event for pair in pairs for event in pair):
-                event.close()

@@ -26,6 +26,7 @@ import numpy as np
 from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.cuda.delay import enqueue_delay
+from mptune.engines.cuda.stopwatch import StreamStopwatch
 from mptune.engines.ort.session import PROVIDERS, Bound, CpuSession, OrtSession, SessionOptions, translated
 from mptune.engines.timing.latency import HostStopwatch, Stopwatch, monotonic_ms
 
@@ -80,7 +81,7 @@ class CudaSession(OrtSession):
             return HostStopwatch(enqueue, transfer_ms=transfer_ms)
         # A graph is one launch, and ONNX Runtime waits for its end inside it.
         delay = self._delay(self._stream) if self._graph else None
-        return cuda.StreamStopwatch(enqueue, self._stream, monotonic_ms, transfer_ms, delay=delay)
+        return StreamStopwatch(enqueue, self._stream, monotonic_ms, transfer_ms, delay=delay)
 
     def _delay(self, stream: cuda.Stream) -> Callable[[], None]:
         try:

@@ -32,12 +32,14 @@ class LibraryReport:
     Attributes:
         version: of the library.
         warnings: one line each, ending with what to do.
-        cuda_obstacle: why no GPU can be used through cuda-python; None where one can.
+        cuda_obstacle: why no GPU can be used through cuda-python or the system's CUDA; None where one can.
+        cuda_install: the command that removes the obstacle; empty where nothing that can be installed is missing.
     """
 
     version: str
     warnings: tuple[str, ...] = ()
     cuda_obstacle: str | None = None
+    cuda_install: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,9 @@ class LibraryJob:
             EngineError: it does not.
         """
         library = load_library(self.kind)
-        return LibraryReport(library.version, library.warnings, cuda.unavailable_reason())
+        obstacle = cuda.unavailable_reason()
+        install = "" if obstacle is None else cuda.missing_package()
+        return LibraryReport(library.version, library.warnings, obstacle, install)
 
 
 @dataclass(frozen=True)

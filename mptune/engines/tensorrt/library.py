@@ -25,8 +25,9 @@ Kind = Literal["tensorrt", "tensorrt-rtx"]
 MODULES: Mapping[Kind, str] = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 
 INSTALL: Mapping[Kind, str] = {
-    "tensorrt": "pip install 'mptune[tensorrt]'; on a Jetson JetPack brings it (apt install python3-libnvinfer)",
-    "tensorrt-rtx": "pip install 'mptune[tensorrt-rtx]'",
+    "tensorrt": "pip install tensorrt 'cuda-bindings<13'; on a Jetson JetPack brings it (sudo apt install"
+    " python3-libnvinfer, and a virtual environment with --system-site-packages)",
+    "tensorrt-rtx": "pip install tensorrt-rtx 'cuda-bindings<13'",
 }
 
 AHEAD_OF_TIME: Mapping[tuple[int, int], str] = {

@@ -12,6 +12,7 @@ import numpy as np
 
 from mptune.engines.base import EngineError, EngineSession, FailureKind
 from mptune.engines.cuda import runtime as cuda
+from mptune.engines.cuda.stopwatch import StreamStopwatch
 from mptune.engines.lifetime import are_gone, references
 from mptune.engines.tensorrt.cache import RuntimeCache
 from mptune.engines.tensorrt.errors import build_failure, made
@@ -125,7 +126,7 @@ class TensorRtSession:
         launch = self._launcher(bound, stream)
         if bound.transfer_ms is None:
             bound.transfer_ms = self._time_transfers(bound, feeds, stream)
-        return cuda.StreamStopwatch(launch, stream, monotonic_ms, bound.transfer_ms)
+        return StreamStopwatch(launch, stream, monotonic_ms, bound.transfer_ms)
 
     def attach(self, profiler: Any) -> None:
         """Have an ``IProfiler`` called with the time of each layer, before each execution returns.

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from mptune.engines.base import Failure, Toolchain
-from mptune.engines.cuda.runtime import INSTALL as CUDA_PYTHON
 from mptune.engines.environment import cpu_model
 from mptune.engines.jobs.reference import ProbeJob
 from mptune.engines.ort.session import Provider
@@ -25,6 +24,7 @@ from mptune.engines.worker.parent import Worker
 from mptune.engines.workload import Workload
 from mptune.errors import TargetError
 from mptune.settings import EngineChoice, SearchSettings
+from mptune.targets.detect import hidden_gpu
 from mptune.targets.target import Gpu, Target, detect_gpus, load_target, match_target
 
 DEFAULT_TARGET = "jetson-orin-nano-8gb"
@@ -72,18 +72,44 @@ def choose_target(name: str) -> TargetChoice:
     """Find the target that ``--target`` names; ``auto`` is the GPU here, else a profile to predict.
 
     Raises:
-        TargetError: the name is neither a profile nor a file.
+        TargetError: the name is neither a profile nor a file; or it is ``auto``, and a GPU is here that nothing names.
     """
     if name != "auto":
         return TargetChoice(load_target(name))
     gpus = detect_gpus()
     if not gpus:
+        refuse_hidden_gpu("predicts for another device")
         why = f"no GPU was found: latency is predicted for {DEFAULT_TARGET}; --target names another profile"
         return TargetChoice(load_target(DEFAULT_TARGET), why)
     target, reason = match_target(gpus[0]), probe("cuda")
     if reason is None or any(_why_not_on(kind, gpus[0]) is None for kind in _TENSORRT_KINDS):
         return TargetChoice(target, f"{gpus[0].name} was found")
-    return TargetChoice(target, f"{gpus[0].name} was found, but cannot be measured ({reason}): latency is predicted")
+    obstacles = "; ".join((f"onnxruntime: {reason}", *_obstacles(gpus[0])))
+    return TargetChoice(target, f"{gpus[0].name} was found, but cannot be measured ({obstacles}): latency is predicted")
+
+
+def _obstacles(gpu: Gpu) -> tuple[str, ...]:
+    """Why TensorRT cannot measure on a GPU although it is installed."""
+    kinds = [kind for kind in _TENSORRT_KINDS if is_installed(kind) and _runs_on(kind, gpu)]
+    return tuple(f"{kind}: {_why_not_on(kind, gpu)}" for kind in kinds)
+
+
+def refuse_hidden_gpu(otherwise: str) -> None:
+    """Stop where an NVIDIA GPU is here that neither nvidia-smi nor a Jetson's files name.
+
+    Args:
+        otherwise: what another target does, for the hint.
+
+    Raises:
+        TargetError: it is.
+    """
+    file = hidden_gpu()
+    if file is not None:
+        raise TargetError(
+            f"{file} shows an NVIDIA GPU, but neither nvidia-smi nor a Jetson's files name it",
+            "make nvidia-smi run here (in a container: start it with NVIDIA's container runtime and"
+            f" NVIDIA_DRIVER_CAPABILITIES=all); --target NAME {otherwise}",
+        )
 
 
 def open_toolchain(
@@ -264,7 +290,7 @@ def _tensorrt_status(kind: Kind, gpus: Sequence[Gpu]) -> ToolchainStatus:
         return ToolchainStatus(
             kind, True, f"{version}: builds ahead of time for compute capability {capabilities}; {obstacle}"
         )
-    return ToolchainStatus(kind, False, f"{version}: {obstacle}", CUDA_PYTHON if fitting is not None else "")
+    return ToolchainStatus(kind, False, f"{version}: {obstacle}", library.cuda_install if fitting is not None else "")
 
 
 def _version(package: str) -> str | None:

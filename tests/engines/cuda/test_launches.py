@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mptune.engines.cuda import runtime as cuda
+from mptune.engines.cuda.stopwatch import StreamStopwatch
 from mptune.engines.timing.latency import Repetitions, time_in_turn
 from mptune.settings import LatencySettings
 
@@ -56,9 +57,7 @@ def test_no_launch_is_inside(launch_us: float, executions: int, monkeypatch: pyt
     device = SlowLaunches(launch_us)
     monkeypatch.setattr(cuda, "runtime", lambda: device)
     stream = cuda.Stream()
-    watches = [
-        cuda.StreamStopwatch(lambda ms=ms: device.enqueue(ms), stream, lambda: device.host_ms) for ms in (12.0, 3.0)
-    ]
+    watches = [StreamStopwatch(lambda ms=ms: device.enqueue(ms), stream, lambda: device.host_ms) for ms in (12.0, 3.0)]
     repetitions = Repetitions(1, 10, executions)
     baseline, candidate = time_in_turn(watches, repetitions, LatencySettings(warmup_ms=0.0))
     assert baseline.median_ms == pytest.approx(12.0)

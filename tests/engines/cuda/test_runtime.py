@@ -9,6 +9,7 @@ import pytest
 from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.cuda.delay import enqueue_delay
+from mptune.engines.cuda.stopwatch import StreamStopwatch
 from mptune.engines.ort.cuda_session import NO_TF32, CudaSession
 from mptune.engines.ort.session import SessionOptions
 from mptune.engines.timing.latency import monotonic_ms
@@ -106,7 +107,7 @@ def test_a_graph_replays_what_was_captured() -> None:
         source.upload(np.full(4, value, np.float32), stream)
         graph.launch(stream)
         np.testing.assert_array_equal(target.download(stream), np.full(4, value, np.float32))
-    watch = cuda.StreamStopwatch(lambda: graph.launch(stream), stream, monotonic_ms)
+    watch = StreamStopwatch(lambda: graph.launch(stream), stream, monotonic_ms)
     assert watch.enqueue_ms is None
     assert watch.value_ms(4) > 0.0
     assert (watch.enqueue_ms or 0.0) > 0.0
@@ -144,9 +145,7 @@ def test_what_waits_inside_is_enqueued_behind_a_delay(monkeypatch: pytest.Monkey
     monkeypatch.setattr(cuda, "runtime", lambda: device)
     stream = cuda.Stream()
     done: list[str] = []
-    watch = cuda.StreamStopwatch(
-        lambda: done.append("run"), stream, monotonic_ms, 0.5, delay=lambda: done.append("delay")
-    )
+    watch = StreamStopwatch(lambda: done.append("run"), stream, monotonic_ms, 0.5, delay=lambda: done.append("delay"))
     assert watch.value_ms(2) >= 0.0
     assert done == ["run", "delay", "run", "delay", "run"]
     assert watch.enqueue_ms is None

@@ -13,7 +13,7 @@ import pytest
 
 from mptune.engines.base import Failure, FailureKind, Measurement, Stage, TensorRange
 from mptune.engines.ort.session import Provider
-from mptune.engines.tensorrt.jobs import MeasureEngineJob
+from mptune.engines.tensorrt.jobs import LibraryReport, MeasureEngineJob
 from mptune.engines.toolchains import choose as toolchain
 from mptune.engines.toolchains.choose import choose_target, list_toolchains, open_toolchain
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
@@ -28,7 +28,7 @@ from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.targets.roofline import FUSED, UNFUSED, Execution, roofline
-from mptune.targets.target import load_target
+from mptune.targets.target import Gpu, load_target
 from tests.engines.engine_support import make_workspace
 
 T = TypeVar("T")
@@ -294,6 +294,30 @@ def test_without_a_gpu_auto_predicts_a_jetson_and_says_so() -> None:
     choice = choose_target("auto")
     assert choice.target.name == "jetson-orin-nano-8gb"
     assert "no GPU" in choice.why
+
+
+def test_a_device_file_without_a_name_is_no_reason_to_predict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toolchain, "detect_gpus", lambda: ())
+    monkeypatch.setattr(toolchain, "hidden_gpu", lambda: Path("/dev/nvhost-gpu"))
+    with pytest.raises(TargetError, match="/dev/nvhost-gpu shows an NVIDIA GPU") as caught:
+        choose_target("auto")
+    assert "NAME predicts" in caught.value.hint
+    assert choose_target("jetson-orin-nano-8gb").target.kind == "jetson"
+
+
+def test_what_keeps_tensorrt_from_a_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime is not installed with CUDA on a Jetson: its reason alone would mislead."""
+    orin = Gpu("NVIDIA Jetson Orin Nano", (8, 7), 7.8, "L4T 36.4.3", is_jetson=True)
+    obstacle = "the driver supports CUDA 12.6, and cuda-python is built for CUDA 13.0: pip install 'cuda-bindings<13'"
+    monkeypatch.setattr(toolchain, "detect_gpus", lambda: (orin,))
+    monkeypatch.setattr(toolchain, "probe", lambda provider: "no CUDA provider")
+    monkeypatch.setattr(toolchain, "is_installed", lambda kind: kind == "tensorrt")
+    report = LibraryReport("10.3.0", (), obstacle, "pip install 'cuda-bindings<13'")
+    monkeypatch.setattr(toolchain, "find_library", lambda kind: report if kind == "tensorrt" else "not installed")
+    assert obstacle in choose_target("auto").why
+    statuses = {status.name: status for status in list_toolchains()}
+    assert obstacle in statuses["tensorrt"].reason
+    assert statuses["tensorrt"].install == "pip install 'cuda-bindings<13'"
 
 
 @pytest.mark.skipif(not NO_GPU, reason="needs a machine without a GPU")

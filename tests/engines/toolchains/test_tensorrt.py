@@ -352,4 +352,4 @@ def test_doctor_says_what_tensorrt_rtx_is_good_for_here() -> None:
     assert "builds ahead of time for compute capability 7.5, 8.0, 8.6, 8.9" in rtx.reason
     if not is_installed("tensorrt"):
         assert statuses["tensorrt"].reason == "tensorrt is not installed"
-        assert "mptune[tensorrt]" in statuses["tensorrt"].install
+        assert "pip install tensorrt" in statuses["tensorrt"].install
