@@ -257,6 +257,21 @@ def test_what_only_predicts_confirms_nothing(prepared) -> None:
         api.confirm("model.mptune", target="h100")
 
 
+@pytest.mark.parametrize("profile", [True, False])
+def test_the_cpu_does_not_stand_in_for_a_gpu(prepared, monkeypatch: pytest.MonkeyPatch, profile: bool) -> None:
+    """A GPU that is not found, as in a container without NVIDIA's runtime, must not give a CPU's figures."""
+    from mptune.tuning.runs import confirm_run
+
+    monkeypatch.setattr(confirm_run, "detect_gpus", lambda: ())
+    monkeypatch.setattr(confirm_run, "refuse_hidden_gpu", lambda otherwise: None)
+    if not profile:  # the search's was a file that is not here
+        monkeypatch.setattr(confirm_run.ConfirmRun, "_profile", lambda self: None)
+    with pytest.raises(TargetError, match="no GPU was found, and the search was for") as caught:
+        api.confirm("model.mptune")
+    assert "target=cpu measures on this CPU" in caught.value.hint
+    assert not Path("model.mptune/confirmed").exists()
+
+
 class Builds(FakeToolchain):
     """Leaves an engine file of every plan, as TensorRT's toolchain does."""
 

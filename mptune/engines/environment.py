@@ -149,7 +149,7 @@ def describe_environment(root: Path = Path("/")) -> Environment:
         cpu_count=_cpu_count(),
         gpus=gpus,
         warnings=tuple(warnings),
-        jetson=read_jetson(root),
+        jetson=read_jetson(root, [gpu.name for gpu in gpus]),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +60,9 @@ def detect_gpus(root: Path = Path("/"), timeout_s: float = TIMEOUT_S) -> tuple[G
     if jetson is not None:  # its nvidia-smi, where there is one, answers "[N/A]"
         return (jetson,)
     rows = _listed_gpus(timeout_s)
+    jetson = _detect_jetson(root, [row["name"] for row in rows])
+    if jetson is not None:
+        return (jetson,)
     visible = _visible([row["index"] for row in rows], [row["uuid"] for row in rows])
     return tuple(
         Gpu(
@@ -137,8 +141,8 @@ def _memory_gb(mebibytes: str) -> float | None:
         return None
 
 
-def _detect_jetson(root: Path) -> Gpu | None:
-    jetson = read_jetson(root)
+def _detect_jetson(root: Path, gpu_names: Sequence[str] = ()) -> Gpu | None:
+    jetson = read_jetson(root, gpu_names)
     if jetson is None:
         return None
     model = jetson.model.lower()

@@ -6,14 +6,18 @@ the next, so they are read on the device. Never raises: what cannot be read is N
 
 from __future__ import annotations
 
+import platform
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 _JETPACKS = {
+    "36.5.0": "6.2.2",
+    "36.5": "6.2.2",
+    "36.4.7": "6.2.1",
     "36.4.4": "6.2.1",
     "36.4.3": "6.2",
     "36.4.0": "6.1",
@@ -27,6 +31,11 @@ _JETPACKS = {
 """JetPack by L4T release, where the package ``nvidia-jetpack`` is not installed (NVIDIA's JetPack archive)."""
 
 _JETPACK_MAJORS = {"35": "5", "36": "6", "38": "7", "39": "7"}
+_RELEASE = re.compile(r"# R(\d+) .*REVISION: ([\d.]+)")
+_FAMILY_OF_RELEASE = {"36": "Orin"}
+"""Modules that a release of Jetson Linux is for, where they are of one family (its release notes)."""
+_FAMILIES = {"*.ga10b": "Orin", "*.gv11b": "Xavier"}
+"""Family by the name of the GPU's clock: GA10B is Orin's GPU, GV11B Xavier's."""
 _NVPMODEL = "usr/sbin/nvpmodel"
 _NVPMODEL_TIMEOUT_S = 10.0
 _MEMORY_TOLERANCE = 0.15
@@ -88,18 +97,19 @@ class JetsonState:
         return [(name, value) for name, value in lines if value]
 
 
-def read_jetson(root: Path = Path("/")) -> JetsonState | None:
+def read_jetson(root: Path = Path("/"), gpu_names: Iterable[str] = ()) -> JetsonState | None:
     """Read the device's files; None where this is no Jetson.
 
     Args:
         root: of the file system that is looked at.
+        gpu_names: of nvidia-smi, which calls the GPU of an Orin ``Orin (nvgpu)``.
     """
-    model = _text(root / "proc/device-tree/model").strip("\0\n ")
-    if "jetson" not in model.lower():
+    model = _model(root) or _unnamed(root, gpu_names)
+    if not model:
         return None
     total = re.search(r"^MemTotal:\s*(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
     compatible = _text(root / "proc/device-tree/compatible").split("\0")
-    release = re.search(r"# R(\d+) .*REVISION: ([\d.]+)", _text(root / "etc/nv_tegra_release"))
+    release = _RELEASE.search(_text(root / "etc/nv_tegra_release"))
     l4t = f"{release[1]}.{release[2]}" if release else ""
     modes = _power_modes(root)
     clocks = _gpu_clocks(root)
@@ -117,6 +127,31 @@ def read_jetson(root: Path = Path("/")) -> JetsonState | None:
         gpu_max_mhz=clocks.get("max_freq"),
         memory_mhz=None if memory is None else memory / 1e6,
     )
+
+
+def _model(root: Path) -> str:
+    """The name of the device; a container hides the device tree, and jetson-containers copies it to /tmp."""
+    for name in ("proc/device-tree/model", "sys/devices/soc0/machine", "tmp/nv_jetson_model"):
+        model = _text(root / name).strip("\0\n ")
+        if "jetson" in model.lower() and not model.lower().startswith("not "):
+            return model
+    return ""
+
+
+def _unnamed(root: Path, gpu_names: Iterable[str]) -> str:
+    """A Jetson whose files do not name it: by nvidia-smi, else by Jetson Linux' release file, which containers get.
+
+    An image for Jetsons has that file wherever it runs: on a machine that is not ARM it shows nothing.
+    """
+    for name in gpu_names:
+        nvgpu = re.fullmatch(r"(?:NVIDIA )?(\w+) \(nvgpu\)", name.strip())
+        if nvgpu:
+            return f"NVIDIA Jetson {nvgpu[1]}"
+    release = _RELEASE.search(_text(root / "etc/nv_tegra_release"))
+    if release is None or (root == Path("/") and platform.machine() != "aarch64"):
+        return ""
+    by_clock = next((_FAMILIES[pattern] for pattern in _FAMILIES if _clock_folders(root, pattern)), "")
+    return f"NVIDIA Jetson {by_clock or _FAMILY_OF_RELEASE.get(release[1], '')}".strip()
 
 
 def same_memory(reported_gb: float, named_gb: float) -> bool:
@@ -166,12 +201,16 @@ def _power_mode(root: Path, modes: Mapping[int, str]) -> str:
 def _gpu_clocks(root: Path) -> dict[str, float]:
     """MHz by devfreq's name; the GPU is ``17000000.gpu`` on JetPack 6 and ``17000000.ga10b`` on JetPack 5."""
     for pattern in ("*.gpu", "*.ga10b", "*.gv11b"):
-        for folder in sorted((root / "sys/class/devfreq").glob(pattern)):
+        for folder in _clock_folders(root, pattern):
             read = {name: _number(folder / name) for name in ("cur_freq", "min_freq", "max_freq")}
             clocks = {name: value / 1e6 for name, value in read.items() if value}
             if clocks:
                 return clocks
     return {}
+
+
+def _clock_folders(root: Path, pattern: str) -> list[Path]:
+    return sorted((root / "sys/class/devfreq").glob(pattern))
 
 
 def _ask(tool: Path, *arguments: str) -> str:

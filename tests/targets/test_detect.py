@@ -156,3 +156,9 @@ def test_a_gpu_that_is_found_is_not_hidden(smi, tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").touch()
     assert hidden_gpu(tmp_path) is None
+
+
+def test_an_orin_in_a_container_by_nvidia_smi(smi, tmp_path: Path) -> None:
+    smi(prints("0, GPU-d, Orin (nvgpu), [N/A], [N/A], 540.4.0"))
+    (gpu,) = detect_gpus(tmp_path)
+    assert (gpu.name, gpu.is_jetson, gpu.compute_capability) == ("NVIDIA Jetson Orin", True, (8, 7))

@@ -25,6 +25,7 @@ from mptune.engines.workload import Workload
 from mptune.errors import TargetError
 from mptune.settings import EngineChoice, SearchSettings
 from mptune.targets.detect import hidden_gpu
+from mptune.targets.jetson import same_memory
 from mptune.targets.target import Gpu, Target, detect_gpus, load_target, match_target
 
 DEFAULT_TARGET = "jetson-orin-nano-8gb"
@@ -231,7 +232,16 @@ def is_here(target: Target, gpu: Gpu) -> bool:
         return True
     if gpu.compute_capability is not None and gpu.compute_capability != target.compute_capability:
         return False
-    return any(name.lower() in gpu.name.lower() for name in target.gpu_names)
+    if any(name.lower() in gpu.name.lower() for name in target.gpu_names):
+        return True
+    # In a container a Jetson may be known by its family alone.
+    family = gpu.name.lower().removeprefix("nvidia ")
+    known = gpu.is_jetson and gpu.memory_gb is not None and target.memory_gb is not None
+    return known and _same_family(family, target) and same_memory(gpu.memory_gb or 0.0, target.memory_gb or 0.0)
+
+
+def _same_family(family: str, target: Target) -> bool:
+    return any(name.lower().startswith(f"{family} ") for name in target.gpu_names)
 
 
 @cache

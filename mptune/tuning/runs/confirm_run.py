@@ -18,7 +18,13 @@ from typing import Any
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.engines.base import SampleSet, Toolchain, Workspace
 from mptune.engines.environment import Environment
-from mptune.engines.toolchains.choose import TargetChoice, choose_target, is_here, open_toolchain
+from mptune.engines.toolchains.choose import (
+    TargetChoice,
+    choose_target,
+    is_here,
+    open_toolchain,
+    refuse_hidden_gpu,
+)
 from mptune.engines.workload import Workload
 from mptune.errors import RunError, TargetError
 from mptune.files import link_or_copy, writing
@@ -106,7 +112,13 @@ class ConfirmRun(MeasuringRun):
             return TargetChoice(profile)
         if gpus:
             return choose_target("auto")
-        return TargetChoice(load_target("cpu"), "no GPU was found: confirming on this machine's CPU")
+        refuse_hidden_gpu("measures elsewhere")
+        searched = self._search.target
+        name = self._search.fixed_settings.target if searched is None else searched.name
+        raise TargetError(
+            f"no GPU was found, and the search was for {name if profile is None else profile.title}",
+            "run it on the device (`mptune doctor` says what is missing there); --target cpu measures on this CPU",
+        )
 
     def _profile(self) -> Target | None:
         """The profile that the search was for; None where it is a file that is not here."""
