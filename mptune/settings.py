@@ -106,7 +106,8 @@ class TensorRtSettings:
     """How TensorRT and TensorRT-RTX build engines.
 
     Attributes:
-        workspace_mb: most scratch memory that a kernel may take, MiB; None leaves it to TensorRT (all of the device's).
+        workspace_mb: most scratch memory that a kernel may take, MiB; None leaves it to TensorRT (all of the device's),
+            or takes a quarter where CPU and GPU share their memory (``default_workspace_mb``).
         optimization_level: TensorRT's builder optimization level, 0 (fast builds) to 5 (most tactics tried).
         timing_cache: share what TensorRT measured of its tactics among the builds of a run, which makes them faster
             and more alike; TensorRT-RTX measures nothing at build time and has none.
@@ -123,7 +124,7 @@ class TensorRtSettings:
             SettingsError: a value is out of range.
         """
         if self.workspace_mb is not None and self.workspace_mb < 1:
-            raise SettingsError(f"the workspace is limited to {self.workspace_mb} MiB", "give at least 1, or no limit")
+            raise SettingsError(f"--workspace is {self.workspace_mb} MiB", "give at least 1 MiB, or no limit")
         if not 0 <= self.optimization_level <= 5:
             raise SettingsError(f"the optimization level is {self.optimization_level}", "give 0 to 5; 3 is the default")
 

@@ -26,7 +26,7 @@ from mptune.commands.common import (
     resume_command,
 )
 from mptune.errors import SettingsError
-from mptune.settings import DataSettings, SearchSettings, ShapeRange, check_limits
+from mptune.settings import DataSettings, SearchSettings, ShapeRange, TensorRtSettings, check_limits
 
 _SEARCH = SearchSettings()
 _DATA = DataSettings()
@@ -74,8 +74,12 @@ def parse_gpus(text: str | None) -> tuple[int, ...]:
     return tuple(int(number) for number in numbers)
 
 
-def parse_size(text: str) -> int:
+def parse_size(text: str, option: str = "--max-disk") -> int:
     """Read ``20GiB``, ``500MB`` or plain bytes.
+
+    Args:
+        text: of the command line.
+        option: that it was given to, for the message.
 
     Returns:
         Bytes.
@@ -85,9 +89,23 @@ def parse_size(text: str) -> int:
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise SettingsError(f"--max-disk {text} is not a size", "write 20GiB, 500MB or plain bytes")
+        raise SettingsError(f"{option} {text} is not a size", "write 20GiB, 500MB or plain bytes")
     power = 0 if match["unit"] is None else 1 + "KMGT".index(match["unit"].upper())
     return int(float(match["number"]) * (1024 if match["binary"] else 1000) ** power)
+
+
+def tensorrt_settings(workspace: str | None) -> TensorRtSettings:
+    """The settings of TensorRT's builder.
+
+    Args:
+        workspace: limit of its scratch memory, as ``parse_size`` reads it.
+
+    Raises:
+        SettingsError: the text is no size, or is less than 1 MiB.
+    """
+    if workspace is None:
+        return TensorRtSettings()
+    return TensorRtSettings(workspace_mb=parse_size(workspace, "--workspace") // 2**20)
 
 
 BudgetOption = Annotated[int, typer.Option(metavar="N", help="Plans to evaluate, seeds included.")]
@@ -138,6 +156,13 @@ ShapesOption = Annotated[
     ),
 ]
 SamplerOption = Annotated[str, typer.Option(metavar="precision|tpe", help="Sampler that proposes plans.")]
+WorkspaceOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Most scratch memory of a TensorRT kernel. Default: all of a GPU's, a quarter of a Jetson's.",
+    ),
+]
 Tf32Option = Annotated[bool, typer.Option("--tf32", help="Allow TF32 in FP32 groups. The reference never uses it.")]
 
 
@@ -165,6 +190,7 @@ def search(
     sampler: SamplerOption = _SEARCH.sampler,
     tf32: Tf32Option = False,
     shapes: ShapesOption = None,
+    workspace: WorkspaceOption = None,
 ) -> None:
     """Search: evaluate plans, keep the front, write the chosen model.
 
@@ -195,6 +221,7 @@ def search(
         "sampler": sampler,
         "tf32": tf32,
         "shapes": tuple(ShapeRange.parse(text) for text in shapes or ()),
+        "tensorrt": tensorrt_settings(workspace),
     }
     # A value out of range is refused before heavy imports.
     SearchSettings(**settings, data_settings=DataSettings(batch=batch))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.plan import PrecisionPlan
 from mptune.run_json import RunFile
 from mptune.settings import ShapeRange, TensorRtSettings
+from mptune.targets.memory import default_workspace_mb
 
 TRTEXEC_ON_JETPACK = "/usr/src/tensorrt/bin/trtexec"
 """Where JetPack's package ``libnvinfer-bin`` puts it, which is not on the PATH."""
@@ -55,7 +56,7 @@ class BuildRecipe:
             tf32=fixed.tf32,
             shapes=tuple(given[name] for name in dynamic if name in given),
             unknown=tuple(name for name in dynamic if name not in given),
-            settings=fixed.tensorrt.settings(),
+            settings=_built_with(file),
         )
 
     def uses_tf32(self, plan: PrecisionPlan) -> bool:
@@ -104,6 +105,15 @@ class BuildRecipe:
 
     def _spec(self, size: Callable[[ShapeRange], tuple[int, ...]]) -> str:
         return ",".join(f"{_name(one.name)}:{'x'.join(map(str, size(one)))}" for one in self.shapes)
+
+
+def _built_with(file: RunFile) -> TensorRtSettings:
+    """The builder's settings; where TensorRT measured on a Jetson, with the limit that it had by default."""
+    settings = file.fixed_settings.tensorrt.settings()
+    jetson = None if file.environment is None else file.environment.jetson
+    if settings.workspace_mb is not None or jetson is None or file.target is None or file.target.engine != "tensorrt":
+        return settings
+    return replace(settings, workspace_mb=default_workspace_mb(jetson.memory_gb))
 
 
 def engine_name(plan: PrecisionPlan) -> str:

@@ -20,6 +20,22 @@ USABLE: Mapping[TargetKind, float] = {"jetson": 0.75, "gpu": 0.95, "cpu": 0.75}
 """Share of the memory that a model can count on. On a Jetson the CPU, the system and the desktop live in it too."""
 
 
+WORKSPACE_SHARE = 0.25
+"""Of the memory that CPU and GPU share, what a TensorRT kernel may take as scratch memory.
+
+Without a limit it is all of it, and which kernels are tried depends on what happens to be free during the build.
+"""
+
+
+def default_workspace_mb(shared_gb: float | None) -> int | None:
+    """The limit of TensorRT's workspace where the user gives none, MiB; None for no limit.
+
+    Args:
+        shared_gb: memory that CPU and GPU share, GB; None where the GPU has its own.
+    """
+    return None if shared_gb is None else max(1, int(shared_gb * 1e9 * WORKSPACE_SHARE / 2**20))
+
+
 @dataclass(frozen=True)
 class MemoryNeed:
     """What all-FP32 and all-FP16 need, in bytes; mixed plans lie between.
@@ -140,12 +156,26 @@ def _ends(model: Model, folded: Collection[str]) -> dict[str, int]:
     return {name: end for name, end in ends.items() if name in computed and name not in root}
 
 
-def memory_warnings(need: MemoryNeed, target: Target) -> tuple[str, ...]:
-    """A warning where a model will not fit on a device, or only just; all-FP32 counts, since it is the baseline."""
+def memory_warnings(need: MemoryNeed, target: Target, *, measured: bool = False) -> tuple[str, ...]:
+    """A warning where a model will not fit on a device, or only just; all-FP32 counts, since it is the baseline.
+
+    Args:
+        need: of the model.
+        target: the device.
+        measured: engines run on it: the baseline and a candidate, which may be nearly all FP32, are timed in turn, so
+            that two are loaded at a time.
+    """
     if target.memory_gb is None:
         return ()
     usable = target.memory_gb * 1e9 * USABLE[target.kind]
     fp32, fp16 = need.total(Precision.FP32), need.total(Precision.FP16)
+    if fp32 <= usable < 2 * fp32 and measured:
+        return (
+            f"the baseline and a candidate are timed in turn and need up to {2 * fp32 / 1e9:.2g} GB of memory together"
+            f" (all-FP32: weights {need.fp32_weights / 1e9:.2g}, activations {need.fp32_activations / 1e9:.2g}), of"
+            f" which about {usable / 1e9:.2g} GB are free on {target.title}: close other programs (on a Jetson also the"
+            " desktop), or give a smaller --batch or smaller inputs",
+        )
     if fp32 <= usable:
         return ()
     shared = ", which the system shares" if target.kind == "jetson" else ""

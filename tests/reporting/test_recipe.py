@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mptune.data.archive import save_samples
+from mptune.engines.environment import Environment
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.reporting.chosen import write_chosen
 from mptune.reporting.recipe import BuildRecipe, engine_name
-from mptune.run_json import FixedSettings, ModelSection, RunFile, TensorRtSection
+from mptune.run_json import FixedSettings, ModelSection, RunFile, TargetSection, TensorRtSection
 from mptune.settings import ShapeRange
+from mptune.targets.jetson import JetsonState
 from tests.reporting.conftest import Bench
 
 MakeFront = Callable[..., tuple]
@@ -108,3 +111,11 @@ def test_the_search_s_limits_of_the_builder(bench: Bench) -> None:
     options = BuildRecipe.of(run_file(tensorrt=section), Path("none"), []).options(bench.plan(1))
     assert {"--memPoolSize=workspace:512", "--builderOptimizationLevel=5"} <= set(options)
     assert not any("memPool" in one or "Level" in one for one in BuildRecipe().options(bench.plan(1)))
+
+
+def test_the_limit_that_a_jetson_had_by_default(environment: Environment) -> None:
+    jetson = replace(environment, jetson=JetsonState("NVIDIA Jetson Orin Nano", memory_gb=7.8))
+    for engine, wanted in (("tensorrt", 1859), ("tensorrt-rtx", None)):
+        target = TargetSection(name="n", engine=engine, device="d", latency_source="measured", error_source="measured")
+        file = run_file().model_copy(update={"target": target, "environment": jetson})
+        assert BuildRecipe.of(file, Path("none"), []).settings.workspace_mb == wanted

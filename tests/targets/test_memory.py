@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision
-from mptune.targets.memory import memory_need, memory_warnings
+from mptune.targets.memory import default_workspace_mb, memory_need, memory_warnings
 from mptune.targets.target import load_target
 
 KB = 1024
@@ -158,3 +158,22 @@ class TestWarning:
     def test_not_even_in_fp16(self, need) -> None:
         huge = replace(need, fp32_weights=400_000_000_000, fp16_weights=200_000_000_000)
         assert "all-FP16 does not fit either" in memory_warnings(huge, load_target("h200"))[0]
+
+    def test_two_engines_are_held_where_latency_is_measured(self, need) -> None:
+        """The baseline stays loaded beside each candidate."""
+        large = replace(need, fp32_weights=3_000_000_000, fp16_weights=1_500_000_000, fp32_activations=1_200_000_000)
+        orin = load_target("jetson-orin-nano-8gb")
+        assert memory_warnings(large, orin) == ()
+        (text,) = memory_warnings(large, orin, measured=True)
+        assert "up to 8.4 GB of memory together" in text
+        assert "about 6 GB are free" in text
+        assert ": close other programs" in text
+        (text,) = memory_warnings(large, load_target("jetson-orin-nano-4gb"), measured=True)
+        assert "all-FP32, the baseline, needs about 4.2 GB" in text
+        assert memory_warnings(large, load_target("jetson-agx-orin-64gb"), measured=True) == ()
+
+
+def test_the_workspace_is_limited_where_memory_is_shared() -> None:
+    assert default_workspace_mb(None) is None
+    assert default_workspace_mb(7.8) == 1859
+    assert default_workspace_mb(0.001) == 1

@@ -14,7 +14,7 @@ import numpy as np
 
 from mptune.engines.base import EngineError, FailureKind, Progress
 from mptune.engines.tensorrt.cache import TimingCache
-from mptune.engines.tensorrt.errors import ParserComplaint, build_failure, made, parser_failure
+from mptune.engines.tensorrt.errors import ParserComplaint, build_failure, made, parser_failure, skipped_tactics
 from mptune.engines.tensorrt.library import AHEAD_OF_TIME, Kind, Library, collector_paused, open_log
 from mptune.errors import SettingsError
 from mptune.settings import ShapeRange, TensorRtSettings
@@ -105,7 +105,7 @@ def build_engine(
         raise build_failure(log.errors, log.warnings)
     if shared is not None:
         warnings += shared.save(config)
-    return BuiltEngine(memory, (*library.warnings, *warnings))
+    return BuiltEngine(memory, (*library.warnings, *warnings, *skipped_tactics(log.warnings)))
 
 
 @collector_paused()

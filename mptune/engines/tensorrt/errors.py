@@ -35,7 +35,7 @@ _OUT_OF_MEMORY = re.compile(
     r"outofmemory|out of memory|cudaerrormemoryallocation|bad_alloc|failed_allocation|mem_alloc_failed"
     r"|insufficient memory|could not be allocated|memory allocation failed|exceeded mem budget"
 )
-_SHORT_OF_MEMORY = re.compile(r"insuff?icient memory|device memory is insufficient|could not be allocated")
+_SHORT_OF_MEMORY = re.compile(r"insuff?i?cient memory|device memory is insufficient|could not be allocated")
 _CANCELLED = re.compile(r"buildcanceled|build canceled")
 _NO_TACTIC = re.compile(
     r"could not find any implementation|no runners that implement|no implementation of|no tactics to implement"
@@ -136,6 +136,26 @@ def build_failure(errors: Sequence[str], warnings: Sequence[str] = (), otherwise
             )
         return EngineError(kind, message)
     return EngineError(FailureKind.ERROR, otherwise or "TensorRT failed without a message")
+
+
+def skipped_tactics(warnings: Sequence[str]) -> tuple[str, ...]:
+    """The warning for an engine that was built although tactics were skipped for want of memory.
+
+    Such an engine depends on what was free: another build may choose other, faster kernels.
+
+    Args:
+        warnings: what TensorRT logged as warnings during the build. It logs two lines for a tactic, of which the second
+            says that it is skipped.
+    """
+    short = [text.lower() for text in warnings if _SHORT_OF_MEMORY.search(text.lower())]
+    count = sum("skipping tactic" in text for text in short) or len(short)
+    if not count:
+        return ()
+    tactics = "1 tactic" if count == 1 else f"{count} tactics"
+    return (
+        f"TensorRT skipped {tactics} for want of memory, so that another build may choose other kernels: close other"
+        " programs, or set --workspace below what is always free",
+    )
 
 
 def parser_failure(complaints: Sequence[ParserComplaint], errors: Sequence[str] = ()) -> EngineError:

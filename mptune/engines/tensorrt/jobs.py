@@ -21,6 +21,9 @@ from mptune.engines.worker.child import WorkerState
 from mptune.files import whole_file
 from mptune.graph.plan import Precision
 
+_OPEN_SESSIONS = ("baseline", "switched", "waists")
+"""What stays open in the worker from job to job and holds memory of the device."""
+
 _SHAPE_VALUES = 64
 """An integer input of at most so many elements may be a shape; of all others only the shape is needed to build."""
 
@@ -85,6 +88,8 @@ class BuildJob:
         options: how to build.
         samples: files of samples whose shapes the engine must take; it is tuned for the first sample of the first.
         timeout_s: TensorRT is asked to stop after this long.
+        alone: close the sessions that stay open in the worker before the build. Where CPU and GPU share their memory,
+            TensorRT would skip tactics in some builds and not in others, by what is open.
     """
 
     model: Path
@@ -92,9 +97,12 @@ class BuildJob:
     options: BuildOptions
     samples: tuple[Path, ...]
     timeout_s: float
+    alone: bool = False
 
     def run(self, state: WorkerState) -> BuildResult:
         """See the class."""
+        for slot in _OPEN_SESSIONS if self.alone else ():
+            state.drop(slot)
         library = load_library(self.options.kind)
         outlines = state.cached("outlines", self.samples, lambda: _outlines(self.samples))
         started = time.perf_counter()

@@ -46,6 +46,8 @@ class EngineStore:
         options: BuildOptions,
         version: str,
         timeout_s: float,
+        *,
+        alone: bool = False,
     ) -> None:
         """Nothing is built yet.
 
@@ -55,6 +57,7 @@ class EngineStore:
             options: how engines are built; ``tf32`` is for plans that have FP16 groups, all-FP32 is the baseline.
             version: of the library; engines of another version cannot be loaded.
             timeout_s: deadline of one build.
+            alone: close the worker's open sessions before a build (``BuildJob``).
         """
         self._worker = worker
         self._workload = workload
@@ -62,6 +65,7 @@ class EngineStore:
         self._options = options
         self._version = version
         self._timeout_s = timeout_s
+        self._alone = alone
 
     def find_or_build(self, plan: PrecisionPlan) -> StoredEngine | Failure:
         """The engine of a plan: its file where there is one, else built."""
@@ -76,6 +80,7 @@ class EngineStore:
                 options=self._options_for(plan),
                 samples=(self._workspace.samples("search"), self._workspace.samples("held_out")),
                 timeout_s=self._timeout_s,
+                alone=self._alone,
             )
             built: BuildResult | Failure = self._worker.call(job, self._timeout_s + _GRACE_S)
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from mptune.engines.toolchains.timed import Profiler, Timer
 from mptune.engines.workload import Workload
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import SearchSettings
+from mptune.targets.memory import default_workspace_mb
 
 if TYPE_CHECKING:
     from mptune.targets.target import Gpu, Target
@@ -69,8 +71,11 @@ class TensorRtToolchain(BaseToolchain):
         self.name = kind
         self._kind = kind
         capability = gpu.compute_capability if kind == "tensorrt-rtx" else None
-        options = _build_options(kind, workload.workspace, settings, capability)
-        self._store = EngineStore(self._worker, workload, options, library.version, settings.worker.build_timeout_s)
+        shares = gpu.is_jetson
+        options = _build_options(kind, workload.workspace, settings, capability, gpu.memory_gb if shares else None)
+        self._store = EngineStore(
+            self._worker, workload, options, library.version, settings.worker.build_timeout_s, alone=shares
+        )
         self._timer = Timer(workload.workspace.data_dir, kind, self.device, settings.latency)
         self._profiler = Profiler(workload.grouped)
         self._fp32 = workload.grouped.uniform(Precision.FP32)
@@ -184,13 +189,18 @@ class AheadToolchain(BaseToolchain):
 
 
 def _build_options(
-    kind: Kind, workspace: Workspace, settings: SearchSettings, capability: tuple[int, int] | None
+    kind: Kind,
+    workspace: Workspace,
+    settings: SearchSettings,
+    capability: tuple[int, int] | None,
+    shared_gb: float | None = None,
 ) -> BuildOptions:
+    limit = settings.tensorrt.workspace_mb or default_workspace_mb(shared_gb)
     return BuildOptions(
         kind=kind,
         tf32=settings.tf32,
         capabilities=() if capability is None else (capability,),
         shapes=settings.shapes,
-        settings=settings.tensorrt,
+        settings=replace(settings.tensorrt, workspace_mb=limit),
         timing_cache=workspace.engines_dir / _TIMING_CACHE if settings.tensorrt.timing_cache else None,
     )

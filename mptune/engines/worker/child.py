@@ -12,6 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Hashable
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from mptune.engines.base import EngineError, Failure, FailureKind, Progress, Stage
@@ -114,6 +115,7 @@ def main() -> None:
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
+    _offer_to_oom_killer()
     guard = _guard_group((requests, answers))
     faulthandler.enable(sys.stderr)
 
@@ -194,6 +196,16 @@ def _die_with(parent: int) -> None:
     _signal_at_death_of_parent(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)  # It died before the line above.
+
+
+def _offer_to_oom_killer() -> None:
+    """Have Linux kill this process first where memory runs out: the parent has the record, and takes another worker.
+
+    Without it the kernel may take the parent, since it does not count what a driver has allocated (a Jetson's GPU
+    shares the memory). A process may always raise its own ``oom_score_adj`` (proc(5)).
+    """
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
 def _guard_group(pipes: tuple[int, int]) -> int | None:

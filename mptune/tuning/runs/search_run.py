@@ -256,7 +256,8 @@ class SearchRun(MeasuringRun):
         seen = observe(self._open_toolchain(), self._listener)
         # Before the observations: a run that has those and no answer was made before the question was asked.
         ask_for_kernels(self._open_toolchain()).save(self._workload.workspace.data_dir / KERNELS_JSON)
-        observations = check_memory(seen, self._model, self._target)
+        measured = self._open_toolchain().latency_source == "measured"
+        observations = check_memory(seen, self._model, self._target, measured=measured)
         seal(self._workload.workspace.data_dir)
         observations.save(self.directory.observed_json)
         return observations, warnings, findings

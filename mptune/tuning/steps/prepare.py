@@ -112,11 +112,18 @@ def describe_device(toolchain: Toolchain, target: Target | None) -> Environment:
     return environment.with_warnings(*profile_warnings(target, environment.jetson))
 
 
-def check_memory(observations: Observations, model: Model, target: Target | None) -> Observations:
-    """The observations with a warning where the model will not fit the target's memory."""
+def check_memory(observations: Observations, model: Model, target: Target | None, *, measured: bool) -> Observations:
+    """The observations with a warning where the model will not fit the target's memory.
+
+    Args:
+        observations: have the shapes.
+        model: the model.
+        target: the device; None where the caller brought a toolchain of its own.
+        measured: engines run on it.
+    """
     if target is None:
         return observations
-    about_memory = memory_warnings(memory_need(model, observations.shapes), target)
+    about_memory = memory_warnings(memory_need(model, observations.shapes), target, measured=measured)
     return replace(observations, warnings=(*observations.warnings, *about_memory))
 
 

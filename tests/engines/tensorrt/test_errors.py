@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from mptune.engines.base import EngineError, FailureKind
-from mptune.engines.tensorrt.errors import ParserComplaint, build_failure, clean, made, parser_failure
+from mptune.engines.tensorrt.errors import ParserComplaint, build_failure, clean, made, parser_failure, skipped_tactics
 
 BUILDS = [
     (
@@ -174,3 +174,26 @@ def test_a_weights_file_that_is_not_there_is_named() -> None:
 
 def test_words_without_any_known_form_stay_as_they_are() -> None:
     assert clean("  something else\nhappened ") == "something else happened"
+
+
+REQUEST = "Tactic Device request: 4106MB Available: 2893MB. Device memory is insufficient to use tactic."
+SKIPPED = "Skipping tactic 3 due to insufficient memory on requested size of 4106 detected for tactic 0x3c."
+OLDER = "Skipping tactic 0 due to insuffcient memory on requested size of 1179648 detected for tactic 60."
+
+
+@pytest.mark.parametrize(
+    ("warnings", "words"),
+    [
+        ([], None),
+        (["Detected layernorm nodes in FP16.", "Skipping tactic 5 due to exception [x]"], None),
+        ([REQUEST], "skipped 1 tactic for"),
+        ([REQUEST, SKIPPED], "skipped 1 tactic for"),
+        ([REQUEST, SKIPPED, "something else", REQUEST, OLDER], "skipped 2 tactics for"),
+    ],
+)
+def test_tactics_skipped_for_memory_are_a_warning_of_the_engine(warnings: list[str], words: str | None) -> None:
+    found = skipped_tactics(warnings)
+    assert len(found) == (words is not None)
+    if words is not None:
+        assert words in found[0]
+        assert "--workspace" in found[0]

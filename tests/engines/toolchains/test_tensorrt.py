@@ -29,8 +29,8 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.settings import EngineChoice, SearchSettings, ShapeRange, WorkerSettings
-from mptune.targets.target import load_target
+from mptune.settings import EngineChoice, SearchSettings, ShapeRange, TensorRtSettings, WorkerSettings
+from mptune.targets.target import Gpu, load_target
 from tests.engines.engine_support import make_workspace
 
 NO_GPU = not toolchain.detect_gpus()
@@ -353,3 +353,46 @@ def test_doctor_says_what_tensorrt_rtx_is_good_for_here() -> None:
     if not is_installed("tensorrt"):
         assert statuses["tensorrt"].reason == "tensorrt is not installed"
         assert "pip install tensorrt" in statuses["tensorrt"].install
+
+
+class OpenSession:
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@needs_rtx
+@pytest.mark.parametrize("alone", [False, True])
+def test_nothing_is_open_during_a_build_that_shares_the_memory(
+    alone: bool, mlp_path: Path, tmp_path: Path, mlp_workload: Workload
+) -> None:
+    state, sessions = WorkerState(), {slot: OpenSession() for slot in ("baseline", "switched")}
+    for slot, session in sessions.items():
+        state.cached(slot, "key", lambda session=session: session)
+    seen: list[bool] = []
+    state.report = lambda progress: seen.extend(session.closed for session in sessions.values())
+    options = BuildOptions("tensorrt-rtx", capabilities=((8, 9),))
+    samples = (mlp_workload.workspace.samples("search"),)
+    BuildJob(mlp_path, tmp_path / "e.engine", options, samples, 60.0, alone).run(state)
+    assert all(session.closed is alone for session in sessions.values())
+    assert all(closed is alone for closed in seen)
+
+
+@without_gpu
+@pytest.mark.parametrize(("is_jetson", "given", "wanted"), [(False, None, None), (True, None, 1859), (True, 64, 64)])
+def test_builds_on_a_jetson_are_alone_and_limited(
+    is_jetson: bool,
+    given: int | None,
+    wanted: int | None,
+    mlp_workload: Workload,
+    settings: SearchSettings,
+) -> None:
+    gpu = Gpu("NVIDIA Jetson Orin Nano", (8, 7), 7.8, "L4T 36.4.3", is_jetson=is_jetson)
+    target = load_target("jetson-orin-nano-8gb")
+    limited = replace(settings, tensorrt=TensorRtSettings(workspace_mb=given))
+    library = LibraryReport("10.3.0")
+    with TensorRtToolchain(target, mlp_workload, limited, gpu=gpu, kind="tensorrt", library=library) as tools:
+        store = tools._store
+        assert store._alone is is_jetson
+        assert store._options.settings.workspace_mb == wanted

@@ -489,3 +489,11 @@ def test_a_worker_that_is_killed_between_two_jobs_leaves_nothing(worker: Worker,
     os.kill(worker.pid, signal.SIGKILL)
     assert is_gone(started), "whatever the parent does next"
     assert_works(worker)
+
+
+@pytest.mark.skipif(not Path("/proc/self/oom_score_adj").exists(), reason="needs Linux")
+def test_the_kernel_takes_the_worker_first(worker: Worker) -> None:
+    """The parent has the record; on a device that shares its memory the kernel might choose it."""
+    assert_works(worker)
+    own = int(Path("/proc/self/oom_score_adj").read_text())
+    assert int(Path(f"/proc/{worker.pid}/oom_score_adj").read_text()) == 1000 > own
