@@ -195,8 +195,7 @@ def _fill_profile(network: Any, profile: Any, samples: Sequence[Feed], shapes: S
         tensor = network.get_input(position)
         name, declared = tensor.name, tuple(tensor.shape)
         if tensor.is_shape_tensor:
-            values = [np.asarray(sample[name]).ravel() for sample in samples]
-            profile.set_shape_input(name, *(tuple(int(v) for v in one) for one in _range_of(values)))
+            _set_values(profile, name, [np.asarray(sample[name]).ravel() for sample in samples])
             needed = True
         if -1 in declared:
             dynamic[name] = declared
@@ -209,6 +208,31 @@ def _fill_profile(network: Any, profile: Any, samples: Sequence[Feed], shapes: S
         known = ", ".join(f"{name} ({_text(shape)})" for name, shape in dynamic.items()) or "none"
         raise SettingsError(f"--shapes names {unknown[0]!r}, which is no dynamic input", f"dynamic inputs: {known}")
     return needed
+
+
+def _set_values(profile: Any, name: str, values: Sequence[np.ndarray]) -> None:
+    """Set the range of values of an input that is a shape.
+
+    Raises:
+        EngineError: its type is none that TensorRT takes for shapes, or a value is too large for this version.
+    """
+    kind = values[0].dtype
+    if kind.kind not in "iu":
+        raise EngineError(
+            FailureKind.UNSUPPORTED,
+            f"input {name!r} decides a shape and is of type {kind}: TensorRT takes INT32 and INT64 there, so cast it in"
+            " the model",
+        )
+    ranges = [tuple(int(value) for value in one) for one in _range_of(values)]
+    largest = max((abs(value) for one in ranges for value in one), default=0)
+    try:
+        profile.set_shape_input(name, *ranges)
+    except (TypeError, OverflowError) as error:  # before 10.11 pyCore.cpp takes 32 bits
+        raise EngineError(
+            FailureKind.UNSUPPORTED,
+            f"input {name!r} decides a shape and holds {largest}, and this TensorRT takes INT32 there: give values"
+            f" of at most {np.iinfo(np.int32).max}",
+        ) from error
 
 
 def _shapes_of(name: str, samples: Sequence[Feed]) -> ShapeRange:

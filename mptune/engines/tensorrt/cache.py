@@ -82,21 +82,46 @@ class TimingCache:
 
 
 class RuntimeCache:
-    """The kernels that TensorRT-RTX has compiled for this GPU, for all engines of a run."""
+    """The kernels that TensorRT-RTX has compiled for this GPU, for all engines of a run.
+
+    Several sessions are open at a time, each with a cache of its own that began with what the file held then.
+    """
 
     def __init__(self, path: Path, runtime_config: Any) -> None:
         """Load the file into the configuration of a new context."""
         self._path = path
         self._lock = filelock.FileLock(path.with_name(path.name + ".lock"), timeout=_LOCK_TIMEOUT_S)
         self._runtime_cache: Any = runtime_config.create_runtime_cache()
+        self._seen = b""
         with contextlib.suppress(OSError, filelock.Timeout), self._lock:
-            if path.exists():
+            self._seen = self._read()
+            if self._seen:
                 # A file of another GPU or version is rejected; its kernels are compiled again.
-                self._runtime_cache.deserialize(path.read_bytes())
+                self._runtime_cache.deserialize(self._seen)
         runtime_config.set_runtime_cache(self._runtime_cache)
 
     def save(self) -> None:
-        """Write the file; where that fails, kernels are compiled again."""
-        runtime_cache, self._runtime_cache = self._runtime_cache, None
-        with contextlib.suppress(OSError, filelock.Timeout), self._lock, whole_file(self._path) as partial:
-            partial.write_bytes(bytes(memoryview(runtime_cache.serialize())))
+        """Write the kernels, beside those that other sessions have written meanwhile.
+
+        NVIDIA does not say whether ``deserialize`` adds to a cache or replaces it: of what was here, what was written
+        and both together, the largest is kept. Where writing fails, kernels are compiled again.
+        """
+        runtime_cache = self._runtime_cache
+        with contextlib.suppress(OSError, filelock.Timeout), self._lock:
+            versions = [bytes(memoryview(runtime_cache.serialize()))]
+            written = self._read()
+            if written not in (b"", self._seen) and runtime_cache.deserialize(written):
+                versions += [written, bytes(memoryview(runtime_cache.serialize()))]
+            largest = max(versions, key=len)
+            if largest != written:
+                with whole_file(self._path) as partial:
+                    partial.write_bytes(largest)
+            self._seen = largest
+
+    def close(self) -> None:
+        """Write the kernels and let go of the cache."""
+        self.save()
+        self._runtime_cache = None
+
+    def _read(self) -> bytes:
+        return self._path.read_bytes() if self._path.exists() else b""

@@ -126,14 +126,19 @@ class MeasureEngineJob(MeasureJob):
         kind: whose engines they are.
         nodes: precision of every node that the plan decides, to compare the engine's layers with.
         runtime_cache: file in which TensorRT-RTX keeps compiled kernels; None for none.
+        fp64_inputs: inputs that the model declares FP64.
     """
 
     kind: Kind = "tensorrt"
     nodes: Mapping[str, Precision] = field(default_factory=dict)
     runtime_cache: Path | None = None
+    fp64_inputs: frozenset[str] = frozenset()
 
     def _open(self, model: Path, *, tf32: bool) -> EngineSession:
-        return TensorRtSession(model, EngineOptions(self.kind, self.latency, self.runtime_cache))
+        return TensorRtSession(model, self._options())
+
+    def _options(self) -> EngineOptions:
+        return EngineOptions(self.kind, self.latency, self.runtime_cache, fp64_inputs=self.fp64_inputs)
 
     def _compare(self, candidate: EngineSession, baseline: EngineSession) -> tuple[str, ...]:
         if not (isinstance(candidate, TensorRtSession) and isinstance(baseline, TensorRtSession)):

@@ -32,6 +32,7 @@ class EngineProfileJob:
         kind: Which library built the engine.
         latency: How the search takes latencies.
         runtime_cache: File in which TensorRT-RTX keeps compiled kernels; None for none.
+        fp64_inputs: Inputs that the model declares FP64.
     """
 
     engine: Path
@@ -39,6 +40,7 @@ class EngineProfileJob:
     kind: Kind
     latency: LatencySettings = field(default_factory=LatencySettings)
     runtime_cache: Path | None = None
+    fp64_inputs: frozenset[str] = frozenset()
 
     def run(self, state: WorkerState) -> tuple[LayerTime, ...]:
         """The layer times of one execution, in the engine's order.
@@ -48,7 +50,7 @@ class EngineProfileJob:
         """
         feed = cached_samples(state, self.samples)[0]
         plain = replace(self.latency, cuda_graph=False)
-        options = EngineOptions(self.kind, plain, self.runtime_cache)
+        options = EngineOptions(self.kind, plain, self.runtime_cache, fp64_inputs=self.fp64_inputs)
         session = state.transient(partial(TensorRtSession, self.engine, options))
         state.enter(Stage.TIME)
         profiler = profiler_class(session.library.trt)()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from mptune.engines.base import EngineError, EngineSession, FailureKind
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.cuda.stopwatch import StreamStopwatch
 from mptune.engines.lifetime import are_gone, references
+from mptune.engines.tensorrt.allocator import allocator_class
 from mptune.engines.tensorrt.cache import RuntimeCache
 from mptune.engines.tensorrt.errors import build_failure, made
 from mptune.engines.tensorrt.library import Kind, Library, collector_paused, load_library, open_log
@@ -35,12 +36,14 @@ class EngineOptions:
         latency: how engines are timed; ``latency.cuda_graph`` switches CUDA graphs.
         runtime_cache: file in which TensorRT-RTX keeps the kernels that it compiles on first use; None for none.
         device: CUDA device index.
+        fp64_inputs: inputs that the model declares FP64 and TensorRT's parser FP32: feeds are cast.
     """
 
     kind: Kind
     latency: LatencySettings = field(default_factory=LatencySettings)
     runtime_cache: Path | None = None
     device: int = 0
+    fp64_inputs: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -86,6 +89,7 @@ class TensorRtSession:
         self._engine: Any = None
         self._context: Any = None
         self._kernels: RuntimeCache | None = None
+        self._kernels_are_kept = False
         self.library: Library = load_library(options.kind)
         self._log = open_log(self.library.trt)
         cuda.set_device(options.device)
@@ -110,6 +114,7 @@ class TensorRtSession:
         bound, stream = self._bind(feeds), self._opened()
         self._enqueue()
         stream.synchronize()
+        self._keep_kernels()
         found = {}
         for name in self._names(self.library.trt.TensorIOMode.OUTPUT):
             if name in bound.allocators:
@@ -152,7 +157,7 @@ class TensorRtSession:
             self._bound.close()
             self._bound = None
         if self._kernels is not None:
-            self._kernels.save()
+            self._kernels.close()
             self._kernels = None
         # TensorRT's objects are freed before those that made them, and all of them before the stream.
         watched = references(self._context, self._engine, self._runtime)
@@ -241,6 +246,10 @@ class TensorRtSession:
             if name not in feeds:
                 raise EngineError(FailureKind.ERROR, f"no value is given for input {name!r}")
             array, wanted = np.asarray(feeds[name], order="C"), self._type(name)
+            if name in self.options.fp64_inputs and wanted == np.float32:
+                # TensorRT has no FP64: its parser declares such inputs FP32 (onnx-tensorrt's ModelImporter).
+                self._warn(f"input {name!r} is FP64, and FP32 in the engine: give FP32 where you deploy it")
+                array = array.astype(np.float32)
             if array.dtype != wanted:
                 text = f"input {name!r} is of type {wanted}, and {array.dtype} was given"
                 raise EngineError(FailureKind.ERROR, text)
@@ -263,7 +272,7 @@ class TensorRtSession:
             for name in self._names(self.library.trt.TensorIOMode.OUTPUT):
                 shape = tuple(context.get_tensor_shape(name))
                 if -1 in shape:
-                    bound.allocators[name] = _allocator_class(self.library.trt)()
+                    bound.allocators[name] = allocator_class(self.library.trt)()
                     context.set_output_allocator(name, bound.allocators[name])
                 elif self._is_on_host(name):
                     bound.outputs[name] = np.empty(shape, self._type(name))
@@ -298,11 +307,18 @@ class TensorRtSession:
         """Run once (TensorRT-RTX compiles kernels then), capture a graph where that works. Returns what enqueues it."""
         self._enqueue()
         stream.synchronize()
+        self._keep_kernels()
         if self.options.latency.cuda_graph and bound.graph is None:
             bound.graph = self._capture(bound, stream)
         graph = bound.graph
         # Neither holds the engine: a stopwatch may live longer than the session.
         return self._enqueue if graph is None else partial(self._replay, graph)
+
+    def _keep_kernels(self) -> None:
+        """Write what the first execution compiled: the baseline's session stays open while candidates come and go."""
+        if self._kernels is not None and not self._kernels_are_kept:
+            self._kernels.save()
+            self._kernels_are_kept = True
 
     def _replay(self, graph: cuda.Graph) -> None:
         graph.launch(self._opened())
@@ -350,42 +366,6 @@ class TensorRtSession:
     def _warn(self, text: str) -> None:
         if text not in self._warnings:
             self._warnings.append(text)
-
-
-@cache
-def _allocator_class(trt: Any) -> Any:
-    class Allocator(trt.IOutputAllocator):  # type: ignore[misc]
-        """Memory for one output whose shape depends on values; it grows and never shrinks."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self._buffer: cuda.DeviceBuffer | None = None
-            self._shape: tuple[int, ...] = ()
-
-        def reallocate_output(self, tensor_name: str, memory: int, size: int, alignment: int) -> int:
-            if self._buffer is None or self._buffer.nbytes < size:
-                self.close()
-                self._buffer = cuda.DeviceBuffer((size,), np.dtype(np.uint8))  # cudaMalloc aligns to 256 bytes.
-            return self._buffer.address or 0
-
-        def reallocate_output_async(self, tensor_name: str, memory: int, size: int, alignment: int, stream: int) -> int:
-            return self.reallocate_output(tensor_name, memory, size, alignment)
-
-        def notify_shape(self, tensor_name: str, shape: Any) -> None:
-            self._shape = tuple(shape)
-
-        def download(self, stream: cuda.Stream, dtype: np.dtype[Any]) -> np.ndarray:
-            if self._buffer is None:
-                return np.empty(self._shape, dtype)
-            size = int(np.prod(self._shape, dtype=np.int64)) * dtype.itemsize
-            return self._buffer.download(stream)[:size].view(dtype).reshape(self._shape)
-
-        def close(self) -> None:
-            if self._buffer is not None:
-                self._buffer.close()
-                self._buffer = None
-
-    return Allocator
 
 
 def _contract(session: TensorRtSession) -> EngineSession:

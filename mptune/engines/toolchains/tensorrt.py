@@ -138,6 +138,7 @@ class TensorRtToolchain(BaseToolchain):
             kind=self._kind,
             nodes=self.workload.rewriter.node_precisions(plan),
             runtime_cache=self._runtime_cache,
+            fp64_inputs=self._fp64_inputs,
         )
 
     def _layer_times(self, plan: PrecisionPlan) -> tuple[LayerTime, ...] | Failure:
@@ -146,7 +147,12 @@ class TensorRtToolchain(BaseToolchain):
         if isinstance(stored, Failure):
             return stored
         samples, latency = self.workload.workspace.samples("search"), self.settings.latency
-        return self._call(EngineProfileJob(stored.path, samples, self._kind, latency, self._runtime_cache))
+        kept = (self._runtime_cache, self._fp64_inputs)
+        return self._call(EngineProfileJob(stored.path, samples, self._kind, latency, *kept))
+
+    @property
+    def _fp64_inputs(self) -> frozenset[str]:
+        return frozenset(info.name for info in self.workload.model.inputs if info.dtype == "double")
 
     @property
     def _runtime_cache(self) -> Path | None:

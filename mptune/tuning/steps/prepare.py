@@ -112,7 +112,9 @@ def describe_device(toolchain: Toolchain, target: Target | None) -> Environment:
     return environment.with_warnings(*profile_warnings(target, environment.jetson))
 
 
-def check_memory(observations: Observations, model: Model, target: Target | None, *, measured: bool) -> Observations:
+def check_memory(
+    observations: Observations, model: Model, target: Target | None, *, measured: bool = False
+) -> Observations:
     """The observations with a warning where the model will not fit the target's memory.
 
     Args:

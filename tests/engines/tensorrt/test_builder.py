@@ -6,6 +6,7 @@ import gc
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from mptune.engines.base import EngineError, FailureKind, Progress
-from mptune.engines.tensorrt.builder import BuildOptions, build_engine, engine_faults
+from mptune.engines.tensorrt.builder import BuildOptions, _fill_profile, build_engine, engine_faults
 from mptune.engines.tensorrt.library import Library, load_library
 from mptune.errors import SettingsError
 from mptune.graph.grouping.grouped import GroupedModel
@@ -228,3 +229,43 @@ def test_settings_reach_the_builder(library: Library, mlp_path: Path) -> None:
 
     assert build(workspace_mb=64)
     assert build(optimization_level=0)
+
+
+class Profile:
+    """An optimization profile; that of TensorRT 10.3 takes 32 bits."""
+
+    def __init__(self, bits: int) -> None:
+        self.limit = 2 ** (bits - 1)
+        self.given: list[Any] = []
+
+    def set_shape_input(self, name: str, *ranges: tuple[int, ...]) -> None:
+        if any(abs(value) >= self.limit for one in ranges for value in one):
+            raise TypeError("set_shape_input(): incompatible function arguments")
+        self.given.append((name, *ranges))
+
+
+class OneInput:
+    """A network with one input that is a shape."""
+
+    num_inputs = 1
+
+    def get_input(self, position: int) -> Any:
+        return SimpleNamespace(name="size", shape=(2,), is_shape_tensor=True)
+
+
+def test_values_of_shapes_that_do_not_fit_get_a_clear_error() -> None:
+    def fill(bits: int, *values: Any) -> list[Any]:
+        profile = Profile(bits)
+        assert _fill_profile(OneInput(), profile, [{"size": np.array(one)} for one in values], ())
+        return profile.given
+
+    assert fill(32, [4, 9], [2, 12]) == [("size", (2, 9), (4, 9), (4, 12))]
+    assert fill(64, [2**40, 1])
+    large = refusal(lambda: fill(32, [2**40, 1]))
+    assert large.kind is FailureKind.UNSUPPORTED
+    assert f"'size' decides a shape and holds {2**40}" in large.message
+    assert str(2**31 - 1) in large.message
+    for values in ([True, False], [1.5, 2.0]):
+        failure = refusal(lambda values=values: fill(64, values))
+        assert failure.kind is FailureKind.UNSUPPORTED
+        assert "INT32 and INT64" in failure.message

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mptune.engines.tensorrt.cache import TimingCache
+from mptune.engines.tensorrt.cache import RuntimeCache, TimingCache
 from mptune.engines.tensorrt.library import load_library, open_log
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use Deprecated in TensorRT-RTX:DeprecationWarning")
@@ -107,3 +107,50 @@ def test_a_folder_that_vanished_costs_the_cache_only(trt: Any, tmp_path: Path) -
     other = Build(trt)
     (warning,) = TimingCache(folder / "timing.cache").attach(other.config, other.log)
     assert warning.startswith("no timing cache")
+
+
+class Kernels:
+    """A runtime configuration and its cache, as TensorRT-RTX's: kernels by name; loading adds to them, or replaces."""
+
+    def __init__(self, *, adds: bool) -> None:
+        self.adds = adds
+        self.kernels: set[str] = set()
+
+    def create_runtime_cache(self) -> Kernels:
+        return self
+
+    def set_runtime_cache(self, runtime_cache: Kernels) -> None:
+        assert runtime_cache is self
+
+    def deserialize(self, data: bytes) -> bool:
+        loaded = set(data.decode().split())
+        self.kernels = self.kernels | loaded if self.adds else loaded
+        return True
+
+    def serialize(self) -> bytes:
+        return " ".join(sorted(self.kernels)).encode()
+
+
+@pytest.mark.parametrize("adds", [True, False])
+def test_the_baselines_old_copy_does_not_overwrite_the_candidates_kernels(adds: bool, tmp_path: Path) -> None:
+    """The baseline is opened first and closed last."""
+
+    def opened() -> tuple[Kernels, RuntimeCache]:
+        kernels = Kernels(adds=adds)
+        return kernels, RuntimeCache(tmp_path / "runtime.cache", kernels)
+
+    of_baseline, baseline = opened()
+    of_baseline.kernels |= {"fp32-gemm"}
+    baseline.save()
+    for name in ("fp16-gemm", "fp16-conv"):
+        of_candidate, candidate = opened()
+        of_candidate.kernels |= {name}
+        candidate.close()
+    baseline.close()
+    assert set((tmp_path / "runtime.cache").read_text().split()) == {"fp32-gemm", "fp16-gemm", "fp16-conv"}
+
+
+def test_an_unreadable_cache_costs_nothing(tmp_path: Path) -> None:
+    (tmp_path / "runtime.cache").mkdir()
+    cache = RuntimeCache(tmp_path / "runtime.cache", Kernels(adds=True))
+    cache.close()

@@ -257,3 +257,26 @@ def test_an_engine_for_another_gpu_and_a_damaged_one(kind: Kind, mlp_path: Path,
     path.write_bytes(build_engine(library, mlp_path, options, [{"x": np.zeros((1, 32), np.float32)}]).memory)
     with pytest.raises(EngineError, match=r"the engine x\.engine cannot be loaded: "):
         TensorRtSession(path, EngineOptions(kind))
+
+
+def test_fp64_is_fp32_for_tensorrt_and_said_once(device: Device) -> None:
+    """TensorRT's parser declares FP64 inputs FP32."""
+    device.open("double")
+    fp64 = EngineOptions("tensorrt", QUICK, fp64_inputs=frozenset({"x"}))
+    session = TensorRtSession(device.folder / "double.engine", fp64)
+    feeds = {"x": rows(2)["x"].astype(np.float64)}
+    for _ in range(2):
+        np.testing.assert_array_equal(session.run(feeds)["y"], rows(2)["x"] * 2)
+    assert timed(session, feeds).transfer_ms is not None
+    assert [text for text in session.warnings if "FP64" in text] == [
+        "input 'x' is FP64, and FP32 in the engine: give FP32 where you deploy it"
+    ]
+    session.close()
+
+
+def test_kernels_are_kept_from_the_first_execution_on(device: Device) -> None:
+    session = device.open("double", "tensorrt-rtx")
+    assert not (device.folder / "runtime.cache").exists()
+    session.run(rows(1))
+    assert (device.folder / "runtime.cache").read_bytes() == b"kernels"
+    session.close()

@@ -9,12 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from mptune.engines.base import EngineError, Failure, FailureKind, Measurement, Progress, Stage
 from mptune.engines.tensorrt.builder import BuildOptions, engine_faults
-from mptune.engines.tensorrt.jobs import BuildJob, BuildResult, LibraryReport
+from mptune.engines.tensorrt.jobs import BuildJob, BuildResult, LibraryReport, MeasureEngineJob
 from mptune.engines.tensorrt.library import Kind, is_installed, load_library
+from mptune.engines.tensorrt.store import StoredEngine
 from mptune.engines.toolchains import choose as toolchain
 from mptune.engines.toolchains import tensorrt as tensorrt_toolchain
 from mptune.engines.toolchains.choose import list_toolchains, open_toolchain
@@ -396,3 +399,30 @@ def test_builds_on_a_jetson_are_alone_and_limited(
         store = tools._store
         assert store._alone is is_jetson
         assert store._options.settings.workspace_mb == wanted
+
+
+@without_gpu
+def test_inputs_that_the_model_declares_fp64_are_named_to_the_session(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: SearchSettings
+) -> None:
+    """TensorRT's parser makes them FP32, and the engine does not know what they were."""
+    info, double = helper.make_tensor_value_info, TensorProto.DOUBLE
+    nodes = [
+        helper.make_node("Cast", ["d"], ["f"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["x", "f"], ["s"]),
+        helper.make_node("Exp", ["s"], ["y"]),
+    ]
+    inputs = [info("x", TensorProto.FLOAT, [3]), info("d", double, [3])]
+    graph = helper.make_graph(nodes, "g", inputs, [info("y", TensorProto.FLOAT, [3])])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    model = load_model(tmp_path / "m.onnx")
+    grouped = GroupedModel(model, find_groups(model))
+    feed = {"x": np.zeros(3, np.float32), "d": np.zeros(3)}
+    workload = Workload(grouped, make_workspace(tmp_path / "m.onnx", tmp_path, feed))
+    gpu = Gpu("NVIDIA RTX 4500 Ada Generation", (8, 9), 24.0, "580")
+    target, library = load_target("rtx-4500-ada"), LibraryReport("10.16.2")
+    with TensorRtToolchain(target, workload, settings, gpu=gpu, kind="tensorrt", library=library) as tools:
+        monkeypatch.setattr(tools._store, "find_or_build", lambda plan: StoredEngine(tmp_path / "e"))
+        job = tools._measure_job(grouped.uniform(Precision.FP16), "search", None)
+    assert isinstance(job, MeasureEngineJob)
+    assert job._options().fp64_inputs == {"d"}
