@@ -294,6 +294,7 @@ def test_the_engine_that_was_measured_ships(searched: Front) -> None:
     assert front.chosen is not None
     shipped = HERE / "chosen" / "model.engine"
     assert shipped.read_text() == front.chosen.plan.fingerprint
+    assert "nvtx_verbosity = trt.ProfilingVerbosity.NONE" in (HERE / "chosen" / "README.txt").read_text()
     assert "model.engine the engine that was measured" in (HERE / "chosen" / "README.txt").read_text()
     kept = {p.plan.fingerprint for p in (*front.points, front.fp32, front.fp16) if p is not None}
     assert {path.stem for path in (HERE / "engines").glob("*.engine")} == kept, "dominated ones are deleted"

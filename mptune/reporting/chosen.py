@@ -192,7 +192,11 @@ def _readme(
 def _engine_line(engine: Path | None) -> str:
     if engine is None:
         return ""
-    return f"\n{ENGINE_FILE} the engine that was measured; it runs only on this GPU, with this version of its library"
+    return (
+        f"\n{ENGINE_FILE} the engine that was measured; it runs only on this GPU, with this version of its library"
+        "\n             (set context.nvtx_verbosity = trt.ProfilingVerbosity.NONE, as was done to time it: it was built for"
+        "\n             inspection)"
+    )
 
 
 def _kept(front: Front, evaluation: Evaluation) -> str:

@@ -200,6 +200,10 @@ class TensorRtSession:
             context = engine.create_execution_context()
         if context is None:
             raise build_failure(self._log.errors, self._log.warnings, "TensorRT made no execution context")
+        # Engines are built DETAILED for the inspector, and contexts inherit that: enqueueing would take longer
+        # (NvInferRuntime.h, setNvtxVerbosity).
+        if hasattr(context, "nvtx_verbosity"):
+            context.nvtx_verbosity = trt.ProfilingVerbosity.NONE
         return context
 
     def _names(self, mode: Any) -> list[str]:

@@ -165,6 +165,7 @@ class FakeTensorRt:
     class IProfiler:
         pass
 
+    ProfilingVerbosity = enum.Enum("ProfilingVerbosity", ["LAYER_NAMES_ONLY", "NONE", "DETAILED"])
     TensorIOMode = enum.Enum("TensorIOMode", ["INPUT", "OUTPUT"])
     TensorLocation = enum.Enum("TensorLocation", ["DEVICE", "HOST"])
     LayerInformationFormat = enum.Enum("LayerInformationFormat", ["JSON"])
@@ -283,6 +284,7 @@ class FakeContext:
         self.has_run = False
         self.address = 0  # Of the stream that it last ran on.
         self.profiler: Any = None
+        self.nvtx_verbosity = engine.trt.ProfilingVerbosity.DETAILED  # that of the engine
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         if shape and shape[0] > self.engine.rows:

@@ -280,3 +280,9 @@ def test_kernels_are_kept_from_the_first_execution_on(device: Device) -> None:
     session.run(rows(1))
     assert (device.folder / "runtime.cache").read_bytes() == b"kernels"
     session.close()
+
+
+@pytest.mark.parametrize("kind", ["tensorrt", "tensorrt-rtx"])
+def test_engines_built_for_inspection_run_without_its_cost(device: Device, kind: Kind) -> None:
+    device.open("double", kind)
+    assert device.trt.contexts[-1].nvtx_verbosity is device.trt.ProfilingVerbosity.NONE
