@@ -194,8 +194,8 @@ def _engine_line(engine: Path | None) -> str:
         return ""
     return (
         f"\n{ENGINE_FILE} the engine that was measured; it runs only on this GPU, with this version of its library"
-        "\n             (set context.nvtx_verbosity = trt.ProfilingVerbosity.NONE, as was done to time it: it was built for"
-        "\n             inspection)"
+        "\n             (set context.nvtx_verbosity = trt.ProfilingVerbosity.NONE, as was done to time it: it was built"
+        "\n             for inspection)"
     )
 
 

@@ -107,13 +107,13 @@ def read_jetson(root: Path = Path("/"), gpu_names: Iterable[str] = ()) -> Jetson
     model = _model(root) or _unnamed(root, gpu_names)
     if not model:
         return None
-    total = re.search(r"^MemTotal:\s*(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
-    compatible = _text(root / "proc/device-tree/compatible").split("\0")
-    release = _RELEASE.search(_text(root / "etc/nv_tegra_release"))
+    total = re.search(r"^MemTotal:\s*(\d+) kB", read_text(root / "proc/meminfo"), re.MULTILINE)
+    compatible = read_text(root / "proc/device-tree/compatible").split("\0")
+    release = _RELEASE.search(read_text(root / "etc/nv_tegra_release"))
     l4t = f"{release[1]}.{release[2]}" if release else ""
     modes = _power_modes(root)
-    clocks = _gpu_clocks(root)
-    memory = _number(root / "sys/kernel/debug/bpmp/debug/clk/emc/rate")
+    clocks = gpu_clocks(root)
+    memory = read_number(root / "sys/kernel/debug/bpmp/debug/clk/emc/rate")
     return JetsonState(
         model=model,
         part=_part(compatible),
@@ -132,7 +132,7 @@ def read_jetson(root: Path = Path("/"), gpu_names: Iterable[str] = ()) -> Jetson
 def _model(root: Path) -> str:
     """The name of the device; a container hides the device tree, and jetson-containers copies it to /tmp."""
     for name in ("proc/device-tree/model", "sys/devices/soc0/machine", "tmp/nv_jetson_model"):
-        model = _text(root / name).strip("\0\n ")
+        model = read_text(root / name).strip("\0\n ")
         if "jetson" in model.lower() and not model.lower().startswith("not "):
             return model
     return ""
@@ -147,7 +147,7 @@ def _unnamed(root: Path, gpu_names: Iterable[str]) -> str:
         nvgpu = re.fullmatch(r"(?:NVIDIA )?(\w+) \(nvgpu\)", name.strip())
         if nvgpu:
             return f"NVIDIA Jetson {nvgpu[1]}"
-    release = _RELEASE.search(_text(root / "etc/nv_tegra_release"))
+    release = _RELEASE.search(read_text(root / "etc/nv_tegra_release"))
     if release is None or (root == Path("/") and platform.machine() != "aarch64"):
         return ""
     by_clock = next((_FAMILIES[pattern] for pattern in _FAMILIES if _clock_folders(root, pattern)), "")
@@ -174,7 +174,7 @@ def _part(compatible: Sequence[str]) -> str:
 
 def _jetpack(root: Path, l4t: str) -> str:
     """By the installed package; else by the release of Jetson Linux, the series at least."""
-    status = _text(root / "var/lib/dpkg/status")
+    status = read_text(root / "var/lib/dpkg/status")
     package = re.search(r"^Package: nvidia-jetpack\n(?:.+\n)*?Version: ([\d.]+)", status, re.MULTILINE)
     if package:
         return package[1]
@@ -184,7 +184,7 @@ def _jetpack(root: Path, l4t: str) -> str:
 def _power_modes(root: Path) -> dict[int, str]:
     """Id -> name of every mode in ``/etc/nvpmodel.conf``."""
     found = re.findall(
-        r"^\s*<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+)\s*>", _text(root / "etc/nvpmodel.conf"), re.MULTILINE
+        r"^\s*<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+)\s*>", read_text(root / "etc/nvpmodel.conf"), re.MULTILINE
     )
     return {int(number): name.removeprefix("MODE_") for number, name in found}
 
@@ -194,15 +194,19 @@ def _power_mode(root: Path, modes: Mapping[int, str]) -> str:
     asked = re.search(r"^NV Power Mode:\s*(\S+)", _ask(root / _NVPMODEL, "-q"), re.MULTILINE)
     if asked:
         return asked[1].removeprefix("MODE_")
-    kept = re.search(r"pmode:(\d+)", _text(root / "var/lib/nvpmodel/status"))
+    kept = re.search(r"pmode:(\d+)", read_text(root / "var/lib/nvpmodel/status"))
     return modes.get(int(kept[1]), "") if kept else ""
 
 
-def _gpu_clocks(root: Path) -> dict[str, float]:
-    """MHz by devfreq's name; the GPU is ``17000000.gpu`` on JetPack 6 and ``17000000.ga10b`` on JetPack 5."""
-    for pattern in ("*.gpu", "*.ga10b", "*.gv11b"):
+def gpu_clocks(root: Path) -> dict[str, float]:
+    """MHz by devfreq's name; empty where there are none.
+
+    The GPU is ``17000000.gpu`` on JetPack 6, ``17000000.ga10b`` on JetPack 5, and ``gpu-gpc-0`` with the driver of
+    JetPack 7 on a Thor.
+    """
+    for pattern in ("*.gpu", "*.ga10b", "*.gv11b", "gpu-gpc-0"):
         for folder in _clock_folders(root, pattern):
-            read = {name: _number(folder / name) for name in ("cur_freq", "min_freq", "max_freq")}
+            read = {name: read_number(folder / name) for name in ("cur_freq", "min_freq", "max_freq")}
             clocks = {name: value / 1e6 for name, value in read.items() if value}
             if clocks:
                 return clocks
@@ -232,14 +236,16 @@ def _ask(tool: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def _number(path: Path) -> float | None:
+def read_number(path: Path) -> float | None:
+    """The number that a file holds; None where it holds none or cannot be read."""
     try:
-        return float(_text(path))
+        return float(read_text(path))
     except ValueError:
         return None
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """What a file holds; empty where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -173,7 +173,7 @@ def test_nvidia_smi_of_a_jetson_in_a_container(tmp_path: Path) -> None:
 def test_an_image_for_jetsons_on_another_machine_is_no_jetson(monkeypatch: pytest.MonkeyPatch) -> None:
     """The file is in the image, wherever that runs."""
     texts = {Path("/etc/nv_tegra_release"): RELEASE["etc/nv_tegra_release"]}
-    monkeypatch.setattr(jetson, "_text", lambda path: texts.get(path, ""))
+    monkeypatch.setattr(jetson, "read_text", lambda path: texts.get(path, ""))
     for machine, found in (("x86_64", False), ("aarch64", True)):
         monkeypatch.setattr(jetson.platform, "machine", lambda machine=machine: machine)
         assert (read_jetson() is not None) is found

@@ -22,6 +22,7 @@ from mptune.engines.timing.session_timing import SessionTiming
 from mptune.engines.worker.child import WorkerState
 from mptune.graph.loading.value_dependent import DependentOutput
 from mptune.settings import LatencySettings
+from mptune.targets.throttling import Throttling, read_throttling, throttling_warnings
 
 
 @dataclass(frozen=True)
@@ -105,9 +106,10 @@ class MeasureJob:
         outputs = [candidate.run(sample) for sample in cached_samples(state, self.samples)]
         error = output_error(state, outputs, self.reference, self.metric, self.dependent)
         state.enter(Stage.TIME)
+        before = read_throttling() if self.provider == "cuda" else None
         latency, baseline_latency, repetitions = self.time(state, candidate, baseline)
         of_sessions = (*candidate.warnings, *baseline.session.warnings, *self._compare(candidate, baseline.session))
-        warnings = (*of_sessions, *self._device_warnings(state))
+        warnings = (*of_sessions, *self._device_warnings(state), *_jetson_warnings(state, before))
         return MeasureResult(
             latency=latency,
             baseline=baseline_latency,
@@ -155,6 +157,15 @@ class MeasureJob:
         before = {gpu.index: gpu for gpu in first}
         warnings = [text for gpu in gpus for text in state_warnings(gpu, before.get(gpu.index))]
         return (*warnings, *process_warnings(foreign_gpu_processes()))
+
+
+def _jetson_warnings(state: WorkerState, before: Throttling | None) -> tuple[str, ...]:
+    """Warnings about throttling of a Jetson, whose state nvidia-smi does not know; read right after the timing."""
+    now = None if before is None else read_throttling()
+    if now is None or before is None:
+        return ()
+    first: Throttling = state.cached("first jetson state", "", lambda: now)
+    return throttling_warnings(now, before, first)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,86 @@
+"""A Jetson's clocks, event counters and temperatures, under a root directory that holds such files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mptune.engines.jobs import measure
+from mptune.engines.worker.child import WorkerState
+from mptune.targets.throttling import Throttling, read_throttling, throttling_warnings
+from tests.targets.jetson_files import put_files
+
+ORIN = {
+    "sys/class/devfreq/17000000.gpu/cur_freq": "1020000000\n",
+    "sys/class/devfreq/17000000.gpu/min_freq": "306000000\n",
+    "sys/class/devfreq/17000000.gpu/max_freq": "1020000000\n",
+    "sys/class/hwmon/hwmon3/name": "soctherm_oc\n",
+    "sys/class/hwmon/hwmon3/oc1_event_cnt": "0\n",
+    "sys/class/hwmon/hwmon3/oc2_event_cnt": "15\n",
+    "sys/class/hwmon/hwmon3/oc3_event_cnt": "37\n",
+    "sys/class/thermal/thermal_zone0/type": "cpu-thermal\n",
+    "sys/class/thermal/thermal_zone0/temp": "52718\n",
+    "sys/class/thermal/thermal_zone1/type": "gpu-thermal\n",
+    "sys/class/thermal/thermal_zone1/temp": "51000\n",
+    "sys/class/thermal/thermal_zone1/trip_point_0_type": "critical\n",
+    "sys/class/thermal/thermal_zone1/trip_point_0_temp": "104500\n",
+    "sys/class/thermal/thermal_zone1/trip_point_1_type": "active\n",
+    "sys/class/thermal/thermal_zone1/trip_point_1_temp": "46000\n",
+    "sys/class/thermal/thermal_zone1/trip_point_2_type": "passive\n",
+    "sys/class/thermal/thermal_zone1/trip_point_2_temp": "99000\n",
+}
+CALM = Throttling(1020.0, 306.0, 1020.0, {"oc1": 0, "oc2": 15, "oc3": 37}, {})
+
+
+def test_an_orin_is_read(tmp_path: Path) -> None:
+    """A fan that is on ("active") is no throttling; counters count from the start of the device."""
+    state = read_throttling(put_files(tmp_path, ORIN))
+    assert state == CALM
+    assert throttling_warnings(CALM, CALM, CALM) == ()
+
+
+def test_a_thor_has_its_clock_by_another_name(tmp_path: Path) -> None:
+    state = read_throttling(put_files(tmp_path, {"sys/class/devfreq/gpu-gpc-0/cur_freq": "1575000000"}))
+    assert state == Throttling(1575.0, None, None, {}, {})
+
+
+def test_a_workstation_is_no_jetson(tmp_path: Path) -> None:
+    zone = {name: text for name, text in ORIN.items() if "thermal" in name}
+    assert read_throttling(put_files(tmp_path, zone)) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"hwmon3_oc1_event_cnt": "1"}, "under-voltage, oc1: 1 times"),
+        ({"hwmon3_oc2_event_cnt": "18"}, "average over-current, oc2: 3 times"),
+        ({"hwmon3_oc3_event_cnt": "216"}, "instantaneous over-current, oc3: 179 times"),
+        ({"thermal_zone1_temp": "99500"}, "gpu-thermal is at 100 degrees"),
+        ({"17000000_gpu_cur_freq": "612000000"}, "fell from 1020 to 612 MHz since the first timing"),
+        (
+            {"17000000_gpu_cur_freq": "918000000", "17000000_gpu_min_freq": "1020000000"},
+            "fell from 1020 to 918 MHz although it is locked",
+        ),
+    ],
+)
+def test_what_lowers_the_clocks_is_a_warning_of_the_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, str], words: str
+) -> None:
+    monkeypatch.setattr(measure, "read_throttling", lambda: read_throttling(tmp_path))
+    state = WorkerState()
+    before = read_throttling(put_files(tmp_path, ORIN))
+    assert measure._jetson_warnings(state, before) == ()  # the first timing
+    put_files(tmp_path, ORIN, **changed)
+    (warning,) = measure._jetson_warnings(state, before)
+    assert words in warning
+    assert ": " in warning
+    still = read_throttling(tmp_path)
+    later = measure._jetson_warnings(state, still)
+    assert (later == ()) is ("oc" in next(iter(changed)))  # events that happened before are none of this timing
+
+
+def test_files_that_cannot_be_read_are_no_events(tmp_path: Path) -> None:
+    files = dict.fromkeys((n for n in ORIN if "hwmon" in n or "thermal" in n), "not a number")
+    assert read_throttling(put_files(tmp_path, {**ORIN, **files})) == replace(CALM, events={})
