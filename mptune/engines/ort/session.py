@@ -213,7 +213,9 @@ class OrtSession(ABC):
         model = self._model if isinstance(self._model, bytes) else str(self._model)
         # Without enable_fallback=0 a CUDA failure silently becomes a slow CPU session.
         # On the CPU this fusion crashes the process on an FP16 norm before an FP16 product (ONNX Runtime 1.31.1).
-        disabled = ["MatmulTransposeFusion"] if self._on_cpu else []
+        # The other one makes x64quantprecision fail where two layers read one INT8 weight ("Attempt to replace the
+        # existing tensor", 1.31.1); without it products are as exact, by ONNX Runtime's Avx2WeightS8ToU8Transformer.
+        disabled = ["MatmulTransposeFusion", "QDQS8ToU8Transformer"] if self._on_cpu else []
         return translated(
             lambda: onnxruntime.InferenceSession(
                 model, options, providers=providers, disabled_optimizers=disabled, enable_fallback=0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import onnx
 import onnxruntime
 
 from mptune.engines.ort.session import CpuSession, SessionOptions
@@ -14,3 +16,34 @@ def test_int8_products_do_not_saturate_without_vnni(tmp_path: Path) -> None:
     session = CpuSession(models.save(models.mlp(), tmp_path), SessionOptions("cpu", timing=False))
     opened: onnxruntime.InferenceSession = session._open_session()
     assert opened.get_session_options().get_session_config_entry("session.x64quantprecision") == "1"
+
+
+def test_layers_may_share_an_int8_weight(tmp_path: Path) -> None:
+    """As the heads of a detector do, which its levels share; and their products are exact."""
+    rng = np.random.default_rng(0)
+    weight, scale = rng.integers(-127, 128, (64, 64)), np.float32(0.05)
+    constants = [models.constant("scale", scale), models.constant("zero", 0, np.int8)]
+    constants.append(models.constant("w", weight, np.int8))
+    nodes = [models.node("DequantizeLinear", ["w", "scale", "zero"], "wf")]
+    for before, after in (("x", "a"), ("a_dq", "b")):
+        nodes += _quantised(before, f"{before}_in")
+        nodes.append(models.node("MatMul", [f"{before}_in_dq", "wf"], after))
+        nodes += _quantised(after, after)
+    graph = models.model(nodes, [models.value("x", [4, 64])], [models.value("b_dq", [4, 64])], constants)
+    x = rng.uniform(-6, 6, (4, 64)).astype(np.float32)
+    session = CpuSession(models.save(graph, tmp_path), SessionOptions("cpu", timing=False))
+    y = session.run({"x": x})["b_dq"]
+    session.close()
+
+    def rounded(values: np.ndarray) -> np.ndarray:
+        return np.clip(np.rint(values / scale), -128, 127)
+
+    first = rounded(rounded(x) @ weight * scale * scale)
+    assert np.array_equal(np.rint(y / scale), rounded(first @ weight * scale * scale))
+
+
+def _quantised(value: str, name: str) -> list[onnx.NodeProto]:
+    return [
+        models.node("QuantizeLinear", [value, "scale", "zero"], f"{name}_q"),
+        models.node("DequantizeLinear", [f"{name}_q", "scale", "zero"], f"{name}_dq"),
+    ]
