@@ -166,22 +166,28 @@ def _identical_rows(session: OrtSession, feed: Feed, dependent: Collection[str])
     """Run one sample with its first row in every row of the batch, and compare the rows.
 
     The batch is dimension 0: of the inputs that share the first dynamic dimension 0, else of those that share the
-    first fixed one above 1. Rows of a dynamic batch are also compared with the row computed alone.
+    first fixed one above 1. An input may have the same dynamic dimension elsewhere, as a KV cache with keys and values
+    stacked does. Rows of a dynamic batch are also compared with the row computed alone.
     """
     declared = {name: shape[0] for name, shape in session.inputs.items() if shape and name in feed}
     dynamic = [name for name, dim in declared.items() if not isinstance(dim, int)]
     if dynamic:
         size = max(2, feed[dynamic[0]].shape[0])
-        batched = [name for name in dynamic if declared[name] == declared[dynamic[0]]]
+        batch = declared[dynamic[0]]
+        axes = {name: 0 for name in dynamic if declared[name] == batch}
+        for name, shape in session.inputs.items():
+            if batch and name in feed and name not in axes and batch in shape:
+                axes[name] = shape.index(batch)
     else:
         size = next((dim for dim in declared.values() if isinstance(dim, int) and dim > 1), 1)
-        batched = [name for name, dim in declared.items() if dim == size]
-    if size < 2 or not batched or any(feed[name].shape[0] < 1 for name in batched):
+        axes = {name: 0 for name, dim in declared.items() if dim == size}
+    if size < 2 or not axes or any(feed[name].shape[axis] < 1 for name, axis in axes.items()):
         return _Rows()
-    repeated = {**feed, **{name: np.repeat(feed[name][:1], size, axis=0) for name in batched}}
+    first = {**feed, **{name: feed[name].take([0], axis) for name, axis in axes.items()}}
+    repeated = {**first, **{name: np.repeat(first[name], size, axis) for name, axis in axes.items()}}
     try:
         many = session.run(repeated)
-        alone = session.run({**feed, **{name: feed[name][:1] for name in batched}}) if dynamic else None
+        alone = session.run(first) if dynamic else None
     except EngineError as error:
         if not dynamic or error.kind is not FailureKind.ERROR:
             raise
@@ -190,6 +196,8 @@ def _identical_rows(session: OrtSession, feed: Feed, dependent: Collection[str])
     # An output whose first dimension is not the batch has no rows to compare.
     compared = {name: values for name, values in many.items() if name not in dependent}
     rows = {name: values for name, values in compared.items() if values.ndim and values.shape[0] == size}
+    if alone is not None:
+        rows = {name: values for name, values in rows.items() if alone[name].shape[:1] != (size,)}
     if not rows:
         return _Rows()
     identical = max(relative_l2(values[row], values[0]) for values in rows.values() for row in range(1, size))

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper
 
@@ -86,6 +87,31 @@ def test_a_batch_that_is_dynamic_in_name_only_is_a_warning(tmp_path: Path) -> No
     (warning,) = report.warnings
     assert "fails with 2 rows" in warning
     assert warning.endswith(": fix it at 1")
+
+
+def test_a_cache_of_stacked_keys_and_values_has_its_batch_at_axis_1(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Gather", ["past", "first"], ["key"], axis=0),
+        helper.make_node("Add", ["x", "key"], ["y"]),
+        helper.make_node("Neg", ["past"], ["present"]),
+    ]
+    shapes = {"x": ["batch", 3], "past": [2, "batch", 3], "y": ["batch", 3], "present": [2, "batch", 3]}
+    values = {name: helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in shapes.items()}
+    graph = helper.make_graph(
+        nodes, "cache", [values["x"], values["past"]], [values["y"], values["present"]],
+        [helper.make_tensor("first", TensorProto.INT64, [], [0])],
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    feed = {"x": ramp(1, 3), "past": ramp(2, 1, 3)}
+    CalibrationSet((feed,), "test", False).save(tmp_path / "samples.npz")
+    state = WorkerState()
+    try:
+        job = ReferenceJob(tmp_path / "m.onnx", tmp_path / "samples.npz", tmp_path / "reference.npz", "cpu")
+        report = job.run(state)
+    finally:
+        state.close()
+    assert report.warnings == ()
+    assert (report.identical_rows_error, report.batch_size_error) == (0.0, 0.0)
 
 
 def test_a_model_without_a_batch_is_not_asked_for_rows(tmp_path: Path) -> None:
