@@ -110,6 +110,13 @@ def _why_nothing_is_faster(outcome: Outcome) -> str:
             f"no plan is faster than all-FP32 beyond noise, which is +-{spread:.0%} of the baseline here: whether FP16 "
             "pays is not shown; close other programs and lock the clocks, then run `mptune confirm RUN`"
         )
+    groups = outcome.explanation.groups
+    if outcome.mixed and outcome.free is not None and 2 * outcome.free < len(groups):
+        return (
+            f"no plan is faster than all-FP32 beyond noise, but only {outcome.free} of {len(groups)} layer groups may "
+            "be FP16, so whether FP16 pays on this target is not shown; `mptune report RUN --explain` says why the "
+            "others are pinned"
+        )
     if outcome.mixed:
         return (
             "no plan is faster than all-FP32 beyond noise: FP16 does not pay on this target; look at the layer times "

@@ -23,14 +23,28 @@ def advice(
     failures: Sequence[Failure] = (),
     fp32: Evaluation = FP32,
     free: int = 0,
+    pinned: int = 0,
 ) -> str:
-    groups = tuple(GroupWorth(f"g{k}", "n", "matmul", None, None, None, None, 0, 1, "FP16") for k in range(free))
-    return "\n".join(findings(Outcome(points, fp32, evaluations or points, failures, Explanation(groups=groups))))
+    groups = [GroupWorth(f"g{k}", "n", "matmul", None, None, None, None, 0, 1, "FP16") for k in range(free)]
+    groups += [
+        GroupWorth(f"p{k}", "n", "quantised", None, None, None, None, 0, 1, "FP32: pinned", True) for k in range(pinned)
+    ]
+    return "\n".join(
+        findings(Outcome(points, fp32, evaluations or points, failures, Explanation(groups=tuple(groups))))
+    )
 
 
 def test_a_front_that_beats_nobody_says_so() -> None:
     slow = make_evaluation(9.9, 1e-3, width=0.1, number=1)
     assert "FP16 does not pay on this target" in advice([FP32], [FP32, slow])
+
+
+def test_few_free_groups_do_not_show_whether_fp16_pays() -> None:
+    slow = make_evaluation(9.9, 1e-3, width=0.1, number=1)
+    text = advice([FP32], [FP32, slow], free=1, pinned=67)
+    assert "does not pay" not in text
+    assert "only 1 of 68 layer groups may be FP16" in text
+    assert "FP16 does not pay on this target" in advice([FP32], [FP32, slow], free=4, pinned=3)
 
 
 def test_a_front_of_seeds_says_so_unless_there_is_no_more() -> None:
