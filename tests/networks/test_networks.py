@@ -1,0 +1,150 @@
+"""Whole networks, as both exporters of torch and other tools write them: inspect, apply and search."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from benchmarks.corpus import measure
+from mptune import api
+from mptune.cli import main
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
+from mptune.graph.plan import Precision
+from mptune.targets.costs import group_costs
+from mptune.targets.roofline import kernel_ms
+from mptune.targets.target import load_target
+from mptune.tuning.front import Front
+from tests.graph import rtx
+from tests.graph.helpers import relative_l2, run
+from tests.graph.verify import typed_graph
+from tests.networks.expected import NETWORKS, expected
+from tests.networks.networks import FILES, filled, samples, shapes_of
+
+REFUSED = {"classifier": "holds maps, not tensors"}
+STEMS = [stem for stem in FILES if stem not in REFUSED]
+DEVICE = Path(__file__).parent / "device.toml"
+EXPORTS = {
+    name: [stem for stem in STEMS if stem.startswith((f"{name}_torchscript_", f"{name}_dynamo_"))] for name in NETWORKS
+}
+SEARCHED = [(exports or [name])[number % 2 - 1] for number, (name, exports) in enumerate(EXPORTS.items())]
+"""One export of each network, of either exporter by turns."""
+
+
+def test_every_network_has_its_expectations() -> None:
+    assert {stem for name, exports in EXPORTS.items() for stem in exports or [name]} == set(STEMS)
+
+
+def test_files_are_small() -> None:
+    sizes = {stem: path.stat().st_size for stem, path in FILES.items()}
+    assert max(sizes.values()) < 120_000, sizes
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_inspect(stem: str, tmp_path: Path) -> None:
+    found, wanted = api.inspect(filled(stem, tmp_path)), expected(stem)
+    assert Counter(g.group.kind for g in found.groups) == dict(wanted.kinds)
+    assert {f.code for f in found.findings} == wanted.findings
+    assert found.warnings == ()
+    pinned = Counter(g.group.kind for g in found.groups if g.pin)
+    assert pinned == {kind: count for kind, (count, _) in wanted.pinned.items()}
+    for group in found.groups:
+        if group.pin:
+            assert group.pin.precision is Precision.FP32
+            assert wanted.pinned[group.group.kind][1] in group.pin.reason
+
+
+@pytest.mark.parametrize("name", [name for name, exports in EXPORTS.items() if len(exports) == 2])
+def test_both_exports_are_predicted_alike(name: str, tmp_path: Path) -> None:
+    one, other = (predicted_ms(filled(stem, tmp_path)) for stem in EXPORTS[name])
+    assert one == pytest.approx(other, rel=0.05)
+
+
+def predicted_ms(path: Path) -> list[float]:
+    """All layers in FP32, and in FP16, on the device that the searches are for; at the shapes of a sample."""
+    model, target = load_model(path), load_target(str(DEVICE))
+    costs = group_costs(GroupedModel(model, find_groups(model)), shapes_of(path, samples(model, 1)[0]))
+    return [sum(kernel_ms(cost, target, precision) for cost in costs.values()) for precision in Precision]
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_apply(stem: str, tmp_path: Path) -> None:
+    """All-FP16 wherever FP16 can be right: valid, with the same interface, and close."""
+    path = filled(stem, tmp_path)
+    model = load_model(path)
+    out = api.apply(path, None, tmp_path / "fp16.onnx")
+    graph = typed_graph(out, model)
+    assert list(graph.input) == list(model.proto.graph.input)
+    assert [o.name for o in graph.output] == [o.name for o in model.proto.graph.output]
+    assert any(n.op_type == "Cast" for n in graph.node) or set(expected(stem).kinds) == set(expected(stem).pinned)
+    for feed in samples(model, 2):
+        reference = run(path, feed)
+        for name, y in run(out, feed).items():
+            assert y.dtype == reference[name].dtype
+            limit = expected(stem).closeness
+            if limit is not None:
+                assert relative_l2(y, reference[name]) < limit, name
+
+
+@pytest.mark.parametrize("stem", SEARCHED)
+def test_search(stem: str, tmp_path: Path) -> None:
+    path = filled(stem, tmp_path)
+    front = search(path, tmp_path)
+    wanted = expected(stem)
+    assert (front.evaluations, front.failures) == (wanted.evaluations, 0)
+    assert {f.code for f in front.findings} == wanted.findings | wanted.on_data | {"target-not-here"}
+    assert choice(front) in {"fp16": ("all-fp16", "mixed")}.get(wanted.choice, (wanted.choice,))
+    assert not any("does not pay" in warning for warning in front.warnings)
+    chosen = tmp_path / "run" / "chosen" / "model.onnx"
+    feed = samples(load_model(path), 1)[0]
+    assert {name: y.dtype for name, y in run(chosen, feed).items()} == {
+        name: y.dtype for name, y in run(path, feed).items()
+    }
+
+
+def search(path: Path, folder: Path) -> Front:
+    return api.search(path, data=samples(load_model(path)), budget=6, out=folder / "run", target=DEVICE, progress=False)
+
+
+def choice(front: Front) -> str:
+    """Whether the chosen plan is all-FP32, all-FP16 but for what is pinned, or mixed."""
+    assert front.chosen is not None
+    plan = front.chosen.plan
+    if Precision.FP16 not in plan.precision.values():
+        return "all-fp32"
+    return "all-fp16" if front.chosen.origin.name == "all-fp16" else "mixed"
+
+
+@pytest.mark.parametrize("stem", REFUSED)
+def test_what_is_no_network_is_refused_in_one_line(
+    stem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = filled(stem, tmp_path)
+    for command in (
+        ["inspect", path],
+        ["apply", path, "--fp16-all", "-o", "out.onnx"],
+        ["search", path, "--budget", 6],
+    ):
+        assert main([str(word) for word in command]) == 1
+        error = capsys.readouterr().err.strip().splitlines()
+        assert [REFUSED[stem] in line for line in error] == [True] + [False] * (len(error) - 1)
+        assert len(error) == 1 or error[1].startswith("hint:")
+    assert sorted(p.name for p in tmp_path.iterdir()) == [path.name]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("stem", STEMS)
+def test_random_plans_are_valid_with_ideal_casts_run_and_build(stem: str, tmp_path: Path) -> None:
+    row = measure(filled(stem, tmp_path), 100, rtx.require(), 8)
+    assert row.failures == ()
+    assert (row.plans, row.valid, row.ran) == (100, 100, 100)
+    refused = expected(stem).not_in_tensorrt_rtx
+    if refused is None:
+        assert (row.refused, row.built) == (None, row.asked)
+    else:
+        assert refused in str(row.refused)
