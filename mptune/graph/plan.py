@@ -45,7 +45,7 @@ class PrecisionPlan:
         """Freeze the mapping and take the fingerprint once."""
         frozen = {group: Precision(p) for group, p in self.precision.items()}
         object.__setattr__(self, "precision", frozen)
-        text = self.model_sha256 + "".join(f"\n{g} {p}" for g, p in sorted(frozen.items()))
+        text = self.model_sha256 + "".join(f"\n{g} {p.value}" for g, p in sorted(frozen.items()))
         object.__setattr__(self, "_fingerprint", hashlib.sha256(text.encode()).hexdigest()[:12])
 
     def __hash__(self) -> int:

@@ -174,7 +174,7 @@ class OutputError:
         """Inverse of ``to_json``."""
         return cls(
             {
-                output: {name: tuple(decode_float(v) for v in values) for name, values in statistics.items()}
+                output: {name: tuple(map(decode_float, values)) for name, values in statistics.items()}
                 for output, statistics in document.items()
             }
         )

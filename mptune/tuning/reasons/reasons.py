@@ -41,7 +41,7 @@ LEAST_GAIN = 5e-4
 LEAST_RISE = 1e-2
 """A group that raises the error of a plan by less than this share costs it nothing that counts."""
 
-_NEWEST = 300
+_LEARNT_FROM = 300
 """So many evaluations teach the gains all there is to learn; the cost of learning is cubic."""
 
 _DIGITS = 4
@@ -170,7 +170,7 @@ class _Reasons:
         self._free = grounds.free
         self._errors = errors
         self._evaluated = {e.plan.fingerprint: e for e in record.evaluations()}
-        built = _newest(record.built_plans(self._free))
+        built = record.built_plans(self._free).thinned(_LEARNT_FROM)
         self._overflows = _overflows(built, self._free, errors)
         self._latency: LatencyModel | None = None
         self._terms: Floats
@@ -325,16 +325,6 @@ def _overflows(built: BuiltPlans, free: Sequence[str], errors: Mapping[str, floa
         elif failed and max(overflow[column], fails[column]) > 0.5:
             found[group] = (Reason.OVERFLOW, f"{plans} with it in FP16 came out not finite or gave no outputs")
     return found
-
-
-def _newest(built: BuiltPlans) -> BuiltPlans:
-    if len(built.plans) <= _NEWEST:
-        return built
-    names = ("plans", "latency_ms", "latency_sd_ms", "error", "finite")
-    rows = {name: getattr(built, name)[-_NEWEST:] for name in names}
-    group_ms = None if built.group_ms is None else built.group_ms[-_NEWEST:]
-    failed = built.gave_nothing[-_NEWEST:]
-    return BuiltPlans(**rows, base_ms=built.base_ms, base_sd_ms=built.base_sd_ms, group_ms=group_ms, failed=failed)
 
 
 def _rounded(value: float) -> float:

@@ -16,6 +16,7 @@ from optuna.trial import FrozenTrial
 from mptune.engines.timing.latency import Latency
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.tuning.evaluation import ORIGIN_SAMPLER, Evaluation, Origin
+from mptune.tuning.record.backends.packed import unpacked
 from mptune.tuning.sampler.trials import JSON_MARK, TIMING_ATTR
 
 EVALUATION = f"{JSON_MARK}evaluation"
@@ -38,9 +39,14 @@ _LONGEST_NAME = 200
 def read_json(attrs: Mapping[str, Any], name: str) -> Any:
     """What a JSON attribute holds, under its name of today or of version 0.1.0; None where there is none."""
     if name in attrs:
-        return attrs[name]
+        return unpacked(attrs[name])
     old = attrs.get(name.removeprefix(JSON_MARK))
     return old if isinstance(old, dict) else None  # a text of that name is the short form of today
+
+
+def holds_json(attrs: Mapping[str, Any], name: str) -> bool:
+    """Whether there is such an attribute, which is not decoded."""
+    return name in attrs or isinstance(attrs.get(name.removeprefix(JSON_MARK)), dict)
 
 
 def note_key(key: str, value: Any) -> str:

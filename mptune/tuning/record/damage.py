@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from mptune.engines.timing.session_timing import SessionTiming
 from mptune.errors import RunError
 from mptune.files import write_bytes, writing
 from mptune.tuning.evaluation import Evaluation
@@ -27,8 +29,25 @@ def decode_evaluation(document: Any, number: int, where: str) -> Evaluation:
     Raises:
         RunError: it holds something else.
     """
-    try:
+    with _decoding(number, where):
         return Evaluation.from_json(document)
+
+
+def decode_session(document: Any, number: int, where: str) -> SessionTiming | None:
+    """The timing of the session in an evaluation's JSON form; None where it is not known.
+
+    Raises:
+        RunError: the attribute holds something else.
+    """
+    with _decoding(number, where):
+        session = document["latency"].get("session")
+        return None if session is None else SessionTiming.from_json(session)
+
+
+@contextmanager
+def _decoding(number: int, where: str) -> Iterator[None]:
+    try:
+        yield
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise RunError(
             f"the evaluation of trial {number} in {where} cannot be read: {error!r}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 
 from mptune.engines.base import Failure
 from mptune.tuning.record.attributes import ATTEMPTS, FAILED_BEFORE, FAILURE, FAULTS, read_json
@@ -24,7 +24,7 @@ def settled(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
 
 def failed_attempts(trial: FrozenTrial) -> int:
     """In how many processes a plan failed, in ways that do not show whose fault it was; 0 where it did not."""
-    document = read_json(trial.user_attrs, FAILURE)
+    document = read_json(trial.user_attrs, FAILURE) if trial.state is TrialState.PRUNED else None
     if document is None or not Failure.from_json(document).is_inconclusive:
         return 0
     return int(trial.user_attrs.get(ATTEMPTS, 1))

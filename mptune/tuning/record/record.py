@@ -6,6 +6,7 @@ process dies, a trial either still runs (and is taken up again) or its outcome i
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from mptune.engines.base import Failure
+from mptune.engines.timing.session_timing import SessionTiming
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation, Origin
 from mptune.tuning.failures import describe
@@ -33,16 +35,17 @@ from mptune.tuning.record.attributes import (
     ParameterNames,
     by_group,
     evaluation_attrs,
+    holds_json,
     note_key,
     origin_of,
     read_json,
     read_notes,
 )
 from mptune.tuning.record.damage import decode_evaluation
-from mptune.tuning.record.faults import settled
 from mptune.tuning.record.owner import Heartbeats, is_dead
 from mptune.tuning.record.proposal import Proposal
 from mptune.tuning.record.storage import batch, storing
+from mptune.tuning.record.study_trials import StudyTrials
 from mptune.tuning.sampler.plan_rows import PRECISIONS
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 from mptune.tuning.sampler.precision import Emulate, PrecisionSampler
@@ -58,8 +61,6 @@ from mptune.tuning.space import SearchSpace
 
 IDENTITY = "mptune"
 """Note under which a study says what it was made with."""
-
-_DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
 class StudyRecord:
@@ -99,6 +100,7 @@ class StudyRecord:
         with storing(where):
             trials = [trial for one in (*siblings, study) for trial in one.get_trials(deepcopy=False)]
         self._names = ParameterNames(space.groups, trials)
+        self._trials = StudyTrials(study, where)
         self._decoded: dict[int, Evaluation] = {}
         self.metric = metric
 
@@ -106,24 +108,28 @@ class StudyRecord:
 
     def evaluations(self) -> tuple[Evaluation, ...]:
         """All evaluations of finished trials, in the order of the trials, those with non-finite outputs included."""
-        return tuple(self._decode(t) for t in self.settled() if read_json(t.user_attrs, EVALUATION))
+        return tuple(self._decode(t) for t in self.settled() if holds_json(t.user_attrs, EVALUATION))
+
+    def session_timings(self) -> dict[str, tuple[SessionTiming, ...]]:
+        """Fingerprint of each evaluated plan -> timings of its evaluations whose session is known."""
+        return self._trials.session_timings()
 
     def failures(self) -> tuple[tuple[PrecisionPlan, Origin, Failure], ...]:
         """The plans that failed through their own fault, with their origin."""
         return tuple(
             (self.plan_of(t), origin_of(t.user_attrs), Failure.from_json(read_json(t.user_attrs, FAILURE)))
             for t in self.settled()
-            if read_json(t.user_attrs, FAILURE)
+            if t.state is TrialState.PRUNED and holds_json(t.user_attrs, FAILURE)
         )
 
     def settled(self) -> list[FrozenTrial]:
         """The finished trials whose outcome stands: without failures of plans that were tried again."""
-        return settled(self._trials(*_DONE, TrialState.RUNNING, TrialState.WAITING))
+        return self._trials.settled()
 
     def baseline(self) -> Evaluation | None:
         """The evaluation of all-FP32; None before it is done."""
-        found = (self._decode(t) for t in self.settled() if read_json(t.user_attrs, EVALUATION))
-        return next((evaluation for evaluation in found if evaluation.origin == ORIGIN_FP32), None)
+        found = (t for t in self.settled() if origin_of(t.user_attrs) == ORIGIN_FP32)
+        return next((self._decode(t) for t in found if holds_json(t.user_attrs, EVALUATION)), None)
 
     @property
     def failed(self) -> int:
@@ -137,11 +143,13 @@ class StudyRecord:
 
     def known(self) -> dict[str, str]:
         """Fingerprints that need no build any more, or that a living process works on -> state, lower case."""
-        return {
-            t.user_attrs["fingerprint"]: t.state.name.lower()
-            for t in self._settled_or_running()
-            if "fingerprint" in t.user_attrs
-        }
+        trials = {**self._trials.plans(), **{t.user_attrs.get("fingerprint", ""): t for t in self._trials.running()}}
+        return {fingerprint: t.state.name.lower() for fingerprint, t in trials.items() if fingerprint}
+
+    def is_known(self, fingerprint: str, but: int = -1) -> bool:
+        """Whether ``known`` has it, the trial of the number ``but`` not counted where it runs."""
+        running = (t.user_attrs.get("fingerprint") for t in self._trials.running() if t.number != but)
+        return fingerprint in self._trials.plans() or fingerprint in running
 
     def is_taken(self, proposal: Proposal) -> bool:
         """Whether another trial holds the proposal's plan, finished or running.
@@ -149,35 +157,35 @@ class StudyRecord:
         Two workers that think at the same time may come to the same plan. Asked when the proposal is written down,
         this is seen by one of them at least.
         """
-        others = (t for t in self._settled_or_running() if t.number != proposal.number)
-        return any(t.user_attrs.get("fingerprint") == proposal.plan.fingerprint for t in others)
+        return self.is_known(proposal.plan.fingerprint, but=proposal.number)
 
     def is_shared_out(self, budget: int, proposal: Proposal | None = None) -> bool:
         """Whether what others have in work, ``proposal`` not counted, would spend the rest of a budget."""
         own = None if proposal is None else proposal.number
-        return sum(t.number != own for t in self._settled_or_running()) >= budget
+        return self.spent + sum(t.number != own for t in self._trials.running()) >= budget
 
     @property
     def running(self) -> int:
         """How many plans are in work."""
-        return len(self._trials(TrialState.RUNNING))
+        return len(self._trials.running())
 
     def waiting(self) -> set[str]:
         """Fingerprints of the plans that are enqueued."""
-        return {t.user_attrs.get("fingerprint", "") for t in self._trials(TrialState.WAITING)}
+        return {t.user_attrs.get("fingerprint", "") for t in self._trials.waiting()}
 
     @property
     def trial_count(self) -> int:
         """Number of trials of any state."""
-        return len(self._trials())
+        return len(self._trials.every())
 
-    def expected_improvements(self) -> list[float]:
-        """Expected hypervolume improvements (0 to 1) of the evaluated proposals, when proposed, in their order."""
-        return [ehvi for t in self.settled() if (ehvi := ehvi_of(t)) is not None]
+    def expected_improvements(self, last: int | None = None) -> list[float]:
+        """Expected hypervolume improvements (0 to 1) of the evaluated proposals, when proposed, or of the last ones."""
+        found = (ehvi for t in reversed(self.settled()) if (ehvi := ehvi_of(t)) is not None)
+        return list(itertools.islice(found, last))[::-1]
 
     def built_plans(self, groups: Sequence[str]) -> BuiltPlans:
         """All plans that were evaluated, as the sampler's posterior takes them, over these free groups."""
-        return read_built_plans(self._trials(), [self._names.of(group) for group in groups], asking=-1)
+        return read_built_plans(self._trials.every(), [self._names.of(group) for group in groups], asking=-1)
 
     # -- asking and telling -------------------------------------------------------------------------------------
 
@@ -303,7 +311,7 @@ class StudyRecord:
         """
         is_alone = self._exclusive and is_first
         with storing(self._where):
-            running = self._trials(TrialState.RUNNING)
+            running = self._trials.running()
             stale = self._heartbeats.stale() if running else set()
             dead = [t for t in running if is_alone or is_dead(t, stale, stale_after_s)]
             for trial in dead:
@@ -314,14 +322,14 @@ class StudyRecord:
     # -- confirmations and notes --------------------------------------------------------------------------------
 
     def note(self, key: str) -> Any:
-        """A JSON value kept with the study; None where there is none."""
-        with storing(self._where):
-            return read_notes(self._study.user_attrs).get(key)
+        """A JSON value kept with the study, not to be changed; None where there is none."""
+        return self.notes("").get(key)
 
     def notes(self, prefix: str) -> dict[str, Any]:
-        """All JSON values whose key starts with ``prefix``."""
-        with storing(self._where):
-            return {key: value for key, value in read_notes(self._study.user_attrs).items() if key.startswith(prefix)}
+        """All JSON values whose key starts with ``prefix``, not to be changed."""
+        with storing(self._where):  # ``Study.user_attrs`` would copy all of them, each time.
+            notes = read_notes(self._storage.get_study_user_attrs(self._study._study_id))
+        return {key: value for key, value in notes.items() if key.startswith(prefix)}
 
     def set_note(self, key: str, value: Any) -> None:
         """Keep a JSON value with the study."""
@@ -344,13 +352,6 @@ class StudyRecord:
             yield
 
     # -- inside -------------------------------------------------------------------------------------------------
-
-    def _trials(self, *states: TrialState) -> list[FrozenTrial]:
-        with storing(self._where):
-            return self._study.get_trials(deepcopy=False, states=states or None)
-
-    def _settled_or_running(self) -> list[FrozenTrial]:
-        return [*self.settled(), *self._trials(TrialState.RUNNING)]
 
     def _decode(self, trial: FrozenTrial) -> Evaluation:
         if trial.number not in self._decoded:

@@ -29,20 +29,16 @@ class Sessions:
     def __init__(self, record: StudyRecord) -> None:
         """Read them."""
         self._anchor_ms: float | None = record.note(_FIRST_BASELINE)
-        timings: dict[str, list[SessionTiming]] = {}
-        self.reopened: set[str] = set()
-        for evaluation in record.evaluations():
-            if evaluation.latency.session is not None:
-                timings.setdefault(evaluation.plan.fingerprint, []).append(evaluation.latency.session)
+        timings = record.session_timings()
         for key, note in record.notes(_PREFIX).items():
-            fingerprint, _, baseline = key.removeprefix(_PREFIX).partition(":")
-            self.reopened.add(baseline)
-            timings.setdefault(fingerprint, []).extend(SessionTiming.from_json(one) for one in note)
+            fingerprint = key.removeprefix(_PREFIX).partition(":")[0]
+            reopened = (SessionTiming.from_json(one) for one in note)
+            timings[fingerprint] = (*timings.get(fingerprint, ()), *reopened)
         for key, note in record.notes(_CONFIRMED).items():
             session = note.get("latency", {}).get("session")
             if session is not None:
                 fingerprint = key.removeprefix(_CONFIRMED).partition(":")[0]
-                timings.setdefault(fingerprint, []).append(SessionTiming.from_json(session))
+                timings[fingerprint] = (*timings.get(fingerprint, ()), SessionTiming.from_json(session))
         self.spread = SessionSpread(timings, record.note(_FIRST_SESSION))
 
     def corrected(self, latency: Latency, sessions: Iterable[SessionTiming | None] | None = None) -> Latency:
@@ -62,6 +58,11 @@ class Sessions:
         low, high = (self._anchor_ms * bound for bound in estimate.interval())
         scaled = latency.scaled(self._anchor_ms * math.exp(estimate.log_ratio) / latency.median_ms)
         return replace(scaled, ci95_ms=(low, high))
+
+
+def reopened_baselines(record: StudyRecord) -> set[str]:
+    """The sessions of the baseline beside which sessions of a plan were opened anew."""
+    return {key.removeprefix(_PREFIX).partition(":")[2] for key in record.notes(_PREFIX)}
 
 
 def anchored(record: StudyRecord, measurement: Measurement) -> Measurement:

@@ -11,20 +11,25 @@ from optuna.storages import BaseStorage, RDBStorage
 
 from mptune.errors import RunError
 from mptune.files import RESUME_HINT, disk_error
+from mptune.tuning.record.backends.journal import remove_stale_locks, repair_journal
 from mptune.tuning.record.backends.journal_storage import BatchedStorage
 from mptune.tuning.record.backends.patience import PatientStorage
 from mptune.tuning.record.damage import refuse_damage
-from mptune.tuning.record.journal import remove_stale_locks, repair_journal
 from mptune.tuning.record.storage_urls import scheme_of, without_secrets, without_secrets_of
+from mptune.tuning.sampler.trials import JSON_MARK
 
 
-def open_storage(url: str | None, journal: Path, *, repair: bool = True) -> tuple[BaseStorage, str | None]:
+def open_storage(
+    url: str | None, journal: Path, *, repair: bool = True, packed: bool = False
+) -> tuple[BaseStorage, str | None]:
     """Open Optuna's storage, repairing what a killed process left in a journal.
 
     Args:
         url: a database, or None for the journal.
         journal: path of the journal file.
         repair: the caller holds the run directory's lock, so what a dead process left may be cleaned up.
+        packed: attributes of trials that hold JSON for mptune alone are given packed where a journal is kept, so that a
+            long search takes less memory: for ``StudyRecord``, which unpacks them.
 
     Returns:
         The storage, and a warning where something had to be repaired.
@@ -40,7 +45,7 @@ def open_storage(url: str | None, journal: Path, *, repair: bool = True) -> tupl
         copy = repair_journal(journal)
     with storing(str(journal)):
         try:
-            storage = BatchedStorage(journal)
+            storage = BatchedStorage(journal, JSON_MARK if packed else None)
         except (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError):
             refuse_damage(journal)
             raise

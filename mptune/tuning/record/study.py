@@ -61,7 +61,7 @@ def open_study(
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
-        storage, repaired = open_storage(url, journal, repair=not is_shared)
+        storage, repaired = open_storage(url, journal, repair=not is_shared, packed=True)
         where = str(journal) if url is None else without_secrets(url)
         with storing(where):
             siblings = [other for other in optuna.get_all_study_names(storage) if other.startswith(f"{name}/")]

@@ -28,6 +28,10 @@ _FINITE_EXPONENT = 0.7
 """Weight = P(finite)^0.7; an exponent below 1 explores: a failure tells which group overflows. With 1 the search stays
 with plans that are safe, and is worse where emulation misses overflows (``benchmarks/simulator.py``)."""
 
+_LEARNT_FROM, _PER_TERM = 400, 3
+"""So many plans teach the posteriors of latency and error all there is to learn, or so many for each of their terms:
+the law is not exact, and more of them only say again what its noise hides. All plans count for the front."""
+
 _DRAWS = 32
 """Draws of the estimator, beside the mean. With fewer the choice falls on plans that the draws happen to favour."""
 
@@ -58,7 +62,9 @@ class EhviEstimator:
             generator: of the draws.
             reference_error: error past which a plan is worth nothing.
         """
-        self._latency, self._error = LatencyModel(prior, built), ErrorModel(prior, built)
+        terms = len(prior.groups) + len(prior.boundaries)
+        taught = built.thinned(max(_LEARNT_FROM, _PER_TERM * terms))
+        self._latency, self._error = LatencyModel(prior, taught), ErrorModel(prior, taught)
         self.base_ms = built.base_ms
         self.overflow = OverflowModel(prior, built)
         self.failures = FailureModel(prior, built)
@@ -67,7 +73,9 @@ class EhviEstimator:
         self._reference_error = reference_error
         self._built = plan_keys(built.plans)
         emulated = (built.plans[:0], np.zeros(0)) if built.emulated is None else built.emulated
-        self._emulated_errors = dict(zip(plan_keys(emulated[0]).tolist(), emulated[1], strict=True))
+        keys = plan_keys(emulated[0])
+        order = np.argsort(keys)
+        self._emulated = keys[order], emulated[1][order]
         counted = built.finite != 0.0  # running plans are taken to come out as predicted (constant liar)
         plans, measured = built.plans[counted], built.error[counted]
         gain, exact = self.coordinates(plans, emulated_errors=self.emulated_errors(plans))
@@ -82,8 +90,13 @@ class EhviEstimator:
 
     def emulated_errors(self, plans: Bools) -> Floats:
         """Errors of the plans as emulated, shape (n_plans,); NaN where a plan was not emulated."""
-        keys = plan_keys(plans).tolist()
-        return np.array([self._emulated_errors.get(key, math.nan) for key in keys], dtype=float)
+        keys, errors = self._emulated
+        if not len(keys):
+            return np.full(len(plans), math.nan)
+        wanted = plan_keys(plans)
+        position = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+        found: Floats = np.where(keys[position] == wanted, errors[position], math.nan)
+        return found
 
     def coordinates(
         self, plans: Bools, n_draws: int = _DRAWS + 1, emulated_errors: Floats | None = None

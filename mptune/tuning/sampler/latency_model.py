@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mptune.tuning.sampler.boundaries import Crossings
 from mptune.tuning.sampler.layer_profiles import LayerProfiles
 from mptune.tuning.sampler.plan_rows import Bools, Floats
-from mptune.tuning.sampler.posterior import BuiltPlans, LinearGaussian, Prior
+from mptune.tuning.sampler.posterior import BuiltPlans, LinearGaussian, Prior, gram_matrix
 
 _GAIN_WIDTHS = (0.1, 0.3, 0.6, 1.2)
 """Prior standard deviations that are tried, as shares of each term."""
@@ -106,14 +106,17 @@ class LatencyModel:
 
     def _fit(self, terms: _Terms, design: Floats, saved: Floats, noise_ms: Floats) -> None:
         """Condition these terms on what the plans saved; kept where that is more probable than what was kept before."""
-        for width, law in [(1e-4, 1e-6)] if self._prior.exact else product(_GAIN_WIDTHS, _LAW_NOISES):
+        widths, laws = ((1e-4,), (1e-6,)) if self._prior.exact else (_GAIN_WIDTHS, _LAW_NOISES)
+        noises = {law: np.hypot(noise_ms, law * self.base_ms) for law in laws}
+        grams = {law: gram_matrix(design, noise) for law, noise in noises.items()}
+        for width, law in product(widths, laws):
             sd = width * terms.unit
             # All savings are against one timing of the baseline, and share its error: the fixed gain takes it up.
             sd[-1] = math.hypot(sd[-1], self._base_sd_ms)
             model = LinearGaussian(terms.mean, sd)
             evidence = -0.5 * math.log(width / _LIKELY_WIDTH) ** 2
             if len(design):
-                evidence += model.update(design, saved, np.hypot(noise_ms, law * self.base_ms))
+                evidence += model.update(design, saved, noises[law], grams[law])
             if evidence > self._evidence:
                 self._evidence, self._model, self._values = evidence, model, saved
                 self._terms = terms

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mptune.tuning.sampler.boundaries import Boundary
 from mptune.tuning.sampler.plan_rows import Bools, Floats
@@ -72,6 +73,36 @@ class BuiltPlans:
         """Which plans gave no outputs, shape (n_plans,)."""
         return np.zeros(len(self.plans), dtype=bool) if self.failed is None else self.failed
 
+    def thinned(self, most: int) -> BuiltPlans:
+        """At most so many of the plans, and of the emulated ones, in their order: the first quarter, the last half, and
+        evenly spread ones between them.
+
+        The first differ most from each other, and the last are like those that are judged next.
+        """
+        rows, emulated = _spread_positions(len(self.plans), most), self.emulated
+        if emulated is not None:
+            some = _spread_positions(len(emulated[0]), most)
+            emulated = emulated[0][some], emulated[1][some]
+        return replace(
+            self,
+            plans=self.plans[rows],
+            latency_ms=self.latency_ms[rows],
+            latency_sd_ms=self.latency_sd_ms[rows],
+            error=self.error[rows],
+            finite=self.finite[rows],
+            emulated=emulated,
+            group_ms=None if self.group_ms is None else self.group_ms[rows],
+            failed=None if self.failed is None else self.failed[rows],
+        )
+
+
+def _spread_positions(count: int, most: int) -> NDArray[np.int64]:
+    if count <= most:
+        return np.arange(count)
+    first, last = most // 4, most - most // 2
+    between = np.linspace(first, count - last, most - first - last, endpoint=False).astype(np.int64)
+    return np.concatenate([np.arange(first), between, np.arange(count - last, count)])
+
 
 class LinearGaussian:
     """Independent Gaussian parameters conditioned on linear observations with Gaussian noise.
@@ -86,35 +117,46 @@ class LinearGaussian:
         self.sd = sd
         self._jacobian: Floats = np.zeros((0, len(mean)))
         self._noise: Floats = np.zeros(0)
-        self._gain: Floats = np.zeros((len(mean), 0))  # Kalman gain, (n_parameters, n_observations)
+        self._known_gain: Floats | None = np.zeros((len(mean), 0))
+        self._factors: tuple[Floats, Floats]  # the gain is the first one times the transposed second
         self.posterior_mean = mean
 
-    def update(self, jacobian: Floats, values: Floats, noise: Floats) -> float:
+    @property
+    def _gain(self) -> Floats:
+        """Kalman gain, shape (n_parameters, n_observations)."""
+        if self._known_gain is None:
+            self._known_gain = self._factors[0] @ self._factors[1].T
+        return self._known_gain
+
+    def update(self, jacobian: Floats, values: Floats, noise: Floats, gram: Floats | None = None) -> float:
         """Condition on ``values = jacobian @ parameters + noise``.
 
         Args:
             jacobian: shape (n_observations, n_parameters).
             values: shape (n_observations,).
             noise: standard deviations, shape (n_observations,).
+            gram: ``gram_matrix(jacobian, noise)``, where it is known: with many observations most of the work.
 
         Returns:
             The log marginal likelihood (the same book, Eq. 2.30) without its constant term.
         """
         variance = self.sd**2
         residual = values - jacobian @ self.mean
-        weighted = jacobian / noise[:, None] ** 2
         if len(jacobian) <= len(variance):  # invert in whichever space is smaller (matrix inversion lemma)
             factor = _cholesky((jacobian * variance) @ jacobian.T + np.diag(noise**2))
             inverse = np.linalg.inv(factor)
-            self._gain = (variance[:, None] * jacobian.T) @ (inverse.T @ inverse)
+            self._known_gain = (variance[:, None] * jacobian.T) @ (inverse.T @ inverse)
+            correction = self._known_gain @ residual
             log_determinant = np.log(np.diag(factor)).sum()
         else:
-            factor = _cholesky(jacobian.T @ weighted + np.diag(1.0 / variance))
+            gram = gram_matrix(jacobian, noise) if gram is None else gram
+            factor = _cholesky(gram + np.diag(1.0 / variance))
             inverse = np.linalg.inv(factor)
-            self._gain = (inverse.T @ inverse) @ weighted.T
+            self._known_gain, self._factors = None, (inverse.T @ inverse, jacobian / noise[:, None] ** 2)
+            correction = self._factors[0] @ (self._factors[1].T @ residual)
             log_determinant = np.log(np.diag(factor)).sum() + np.log(noise).sum() + np.log(self.sd).sum()
         self._jacobian, self._noise = jacobian, noise
-        self.posterior_mean = self.mean + self._gain @ residual
+        self.posterior_mean = self.mean + correction
         solved = (residual - jacobian @ (self.posterior_mean - self.mean)) / noise**2
         return float(-0.5 * residual @ solved - log_determinant)
 
@@ -142,6 +184,13 @@ class LinearGaussian:
         noise = generator.normal(size=(n_draws, len(self._noise))) * self._noise
         drawn: Floats = self.posterior_mean + offsets - (offsets @ self._jacobian.T + noise) @ self._gain.T
         return drawn
+
+
+def gram_matrix(jacobian: Floats, noise: Floats) -> Floats:
+    """``jacobian.T @ diag(noise ** -2) @ jacobian``, shape (n_parameters, n_parameters): no prior is in it."""
+    weighted = jacobian / noise[:, None]
+    gram: Floats = weighted.T @ weighted
+    return gram
 
 
 def _cholesky(matrix: Floats) -> Floats:

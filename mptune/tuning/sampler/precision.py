@@ -41,7 +41,7 @@ from mptune.tuning.sampler.candidates import find_candidates
 from mptune.tuning.sampler.min_cut import CutSolver
 from mptune.tuning.sampler.plan_rows import PRECISIONS, Bools, to_bits
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
-from mptune.tuning.sampler.trials import EHVI_ATTR, EMULATED_ATTR, is_precision, read_built_plans
+from mptune.tuning.sampler.trials import EHVI_ATTR, EMULATED_ATTR, TrialReader, is_precision
 
 _DIRECTIONS = [StudyDirection.MINIMIZE, StudyDirection.MINIMIZE]
 
@@ -80,6 +80,7 @@ class PrecisionSampler(BaseSampler):
         self._random = RandomSampler(seed=self._seed)
         self._reference_error = error_scale or REFERENCE_ERROR
         self._solver: tuple[Prior, CutSolver] | None = None
+        self._reader: tuple[tuple[Any, ...], TrialReader] | None = None
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Every group that the prior names; without one, every precision parameter of an earlier trial."""
@@ -105,7 +106,7 @@ class PrecisionSampler(BaseSampler):
         trials = study.get_trials(deepcopy=False)
         if study.directions != _DIRECTIONS and any(prior.groups[0] in t.params for t in trials):
             raise ValueError("PrecisionSampler needs a study with directions=['minimize', 'minimize']: latency, error")
-        built = read_built_plans(trials, prior.groups, trial.number)
+        built = self._reader_of(study, prior).built_plans(trials, trial.number)
         if not math.isfinite(built.base_ms):
             return {}
         generator = np.random.default_rng([self._seed, trial.number])
@@ -117,6 +118,13 @@ class PrecisionSampler(BaseSampler):
             # Optuna has no public way for a sampler to write on the trial that it samples; its own do the same.
             study._storage.set_trial_user_attr(trial._trial_id, name, value)
         return _choices(prior, plan)
+
+    def _reader_of(self, study: Study, prior: Prior) -> TrialReader:
+        """That of the study and the groups, which knows the trials that have been finished before."""
+        of = (study._storage, study._study_id, prior.groups)
+        if self._reader is None or self._reader[0] != of:
+            self._reader = of, TrialReader(prior.groups)
+        return self._reader[1]
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution

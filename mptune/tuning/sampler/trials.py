@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from mptune.data.numbers import decode_float
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
-from mptune.tuning.sampler.plan_rows import PRECISIONS, from_bits, to_bits, to_row
+from mptune.tuning.record.backends.packed import unpacked
+from mptune.tuning.sampler.plan_rows import PRECISIONS, Bools, Floats, from_bits, to_bits, to_row
 from mptune.tuning.sampler.posterior import BuiltPlans
 
 JSON_MARK = "~"
@@ -78,7 +80,7 @@ def ehvi_of(trial: FrozenTrial) -> float | None:
 
 def _read(trial: FrozenTrial, name: str) -> Any:
     attrs = trial.user_attrs
-    return attrs[name] if name in attrs else attrs.get(_OLD_NAMES[name])
+    return unpacked(attrs[name] if name in attrs else attrs.get(_OLD_NAMES[name]))
 
 
 def is_precision(distribution: BaseDistribution) -> bool:
@@ -87,70 +89,130 @@ def is_precision(distribution: BaseDistribution) -> bool:
 
 
 def read_built_plans(trials: Sequence[FrozenTrial], groups: Sequence[str], asking: int) -> BuiltPlans:
-    """What the trials of a study say about the groups.
+    """What the trials of a study say about the groups; arguments as ``TrialReader.built_plans`` takes them.
 
     Args:
-        trials: of any state. Faults of the machine (FAIL) say nothing of a plan, nor do plans with a precision that the
-            sampler does not model.
+        trials: of any state.
         groups: ids of the free groups.
         asking: number of the trial that a plan is wanted for: it is left out.
     """
-    rows: list[list[bool]] = []
-    figures: list[tuple[float, float, float, float]] = []
-    profiles: list[Mapping[str, float]] = []
-    failed: list[bool] = []
-    emulated_errors: dict[str, float] = {}
-    base_ms, base_sd_ms = math.nan, 0.0
-    for trial in trials:
-        for bits, error in (_read(trial, EMULATED_ATTR) or {}).items():
-            if len(bits) == len(groups):
-                emulated_errors[bits] = decode_float(error)
-        choices = _choices(trial)
-        if trial.number == asking or trial.state is TrialState.FAIL:
-            continue
-        row = to_row(choices, groups)
-        if row is None:
-            continue
-        latency_ms, sd_ms, error, finite = figure = _figures(trial)
+    return TrialReader(groups).built_plans(trials, asking)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What one trial says.
+
+    Attributes:
+        bits: its plan; None where it says nothing of a plan.
+        row: the same, shape (n_groups,).
+        figure: latency, its standard error, error and whether the plan is finite, as ``BuiltPlans`` has them.
+        group_ms: what each group took, shape (n_groups,); None where that is not known.
+        failed: it gave no outputs.
+        is_outside: the search space does not hold its plan.
+        emulated: plans that were emulated when it was asked for, and their errors.
+    """
+
+    bits: str | None = None
+    row: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    figure: tuple[float, float, float, float] = (math.nan, 0.0, math.nan, math.nan)
+    group_ms: Floats | None = None
+    failed: bool = False
+    is_outside: bool = False
+    emulated: Mapping[str, float] = field(default_factory=dict)
+
+
+class TrialReader:
+    """Reads the trials of one study again and again; each finished trial is decoded once."""
+
+    def __init__(self, groups: Sequence[str]) -> None:
+        """Nothing is read yet.
+
+        Args:
+            groups: ids of the free groups.
+        """
+        self._groups = tuple(groups)
+        self._finished: dict[int, _Reading] = {}
+        self._emulated: dict[str, float] = {}  # of the finished trials
+
+    def built_plans(self, trials: Sequence[FrozenTrial], asking: int) -> BuiltPlans:
+        """What the trials of a study say about the groups.
+
+        Args:
+            trials: of any state, always all of the same study. Faults of the machine (FAIL) say nothing of a plan,
+                nor do plans with a precision that the sampler does not model.
+            asking: number of the trial that a plan is wanted for: it is left out.
+        """
+        readings = [self._reading(position, trial) for position, trial in enumerate(trials)]
+        emulated_errors = self._emulated.copy()
+        for reading, trial in zip(readings, trials, strict=True):
+            if reading.emulated and not trial.state.is_finished():
+                emulated_errors.update(reading.emulated)
+        known = [
+            one for one, trial in zip(readings, trials, strict=True) if one.bits is not None and trial.number != asking
+        ]
         # All-FP32 has a plan of its own where the search space pins groups to FP16: then it is no row.
-        is_outside = _read(trial, PLAN_ATTR) is not None
-        if finite == 1.0 and math.isnan(base_ms) and (is_outside or not any(row)):
-            base_ms, base_sd_ms = latency_ms, sd_ms
-        if not is_outside:
-            rows.append(row)
-            figures.append(figure)
-            profiles.append(timing_of(trial).get("group_ms", {}))
-            failed.append(trial.state is TrialState.PRUNED and FAILURE_ATTR in trial.user_attrs)
-    # A plan that failed, and is or was tried again, counts as its last trial says.
-    last = {tuple(row): index for index, row in enumerate(rows)}
-    kept = [index for index, row in enumerate(rows) if not failed[index] or last[tuple(row)] == index]
-    rows, figures = [rows[i] for i in kept], [figures[i] for i in kept]
-    profiles, failed = [profiles[i] for i in kept], [failed[i] for i in kept]
-    plans = np.array(rows, dtype=bool).reshape(len(rows), len(groups))
-    latency, sd, errors, finites = np.array(figures, dtype=float).reshape(len(rows), 4).T
-    measured_errors = {to_bits(row): error for row, error in zip(plans, errors, strict=True) if math.isfinite(error)}
-    only_emulated = {bits: error for bits, error in emulated_errors.items() if bits not in measured_errors}
-    ratios = [
-        max(emulated_errors[bits], ERROR_FLOOR) / measured
-        for bits, measured in measured_errors.items()
-        if math.isfinite(emulated_errors.get(bits, math.inf)) and measured > ERROR_FLOOR
-    ]
-    group_ms = None
-    if any(profiles):
-        group_ms = np.array([[profile.get(g, math.nan) for g in groups] for profile in profiles], dtype=float)
-    return BuiltPlans(
-        plans,
-        latency,
-        sd,
-        errors,
-        finites,
-        base_ms,
-        base_sd_ms,
-        emulated=(from_bits(list(only_emulated)), np.array(list(only_emulated.values()))) if only_emulated else None,
-        emulation_ratios=np.array(ratios, dtype=float),
-        group_ms=group_ms,
-        failed=np.array(failed, dtype=bool),
-    )
+        finite = (one for one in known if one.figure[3] == 1.0)
+        base = next((one.figure for one in finite if one.is_outside or not one.row.any()), (math.nan, 0.0))
+        inside = [one for one in known if not one.is_outside]
+        # A plan that failed, and is or was tried again, counts as its last trial says.
+        last = {one.bits: position for position, one in enumerate(inside)}
+        kept = [one for position, one in enumerate(inside) if not one.failed or last[one.bits] == position]
+        plans = np.array([one.row for one in kept], dtype=bool).reshape(len(kept), len(self._groups))
+        latency, sd, errors, finites = np.array([one.figure for one in kept], dtype=float).reshape(len(kept), 4).T
+        measured_errors = {one.bits: one.figure[2] for one in kept if math.isfinite(one.figure[2])}
+        only_emulated = {bits: error for bits, error in emulated_errors.items() if bits not in measured_errors}
+        ratios = [
+            max(emulated_errors[bits], ERROR_FLOOR) / measured
+            for bits, measured in measured_errors.items()
+            if bits in emulated_errors and math.isfinite(emulated_errors[bits]) and measured > ERROR_FLOOR
+        ]
+        emulated = None
+        if only_emulated:
+            emulated = from_bits(list(only_emulated)), np.array(list(only_emulated.values()), dtype=float)
+        group_ms = None
+        if any(one.group_ms is not None for one in kept):
+            unknown = np.full(len(self._groups), math.nan)
+            group_ms = np.array([unknown if one.group_ms is None else one.group_ms for one in kept])
+        return BuiltPlans(
+            plans,
+            latency,
+            sd,
+            errors,
+            finites,
+            base[0],
+            base[1],
+            emulated=emulated,
+            emulation_ratios=np.array(ratios, dtype=float),
+            group_ms=group_ms,
+            failed=np.array([one.failed for one in kept], dtype=bool),
+        )
+
+    def _reading(self, position: int, trial: FrozenTrial) -> _Reading:
+        known = self._finished.get(position)
+        if known is None:
+            known = self._read(trial)
+            if trial.state.is_finished():
+                self._emulated.update(known.emulated)
+                self._finished[position] = replace(known, emulated={})
+        return known
+
+    def _read(self, trial: FrozenTrial) -> _Reading:
+        found: Mapping[str, Any] = _read(trial, EMULATED_ATTR) or {}
+        emulated = {bits: decode_float(error) for bits, error in found.items() if len(bits) == len(self._groups)}
+        row = None if trial.state is TrialState.FAIL else to_row(_choices(trial), self._groups)
+        if row is None:
+            return _Reading(emulated=emulated)
+        profile: Mapping[str, float] = timing_of(trial).get("group_ms", {})
+        return _Reading(
+            to_bits(np.array(row, dtype=bool)),
+            np.array(row, dtype=bool),
+            _figures(trial),
+            np.array([profile.get(group, math.nan) for group in self._groups]) if profile else None,
+            trial.state is TrialState.PRUNED and FAILURE_ATTR in trial.user_attrs,
+            _read(trial, PLAN_ATTR) is not None,
+            emulated,
+        )
 
 
 def _choices(trial: FrozenTrial) -> Mapping[str, Any]:

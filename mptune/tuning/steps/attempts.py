@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from optuna.trial import TrialState
+
 from mptune.engines.base import Failure, FailureKind, Measurement, Toolchain
 from mptune.graph.plan import PrecisionPlan
 from mptune.tuning.evaluation import ORIGIN_FP32, Origin
@@ -174,6 +176,6 @@ class Attempts:
         """Enqueue plans whose failures are too few, for what is known of this machine by now, to be their own fault."""
         trials = self._record.settled()
         needed = attempts_needed(*fault_counts(trials))
-        for trial in trials:
+        for trial in [trial for trial in trials if trial.state is TrialState.PRUNED]:
             if 0 < (failures := failed_attempts(trial)) < needed:
                 self._record.enqueue(self._record.plan_of(trial), origin_of(trial.user_attrs), failures=failures)

@@ -2,61 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from mptune.data.metrics.accuracy import OutputError
-from mptune.data.numbers import decode_float, encode_float
 from mptune.engines.base import Failure, Toolchain
 from mptune.errors import RunError
-from mptune.files import write_json
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.evaluation import EmulatedError
 from mptune.tuning.listener import Listener
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.attempts import in_fresh_processes
+from mptune.tuning.steps.emulated_errors import EmulatedErrors
 
-EMULATED_JSON = "emulated.json"
+EMULATED_JSON = "emulated.jsonl"
 """Name of the file in the run's data directory."""
 
 _FAILED = EmulatedError(math.inf, 0)
-
-
-@dataclass(frozen=True)
-class EmulatedErrors:
-    """The emulated errors of a run's plans.
-
-    Attributes:
-        metric: the statistic.
-        errors: fingerprint of the plan -> its error.
-    """
-
-    metric: str
-    errors: Mapping[str, EmulatedError]
-
-    def save(self, path: Path) -> None:
-        """Write the JSON file that ``load`` reads.
-
-        Raises:
-            RunError: the disk is full, or the place cannot be written.
-        """
-        errors = {plan: [encode_float(error.value), error.samples] for plan, error in self.errors.items()}
-        write_json(path, {"metric": self.metric, "errors": errors})
-
-    @classmethod
-    def load(cls, path: Path, metric: str) -> EmulatedErrors:
-        """What ``save`` wrote for this metric; empty where there is nothing that can be read."""
-        try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-            if document["metric"] == metric:
-                errors = {p: EmulatedError(decode_float(e), n) for p, (e, n) in document["errors"].items()}
-                return cls(metric, errors)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            pass
-        return cls(metric, {})
 
 
 class PlanEmulator:
@@ -80,19 +43,18 @@ class PlanEmulator:
             space: turns choices into plans.
             toolchain: emulates; its reference is taken already.
             metric: the objective statistic.
-            path: file that keeps the errors, written after every call that asked for new ones.
+            path: file that keeps the errors; every call that asked for new ones appends to it.
             listener: receives a warning when the machine fails.
             alone: free group -> error of the plan with that group alone in FP16, if already emulated.
         """
         self._space = space
         self._toolchain = toolchain
         self._metric = metric
-        self._path = path
         self._listener = listener
         fp32 = PrecisionPlan.uniform(space.model_sha256, [g.id for g in space.groups], Precision.FP32)
         plans = {fp32.replace({g: Precision.FP16}).fingerprint: error for g, error in (alone or {}).items()}
-        self._errors = {plan: EmulatedError(error, None) for plan, error in plans.items()}
-        self._errors.update(EmulatedErrors.load(path, metric).errors)
+        self._kept = EmulatedErrors(path, metric)
+        self._alone = {plan: EmulatedError(error, None) for plan, error in plans.items()}
         self._works = True
 
     def __call__(self, choices: Sequence[Mapping[str, str]]) -> list[float]:
@@ -105,16 +67,19 @@ class PlanEmulator:
             RunError: the file cannot be written, or the disk is full.
         """
         plans = [self._space.plan(one) for one in choices]
-        new = {plan.fingerprint: plan for plan in plans if plan.fingerprint not in self._errors}
+        new = {plan.fingerprint: plan for plan in plans if self._known(plan) is None}
         if new and self._works:
             self._emulate(new)
-        errors = (self._errors.get(plan.fingerprint) for plan in plans)
+        errors = (self._known(plan) for plan in plans)
         return [math.nan if error is None else error.value for error in errors]
 
     def recall(self, plan: PrecisionPlan) -> EmulatedError | None:
         """The emulated error of a plan; None if it was not emulated, or failed."""
-        error = self._errors.get(plan.fingerprint)
+        error = self._known(plan)
         return None if error is None or error == _FAILED else error
+
+    def _known(self, plan: PrecisionPlan) -> EmulatedError | None:
+        return self._kept.errors.get(plan.fingerprint) or self._alone.get(plan.fingerprint)
 
     def _emulate(self, plans: Mapping[str, PrecisionPlan]) -> None:
         try:
@@ -123,10 +88,8 @@ class PlanEmulator:
             self._works = False
             self._listener.warning(f"the search goes on without emulating plans before they are built: {error.message}")
             return
-        # Another search in the same run directory may have added some meanwhile.
-        self._errors = {**EmulatedErrors.load(self._path, self._metric).errors, **self._errors}
-        self._errors.update(zip(plans, errors, strict=True))
-        EmulatedErrors(self._metric, self._errors).save(self._path)
+        self._kept.refresh()  # Another search in the same run directory may have added some meanwhile.
+        self._kept.add(dict(zip(plans, errors, strict=True)))
 
 
 def emulate_plans(

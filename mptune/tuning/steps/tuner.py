@@ -23,7 +23,7 @@ from mptune.tuning.front import pareto
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.proposal import Proposal
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.record.sessions import Sessions, anchored, keep_reopened
+from mptune.tuning.record.sessions import Sessions, anchored, keep_reopened, reopened_baselines
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.attempts import ATTEMPTS, Attempts
 from mptune.tuning.steps.baseline import check_baseline, check_objective
@@ -174,8 +174,7 @@ class Tuner:
         The baseline comes alone: nothing is worth a build before it is known to be sound. Where another worker has it
         in work, this one takes the other seeds meanwhile.
         """
-        known = self._record.known()
-        seeds = [seed for seed in self._space.seeds if seed.plan.fingerprint not in known]
+        seeds = [seed for seed in self._space.seeds if not self._record.is_known(seed.plan.fingerprint)]
         for seed in seeds[:1] if seeds[:1] == list(self._space.seeds[:1]) else seeds:
             self._record.enqueue(seed.plan, seed.origin)
 
@@ -304,7 +303,7 @@ class Tuner:
             return None
         if proposal.origin in (ORIGIN_FP32, ORIGIN_FP16):
             return proposal.plan, REOPENED
-        known = Sessions(self._record).reopened
+        known = reopened_baselines(self._record)
         if session.baseline in known:
             return None
         return self._space.seeds[0].plan, REOPENED_LATER if known else REOPENED
@@ -367,13 +366,13 @@ def has_converged(record: StudyRecord, settings: SearchSettings) -> bool:
     baseline = record.baseline()
     if baseline is None or baseline.latency.source != "measured":
         return False
-    expected = record.expected_improvements()[-PATIENCE:]
+    expected = record.expected_improvements(PATIENCE)
     return settings.sampler == "precision" and len(expected) == PATIENCE and max(expected) < LEAST_IMPROVEMENT
 
 
 def is_exhausted(record: StudyRecord, space: SearchSpace) -> bool:
     """Whether every plan of the space is known already, or being evaluated."""
-    if record.baseline() is None:
+    if record.baseline() is None or record.trial_count < space.size:
         return False
     known = record.known()
     # All-FP32 is always evaluated, also where the pins leave it out of the space.

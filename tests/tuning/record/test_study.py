@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from optuna.storages import RDBStorage
-from optuna.trial import TrialState
 from sqlalchemy import text
 
 from mptune.engines.base import Failure, FailureKind, Stage
@@ -21,7 +20,7 @@ from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation, Origin
 from mptune.tuning.listener import Silent
 from mptune.tuning.record.attributes import OWNER
-from mptune.tuning.record.journal import repair_journal
+from mptune.tuning.record.backends.journal import repair_journal
 from mptune.tuning.record.proposal import Proposal
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.study import open_study, read_study
@@ -131,7 +130,7 @@ def test_a_worker_of_another_host_is_dead_when_its_heartbeat_stops(tmp_path: Pat
         for _ in range(2)
     )
     proposal = one.ask()
-    (running,) = one._trials(TrialState.RUNNING)
+    (running,) = one._trials.running()
     proposal.trial.set_user_attr(OWNER, {**running.user_attrs[OWNER], "host": "elsewhere"})
     assert two.heal(stale_after_s=0) == 0, "however long it runs, its heart beats"
     one._heartbeats.stop()

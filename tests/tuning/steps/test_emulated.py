@@ -18,7 +18,8 @@ from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_SAMPLER, EmulatedError, Evaluation, disagreements
 from mptune.tuning.listener import Silent
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.emulated import EMULATED_JSON, EmulatedErrors, PlanEmulator
+from mptune.tuning.steps.emulated import EMULATED_JSON, PlanEmulator
+from mptune.tuning.steps.emulated_errors import EmulatedErrors
 from mptune.tuning.steps.tuner import Tuner
 from tests.conftest import save_mlp
 from tests.fakes import FAST, Diary, FakeToolchain, Law, make_plan
@@ -73,7 +74,7 @@ def test_what_overflows_or_fails_is_infinite(tmp_path: Path) -> None:
     assert [math.isinf(error) for error in errors] == [False, True, True]
     assert emulator.recall(make_plan("0100")) is None, "it failed: nothing is known of the outputs"
     assert emulator.recall(make_plan("0010")) == EmulatedError(math.inf, 2)
-    assert EmulatedErrors.load(tmp_path / EMULATED_JSON, METRIC).errors == {
+    assert EmulatedErrors(tmp_path / EMULATED_JSON, METRIC).errors == {
         make_plan("1000").fingerprint: EmulatedError(errors[0], 2),
         make_plan("0100").fingerprint: EmulatedError(math.inf, 0),
         make_plan("0010").fingerprint: EmulatedError(math.inf, 2),
@@ -106,7 +107,33 @@ def test_a_machine_that_stays_broken_is_tried_again_and_then_nothing_is_asked(tm
 )
 def test_a_broken_file_says_nothing(text: str, tmp_path: Path) -> None:
     (tmp_path / "e.json").write_text(text)
-    assert EmulatedErrors.load(tmp_path / "e.json", METRIC).errors == {}
+    (tmp_path / "e.jsonl").write_text(text)
+    kept = EmulatedErrors(tmp_path / "e.jsonl", METRIC)
+    assert kept.errors == {}
+    kept.add({"mine": EmulatedError(0.5, 2)})
+    assert EmulatedErrors(tmp_path / "e.jsonl", METRIC).errors == {"mine": EmulatedError(0.5, 2)}
+
+
+def test_errors_of_version_0_1_0_are_read(tmp_path: Path) -> None:
+    old = {"metric": METRIC, "errors": {"a": [0.25, 8], "b": ["inf", 0]}}
+    (tmp_path / "e.json").write_text(json.dumps(old, indent=2))
+    assert EmulatedErrors(tmp_path / "e.jsonl", METRIC).errors == {
+        "a": EmulatedError(0.25, 8),
+        "b": EmulatedError(math.inf, 0),
+    }
+
+
+def test_several_processes_append_to_one_file_and_a_request_writes_only_its_own(tmp_path: Path) -> None:
+    one, other = (EmulatedErrors(tmp_path / "e.jsonl", METRIC) for _ in range(2))
+    sizes: list[int] = []
+    for number in range(40):
+        (one, other)[number % 2].add({f"{number:012d}": EmulatedError(0.125, 8)})
+        sizes.append((tmp_path / "e.jsonl").stat().st_size)
+    assert sizes[-1] == 40 * sizes[0]
+    one.refresh()
+    other.refresh()
+    assert one.errors == other.errors == EmulatedErrors(tmp_path / "e.jsonl", METRIC).errors
+    assert len(one.errors) == 40
 
 
 def evaluation(error: float, metric: str = METRIC) -> Evaluation:

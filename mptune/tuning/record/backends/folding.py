@@ -30,8 +30,10 @@ class Operation(IntEnum):
     SET_TRIAL_SYSTEM_ATTR = 9
 
 
-_OF_TRIALS = frozenset(code for code in Operation if code > Operation.CREATE_TRIAL)
-_OF_STUDIES = (Operation.CREATE_STUDY, Operation.SET_STUDY_USER_ATTR, Operation.SET_STUDY_SYSTEM_ATTR)
+_OF_TRIALS = frozenset(int(code) for code in Operation if code > Operation.CREATE_TRIAL)
+_FINISHED = frozenset(state.value for state in TrialState if state.is_finished())
+_OF_STUDIES = frozenset(int(code) for code in Operation if code < Operation.CREATE_TRIAL)
+_FINISHING = frozenset((int(Operation.CREATE_TRIAL), int(Operation.SET_TRIAL_STATE_VALUES)))
 
 
 def fold(records: Iterable[Record]) -> Iterator[Record]:
@@ -49,12 +51,7 @@ def fold(records: Iterable[Record]) -> Iterator[Record]:
     rest = iter(records)
     for record in rest:
         code = record.get("op_code")
-        if code in _OF_STUDIES:
-            yield record
-        elif code == Operation.CREATE_TRIAL:
-            waiting[count] = _begin(record)
-            count += 1
-        elif code in _OF_TRIALS:
+        if code in _OF_TRIALS:
             trial = waiting.get(record["trial_id"])
             # Nothing can be set on a finished trial: Optuna reads over it, too.
             if trial is not None and not _is_finished(trial):
@@ -63,11 +60,16 @@ def fold(records: Iterable[Record]) -> Iterator[Record]:
                     yield from rest
                     return
                 _apply(record, trial)
+        elif code == Operation.CREATE_TRIAL:
+            waiting[count] = _begin(record)
+            count += 1
+        elif code in _OF_STUDIES:
+            yield record
         else:
             yield from (*waiting.values(), record)
             yield from rest
             return
-        while waiting and _is_finished(waiting[oldest := next(iter(waiting))]):
+        while code in _FINISHING and waiting and _is_finished(waiting[oldest := next(iter(waiting))]):
             yield waiting.pop(oldest)
     yield from waiting.values()
 
@@ -79,7 +81,7 @@ def _begin(record: Record) -> Record:
 
 
 def _is_finished(trial: Record) -> bool:
-    return TrialState(trial["state"]).is_finished()
+    return trial["state"] in _FINISHED
 
 
 def _is_known(record: Record, trial: Record, distributions: dict[tuple[int, str], str]) -> bool:

@@ -9,18 +9,19 @@ run directory brings along.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend, JournalFileBackend, JournalFileOpenLock
 
-from mptune.tuning.record.backends.folding import fold
+from mptune.tuning.record.backends.folding import Operation, Record, fold
+from mptune.tuning.record.backends.lines import LineReader
+from mptune.tuning.record.backends.packed import pack
+from mptune.tuning.record.backends.replay import SharingReplay
 
-Record = dict[str, Any]
+_ATTRS = {Operation.CREATE_TRIAL: "user_attrs", Operation.SET_TRIAL_USER_ATTR: "user_attr"}
 
 
 class FoldingBackend(BaseJournalBackend):
@@ -29,17 +30,26 @@ class FoldingBackend(BaseJournalBackend):
     Other processes may append at the same time: a last line without its newline is left for the next reading.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, packed: str | None = None) -> None:
         """Open the file, which is created where it is missing; nothing is read yet.
+
+        Args:
+            path: of the file.
+            packed: attributes of trials that are given packed (``mptune.tuning.record.backends.packed``): JSON objects
+                whose names begin so. None packs nothing.
 
         Raises:
             OSError: it cannot be created.
         """
         self._path = path
+        self._packed = packed
+        self._reader = LineReader()
         # An open lock, not a symbolic link: symbolic links need privileges on Windows and fail on some mounts.
         self._file = JournalFileBackend(str(path), lock_obj=JournalFileOpenLock(str(path)))
         self._batch: list[Record] | None = None
         self._is_open = False
+        self.is_silent = False
+        """Nothing is read: what is in the file comes later."""
         # Where in the file the records of the last reading end, that before the first one, too, and their first number.
         self._first, self._ends = 0, [0]
 
@@ -70,19 +80,27 @@ class FoldingBackend(BaseJournalBackend):
         Raises:
             ValueError: a line before the last one is damaged, or the record was given by an earlier reading.
         """
+        if self.is_silent:
+            return
         if not self._is_open:
             self._is_open = True
             given = 0
             for record in fold(self._records(0)):
                 given += 1
-                yield record
+                yield self._with_packed(record)
             self._first, self._ends = given, self._ends[-1:]
             return
         if log_number_from < self._first:
             raise ValueError(f"record {log_number_from} of {self._path} has been read before")
         start = self._ends[log_number_from - self._first]
         self._first = log_number_from
-        yield from self._records(start)
+        yield from map(self._with_packed, self._records(start))
+
+    def _with_packed(self, record: Record) -> Record:
+        name = _ATTRS.get(record.get("op_code", -1))
+        if self._packed is None or name not in record:
+            return record
+        return {**record, name: pack(record[name], self._packed)}
 
     def _records(self, start: int) -> Iterator[Record]:
         """Records of the file from an offset on; keeps where each ends."""
@@ -96,7 +114,7 @@ class FoldingBackend(BaseJournalBackend):
                 if not line.endswith(b"\n"):
                     break
                 try:
-                    record = json.loads(line)
+                    record = self._reader.read(line)
                 except ValueError as error:
                     damage = error  # unless it is the last line, which a writer may not have finished
                     continue
@@ -105,17 +123,26 @@ class FoldingBackend(BaseJournalBackend):
 
 
 class BatchedStorage(JournalStorage):
-    """Optuna's journal storage on a ``FoldingBackend``."""
+    """Optuna's journal storage on a ``FoldingBackend``, whose trials share what they have in common."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, packed: str | None = None) -> None:
         """Open the file and read it.
+
+        Args:
+            path: of the file.
+            packed: as ``FoldingBackend`` takes it.
 
         Raises:
             OSError: it cannot be read or created.
             ValueError: a line before the last one is damaged.
         """
-        self._folding = FoldingBackend(path)
+        self._folding = FoldingBackend(path, packed)
+        self._folding.is_silent = True  # Optuna reads at once, into a replay of its own.
         super().__init__(self._folding)
+        self._folding.is_silent = False
+        with self._thread_lock:
+            self._replay_result = SharingReplay(self._worker_id_prefix)
+            self._sync_with_backend()
 
     @contextmanager
     def batch(self) -> Iterator[None]:
