@@ -24,6 +24,7 @@ from unittest.mock import patch
 
 import numpy as np
 import psutil  # type: ignore[import-untyped]
+from numpy.typing import NDArray
 
 from mptune import api
 from mptune.data.metrics.accuracy import METRICS, OutputError
@@ -88,7 +89,7 @@ def search(model: Path, plans: int) -> dict[str, Any]:
     """Run the search in this process; its figures."""
     toolchain = Watched(Law([group.id for group in find_groups(load_model(str(model)))]))
     with patch.object(tuner, "LEAST_IMPROVEMENT", -1.0):  # It goes on to its budget, whatever there is to gain.
-        started = time.monotonic()
+        before = _now()
         api.search(
             str(model),
             data=str(model.with_suffix(".npz")),
@@ -97,9 +98,11 @@ def search(model: Path, plans: int) -> dict[str, Any]:
             target="cpu",
             open_toolchain=toolchain.open,
         )
+    seconds, cpu_seconds = map(float, _now() - before)
     return {
         "groups": len(toolchain.law.groups),
-        "seconds": time.monotonic() - started,
+        "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
         "memory_mib": {str(at): _around(toolchain.rss_mib, at) for at in (EARLY, plans)},
         "thinking_s": {str(at): _around(toolchain.thinking_s, at) for at in (EARLY, plans)},
     }
@@ -112,13 +115,20 @@ def _around(values: Sequence[float], plan: int) -> float:
 def read(run: Path) -> dict[str, float]:
     """Open the study and report, each once, in this process."""
     directory, file = read_run(run)
-    started = time.monotonic()
+    before = _now()
     record = read_record(directory, file)
-    opened_s = time.monotonic() - started
+    opened = _now() - before
     record.close()
-    started = time.monotonic()
+    before = _now()
     api.report(run)
-    return {"open_s": opened_s, "report_s": time.monotonic() - started}
+    reported = _now() - before
+    figures = {"open_s": opened[0], "open_cpu_s": opened[1], "report_s": reported[0], "report_cpu_s": reported[1]}
+    return {name: float(seconds) for name, seconds in figures.items()}
+
+
+def _now() -> NDArray[np.float64]:
+    """Wall and processor time of this process, in seconds: on a busy machine the first says little."""
+    return np.array([time.monotonic(), time.process_time()])
 
 
 def _in_fresh_process(*arguments: str) -> dict[str, Any]:
@@ -153,9 +163,13 @@ def main() -> None:
             figures["journal_lines"] = sum(1 for _ in file)
         figures.update(_in_fresh_process("--read", str(run)))
         command = [sys.executable, "-m", "mptune.cli", "report", str(run)]
-        started = time.monotonic()
+        started, used = time.monotonic(), psutil.Process().cpu_times()
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         figures["report_command_s"] = time.monotonic() - started
+        now = psutil.Process().cpu_times()
+        figures["report_command_cpu_s"] = sum(
+            getattr(now, kind) - getattr(used, kind) for kind in ("children_user", "children_system")
+        )
     text = json.dumps({"plans": arguments.plans, **_rounded(figures)}, indent=1)
     print(text)
     if arguments.out is not None:
