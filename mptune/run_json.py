@@ -216,7 +216,7 @@ def parse_run_file(document: Any, path: Path) -> RunFile:
     if isinstance(written, int) and written > RUN_FORMAT:
         raise RunError(
             f"{path.parent} was written by a newer mptune (run format {written}, this one reads {RUN_FORMAT})",
-            "upgrade mptune: pip install --upgrade mptune",
+            "upgrade mptune to that version",
         )
     if written == 1:
         document = _from_format_1(document)

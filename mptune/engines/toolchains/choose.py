@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ DEFAULT_TARGET = "jetson-orin-nano-8gb"
 
 _PROBE_TIMEOUT_S = 120.0
 _TENSORRT_KINDS: tuple[Kind, ...] = ("tensorrt", "tensorrt-rtx")
-_ORT_INSTALL = "pip install onnxruntime-gpu"
+_ORT_INSTALL = "pip install onnxruntime-gpu" if platform.machine() in ("x86_64", "AMD64") else "pip install onnxruntime"
 _CUDA_INSTALL = "pip install 'onnxruntime-gpu[cuda,cudnn]' and a driver for its CUDA version"
 
 T = TypeVar("T")
@@ -279,8 +280,10 @@ def list_toolchains() -> tuple[ToolchainStatus, ...]:
     else:
         reason = probe("cuda") if gpus else "no GPU was found"
         text = f"{installed}: measures on {gpus[0].name}" if gpus and reason is None else f"{installed}: {reason}"
+        # There are no wheels of onnxruntime-gpu for a Jetson, and TensorRT measures there.
+        wanted = gpus and reason is not None and not gpus[0].is_jetson
         ort = [
-            ToolchainStatus("onnxruntime-cuda", reason is None, text, _CUDA_INSTALL if gpus and reason else ""),
+            ToolchainStatus("onnxruntime-cuda", reason is None, text, _CUDA_INSTALL if wanted else ""),
             ToolchainStatus("onnxruntime-cpu", True, f"{installed}: measures with --target cpu, emulates FP16 errors"),
         ]
     return (*ort, *(_tensorrt_status(kind, gpus) for kind in _TENSORRT_KINDS))

@@ -71,7 +71,7 @@ def _open_database(url: str) -> RDBStorage:
     try:
         return PatientStorage(url)
     except ImportError as error:
-        extra = "pip install 'mptune[postgres]'" if "postgres" in shown else "install the driver that the URL names"
+        extra = "pip install 'psycopg[binary]'" if "postgres" in shown else "install the driver that the URL names"
         raise RunError(
             f"cannot open the storage {shown}: its driver is not installed ({without_secrets_of(url, _line(error))})",
             extra,

@@ -1,0 +1,137 @@
+"""The lines that README and messages give to install something: for a Jetson's Pythons, and held by what doctor says.
+
+Whether pip finds the packages takes a network: by hand, ``MPTUNE_TEST_NETWORK=1 pytest tests/test_install_lines.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from mptune.engines.cuda import runtime as cuda
+from mptune.engines.tensorrt.jobs import LibraryReport
+from mptune.engines.tensorrt.library import INSTALL, check_version
+from mptune.engines.toolchains import choose
+from mptune.targets.jetson import JetsonState
+from mptune.targets.target import Gpu
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+ON_A_JETSON = README.partition("### On a Jetson\n")[2].partition("\n## ")[0]
+
+with_network = pytest.mark.skipif(
+    not os.environ.get("MPTUNE_TEST_NETWORK"), reason="asks a package index: set MPTUNE_TEST_NETWORK=1"
+)
+
+
+def commands() -> list[str]:
+    """The lines of the section's shell block."""
+    block = re.search(r"```bash\n(.*?)```", ON_A_JETSON, re.DOTALL)
+    assert block is not None
+    return block[1].splitlines()
+
+
+def requirements(line: str, python: str) -> list[str]:
+    """What a ``pip install`` line asks for on a Jetson; ``.`` stands for what pyproject.toml depends on."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    machine = {"sys_platform": "linux", "platform_machine": "aarch64", "python_version": python}
+    found: list[str] = []
+    for word in shlex.split(line.partition(";")[0])[2:]:
+        match = re.fullmatch(r"\.(?:\[(.*)\])?", word)
+        if match is None:
+            found.append(word)
+            continue
+        extras = [one for name in (match[1] or "").split(",") if name for one in project["optional-dependencies"][name]]
+        for text in (*project["dependencies"], *extras):
+            one = Requirement(text)
+            if one.marker is None or one.marker.evaluate(machine):
+                one.marker = None
+                found.append(str(one))
+    return found
+
+
+def pip_lines() -> list[str]:
+    """Those of the section, and those that messages give on a Jetson."""
+    lines = [line for line in commands() if line.startswith("pip install")]
+    assert lines
+    return [*lines, cuda.INSTALL, f"pip install {choose._ORT_INSTALL.rpartition(' ')[2].removesuffix('-gpu')}"]
+
+
+@with_network
+@pytest.mark.parametrize("python", ["3.10", "3.12"])
+@pytest.mark.parametrize("line", pip_lines())
+def test_pip_finds_it_for_a_jetson(line: str, python: str, tmp_path: Path) -> None:
+    """For JetPack 6 (Python 3.10) and 7 (3.12), wheels only: nothing has to be compiled there."""
+    # pip takes a wheel for one of the platforms that are named, not for older ones than these.
+    glibc = range(17, 36 if python == "3.10" else 40)
+    platforms = [f"--platform=manylinux_2_{minor}_aarch64" for minor in glibc] + ["--platform=manylinux2014_aarch64"]
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--only-binary=:all:"]
+    command += [*platforms, f"--python-version={python}", "--implementation=cp", f"--target={tmp_path}"]
+    done = subprocess.run(
+        [*command, *requirements(line, python)], capture_output=True, text=True, check=False, timeout=280
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "Would install" in done.stdout
+
+
+def test_the_section_goes_the_whole_way() -> None:
+    lines = commands()
+    assert any(line.startswith("sudo apt install") and "python3-libnvinfer" in line for line in lines)
+    assert any("-m venv --system-site-packages" in line for line in lines)
+    assert lines[-1] == "mptune doctor"
+    assert not any("onnxruntime-gpu" in line for line in lines)
+
+
+def test_no_message_names_a_package_that_no_index_has() -> None:
+    """mptune itself is installed from its folder."""
+    named = re.compile(r"pip install [^;&`\"\n]*\bmptune\b")
+    files = [*ROOT.glob("mptune/**/*.py"), *ROOT.glob("mptune/**/*.in"), ROOT / "README.md"]
+    assert [str(path) for path in files if named.search(path.read_text(encoding="utf-8"))] == []
+
+
+def test_what_doctor_says_is_what_the_section_quotes(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "NVIDIA Jetson Orin Nano Developer Kit"
+    orin = Gpu(name, (8, 7), 7.8, "L4T 36.4.3", is_jetson=True, part="p3767-0005")
+    monkeypatch.setattr(choose, "probe", lambda provider: "no CUDA provider")
+    for report, words, is_quoted in (
+        (LibraryReport("10.3.0", check_version("tensorrt", "10.3.0")), f": builds and measures on {name}", True),
+        ("tensorrt is not installed", "tensorrt is not installed", True),
+        (LibraryReport("10.3.0", (), "no CUDA device is visible"), "no CUDA device is visible", True),
+        (LibraryReport("10.3.0", (), cuda._insufficient(12060, 13000)), cuda._insufficient(12060, 13000), False),
+    ):
+        monkeypatch.setattr(choose, "find_library", lambda kind, report=report: report)
+        status = choose._tensorrt_status("tensorrt", [orin])
+        assert words in status.reason
+        flat = " ".join(ON_A_JETSON.split())
+        assert not is_quoted or words in flat
+        if not is_quoted:
+            assert words.partition(":")[0] in flat
+            assert cuda.INSTALL in flat
+    first = check_version("tensorrt", "10.3.0")[0].partition(",")[0].partition(" by NVIDIA")[0]
+    assert f"10.3.0 ({first}" in " ".join(ON_A_JETSON.split())
+    state = JetsonState(name, "p3767-0005", l4t="36.4.3", jetpack="6.2")
+    for fact, value in state.facts():
+        assert f"{fact:<16}{value}" in ON_A_JETSON
+    assert "--system-site-packages" in INSTALL["tensorrt"]
+
+
+def test_doctor_asks_for_no_gpu_package_of_onnx_runtime_on_a_jetson(monkeypatch: pytest.MonkeyPatch) -> None:
+    orin = Gpu("NVIDIA Jetson Orin Nano", (8, 7), 7.8, "L4T 36.4.3", is_jetson=True)
+    monkeypatch.setattr(choose, "probe", lambda provider: "no CUDA provider")
+    monkeypatch.setattr(choose, "find_library", lambda kind: "not installed")
+    for gpu, install in ((orin, ""), (Gpu("NVIDIA H200", (9, 0), 150.8, "570"), choose._CUDA_INSTALL)):
+        monkeypatch.setattr(choose, "detect_gpus", lambda gpu=gpu: (gpu,))
+        (status,) = [one for one in choose.list_toolchains() if one.name == "onnxruntime-cuda"]
+        assert status.install == install
