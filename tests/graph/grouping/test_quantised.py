@@ -123,7 +123,8 @@ def test_tensorrt_sees_the_same_quantisation_under_every_plan(residual: GroupedM
     library = rtx.require()
     space = make_space(residual, load_space("default"))
     rewriter = Rewriter(residual)
-    seen = []
+    parts = {name for group in residual.groups if group.kind == "quantised" for name in group.nodes}
+    seen, beside = [], []
     plans = [seed.plan for seed in space.seeds[:2]]
     rng = random.Random(1)
     plans += [space.plan({g: rng.choice(list(Precision)) for g in space.free}) for _ in range(2)]
@@ -134,9 +135,22 @@ def test_tensorrt_sees_the_same_quantisation_under_every_plan(residual: GroupedM
         layers = [network.get_layer(k) for k in range(network.num_layers)]
         kinds = {"QUANTIZE", "DEQUANTIZE"}
         seen.append(Counter((x.type.name, str(x.get_output(0).dtype)) for x in layers if x.type.name in kinds))
-        del network, parser
+        # What TensorRT fuses a quantised layer with: the kinds of the layers that it reads, and of those that read it.
+        maker = {x.get_output(k).name: x for x in layers for k in range(x.num_outputs)}
+        pairs = [
+            (maker[tensor.name], x)
+            for x in layers
+            for k in range(x.num_inputs)
+            if (tensor := x.get_input(k)) is not None and tensor.name in maker
+        ]
+        inside = [(a, b) for a, b in pairs if b.name in parts or (a.name in parts and b.type.name == "QUANTIZE")]
+        beside.append(Counter((a.type.name, b.type.name, b.name) for a, b in inside))
+        del network, parser, layers, maker, pairs, inside
     assert sum(seen[0].values()) == 15
     assert all(counts == seen[0] for counts in seen)
+    assert {("DEQUANTIZE", "CONVOLUTION", name) for name in ("conv1", "conv2", "conv3")} <= beside[0].keys()
+    assert all(neighbours == beside[0] for neighbours in beside)
+    assert not [pair for pair in beside[0] if "CAST" in pair]
 
 
 def test_plans_run(residual: GroupedModel, tmp_path: Path) -> None:
