@@ -6,6 +6,11 @@ simulated. Writes the figures as JSON, and beside it an SVG of the hypervolume a
 of other samplers and sizes stays.
 
     python -m benchmarks.search_quality --jobs 8 --out benchmarks/results/search_quality.json
+
+With ``--cliffs`` a share of the groups is far slower in FP16 (``simulator.Cliffs``), and the table counts the builds
+that were slower than twice FP32, and those that hold such a group at all.
+
+    python -m benchmarks.search_quality --samplers precision --cliffs 0.04
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ for _threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_threads, "1")  # before numpy is imported, here and in the workers
 
 import argparse  # noqa: E402
+import dataclasses  # noqa: E402
 import importlib.metadata  # noqa: E402
 import json  # noqa: E402
 import platform  # noqa: E402
@@ -32,7 +38,7 @@ from optuna.samplers import BaseSampler  # noqa: E402
 
 from benchmarks.curves import draw  # noqa: E402
 from benchmarks.samplers import make_compared  # noqa: E402
-from benchmarks.simulator import Truth, search  # noqa: E402
+from benchmarks.simulator import Cliffs, Truth, search  # noqa: E402
 from mptune.engines.environment import describe_environment  # noqa: E402
 from mptune.tuning.fronts.hypervolume import REFERENCE_ERROR  # noqa: E402
 from mptune.tuning.sampler.min_cut import CutSolver  # noqa: E402
@@ -46,6 +52,15 @@ GP_GROUPS = 40
 """Optuna's GPSampler is left out above this: a proposal takes too long."""
 
 SHOWN = (10, 25, 50)
+
+SLOW = 2.0
+"""Builds that take this many times the latency of all-FP32 or more are counted."""
+
+KNOWN_AFTER = 3
+"""So many builds that met a cliff; what comes after them is counted by itself."""
+
+Task = tuple[int, int, str, int, Cliffs | None]
+"""Groups, seed, sampler, budget, cliffs."""
 
 
 def prior_only(truth: Truth, budget: int) -> Bools:
@@ -67,12 +82,12 @@ def make(kind: str, truth: Truth) -> BaseSampler:
     return make_compared(kind, truth.seed, truth.groups)
 
 
-def run_one(task: tuple[int, int, str, int]) -> dict[str, Any]:
+def run_one(task: Task) -> dict[str, Any]:
     """One search; "reachable" builds the best points of the near-exact front, which is known to no sampler."""
-    groups, seed, kind, budget = task
+    groups, seed, kind, budget, cliffs = task
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore")
-    truth, front, exact = _model(groups, seed)
+    truth, front, exact = _model(groups, seed, cliffs)
     document = {"groups": groups, "seed": seed, "sampler": kind}
     if kind == "reachable":
         # All-FP32 and all-FP16 are built in any case, and are seldom of use.
@@ -85,6 +100,9 @@ def run_one(task: tuple[int, int, str, int]) -> dict[str, Any]:
         tries = (2 if kind == "gp" else 20) * budget
         plans, seconds = search(truth, make(kind, truth), budget, profiled=kind == "profiled", tries=tries)
     shares = [truth.hypervolume(plans[:b]) / exact for b in range(1, budget + 1)]
+    if cliffs is not None:
+        document["met"] = np.flatnonzero(truth.meets_cliff(plans)).tolist()
+        document["slow"] = np.flatnonzero(truth.latency(plans) > SLOW * truth.base).tolist()
     return {
         **document,
         "shares": _rounded(shares),
@@ -94,8 +112,8 @@ def run_one(task: tuple[int, int, str, int]) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=100)
-def _model(groups: int, seed: int) -> tuple[Truth, Bools, float]:
-    truth = Truth(groups, seed)
+def _model(groups: int, seed: int, cliffs: Cliffs | None) -> tuple[Truth, Bools, float]:
+    truth = Truth(groups, seed, cliffs=cliffs)
     front = truth.near_exact()
     return truth, front, truth.hypervolume(front)
 
@@ -108,6 +126,13 @@ def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What the table shows of one sampler's runs at one size."""
     shares = np.array([run["shares"] for run in runs])
     timed = [run["propose_ms"] for run in runs if run["propose_ms"] is not None]
+    counts = {}
+    if "met" in runs[0]:
+        counts = {
+            "slow": round(float(np.mean([len(run["slow"]) for run in runs])), 2),
+            "slow afterwards": slow_afterwards(runs),
+            "met": round(float(np.mean([len(run["met"]) for run in runs])), 2),
+        }
     return {
         "groups": runs[0]["groups"],
         "sampler": runs[0]["sampler"],
@@ -116,10 +141,22 @@ def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "10th percentile": round(float(np.quantile(shares[:, -1], 0.1)), 4),
         "finite": round(float(np.mean([run["finite"] for run in runs])), 1),
         "propose_ms": round(float(np.median(timed)), 1) if timed else None,
+        **counts,
     }
 
 
-def results(tasks: Sequence[tuple[int, int, str, int]], jobs: int) -> Iterator[dict[str, Any]]:
+def slow_afterwards(runs: Sequence[dict[str, Any]]) -> float | None:
+    """Share of slow builds among those after the third that met a cliff; None where there are no such builds."""
+    slow, builds = 0, 0
+    for run in runs:
+        if len(run["met"]) >= KNOWN_AFTER:
+            first = run["met"][KNOWN_AFTER - 1] + 1
+            slow += sum(position >= first for position in run["slow"])
+            builds += len(run["shares"]) - first
+    return round(slow / builds, 4) if builds else None
+
+
+def results(tasks: Sequence[Task], jobs: int) -> Iterator[dict[str, Any]]:
     """Every task's result, as it comes; the longest tasks are begun first."""
     if jobs == 1:
         yield from map(run_one, tasks)
@@ -161,18 +198,33 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--samplers", nargs="+", default=list(every), choices=every, metavar="NAME")
     parser.add_argument("--budget", type=int, default=50)
+    parser.add_argument(
+        "--cliffs", type=float, metavar="SHARE", help="groups that are far slower in FP16, such as 0.04"
+    )
+    parser.add_argument("--cliff-cost", type=float, default=Cliffs.cost, help="of each, in latencies of all-FP32")
+    parser.add_argument("--cliff-once", action="store_true", help="the cost is paid once, not for every such group")
+    parser.add_argument("--cliff-operator", action="store_true", help="they are the groups of one operator")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    cliffs = None
+    if arguments.cliffs is not None:
+        cliffs = Cliffs(arguments.cliffs, arguments.cliff_cost, arguments.cliff_once, arguments.cliff_operator)
+    described = None if cliffs is None else dataclasses.asdict(cliffs)
+    # Before anything runs: figures of other models are not for the same file.
+    runs_before = {} if arguments.out is None else _earlier(arguments.out, described)
     tasks = [
-        (groups, seed, kind, arguments.budget)
+        (groups, seed, kind, arguments.budget, cliffs)
         for groups in arguments.groups
         for kind in arguments.samplers
         if kind != "gp" or groups <= GP_GROUPS
         for seed in range(arguments.seeds)
     ]
-    print("| groups | sampler | median of 10 | 25 | 50 builds | 10th percentile | finite | ms a proposal |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    heads = ["groups", "sampler", "median of 10", "25", "50 builds", "10th percentile", "finite", "ms a proposal"]
+    if cliffs is not None:
+        heads += [f"builds slower than {SLOW:g} x FP32", f"after {KNOWN_AFTER} that met a cliff", "met a cliff"]
+    print("| " + " | ".join(heads) + " |")
+    print("| " + " | ".join("---" for _ in heads) + " |")
     runs: dict[tuple[int, str], list[dict[str, Any]]] = {}
     rows = {}
     for result in results(tasks, arguments.jobs):
@@ -185,14 +237,18 @@ def main() -> None:
         medians = [f"{median:.3f}" for median in row["median"].values()]
         spent = "-" if row["propose_ms"] is None else f"{row['propose_ms']:.0f}"
         cells = [row["groups"], row["sampler"], *medians, f"{row['10th percentile']:.3f}", row["finite"], spent]
+        if cliffs is not None:
+            afterwards = row["slow afterwards"]
+            cells += [row["slow"], "-" if afterwards is None else f"{afterwards:.1%}", row["met"]]
         print("| " + " | ".join(map(str, cells)) + " |", flush=True)
     if arguments.out is not None:
-        for key, earlier in _earlier(arguments.out).items():
+        for key, earlier in runs_before.items():
             if key not in runs:
                 runs[key], rows[key] = earlier, summary(earlier)
         order = sorted(runs, key=lambda key: (key[0], every.index(key[1])))
         document = {
             **describe(arguments.budget),
+            **({} if described is None else {"cliffs": described}),
             "summary": [rows[key] for key in order],
             "runs": [run for key in order for run in runs[key]],
         }
@@ -201,10 +257,13 @@ def main() -> None:
         arguments.out.with_suffix(".svg").write_text(draw({key: runs[key] for key in order}))
 
 
-def _earlier(path: Path) -> dict[tuple[int, str], list[dict[str, Any]]]:
-    """The runs that a file of figures holds, by size and sampler."""
+def _earlier(path: Path, cliffs: dict[str, Any] | None) -> dict[tuple[int, str], list[dict[str, Any]]]:
+    """The runs that a file of figures holds, by size and sampler; the file must be of the same simulated models."""
     found: dict[tuple[int, str], list[dict[str, Any]]] = {}
-    for run in json.loads(path.read_text())["runs"] if path.exists() else ():
+    document = json.loads(path.read_text()) if path.exists() else {"runs": [], "cliffs": cliffs}
+    if document.get("cliffs") != cliffs:
+        raise SystemExit(f"{path} has figures of models with other cliffs: give another --out")
+    for run in document["runs"]:
         found.setdefault((run["groups"], run["sampler"]), []).append(run)
     return found
 

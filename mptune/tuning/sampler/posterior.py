@@ -25,6 +25,7 @@ class Prior:
         boundary_costs_ms: what crossing each costs, in the same unit as the gains.
         fixed_gain_ms: what groups that are FP16 under every plan of the space save, against all-FP32.
         exact: latencies are predicted by these very terms, so that there is nothing to learn of them.
+        operators: of each group; groups of one operator may all be far slower in FP16. Empty where they are not known.
     """
 
     groups: tuple[str, ...]
@@ -34,6 +35,7 @@ class Prior:
     boundary_costs_ms: tuple[float, ...] = ()
     fixed_gain_ms: float = 0.0
     exact: bool = False
+    operators: tuple[frozenset[str], ...] = ()
 
 
 @dataclass(frozen=True)
