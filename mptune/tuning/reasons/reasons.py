@@ -25,8 +25,8 @@ from mptune.tuning.fronts.dominance import faster_beyond_noise
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.sampler.boundaries import Boundary
+from mptune.tuning.sampler.group_tests.overflow_model import FailureModel, OverflowModel
 from mptune.tuning.sampler.latency_model import LatencyModel
-from mptune.tuning.sampler.overflow_model import FailureModel, OverflowModel
 from mptune.tuning.sampler.plan_rows import Floats
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 from mptune.tuning.space import Pin, SearchSpace

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mptune.tuning.sampler.error_model import ErrorModel
-from mptune.tuning.sampler.overflow_model import OverflowModel
+from mptune.tuning.sampler.group_tests.overflow_model import OverflowModel
 from mptune.tuning.sampler.plan_rows import plan_keys, unique_plans
 from mptune.tuning.sampler.posterior import LinearGaussian
 from tests.tuning.additive import GROUPS, NEW, PLANS, SQUARES, law, prior, seen

@@ -1,6 +1,6 @@
-"""Posteriors of which groups overflow in FP16, and of which do not build or run, given what came of the plans.
+"""Group tests: which groups of the plans that failed are to blame, whatever it is that failed.
 
-Group testing: a failed plan holds at least one group that is to blame, a sound plan none. A set of groups that meets
+A failed plan holds at least one group that is to blame, a sound plan none. A set of groups that meets
 every failure (a hitting set) explains them; the most probable minimal ones are enumerated (Reiter, A theory of
 diagnosis from first principles, Artificial Intelligence 32(1), 1987), and a group's probability is that of the sets
 that it is in. Where no single group can explain a failure, all of the plan's groups together do.
@@ -13,20 +13,9 @@ import math
 import numpy as np
 
 from mptune.tuning.sampler.plan_rows import Bools, Floats, plan_keys
-from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 
-_OVERFLOW, _EMULATED_OVERFLOW, _CLEARED = 0.01, 0.97, 1e-9
-"""Prior probability that a group overflows: by default, where its one-group emulation does, in a finite plan."""
-
-_FAILS = 0.01
-"""Prior probability that no plan with a group in FP16 builds and runs."""
-
-_TOGETHER = 1e-4
-"""Odds that an overflow takes all FP16 groups of its plan: values add up."""
-
-_PLAN_FAILS = 0.1
-"""Odds that a plan fails to build or run, and none of its groups is to blame: the fault is the engine's. As likely as
-that one of ten groups is to blame; several plans that failed and share few groups tell."""
+_CLEARED = 1e-9
+"""Probability that a group of a sound plan is to blame."""
 
 _LARGEST_SET, _BEAM = 32, 100
 """Groups of a hitting set at most, and unfinished sets that are kept at each size."""
@@ -41,7 +30,7 @@ _NEGLIGIBLE = 0.03
 """The search ends where larger sets hold less than this share of the probability."""
 
 
-class _GroupTest:
+class GroupTest:
     """The posterior of which groups are to blame.
 
     Attributes:
@@ -88,7 +77,7 @@ class _GroupTest:
             sets, weights = sets[drawn], np.full(_DRAWN_SETS, 1.0 / _DRAWN_SETS)
         self._failures, self._sets, self._weights = failures, sets, weights
 
-    def _p_sound(self, plans: Bools) -> Floats:
+    def p_sound(self, plans: Bools) -> Floats:
         """Probability that each plan is sound, shape (n_plans,)."""
         probability: Floats = np.exp(plans @ self._log_sound)
         if len(self._sets):
@@ -97,48 +86,6 @@ class _GroupTest:
             overlap = np.hstack([single, whole]) @ self._sets.T.astype(np.float32)  # (n_plans, n_sets)
             probability *= (overlap == 0.0) @ self._weights
         return probability
-
-
-class OverflowModel(_GroupTest):
-    """The posterior of which groups overflow; learns from outputs that are not finite, and from emulation.
-
-    Attributes:
-        probabilities: that FP16 overflows in each group, shape (n_groups,).
-    """
-
-    def __init__(self, prior: Prior, built: BuiltPlans) -> None:
-        """Condition on one-group emulation, on what was built, and on whole plans that overflowed in emulation."""
-        probabilities = np.full(len(prior.groups), _OVERFLOW)
-        if prior.log_square_errors is not None:
-            probabilities[np.isposinf(prior.log_square_errors)] = _EMULATED_OVERFLOW
-        failed = built.plans[(built.finite == 0.0) & ~built.gave_nothing]
-        if built.emulated is not None:
-            failed = np.vstack([failed, built.emulated[0][np.isinf(built.emulated[1])]])
-        super().__init__(probabilities, built.plans[built.finite == 1.0], failed, _TOGETHER)
-
-    def p_finite(self, plans: Bools) -> Floats:
-        """Probability that each plan is finite, shape (n_plans,): 0 where it holds all of a plan that failed."""
-        return self._p_sound(plans)
-
-
-class FailureModel(_GroupTest):
-    """The posterior of which groups keep a plan from building or running; learns from plans that gave no outputs.
-
-    A failure says much of its own plan, and of others only as far as several failures share groups.
-
-    Attributes:
-        probabilities: that no plan with the group in FP16 runs, shape (n_groups,).
-    """
-
-    def __init__(self, prior: Prior, built: BuiltPlans) -> None:
-        """Condition on what was built."""
-        ran = ~np.isnan(built.finite) & ~built.gave_nothing
-        probabilities = np.full(len(prior.groups), _FAILS)
-        super().__init__(probabilities, built.plans[ran], built.plans[built.gave_nothing], _PLAN_FAILS)
-
-    def p_runs(self, plans: Bools) -> Floats:
-        """Probability that each plan builds and runs, shape (n_plans,)."""
-        return self._p_sound(plans)
 
 
 def hitting_sets(failures: Bools, log_odds: Floats) -> tuple[Bools, Floats]:
