@@ -87,6 +87,7 @@ class Grounds:
             boundary_costs_ms=prior.boundary_costs_ms,
             fixed_gain_ms=prior.fixed_gain_ms,
             exact=prior.exact,
+            operators=prior.operators,
         )
         return cls(groups, terms)
 
@@ -344,6 +345,7 @@ def _terms_to_json(prior: Prior) -> dict[str, Any]:
         "tie_costs_ms": list(prior.boundary_costs_ms),
         "fixed_gain_ms": prior.fixed_gain_ms,
         "exact": prior.exact,
+        "operators": [sorted(own) for own in prior.operators],
     }
 
 
@@ -355,4 +357,5 @@ def _terms_from_json(document: Mapping[str, Any]) -> Prior:
         boundary_costs_ms=tuple(map(float, document["tie_costs_ms"])),
         fixed_gain_ms=float(document["fixed_gain_ms"]),
         exact=bool(document["exact"]),
+        operators=tuple(map(frozenset, document.get("operators", ()))),
     )

@@ -68,7 +68,9 @@ def exact_optima(solver: CutSolver, estimator: EhviEstimator, generator: np.rand
     # Random weights, stratified, so that over several proposals no optimum stays hidden between two of them.
     steps = (np.arange(_SWEEP_WEIGHTS) + generator.random((len(ratio), _SWEEP_WEIGHTS))) / _SWEEP_WEIGHTS
     weights = np.exp(low[:, None] + (high - low)[:, None] * (1.2 * steps - 0.1))  # (n_draws, n_weights)
-    risk = np.log1p(-np.minimum(estimator.overflow.probabilities, 1 - 1e-6)) * -_RISK * estimator.base_ms
+    sound = np.log1p(-np.minimum(estimator.overflow.probabilities, 1 - 1e-6))
+    sound += np.log1p(-np.minimum(estimator.cliffs.group_probabilities, 1 - 1e-6))
+    risk = -_RISK * estimator.base_ms * sound
     unary = -terms[:, None, :n_groups] + weights[:, :, None] * squares[:, None, :] + risk
     costs = np.repeat(terms[:, n_groups:-1], _SWEEP_WEIGHTS, axis=0)
     return solver.solve(unary.reshape(-1, n_groups), costs)

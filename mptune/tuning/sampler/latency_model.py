@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mptune.tuning.sampler.boundaries import Crossings
+from mptune.tuning.sampler.group_tests.cliff_model import CliffModel
 from mptune.tuning.sampler.layer_profiles import LayerProfiles
 from mptune.tuning.sampler.plan_rows import Bools, Floats
 from mptune.tuning.sampler.posterior import BuiltPlans, LinearGaussian, Prior, gram_matrix
@@ -37,6 +38,17 @@ _ROUNDS = 4
 
 _OUTLIER = 5.0
 """Standard deviations between a latency and what all others predict of it, beyond which it is given a larger noise."""
+
+_SLOWER = 0.2
+"""Plans that are slower than all-FP32 by this share of its latency are held against the law of all others first."""
+
+_LEAST_CLIFF = 0.15
+"""Latency above the law, as a share of the base latency, from which on a group of the plan is a cliff.
+Boundaries and tactics stay below it."""
+
+_KNOWN = 0.9
+"""Probability from which on a group's gain is taken for that of a cliff. Below it a group is a suspect, and a plan
+with it may be built, which tells."""
 
 _LAW_NOISES = (3e-4, 2e-3, 6e-3, 1.2e-2)
 """Standard deviations about the additive law that are tried, as shares of the base latency: 2e-3 was measured on an
@@ -67,7 +79,12 @@ class _Terms:
 
 
 class LatencyModel:
-    """Posterior of ``latency saved against all-FP32 = gains - boundary costs``, in milliseconds."""
+    """Posterior of ``latency saved against all-FP32 = gains - boundary costs``, in milliseconds.
+
+    Attributes:
+        slow: which plans are far slower than the law allows, shape (n_plans,).
+        cliffs: posterior of the groups that make them so. The law is learnt from all other plans.
+    """
 
     def __init__(self, prior: Prior, built: BuiltPlans) -> None:
         """Condition the prior on what has been timed, and profiled."""
@@ -78,14 +95,40 @@ class LatencyModel:
         timed = np.isfinite(built.latency_ms)
         if not prior.fixed_gain_ms:
             timed &= built.plans.any(axis=1)  # The baseline says nothing about what is saved against it.
-        noise_ms = built.latency_sd_ms[timed]
         columns, crossed = self._sides(built.plans[timed])
         design = self._design(columns, crossed).T.astype(float)  # (n_timed, n_terms)
-        saved = built.base_ms - built.latency_ms[timed]
-        terms = self._scaled(design, saved)
-        alternatives = [terms]
+        saved, noise_ms = built.base_ms - built.latency_ms[timed], built.latency_sd_ms[timed]
+        profiles = None
         if built.group_ms is not None and not prior.exact:
             profiles = LayerProfiles(prior.boundaries, built.plans, built.group_ms)
+        # Plans that are slower than all-FP32 are not believed before the others, of which the law is learnt, are.
+        slow: Bools = (saved < -_SLOWER * self.base_ms) & (not prior.exact)
+        for _ in range(_ROUNDS):
+            self._condition(design, saved, noise_ms, ~slow, (columns, crossed), profiles)
+            excess_ms, is_far = self._excess(design, saved, noise_ms, ~slow, (columns, crossed))
+            before, slow = slow, is_far
+            if (slow == before).all():
+                break
+        self.slow: Bools = np.zeros(len(timed), dtype=bool)
+        self.slow[timed] = slow
+        self.cliffs = CliffModel(prior, built.plans[timed], slow)
+        self._cliff_ms = self._cliff_costs(design[:, : self._n_groups] > 0, np.where(slow, excess_ms, 0.0))
+
+    def _condition(
+        self,
+        design: Floats,
+        saved: Floats,
+        noise_ms: Floats,
+        kept: Bools,
+        sides: tuple[Bools, Bools],
+        profiles: LayerProfiles | None,
+    ) -> None:
+        """Condition the law on the plans that are kept, each with its row of the design and what it saved in ms."""
+        design, saved, noise_ms = design[kept], saved[kept], noise_ms[kept]
+        columns, crossed = (side[:, kept] for side in sides)
+        terms = self._scaled(design, saved, met_cliffs=not kept.all())
+        alternatives = [terms]
+        if profiles is not None:
             alternatives += self._refined(terms, profiles, design, saved)
         values = [saved + each.excess_ms(columns, crossed) for each in alternatives]
         # Engines are not always what their plans say, and machines not always what they were: outliers count less.
@@ -94,7 +137,7 @@ class LatencyModel:
             self._evidence = -math.inf
             for each, saved_ms in zip(alternatives, values, strict=True):
                 self._fit(each, design, saved_ms, inflated_ms)
-            if prior.exact or not len(design):
+            if self._prior.exact or not len(design):
                 break
             residual_ms, predicted_sd_ms = self._model.leave_one_out(self._values)
             law_ms = max(self.noise_ms, _LAW_NOISES[1] * self.base_ms)
@@ -103,6 +146,37 @@ class LatencyModel:
             if (is_outlier == before).all():
                 break
             inflated_ms = np.where(is_outlier, np.maximum(noise_ms, np.abs(residual_ms)), noise_ms)
+
+    def _excess(
+        self, design: Floats, saved: Floats, noise_ms: Floats, kept: Bools, sides: tuple[Bools, Bools]
+    ) -> tuple[Floats, Bools]:
+        """By how much each plan is slower than what the others say of it, in ms, and whether that is far too much."""
+        values = saved + self._terms.excess_ms(*sides)
+        if self._prior.exact:
+            return np.zeros(len(saved)), np.zeros(len(saved), dtype=bool)
+        excess_ms = design @ self._model.posterior_mean - values
+        predicted_sd_ms = self._model.predicted_sd(design)
+        if kept.any():
+            residual_ms, predicted_sd_ms[kept] = self._model.leave_one_out(values[kept])
+            excess_ms[kept] = -residual_ms
+        law_ms = max(self.noise_ms, _LAW_NOISES[1] * self.base_ms)
+        sd_ms = np.sqrt(predicted_sd_ms**2 + noise_ms**2 + law_ms**2)
+        is_far: Bools = excess_ms > np.maximum(_OUTLIER * sd_ms, _LEAST_CLIFF * self.base_ms)
+        if not (saved[kept] > 0).any():  # nothing says yet what FP16 saves
+            is_far = saved < -_SLOWER * self.base_ms
+        return excess_ms, is_far
+
+    def _cliff_costs(self, plans: Bools, excess_ms: Floats) -> Floats:
+        """What each group costs that is known to be a cliff, in ms, shape (n_groups,); 0.0 for all others.
+
+        Args:
+            plans: shape (n_timed, n_groups).
+            excess_ms: above the law, of the slow plans; 0.0 for all others; shape (n_timed,).
+        """
+        known = self.cliffs.group_probabilities > _KNOWN
+        shares = excess_ms / np.maximum(plans[:, known].sum(axis=1), 1)
+        costs = np.where(plans & (shares > 0)[:, None], shares[:, None], math.inf).min(axis=0, initial=math.inf)
+        return np.where(known & np.isfinite(costs), costs, 0.0)
 
     def _fit(self, terms: _Terms, design: Floats, saved: Floats, noise_ms: Floats) -> None:
         """Condition these terms on what the plans saved; kept where that is more probable than what was kept before."""
@@ -156,7 +230,7 @@ class LatencyModel:
         design[-1] = 1.0
         return design
 
-    def _scaled(self, design: Floats, saved: Floats) -> _Terms:
+    def _scaled(self, design: Floats, saved: Floats, *, met_cliffs: bool) -> _Terms:
         """The prior's terms in milliseconds of this machine: scaled by what the plan of the largest gain saved."""
         prior = self._prior
         gains = np.array(prior.gains_ms if prior.gains_ms is not None else np.full(self._n_groups, 1.0))
@@ -170,6 +244,8 @@ class LatencyModel:
             largest = int(np.argmax(np.abs(expected))) if len(expected) else -1
             if largest >= 0 and expected[largest] > 0 and saved[largest] > 0:
                 mean *= float(saved[largest] / expected[largest])
+            elif met_cliffs:
+                mean *= _FP16_SAVES * self.base_ms / max(float(np.abs(gains).sum()), 1e-300)
             elif len(saved) and np.abs(gains).sum() > 0.9 * self.base_ms:
                 mean *= float(0.5 * self.base_ms / np.abs(gains).sum())
         gains, costs = mean[: self._n_groups], mean[self._n_groups : -1]
@@ -197,8 +273,9 @@ class LatencyModel:
         return self._clipped(self._model.sample(generator, n_draws))
 
     def _clipped(self, terms: Floats) -> Floats:
-        """A copy of the terms, shape (n_draws, n_terms), with costs of at least 0."""
+        """A copy of the terms, shape (n_draws, n_terms), with cliffs, and with costs of at least 0."""
         clipped: Floats = terms.copy()
+        clipped[:, : self._n_groups] -= self._cliff_ms
         clipped[:, self._n_groups : -1] = np.maximum(clipped[:, self._n_groups : -1], 0.0)
         return clipped
 

@@ -176,6 +176,18 @@ class LinearGaussian:
         residuals = (values - self._jacobian @ self.posterior_mean) / (1.0 - leverage)
         return residuals, self._noise * np.sqrt(leverage / (1.0 - leverage))
 
+    def predicted_sd(self, jacobian: Floats) -> Floats:
+        """Standard deviations of ``jacobian @ parameters`` under the posterior, shape (n_rows,).
+
+        Args:
+            jacobian: shape (n_rows, n_parameters).
+        """
+        scaled = jacobian * self.sd**2
+        variance = (scaled * jacobian).sum(axis=1)
+        variance -= ((jacobian @ self._gain) * (scaled @ self._jacobian.T)).sum(axis=1)
+        sd: Floats = np.sqrt(np.maximum(variance, 0.0))
+        return sd
+
     def sample(self, generator: np.random.Generator, n_draws: int) -> Floats:
         """Draws from the posterior by Matheron's rule (Wilson et al., ICML 2020, arXiv 2002.09309, Theorem 1).
 

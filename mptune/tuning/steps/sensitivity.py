@@ -128,8 +128,10 @@ def make_prior(space: SearchSpace, sensitivity: Sensitivity, terms: LatencyTerms
         math.inf if math.isinf(error) else math.log(max(error, ERROR_FLOOR) ** 2)
         for error in (sensitivity.errors[group] for group in space.free)
     )
+    ops = {group.id: frozenset(group.ops) for group in space.groups}
+    operators = tuple(ops[group] for group in space.free)
     if terms is None:
-        return Prior(space.free, squares)
+        return Prior(space.free, squares, operators=operators)
     boundaries: dict[Boundary, float] = {}
     for term in terms.boundaries:
         ends = dict.fromkeys((term.producer_group, *term.consumer_groups))
@@ -151,4 +153,5 @@ def make_prior(space: SearchSpace, sensitivity: Sensitivity, terms: LatencyTerms
         boundary_costs_ms=tuple(boundaries.values()),
         fixed_gain_ms=terms.base_ms - terms.predict(pins) + crossed,
         exact=exact,
+        operators=operators,
     )

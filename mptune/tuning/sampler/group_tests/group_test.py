@@ -1,9 +1,9 @@
 """Group tests: which groups of the plans that failed are to blame, whatever it is that failed.
 
-A failed plan holds at least one group that is to blame, a sound plan none. A set of groups that meets
-every failure (a hitting set) explains them; the most probable minimal ones are enumerated (Reiter, A theory of
-diagnosis from first principles, Artificial Intelligence 32(1), 1987), and a group's probability is that of the sets
-that it is in. Where no single group can explain a failure, all of the plan's groups together do.
+A failed plan holds at least one group that is to blame, a sound plan none. A set of groups that meets every failure (a
+hitting set) explains them; the most probable minimal ones are enumerated (Reiter, A theory of diagnosis from first
+principles, Artificial Intelligence 32(1), 1987), and a group's probability is that of the sets that it is in. Where no
+single group can explain a failure, all of the plan's groups together do, or it came by chance.
 """
 
 from __future__ import annotations
@@ -20,9 +20,6 @@ _CLEARED = 1e-9
 _LARGEST_SET, _BEAM = 32, 100
 """Groups of a hitting set at most, and unfinished sets that are kept at each size."""
 
-_DRAWN_SETS = 400
-"""Hitting sets that plans are held against; where there are more, so many are drawn."""
-
 _EXPLAINED_BONUS = 0.7
 """Beam search ranks unfinished sets by log odds plus this for each failure that they explain."""
 
@@ -33,12 +30,19 @@ _NEGLIGIBLE = 0.03
 class GroupTest:
     """The posterior of which groups are to blame.
 
+    Class attributes:
+        _drawn_sets: hitting sets that plans are held against; where there are more, so many are drawn.
+
     Attributes:
         probabilities: that each group is to blame, shape (n_groups,): cleared by sound plans, raised jointly by
             failures.
     """
 
-    def __init__(self, probabilities: Floats, sound: Bools, failed: Bools, together: float) -> None:
+    _drawn_sets = 400
+
+    def __init__(
+        self, probabilities: Floats, sound: Bools, failed: Bools, together: float, *, by_chance: bool = False
+    ) -> None:
         """Condition the prior on plans.
 
         Args:
@@ -46,7 +50,9 @@ class GroupTest:
             sound: plans that hold no such group, shape (n_sound, n_groups).
             failed: plans that failed, shape (n_failed, n_groups).
             together: odds that a failure takes all groups of its plan, and no group alone is to blame.
+            by_chance: such a failure says nothing of other plans; else those that hold all of its groups fail, too.
         """
+        self._by_chance = by_chance
         probabilities[sound.any(axis=0)] = _CLEARED
         self._log_sound = np.log1p(-probabilities)
         self._together = math.log(together)
@@ -55,7 +61,9 @@ class GroupTest:
         self._sets: Bools = np.zeros((0, len(probabilities)), dtype=bool)
         self.probabilities = probabilities
         if len(failed):
-            self._explain(_smallest(failed), np.log(probabilities / (1.0 - probabilities)))
+            # What a larger failure says is said by the one within it; but each came by chance by itself.
+            failed = failed[np.argsort(failed.sum(axis=1), kind="stable")] if by_chance else _smallest(failed)
+            self._explain(failed, np.log(probabilities / (1.0 - probabilities)))
 
     def _explain(self, failures: Bools, log_odds: Floats) -> None:
         """Enumerate hitting sets of the failures, and raise the probabilities of the groups in them.
@@ -72,18 +80,22 @@ class GroupTest:
         weights /= weights.sum()
         explained = weights @ sets[:, : len(log_odds)]
         self.probabilities = np.clip(1.0 - (1.0 - self.probabilities) * (1.0 - explained), 0.0, 1.0 - 1e-9)
-        if len(sets) > _DRAWN_SETS:
-            drawn = np.random.default_rng(len(sets)).choice(len(sets), _DRAWN_SETS, p=weights)
-            sets, weights = sets[drawn], np.full(_DRAWN_SETS, 1.0 / _DRAWN_SETS)
+        if len(sets) > self._drawn_sets:
+            drawn = np.random.default_rng(len(sets)).choice(len(sets), self._drawn_sets, p=weights)
+            sets, weights = sets[drawn], np.full(self._drawn_sets, 1.0 / self._drawn_sets)
         self._failures, self._sets, self._weights = failures, sets, weights
 
     def p_sound(self, plans: Bools) -> Floats:
         """Probability that each plan is sound, shape (n_plans,)."""
         probability: Floats = np.exp(plans @ self._log_sound)
         if len(self._sets):
-            single = plans.astype(np.float32)
-            whole = single @ self._failures.T.astype(np.float32) == self._failures.sum(axis=1)
-            overlap = np.hstack([single, whole]) @ self._sets.T.astype(np.float32)  # (n_plans, n_sets)
+            suspects = plans.astype(np.float32)
+            if not self._by_chance:
+                whole = suspects @ self._failures.T.astype(np.float32) == self._failures.sum(axis=1)
+                suspects = np.hstack([suspects, whole])
+            sets = self._sets[:, : suspects.shape[1]]
+            named = sets.any(axis=0)
+            overlap = suspects[:, named] @ sets[:, named].T.astype(np.float32)  # (n_plans, n_sets)
             probability *= (overlap == 0.0) @ self._weights
         return probability
 
