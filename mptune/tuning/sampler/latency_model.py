@@ -155,7 +155,8 @@ class LatencyModel:
         if self._prior.exact:
             return np.zeros(len(saved)), np.zeros(len(saved), dtype=bool)
         excess_ms = design @ self._model.posterior_mean - values
-        predicted_sd_ms = self._model.predicted_sd(design)
+        predicted_sd_ms = np.zeros(len(saved))
+        predicted_sd_ms[~kept] = self._model.predicted_sd(design[~kept])
         if kept.any():
             residual_ms, predicted_sd_ms[kept] = self._model.leave_one_out(values[kept])
             excess_ms[kept] = -residual_ms
