@@ -16,8 +16,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
-from scipy.spatial import cKDTree
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -126,6 +124,8 @@ def _assign(costs: Floats) -> tuple[Indices, Indices]:
     left, right = left[possible.any(axis=1)], right[possible.any(axis=0)]
     rest = costs[np.ix_(left, right)]
     if rest.size:
+        from scipy.optimize import linear_sum_assignment  # Slow to import, and few models need it.
+
         forbidden = 1e6
         i, j = linear_sum_assignment(np.where(np.isfinite(rest), rest, forbidden))
         allowed = np.isfinite(rest[i, j])
@@ -135,6 +135,8 @@ def _assign(costs: Floats) -> tuple[Indices, Indices]:
 
 def _by_tree(mine: Floats, its: Floats) -> tuple[Indices, Indices]:
     """Nearest neighbours of each other, round by round, among what is left: for more rows than costs can be held of."""
+    from scipy.spatial import cKDTree  # Slow to import, and few models need it.
+
     rows, others = np.arange(len(mine)), np.arange(len(its))
     a: list[Indices] = []
     b: list[Indices] = []
