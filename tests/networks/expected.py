@@ -44,7 +44,7 @@ NETWORKS: Mapping[str, Expected] = {
     "yolo": Expected({"conv": 25, "resample": 1, "softmax": 1, "reduce": 1}),
     "retinanet": Expected({"conv": 33, "resample": 2}),  # the two heads count once for each of four levels
     # TopK chooses the regions.
-    "two_stage": Expected({"conv": 9, "resample": 1, "matmul": 4, "softmax": 1}, closeness=None),
+    "two_stage": Expected({"conv": 9, "resample": 1, "matmul": 4, "softmax": 1}, closeness=None, not_in_tensorrt_rtx="RoiAlign"),
     # The decoder's self-attention sees learned queries only, before any image: constants.
     "detr": Expected(
         {"conv": 8, "matmul": 17, "attention": 1, "norm": 5, "elementwise": 2, "softmax": 1},

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from mptune.engines.tensorrt.builder import parse_network
 from mptune.engines.tensorrt.library import open_log
@@ -23,16 +24,18 @@ from mptune.tuning.space import load_space, make_space
 from tests.graph import rtx
 from tests.graph.helpers import feeds, run
 from tests.graph.models import constant, model, node, save, value, weight
+from tests.networks.networks import filled
 
 CORPUS = Path(__file__).parent.parent / "corpus"
 
 
 class _Quantiser:
-    """Builds a network as quantisers write it."""
+    """Builds a network as quantisers write it: INT8 or FP8, a scale for each weight or for each of its channels."""
 
-    def __init__(self) -> None:
+    def __init__(self, code: int = TensorProto.INT8, is_per_channel: bool = False) -> None:
         self.nodes: list[onnx.NodeProto] = []
-        self.constants: list[onnx.TensorProto] = [constant("scale", 0.05), constant("zero", 0, np.int8)]
+        self.code, self.is_per_channel = code, is_per_channel
+        self.constants: list[onnx.TensorProto] = [constant("scale", 0.05), helper.make_tensor("zero", code, [], [0])]
 
     def op(self, kind: str, *inputs: str, name: str, **attributes: object) -> str:
         self.nodes.append(node(kind, inputs, f"{name}_out", name, **attributes))
@@ -44,9 +47,17 @@ class _Quantiser:
         return self.op("DequantizeLinear", quantised, "scale", "zero", name=f"{tensor}_dq")
 
     def weight(self, name: str, *shape: int) -> str:
-        values = np.random.default_rng(len(self.nodes)).integers(-127, 128, shape)
-        self.constants.append(constant(f"{name}_int8", values, np.int8))
-        return self.op("DequantizeLinear", f"{name}_int8", "scale", "zero", name=f"{name}_dq")
+        rng = np.random.default_rng(len(self.nodes))
+        values = rng.integers(-127, 128, shape).ravel().tolist()
+        self.constants.append(helper.make_tensor(f"{name}_int8", self.code, shape, values))
+        if not self.is_per_channel:
+            return self.op("DequantizeLinear", f"{name}_int8", "scale", "zero", name=f"{name}_dq")
+        axis = 0 if len(shape) == 4 else 1
+        self.constants.append(constant(f"{name}_scale", rng.uniform(1e-3, 5e-3, shape[axis])))
+        self.constants.append(helper.make_tensor(f"{name}_zero", self.code, [shape[axis]], [0] * shape[axis]))
+        return self.op(
+            "DequantizeLinear", f"{name}_int8", f"{name}_scale", f"{name}_zero", name=f"{name}_dq", axis=axis
+        )
 
     def conv(self, tensor: str, name: str) -> str:
         self.constants.append(weight(f"{name}_bias", 8))
@@ -55,9 +66,9 @@ class _Quantiser:
         )
 
 
-def _residual() -> onnx.ModelProto:
+def _residual(*, is_per_channel: bool = False) -> onnx.ModelProto:
     """A quantised residual block with a pool, a SiLU and a view; a float head of a convolution and a product."""
-    q = _Quantiser()
+    q = _Quantiser(is_per_channel=is_per_channel)
     x = q.quantise("x")
     one = q.op("Relu", q.conv(x, "conv1"), name="relu1")
     two = q.conv(q.quantise(one), "conv2")
@@ -99,7 +110,9 @@ def test_quantised_parts_are_a_kind_of_their_own_and_pinned(residual: GroupedMod
 
 
 def test_no_cast_stands_inside_a_quantised_part(residual: GroupedModel, tmp_path: Path) -> None:
-    for path in (residual.model.path, CORPUS / "qdq.onnx"):
+    written = [save(make(), tmp_path, f"{number}.onnx") for number, make in enumerate(WRITTEN.values())]
+    exported = [filled(name, tmp_path) for name in EXPORTED]
+    for path in (residual.model.path, CORPUS / "qdq.onnx", *written, *exported):
         loaded = load_model(path)
         for granularity in ("op", "fusion", "block"):
             grouped = GroupedModel(loaded, find_groups(loaded, granularity))
@@ -117,6 +130,57 @@ def test_no_cast_stands_inside_a_quantised_part(residual: GroupedModel, tmp_path
                     makers = [n for n in graph.node if set(n.output) & set(read.input)]
                     assert not [n.name for n in makers if n.op_type == "Cast" and n.input[0] in inside], read.name
             assert any(n.op_type == "Cast" for n in graph.node) or plan == space.seeds[0].plan
+
+
+def _transformer(code: int = TensorProto.INT8) -> onnx.ModelProto:
+    """A quantised feed-forward layer (MatMul with bias, GELU, Gemm) between float norms, and its residual."""
+    q = _Quantiser(code, is_per_channel=True)
+    q.constants += [weight("gain", 8), weight("shift", 8), weight("bias1", 16), weight("bias2", 8)]
+    normed = q.op("LayerNormalization", "x", "gain", "shift", name="norm1")
+    up = q.op("Add", q.op("MatMul", q.quantise(normed), q.weight("w1", 8, 16), name="up"), "bias1", name="add_bias")
+    wide = q.op("Gelu", up, name="gelu", approximate="tanh")
+    q.constants.append(constant("flat", [-1, 16], np.int64))
+    rows = q.op("Reshape", q.quantise(wide), "flat", name="rows")
+    down = q.op("Gemm", rows, q.weight("w2", 16, 8), "bias2", name="down")
+    q.constants.append(constant("back", [2, 4, 8], np.int64))
+    added = q.op("Add", q.op("Reshape", q.quantise(down), "back", name="back_view"), "x", name="residual")
+    y = q.op("LayerNormalization", added, "gain", "shift", name="norm2")
+    return model(q.nodes, [value("x", [2, 4, 8])], [value(y, [2, 4, 8])], q.constants, opset=20)
+
+
+WRITTEN = {
+    "per tensor": _residual,
+    "per channel": lambda: _residual(is_per_channel=True),
+    "linear layers": _transformer,
+    "FP8": lambda: _transformer(TensorProto.FLOAT8E4M3FN),
+}
+EXPORTED = ("retinanet_quantised", "retinanet_half_quantised", "whisper_quantised")
+
+
+@pytest.mark.parametrize("name", [*WRITTEN, *EXPORTED])
+def test_tensorrt_sees_as_many_quantising_layers_in_every_model(name: str, tmp_path: Path) -> None:
+    """Every plan builds, and its network has as many quantising layers, of the same types, as that of all-FP32."""
+    library = rtx.require()
+    loaded = load_model(save(WRITTEN[name](), tmp_path) if name in WRITTEN else filled(name, tmp_path))
+    grouped = GroupedModel(loaded, find_groups(loaded))
+    space = make_space(grouped, load_space("default"))
+    rewriter = Rewriter(grouped)
+    seen = []
+    plans = [seed.plan for seed in space.seeds[:2]]
+    rng = random.Random(1)
+    plans += [space.plan({g: rng.choice(list(Precision)) for g in space.free}) for _ in range(2)]
+    for number, plan in enumerate(plans):
+        path = rewriter.export(plan, tmp_path / f"{number}.onnx")
+        # Engines of the whole networks are built under `-m slow`; FP8 came with SM 8.9.
+        is_built = name in WRITTEN and name != "FP8"
+        assert rtx.refusal(library, path, build=is_built) is None, plan
+        _, network, parser = parse_network(library, path, open_log(library.trt))
+        layers = [network.get_layer(k) for k in range(network.num_layers)]
+        kinds = {"QUANTIZE", "DEQUANTIZE"}
+        seen.append(Counter((x.type.name, str(x.get_output(0).dtype)) for x in layers if x.type.name in kinds))
+        del network, parser
+    assert sum(seen[0].values()) == sum(n.op_type in ("QuantizeLinear", "DequantizeLinear") for n in loaded.nodes)
+    assert all(counts == seen[0] for counts in seen)
 
 
 def test_tensorrt_sees_the_same_quantisation_under_every_plan(residual: GroupedModel, tmp_path: Path) -> None:
