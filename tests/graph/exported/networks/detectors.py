@@ -36,6 +36,8 @@ class Yolo(nn.Module):
         self.merge = nn.Sequential(ConvBnAct(2 * width, width, 1), Split(width))
         self.box = nn.ModuleList(nn.Sequential(ConvBnAct(width, width), nn.Conv2d(width, 4 * bins, 1)) for _ in "ab")
         self.cls = nn.ModuleList(nn.Sequential(ConvBnAct(width, width), nn.Conv2d(width, classes, 1)) for _ in "ab")
+        for head in self.cls:
+            nn.init.normal_(head[1].weight, std=4.0)  # scores far apart, as after training
         anchors = [
             torch.stack(torch.meshgrid(torch.arange(n) + 0.5, torch.arange(n) + 0.5, indexing="xy"), 0).flatten(1)
             for n in (16, 8)
