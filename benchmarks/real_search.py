@@ -46,7 +46,8 @@ from mptune.tuning.sampler.precision import PrecisionSampler
 from mptune.tuning.sampler.trials import TIMING_ATTR, set_feasible
 from mptune.tuning.space import SearchSpace, load_space, make_space
 from mptune.tuning.steps.emulated import PlanEmulator
-from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, find_sensitivity, make_prior
+from mptune.tuning.steps.prior import make_prior
+from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, find_sensitivity
 
 AROUND = "around the front"
 AT = (10, 25, 50, 100, 200)

@@ -11,14 +11,16 @@ import torch
 from torch import nn
 
 
-def parse(description: str | None, stem: str) -> argparse.Namespace:
-    """The options ``out``, ``batch``, ``samples``, ``opset`` and ``seed``."""
+def parse(description: str | None, stem: str, depth: int | None = None) -> argparse.Namespace:
+    """The options ``out``, ``batch``, ``samples``, ``opset`` and ``seed``; ``depth`` where a default is given."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(stem), help="written with the suffixes .onnx and .npz")
     parser.add_argument("--batch", type=int, default=8, help="static batch")
     parser.add_argument("--samples", type=int, default=16, help="calibration batches")
     parser.add_argument("--opset", type=int, default=17)
     parser.add_argument("--seed", type=int, default=0)
+    if depth is not None:
+        parser.add_argument("--depth", type=int, default=depth, help="layers that repeat")
     return parser.parse_args()
 
 

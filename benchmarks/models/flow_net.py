@@ -8,6 +8,7 @@ the first one moved by a smooth field. So the network matches, but was never tra
 errors are this network's.
 
     python -m benchmarks.models.flow_net --out flow_net --batch 8     # flow_net.onnx (7 MB) and flow_net.npz
+    python -m benchmarks.models.flow_net --out flow_deep --batch 1 --depth 6 --opset 16     # more than 100 layer groups
 """
 
 from __future__ import annotations
@@ -151,9 +152,9 @@ def frame_pairs(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def main() -> None:
-    options = parse(__doc__, "flow_net")
+    options = parse(__doc__, "flow_net", depth=2)
     torch.manual_seed(options.seed)  # biases are drawn when layers are made
-    model = FlowNet()
+    model = FlowNet(options.depth)
     draw_weights(model, options.seed)
     settle_norms(model, *map(torch.from_numpy, frame_pairs(8, options.seed + 2)))
     first, second = frame_pairs(options.batch * options.samples, options.seed + 1)
