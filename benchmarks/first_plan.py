@@ -30,6 +30,21 @@ CHECKOUT = Path(__file__).parents[1]
 _CHILD = "--child"
 
 
+def cpu_seconds() -> float:
+    """Of this process and all its descendants, those that live and those that have ended; Linux."""
+    own, ended = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    seconds = sum(r.ru_utime + r.ru_stime for r in (own, ended))
+    waiting = [os.getpid()]
+    while waiting:
+        for task in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
+            children = [int(pid) for pid in task.read_text().split()]
+            waiting += children
+            for pid in children:
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                seconds += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return round(seconds, 1)
+
+
 class Timeline:
     """A listener that notes when stages begin and plans are done, in seconds after it was made."""
 
@@ -62,11 +77,12 @@ def search(model: Path, data: Path, budget: int, target: str) -> dict[str, Any]:
     import mptune
     from mptune.tuning.sampler import precision
 
-    timeline, proposals, propose = Timeline(), [], precision.PrecisionSampler.propose
+    timeline, proposals, proposal_cpu_s, propose = Timeline(), [], [], precision.PrecisionSampler.propose
 
     def noted(self: Any, *args: Any) -> Any:
         result = propose(self, *args)
         proposals.append(timeline.seconds())
+        proposal_cpu_s.append(cpu_seconds())
         return result
 
     precision.PrecisionSampler.propose = noted
@@ -78,15 +94,15 @@ def search(model: Path, data: Path, budget: int, target: str) -> dict[str, Any]:
         json_path = Path(folder) / "run" / "data" / "sensitivity.json"
         errors = json.loads(json_path.read_text()) if json_path.exists() else {}
         document = json.loads((Path(folder) / "run" / "front.json").read_text())
-    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     chosen = next((point for point in document["points"] if point["plan"] == document["chosen"]), None)
     return {
         "mptune": mptune.__file__,
         "first_proposal_s": proposals[0] if proposals else None,
+        "first_proposal_cpu_s": proposal_cpu_s[0] if proposal_cpu_s else None,
         "seeds_s": max((s for s, origin in timeline.plans if origin != "sampler"), default=None),
         "plans_s": timeline.plans[-1][0] if timeline.plans else None,
         "total_s": took,
-        "cpu_s": round(sum(r.ru_utime + r.ru_stime for r in (own, children)), 1),
+        "cpu_s": cpu_seconds(),
         "stages": timeline.stages,
         "hypervolume": front.hypervolume,
         "choice": None
@@ -117,8 +133,9 @@ def run_child(checkout: Path, model: Path, data: Path, budget: int, target: str)
 def line(name: str, which: str, found: Mapping[str, Any]) -> str:
     choice = found["choice"] or {}
     return (
-        f"{name:16s} {which:7s} first proposal {found['first_proposal_s'] or float('nan'):7.1f} s"
-        f"  all plans {found['plans_s']:7.1f} s  CPU {found['cpu_s']:7.1f} s"
+        f"{name:16s} {which:7s} first proposal {found['first_proposal_s'] or float('nan'):6.1f} s"
+        f" (CPU {found['first_proposal_cpu_s'] or float('nan'):6.1f} s)"
+        f"  all plans {found['plans_s']:6.1f} s (CPU {found['cpu_s']:6.1f} s)"
         f"  choice {choice.get('plan', '')[:8]} {choice.get('latency_ms', float('nan')):.4g} ms,"
         f" error {choice.get('error', float('nan')):.3g}, {choice.get('fp16_groups')} FP16;"
         f" hypervolume {found['hypervolume']:.4f}"

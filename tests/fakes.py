@@ -30,6 +30,7 @@ from mptune.engines.base import (
     Stage,
     TensorRange,
 )
+from mptune.engines.emulated_samples import EmulatedSamples
 from mptune.engines.environment import Environment
 from mptune.engines.timing.latency import Latency, LatencySource, summarise
 from mptune.engines.timing.session_timing import SessionTiming
@@ -52,6 +53,10 @@ def make_groups(count: int, kind: str = "matmul") -> tuple[LayerGroup, ...]:
     return tuple(
         LayerGroup(f"g{i:03d}", f"layer{i}/{kind}", kind, (f"layer{i}/MatMul",), {"MatMul": 1}) for i in range(count)
     )
+
+
+AT_ONCE = EmulatedSamples((range(2),), None)
+"""Emulated errors as on a GPU: of all samples at once."""
 
 
 @dataclass
@@ -149,6 +154,7 @@ class FakeToolchain:
     observed: int = 0
     emulation_fails: Collection[str] = ()
     emulation_holds: bool = True
+    emulated_samples: EmulatedSamples = AT_ONCE
     emulated: list[str] = field(default_factory=list)
     profiling: Profiling = "none"
     profiled: list[str] = field(default_factory=list)
@@ -180,7 +186,7 @@ class FakeToolchain:
         self.asked_for_kernels += 1
         return self.missing_kernels[min(self.asked_for_kernels, len(self.missing_kernels)) - 1]
 
-    def emulate(self, plans: Sequence[PrecisionPlan]) -> tuple[OutputError, ...] | Failure:
+    def emulate(self, plans: Sequence[PrecisionPlan], part: range | None = None) -> tuple[OutputError, ...] | Failure:
         self.emulated += [plan.fingerprint for plan in plans]
         if (kill := self._kill()) is not None:
             return kill

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from mptune.data.metrics.accuracy import OutputError
+from mptune.engines.emulated_samples import EmulatedSamples
 from mptune.engines.environment import Environment
 from mptune.engines.timing.latency import Latency, LatencySource, Stopwatch
 from mptune.engines.timing.session_timing import SessionTiming
@@ -355,8 +356,13 @@ class Toolchain(Protocol):
         """
         ...
 
-    def emulate(self, plans: Sequence[PrecisionPlan]) -> tuple[OutputError, ...] | Failure:
-        """Emulated errors of plans on the first few search samples, a prior; no engine is built."""
+    @property
+    def emulated_samples(self) -> EmulatedSamples:
+        """The first few search samples, on which ``emulate`` takes errors; known once they are written."""
+        ...
+
+    def emulate(self, plans: Sequence[PrecisionPlan], part: range | None = None) -> tuple[OutputError, ...] | Failure:
+        """Emulated errors of plans on ``emulated_samples``, or on one part of them; no engine is built."""
         ...
 
     @property

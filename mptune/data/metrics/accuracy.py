@@ -132,6 +132,17 @@ class OutputError:
             }
         )
 
+    def of_first(self, count: int) -> OutputError:
+        """The error on the first ``count`` samples, or on all where there are fewer."""
+        return OutputError(
+            {o: {s: values[:count] for s, values in statistics.items()} for o, statistics in self.per_output.items()}
+        )
+
+    @property
+    def sample_count(self) -> int:
+        """How many samples every statistic was taken on."""
+        return min(len(values) for statistics in self.per_output.values() for values in statistics.values())
+
     def _of(self, metric: str) -> list[tuple[float, ...]]:
         values = [statistics[metric] for statistics in self.per_output.values() if metric in statistics]
         if not values:

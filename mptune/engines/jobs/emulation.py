@@ -16,8 +16,10 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from mptune.data.archive import read_sample_shapes
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, SampleSet, Stage
+from mptune.engines.emulated_samples import EmulatedSamples, in_parts
 from mptune.engines.jobs.samples import Feed, Outputs, cached_samples, file_identity, output_error
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
@@ -48,7 +50,7 @@ _WAIST_BYTES = 1 << 29
 """Most memory of the worker for the values at all waists, bytes, of all samples together."""
 
 _KEPT_BYTES = 1 << 30
-"""A session with more weights than this, bytes, is closed: engines that are measured need the memory."""
+"""Sessions stay open while their weights together are no more than this, bytes."""
 
 
 class Call(Protocol):
@@ -69,7 +71,7 @@ class ErrorsJob:
         reference: file of reference outputs on the same samples.
         provider: of ONNX Runtime.
         metric: the objective, so that task metrics are computed too.
-        first: most samples to take; None takes all.
+        part: numbers of the samples to take, consecutive; None takes all.
         dependent: outputs whose shape depends on values.
     """
 
@@ -78,12 +80,12 @@ class ErrorsJob:
     reference: Path
     provider: Provider
     metric: str = "relative_l2"
-    first: int | None = None
+    part: range | None = None
     dependent: tuple[DependentOutput, ...] = ()
 
     def run(self, state: WorkerState) -> tuple[OutputError, ...]:
         """See the class."""
-        samples = cached_samples(state, self.samples)[: self.first]
+        samples = _of_part(cached_samples(state, self.samples), self.part)
         return tuple(self._error(state, model, samples) for model in self.models)
 
     def _error(self, state: WorkerState, model: Path, samples: Sequence[Feed]) -> OutputError:
@@ -92,7 +94,7 @@ class ErrorsJob:
         session = state.transient(partial(open_session, model, options))
         state.enter(Stage.RUN)
         outputs = [session.run(sample) for sample in samples]
-        return output_error(state, outputs, self.reference, self.metric, self.dependent)
+        return output_error(state, outputs, self.reference, self.metric, self.dependent, _start(self.part))
 
 
 @dataclass(frozen=True)
@@ -108,9 +110,10 @@ class SwitchedErrorsJob:
         reference: file of reference outputs on the same samples.
         provider: of ONNX Runtime.
         metric: the objective, so that task metrics are computed too.
-        first: most samples to take; None takes all.
+        part: numbers of the samples to take, consecutive; None takes all.
         dependent: outputs whose shape depends on values.
-        keep: whether the session stays open in the worker for the next job.
+        slot: under which the session stays open in the worker for later jobs; another of the same slot closes it. None
+            closes it at once.
     """
 
     model: Path
@@ -121,26 +124,32 @@ class SwitchedErrorsJob:
     reference: Path
     provider: Provider
     metric: str = "relative_l2"
-    first: int | None = None
+    part: range | None = None
     dependent: tuple[DependentOutput, ...] = ()
-    keep: bool = True
+    slot: str | None = "switched"
 
     def run(self, state: WorkerState) -> tuple[OutputError, ...]:
         """See the class."""
         try:
-            return self._errors(state)
+            return self._errors(state, self.slot or "switched")
         finally:
-            if not self.keep:
+            if self.slot is None:
                 state.drop("switched")
 
-    def _errors(self, state: WorkerState) -> tuple[OutputError, ...]:
-        samples: Sequence[Feed] = cached_samples(state, self.samples)[: self.first]
+    def _errors(self, state: WorkerState, slot: str) -> tuple[OutputError, ...]:
+        samples: Sequence[Feed] = cached_samples(state, self.samples)
+        part = range(len(samples)) if self.part is None else self.part
         if self.head is not None:
-            key = (*file_identity(self.head), *file_identity(self.samples), self.provider, self.first)
-            values = state.cached("waists", key, partial(self._at_waists, self.head, samples))
-            samples = [{**sample, **more} for sample, more in zip(samples, values, strict=True)]
+            key = (*file_identity(self.head), *file_identity(self.samples), self.provider)
+            known: dict[int, Outputs] = state.cached("waists", key, dict)
+            new = [number for number in part if number not in known]
+            if new:
+                known.update(zip(new, self._at_waists(self.head, [samples[number] for number in new]), strict=True))
+            samples = [{**samples[number], **known[number]} for number in part]
+        else:
+            samples = _of_part(samples, part)
         opened = (*file_identity(self.model), self.provider)
-        session = state.cached("switched", opened, partial(self._open, self.model))
+        session = state.cached(slot, opened, partial(self._open, self.model))
         wanted = session.inputs.keys() - set(self.switches)
         feeds = [{name: value for name, value in sample.items() if name in wanted} for sample in samples]
         state.enter(Stage.RUN)
@@ -149,7 +158,7 @@ class SwitchedErrorsJob:
     def _error(self, state: WorkerState, session: OrtSession, feeds: Sequence[Feed], on: frozenset[str]) -> OutputError:
         switches = {name: np.array(name in on) for name in self.switches}
         outputs = [session.run({**feed, **switches}) for feed in feeds]
-        return output_error(state, outputs, self.reference, self.metric, self.dependent)
+        return output_error(state, outputs, self.reference, self.metric, self.dependent, _start(self.part))
 
     def _open(self, model: Path) -> OrtSession:
         return open_session(model, SessionOptions(self.provider, timing=False))
@@ -161,6 +170,14 @@ class SwitchedErrorsJob:
             return tuple(session.run({n: v for n, v in sample.items() if n in names}) for sample in samples)
         finally:
             session.close()
+
+
+def _of_part(samples: Sequence[Feed], part: range | None) -> Sequence[Feed]:
+    return samples if part is None else samples[part.start : part.stop]
+
+
+def _start(part: range | None) -> int:
+    return 0 if part is None else part.start
 
 
 class Emulation:
@@ -197,21 +214,21 @@ class Emulation:
         self._switching = True
 
     def errors(
-        self, plans: Sequence[PrecisionPlan], which: SampleSet = "search", *, few: bool = False
+        self, plans: Sequence[PrecisionPlan], which: SampleSet = "search", part: range | None = None
     ) -> tuple[OutputError, ...] | Failure:
         """The errors of plans on a set of samples.
 
         Args:
             plans: of this model.
             which: the samples.
-            few: take the first samples only, ``EMULATED_ROWS`` rows.
+            part: numbers of the samples to take, within ``samples``; None takes the whole set.
 
         Raises:
             RunError: a model cannot be written, or the disk is full.
         """
         found: dict[int, OutputError] = {}
-        for stretch, members in self._by_stretch(plans, few).items():
-            errors = self._errors_of(stretch, [plans[index] for index in members], which, few)
+        for stretch, members in self._by_stretch(plans, few=part is not None).items():
+            errors = self._errors_of(stretch, [plans[index] for index in members], which, part)
             if isinstance(errors, Failure):
                 return errors
             found.update(zip(members, errors, strict=True))
@@ -223,7 +240,7 @@ class Emulation:
             path.unlink(missing_ok=True)
         self._written.clear()
 
-    def _by_stretch(self, plans: Sequence[PrecisionPlan], few: bool) -> dict[Stretch | None, list[int]]:
+    def _by_stretch(self, plans: Sequence[PrecisionPlan], *, few: bool) -> dict[Stretch | None, list[int]]:
         """The stretch that holds all FP16 groups of each plan, None where there is none -> the plans' indices."""
         found: dict[Stretch | None, list[int]] = {}
         for index, plan in enumerate(plans):
@@ -234,32 +251,32 @@ class Emulation:
         return found
 
     def _errors_of(
-        self, stretch: Stretch | None, plans: Sequence[PrecisionPlan], which: SampleSet, few: bool
+        self, stretch: Stretch | None, plans: Sequence[PrecisionPlan], which: SampleSet, part: range | None
     ) -> tuple[OutputError, ...] | Failure:
         # On a CPU the switches of a whole model cost more than a session for each plan. And nothing is fused around a
         # switch, so a plan without FP16 matches the reference bit by bit only in a session of its own.
         apart = stretch is None and (self._provider == "cpu" or not any(plan.fp16_groups for plan in plans))
         if apart or not self._switching:
-            return self._one_by_one(plans, which, few)
-        errors = self._switched(stretch, plans, which, few)
+            return self._one_by_one(plans, which, part)
+        errors = self._switched(stretch, plans, which, part)
         if not isinstance(errors, Failure) or errors.is_machine_fault:
             return errors
-        errors = self._one_by_one(plans, which, few)
+        errors = self._one_by_one(plans, which, part)
         self._switching = isinstance(errors, Failure)  # Where that works, it was the switches that failed.
         return errors
 
     def _one_by_one(
-        self, plans: Sequence[PrecisionPlan], which: SampleSet, few: bool
+        self, plans: Sequence[PrecisionPlan], which: SampleSet, part: range | None
     ) -> tuple[OutputError, ...] | Failure:
         paths = [self._emulator.write(plan, self._workspace.scratch(f"emulated-{plan.fingerprint}")) for plan in plans]
         try:
-            return self._call(ErrorsJob(tuple(paths), *self._sample_arguments(which, few)))
+            return self._call(ErrorsJob(tuple(paths), *self._sample_arguments(which, part)))
         finally:
             for path in paths:
                 path.unlink(missing_ok=True)
 
     def _switched(
-        self, stretch: Stretch | None, plans: Sequence[PrecisionPlan], which: SampleSet, few: bool
+        self, stretch: Stretch | None, plans: Sequence[PrecisionPlan], which: SampleSet, part: range | None
     ) -> tuple[OutputError, ...] | Failure:
         switches = self._switched_emulator.switches
         groups = tuple(switches) if stretch is None else stretch.groups
@@ -272,18 +289,35 @@ class Emulation:
             head,
             tuple(frozenset(switches[group] for group in plan.fp16_groups) for plan in plans),
             tuple(switches[group] for group in groups),
-            *self._sample_arguments(which, few),
-            keep=sum(place.length for place in self._workload.bank.places[Precision.FP32].values()) <= _KEPT_BYTES,
+            *self._sample_arguments(which, part),
+            slot=self._slot(stretch),
         )
         return self._call(job)
 
+    def _slot(self, stretch: Stretch | None) -> str | None:
+        """Where the session of a stretch stays open: as many sessions do as their weights leave room for."""
+        weights = sum(place.length for place in self._workload.bank.places[Precision.FP32].values())
+        room = _KEPT_BYTES // max(weights, 1)
+        if self._provider != "cpu":  # Engines that are measured need the memory.
+            room = min(room, 1)
+        number = 0 if stretch is None else self._stretches.index(stretch) + 1
+        return f"switched {number % room}" if room else None
+
     def _sample_arguments(
-        self, which: SampleSet, few: bool
-    ) -> tuple[Path, Path, Provider, str, int | None, tuple[DependentOutput, ...]]:
-        """The last arguments of both jobs: samples, reference, provider, metric, number of samples, value-dependent."""
+        self, which: SampleSet, part: range | None
+    ) -> tuple[Path, Path, Provider, str, range | None, tuple[DependentOutput, ...]]:
+        """The last arguments of both jobs: samples, reference, provider, metric, part, value-dependent outputs."""
         samples, reference = self._workspace.samples(which), self._workspace.reference(which)
-        first = self._few if few else None
-        return samples, reference, self._provider, self._metric, first, self._workload.dependent_outputs
+        return samples, reference, self._provider, self._metric, part, self._workload.dependent_outputs
+
+    @cached_property
+    def samples(self) -> EmulatedSamples:
+        """The search samples that errors are emulated on before a plan is built, ``EMULATED_ROWS`` rows."""
+        count = len(read_sample_shapes(self._workspace.samples("search")))
+        few = min(self._few, count)
+        if self._provider != "cpu":  # Each part would open its sessions again.
+            return EmulatedSamples((range(few),), None)
+        return EmulatedSamples(in_parts(few), count)
 
     @cached_property
     def _few(self) -> int:

@@ -33,8 +33,9 @@ def output_error(
     reference: Path,
     metric: str,
     dependent: tuple[DependentOutput, ...] = (),
+    start: int = 0,
 ) -> OutputError:
-    """The error of outputs against the reference, on the first samples of a set.
+    """The error of outputs against the reference, on consecutive samples of a set.
 
     Outputs whose shape depends on values are compared as sets of rows, as are others that have another number of rows
     than the reference. A metric of the user's gets the outputs as they are, whatever their shapes.
@@ -42,15 +43,16 @@ def output_error(
     Args:
         state: caches what is read.
         outputs: of each sample.
-        reference: file of reference outputs; of the same samples first, and perhaps of more.
+        reference: file of reference outputs of the whole set.
         metric: the objective, so that task metrics are computed too.
         dependent: outputs whose shape depends on values.
+        start: number of the first of these samples in the set.
 
     Raises:
         EngineError: an output has another shape than the reference, and not only another number of rows.
     """
     references = state.cached(f"reference {reference}", file_identity(reference), partial(read_outputs, reference))
-    wanted = references[: len(outputs)]
+    wanted = references[start : start + len(outputs)]
     function = partial(_value_by_caller, state) if metric.startswith(CALLABLE) else None
     _, extra = state.cached("metric", metric, partial(resolve_metric, metric, function))
     identity = (*file_identity(reference), dependent)

@@ -21,6 +21,7 @@ from mptune.engines.base import (
     Stage,
     TensorRange,
 )
+from mptune.engines.emulated_samples import EmulatedSamples
 from mptune.engines.environment import Environment, describe_environment
 from mptune.engines.jobs.emulation import Call, Emulation
 from mptune.engines.jobs.reference import ObserveJob, ReferenceJob
@@ -182,9 +183,14 @@ class BaseToolchain(ABC):
         """See ``Toolchain``."""
         return ()
 
-    def emulate(self, plans: Sequence[PrecisionPlan]) -> tuple[OutputError, ...] | Failure:
+    @property
+    def emulated_samples(self) -> EmulatedSamples:
         """See ``Toolchain``."""
-        return self.emulation.errors(plans, few=True)
+        return self.emulation.samples
+
+    def emulate(self, plans: Sequence[PrecisionPlan], part: range | None = None) -> tuple[OutputError, ...] | Failure:
+        """See ``Toolchain``."""
+        return self.emulation.errors(plans, part=range(self.emulation.samples.count) if part is None else part)
 
     def latency_terms(self) -> LatencyTerms | Failure:
         """See ``Toolchain``."""

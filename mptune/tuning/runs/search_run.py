@@ -56,6 +56,7 @@ from mptune.tuning.space import NamedSpace, SearchSpace, load_space, make_space
 from mptune.tuning.steps.attempts import in_fresh_processes
 from mptune.tuning.steps.baseline import check_baseline, check_reference, try_objective
 from mptune.tuning.steps.emulated import EMULATED_JSON, PlanEmulator
+from mptune.tuning.steps.guide import Guide
 from mptune.tuning.steps.kernels import KERNELS_JSON, MissingKernels, ask_for_kernels
 from mptune.tuning.steps.limits import Limits
 from mptune.tuning.steps.prepare import (
@@ -67,7 +68,7 @@ from mptune.tuning.steps.prepare import (
     save_samples,
 )
 from mptune.tuning.steps.remeasure import confirm, missing, points_to_confirm, rounds_needed
-from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, find_sensitivity, make_prior
+from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, OneGroupErrors
 from mptune.tuning.steps.shared_errors import SharedErrors
 from mptune.tuning.steps.tuner import Tuner, has_converged, is_exhausted
 
@@ -322,37 +323,41 @@ class SearchRun(MeasuringRun):
 
     def _tune(self, space: SearchSpace) -> None:
         """Evaluate plans in this process until the search stops."""
-        if self._settings.sampler == "precision":
-            self._guide(space)
+        guide = self._guide(space) if self._settings.sampler == "precision" else None
         emulated = None if self._emulator is None else self._emulator.recall
         toolchain = self._open_toolchain()
         stop = Tuner(
-            self.record, space, toolchain, self._settings, self._listener, emulated=emulated, limits=self._limits
+            self.record,
+            space,
+            toolchain,
+            self._settings,
+            self._listener,
+            emulated=emulated,
+            limits=self._limits,
+            before_proposal=None if guide is None else guide.before_proposal,
         ).run()
         self._listener.stage(f"stopped: {stop.value}")
 
-    def _guide(self, space: SearchSpace) -> None:
-        """Give the sampler what is known before any build: one-group errors and the roofline's terms."""
+    def _guide(self, space: SearchSpace) -> Guide | None:
+        """What gives the sampler one-group errors and the roofline's terms; None where it proposes nothing."""
         if not space.free or self._settings.budget <= len(space.seeds):
-            return
+            return None
         toolchain, metric = self._open_toolchain(), self._settings.metric
         path = self._workload.workspace.data_dir / SENSITIVITY_JSON
         if is_own(metric) and self.record.baseline() is None:
             try_objective(toolchain, space, metric, definition_of_metric(metric, self._settings.metric_function))
         shared = SharedErrors(self.record, metric)
-        sensitivity = find_sensitivity(space, toolchain, metric, path, self._listener, shared)
+        errors = OneGroupErrors(space, toolchain, metric, path, self._listener, shared)
         terms = in_fresh_processes(toolchain.latency_terms, toolchain, self._listener, "predicting latencies")
         if isinstance(terms, Failure):
             self._warn(f"no latency can be predicted, so the search learns it from builds alone: {terms.message}")
-        exact = toolchain.latency_source == "predicted"
         known = None if isinstance(terms, Failure) else terms
-        prior = make_prior(space, sensitivity, known, exact=exact)
-        keep_grounds(space, prior, self._workload.workspace.data_dir)
         if toolchain.error_source == "measured" and toolchain.emulation_holds:
             path = self._workload.workspace.data_dir / EMULATED_JSON
-            self._emulator = PlanEmulator(space, toolchain, metric, path, self._listener, sensitivity.errors)
-        self.record.guide(prior, self._settings.seed, self._emulator)
-        self._listener.stage("searching")
+            self._emulator = PlanEmulator(space, toolchain, metric, path, self._listener)
+        guide = Guide(self.record, space, toolchain, self._settings, self._listener, errors, known, self._emulator)
+        keep_grounds(space, guide.prior, self._workload.workspace.data_dir)
+        return guide
 
     def _open_toolchain(self) -> Toolchain:
         """The toolchain, opened when it is first needed: a run that is finished already needs none."""

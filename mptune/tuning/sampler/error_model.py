@@ -64,7 +64,8 @@ class ErrorModel:
         informative = self._values > math.log(self._floor) + 0.1
         self._plans, self._values, self._noise = (a[informative] for a in (self._plans, self._values, self._noise))
         widths = _PRIOR_WIDTHS if prior.log_square_errors is not None else (4.5,)
-        fits = [self._fit(mean, np.full(len(mean), width), math.log(width)) for width in widths]
+        doubts = np.array(prior.log_square_sds or np.zeros(len(mean)), dtype=float)
+        fits = [self._fit(mean, np.hypot(width, doubts), math.log(width)) for width in widths]
         self._model, self.mode, _ = max(fits, key=lambda fit: fit[2])
 
     def _prior_mean(self, prior: Prior) -> Floats:

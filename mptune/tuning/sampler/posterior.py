@@ -26,6 +26,8 @@ class Prior:
         fixed_gain_ms: what groups that are FP16 under every plan of the space save, against all-FP32.
         exact: latencies are predicted by these very terms, so that there is nothing to learn of them.
         operators: of each group; groups of one operator may all be far slower in FP16. Empty where they are not known.
+        log_square_sds: standard deviation of each of ``log_square_errors`` on top of how far emulation can be trusted:
+            where it was taken on few samples, or from other groups. None is 0 everywhere.
     """
 
     groups: tuple[str, ...]
@@ -36,6 +38,7 @@ class Prior:
     fixed_gain_ms: float = 0.0
     exact: bool = False
     operators: tuple[frozenset[str], ...] = ()
+    log_square_sds: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -51,10 +51,10 @@ class PlanEmulator:
         self._toolchain = toolchain
         self._metric = metric
         self._listener = listener
-        fp32 = PrecisionPlan.uniform(space.model_sha256, [g.id for g in space.groups], Precision.FP32)
-        plans = {fp32.replace({g: Precision.FP16}).fingerprint: error for g, error in (alone or {}).items()}
+        self._fp32 = PrecisionPlan.uniform(space.model_sha256, [g.id for g in space.groups], Precision.FP32)
         self._kept = EmulatedErrors(path, metric)
-        self._alone = {plan: EmulatedError(error, None) for plan, error in plans.items()}
+        self._alone: dict[str, EmulatedError] = {}
+        self.learn(alone or {})
         self._works = True
 
     def __call__(self, choices: Sequence[Mapping[str, str]]) -> list[float]:
@@ -72,6 +72,11 @@ class PlanEmulator:
             self._emulate(new)
         errors = (self._known(plan) for plan in plans)
         return [math.nan if error is None else error.value for error in errors]
+
+    def learn(self, alone: Mapping[str, float]) -> None:
+        """Take over errors of groups alone that have been emulated on all samples meanwhile."""
+        for group, error in alone.items():
+            self._alone[self._fp32.replace({group: Precision.FP16}).fingerprint] = EmulatedError(error, None)
 
     def recall(self, plan: PrecisionPlan) -> EmulatedError | None:
         """The emulated error of a plan; None if it was not emulated, or failed."""
@@ -95,9 +100,23 @@ class PlanEmulator:
 def emulate_plans(
     toolchain: Toolchain, plans: Sequence[PrecisionPlan], metric: str, listener: Listener
 ) -> list[EmulatedError]:
-    """Emulate plans in one job, or one by one where that fails; a plan that fails alone is infinite, of no sample.
+    """The emulated errors of plans; a plan that fails alone is infinite, of no sample. See ``emulate_outputs``."""
+    found = emulate_outputs(toolchain, plans, listener)
+    return [_FAILED if error is None else _emulated(error, metric) for error in found]
+
+
+def emulate_outputs(
+    toolchain: Toolchain, plans: Sequence[PrecisionPlan], listener: Listener, part: range | None = None
+) -> list[OutputError | None]:
+    """Emulate plans in one job, or one by one where that fails; None for a plan that fails alone.
 
     One that crashes alone is emulated again in fresh processes first.
+
+    Args:
+        toolchain: emulates.
+        plans: what to emulate.
+        listener: receives a warning before each further attempt.
+        part: one of the parts of the toolchain's ``emulated_samples``; None takes all.
 
     Raises:
         RunError: the machine failed again and again.
@@ -105,15 +124,16 @@ def emulate_plans(
     # Of several, one may crash: they are emulated one by one then.
     alone = len(plans) == 1
     what = f"emulating {f'plan {plans[0].fingerprint}' if alone else 'plans'}"
-    result = in_fresh_processes(lambda: toolchain.emulate(plans), toolchain, listener, what, crashes=alone)
+    of_part = () if part is None else (part,)
+    result = in_fresh_processes(lambda: toolchain.emulate(plans, *of_part), toolchain, listener, what, crashes=alone)
     if not isinstance(result, Failure):
-        return [_emulated(error, metric) for error in result]
+        return list(result)
     if alone:
-        return [_FAILED]
-    return [error for plan in plans for error in emulate_plans(toolchain, [plan], metric, listener)]
+        return [None]
+    return [error for plan in plans for error in emulate_outputs(toolchain, [plan], listener, part)]
 
 
 def _emulated(error: OutputError, metric: str) -> EmulatedError:
     value = error.value(metric)
-    samples = min(len(values) for statistics in error.per_output.values() for values in statistics.values())
-    return EmulatedError(value if error.non_finite == 0 and math.isfinite(value) else math.inf, samples)
+    finite = error.non_finite == 0 and math.isfinite(value)
+    return EmulatedError(value if finite else math.inf, error.sample_count)

@@ -1,34 +1,52 @@
-"""Sensitivity: the output error of each free group alone in FP16, by emulation, before anything is built."""
+"""Sensitivity: the output error of each free group alone in FP16, by emulation.
+
+Not all of it is taken before the search begins. One sample tells most of what eight do where outputs are large, so
+every group has one first; then those whose samples differ have more, until their error is known well enough. What is
+left is taken between plans, in proportion to them, so that a resumed search goes on where it was.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
+from mptune.data.metrics.accuracy import OutputError
 from mptune.data.numbers import decode_float, encode_float
 from mptune.engines.base import Toolchain
 from mptune.files import write_json
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.targets.roofline import LatencyTerms
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.listener import Listener
-from mptune.tuning.sampler.boundaries import Boundary
-from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.emulated import emulate_plans
+from mptune.tuning.steps.emulated import emulate_outputs
 from mptune.tuning.steps.shared_errors import SharedErrors
 
 SENSITIVITY_JSON = "sensitivity.json"
 """Name of the file in the run's data directory."""
 
+KNOWN_WELL = 0.15
+"""A one-group error whose relative doubt is at most this needs no more samples: the law of squares is no better."""
+
 _WAIT_S = 0.3
 
 _AT_A_TIME = 8
 """Groups per job: an interrupted run repeats at most one job, and progress is reported after each."""
+
+_ASSUMED_SPREAD, _ASSUMED_WEIGHT = 0.4, 2.0
+"""Relative standard deviation between samples of one group's error before any group has two, and how many degrees of
+freedom the groups' common spread stands for beside a group's own."""
+
+LONG = 160
+"""With more free groups than this, those that repeat a pattern wait until every pattern is known."""
+
+_UNSEEN_DOUBT = 1.0
+"""Relative doubt of an error that was zero on the samples taken so far: others may show one."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +55,17 @@ class Sensitivity:
 
     Attributes:
         metric: the statistic.
-        errors: group id -> error with that group alone in FP16; ``inf`` where it fails or is not finite.
+        errors: group id -> error with that group alone in FP16; ``inf`` where it fails or is not finite. Groups whose
+            error has not been taken are missing.
+        taken: group id -> the statistics behind its error, sample by sample; missing where nothing can be added.
+        doubts: group id -> standard deviation of the logarithm of its error, against the error on all samples; missing
+            where all were taken.
     """
 
     metric: str
     errors: Mapping[str, float]
+    taken: Mapping[str, OutputError] = field(default_factory=dict)
+    doubts: Mapping[str, float] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
         """Write the JSON file that ``load`` reads.
@@ -50,7 +74,8 @@ class Sensitivity:
             RunError: the disk is full, or the place cannot be written.
         """
         errors = {group: encode_float(error) for group, error in self.errors.items()}
-        write_json(path, {"metric": self.metric, "errors": errors})
+        taken = {group: error.to_json() for group, error in self.taken.items()}
+        write_json(path, {"metric": self.metric, "errors": errors, "taken": taken, "doubts": dict(self.doubts)})
 
     @classmethod
     def load(cls, path: Path, metric: str) -> Sensitivity:
@@ -58,10 +83,223 @@ class Sensitivity:
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
             if document["metric"] == metric:
-                return cls(metric, {g: decode_float(e) for g, e in document["errors"].items()})
+                return cls(
+                    metric,
+                    {g: decode_float(e) for g, e in document["errors"].items()},
+                    {g: OutputError.from_json(e) for g, e in document.get("taken", {}).items()},
+                    {g: float(d) for g, d in document.get("doubts", {}).items()},
+                )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             pass
         return cls(metric, {})
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Groups that are emulated on one part of the samples."""
+
+    key: str
+    part: range
+    groups: tuple[str, ...]
+
+    @property
+    def cost(self) -> int:
+        """Samples times groups."""
+        return len(self.part) * len(self.groups)
+
+
+class OneGroupErrors:
+    """Takes one-group errors, a few at a time, and keeps what is known of them."""
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        toolchain: Toolchain,
+        metric: str,
+        path: Path,
+        listener: Listener,
+        shared: SharedErrors | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Read what an earlier run left in the file.
+
+        Args:
+            space: its free groups are taken.
+            toolchain: emulates; its reference is taken already.
+            metric: the objective statistic.
+            path: file that keeps the result, written after every few groups.
+            listener: receives the progress.
+            shared: what the other workers of the search do; None where there are none.
+            sleep: waits for so many seconds, where other workers have the rest in work.
+        """
+        self._space = space
+        self._toolchain = toolchain
+        self._metric = metric
+        self._path = path
+        self._listener = listener
+        self._shared = shared
+        self._sleep = sleep
+        self._parts = toolchain.emulated_samples.parts
+        known = Sensitivity.load(path, metric)
+        self._taken = {g: error for g, error in known.taken.items() if g in space.free}
+        self._final = {g: error for g, error in known.errors.items() if g in space.free and g not in self._taken}
+        self._fp32 = PrecisionPlan.uniform(space.model_sha256, [g.id for g in space.groups], Precision.FP32)
+        self._saved = known
+
+    @property
+    def spent(self) -> int:
+        """Emulations so far, each of one group on one sample; those of all workers, and of earlier runs."""
+        return sum(map(self._samples, self._taken)) + len(self._final)
+
+    def take(self, allowed: float, *, wait: bool = False) -> bool:
+        """Emulate what is wanted most, as long as ``spent`` stays within what is allowed.
+
+        Args:
+            allowed: emulations altogether, as ``spent`` counts them.
+            wait: where other workers have all in work that is still wanted, wait for them.
+
+        Returns:
+            Whether more is known than before.
+
+        Raises:
+            RunError: the machine failed, or the file cannot be written.
+        """
+        before = self.spent
+        while True:
+            self._read_shared()
+            jobs = [job for job in self._wanted() if self.spent + job.cost <= allowed]
+            job = self._claim(jobs)
+            if job is not None:
+                self._do(job)
+            elif jobs and wait:
+                self._sleep(_WAIT_S)
+            else:
+                break
+        self._save()
+        return self.spent > before
+
+    def sensitivity(self) -> Sensitivity:
+        """All that is known."""
+        errors = {**{g: _value(error, self._metric) for g, error in self._taken.items()}, **self._final}
+        doubts = self._doubts()
+        free = [g for g in self._space.free if g in errors]
+        return Sensitivity(
+            self._metric,
+            {g: errors[g] for g in free},
+            {g: self._taken[g] for g in free if g in self._taken},
+            {g: doubts[g] for g in free if doubts.get(g)},
+        )
+
+    # -- what comes next ----------------------------------------------------------------------------------------
+
+    def _wanted(self) -> list[_Job]:
+        """Jobs, the one that tells most for its cost first: a first sample of each group comes before all others.
+
+        Of groups with one pattern the first one comes first.
+        """
+        free = set(self._space.free)
+        first_of = {group.pattern or group.id: group.id for group in reversed(self._space.groups) if group.id in free}
+        firsts = set(first_of.values())
+        lists = [g for g in self._space.free if g in firsts], [g for g in self._space.free if g not in firsts]
+        if not self._is_long:
+            lists = [*self._space.free], []
+        doubts = self._doubts()
+        jobs: list[tuple[float, _Job]] = []
+        for name, groups in zip(("", "r"), lists, strict=True):
+            for number, start in enumerate(range(0, len(groups), _AT_A_TIME)):
+                chunk = groups[start : start + _AT_A_TIME]
+                for index, part in enumerate(self._parts):
+                    few = tuple(g for g in chunk if self._lacks(g, part, doubts))
+                    if few:
+                        job = _Job(f"{index}:{name}{number}", part, few)
+                        doubt = math.inf if index == 0 else sum(doubts[g] ** 2 for g in few) / job.cost
+                        jobs.append((doubt, job))
+        return [job for _, job in sorted(jobs, key=lambda entry: -entry[0])]
+
+    @property
+    def _is_long(self) -> bool:
+        """Whether groups that repeat others wait for all of those."""
+        return self._toolchain.emulated_samples.per_plan is not None and len(self._space.free) > LONG
+
+    def _lacks(self, group: str, part: range, doubts: Mapping[str, float]) -> bool:
+        """Whether this is the next part of a group that needs one."""
+        if group in self._final or self._samples(group) != part.start:
+            return False
+        return part.start == 0 or self._toolchain.emulated_samples.per_plan is None or doubts[group] > KNOWN_WELL
+
+    def _samples(self, group: str) -> int:
+        return self._taken[group].sample_count if group in self._taken else 0
+
+    def _doubts(self) -> dict[str, float]:
+        """Standard deviation of the log of each error that has been taken, against the one on all samples.
+
+        Samples differ by a spread that is estimated for each group from its own samples and from those of all groups;
+        that of the mean of n of N samples is smaller by ``sqrt((1 - n / N) / n)`` (sampling without replacement).
+        """
+        count = self._parts[-1].stop
+        spreads = {g: _spread(error, self._metric) for g, error in self._taken.items()}
+        own = {g: spread for g, spread in spreads.items() if spread is not None}
+        squares = [spread**2 for spread in own.values()]
+        common = math.sqrt(float(np.mean(squares))) if squares else _ASSUMED_SPREAD
+        doubts = {}
+        for group, error in self._taken.items():
+            taken, value = error.sample_count, _value(error, self._metric)
+            if taken >= count or math.isinf(value):
+                doubts[group] = 0.0
+            elif value <= ERROR_FLOOR:
+                doubts[group] = _UNSEEN_DOUBT
+            else:
+                weight = taken - 1 if group in own else 0
+                square = (_ASSUMED_WEIGHT * common**2 + weight * own.get(group, 0.0) ** 2) / (_ASSUMED_WEIGHT + weight)
+                doubts[group] = math.sqrt(square * (1.0 - taken / count) / taken)
+        return doubts
+
+    # -- taking it ----------------------------------------------------------------------------------------------
+
+    def _claim(self, jobs: Sequence[_Job]) -> _Job | None:
+        if self._shared is None:
+            return jobs[0] if jobs else None
+        key = self._shared.claim([job.key for job in jobs])
+        return next((job for job in jobs if job.key == key), None)
+
+    def _do(self, job: _Job) -> None:
+        done, free = len(self._taken) + len(self._final), len(self._space.free)
+        more = "" if job.part.start == 0 else f", {job.part.stop} samples of {len(job.groups)}"
+        self._listener.stage(f"sensitivity: {done} of {free} groups{more}")
+        plans = [self._fp32.replace({group: Precision.FP16}) for group in job.groups]
+        found = emulate_outputs(self._toolchain, plans, self._listener, job.part if len(self._parts) > 1 else None)
+        errors = dict(zip(job.groups, (_only(error, self._metric) for error in found), strict=True))
+        for group, error in errors.items():
+            self._add(group, job.part, error)
+        if self._shared is not None:
+            self._shared.keep(job.key, job.part, errors)
+        self._save()
+
+    def _add(self, group: str, part: range, error: OutputError | None) -> None:
+        """Add what a part of the samples showed; None where emulation fails."""
+        if error is None:
+            self._taken.pop(group, None)
+            self._final[group] = math.inf
+        elif group not in self._final and self._samples(group) == part.start:
+            known = self._taken.get(group)
+            if known is None or known.per_output.keys() == error.per_output.keys():
+                self._taken[group] = error if known is None else known.with_samples_of(error)
+            else:  # Outputs whose shape depends on values were compared in another way: the parts do not add up.
+                del self._taken[group]
+                self._final[group] = max(_value(known, self._metric), _value(error, self._metric))
+
+    def _read_shared(self) -> None:
+        if self._shared is not None:
+            for part, errors in self._shared.known():
+                for group, error in errors.items():
+                    if group in self._fp32.precision:
+                        self._add(group, part, error)
+
+    def _save(self) -> None:
+        known = self.sensitivity()
+        if known != self._saved:
+            known.save(self._path)
+            self._saved = known
 
 
 def find_sensitivity(
@@ -73,85 +311,36 @@ def find_sensitivity(
     shared: SharedErrors | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Sensitivity:
-    """Emulate each free group alone; what an earlier call wrote is not done again.
+    """All one-group errors, known well enough; what an earlier call wrote is not done again.
 
-    Args:
-        space: its free groups are taken.
-        toolchain: emulates; its reference is taken already.
-        metric: the objective statistic.
-        path: file that keeps the result, written after every few groups.
-        listener: receives the progress.
-        shared: what the other workers of the search do; None where there are none.
-        sleep: waits for so many seconds, where other workers have the rest in work.
-
-    Raises:
-        RunError: the machine failed, or the file cannot be written.
+    Args and errors as ``OneGroupErrors`` and its ``take``.
     """
-    errors = dict(Sensitivity.load(path, metric).errors)
-    fp32 = PrecisionPlan.uniform(space.model_sha256, [g.id for g in space.groups], Precision.FP32)
-    chunks = [space.free[start : start + _AT_A_TIME] for start in range(0, len(space.free), _AT_A_TIME)]
-    while True:
-        errors.update({} if shared is None else shared.known())
-        missing = [number for number, chunk in enumerate(chunks) if any(group not in errors for group in chunk)]
-        if not missing:
-            break
-        number = missing[0] if shared is None else shared.claim(missing)
-        if number is None:
-            sleep(_WAIT_S)
-            continue
-        done = sum(group in errors for group in space.free)
-        listener.stage(f"sensitivity: {done} of {len(space.free)} groups")
-        few = [group for group in chunks[number] if group not in errors]
-        plans = [fp32.replace({group: Precision.FP16}) for group in few]
-        found = emulate_plans(toolchain, plans, metric, listener)
-        errors.update(zip(few, (error.value for error in found), strict=True))
-        if shared is not None:
-            shared.keep(number, {group: errors[group] for group in chunks[number]})
-        Sensitivity(metric, errors).save(path)
-    known = Sensitivity(metric, errors)
-    if known != Sensitivity.load(path, metric):
-        known.save(path)
-    return known
+    errors = OneGroupErrors(space, toolchain, metric, path, listener, shared, sleep)
+    errors.take(math.inf, wait=True)
+    return errors.sensitivity()
 
 
-def make_prior(space: SearchSpace, sensitivity: Sensitivity, terms: LatencyTerms | None, *, exact: bool) -> Prior:
-    """The sampler's prior: what is known about errors and latencies before any build.
+def _only(error: OutputError | None, metric: str) -> OutputError | None:
+    """The objective's statistic and the count of non-finite values alone."""
+    if error is None:
+        return None
+    kept = (metric, "non_finite")
+    per_output = {o: {s: v for s, v in by.items() if s in kept} for o, by in error.per_output.items()}
+    return OutputError(per_output)
 
-    Args:
-        space: The search space; its free groups are the prior's terms.
-        sensitivity: One-group error of every free group.
-        terms: Gains and boundary costs of the roofline, in milliseconds; None if no latency can be predicted.
-        exact: Whether latencies are predicted by these terms, so that they have no uncertainty.
-    """
-    position = {group: index for index, group in enumerate(space.free)}
-    squares = tuple(
-        math.inf if math.isinf(error) else math.log(max(error, ERROR_FLOOR) ** 2)
-        for error in (sensitivity.errors[group] for group in space.free)
-    )
-    ops = {group.id: frozenset(group.ops) for group in space.groups}
-    operators = tuple(ops[group] for group in space.free)
-    if terms is None:
-        return Prior(space.free, squares, operators=operators)
-    boundaries: dict[Boundary, float] = {}
-    for term in terms.boundaries:
-        ends = dict.fromkeys((term.producer_group, *term.consumer_groups))
-        members = tuple(sorted(position[e] for e in ends if e is not None and e in position))
-        fixed = {space.pinned[e].precision for e in ends if e is not None and e in space.pinned}
-        fp32 = term.fp32_consumer or term.producer_group is None or Precision.FP32 in fixed
-        fp16 = Precision.FP16 in fixed
-        if members and not (fp32 and fp16) and len(members) + fp32 + fp16 > 1:
-            boundary = Boundary(members, fp32, fp16)
-            boundaries[boundary] = boundaries.get(boundary, 0.0) + max(term.cost_ms, 0.0)
-    # What the pins alone save against all-FP32, the Casts that they need under every plan counted in.
-    pins = space.plan(dict.fromkeys(space.free, Precision.FP32))
-    crossed = sum(c for boundary, c in boundaries.items() if boundary.fp16)
-    return Prior(
-        groups=space.free,
-        log_square_errors=squares,
-        gains_ms=tuple(float(terms.gains_ms.get(group, 0.0)) for group in space.free),
-        boundaries=tuple(boundaries),
-        boundary_costs_ms=tuple(boundaries.values()),
-        fixed_gain_ms=terms.base_ms - terms.predict(pins) + crossed,
-        exact=exact,
-        operators=operators,
-    )
+
+def _value(error: OutputError, metric: str) -> float:
+    value = error.value(metric)
+    return value if error.non_finite == 0 and math.isfinite(value) else math.inf
+
+
+def _spread(error: OutputError, metric: str) -> float | None:
+    """Standard deviation between samples of the log of an error, by the jackknife; None where it cannot be told."""
+    value = _value(error, metric)
+    if error.sample_count < 2 or not ERROR_FLOOR < value < math.inf:
+        return None
+    left = np.array(error.values_without_one(metric))
+    if not (left > 0.0).all():  # One sample has all of the error.
+        return 1.0
+    logs = np.log(left)
+    return float(math.sqrt((len(logs) - 1) * ((logs - logs.mean()) ** 2).sum()))

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mptune.data.numbers import decode_float, encode_float
+from mptune.data.metrics.accuracy import OutputError
 from mptune.tuning.record.owner import is_alive, this_process
 from mptune.tuning.record.record import StudyRecord
 
@@ -18,7 +18,7 @@ _ABANDONED_S = 600.0
 
 
 class SharedErrors:
-    """Shares the emulation of chunks of groups out, through the study."""
+    """Shares the emulation of groups out, through the study."""
 
     def __init__(self, record: StudyRecord, metric: str) -> None:
         """Read nothing yet.
@@ -28,29 +28,39 @@ class SharedErrors:
             metric: the statistic: each has errors of its own.
         """
         self._record = record
-        self._found = f"one-group errors:{metric}:"
+        self._found = f"one-group errors by sample:{metric}:"
         self._claims = f"one-group errors in work:{metric}:"
         self._mine = this_process()
 
-    def known(self) -> dict[str, float]:
-        """Group -> error, of what any worker has found."""
-        notes = self._record.notes(self._found).values()
-        return {group: decode_float(error) for note in notes for group, error in note.items()}
+    def known(self) -> list[tuple[range, dict[str, OutputError | None]]]:
+        """What any worker has found: samples, and group -> its error on them; None where emulation fails.
 
-    def claim(self, chunks: Sequence[int]) -> int | None:
-        """Take one of the chunks that no living worker has in work; None where each has one."""
+        Parts of the samples that come first are first.
+        """
+        found = []
+        for note in self._record.notes(self._found).values():
+            errors = {g: None if e is None else OutputError.from_json(e) for g, e in note["errors"].items()}
+            found.append((range(*note["samples"]), errors))
+        return sorted(found, key=lambda entry: entry[0].start)
+
+    def claim(self, jobs: Sequence[str]) -> str | None:
+        """Take the first of the jobs that no living worker has in work; None where each has one."""
         claims = self._record.notes(self._claims)
-        for chunk in chunks:
-            if self._is_free(claims.get(f"{self._claims}{chunk}")):
-                key = f"{self._claims}{chunk}"
+        for job in jobs:
+            if self._is_free(claims.get(f"{self._claims}{job}")):
+                key = f"{self._claims}{job}"
                 self._record.set_note(key, {**self._mine, "at": time.time()})
                 if self._is_mine(self._record.note(key)):  # Else another was faster.
-                    return chunk
+                    return job
         return None
 
-    def keep(self, chunk: int, errors: Mapping[str, float]) -> None:
-        """Write down what was found for groups of a chunk."""
-        self._record.set_note(f"{self._found}{chunk}", {group: encode_float(error) for group, error in errors.items()})
+    def keep(self, job: str, part: range, errors: Mapping[str, OutputError | None]) -> None:
+        """Write down what was found for the groups of a job on a part of the samples."""
+        key = f"{self._found}{job}"
+        found = {group: None if error is None else error.to_json() for group, error in errors.items()}
+        before = (self._record.note(key) or {}).get("errors", {})
+        self._record.set_note(key, {"samples": [part.start, part.stop], "errors": {**before, **found}})
+        self._record.set_note(f"{self._claims}{job}", None)  # other groups of it may be wanted later
 
     def _is_mine(self, claim: Mapping[str, Any]) -> bool:
         return {name: claim.get(name) for name in self._mine} == self._mine

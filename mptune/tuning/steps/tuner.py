@@ -89,6 +89,7 @@ class Tuner:
         emulated: Callable[[PrecisionPlan], EmulatedError | None] | None = None,
         limits: Limits | None = None,
         sleep: Callable[[float], None] = time.sleep,
+        before_proposal: Callable[[], None] | None = None,
     ) -> None:
         """Wire the parts.
 
@@ -102,6 +103,7 @@ class Tuner:
             emulated: gives the emulated error of a plan, which is recorded beside the measured one.
             limits: that end the search early; None takes those of the settings, from the start of ``run`` on.
             sleep: waits for so many seconds, where other workers have the rest of the budget in work.
+            before_proposal: called before the sampler is asked for a plan; not where one is enqueued.
         """
         self._sleep = sleep
         self._record = record
@@ -112,6 +114,7 @@ class Tuner:
         self._clock = clock
         self._emulated = emulated
         self._limits = limits
+        self._before_proposal = before_proposal
         self._vain = 0
         self._failed_to_reopen = 0
         self._attempts = Attempts(record, toolchain, listener)
@@ -191,6 +194,8 @@ class Tuner:
             if is_exhausted(self._record, self._space):
                 return None
             self._enqueue_seeds()
+            if self._before_proposal is not None and not self._record.waiting():
+                self._before_proposal()
             proposal = self._record.ask()
             if not self._record.is_taken(proposal):
                 return proposal

@@ -27,13 +27,16 @@ from mptune.settings import DataSettings, SearchSettings
 from tests.engines.jobs.test_measure import prepare
 from tests.graph import models
 
+FEW = range(4)
+"""The samples that errors are emulated on before a plan is built: here all that there are."""
+
 
 def test_errors_are_taken_per_sample(tmp_path: Path) -> None:
     model, samples, reference = prepare(tmp_path, shift=1.0)
     one, other = ErrorsJob((model, model), samples, reference, "cpu").run(WorkerState())
     assert one == other
     assert one.per_output["y"]["max_abs"] == (1.0, 1.0)
-    (few,) = ErrorsJob((model,), samples, reference, "cpu", first=1).run(WorkerState())
+    (few,) = ErrorsJob((model,), samples, reference, "cpu", part=range(1)).run(WorkerState())
     assert few.per_output["y"]["max_abs"] == (1.0,)
 
 
@@ -116,7 +119,7 @@ def values(errors: Sequence[Any] | Failure) -> list[float]:
 
 def test_plans_of_one_group_share_sessions_and_agree_with_their_own(run: Run) -> None:
     many = run.emulation()
-    shared = values(many.errors(run.alone(), few=True))
+    shared = values(many.errors(run.alone(), part=FEW))
     assert set(run.kinds) == {SwitchedErrorsJob}
     assert any(job.head is not None for job in run.jobs), "some start at a waist"
     assert len(run.jobs) < len(run.groups)
@@ -128,18 +131,34 @@ def test_plans_of_one_group_share_sessions_and_agree_with_their_own(run: Run) ->
     assert not list(run.workspace.weights_dir.glob("*.onnx"))
 
 
+def test_the_parts_of_the_samples_together_are_all_of_them(run: Run) -> None:
+    many, apart = run.emulation(), run.emulation()
+    assert many.samples.parts == (range(1), range(1, 2), range(2, 4))
+    assert Run(run.workspace, "cpu").emulation(8).samples.parts == (range(1),)
+    whole = many.errors(run.alone(), part=FEW)
+    assert not isinstance(whole, Failure)
+    found = [apart.errors(run.alone(), part=part) for part in many.samples.parts]
+    for index, error in enumerate(whole):
+        first, *others = (errors[index] for errors in found if not isinstance(errors, Failure))
+        assert len(others) == 2
+        for other in others:
+            first = first.with_samples_of(other)
+        assert first == error
+    assert max(job.part.stop - job.part.start for job in run.jobs[len(run.jobs) // 2 :]) == 2
+
+
 def test_errors_come_in_the_order_of_the_plans(run: Run) -> None:
     last, whole, first = run.plan(len(run.groups) - 1), run.plan(*range(len(run.groups))), run.plan(0)
     many = run.emulation()
-    together = values(many.errors([last, whole, first], few=True))
-    assert together == [values(many.errors([plan], few=True))[0] for plan in (last, whole, first)]
+    together = values(many.errors([last, whole, first], part=FEW))
+    assert together == [values(many.errors([plan], part=FEW))[0] for plan in (last, whole, first)]
     assert {ErrorsJob, SwitchedErrorsJob} == set(run.kinds), "a CPU takes plans of the whole model one by one"
 
 
 @pytest.mark.parametrize(("batch", "samples"), [(1, 4), (3, 3), (8, 1)])
 def test_before_builds_a_few_rows_are_enough(batch: int, samples: int, run: Run) -> None:
     many, plan = run.emulation(batch), run.plan(0)
-    errors, every = many.errors([plan], few=True), many.errors([plan])
+    errors, every = many.errors([plan], part=range(many.samples.count)), many.errors([plan])
     assert not isinstance(errors, Failure)
     assert not isinstance(every, Failure)
     assert len(errors[0].per_output["y"]["relative_l2"]) == samples
@@ -171,39 +190,38 @@ def test_a_session_stays_open_for_the_next_job_unless_its_weights_are_large(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     many, plan = run.emulation(), run.plan(0)
-    many.errors([plan], few=True)
-    session = run.state._cache["switched"][1]
-    many.errors([plan], few=True)
-    assert run.state._cache["switched"][1] is session
+    many.errors([plan], part=FEW)
+    slot = next(slot for slot in run.state._cache if slot.startswith("switched"))
+    session = run.state._cache[slot][1]
+    many.errors([plan], part=FEW)
+    assert run.state._cache[slot][1] is session
     monkeypatch.setattr(emulation, "_KEPT_BYTES", 0)
-    many.errors([plan], few=True)
+    many.errors([plan], part=FEW)
     assert "switched" not in run.state._cache
-    with pytest.raises(EngineError, match="closed"):
-        session.run({})
 
 
 def test_where_switches_do_not_work_each_plan_has_a_session_of_its_own(run: Run) -> None:
     crash = Failure(Stage.RUN, FailureKind.CRASH, "no such kernel")
     run.answer = lambda job: crash if isinstance(job, SwitchedErrorsJob) else job.run(run.state)
     many = run.emulation()
-    assert values(many.errors([run.plan(0)], few=True))[0] > 0
-    many.errors([run.plan(1)], few=True)
+    assert values(many.errors([run.plan(0)], part=FEW))[0] > 0
+    many.errors([run.plan(1)], part=FEW)
     assert run.kinds == [SwitchedErrorsJob, ErrorsJob, ErrorsJob]
 
 
 def test_a_plan_that_fails_by_itself_leaves_the_switches_alone(run: Run) -> None:
     run.answer = lambda job: Failure(Stage.RUN, FailureKind.ERROR, "another shape")
     many = run.emulation()
-    assert isinstance(many.errors([run.plan(0)], few=True), Failure)
+    assert isinstance(many.errors([run.plan(0)], part=FEW), Failure)
     run.answer = lambda job: job.run(run.state)
-    many.errors([run.plan(0)], few=True)
+    many.errors([run.plan(0)], part=FEW)
     assert run.kinds == [SwitchedErrorsJob, ErrorsJob, SwitchedErrorsJob]
 
 
 def test_a_fault_of_the_machine_is_handed_on(run: Run) -> None:
     gone = Failure(Stage.RUN, FailureKind.DEVICE_LOST, "gone")
     run.answer = lambda job: gone
-    assert run.emulation().errors([run.plan(0)], few=True) is gone
+    assert run.emulation().errors([run.plan(0)], part=FEW) is gone
     assert len(run.jobs) == 1
 
 

@@ -29,6 +29,31 @@ def test_a_true_prior_stays(tmp_path: object) -> None:
     assert np.std(model.sample(np.random.default_rng(0), 200), axis=0).max() < 0.3
 
 
+def test_what_is_not_known_well_gives_way_and_what_is_known_stays() -> None:
+    """One group's error was estimated from others, and is wrong by a factor of 20; all plans with it say so."""
+    wrong = np.array(SQUARES)
+    unknown = int(np.argmax(wrong))
+    wrong[unknown] -= 2 * math.log(20.0)
+    sds = np.zeros(len(wrong))
+    sds[unknown] = 3.0
+    held = PLANS[PLANS[:, unknown]][:3]
+    told, untold = (
+        ErrorModel(prior(log_square_errors=tuple(wrong), log_square_sds=doubts), seen(held))
+        for doubts in (tuple(sds), None)
+    )
+    rest = np.arange(len(wrong)) != unknown
+    assert abs(told.mode[unknown] - SQUARES[unknown]) < 0.5
+    assert np.abs(told.mode[rest] - wrong[rest]).max() < 0.2
+    assert np.abs(untold.mode[rest] - wrong[rest]).max() > np.abs(told.mode[rest] - wrong[rest]).max()
+    spread = np.std(
+        ErrorModel(prior(log_square_errors=tuple(wrong), log_square_sds=tuple(sds)), seen(PLANS[:0])).sample(
+            np.random.default_rng(0), 400
+        ),
+        axis=0,
+    )
+    assert spread[unknown] > 2.0 > spread[rest].max()
+
+
 def test_an_overflow_seen_by_emulation_is_believed() -> None:
     squares = (math.inf, *SQUARES[1:])
     assert OverflowModel(prior(log_square_errors=squares), seen(PLANS[:1])).probabilities[0] > 0.9

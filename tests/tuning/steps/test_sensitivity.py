@@ -23,7 +23,8 @@ from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.sampler.latency_model import LatencyModel
 from mptune.tuning.sampler.posterior import BuiltPlans
 from mptune.tuning.space import Pin, SearchSpace
-from mptune.tuning.steps.sensitivity import Sensitivity, find_sensitivity, make_prior
+from mptune.tuning.steps.prior import make_prior
+from mptune.tuning.steps.sensitivity import Sensitivity, find_sensitivity
 from tests.conftest import save_mlp
 from tests.fakes import FAST, Diary, FakeToolchain, Law, make_plan
 from tests.tuning.conftest import OpenRecord, make_small_space

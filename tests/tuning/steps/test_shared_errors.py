@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mptune.data.metrics.accuracy import OutputError
 from mptune.tuning.record.owner import this_process
 from mptune.tuning.steps.sensitivity import find_sensitivity
 from mptune.tuning.steps.shared_errors import SharedErrors
@@ -44,15 +45,15 @@ def test_what_another_worker_has_in_work_is_waited_for(open_record: OpenRecord, 
     space, record = make_small_space(8), open_record()
     other, mine = SharedErrors(record, METRIC), SharedErrors(open_record(), METRIC)
     other._mine = {**this_process(), "host": "elsewhere"}
-    assert other.claim([0]) == 0
-    assert mine.claim([0]) is None
+    assert other.claim(["0:0"]) == "0:0"
+    assert mine.claim(["0:0"]) is None
     toolchain = make_toolchain(space)
     errors = dict.fromkeys(space.free, 0.25)
     waits: list[float] = []
 
     def other_ends(seconds: float) -> None:
         waits.append(seconds)
-        other.keep(0, errors)
+        other.keep("0:0", range(2), {g: OutputError({"y": {METRIC: (e, e)}}) for g, e in errors.items()})
 
     found = find_sensitivity(space, toolchain, METRIC, tmp_path / "s.json", Diary(), mine, other_ends)
     assert found.errors == errors
@@ -67,7 +68,7 @@ def test_what_a_dead_worker_had_in_work_is_taken_up(
     record = open_record()
     other, mine = SharedErrors(record, METRIC), SharedErrors(record, METRIC)
     other._mine = other_process() if how == "dead" else {**this_process(), "host": "elsewhere"}
-    assert other.claim([0]) == 0
+    assert other.claim(["0:0"]) == "0:0"
     if how == "old":
         monkeypatch.setattr("mptune.tuning.steps.shared_errors._ABANDONED_S", 0.0)
-    assert mine.claim([0]) == 0
+    assert mine.claim(["0:0"]) == "0:0"

@@ -1,0 +1,123 @@
+"""The sampler's prior: one-group errors and the roofline's terms, as the sampler takes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from mptune.data.metrics.accuracy import OutputError
+from mptune.graph.plan import Precision
+from mptune.targets.roofline import LatencyTerms
+from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
+from mptune.tuning.sampler.boundaries import Boundary
+from mptune.tuning.sampler.posterior import Prior
+from mptune.tuning.space import SearchSpace
+from mptune.tuning.steps.sensitivity import Sensitivity
+
+_ALIKE_SD, _KIND_SD, _ANY_SD = 2.0, 3.0, 3.0
+"""Standard deviation of the log of a squared error that is taken from groups of the same pattern, of the same kind, or
+from all groups: factors of 2.7 and 4.5 in the error. Blocks of one pattern in a trained network differ so."""
+
+_LARGEST_EXCESS = 2.0
+"""The same log, by which an error on few samples is corrected at most: a factor of 2.7 in the error."""
+
+
+def make_prior(
+    space: SearchSpace,
+    sensitivity: Sensitivity,
+    terms: LatencyTerms | None,
+    *,
+    exact: bool,
+    anchor: OutputError | None = None,
+) -> Prior:
+    """The sampler's prior: what is known about errors and latencies before any build.
+
+    Args:
+        space: The search space; its free groups are the prior's terms.
+        sensitivity: One-group errors; that of a free group which is missing is estimated from groups like it.
+        terms: Gains and boundary costs of the roofline, in milliseconds; None if no latency can be predicted.
+        exact: Whether latencies are predicted by these terms, so that they have no uncertainty.
+        anchor: Error of a plan with many FP16 groups, on the samples that one-group errors are taken on.
+    """
+    position = {group: index for index, group in enumerate(space.free)}
+    estimates = log_square_errors(space, sensitivity, anchor)
+    squares = tuple(mean for mean, _ in estimates.values()) if sensitivity.errors else None
+    sds = tuple(sd for _, sd in estimates.values()) if any(sd for _, sd in estimates.values()) else None
+    ops = {group.id: frozenset(group.ops) for group in space.groups}
+    operators = tuple(ops[group] for group in space.free)
+    if terms is None:
+        return Prior(space.free, squares, operators=operators, log_square_sds=sds)
+    boundaries: dict[Boundary, float] = {}
+    for term in terms.boundaries:
+        ends = dict.fromkeys((term.producer_group, *term.consumer_groups))
+        members = tuple(sorted(position[e] for e in ends if e is not None and e in position))
+        fixed = {space.pinned[e].precision for e in ends if e is not None and e in space.pinned}
+        fp32 = term.fp32_consumer or term.producer_group is None or Precision.FP32 in fixed
+        fp16 = Precision.FP16 in fixed
+        if members and not (fp32 and fp16) and len(members) + fp32 + fp16 > 1:
+            boundary = Boundary(members, fp32, fp16)
+            boundaries[boundary] = boundaries.get(boundary, 0.0) + max(term.cost_ms, 0.0)
+    # What the pins alone save against all-FP32, the Casts that they need under every plan counted in.
+    pins = space.plan(dict.fromkeys(space.free, Precision.FP32))
+    crossed = sum(c for boundary, c in boundaries.items() if boundary.fp16)
+    return Prior(
+        groups=space.free,
+        log_square_errors=squares,
+        log_square_sds=sds,
+        gains_ms=tuple(float(terms.gains_ms.get(group, 0.0)) for group in space.free),
+        boundaries=tuple(boundaries),
+        boundary_costs_ms=tuple(boundaries.values()),
+        fixed_gain_ms=terms.base_ms - terms.predict(pins) + crossed,
+        exact=exact,
+        operators=operators,
+    )
+
+
+def log_square_errors(
+    space: SearchSpace, sensitivity: Sensitivity, anchor: OutputError | None = None
+) -> dict[str, tuple[float, float]]:
+    """Of each free group, the log of its squared error and the standard deviation that is due to what was not taken.
+
+    A group without an error has the mean of those of its pattern, else of its kind, else of all. Some samples magnify
+    every rounding; so where an error was taken on few samples it is divided by how much larger the anchor's error is on
+    those than on all (ratio estimation; Cochran, Sampling Techniques, 1977, chapter 6).
+    """
+    known = {
+        group: math.inf
+        if math.isinf(error)
+        else math.log(max(error, ERROR_FLOOR) ** 2) - _excess(sensitivity, group, anchor)
+        for group, error in sensitivity.errors.items()
+    }
+    finite: dict[str, list[float]] = {}
+    facts = {group.id: (f"pattern {group.pattern}", f"kind {group.kind}", "") for group in space.groups}
+    for group in space.free:
+        if math.isfinite(known.get(group, math.inf)):
+            for fact in facts[group]:
+                finite.setdefault(fact, []).append(known[group])
+    return {
+        group: (known[group], 2.0 * sensitivity.doubts.get(group, 0.0))
+        if group in known
+        else _estimate(facts[group], finite)
+        for group in space.free
+    }
+
+
+def _excess(sensitivity: Sensitivity, group: str, anchor: OutputError | None) -> float:
+    """Log of the anchor's squared error on the samples of a group's error, less that on all its samples."""
+    if anchor is None or group not in sensitivity.doubts or group not in sensitivity.taken:
+        return 0.0
+    metric = sensitivity.metric
+    few, all_ = anchor.of_first(sensitivity.taken[group].sample_count).value(metric), anchor.value(metric)
+    if not (ERROR_FLOOR < few < math.inf and ERROR_FLOOR < all_ < math.inf):
+        return 0.0
+    return min(max(2.0 * math.log(few / all_), -_LARGEST_EXCESS), _LARGEST_EXCESS)
+
+
+def _estimate(facts: tuple[str, str, str], finite: Mapping[str, list[float]]) -> tuple[float, float]:
+    for fact, sd in zip(facts, (_ALIKE_SD, _KIND_SD, _ANY_SD), strict=True):
+        values = finite.get(fact)
+        if values and fact != "pattern ":
+            return float(np.mean(values)), math.hypot(sd, float(np.std(values)))
+    return math.log(1e-4**2), 4.5

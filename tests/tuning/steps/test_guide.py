@@ -1,0 +1,250 @@
+"""One-group errors that are taken while a search runs: first a sample of each group, then where more is wanted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mptune.data.metrics.accuracy import OutputError
+from mptune.engines.base import Failure
+from mptune.engines.emulated_samples import EmulatedSamples, in_parts
+from mptune.graph.plan import PrecisionPlan
+from mptune.settings import SearchSettings
+from mptune.targets.roofline import LatencyTerms
+from mptune.tuning.evaluation import ORIGIN_SAMPLER
+from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.space import SearchSpace
+from mptune.tuning.steps import guide
+from mptune.tuning.steps.guide import Guide
+from mptune.tuning.steps.prior import log_square_errors
+from mptune.tuning.steps.sensitivity import KNOWN_WELL, OneGroupErrors, Sensitivity, find_sensitivity
+from mptune.tuning.steps.tuner import Tuner
+from tests.fakes import Diary, FakeToolchain, Law
+from tests.tuning.conftest import OpenRecord, make_small_space
+
+METRIC = "relative_l2"
+SAMPLES = 8
+
+
+@dataclass
+class BySample(FakeToolchain):
+    """Emulates on a CPU: each sample has an error of its own, and parts of the samples are taken apart.
+
+    Attributes:
+        spread: standard deviation of the log of one sample's error.
+        samples: plan and part of each emulation.
+    """
+
+    spread: float = 0.3
+    spreads: Mapping[str, float] = field(default_factory=dict)
+    zero: Mapping[str, int] = field(default_factory=dict)
+    samples: list[tuple[str, range]] = field(default_factory=list)
+    proposed: list[int] = field(default_factory=list)
+
+    def emulate(self, plans: Sequence[PrecisionPlan], part: range | None = None) -> tuple[OutputError, ...] | Failure:
+        whole = super().emulate(plans)
+        if isinstance(whole, Failure):
+            return whole
+        part = range(self.emulated_samples.count) if part is None else part
+        self.samples += [(plan.fp16_groups[0], part) for plan in plans]
+        return tuple(self._of_part(plan, error, part) for plan, error in zip(plans, whole, strict=True))
+
+    def _of_part(self, plan: PrecisionPlan, error: OutputError, part: range) -> OutputError:
+        (group,) = plan.fp16_groups
+        draws = np.random.default_rng([7, self.law.groups.index(group)]).normal(size=SAMPLES)
+        factors = np.exp(self.spreads.get(group, self.spread) * draws)
+        factors[: self.zero.get(group, 0)] = 0.0
+        values = error.per_output["y"]
+        kept = {name: (by[0],) * len(part) for name, by in values.items()}
+        kept[METRIC] = tuple(values[METRIC][0] * float(factors[k]) for k in part)
+        return OutputError({"y": kept})
+
+    @property
+    def emulations(self) -> int:
+        return sum(len(part) for _, part in self.samples)
+
+
+def by_sample(space: SearchSpace, **options: object) -> BySample:
+    samples = EmulatedSamples(in_parts(SAMPLES), 4)
+    sources = {"latency_source": "predicted", "error_source": "emulated"}
+    return BySample(Law(list(space.free)), emulated_samples=samples, **sources, **options)  # type: ignore[arg-type]
+
+
+def complete(space: SearchSpace, toolchain: BySample) -> dict[str, float]:
+    """The error of each group alone on all samples."""
+    fp32 = space.seeds[0].plan
+    plans = [fp32.replace({group: "fp16"}) for group in space.free]  # type: ignore[dict-item]
+    errors = replace(toolchain, samples=[], emulated=[]).emulate(plans)
+    assert not isinstance(errors, Failure)
+    return {group: error.value(METRIC) for group, error in zip(space.free, errors, strict=True)}
+
+
+def test_parts_double_what_is_known() -> None:
+    assert in_parts(1) == (range(1),)
+    assert in_parts(6) == (range(1), range(1, 2), range(2, 4), range(4, 6))
+    assert EmulatedSamples(in_parts(8), 4).count == 8
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.1, 0.5, 1.5])
+def test_errors_are_those_of_all_samples_within_their_doubt(tmp_path: Path, spread: float) -> None:
+    space = make_small_space(48)
+    toolchain = by_sample(space, spread=spread)
+    found = find_sensitivity(space, toolchain, METRIC, tmp_path / "s.json", Diary())
+    exact = complete(space, toolchain)
+    assert list(found.errors) == list(space.free)
+    assert max(found.doubts.values(), default=0.0) <= KNOWN_WELL
+    for group, error in found.errors.items():
+        if group not in found.doubts:
+            assert error == exact[group]
+    deviations = [math.log(found.errors[g] / exact[g]) / doubt for g, doubt in found.doubts.items()]
+    if spread <= 0.1:
+        assert 0.3 < math.sqrt(np.mean(np.square(deviations))) < 2.0
+    assert max(map(abs, deviations), default=0.0) < 5.0
+    assert toolchain.emulations == OneGroupErrors(space, toolchain, METRIC, tmp_path / "s.json", Diary()).spent
+
+
+def test_where_samples_agree_hardly_more_than_one_is_taken(tmp_path: Path) -> None:
+    space = make_small_space(48)
+    alike, unlike = by_sample(space, spread=0.03), by_sample(space, spread=1.5)
+    find_sensitivity(space, alike, METRIC, tmp_path / "alike.json", Diary())
+    find_sensitivity(space, unlike, METRIC, tmp_path / "unlike.json", Diary())
+    assert alike.emulations <= 48 + 8
+    assert 4 * 48 < unlike.emulations <= SAMPLES * 48
+
+
+def test_an_error_that_a_sample_does_not_show_has_more_of_them(tmp_path: Path) -> None:
+    space = make_small_space(16)
+    toolchain = by_sample(space, spread=0.03, zero={"g003": 2})
+    found = find_sensitivity(space, toolchain, METRIC, tmp_path / "s.json", Diary())
+    assert found.errors["g003"] == pytest.approx(complete(space, toolchain)["g003"])
+
+
+def test_what_fails_or_overflows_has_one_sample(tmp_path: Path) -> None:
+    space = make_small_space(16)
+    toolchain = by_sample(space, spread=1.0, emulation_fails={"g002"}, non_finite={"g009"})
+    found = find_sensitivity(space, toolchain, METRIC, tmp_path / "s.json", Diary())
+    assert [g for g, error in found.errors.items() if math.isinf(error)] == ["g002", "g009"]
+    assert [part for group, part in toolchain.samples if group == "g009"] == [range(1)]
+    again = by_sample(space, spread=1.0)
+    assert find_sensitivity(space, again, METRIC, tmp_path / "s.json", Diary()).errors == found.errors
+    assert again.samples == []
+
+
+def test_an_interrupted_one_goes_on_where_it_was(tmp_path: Path) -> None:
+    space = make_small_space(24)
+    whole, first, second = (by_sample(space, spread=0.4) for _ in range(3))
+    expected = find_sensitivity(space, whole, METRIC, tmp_path / "whole.json", Diary())
+    for toolchain, allowed in ((first, 40.0), (second, math.inf)):
+        OneGroupErrors(space, toolchain, METRIC, tmp_path / "parts.json", Diary()).take(allowed)
+    assert Sensitivity.load(tmp_path / "parts.json", METRIC) == expected
+    assert first.emulations <= 40
+    assert first.samples + second.samples == whole.samples
+
+
+def test_of_many_groups_one_of_each_pattern_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mptune.tuning.steps.sensitivity.LONG", 10)
+    small = make_small_space(24)
+    groups = tuple(replace(group, pattern=f"p{index % 6}") for index, group in enumerate(small.groups))
+    space = replace(small, groups=groups)
+    toolchain = by_sample(space, spread=0.1)
+    errors = OneGroupErrors(space, toolchain, METRIC, tmp_path / "s.json", Diary())
+    errors.take(6)
+    assert [group for group, _ in toolchain.samples] == list(space.free[:6])
+    known = errors.sensitivity()
+    estimates = log_square_errors(space, known)
+    mean, sd = estimates["g013"]
+    assert mean == pytest.approx(2 * math.log(known.errors["g001"]))
+    assert sd > 1.0
+    assert estimates["g001"][1] == pytest.approx(2 * known.doubts["g001"])
+    errors.take(math.inf)
+    assert set(errors.sensitivity().errors) == set(space.free)
+
+
+def test_a_sample_that_magnifies_every_rounding_is_allowed_for() -> None:
+    """Of 8 samples the first has three times the error of the others, in all-FP16 as in each group."""
+    space = make_small_space(3)
+    anchor = OutputError({"y": {METRIC: (3e-2, *(1e-2,) * 7)}})
+    taken = {"g000": (3e-4,), "g001": (3e-4, 1e-4), "g002": (3e-4, *(1e-4,) * 7)}
+    errors = {group: sum(values) / len(values) for group, values in taken.items()}
+    outputs = {group: OutputError({"y": {METRIC: values}}) for group, values in taken.items()}
+    known = Sensitivity(METRIC, errors, outputs, {"g000": 0.4, "g001": 0.3})
+    exact = 2 * math.log(errors["g002"])
+    assert [mean for mean, _ in log_square_errors(space, known, anchor).values()] == pytest.approx([exact] * 3)
+    alone = [mean for mean, _ in log_square_errors(space, known).values()]
+    assert alone[0] > alone[1] > exact + 0.5
+    nothing = OutputError({"y": {METRIC: (math.inf, *(1e-2,) * 7)}})
+    assert [mean for mean, _ in log_square_errors(space, known, nothing).values()] == alone
+
+
+# -- while a search runs ----------------------------------------------------------------------------------------
+
+
+def searched(
+    record: StudyRecord, space: SearchSpace, toolchain: BySample, folder: Path, budget: int
+) -> tuple[Guide, Diary]:
+    terms, diary = toolchain.latency_terms(), Diary()
+    assert isinstance(terms, LatencyTerms)
+    settings = SearchSettings(budget=budget)
+    errors = OneGroupErrors(space, toolchain, METRIC, folder / "s.json", diary)
+    told = Guide(record, space, toolchain, settings, diary, errors, terms)
+
+    def before_proposal() -> None:
+        told.before_proposal()
+        toolchain.proposed.append(toolchain.emulations)
+
+    Tuner(record, space, toolchain, settings, diary, before_proposal=before_proposal).run()
+    return told, diary
+
+
+def test_the_first_plan_is_proposed_before_all_errors_are_known(
+    open_record: OpenRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guide, "AT_FIRST", 16)
+    space = make_small_space(24)
+    toolchain, record = by_sample(space), open_record(space)
+    told, diary = searched(record, space, toolchain, tmp_path, 60)
+    assert toolchain.proposed[0] == 16, "two jobs of eight groups"
+    assert toolchain.proposed == sorted(toolchain.proposed)
+    assert all(count <= 16 + 2 * proposal for proposal, count in enumerate(toolchain.proposed)), "in proportion"
+    assert "searching; the errors of 8 groups alone are estimated from groups like them, and filled in meanwhile" in (
+        diary.stages
+    )
+    assert diary.stages[-1] == "searching" or "samples of" in diary.stages[-1]
+    assert set(Sensitivity.load(tmp_path / "s.json", METRIC).errors) == set(space.free), "filled in"
+    assert told.prior.log_square_errors is not None
+    assert [e.origin for e in record.evaluations()].count(ORIGIN_SAMPLER) == 58
+    exact = complete(space, toolchain)
+    taken = Sensitivity.load(tmp_path / "s.json", METRIC)
+    assert all(abs(math.log(taken.errors[g] / exact[g])) < 5 * taken.doubts.get(g, 1e-9) for g in space.free)
+
+
+def test_a_resumed_search_takes_and_proposes_the_same(
+    open_record: OpenRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guide, "AT_FIRST", 16)
+    space = make_small_space(24)
+    plans, samples = [], []
+    for name, budgets in (("whole", (20,)), ("parts", (7, 13, 20))):
+        (tmp_path / name).mkdir()
+        record = open_record(space, journal=tmp_path / name / "study.journal")
+        toolchain = by_sample(space)
+        for budget in budgets:
+            searched(record, space, toolchain, tmp_path / name, budget)
+        plans.append([e.plan.fingerprint for e in record.evaluations()])
+        samples.append(toolchain.samples)
+    assert plans[0] == plans[1]
+    assert samples[0] == samples[1]
+
+
+def test_where_sessions_cost_more_all_errors_are_taken_at_once(open_record: OpenRecord, tmp_path: Path) -> None:
+    space = make_small_space(24)
+    toolchain = by_sample(space)
+    toolchain.emulated_samples = EmulatedSamples((range(SAMPLES),), None)
+    searched(open_record(space), space, toolchain, tmp_path, 6)
+    assert toolchain.proposed[0] == toolchain.emulations == 24 * SAMPLES
+    assert Sensitivity.load(tmp_path / "s.json", METRIC).doubts == {}
