@@ -26,7 +26,11 @@ from mptune.errors import speak_of_options
 
 __all__ = ["app", "main", "parse_duration"]
 
-app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+app = typer.Typer(
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,7 +57,7 @@ def _run(arguments: list[str]) -> int:
         if isinstance(stream, TextIOWrapper):  # a terminal without Unicode shows a question mark, not an error
             stream.reconfigure(errors="replace")
     try:
-        code = app(arguments, prog_name="mptune", standalone_mode=False, obj=invocation)
+        code = app(arguments or ["--help"], prog_name="mptune", standalone_mode=False, obj=invocation)
         sys.stdout.flush()
     except BrokenPipeError:
         return reader_left()
@@ -107,7 +111,3 @@ for _command in (
     listing.doctor,
 ):
     app.command()(_command)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -125,7 +125,7 @@ def test_only_the_command_line_prints_or_exits(path: Path) -> None:
     module = _module(path)
     may_print = module.startswith(PRINTERS)
     # The worker's child is a process of its own.
-    may_exit = module.startswith(("mptune.cli", "mptune.commands", "mptune.engines"))
+    may_exit = module.startswith(("mptune.__main__", "mptune.cli", "mptune.commands", "mptune.engines"))
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func)

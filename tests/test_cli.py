@@ -31,7 +31,7 @@ def run_cli(
 ) -> subprocess.CompletedProcess[str]:
     """Run ``mptune`` as a process, without a terminal."""
     return subprocess.run(
-        [sys.executable, "-m", "mptune.cli", *arguments],
+        [sys.executable, "-m", "mptune", *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -77,6 +77,14 @@ def test_version_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"mptune {__version__}\n"
 
 
+@pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"]])
+def test_help_names_every_command(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 0
+    captured = capsys.readouterr()
+    assert all(f"\n  {command} " in captured.out for command in COMMANDS)
+    assert captured.err == ""
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_shows_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
@@ -88,7 +96,7 @@ def test_help_shows_an_example(command: str, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "missing command"),
+        (["--debug"], "missing command"),
         (["serch"], "no such command"),
         (["search"], "missing argument 'MODEL'"),
         (["search", "m.onnx", "--bugdet", "3"], "no such option"),
@@ -311,7 +319,7 @@ def test_interrupted_says_how_to_go_on(mlp_path: Path, mlp_data: Path, tmp_path:
     # The default sampler knows this little model after a dozen plans, and would be done before the interruption.
     command = [*search_command(mlp_path, mlp_data, tmp_path / "my run.mptune", budget=64), "--sampler", "tpe"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "mptune.cli", *command, "--fresh"],
+        [sys.executable, "-m", "mptune", *command, "--fresh"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -338,7 +346,7 @@ def test_interrupted_says_how_to_go_on(mlp_path: Path, mlp_data: Path, tmp_path:
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX pipes")
 class TestPipesThatEnd:
     def start(self, *arguments: str, **streams: object) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-m", "mptune.cli", *arguments], **streams)  # type: ignore[call-overload,no-any-return]
+        return subprocess.Popen([sys.executable, "-m", "mptune", *arguments], **streams)  # type: ignore[call-overload,no-any-return]
 
     @pytest.mark.parametrize("options", [[], ["--explain"], ["--json"]])
     def test_a_reader_that_leaves_is_no_error(self, searched: Path, options: list[str]) -> None:
@@ -407,7 +415,7 @@ def test_a_traceback_only_with_debug(tmp_path: Path) -> None:
 
 def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "mptune.cli", "targets", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", "mptune", "targets", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert process.stdout is not None
     assert process.stderr is not None

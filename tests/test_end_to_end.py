@@ -30,7 +30,7 @@ MODEL, DATA = MODELS / "digits_vit.onnx", MODELS / "digits_calib.npz"
 
 
 def mptune(*arguments: object, where: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mptune.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "mptune", *map(str, arguments)]
     return subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=200)
 
 

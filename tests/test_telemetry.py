@@ -51,7 +51,7 @@ def collecting(mlp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None
 def test_a_search_and_its_script_collect_nothing(mlp_path: Path, mlp_data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     options = ("--target", "jetson-orin-nano-8gb", "--budget", "2", "--data", mlp_data, "--out", out)
-    assert run(tmp_path / "search", "-m", "mptune.cli", "search", mlp_path, *options) == []
+    assert run(tmp_path / "search", "-m", "mptune", "search", mlp_path, *options) == []
     script = out / "chosen" / "infer.py"
     assert run(tmp_path / "script", script) == []
 
