@@ -16,10 +16,11 @@ import pytest
 import mptune
 from mptune.arguments import shapes_argument
 from mptune.commands.searching import search as search_command
+from mptune.commands.searching import tensorrt_settings
 from mptune.data.calibration import load_calibration
 from mptune.errors import DataError, ModelError, MptuneError, RunError, SettingsError
 from mptune.graph.loading.tensors import TensorInfo
-from mptune.settings import DataSettings, InMemory, LatencySettings, SearchSettings, ShapeRange
+from mptune.settings import DataSettings, InMemory, LatencySettings, SearchSettings, ShapeRange, TensorRtSettings
 from mptune.tuning.front import Front
 from tests.conftest import save_mlp
 from tests.fakes import Diary
@@ -60,9 +61,14 @@ def test_every_setting_is_a_keyword_and_documented() -> None:
 def test_the_command_line_has_the_same_names_and_defaults() -> None:
     python = inspect.signature(mptune.search).parameters
     for name, option in inspect.signature(search_command).parameters.items():
-        if name not in {"context", "json_", "timeout", "max_disk", "gpus", "engine", "shapes"}:
+        if name not in {"context", "json_", "timeout", "max_disk", "gpus", "engine", "shapes", "workspace"}:
             assert python[name].default == option.default, name
     assert python["timeout_s"].default is python["max_disk_bytes"].default is None
+    assert tensorrt_settings(None) == TensorRtSettings()  # --workspace is tensorrt=TensorRtSettings(workspace_mb=...)
+    assert tensorrt_settings("2GiB") == TensorRtSettings(workspace_mb=2048)
+    for text in ("1kB", "much"):
+        with pytest.raises(SettingsError, match="workspace"):
+            tensorrt_settings(text)
 
 
 def test_a_misspelt_keyword_is_pythons_own_error() -> None:
