@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
+from mptune.engines.loading import load_typed_model
 from mptune.errors import PlanError, RunError
 from mptune.files import full_disk_as_error
 from mptune.graph.grouping.by_node import plan_of_nodes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import Granularity, LayerGroup, find_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
-from mptune.graph.loading.model import Model, load_model
+from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import external_location, is_external
 from mptune.graph.plan import PLAN_FORMAT, Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
@@ -77,7 +78,7 @@ def apply_plan(
         refuse(out)  # before a large model is read
     if isinstance(plan, Path) and out.exists() and plan.exists() and out.samefile(plan):
         raise PlanError(f"{out} is what the mixed model is made from", "give another path with -o")
-    loaded = load_model(model)
+    loaded = load_typed_model(model)
     resolved = resolve_plan(loaded, plan, keep_fp32)
     return write_model(loaded, resolved, out, force=force), resolved.warnings
 

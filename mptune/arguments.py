@@ -17,9 +17,10 @@ import onnx
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.data.metrics.tasks import callable_name, resolve_metric
 from mptune.data.metrics.trusted_scripts import check_recorded, refuse_inside, script_of, trust
+from mptune.engines.loading import load_typed_model
 from mptune.errors import ModelError, SettingsError
 from mptune.files import write_bytes
-from mptune.graph.loading.model import Model, load_model
+from mptune.graph.loading.model import Model
 from mptune.reporting.terminal.progress import TerminalListener
 from mptune.run_json import ChoiceSection
 from mptune.rundir import RunDirectory
@@ -164,7 +165,7 @@ def loaded_model(model: ModelLike) -> Iterator[Model]:
             external data that it refers to.
     """
     if not isinstance(model, onnx.ModelProto):
-        yield load_model(Path(model))
+        yield load_typed_model(Path(model))
         return
     if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.graph.initializer):
         raise ModelError(
@@ -179,7 +180,7 @@ def loaded_model(model: ModelLike) -> Iterator[Model]:
             text = "the ModelProto is larger than 2 GiB"
             raise ModelError(text, "save it with external data, and give the path of its file") from None
         try:
-            found = load_model(path)
+            found = load_typed_model(path)
         except ModelError as error:
             raise ModelError(error.message.replace(str(path), "the ModelProto"), error.hint) from None
         yield found

@@ -9,16 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
-
-import onnx
 
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import TensorInfo
-from mptune.graph.plan import REDUCED, Precision
+from mptune.graph.plan import Precision
+from mptune.graph.schemas import OperatorSchema, onnx_schema
 from mptune.graph.shape_arithmetic import REASON, shape_arithmetic
-
-_SCHEMA_TYPES: Mapping[Precision, str] = {Precision.FP32: "tensor(float)", Precision.FP16: "tensor(float16)"}
 
 
 @dataclass(frozen=True)
@@ -75,6 +71,12 @@ _EXCEPTIONS: dict[str, _Exception] = {
     "NonMaxSuppression": _Exception("the operator exists in FP32 only"),
 }
 
+_QUANTISED = ("Q", "DynamicQuantize", "Dequantize", "MatMulInteger", "GemmFloat8")
+"""How the names of quantised operators begin, those of ONNX Runtime's own domain."""
+
+_WEIGHTS_ONLY = frozenset({"QuickGelu", "QMoE"})
+"""Operators that are named so and compute with activations that are not quantised."""
+
 _READS_ANY = frozenset({"Shape", "Size", "Cast"})
 """Operators whose result does not depend on the type of their input: it needs no Cast."""
 
@@ -90,15 +92,36 @@ _OPAQUE: Mapping[str, str] = {
 
 def node_rule(model: Model, node: Node) -> NodeRule:
     """What a reduced precision would change about ``node``."""
-    if not node.is_standard:
+    schema = schema_of(model, node)
+    if schema is None and not node.is_standard:
         return NodeRule(fixed=f"operator of the domain {node.domain!r}: its types are not known to ONNX")
     if node.has_subgraph:
         return NodeRule(fixed=f"{node.op_type} runs a subgraph, which stays FP32")
-    if node.op_type == "Constant":
+    if node.op_type == "Constant" and node.is_standard:
         return NodeRule(fixed="a constant is stored in each type that reads it")
     if node.index in shape_arithmetic(model) and _has_fp32(model, node):
         return NodeRule(fixed=REASON)
-    return _standard_rule(node, model.info, model.opset)
+    if schema is None:
+        return NodeRule(fixed=f"ONNX has no operator {node.op_type!r} at opset {model.opset}")
+    if node.is_standard:
+        return _rule(node, schema, model.info)
+    if _is_quantised(node):
+        return NodeRule(fixed="scales must stay FP32: small scales vanish in FP16")
+    chosen = _chosen_by_runtime(node, schema, model.info)
+    if chosen:
+        return NodeRule(fixed=f"the type of its output {chosen!r} does not follow from those of its inputs")
+    return _typed_rule(node, schema, model.info)
+
+
+def schema_of(model: Model, node: Node) -> OperatorSchema | None:
+    """The schema of a node's operator: ONNX's, else the one of the runtime that defines it; None where neither has one."""
+    schema = onnx_schema(node.op_type, model.opset) if node.is_standard else None
+    return schema or model.runtime.schemas.get((node.domain, node.op_type))
+
+
+def _is_quantised(node: Node) -> bool:
+    """Whether an operator of a runtime computes with quantised activations: its FP32 inputs are their scales."""
+    return node.op_type.startswith(_QUANTISED) and node.op_type not in _WEIGHTS_ONLY
 
 
 def _has_fp32(model: Model, node: Node) -> bool:
@@ -112,10 +135,7 @@ def casts_integers(model: Model, node: Node) -> bool:
     return model.info(node.inputs[0]).dtype.startswith(("int", "uint", "bool"))
 
 
-def _standard_rule(node: Node, info: Callable[[str], TensorInfo], opset: int) -> NodeRule:
-    schema = _schema(node.op_type, opset)
-    if schema is None:
-        return NodeRule(fixed=f"ONNX has no operator {node.op_type!r} at opset {opset}")
+def _rule(node: Node, schema: OperatorSchema, info: Callable[[str], TensorInfo]) -> NodeRule:
     exception = _EXCEPTIONS.get(node.op_type)
     if exception is not None and not exception.inputs:
         return NodeRule(fixed=exception.reason)
@@ -124,10 +144,17 @@ def _standard_rule(node: Node, info: Callable[[str], TensorInfo], opset: int) ->
         return _reads_any_rule(node, schema, float_inputs, info)
     if node.op_type == "ConstantOfShape":
         return _constant_of_shape_rule(node, schema, info)
+    return _typed_rule(node, schema, info, exception.inputs if exception else frozenset())
+
+
+def _typed_rule(
+    node: Node, schema: OperatorSchema, info: Callable[[str], TensorInfo], kept: frozenset[int] = frozenset()
+) -> NodeRule:
+    """By the schema alone; the inputs ``kept`` stay FP32."""
+    float_inputs = [i for i, name in enumerate(node.inputs) if name and info(name).is_float32]
     for name in (*node.inputs, *node.outputs):
         if name and info(name).dtype in _OPAQUE:
             return NodeRule(fixed=f"{name!r} is {_OPAQUE[info(name).dtype]}")
-    kept = exception.inputs if exception else frozenset()
     inputs = tuple(i for i in float_inputs if i not in kept and schema.admitted(schema.input_type(i)))
     bound = {schema.input_type(i) for i in inputs}
     outputs = tuple(
@@ -138,8 +165,18 @@ def _standard_rule(node: Node, info: Callable[[str], TensorInfo], opset: int) ->
     return NodeRule(frozenset.intersection(*map(schema.admitted, bound)), inputs, outputs)
 
 
+def _chosen_by_runtime(node: Node, schema: OperatorSchema, info: Callable[[str], TensorInfo]) -> str:
+    """An FP32 output that could be FP16, and no input says whether it is; "" where there is none."""
+    given = {schema.input_type(i) for i, name in enumerate(node.inputs) if name}
+    for i, name in enumerate(node.outputs):
+        parameter = schema.output_type(i)
+        if name and info(name).is_float32 and parameter not in given and schema.admitted(parameter):
+            return name
+    return ""
+
+
 def _reads_any_rule(
-    node: Node, schema: _Schema, float_inputs: list[int], info: Callable[[str], TensorInfo]
+    node: Node, schema: OperatorSchema, float_inputs: list[int], info: Callable[[str], TensorInfo]
 ) -> NodeRule:
     reads_any = tuple(float_inputs)
     makes_float = node.op_type == "Cast" and info(node.outputs[0]).is_float32
@@ -152,53 +189,7 @@ def _reads_any_rule(
     return NodeRule(schema.admitted(schema.output_type(0)), (), (0,), reads_any, "to")
 
 
-def _constant_of_shape_rule(node: Node, schema: _Schema, info: Callable[[str], TensorInfo]) -> NodeRule:
+def _constant_of_shape_rule(node: Node, schema: OperatorSchema, info: Callable[[str], TensorInfo]) -> NodeRule:
     if not node.outputs or not info(node.outputs[0]).is_float32:
         return NodeRule()
     return NodeRule(schema.admitted(schema.output_type(0)), outputs=(0,), attribute="value")
-
-
-@dataclass(frozen=True)
-class _Schema:
-    """The part of an operator's schema that typing needs: formal types per position, and the types that each admits.
-
-    Attributes:
-        admits: type parameter -> the reduced precisions that it admits besides FP32.
-    """
-
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    variadic_input: bool
-    variadic_output: bool
-    admits: Mapping[str, frozenset[Precision]]
-
-    def input_type(self, position: int) -> str:
-        return self.inputs[min(position, len(self.inputs) - 1) if self.variadic_input else position]
-
-    def output_type(self, position: int) -> str:
-        return self.outputs[min(position, len(self.outputs) - 1) if self.variadic_output else position]
-
-    def admitted(self, type_parameter: str) -> frozenset[Precision]:
-        return self.admits.get(type_parameter, frozenset())
-
-
-@cache
-def _schema(op_type: str, opset: int) -> _Schema | None:
-    try:
-        schema = onnx.defs.get_schema(op_type, opset, "")
-    except onnx.defs.SchemaError:
-        return None
-    allowed = {c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints}
-    admits = {
-        parameter: frozenset(p for p in REDUCED if _SCHEMA_TYPES[p] in types)
-        for parameter, types in allowed.items()
-        if _SCHEMA_TYPES[Precision.FP32] in types
-    }
-    variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
-    return _Schema(
-        tuple(p.type_str for p in schema.inputs),
-        tuple(p.type_str for p in schema.outputs),
-        bool(schema.inputs) and schema.inputs[-1].option == variadic,
-        bool(schema.outputs) and schema.outputs[-1].option == variadic,
-        admits,
-    )

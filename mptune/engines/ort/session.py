@@ -46,6 +46,7 @@ class SessionOptions:
         latency: how engines are timed; ``latency.cuda_graph`` switches CUDA graphs.
         timing: the session will be timed. Without it no CUDA graph is prepared, and nothing is bound to the device.
         device: CUDA device index.
+        optimise: let ONNX Runtime change the graph before it runs it.
         profile_dir: an empty folder for ONNX Runtime's own profile (``OrtSession.end_profile``) and for the graph as it
             was optimised; None for no profile.
     """
@@ -56,6 +57,7 @@ class SessionOptions:
     latency: LatencySettings = field(default_factory=LatencySettings)
     timing: bool = True
     device: int = 0
+    optimise: bool = True
     profile_dir: Path | None = None
     record_placement: bool = False
 
@@ -117,6 +119,11 @@ class OrtSession(ABC):
     def inputs(self) -> dict[str, tuple[int | str | None, ...]]:
         """Declared shape of every input."""
         return {value.name: tuple(value.shape) for value in self._open_session().get_inputs()}
+
+    @property
+    def outputs(self) -> dict[str, tuple[str, tuple[int | str | None, ...]]]:
+        """Type (``tensor(float)``) and declared shape of every output."""
+        return {value.name: (value.type, tuple(value.shape)) for value in self._open_session().get_outputs()}
 
     @property
     def output_names(self) -> tuple[str, ...]:
@@ -200,6 +207,8 @@ class OrtSession(ABC):
         options.log_severity_level = _LOG_WARNING
         # Planned buffers corrupt FP16 norms from the second run on (microsoft/onnxruntime#27768).
         options.enable_mem_pattern = not self._on_cpu
+        if not self.options.optimise:
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         if self._on_cpu:
             # Threads that spin after a session's run would slow down the session that is timed in turn with it.
             options.add_session_config_entry("session.force_spinning_stop", "1")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import platform
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
-from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 from mptune.engines.base import Failure, Toolchain
 from mptune.engines.environment import cpu_model
@@ -20,8 +18,7 @@ from mptune.engines.tensorrt.library import AHEAD_OF_TIME, INSTALL, RTX_CAPABILI
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
 from mptune.engines.toolchains.predicted import PredictedToolchain
 from mptune.engines.toolchains.tensorrt import AheadToolchain, TensorRtToolchain
-from mptune.engines.worker.child import Job
-from mptune.engines.worker.parent import Worker
+from mptune.engines.worker.once import run_once
 from mptune.engines.workload import Workload
 from mptune.errors import TargetError
 from mptune.settings import EngineChoice, SearchSettings
@@ -36,8 +33,6 @@ _PROBE_TIMEOUT_S = 120.0
 _TENSORRT_KINDS: tuple[Kind, ...] = ("tensorrt", "tensorrt-rtx")
 _ORT_INSTALL = "pip install onnxruntime-gpu" if platform.machine() in ("x86_64", "AMD64") else "pip install onnxruntime"
 _CUDA_INSTALL = "pip install 'onnxruntime-gpu[cuda,cudnn]' and a driver for its CUDA version"
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -224,7 +219,7 @@ def find_library(kind: Kind) -> LibraryReport | str:
     """TensorRT or TensorRT-RTX as a worker finds it, or why it cannot be used. Cached for the process."""
     if not is_installed(kind):
         return f"{kind} is not installed"
-    return _ask_worker(LibraryJob(kind))
+    return run_once(LibraryJob(kind), _PROBE_TIMEOUT_S)
 
 
 def is_here(target: Target, gpu: Gpu) -> bool:
@@ -248,17 +243,8 @@ def _same_family(family: str, target: Target) -> bool:
 @cache
 def probe(provider: Provider) -> str | None:
     """Run a tiny model in a worker; None where that works, else the reason. Cached for the process."""
-    report = _ask_worker(ProbeJob(provider), _logged_reason)
+    report = run_once(ProbeJob(provider), _PROBE_TIMEOUT_S, _logged_reason)
     return report if isinstance(report, str) else None
-
-
-def _ask_worker(job: Job[T], words: Callable[[Failure], str] = lambda failure: "") -> T | str:
-    """Run a job in a worker of its own. Returns the result, or why it failed: by ``words``, else by its message."""
-    with tempfile.TemporaryDirectory(prefix="mptune-probe-") as folder, Worker(Path(folder)) as worker:
-        result = worker.call(job, _PROBE_TIMEOUT_S)
-        if not isinstance(result, Failure):
-            return result
-        return words(result) or result.message  # The log goes with the folder.
 
 
 def _logged_reason(failure: Failure) -> str:

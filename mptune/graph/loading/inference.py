@@ -28,7 +28,8 @@ def infer_types(
     proto: onnx.ModelProto,
     nodes: Sequence[onnx.NodeProto],
     initializers: Mapping[str, Initializer],
-    opaque: Iterable[str],
+    foreign: Iterable[str],
+    known: Mapping[str, TensorInfo],
     names: Mapping[str, str],
     path: Path,
 ) -> dict[str, TensorInfo]:
@@ -38,16 +39,20 @@ def infer_types(
         proto: the model.
         nodes: those of its main graph, in topological order.
         initializers: its constants.
-        opaque: outputs of operators that ONNX cannot infer: only for them is the file's own value_info trusted.
+        foreign: outputs of operators that ONNX cannot infer: only for them is the file's own value_info trusted, where
+            nothing better is known.
+        known: types and shapes of such outputs, from the runtime that defines the operators.
         names: name -> the object that stands for it everywhere.
         path: what the model is called in errors.
 
     Raises:
         ModelError: the model does not type-check.
     """
-    opaque = frozenset(opaque)
-    slim = _without_weights(proto, nodes, initializers)
-    slim.graph.value_info.extend(v for v in proto.graph.value_info if v.name in opaque)
+    opaque = frozenset(foreign)
+    slim = without_weights(proto, nodes, initializers)
+    slim.graph.value_info.extend(v for v in proto.graph.value_info if v.name in opaque and v.name not in known)
+    outputs = {output.name for output in proto.graph.output}
+    slim.graph.value_info.extend(declaration(known[n]) for n in opaque if n in known and n not in outputs)
     _replace_fragile(slim.graph)
     propagates = _most_propagated(slim.graph) <= _PROPAGATED_LIMIT
     try:
@@ -68,13 +73,19 @@ def infer_types(
     return found
 
 
+def declaration(info: TensorInfo) -> onnx.ValueInfoProto:
+    """A tensor's name, type and shape as ONNX declares them."""
+    code = onnx.TensorProto.DataType.Value(info.dtype.upper())
+    return onnx.helper.make_tensor_value_info(info.name, code, info.shape)
+
+
 def last_line(error: Exception) -> str:
     """The last line of an error that onnx raised."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
 
 
-def _without_weights(
+def without_weights(
     proto: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], initializers: Mapping[str, Initializer]
 ) -> onnx.ModelProto:
     """The model with its large constants as inputs."""

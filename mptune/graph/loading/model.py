@@ -18,7 +18,8 @@ import onnx.shape_inference
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from mptune.errors import ModelError
-from mptune.graph.loading.inference import infer_types, last_line
+from mptune.graph.loading.foreign import AskRuntime, RuntimeTypes, types_by_schema
+from mptune.graph.loading.inference import infer_types, last_line, without_weights
 from mptune.graph.loading.structure import check_structure
 from mptune.graph.loading.tensors import (
     Initializer,
@@ -30,6 +31,7 @@ from mptune.graph.loading.tensors import (
     make_initializer,
     type_of,
 )
+from mptune.graph.schemas import onnx_schema
 
 STANDARD_DOMAINS = frozenset({"", "ai.onnx"})
 _ML_DOMAIN = "ai.onnx.ml"
@@ -88,6 +90,7 @@ class Model:
         initializers: graph initializers and Constant nodes by tensor name.
         producer: tensor -> index of the node that computes it.
         consumers: tensor -> indices of the nodes that read it, captures by subgraphs included, each node once.
+        runtime: what the runtime said of operators that ONNX does not define.
     """
 
     path: Path
@@ -101,14 +104,20 @@ class Model:
     producer: Mapping[str, int]
     consumers: Mapping[str, tuple[int, ...]]
     proto: onnx.ModelProto = field(repr=False)
+    runtime: RuntimeTypes = field(default_factory=RuntimeTypes, repr=False)
 
     def info(self, tensor: str) -> TensorInfo:
         """Type and shape of a value; ``undefined`` where nothing is known."""
         return self.tensors.get(tensor) or TensorInfo(tensor, "undefined", None)
 
 
-def load_model(path: str | Path) -> Model:
+def load_model(path: str | Path, ask: AskRuntime | None = None) -> Model:
     """Load, check and type a model.
+
+    Args:
+        path: of the ONNX file.
+        ask: says which types the operators have that ONNX does not define; None where nobody does: then what they
+            compute, and what is computed from it, has no type (``mptune.engines.loading.load_typed_model`` asks).
 
     Raises:
         ModelError: no such file, not ONNX, truncated, an opset or a construct that cannot be tuned, external data that
@@ -127,8 +136,16 @@ def load_model(path: str | Path) -> Model:
     names = _names(proto.graph)
     nodes = _sorted_nodes(proto.graph, names, path)
     initializers = _initializers(proto.graph, nodes, names, base_dir)
-    opaque = (out for node in nodes if not node.is_standard for out in node.outputs)
-    tensors = infer_types(proto, [node.proto for node in nodes], initializers, opaque, names, path)
+    protos = [node.proto for node in nodes]
+    outside = (n for n in nodes if not n.is_standard or onnx_schema(n.op_type, opset) is None)
+    foreign = tuple(out for node in outside for out in node.outputs if out)
+    runtime = RuntimeTypes()
+    if foreign and ask is not None:
+        slim = without_weights(proto, protos, initializers)
+        runtime = ask(slim, foreign)
+        if runtime.failure:
+            runtime = types_by_schema(slim, foreign, runtime)
+    tensors = infer_types(proto, protos, initializers, foreign, runtime.values, names, path)
     graph_inputs = [TensorInfo(i.name, *type_of(i.type)) for i in proto.graph.input]
     model = Model(
         path=path,
@@ -142,6 +159,7 @@ def load_model(path: str | Path) -> Model:
         producer={out: node.index for node in nodes for out in node.outputs if out},
         consumers=consumers_of(nodes),
         proto=proto,
+        runtime=runtime,
     )
     _check_tunable(model)
     return model

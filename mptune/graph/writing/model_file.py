@@ -8,6 +8,7 @@ import onnx
 
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import ONNX_TYPES
+from mptune.graph.op_rules import node_rule
 from mptune.graph.plan import Precision
 from mptune.graph.writing.constants import LargeConstant
 
@@ -40,9 +41,15 @@ def frame_of(model: Model) -> onnx.ModelProto:
     graph.sparse_initializer.extend(source.sparse_initializer)
     graph.quantization_annotation.extend(source.quantization_annotation)
     # Old types would be wrong now. Only where ONNX cannot infer them are they kept: nothing changes type there.
-    opaque = {out for node in model.nodes if not node.is_standard for out in node.outputs}
+    opaque = {out for node in model.nodes if not node.is_standard for out in _fixed_outputs(model, node)}
     graph.value_info.extend(v for v in source.value_info if v.name in opaque)
     return frame
+
+
+def _fixed_outputs(model: Model, node: Node) -> list[str]:
+    """The outputs of a node whose types no plan changes."""
+    follow = node_rule(model, node).outputs
+    return [name for slot, name in enumerate(node.outputs) if slot not in follow]
 
 
 def add_node(graph: onnx.GraphProto, node: Node, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.NodeProto:

@@ -11,11 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mptune.engines.loading import load_typed_model
 from mptune.errors import ModelError, RunError
 from mptune.files import write_json
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
-from mptune.graph.loading.model import Model, load_model
+from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
@@ -42,7 +43,7 @@ def keep_model(run: RunDirectory, grouped: GroupedModel) -> None:
         return
     bank = WeightBank.write(model, run.weights)
     Rewriter(grouped, bank).write(grouped.uniform(Precision.FP32), path)
-    document = {"format": _FORMAT, "model_sha256": model.sha256, "copy_sha256": load_model(path).sha256}
+    document = {"format": _FORMAT, "model_sha256": model.sha256, "copy_sha256": load_typed_model(path).sha256}
     write_json(run.weights / SEAL_FILE, document)
 
 
@@ -80,7 +81,7 @@ def load_copy(run: RunDirectory, file: RunFile) -> Model:
         )
     damaged = f"the copy of the model in {run.weights} is damaged or not whole"
     try:
-        copy = load_model(run.weights / MODEL_FILE)
+        copy = load_typed_model(run.weights / MODEL_FILE)
     except ModelError as error:
         raise RunError(f"{damaged}: {error.message}", "copy the run directory again") from None
     if copy.sha256 != seal["copy_sha256"]:
@@ -95,7 +96,7 @@ def load_original(file: RunFile) -> Model:
         ModelError: it is not there, or cannot be read.
         RunError: it is another one now.
     """
-    model = load_model(file.model.path)
+    model = load_typed_model(file.model.path)
     if model.sha256 != file.model.sha256:
         raise RunError(
             f"{file.model.path} has changed since the search", "put the model back, or search again with --fresh"

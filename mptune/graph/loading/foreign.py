@@ -1,0 +1,98 @@
+"""Operators that ONNX does not define: their types as the runtime knows them that executes them.
+
+ONNX Runtime's optimiser writes operators of its own domain (``com.microsoft``), and some of the default domain at
+operator sets that lack them (LayerNormalization below 17). ONNX's inference stops at each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import onnx
+import onnx.helper
+import onnx.shape_inference
+
+from mptune.graph.loading.tensors import TensorInfo, type_of
+from mptune.graph.schemas import OperatorSchema
+
+
+@dataclass(frozen=True)
+class RuntimeTypes:
+    """What a runtime knows of the operators that ONNX does not define.
+
+    Attributes:
+        values: output of such an operator -> its type and shape.
+        schemas: (domain, operator) -> its schema.
+        failure: why the runtime could not type the model, one line; "" where it could.
+    """
+
+    values: Mapping[str, TensorInfo] = field(default_factory=dict)
+    schemas: Mapping[tuple[str, str], OperatorSchema] = field(default_factory=dict)
+    failure: str = ""
+
+
+AskRuntime = Callable[[onnx.ModelProto, Sequence[str]], RuntimeTypes]
+"""Types these values of a model, the outputs of nodes that ONNX does not define; its large constants are inputs."""
+
+
+def types_by_schema(slim: onnx.ModelProto, foreign: Sequence[str], known: RuntimeTypes) -> RuntimeTypes:
+    """Type values by schemas alone: for a runtime that lacks an operator of the model, or a kernel for one.
+
+    Args:
+        slim: the model without its large constants, its nodes in topological order.
+        foreign: outputs of the nodes that ONNX does not define.
+        known: what the runtime said.
+
+    Returns:
+        The same with the types, and no shapes, of those values that the inputs of their node determine.
+    """
+    opset = next(o.version for o in slim.opset_import if o.domain in ("", "ai.onnx"))
+    types: dict[str, onnx.TypeProto] = {i.name: i.type for i in slim.graph.input}
+    types |= {t.name: onnx.helper.make_tensor_type_proto(t.data_type, list(t.dims)) for t in slim.graph.initializer}
+    wanted, values = frozenset(foreign), dict(known.values)
+    for node in slim.graph.node:
+        if wanted.isdisjoint(node.output):
+            types |= _inferred(node, types, opset, slim.ir_version)
+            continue
+        schema = known.schemas.get((node.domain, node.op_type))
+        for slot, name in enumerate(node.output):
+            dtype = "" if schema is None or not name else _output_dtype(node, schema, slot, types)
+            if dtype:
+                types[name] = onnx.helper.make_tensor_type_proto(onnx.TensorProto.DataType.Value(dtype.upper()), None)
+                values.setdefault(name, TensorInfo(name, dtype, None))
+    return replace(known, values=values)
+
+
+def _output_dtype(
+    node: onnx.NodeProto, schema: OperatorSchema, slot: int, types: Mapping[str, onnx.TypeProto]
+) -> str:
+    """Element type of an output: that of an input of the same type parameter, or the only one that is admitted."""
+    parameter = schema.output_type(slot)
+    for position, name in enumerate(node.input):
+        if name in types and schema.input_type(position) == parameter:
+            return type_of(types[name])[0]
+    admitted = schema.types.get(parameter, frozenset({parameter}))
+    return element_type(next(iter(admitted))) if len(admitted) == 1 else ""
+
+
+def element_type(text: str) -> str:
+    """``TensorInfo``'s dtype of a type as schemas and runtimes write it, such as ``tensor(float)``; "" if no tensor."""
+    inner = text.removeprefix("tensor(").removesuffix(")")
+    return inner if text == f"tensor({inner})" and inner.upper() in onnx.TensorProto.DataType.keys() else ""
+
+
+def _inferred(
+    node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], opset: int, ir_version: int
+) -> Mapping[str, onnx.TypeProto]:
+    """Types of what one of ONNX's own nodes computes; nothing where ONNX cannot say."""
+    imports = [onnx.helper.make_opsetid("", opset)]
+    known = {name: types[name] for name in node.input if name in types}
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opset, "")
+        found: Mapping[str, onnx.TypeProto] = onnx.shape_inference.infer_node_outputs(
+            schema, node, known, opset_imports=imports, ir_version=ir_version
+        )
+    except Exception:  # onnx raises several kinds where an input has no type, or the node holds a graph
+        return {}
+    return found
