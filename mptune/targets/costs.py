@@ -6,11 +6,8 @@ Runtime's CUDA provider launches them (``kernel_costs``).
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-
-import onnx
 
 from mptune.graph.grouping.activations import find_activation
 from mptune.graph.grouping.grouped import GroupedModel
@@ -19,9 +16,9 @@ from mptune.graph.grouping.patterns import find_patterns
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.plan import Precision
-from mptune.targets.recurrence import Recurrence, is_recurrent, recurrence_of, steps_and_rows
-
-Shape = tuple[int, ...]
+from mptune.targets.flops import node_flops
+from mptune.targets.recurrence import Recurrence, is_recurrent, recurrence_of
+from mptune.targets.shape_table import Shape, ShapeTable
 
 VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout"})
 """Operators that only give their first input another shape: no traffic, no kernel."""
@@ -36,14 +33,6 @@ _CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 
 _CONVOLUTIONAL_SHARE = 0.1
 """A model in which convolutions have more than this share of the FLOPs counts as convolutional."""
-
-_INPUT_COSTS: Mapping[str, float] = {
-    **dict.fromkeys(("Softmax", "LogSoftmax"), 5.0),
-    **dict.fromkeys(("LayerNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization"), 7.0),
-    **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", "ArgMax", "ArgMin", "TopK", "CumSum"), 1.0),
-}
-"""FLOPs per input element of operators whose output says little: passes over the row times operations per pass."""
-
 
 @dataclass(frozen=True)
 class GroupCost:
@@ -74,34 +63,6 @@ class GroupCost:
     def flops(self) -> float:
         """All of them."""
         return self.matrix_flops + self.vector_flops + sum(r.flops for r in self.recurrences)
-
-
-class ShapeTable:
-    """Concrete shapes: observed ones first, then the model's own with symbolic sizes filled in from what was observed.
-
-    An unknown dimension counts as 1.
-    """
-
-    def __init__(self, model: Model, observed: Mapping[str, Shape]) -> None:
-        self._model = model
-        self._observed = observed
-        self._sizes: dict[str, int] = {}
-        for name, shape in observed.items():
-            for dim, size in zip(model.info(name).shape or (), shape, strict=False):
-                if isinstance(dim, str):
-                    self._sizes.setdefault(dim, size)
-
-    def __getitem__(self, tensor: str) -> Shape:
-        if tensor in self._observed:
-            return self._observed[tensor]
-        if tensor in self._model.initializers:
-            return self._model.initializers[tensor].shape
-        dims = self._model.info(tensor).shape or ()
-        return tuple(dim if isinstance(dim, int) else self._sizes.get(dim or "", 1) for dim in dims)
-
-    def elements(self, tensor: str) -> int:
-        """Number of elements of a tensor."""
-        return math.prod(self[tensor])
 
 
 def group_costs(grouped: GroupedModel, shapes: Mapping[str, Shape]) -> dict[str, GroupCost]:
@@ -294,88 +255,3 @@ def item_bytes(model: Model, tensor: str, float_bytes: int) -> int:
     if info.is_float32 or info.dtype in ("undefined", "sequence", "optional", "string"):
         return float_bytes
     return info.numpy_dtype.itemsize
-
-
-def node_flops(node: Node, shapes: ShapeTable) -> tuple[float, bool]:
-    """FLOPs of one node, and whether tensor cores can compute them.
-
-    Convolutions and matrix products by their definitions in the ONNX operator reference; other operators one FLOP per
-    output element, reductions and norms by their inputs.
-    """
-    matrix = _MATRIX_FLOPS.get(node.op_type) if node.is_standard else None
-    if matrix is not None:
-        return matrix(node, shapes), True
-    out = sum(shapes.elements(name) for name in node.outputs if name)
-    read = max((shapes.elements(name) for name in node.inputs if name), default=0)
-    if node.op_type in _INPUT_COSTS:
-        return _INPUT_COSTS[node.op_type] * read, False
-    if node.op_type.startswith("Reduce"):
-        return float(read), False
-    if node.op_type in ("MaxPool", "AveragePool", "LpPool"):
-        return float(out * math.prod(_ints(node, "kernel_shape"))), False
-    return float(out), False
-
-
-def _attribute(node: Node, name: str) -> object:
-    return next((onnx.helper.get_attribute_value(a) for a in node.proto.attribute if a.name == name), None)
-
-
-def _ints(node: Node, name: str) -> tuple[int, ...]:
-    value = _attribute(node, name)
-    return tuple(int(v) for v in value) if isinstance(value, Sequence) else ()
-
-
-def _last(shape: Shape, back: int = 1) -> int:
-    return shape[-back] if len(shape) >= back else 1
-
-
-def _conv(node: Node, shapes: ShapeTable) -> float:
-    weight = shapes[node.inputs[1]]  # (out channels, in channels / group, *kernel)
-    return 2.0 * shapes.elements(node.outputs[0]) * math.prod(weight[1:])
-
-
-def _conv_transpose(node: Node, shapes: ShapeTable) -> float:
-    weight = shapes[node.inputs[1]]  # (in channels, out channels / group, *kernel)
-    return 2.0 * shapes.elements(node.inputs[0]) * math.prod(weight[1:])
-
-
-def _matmul(node: Node, shapes: ShapeTable) -> float:
-    return 2.0 * shapes.elements(node.outputs[0]) * _last(shapes[node.inputs[0]])
-
-
-def _gemm(node: Node, shapes: ShapeTable) -> float:
-    inner = _last(shapes[node.inputs[0]], 2 if _attribute(node, "transA") else 1)
-    return 2.0 * shapes.elements(node.outputs[0]) * inner
-
-
-def _einsum(node: Node, shapes: ShapeTable) -> float:
-    equation = _attribute(node, "equation")
-    text = equation.decode() if isinstance(equation, bytes) else ""
-    sizes: dict[str, int] = {}
-    for term, name in zip(text.split("->")[0].replace(" ", "").split(","), node.inputs, strict=False):
-        if "..." in term:  # named dimensions only: the batch is in the output, which bounds the count from below
-            return 2.0 * shapes.elements(node.outputs[0]) * _last(shapes[node.inputs[0]])
-        sizes.update(zip(term, shapes[name], strict=False))
-    return 2.0 * math.prod(sizes.values())
-
-
-def _attention(node: Node, shapes: ShapeTable) -> float:
-    """Scores and weighted values: 2 products of 2 FLOPs for every query element and key position."""
-    return 4.0 * shapes.elements(node.inputs[0]) * _last(shapes[node.inputs[1]], 2)
-
-
-def _recurrent(node: Node, shapes: ShapeTable) -> float:
-    """Every step multiplies by the input and the recurrent weights (directions lie in their first axis)."""
-    steps, batch = steps_and_rows(node, shapes[node.inputs[0]])
-    return 2.0 * steps * batch * (shapes.elements(node.inputs[1]) + shapes.elements(node.inputs[2]))
-
-
-_MATRIX_FLOPS: Mapping[str, Callable[[Node, ShapeTable], float]] = {
-    **dict.fromkeys(("Conv", "DeformConv"), _conv),
-    "ConvTranspose": _conv_transpose,
-    "MatMul": _matmul,
-    "Gemm": _gemm,
-    "Einsum": _einsum,
-    "Attention": _attention,
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
-}
