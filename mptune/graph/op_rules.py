@@ -114,7 +114,7 @@ def node_rule(model: Model, node: Node) -> NodeRule:
 
 
 def schema_of(model: Model, node: Node) -> OperatorSchema | None:
-    """The schema of a node's operator: ONNX's, else the one of the runtime that defines it; None where neither has one."""
+    """The schema of a node's operator: ONNX's, else that of the runtime that defines it; None where there is none."""
     schema = onnx_schema(node.op_type, model.opset) if node.is_standard else None
     return schema or model.runtime.schemas.get((node.domain, node.op_type))
 

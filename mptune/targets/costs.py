@@ -16,7 +16,7 @@ from mptune.graph.grouping.patterns import find_patterns
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.plan import Precision
-from mptune.targets.flops import node_flops
+from mptune.targets.flops import is_of_runtime, node_flops
 from mptune.targets.recurrence import Recurrence, is_recurrent, recurrence_of
 from mptune.targets.shape_table import Shape, ShapeTable
 
@@ -29,7 +29,7 @@ _METADATA = frozenset({"Shape", "Size", "Constant"})
 _PARTIAL_READS = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
 """Operators that read only those elements of their first input that they return."""
 
-_CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
+_CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "FusedConv"})
 
 _CONVOLUTIONAL_SHARE = 0.1
 """A model in which convolutions have more than this share of the FLOPs counts as convolutional."""
@@ -148,7 +148,7 @@ def is_folded(node: Node, folded: Collection[str]) -> bool:
 
 def is_convolution(node: Node) -> bool:
     """Whether a node is a convolution, transposed ones included."""
-    return node.is_standard and node.op_type in _CONVOLUTIONS
+    return (node.is_standard or is_of_runtime(node)) and node.op_type in _CONVOLUTIONS
 
 
 def is_convolutional(model: Model, shapes: Mapping[str, Shape]) -> bool:

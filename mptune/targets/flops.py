@@ -14,6 +14,9 @@ from mptune.targets.shape_table import Shape, ShapeTable
 _INPUT_COSTS: Mapping[str, float] = {
     **dict.fromkeys(("Softmax", "LogSoftmax"), 5.0),
     **dict.fromkeys(("LayerNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization"), 7.0),
+    **dict.fromkeys(("SimplifiedLayerNormalization", "GroupNorm"), 7.0),
+    **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "SkipGroupNorm"), 8.0),
+    "BiasSoftmax": 6.0,
     **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", "ArgMax", "ArgMin", "TopK", "CumSum"), 1.0),
 }
 """FLOPs per input element of operators whose output says little: passes over the row times operations per pass."""
@@ -22,10 +25,11 @@ _INPUT_COSTS: Mapping[str, float] = {
 def node_flops(node: Node, shapes: ShapeTable) -> tuple[float, bool]:
     """FLOPs of one node, and whether tensor cores can compute them.
 
-    Convolutions and matrix products by their definitions in the ONNX operator reference; other operators one FLOP per
-    output element, reductions and norms by their inputs.
+    Convolutions and matrix products by their definitions in the ONNX operator reference, those of ONNX Runtime's
+    domains by its own; other operators one FLOP per output element, reductions and norms by their inputs.
     """
-    matrix = _MATRIX_FLOPS.get(node.op_type) if node.is_standard else None
+    by_operator = _MATRIX_FLOPS if node.is_standard else _RUNTIME_FLOPS if is_of_runtime(node) else {}
+    matrix = by_operator.get(node.op_type)
     if matrix is not None:
         return matrix(node, shapes), True
     out = sum(shapes.elements(name) for name in node.outputs if name)
@@ -37,6 +41,11 @@ def node_flops(node: Node, shapes: ShapeTable) -> tuple[float, bool]:
     if node.op_type in ("MaxPool", "AveragePool", "LpPool"):
         return float(out * math.prod(_ints(node, "kernel_shape"))), False
     return float(out), False
+
+
+def is_of_runtime(node: Node) -> bool:
+    """Whether a node's operator is of one of ONNX Runtime's own domains."""
+    return node.domain.startswith("com.microsoft")
 
 
 def _attribute(node: Node, name: str) -> object:
@@ -102,3 +111,66 @@ _MATRIX_FLOPS: Mapping[str, Callable[[Node, ShapeTable], float]] = {
     "Attention": _attention,
     **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
 }
+
+
+def _fused_matmul(node: Node, shapes: ShapeTable) -> float:
+    inner = _last(shapes[node.inputs[0]], 2 if _attribute(node, "transA") else 1)
+    return 2.0 * shapes.elements(node.outputs[0]) * inner
+
+
+def _packed_matmul(node: Node, shapes: ShapeTable) -> float:
+    """Weights may be packed: the rows of the first operand say how long a sum is."""
+    return 2.0 * shapes.elements(node.outputs[0]) * _last(shapes[node.inputs[0]])
+
+
+def _projecting_attention(node: Node, shapes: ShapeTable) -> float:
+    """Projects its input (batch, length, channels) by one weight (channels, 3 x heads) first; ``past`` adds keys."""
+    tokens = shapes[node.inputs[0]]
+    projection = 2.0 * math.prod(tokens) * _last(shapes[node.inputs[1]])
+    past = _input(node, 8 if node.op_type == "QAttention" else 4)  # (2, batch, heads, keys, size)
+    keys = _last(tokens, 2) + (_last(shapes[past], 2) if past and node.op_type != "PackedAttention" else 0)
+    return projection + 4.0 * shapes.elements(node.outputs[0]) * keys
+
+
+def _attention_of_projections(node: Node, shapes: ShapeTable) -> float:
+    """Two products for every query element and key position; a cache (batch, heads, keys, size) adds keys."""
+    present = node.outputs[1] if len(node.outputs) > 1 else ""
+    if present:
+        return 4.0 * shapes.elements(node.outputs[0]) * _last(shapes[present], 2)
+    key = _input(node, 1)
+    shape = shapes[key] if key else shapes[node.inputs[0]]
+    keys = shape[2] if key and len(shape) == 4 else shape[1] if len(shape) > 2 else _last(shape, 2)
+    past = _input(node, 3) if node.op_type in ("GroupQueryAttention", "SparseAttention") else _input(node, 6)
+    keys += _last(shapes[past], 2) if past else 0
+    return 4.0 * shapes.elements(node.outputs[0]) * keys
+
+
+def _input(node: Node, position: int) -> str:
+    return node.inputs[position] if len(node.inputs) > position else ""
+
+
+def _mixture(node: Node, shapes: ShapeTable) -> float:
+    """Every token goes through ``k`` of the experts, whose weights lie along their first axis."""
+    weights = [_input(node, i) for i in (2, 4, 6)]
+    experts = max(1, shapes[weights[0]][0]) if weights[0] and shapes[weights[0]] else 1
+    chosen = _attribute(node, "k")
+    tokens = shapes.elements(node.inputs[0]) / max(1, _last(shapes[node.inputs[0]]))
+    used = (chosen if isinstance(chosen, int) else 1) / experts
+    return 2.0 * tokens * used * sum(shapes.elements(weight) for weight in weights if weight)
+
+
+_RUNTIME_FLOPS: Mapping[str, Callable[[Node, ShapeTable], float]] = {
+    **dict.fromkeys(("FusedConv", "NhwcConv", "NhwcFusedConv", "Conv", "QLinearConv"), _conv),
+    **dict.fromkeys(("FusedMatMul", "TransposeMatMul", "FusedMatMulActivation"), _fused_matmul),
+    **dict.fromkeys(("FusedGemm", "GemmFastGelu", "GemmFloat8", "QGemm"), _gemm),
+    **dict.fromkeys(("MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "MatMulIntegerToFloat"), _packed_matmul),
+    **dict.fromkeys(("DynamicQuantizeMatMul", "MatMulInteger16"), _packed_matmul),
+    **dict.fromkeys(
+        ("Attention", "QAttention", "PackedAttention", "DecoderMaskedSelfAttention"), _projecting_attention
+    ),
+    **dict.fromkeys(("MultiHeadAttention", "DecoderMaskedMultiHeadAttention"), _attention_of_projections),
+    **dict.fromkeys(("GroupQueryAttention", "SparseAttention", "PackedMultiHeadAttention"), _attention_of_projections),
+    **dict.fromkeys(("AttnLSTM", "DynamicQuantizeLSTM"), _recurrent),
+    **dict.fromkeys(("MoE", "QMoE"), _mixture),
+}
+"""Of ONNX Runtime's own domains, by docs/ContribOperators.md of microsoft/onnxruntime."""

@@ -15,7 +15,7 @@ GLUE = frozenset({"Reshape", "Transpose", "Unsqueeze", "Squeeze", "Expand", "Fla
 """Views that stand anywhere in an attention core."""
 _SCORE_OPS = frozenset({"Mul", "Div", "Add", "Sub", "Where", "Clip", "Tanh", "Max", "Min"})
 """What stands between the score product and the softmax: scale, mask, position bias, soft cap."""
-_PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum"})
+_PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum", "FusedMatMul", "TransposeMatMul"})
 _MAX_STEPS = 64
 
 
@@ -66,7 +66,7 @@ def find_attention(look: Lookup, node: Node) -> Core | None:
 
 
 def _softmax(look: Lookup, node: Node) -> _Softmax | None:
-    if node.op_type == "Softmax":
+    if node.op_type in ("Softmax", "BiasSoftmax"):
         return _Softmax(frozenset({node.index}), node.inputs[0], node)
     if node.op_type != "Exp" or not look.varying(node):
         return None

@@ -9,8 +9,8 @@ from mptune.graph.grouping.activations import Activation
 from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.loading.model import Node
 
-CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "DeformConv"})
-_PRODUCTS = frozenset({"MatMul", "Gemm"})
+CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "DeformConv", "FusedConv", "NhwcConv", "NhwcFusedConv"})
+_PRODUCTS = frozenset({"MatMul", "Gemm", "FusedMatMul", "TransposeMatMul", "FusedGemm"})
 _ACTIVATIONS = frozenset(
     {
         "Relu",
@@ -25,6 +25,9 @@ _ACTIVATIONS = frozenset(
         "Selu",
         "Celu",
         "Gelu",
+        "FastGelu",
+        "QuickGelu",
+        "BiasGelu",
         "Mish",
         "Softplus",
         "Softsign",

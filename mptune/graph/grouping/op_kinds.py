@@ -6,7 +6,24 @@ from collections.abc import Mapping
 
 ANCHOR_KINDS: Mapping[str, str] = {
     **dict.fromkeys(("Conv", "ConvTranspose", "DeformConv"), "conv"),
+    **dict.fromkeys(("FusedConv", "NhwcConv", "NhwcFusedConv", "ConvTransposeWithDynamicPads"), "conv"),
     **dict.fromkeys(("MatMul", "Gemm", "Einsum"), "matmul"),
+    **dict.fromkeys(
+        (
+            "FusedMatMul",
+            "TransposeMatMul",
+            "FusedMatMulActivation",
+            "FusedGemm",
+            "GemmFastGelu",
+            "MatMulNBits",
+            "MatMulNBitsQkv",
+            "MatMulNBitsMlp",
+            "MatMulBnb4",
+            "MoE",
+            "QMoE",
+        ),
+        "matmul",
+    ),
     **dict.fromkeys(
         (
             "LayerNormalization",
@@ -17,11 +34,34 @@ ANCHOR_KINDS: Mapping[str, str] = {
             "LpNormalization",
             "LRN",
             "MeanVarianceNormalization",
+            "SimplifiedLayerNormalization",
+            "SkipLayerNormalization",
+            "SkipSimplifiedLayerNormalization",
+            "EmbedLayerNormalization",
+            "GroupNorm",
+            "SkipGroupNorm",
+            "GatedRMSNorm",
         ),
         "norm",
     ),
-    **dict.fromkeys(("Softmax", "LogSoftmax"), "softmax"),
-    "Attention": "attention",
+    **dict.fromkeys(("Softmax", "LogSoftmax", "BiasSoftmax"), "softmax"),
+    **dict.fromkeys(
+        (
+            "Attention",
+            "MultiHeadAttention",
+            "GroupQueryAttention",
+            "PackedAttention",
+            "PackedMultiHeadAttention",
+            "DecoderAttention",
+            "DecoderMaskedSelfAttention",
+            "DecoderMaskedMultiHeadAttention",
+            "LongformerAttention",
+            "SparseAttention",
+            "PagedAttention",
+            "LinearAttention",
+        ),
+        "attention",
+    ),
     **dict.fromkeys(("LSTM", "GRU", "RNN"), "rnn"),
     **dict.fromkeys(
         (
@@ -41,7 +81,8 @@ ANCHOR_KINDS: Mapping[str, str] = {
     ),
     **dict.fromkeys(("Resize", "Upsample", "GridSample", "RoiAlign", "AffineGrid"), "resample"),
 }
-"""Operators that start a group at fusion granularity, and the kind of group that they start."""
+"""Operators that start a group at fusion granularity, and the kind of group that they start: ONNX's own, and those of
+ONNX Runtime's domain com.microsoft (docs/ContribOperators.md of microsoft/onnxruntime)."""
 
 DATA_MOVEMENT = frozenset(
     {

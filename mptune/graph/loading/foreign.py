@@ -32,6 +32,8 @@ class RuntimeTypes:
     failure: str = ""
 
 
+_ELEMENT_TYPES = frozenset(onnx.TensorProto.DataType.keys())
+
 AskRuntime = Callable[[onnx.ModelProto, Sequence[str]], RuntimeTypes]
 """Types these values of a model, the outputs of nodes that ONNX does not define; its large constants are inputs."""
 
@@ -64,9 +66,7 @@ def types_by_schema(slim: onnx.ModelProto, foreign: Sequence[str], known: Runtim
     return replace(known, values=values)
 
 
-def _output_dtype(
-    node: onnx.NodeProto, schema: OperatorSchema, slot: int, types: Mapping[str, onnx.TypeProto]
-) -> str:
+def _output_dtype(node: onnx.NodeProto, schema: OperatorSchema, slot: int, types: Mapping[str, onnx.TypeProto]) -> str:
     """Element type of an output: that of an input of the same type parameter, or the only one that is admitted."""
     parameter = schema.output_type(slot)
     for position, name in enumerate(node.input):
@@ -79,7 +79,7 @@ def _output_dtype(
 def element_type(text: str) -> str:
     """``TensorInfo``'s dtype of a type as schemas and runtimes write it, such as ``tensor(float)``; "" if no tensor."""
     inner = text.removeprefix("tensor(").removesuffix(")")
-    return inner if text == f"tensor({inner})" and inner.upper() in onnx.TensorProto.DataType.keys() else ""
+    return inner if text == f"tensor({inner})" and inner.upper() in _ELEMENT_TYPES else ""
 
 
 def _inferred(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
@@ -13,6 +13,7 @@ import onnx.numpy_helper
 import onnx.reference
 import onnx.shape_inference
 
+from mptune.graph.loading.inference import declaration
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import Initializer, TensorInfo
 
@@ -47,7 +48,7 @@ def static_shapes(model: Model, batch: int = 1) -> StaticShapes:
     """
     assumed: dict[str, int] = {}
     inputs = {info.name: _concrete(info, model, batch, assumed) for info in model.inputs}
-    shapes = _inferred(model, inputs)
+    shapes = _inferred(model, inputs, assumed)
     for info in model.tensors.values():
         if info.shape is not None and all(isinstance(dim, int) for dim in info.shape):
             shapes.setdefault(info.name, tuple(dim for dim in info.shape if isinstance(dim, int)))
@@ -75,7 +76,9 @@ def _concrete(info: TensorInfo, model: Model, batch: int, assumed: dict[str, int
     return tuple(shape)
 
 
-def _inferred(model: Model, inputs: Mapping[str, tuple[int, ...] | None]) -> dict[str, tuple[int, ...]]:
+def _inferred(
+    model: Model, inputs: Mapping[str, tuple[int, ...] | None], assumed: Mapping[str, int]
+) -> dict[str, tuple[int, ...]]:
     proto = onnx.ModelProto(ir_version=max(model.proto.ir_version, 4))
     proto.opset_import.extend(model.proto.opset_import)
     graph = proto.graph
@@ -93,6 +96,9 @@ def _inferred(model: Model, inputs: Mapping[str, tuple[int, ...] | None]) -> dic
             replaced.add(constant.node_index)
             _add_constant(graph, constant)
     graph.node.extend(node.proto for node in model.nodes if node.index not in replaced)
+    for info in model.runtime.values.values():
+        dims = tuple(assumed.get(dim, dim) if isinstance(dim, str) else dim for dim in info.shape or ())
+        graph.value_info.append(declaration(replace(info, shape=None if info.shape is None else dims)))
     try:
         typed = onnx.shape_inference.infer_shapes(proto, strict_mode=False, data_prop=True)
     except Exception:  # onnx raises several kinds for sizes that do not fit: the assumed ones, not the user's
