@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 MS = "com.microsoft"
-BATCH, LENGTH, CHANNELS, HEADS = 2, 8, 32, 4
+BATCH, LENGTH, CHANNELS, HEADS = 2, 8, 32, 2
 SIZE = CHANNELS // HEADS
 
 
@@ -105,14 +105,9 @@ def _grouped_query(past: Sequence[str]) -> onnx.ModelProto:
         kv_num_heads=HEADS,
         do_rotary=1,
     )
-    length = LENGTH - 1 if past[0] else LENGTH - 1
-    constants = {
-        "lengths": np.full(BATCH, length, np.int32),
-        "total": np.array(LENGTH, np.int32),
-        **_cache(),
-    }
+    constants = {"lengths": np.full(BATCH, LENGTH - 1, np.int32), "total": np.array(LENGTH, np.int32), **_cache()}
     inputs = {name: [BATCH, HEADS, 0, SIZE] for name in past if name}
-    outputs = {name: None for name in ("present_k", "present_v")}
+    outputs = dict.fromkeys(("present_k", "present_v"))
     return _attention_model(node, constants, inputs=inputs, outputs=outputs)
 
 
@@ -192,15 +187,13 @@ BUILDERS: Mapping[str, Callable[[], onnx.ModelProto]] = {
 
 ON_GPUS_ONLY: Mapping[str, Callable[[], onnx.ModelProto]] = {
     "NhwcConv": lambda: _convolution("NhwcConv", channels_last=True),
-    "BiasSoftmax": lambda: between_products(
-        "BiasSoftmax", ["h", "x"], axis=2, is_inner_broadcast=0
-    ),
+    "BiasSoftmax": lambda: between_products("BiasSoftmax", ["h", "x"], axis=2, is_inner_broadcast=0),
 }
 """The same without a kernel for the CPU."""
 
 
 def transformer(layers: int = 2, opset: int = 17) -> onnx.ModelProto:
-    """A post-norm transformer encoder as exporters write it: attention, residuals, GELU in pieces, LayerNormalization."""
+    """A post-norm transformer encoder as exporters write it: residuals, GELU in pieces, LayerNormalization."""
     nodes: list[onnx.NodeProto] = []
     weights: dict[str, np.ndarray] = {}
 
@@ -238,9 +231,13 @@ def transformer(layers: int = 2, opset: int = 17) -> onnx.ModelProto:
         read = add("Reshape", [add("Transpose", [read], f"{p}/back", perm=[0, 2, 1, 3]), whole], f"{p}/joined")
         x = norm(add("Add", [product(read, f"{p}/out", CHANNELS, CHANNELS), x], f"{p}/sum1"), f"{p}/norm1")
         h = product(x, f"{p}/up", CHANNELS, 4 * CHANNELS)
-        erf = add("Erf", [add("Div", [h, constant(f"{p}/two", np.array(2**0.5, np.float32))], f"{p}/half")], f"{p}/erf")
-        one = add("Add", [erf, constant(f"{p}/one", np.array(1, np.float32))], f"{p}/shifted")
-        h = add("Mul", [add("Mul", [h, one], f"{p}/gated"), constant(f"{p}/0.5", np.array(0.5, np.float32))], f"{p}/gelu")
+        two, one, half = (
+            constant(f"{p}/{name}", np.array(value, np.float32))
+            for name, value in (("root of 2", 2**0.5), ("one", 1), ("half", 0.5))
+        )
+        erf = add("Erf", [add("Div", [h, two], f"{p}/divided")], f"{p}/erf")
+        gated = add("Mul", [h, add("Add", [erf, one], f"{p}/shifted")], f"{p}/gated")
+        h = add("Mul", [gated, half], f"{p}/gelu")
         x = norm(add("Add", [product(h, f"{p}/down", 4 * CHANNELS, CHANNELS), x], f"{p}/sum2"), f"{p}/norm2")
     product(x, "y", CHANNELS, 10)
     return model_of(nodes, {"x": ["batch", "length", CHANNELS]}, {"y": ["batch", "length", 10]}, weights, opset)

@@ -34,6 +34,7 @@ _CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "FusedConv"})
 _CONVOLUTIONAL_SHARE = 0.1
 """A model in which convolutions have more than this share of the FLOPs counts as convolutional."""
 
+
 @dataclass(frozen=True)
 class GroupCost:
     """What a group, or one kernel of it, computes and moves in one inference.

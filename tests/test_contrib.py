@@ -1,0 +1,217 @@
+"""Operators that ONNX does not define, and ONNX Runtime does: typed, grouped, written in FP16, counted, searched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from mptune.engines.jobs.operator_types import OperatorTypesJob
+from mptune.engines.loading import load_typed_model
+from mptune.engines.worker.parent import Worker
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.foreign import RuntimeTypes
+from mptune.graph.loading.model import Model, load_model
+from mptune.graph.loading.shapes import static_shapes
+from mptune.graph.op_rules import node_rule
+from mptune.graph.plan import Precision
+from mptune.graph.writing.emulate import Emulator
+from mptune.graph.writing.rewrite import Rewriter
+from mptune.targets.costs import group_costs
+from mptune.targets.flops import node_flops
+from mptune.targets.shape_table import ShapeTable
+from tests.contrib_models import (
+    BATCH,
+    BUILDERS,
+    CHANNELS,
+    HEADS,
+    LENGTH,
+    ON_GPUS_ONLY,
+    SIZE,
+    between_products,
+    optimised,
+    transformer,
+)
+
+Load = Callable[[Path], Model]
+
+KINDS = {
+    "Attention": "attention",
+    "MultiHeadAttention": "attention",
+    "GroupQueryAttention": "attention",
+    "EmbedLayerNormalization": "norm",
+    "SkipLayerNormalization": "norm",
+    "SkipSimplifiedLayerNormalization": "norm",
+    "SimplifiedLayerNormalization": "norm",
+    "LayerNormalization of opset 14": "norm",
+    "FusedMatMul": "matmul",
+    "MatMulNBits": "matmul",
+    "FusedConv": "conv",
+    "RotaryEmbedding": "matmul",  # with the product that it reads
+    "BiasGelu": "matmul",
+    "FastGelu": "matmul",
+    "FastGelu without a bias": "matmul",
+    "Gelu": "matmul",
+    "QuickGelu": "matmul",
+    "NhwcConv": "conv",
+    "BiasSoftmax": "softmax",
+}
+CACHE_TYPE = "GroupQueryAttention without a cache"
+"""Nothing that it reads says which type the keys and values have that it returns."""
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """One for all models: starting it takes most of the time."""
+    with Worker(tmp_path_factory.mktemp("logs")) as started:
+        yield started
+
+
+@pytest.fixture
+def load(worker: Worker) -> Load:
+    """As ``load_typed_model``."""
+
+    def ask(slim: onnx.ModelProto, values: Sequence[str]) -> RuntimeTypes:
+        answer = worker.call(OperatorTypesJob(slim.SerializeToString(), tuple(values), "cpu"), 60.0)
+        assert isinstance(answer, RuntimeTypes)
+        return answer
+
+    return lambda path: load_model(path, ask)
+
+
+def _saved(model: onnx.ModelProto, folder: Path) -> Path:
+    path = folder / "model.onnx"
+    onnx.save(model, path)
+    return path
+
+
+def _feeds(model: Model, seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    feeds = {}
+    for info in model.inputs:
+        shape = [dim if isinstance(dim, int) else BATCH for dim in info.shape or ()]
+        is_float = info.dtype == "float"
+        values = rng.standard_normal(shape) if is_float else rng.integers(0, 50, shape)
+        feeds[info.name] = values.astype(np.float32 if is_float else np.int32)
+    return feeds
+
+
+def _run(path: Path, feeds: dict[str, np.ndarray]) -> np.ndarray:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    values: np.ndarray = session.run(["y"], feeds)[0]
+    return values
+
+
+def _middle(model: Model) -> int:
+    return next(node.index for node in model.nodes if node.name == "middle")
+
+
+@pytest.mark.parametrize("name", [name for name in BUILDERS if name != CACHE_TYPE])
+def test_an_operator_of_onnx_runtime_is_typed_grouped_and_runs_in_fp16(name: str, tmp_path: Path, load: Load) -> None:
+    path = _saved(BUILDERS[name](), tmp_path)
+    model = load(path)
+    assert model.runtime.failure == ""
+    assert all(model.info(out).dtype != "undefined" for node in model.nodes for out in node.outputs if out)
+    groups = find_groups(model)
+    grouped = GroupedModel(model, groups)
+    assert {group.pinned for group in groups} == {None}
+    kinds = {group.id: group.kind for group in groups}
+    assert kinds[grouped.owners["middle"]] == KINDS[name]
+    assert grouped.owners["behind"] != grouped.owners["middle"]
+
+    feeds = _feeds(model)
+    reference = _run(path, feeds)
+    fp16 = grouped.uniform(Precision.FP16)
+    typed = _run(Rewriter(grouped).export(fp16, tmp_path / "fp16.onnx"), feeds)
+    emulated = _run(Emulator(grouped).write(fp16, tmp_path / "emulated.onnx"), feeds)
+    size = np.linalg.norm(reference)
+    assert 1e-5 < np.linalg.norm(typed - reference) / size < 1e-2
+    assert 1e-5 < np.linalg.norm(emulated - reference) / size < 1e-2
+
+    # Each group alone in FP16: Casts on both sides of the operator.
+    for group in groups:
+        plan = grouped.uniform(Precision.FP32).replace({group.id: Precision.FP16})
+        alone = _run(Rewriter(grouped).export(plan, tmp_path / "alone.onnx"), feeds)
+        assert np.linalg.norm(alone - reference) / size < 1e-2
+
+
+def test_an_output_whose_type_nothing_says_stays_fp32(tmp_path: Path, load: Load) -> None:
+    model = load(_saved(BUILDERS[CACHE_TYPE](), tmp_path))
+    node = model.nodes[_middle(model)]
+    assert node_rule(model, node).fixed == (
+        "the type of its output 'present_k' does not follow from those of its inputs"
+    )
+    assert all(model.info(out).is_float32 for out in node.outputs)
+    assert "behind" in GroupedModel(model, find_groups(model)).owners
+
+
+@pytest.mark.parametrize("name", ON_GPUS_ONLY)
+def test_without_a_kernel_for_the_cpu_schemas_give_the_types(name: str, tmp_path: Path, load: Load) -> None:
+    model = load(_saved(ON_GPUS_ONLY[name](), tmp_path))
+    assert "Could not find an implementation" in model.runtime.failure
+    assert all(model.info(out).is_float32 for node in model.nodes for out in node.outputs)
+    groups = find_groups(model)
+    kinds = {group.id: group.kind for group in groups}
+    assert kinds[GroupedModel(model, groups).owners["middle"]] == KINDS[name]
+
+
+def test_without_a_runtime_to_ask_nothing_behind_the_operator_has_a_type(tmp_path: Path) -> None:
+    model = load_model(_saved(BUILDERS["BiasGelu"](), tmp_path))
+    assert model.info("r").dtype == "undefined"
+
+
+def test_what_the_optimiser_wrote_is_searched_as_what_it_was_written_from(tmp_path: Path) -> None:
+    raw = load_typed_model(_saved(transformer(), tmp_path))
+    model = load_typed_model(optimised(transformer(), tmp_path))
+    domains = {node.op_type for node in model.nodes if node.domain == "com.microsoft"}
+    assert {"SkipLayerNormalization", "FusedMatMul", "BiasGelu"} <= domains
+    kinds, costs = [], []
+    for one in (raw, model):
+        shapes = static_shapes(one)
+        assert shapes.unknown == 0
+        grouped = GroupedModel(one, find_groups(one))
+        assert all(group.pinned is None for group in grouped.groups)
+        kinds.append(sorted(group.kind for group in grouped.groups))
+        costs.append(sum(cost.flops for cost in group_costs(grouped, shapes.shapes).values()))
+    assert kinds[1] == kinds[0]
+    assert costs[1] == pytest.approx(costs[0], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "flops"),
+    [
+        ("FusedMatMul", 2 * BATCH * LENGTH * CHANNELS * 24),
+        ("FusedConv", 2 * BATCH * 6 * 8 * 8 * 27),
+        ("MatMulNBits", 2 * BATCH * LENGTH * CHANNELS * CHANNELS),
+        ("Attention", 2 * BATCH * LENGTH * CHANNELS * 3 * CHANNELS + 4 * BATCH * LENGTH * CHANNELS * LENGTH),
+        ("MultiHeadAttention", 4 * BATCH * LENGTH * CHANNELS * LENGTH),
+        ("GroupQueryAttention", 4 * BATCH * LENGTH * CHANNELS * LENGTH),
+    ],
+)
+def test_matrix_flops_of_an_operator(name: str, flops: int, tmp_path: Path, load: Load) -> None:
+    model = load(_saved(BUILDERS[name](), tmp_path))
+    shapes = dict(static_shapes(model, BATCH).shapes)
+    if name == "GroupQueryAttention":  # as observed: the cache was empty
+        shapes["present_k"] = (BATCH, HEADS, LENGTH, SIZE)
+    assert node_flops(model.nodes[_middle(model)], ShapeTable(model, shapes)) == (flops, True)
+
+
+def test_scales_of_quantised_operators_stay_fp32(tmp_path: Path, load: Load) -> None:
+    rng = np.random.default_rng(0)
+    weights = {
+        "b": rng.integers(-100, 100, (CHANNELS, CHANNELS), dtype=np.int8),
+        "s": np.array(1e-3, np.float32),
+        "z": np.array(0, np.int8),
+    }
+    model = between_products("DynamicQuantizeMatMul", ["h", "b", "s", "z"], weights=weights)
+    loaded = load(_saved(model, tmp_path))
+    assert node_rule(loaded, loaded.nodes[_middle(loaded)]).inputs == ()
+    assert loaded.info("r").is_float32
