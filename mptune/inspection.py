@@ -29,6 +29,7 @@ from mptune.settings import DataSettings, InMemory, SearchSettings
 from mptune.targets.costs import VIEWS, GroupCost, group_costs, is_folded, ungrouped_cost
 from mptune.targets.flops import node_flops
 from mptune.targets.memory import MemoryNeed, memory_need
+from mptune.targets.out_of_reach import out_of_reach_findings
 from mptune.targets.quantised import quantised_findings
 from mptune.targets.shape_table import ShapeTable
 from mptune.targets.target import load_target
@@ -212,8 +213,10 @@ def inspect_model(
     about_data = [replace(f, origin="inspect") for f in samples.findings] if samples else []
     quantised = quantised_findings(grouped, shapes, "inspect")
     interface = interface_findings(model, "inspect")
-    findings = [*about_data, *quantised, *interface, *hazard_findings(found, "inspect")]
-    about_parts = [*map(_quantised_hazard, quantised), *map(_interface_hazard, interface)]
+    unreached = out_of_reach_findings(grouped, shapes, "inspect")
+    findings = [*about_data, *quantised, *unreached, *interface, *hazard_findings(found, "inspect")]
+    about_parts = [*(_part_hazard("quantised", f) for f in quantised), *(_part_hazard("types", f) for f in unreached)]
+    about_parts += map(_interface_hazard, interface)
     hazards = _sorted([*found, *map(_input_hazard, about_data), *about_parts])
     space = make_space(grouped, named, hazards, absmax)
     costs = group_costs(grouped, shapes)
@@ -266,10 +269,11 @@ def _input_hazard(finding: Finding) -> Hazard:
     return Hazard(finding.severity, "input", None, None, tensor, value, finding.text, finding.cure, finding.code)
 
 
-def _quantised_hazard(finding: Finding) -> Hazard:
+def _part_hazard(kind: str, finding: Finding) -> Hazard:
+    """A finding about a share of the model as the table of hazards shows it; groups that are pinned are no danger."""
     return Hazard(
-        "info",  # the groups are pinned
-        "quantised",
+        "info" if finding.where.groups else finding.severity,
+        kind,
         None,
         None,
         "the model",

@@ -105,7 +105,7 @@ def node_rule(model: Model, node: Node) -> NodeRule:
         return NodeRule(fixed=f"ONNX has no operator {node.op_type!r} at opset {model.opset}")
     if node.is_standard:
         return _rule(node, schema, model.info)
-    if _is_quantised(node):
+    if is_quantised(node):
         return NodeRule(fixed="scales must stay FP32: small scales vanish in FP16")
     chosen = _chosen_by_runtime(node, schema, model.info)
     if chosen:
@@ -119,9 +119,10 @@ def schema_of(model: Model, node: Node) -> OperatorSchema | None:
     return schema or model.runtime.schemas.get((node.domain, node.op_type))
 
 
-def _is_quantised(node: Node) -> bool:
-    """Whether an operator of a runtime computes with quantised activations: its FP32 inputs are their scales."""
-    return node.op_type.startswith(_QUANTISED) and node.op_type not in _WEIGHTS_ONLY
+def is_quantised(node: Node) -> bool:
+    """Whether an operator of a runtime computes with quantised values: its FP32 inputs are their scales."""
+    is_of_runtime = node.domain.startswith("com.microsoft")
+    return is_of_runtime and node.op_type.startswith(_QUANTISED) and node.op_type not in _WEIGHTS_ONLY
 
 
 def _has_fp32(model: Model, node: Node) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from mptune.graph.loading.model import Model
 
@@ -32,6 +32,11 @@ class ShapeTable:
             return self._model.initializers[tensor].shape
         dims = self._model.info(tensor).shape or ()
         return tuple(dim if isinstance(dim, int) else self._sizes.get(dim or "", 1) for dim in dims)
+
+    @property
+    def constants(self) -> Collection[str]:
+        """Names of the model's constants."""
+        return self._model.initializers.keys()
 
     def elements(self, tensor: str) -> int:
         """Number of elements of a tensor."""

@@ -15,12 +15,14 @@ from mptune.engines.jobs.reference import ProbeJob
 from mptune.engines.ort.session import Provider
 from mptune.engines.tensorrt.jobs import LibraryJob, LibraryReport
 from mptune.engines.tensorrt.library import AHEAD_OF_TIME, INSTALL, RTX_CAPABILITIES, Kind, is_installed
+from mptune.engines.tensorrt.operators import CURE, ParseJob, foreign_operators, unparsed_operators
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
 from mptune.engines.toolchains.predicted import PredictedToolchain
 from mptune.engines.toolchains.tensorrt import AheadToolchain, TensorRtToolchain
 from mptune.engines.worker.once import run_once
 from mptune.engines.workload import Workload
 from mptune.errors import TargetError
+from mptune.graph.loading.model import Model
 from mptune.settings import EngineChoice, SearchSettings
 from mptune.targets.detect import hidden_gpu
 from mptune.targets.jetson import same_memory
@@ -138,9 +140,15 @@ def open_toolchain(
         if engine == "onnxruntime":
             return OnnxRuntimeToolchain(target, workload, settings, "cuda", passed_over, device=gpu.name)
         library = _library(engine)
-        return TensorRtToolchain(
-            target, workload, settings, provider, passed_over, gpu=gpu, kind=engine, library=library
-        )
+        complaint = _why_not_parsed(engine, workload.model)
+        if complaint is None:
+            return TensorRtToolchain(
+                target, workload, settings, provider, passed_over, gpu=gpu, kind=engine, library=library
+            )
+        if choice == engine or reason is not None:
+            raise TargetError(f"--engine {engine} cannot be used: {complaint}", CURE)
+        passed_over = (*passed_over, f"{engine} is passed over: {complaint}")
+        return OnnxRuntimeToolchain(target, workload, settings, "cuda", passed_over, device=gpu.name)
     warnings = passed_over if gpu is None else (*passed_over, f"{gpu.name} cannot be measured: {reason}")
     if choice == "tensorrt":
         raise TargetError(
@@ -149,14 +157,34 @@ def open_toolchain(
         )
     if choice == "tensorrt-rtx" or (choice == "auto" and target.compute_capability in RTX_CAPABILITIES):
         obstacle = _why_not_ahead(target)
-        if obstacle is None:
+        complaint = None if obstacle is not None else _why_not_parsed("tensorrt-rtx", workload.model)
+        if obstacle is None and complaint is None:
             library = _library("tensorrt-rtx")
             return AheadToolchain(target, workload, settings, provider, warnings, library=library)
         if choice == "tensorrt-rtx":
             raise TargetError(
-                f"--engine tensorrt-rtx cannot build for {target.title}: {obstacle}", INSTALL["tensorrt-rtx"]
+                f"--engine tensorrt-rtx cannot build for {target.title}: {obstacle or complaint}",
+                INSTALL["tensorrt-rtx"] if obstacle else CURE,
             )
+        if complaint is not None:
+            warnings = (*warnings, f"tensorrt-rtx is passed over: {complaint}; {CURE}")
+    unparsed = unparsed_operators(workload.model)
+    if unparsed:
+        text = f"TensorRT cannot parse {unparsed}: on {target.title} this model runs in ONNX Runtime only"
+        warnings = (*warnings, f"{text}; for TensorRT give the model from before ONNX Runtime's optimiser")
     return PredictedToolchain(target, workload, settings, provider, warnings)
+
+
+def _why_not_parsed(kind: Kind, model: Model) -> str | None:
+    """Why TensorRT or TensorRT-RTX cannot parse a model with operators of other domains than ONNX's own; else None."""
+    operators = foreign_operators(model)
+    if not operators:
+        return None
+    complaint = run_once(ParseJob(kind, model.path), _PROBE_TIMEOUT_S)
+    if complaint is None:
+        return None
+    named = ", ".join(f"{name} ({count} nodes)" if count > 1 else name for name, count in operators.items())
+    return f"its parser does not take this model with {named}: {complaint}"
 
 
 def _measuring_engine(

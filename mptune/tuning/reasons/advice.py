@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mptune.engines.base import Failure
+from mptune.finding import Finding
 from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
 from mptune.tuning.explanation import Explanation, Reason
 from mptune.tuning.failures import describe
@@ -28,6 +29,7 @@ class Outcome:
         failures: of the plans that gave none.
         explanation: of the points and the baseline.
         is_given: the plans were given, as a confirmation's are: there is no budget that could be larger.
+        unreached: the finding that operators are out of reach; None where there is none.
     """
 
     points: Sequence[Evaluation]
@@ -36,6 +38,7 @@ class Outcome:
     failures: Sequence[Failure]
     explanation: Explanation
     is_given: bool = False
+    unreached: Finding | None = None
 
     @property
     def free(self) -> int | None:
@@ -92,6 +95,12 @@ def findings(outcome: Outcome) -> tuple[str, ...]:
 
 
 def _why_nothing_is_faster(outcome: Outcome) -> str:
+    if outcome.unreached is not None and not outcome.failures:
+        what = "no plan is faster than all-FP32 beyond noise" if outcome.mixed else "no plan with FP16 in it ran"
+        return (
+            f"{what}, and {outcome.unreached.evidence['nodes']} nodes are out of reach of the search, so whether FP16 "
+            f"pays here is not shown: {outcome.unreached.cure}"
+        )
     if not outcome.fp32.plan.precision:
         return "the model has no layer group that could be FP16, so there was nothing to search"
     if outcome.free == 0:

@@ -12,6 +12,7 @@ from mptune.finding import Finding, by_severity
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
+from mptune.targets.out_of_reach import CODE as OUT_OF_REACH
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation, Origin, disagreements
 from mptune.tuning.explanation import Explanation
 from mptune.tuning.front import Front, choose, hypervolume, reference_error_of
@@ -162,12 +163,13 @@ def build_front(
         baselines = [fp32] if fp16 is None else [fp32, fp16]
         explanation = explain(record, facts.data_dir, points, baselines, chosen)
     failures = [failure for _, _, failure in record.failures()]
+    unreached = next((finding for finding in facts.findings if finding.code == OUT_OF_REACH), None)
     warnings = (
         *facts.warnings,
         *fp32.latency.warnings,
         *(plan.warning for plan in unconfirmed),
         *disagreements(evaluations),
-        *findings(Outcome(points, fp32, evaluations, failures, explanation, is_given=every)),
+        *findings(Outcome(points, fp32, evaluations, failures, explanation, every, unreached)),
         *_unconfirmed(points, chosen),
     )
     plan = (chosen or fp32).plan

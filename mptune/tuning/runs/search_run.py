@@ -41,6 +41,7 @@ from mptune.run_json import (
 from mptune.rundir import RunDirectory, has_workers
 from mptune.settings import SearchSettings
 from mptune.targets.mismatch import TARGET_CODE, not_measured
+from mptune.targets.out_of_reach import out_of_reach_findings
 from mptune.targets.quantised import quantised_findings
 from mptune.tuning.front import Front
 from mptune.tuning.listener import Listener
@@ -135,6 +136,7 @@ class SearchRun(MeasuringRun):
             *kernels.findings(self.grouped),
             *quantised_findings(self.grouped, observations.shapes, "search"),
             *interface_findings(self.grouped.model, "search"),
+            *out_of_reach_findings(self.grouped, observations.shapes, "search"),
             *hazard_findings(hazards, "search"),
         )
         about_target = [finding for finding in self.file.findings if finding.code == TARGET_CODE]

@@ -1,0 +1,76 @@
+"""Operators of ONNX Runtime's own domain, which TensorRT's parser mostly lacks: asked before a search begins."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from mptune.engines.base import EngineError
+from mptune.engines.tensorrt.builder import parse_network
+from mptune.engines.tensorrt.library import Kind, load_library, open_log
+from mptune.engines.worker.child import WorkerState
+from mptune.graph.loading.model import Model
+
+PARSED = frozenset(
+    {
+        "Attention",
+        "CausalConvWithState",
+        "DequantizeLinear",
+        "GatherND",
+        "Gelu",
+        "GridSample",
+        "GroupQueryAttention",
+        "LinearAttention",
+        "MatMulNBits",
+        "MultiHeadAttention",
+        "Pad",
+        "QMoE",
+        "QuantizeLinear",
+        "Range",
+        "RotaryEmbedding",
+        "SkipSimplifiedLayerNormalization",
+        "Trilu",
+    }
+)
+"""Operators of com.microsoft that the parser of TensorRT-RTX 1.7 takes by their name, some of them in some forms only
+(``OnnxParser.supports_operator``); older parsers have fewer."""
+
+CURE = "give the model from before ONNX Runtime's optimiser, or --engine onnxruntime"
+
+
+@dataclass(frozen=True)
+class ParseJob:
+    """Whether the parser of TensorRT or TensorRT-RTX takes a model: None where it does, else why not.
+
+    Attributes:
+        kind: of the library.
+        model: the user's file.
+    """
+
+    kind: Kind
+    model: Path
+
+    def run(self, state: WorkerState) -> str | None:
+        """See the class."""
+        library = load_library(self.kind)
+        try:
+            parse_network(library, self.model, open_log(library.trt))
+        except EngineError as error:
+            return error.message
+        return None
+
+
+def foreign_operators(model: Model) -> Counter[str]:
+    """Operators of other domains than ONNX's own, with their domain, and how many nodes each has."""
+    return Counter(f"{node.domain}.{node.op_type}" for node in model.nodes if not node.is_standard)
+
+
+def unparsed_operators(model: Model) -> str:
+    """The operators of ONNX Runtime's domains that no parser of TensorRT takes, as a text; "" where there are none."""
+    found = {
+        name: count
+        for name, count in foreign_operators(model).items()
+        if name.startswith("com.microsoft") and name.removeprefix("com.microsoft.") not in PARSED
+    }
+    return ", ".join(f"{name} ({count} nodes)" if count > 1 else name for name, count in found.items())
