@@ -35,7 +35,7 @@ from mptune.targets.shape_table import ShapeTable
 from mptune.targets.target import load_target
 from mptune.tuning.failures import did_not_run
 from mptune.tuning.space import NamedSpace, Pin, make_space
-from mptune.tuning.steps.baseline import check_ranges
+from mptune.tuning.steps.baseline import check_ranges, optimisation_findings
 
 _WEIGHTS = frozenset({"float", "float16", "double", "bfloat16"})
 
@@ -197,7 +197,7 @@ def inspect_model(
     else:
         groups = find_groups(model, granularity)
     grouped = GroupedModel(model, groups)
-    samples, ranges = None, dict[str, TensorRange]()
+    samples, ranges, about_reference = None, dict[str, TensorRange](), tuple[Finding, ...]()
     assumed: Mapping[str, int] = {}
     if data is None:
         static = static_shapes(model, batch)
@@ -206,7 +206,7 @@ def inspect_model(
         settings = DataSettings(batch=batch)
         samples = load_calibration(data, model.inputs, settings, seed=0)
         samples = replace(samples, samples=samples.samples[: settings.max_search_samples])
-        ranges = dict(_observe(grouped, samples))
+        ranges, about_reference = _observe(grouped, samples)
         shapes = {name: seen.shape for name, seen in ranges.items()}
     absmax = {name: seen.absmax for name, seen in ranges.items()}
     found = find_hazards(grouped, absmax)
@@ -214,9 +214,10 @@ def inspect_model(
     quantised = quantised_findings(grouped, shapes, "inspect")
     interface = interface_findings(model, "inspect")
     unreached = out_of_reach_findings(grouped, shapes, "inspect")
-    findings = [*about_data, *quantised, *unreached, *interface, *hazard_findings(found, "inspect")]
+    findings = [*about_data, *about_reference, *quantised, *unreached, *interface, *hazard_findings(found, "inspect")]
     about_parts = [*(_part_hazard("quantised", f) for f in quantised), *(_part_hazard("types", f) for f in unreached)]
     about_parts += map(_interface_hazard, interface)
+    about_parts += [_part_hazard("reference", f, "relative_l2") for f in about_reference]
     hazards = _sorted([*found, *map(_input_hazard, about_data), *about_parts])
     space = make_space(grouped, named, hazards, absmax)
     costs = group_costs(grouped, shapes)
@@ -242,8 +243,8 @@ def inspect_model(
     )
 
 
-def _observe(grouped: GroupedModel, samples: CalibrationSet) -> Mapping[str, TensorRange]:
-    """Run the model over the samples in a worker and record the range and shape of every value."""
+def _observe(grouped: GroupedModel, samples: CalibrationSet) -> tuple[dict[str, TensorRange], tuple[Finding, ...]]:
+    """Run the model over the samples in a worker: the range and shape of every value, and findings about the model."""
     with tempfile.TemporaryDirectory(prefix="mptune-inspect-") as folder:
         places = [Path(folder) / name for name in ("weights", "data", "engines", "logs")]
         for place in places:
@@ -252,10 +253,12 @@ def _observe(grouped: GroupedModel, samples: CalibrationSet) -> Mapping[str, Ten
         samples.save(workspace.samples("search"))
         workload = Workload(grouped, workspace)
         with PredictedToolchain(load_target("cpu"), workload, SearchSettings()) as toolchain:
+            reference = toolchain.reference("search")
             ranges = toolchain.observe()
     if isinstance(ranges, Failure):
         raise did_not_run("the model cannot be observed in FP32", replace(ranges, log_path=None))  # the log is gone
-    return ranges
+    about = () if isinstance(reference, Failure) else optimisation_findings(reference, grouped.model, "inspect")
+    return dict(ranges), about
 
 
 def _sorted(hazards: Sequence[Hazard]) -> tuple[Hazard, ...]:
@@ -269,15 +272,15 @@ def _input_hazard(finding: Finding) -> Hazard:
     return Hazard(finding.severity, "input", None, None, tensor, value, finding.text, finding.cure, finding.code)
 
 
-def _part_hazard(kind: str, finding: Finding) -> Hazard:
-    """A finding about a share of the model as the table of hazards shows it; groups that are pinned are no danger."""
+def _part_hazard(kind: str, finding: Finding, number: str = "flops_share") -> Hazard:
+    """A finding about the model as the table of hazards shows it; groups that are pinned are no danger."""
     return Hazard(
         "info" if finding.where.groups else finding.severity,
         kind,
         None,
         None,
         "the model",
-        float(finding.evidence["flops_share"]),
+        float(finding.evidence[number]),
         finding.text,
         finding.cure,
         finding.code,

@@ -7,7 +7,7 @@ for one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
@@ -191,6 +191,8 @@ class ReferenceReport:
         identical_rows_error: largest relative L2 between the rows of a batch of identical rows; None where not taken.
         batch_size_error: largest relative L2 between a row computed alone and the same row in a larger batch; None
             where the batch is not dynamic.
+        optimisation_error: floating-point output name -> relative L2 between ONNX Runtime with and without graph
+            optimisations on the first sample; empty where that was not taken.
         warnings: one line each, ending with what to do.
     """
 
@@ -200,6 +202,7 @@ class ReferenceReport:
     identical_rows_error: float | None = None
     batch_size_error: float | None = None
     warnings: tuple[str, ...] = ()
+    optimisation_error: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ They are frozen dataclasses that run inside the worker; they name files, and onl
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -74,6 +74,7 @@ class ReferenceJob:
         outputs: file to write.
         provider: of ONNX Runtime; TF32 is off.
         dependent: outputs whose shape depends on values: their rows are no rows of the batch.
+        unoptimised: whether the first sample is run without graph optimisations, too.
     """
 
     model: Path
@@ -81,6 +82,7 @@ class ReferenceJob:
     outputs: Path
     provider: Provider
     dependent: frozenset[str] = frozenset()
+    unoptimised: bool = False
 
     def run(self, state: WorkerState) -> ReferenceReport:
         """See the class."""
@@ -92,6 +94,7 @@ class ReferenceJob:
         again = session.run(samples[0])
         rows = _identical_rows(session, samples[0], self.dependent)
         save_outputs(self.outputs, outputs)
+        session.close()
         return ReferenceReport(
             provider=PROVIDERS[self.provider],
             outputs={
@@ -102,7 +105,26 @@ class ReferenceJob:
             identical_rows_error=rows.identical,
             batch_size_error=rows.batch_size,
             warnings=rows.warnings,
+            optimisation_error=self._optimisation_error(state, samples[0], outputs[0]) if self.unoptimised else {},
         )
+
+    def _optimisation_error(
+        self, state: WorkerState, sample: Feed, outputs: Mapping[str, np.ndarray]
+    ) -> dict[str, float]:
+        """Outputs whose shape differs are left out, as what selects values may select others."""
+        options = SessionOptions(self.provider, tf32=False, timing=False, optimise=False)
+        try:
+            session = state.transient(partial(open_session, self.model, options))
+            plain = session.run(sample)
+        except EngineError:  # some kernels exist for what the optimiser writes only
+            return {}
+        return {
+            name: relative_l2(values, plain[name])
+            for name, values in outputs.items()
+            if name not in self.dependent
+            and np.issubdtype(values.dtype, np.floating)
+            and values.shape == plain[name].shape
+        }
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ class ReferenceModel:
         paths = self._workload.workspace
         dependent = frozenset(output.name for output in self._workload.dependent_outputs)
         files = paths.model_path, paths.samples(which), paths.reference(which)
-        return self._call(ReferenceJob(*files, self._provider, dependent))
+        return self._call(ReferenceJob(*files, self._provider, dependent, unoptimised=which == "search"))
 
     def observe(self) -> Mapping[str, TensorRange] | Failure:
         """See ``Toolchain``; observed once."""

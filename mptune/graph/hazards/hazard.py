@@ -30,7 +30,8 @@ class Hazard:
             ``info``: good to know.
         kind: ``overflow``, ``vanishing`` or ``epsilon`` of constants; ``range`` or ``underflow`` of values seen on
             data; ``norm`` written out; ``broadcast``; ``int64``; ``input`` that looks random;
-            ``quantised`` parts; ``types`` that are not known.
+            ``quantised`` parts; ``types`` that are not known;
+            ``reference`` values that are in doubt.
         group: id of the layer group that would be FP16 there; None where no group is.
         node: the node that reads or computes the value.
         tensor: the value.

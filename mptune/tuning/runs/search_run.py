@@ -129,10 +129,12 @@ class SearchRun(MeasuringRun):
         self._workload = Workload(self.grouped, self.directory.workspace(self._model.path.resolve()))
         self._keep_for_workers(named)
         observations, data_warnings, data_findings = self._observations(data)
-        self._warn(*data_warnings, *(finding.message for finding in data_findings), *observations.warnings)
+        seen = (*data_findings, *observations.findings)
+        self._warn(*data_warnings, *(finding.message for finding in seen), *observations.warnings)
         space, hazards = self._space(named, observations)
         kernels = self._kernels
         about_model = (
+            *observations.findings,
             *kernels.findings(self.grouped),
             *quantised_findings(self.grouped, observations.shapes, "search"),
             *interface_findings(self.grouped.model, "search"),
@@ -256,7 +258,7 @@ class SearchRun(MeasuringRun):
             return known, warnings, findings
         self._warn(*warnings, *(finding.message for finding in findings))
         save_samples(self._workload.workspace, search, held_out)
-        seen = observe(self._open_toolchain(), self._listener)
+        seen = observe(self._open_toolchain(), self._model, self._listener)
         # Before the observations: a run that has those and no answer was made before the question was asked.
         ask_for_kernels(self._open_toolchain()).save(self._workload.workspace.data_dir / KERNELS_JSON)
         measured = self._open_toolchain().latency_source == "measured"

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, ReferenceReport, TensorRange, Toolchain
 from mptune.errors import BaselineError
+from mptune.finding import CODES, Finding, FindingOrigin, OutputColumns, Where
+from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.failures import did_not_run
 from mptune.tuning.space import SearchSpace
@@ -27,6 +29,13 @@ FP32_WARNING = 1e-4
 FP32_LIMIT = 1e-3
 FP32_LIMIT_TF32 = 1e-2
 """All-FP32 engine against the reference; TF32 in the engine, where it was asked for, is granted ten times as much."""
+
+OPTIMISATION_LIMIT = 1e-3
+OPTIMISATION_LIMIT_QUANTISED = 3e-2
+"""ONNX Runtime with and without graph optimisations: FP32 sums in another order differ by far less. Quantised
+activations come out one step apart here and there, which is rounding, too; a step is about 1 % of what they hold."""
+
+_QUANTISES = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
 
 _NOT_PRECISION = "precision is not the problem"
 
@@ -108,6 +117,38 @@ def _check_rows(report: ReferenceReport) -> list[str]:
             raise BaselineError(f"{what} in FP32 (relative L2 {error:.1e}); {_NOT_PRECISION}", cure)
         warnings.append(f"{what} in FP32 (relative L2 {error:.1e}): {cure}")
     return warnings
+
+
+def optimisation_findings(report: ReferenceReport, model: Model, origin: FindingOrigin) -> tuple[Finding, ...]:
+    """The finding that graph optimisations change the reference beyond rounding; none where they do not.
+
+    Args:
+        report: what taking the reference showed.
+        model: the model.
+        origin: what looked.
+    """
+    is_quantised = any(node.op_type in _QUANTISES for node in model.nodes)
+    limit = OPTIMISATION_LIMIT_QUANTISED if is_quantised else OPTIMISATION_LIMIT
+    errors = {name: error for name, error in report.optimisation_error.items() if not error <= limit}
+    if not errors:
+        return ()
+    worst = max(errors, key=lambda name: errors[name])
+    more = f" ({len(errors) - 1} other outputs too)" if len(errors) > 1 else ""
+    code = "reference-depends-on-optimisation"
+    return (
+        Finding(
+            code=code,
+            severity=CODES[code].severity,
+            origin=origin,
+            where=Where(outputs=tuple(OutputColumns(name) for name in errors), samples=(0,)),
+            evidence={"relative_l2": errors[worst], "limit": limit, "output": worst},
+            text=f"with and without graph optimisations, ONNX Runtime's FP32 results differ by {errors[worst]:.1e} "
+            f"(relative L2, rounding is below {limit:.0e}) at output {worst!r}{more}: every error is taken against the "
+            "optimised results",
+            cure="see which result is right (SessionOptions.graph_optimization_level); of a quantised model, give the "
+            "one from before its quantisation",
+        ),
+    )
 
 
 def check_ranges(ranges: Mapping[str, TensorRange]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from mptune.data.numbers import decode_float, encode_float
 from mptune.engines.base import Failure, ReferenceReport, SampleSet, Toolchain, Workspace
 from mptune.engines.environment import Environment
 from mptune.files import write_json
+from mptune.finding import Finding
 from mptune.graph.loading.model import Model
 from mptune.targets.memory import memory_need, memory_warnings
 from mptune.targets.mismatch import profile_warnings
@@ -22,7 +23,7 @@ from mptune.targets.target import Target
 from mptune.tuning.failures import did_not_run
 from mptune.tuning.listener import Listener
 from mptune.tuning.steps.attempts import in_fresh_processes
-from mptune.tuning.steps.baseline import check_ranges, check_reference
+from mptune.tuning.steps.baseline import check_ranges, check_reference, optimisation_findings
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,13 @@ class Observations:
         absmax: tensor -> largest finite magnitude on the search samples.
         shapes: tensor -> concrete shape on the first search sample.
         warnings: of the checks, one line each.
+        findings: of the checks.
     """
 
     absmax: Mapping[str, float]
     shapes: Mapping[str, tuple[int, ...]]
     warnings: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
     def save(self, path: Path) -> None:
         """Write the JSON file that ``load`` reads.
@@ -46,7 +49,8 @@ class Observations:
             RunError: the disk is full, or the place cannot be written.
         """
         tensors = {t: {"absmax": encode_float(v), "shape": list(self.shapes[t])} for t, v in self.absmax.items()}
-        write_json(path, {"tensors": tensors, "warnings": list(self.warnings)})
+        findings = [finding.to_json() for finding in self.findings]
+        write_json(path, {"tensors": tensors, "warnings": list(self.warnings), "findings": findings})
 
     @classmethod
     def load(cls, path: Path) -> Observations | None:
@@ -58,6 +62,7 @@ class Observations:
                 {t: decode_float(facts["absmax"]) for t, facts in tensors.items()},
                 {t: tuple(facts["shape"]) for t, facts in tensors.items()},
                 tuple(document["warnings"]),
+                tuple(Finding.from_json(finding) for finding in document.get("findings", ())),
             )
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -73,14 +78,16 @@ def save_samples(workspace: Workspace, search: CalibrationSet, held_out: Calibra
     held_out.save(workspace.samples("held_out"))
 
 
-def observe(toolchain: Toolchain, listener: Listener) -> Observations:
+def observe(toolchain: Toolchain, model: Model, listener: Listener) -> Observations:
     """Take the references, check them, and observe the ranges.
 
     Raises:
         BaselineError: the model does not run in FP32, or what it computes cannot be a reference.
     """
     listener.stage("reference")
-    warnings = check_reference(_reference(toolchain, "search", listener))
+    reference = _reference(toolchain, "search", listener)
+    warnings = check_reference(reference)
+    findings = () if isinstance(reference, Failure) else optimisation_findings(reference, model, "search")
     held_out = check_reference(_reference(toolchain, "held_out", listener))
     warnings += tuple(f"held-out samples: {text}" for text in held_out)
     listener.stage("observing ranges")
@@ -92,6 +99,7 @@ def observe(toolchain: Toolchain, listener: Listener) -> Observations:
         {tensor: seen.absmax for tensor, seen in ranges.items()},
         {tensor: seen.shape for tensor, seen in ranges.items()},
         tuple(dict.fromkeys(warnings)),
+        findings,
     )
 
 

@@ -10,10 +10,11 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from mptune.engines.loading import load_typed_model
 from mptune.errors import ModelError, RunError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
-from mptune.graph.loading.model import Model, load_model
+from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
@@ -33,7 +34,7 @@ def describe(model: Model) -> RunFile:
 
 
 def keep(path: Path, run_dir: Path) -> tuple[Model, RunDirectory, RunFile]:
-    model, run = load_model(path), RunDirectory(run_dir)
+    model, run = load_typed_model(path), RunDirectory(run_dir)
     keep_model(run, GroupedModel(model, find_groups(model)))
     return model, run, describe(model)
 

@@ -1,0 +1,85 @@
+"""Whether ONNX Runtime's graph optimisations change the FP32 reference, in ``inspect --data`` and in a search."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import mptune
+from mptune.finding import Finding
+from tests.contrib_models import BATCH, CHANNELS, LENGTH, transformer
+from tests.graph.grouping.test_quantised import _residual
+
+CODE = "reference-depends-on-optimisation"
+
+
+def _four_bits(path: Path) -> Path:
+    """A product with weights of 4 bits: the optimised kernel rounds its activations to 8 bits."""
+    rng = np.random.default_rng(0)
+    weight = helper.make_tensor("w", TensorProto.INT4, [64, 32], rng.integers(-8, 8, 64 * 32).tolist())
+    scale = numpy_helper.from_array((rng.random((2, 32)) * 0.05 + 0.02).astype(np.float32), "s")
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s"], ["d"], axis=0, block_size=32),
+        helper.make_node("MatMul", ["x", "d"], ["h"]),
+        helper.make_node("Relu", ["h"], ["y"]),
+    ]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 8, 64])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    graph = helper.make_graph(nodes, "bits", inputs, outputs, [weight, scale])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    return path
+
+
+def _difference(path: Path, data: np.ndarray) -> float:
+    """Relative L2 between ONNX Runtime with and without graph optimisations, taken here."""
+    import onnxruntime
+
+    results = []
+    for level in ("ORT_ENABLE_ALL", "ORT_DISABLE_ALL"):
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        results.append(session.run(None, {"x": data[:1]})[0])
+    return float(np.linalg.norm(results[0] - results[1]) / np.linalg.norm(results[1]))
+
+
+def _found(path: Path, data: np.ndarray) -> list[Finding]:
+    return [finding for finding in mptune.inspect(path, data=data).findings if finding.code == CODE]
+
+
+def test_a_reference_that_depends_on_optimisation_is_a_finding(tmp_path: Path) -> None:
+    path = _four_bits(tmp_path / "model.onnx")
+    data = np.random.default_rng(1).standard_normal((4, 8, 64)).astype(np.float32)
+    expected = _difference(path, data)
+    if expected < 1e-3:
+        pytest.skip("this ONNX Runtime computes products with weights of 4 bits in FP32 here")
+    (finding,) = _found(path, data)
+    assert (finding.severity, finding.origin) == ("warning", "inspect")
+    assert finding.evidence["relative_l2"] == pytest.approx(expected, rel=0.05)
+    assert [output.name for output in finding.where.outputs] == ["y"]
+
+    front = mptune.search(path, data=data, budget=2, out=tmp_path / "run", target="jetson-orin-nano-8gb")
+    (searched,) = [finding for finding in front.findings if finding.code == CODE]
+    assert (searched.origin, searched.evidence) == ("search", finding.evidence)
+    again = mptune.search(path, data=data, budget=2, out=tmp_path / "run", target="jetson-orin-nano-8gb")
+    assert [finding for finding in again.findings if finding.code == CODE] == [searched]
+
+
+def test_rounding_alone_is_no_finding(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(transformer(), path)
+    data = np.random.default_rng(1).standard_normal((2 * BATCH, LENGTH, CHANNELS)).astype(np.float32)
+    assert _found(path, data) == []
+
+
+def test_steps_of_quantised_activations_are_rounding(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    model = _residual()
+    onnx.save(model, path)
+    shape = [dim.dim_value or 4 for dim in model.graph.input[0].type.tensor_type.shape.dim]
+    data = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+    assert _found(path, data) == []
