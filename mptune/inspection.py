@@ -20,6 +20,7 @@ from mptune.graph.grouping.groups import Granularity, LayerGroup, find_fitting_g
 from mptune.graph.hazards.find import Hazard, find_hazards
 from mptune.graph.hazards.hazard import hazard_findings
 from mptune.graph.hazards.interface import interface_findings
+from mptune.graph.hazards.masked_rows import masked_row_findings
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.loading.tensors import TensorInfo
@@ -214,10 +215,24 @@ def inspect_model(
     quantised = quantised_findings(grouped, shapes, "inspect")
     interface = interface_findings(model, "inspect")
     unreached = out_of_reach_findings(grouped, shapes, "inspect")
-    findings = [*about_data, *about_reference, *quantised, *unreached, *interface, *hazard_findings(found, "inspect")]
-    about_parts = [*(_part_hazard("quantised", f) for f in quantised), *(_part_hazard("types", f) for f in unreached)]
-    about_parts += map(_interface_hazard, interface)
-    about_parts += [_part_hazard("reference", f, "relative_l2") for f in about_reference]
+    masked = {name: seen.masked for name, seen in ranges.items() if seen.masked is not None}
+    about_rows = masked_row_findings(grouped, masked, "inspect")
+    findings = [
+        *about_data,
+        *about_reference,
+        *about_rows,
+        *quantised,
+        *unreached,
+        *interface,
+        *hazard_findings(found, "inspect"),
+    ]
+    about_parts = [
+        *(replace(_as_hazard("quantised", f, "flops_share"), severity="info") for f in quantised),  # pinned
+        *(_as_hazard("types", f, "flops_share") for f in unreached),
+        *map(_interface_hazard, interface),
+        *(_as_hazard("mask", f, "masked_rows") for f in about_rows),
+        *(_as_hazard("reference", f, "relative_l2") for f in about_reference),
+    ]
     hazards = _sorted([*found, *map(_input_hazard, about_data), *about_parts])
     space = make_space(grouped, named, hazards, absmax)
     costs = group_costs(grouped, shapes)
@@ -272,10 +287,10 @@ def _input_hazard(finding: Finding) -> Hazard:
     return Hazard(finding.severity, "input", None, None, tensor, value, finding.text, finding.cure, finding.code)
 
 
-def _part_hazard(kind: str, finding: Finding, number: str = "flops_share") -> Hazard:
-    """A finding about the model as the table of hazards shows it; groups that are pinned are no danger."""
+def _as_hazard(kind: str, finding: Finding, number: str) -> Hazard:
+    """A finding about the model as the table of hazards shows it; ``number`` names the evidence that is its value."""
     return Hazard(
-        "info" if finding.where.groups else finding.severity,
+        finding.severity,
         kind,
         None,
         None,

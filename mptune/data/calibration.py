@@ -66,6 +66,7 @@ class CalibrationSet:
         is_random: drawn, not given.
         warnings: that have no code, one line each; they stay with the run.
         findings: about the samples; they stay with the run, too.
+        indices: index in the data of each sample, 0-based, where these are a part of them; empty where they are all.
     """
 
     samples: tuple[Mapping[str, np.ndarray], ...]
@@ -73,6 +74,7 @@ class CalibrationSet:
     is_random: bool
     warnings: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
+    indices: tuple[int, ...] = ()
 
     def split(
         self, seed: int, held_out_fraction: float, max_search: int | None
@@ -101,7 +103,10 @@ class CalibrationSet:
         held = min(max(round(count * held_out_fraction), 1), count - 1)
         order = np.random.default_rng(seed).permutation(count)
         parts = order[held:][:max_search], order[:held][:max_search]
-        search, held_out = (replace(self, samples=tuple(self.samples[i] for i in sorted(part))) for part in parts)
+        search, held_out = (
+            replace(self, samples=tuple(self.samples[i] for i in part), indices=tuple(part))
+            for part in (sorted(map(int, part)) for part in parts)
+        )
         return search, held_out
 
     def save(self, path: Path) -> None:

@@ -24,6 +24,7 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.scratch import scratch_name
 
 if TYPE_CHECKING:
+    from mptune.graph.hazards.masked_rows import MaskedRows
     from mptune.targets.roofline import LatencyTerms
 
 ErrorSource = Literal["measured", "emulated"]
@@ -213,11 +214,13 @@ class TensorRange:
         absmax: largest finite magnitude.
         shape: concrete shape on the first sample.
         non_finite: number of values that were NaN or infinite.
+        masked: of a value that a softmax is taken of, its rows that were masked whole; None where there were none.
     """
 
     absmax: float
     shape: tuple[int, ...]
     non_finite: int = 0
+    masked: MaskedRows | None = None
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from mptune.engines.jobs.samples import Feed, cached_samples
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import PROVIDERS, OrtSession, Provider, SessionOptions
 from mptune.engines.worker.child import WorkerState
+from mptune.graph.hazards.masked_rows import MaskedRows
 from mptune.graph.writing.observe import Tap
 
 
@@ -149,7 +150,7 @@ class ObserveJob:
         session = state.transient(partial(open_session, self.model, options))
         ranges: dict[str, TensorRange] = {}
         state.enter(Stage.RUN)
-        for sample in cached_samples(state, self.samples):
+        for index, sample in enumerate(cached_samples(state, self.samples)):
             values = session.run(sample)
             for tap in self.taps:
                 before = ranges.get(tap.tensor)
@@ -157,8 +158,17 @@ class ObserveJob:
                     absmax=max(float(values[tap.absmax]), before.absmax if before else 0.0),
                     shape=before.shape if before else tuple(int(dim) for dim in values[tap.shape]),
                     non_finite=int(values[tap.non_finite]) + (before.non_finite if before else 0),
+                    masked=_masked(int(values[tap.masked]) if tap.masked else 0, index, before),
                 )
         return ranges
+
+
+def _masked(rows: int, sample: int, before: TensorRange | None) -> MaskedRows | None:
+    """The masked rows up to and with one sample."""
+    known = before.masked if before else None
+    if known is not None:
+        return MaskedRows(known.rows + rows, known.sample)
+    return MaskedRows(rows, sample) if rows else None
 
 
 @dataclass(frozen=True)

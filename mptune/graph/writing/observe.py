@@ -16,8 +16,13 @@ import onnx.numpy_helper
 
 from mptune.files import write_bytes
 from mptune.graph.casting.value_types import new_suffix
+from mptune.graph.hazards.hazard import FP16_MAX
+from mptune.graph.hazards.masked_rows import softmax_rows
 from mptune.graph.loading.model import Model
 from mptune.graph.writing.weights import WeightBank, inline_tensor
+
+_AXES_ARE_INPUT = 18
+"""From this operator set on, the axes of ReduceMax are an input."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +34,14 @@ class Tap:
         absmax: largest finite magnitude, a scalar.
         non_finite: how many values are NaN or infinite, an FP32 scalar.
         shape: int64, one entry per dimension.
+        masked: how many rows of a softmax have no element within FP16's range, an FP32 scalar; "" where none is taken.
     """
 
     tensor: str
     absmax: str
     non_finite: str
     shape: str
+    masked: str = ""
 
 
 def observed_tensors(model: Model) -> tuple[str, ...]:
@@ -67,13 +74,30 @@ def write_observing_model(model: Model, bank: WeightBank | None, path: Path) -> 
     infinity, zero = f"infinity{suffix}", f"zero{suffix}"
     graph.initializer.append(onnx.numpy_helper.from_array(np.array(np.inf, np.float32), infinity))
     graph.initializer.append(onnx.numpy_helper.from_array(np.array(0, np.float32), zero))
-    taps = tuple(_tap(graph, tensor, suffix, infinity, zero) for tensor in observed_tensors(model))
+    lowest, rows = f"lowest{suffix}", softmax_rows(model)
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array(-FP16_MAX, np.float32), lowest))
+    taps = tuple(
+        _tap(graph, model.opset, tensor, suffix, (infinity, zero, lowest), rows.get(tensor, ()))
+        for tensor in observed_tensors(model)
+    )
     write_bytes(path, [proto.SerializeToString(deterministic=True)])
     return taps
 
 
-def _tap(graph: onnx.GraphProto, tensor: str, suffix: str, infinity: str, zero: str) -> Tap:
-    """Append the nodes that reduce one value. NaN compares false with everything, so it counts as not finite."""
+def _tap(
+    graph: onnx.GraphProto, opset: int, tensor: str, suffix: str, bounds: tuple[str, str, str], row: tuple[int, ...]
+) -> Tap:
+    """Append the nodes that reduce one value. NaN compares false with everything, so it counts as not finite.
+
+    Args:
+        graph: the observing graph.
+        opset: its operator set.
+        tensor: the value.
+        suffix: of new names.
+        bounds: names of the constants infinity, zero and FP16's lowest value.
+        row: axes of a row, where a softmax is taken of the value; empty where none is.
+    """
+    infinity, zero, lowest = bounds
 
     def add(op: str, inputs: list[str], what: str, **attributes: Any) -> str:
         out = f"{tensor}.{what}{suffix}"
@@ -89,10 +113,21 @@ def _tap(graph: onnx.GraphProto, tensor: str, suffix: str, infinity: str, zero: 
     ones = add("Cast", [infinite], "ones", to=onnx.TensorProto.FLOAT)
     count = add("ReduceSum", [ones], "count", keepdims=0)
     shape = add("Shape", [tensor], "shape")
+    masked = ""
+    if row:
+        if opset < _AXES_ARE_INPUT:
+            peak = add("ReduceMax", [tensor], "peak", keepdims=0, axes=list(row))
+        else:
+            axes = f"{tensor}.axes{suffix}"
+            graph.initializer.append(onnx.numpy_helper.from_array(np.array(row, np.int64), axes))
+            peak = add("ReduceMax", [tensor, axes], "peak", keepdims=0)
+        below = add("Cast", [add("Less", [peak, lowest], "below")], "rows", to=onnx.TensorProto.FLOAT)
+        masked = add("ReduceSum", [below], "masked", keepdims=0)
+        graph.output.append(onnx.helper.make_tensor_value_info(masked, onnx.TensorProto.FLOAT, []))
     for name, code, dims in (
         (absmax, onnx.TensorProto.FLOAT, []),
         (count, onnx.TensorProto.FLOAT, []),
         (shape, onnx.TensorProto.INT64, [None]),
     ):
         graph.output.append(onnx.helper.make_tensor_value_info(name, code, dims))
-    return Tap(tensor, absmax, count, shape)
+    return Tap(tensor, absmax, count, shape, masked)

@@ -258,7 +258,7 @@ class SearchRun(MeasuringRun):
             return known, warnings, findings
         self._warn(*warnings, *(finding.message for finding in findings))
         save_samples(self._workload.workspace, search, held_out)
-        seen = observe(self._open_toolchain(), self._model, self._listener)
+        seen = observe(self._open_toolchain(), self.grouped, self._listener, search.indices)
         # Before the observations: a run that has those and no answer was made before the question was asked.
         ask_for_kernels(self._open_toolchain()).save(self._workload.workspace.data_dir / KERNELS_JSON)
         measured = self._open_toolchain().latency_source == "measured"

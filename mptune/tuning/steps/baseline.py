@@ -119,13 +119,16 @@ def _check_rows(report: ReferenceReport) -> list[str]:
     return warnings
 
 
-def optimisation_findings(report: ReferenceReport, model: Model, origin: FindingOrigin) -> tuple[Finding, ...]:
+def optimisation_findings(
+    report: ReferenceReport, model: Model, origin: FindingOrigin, sample: int = 0
+) -> tuple[Finding, ...]:
     """The finding that graph optimisations change the reference beyond rounding; none where they do not.
 
     Args:
         report: what taking the reference showed.
         model: the model.
         origin: what looked.
+        sample: index in the data of the sample that was compared.
     """
     is_quantised = any(node.op_type in _QUANTISES for node in model.nodes)
     limit = OPTIMISATION_LIMIT_QUANTISED if is_quantised else OPTIMISATION_LIMIT
@@ -140,7 +143,7 @@ def optimisation_findings(report: ReferenceReport, model: Model, origin: Finding
             code=code,
             severity=CODES[code].severity,
             origin=origin,
-            where=Where(outputs=tuple(OutputColumns(name) for name in errors), samples=(0,)),
+            where=Where(outputs=tuple(OutputColumns(name) for name in errors), samples=(sample,)),
             evidence={"relative_l2": errors[worst], "limit": limit, "output": worst},
             text=f"with and without graph optimisations, ONNX Runtime's FP32 results differ by {errors[worst]:.1e} "
             f"(relative L2, rounding is below {limit:.0e}) at output {worst!r}{more}: every error is taken against the "

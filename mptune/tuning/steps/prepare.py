@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +16,8 @@ from mptune.engines.base import Failure, ReferenceReport, SampleSet, Toolchain, 
 from mptune.engines.environment import Environment
 from mptune.files import write_json
 from mptune.finding import Finding
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.hazards.masked_rows import masked_row_findings
 from mptune.graph.loading.model import Model
 from mptune.targets.memory import memory_need, memory_warnings
 from mptune.targets.mismatch import profile_warnings
@@ -78,8 +80,16 @@ def save_samples(workspace: Workspace, search: CalibrationSet, held_out: Calibra
     held_out.save(workspace.samples("held_out"))
 
 
-def observe(toolchain: Toolchain, model: Model, listener: Listener) -> Observations:
+def observe(
+    toolchain: Toolchain, grouped: GroupedModel, listener: Listener, indices: Sequence[int] = ()
+) -> Observations:
     """Take the references, check them, and observe the ranges.
+
+    Args:
+        toolchain: runs the model.
+        grouped: the model and its layer groups.
+        listener: receives the progress.
+        indices: index in the data of each search sample; empty where they are all of the data.
 
     Raises:
         BaselineError: the model does not run in FP32, or what it computes cannot be a reference.
@@ -87,7 +97,9 @@ def observe(toolchain: Toolchain, model: Model, listener: Listener) -> Observati
     listener.stage("reference")
     reference = _reference(toolchain, "search", listener)
     warnings = check_reference(reference)
-    findings = () if isinstance(reference, Failure) else optimisation_findings(reference, model, "search")
+    first = indices[0] if indices else 0
+    assert not isinstance(reference, Failure)  # check_reference has raised
+    findings = optimisation_findings(reference, grouped.model, "search", first)
     held_out = check_reference(_reference(toolchain, "held_out", listener))
     warnings += tuple(f"held-out samples: {text}" for text in held_out)
     listener.stage("observing ranges")
@@ -95,6 +107,8 @@ def observe(toolchain: Toolchain, model: Model, listener: Listener) -> Observati
     if isinstance(ranges, Failure):
         raise did_not_run("the model cannot be observed in FP32", ranges)
     warnings += check_ranges(ranges)
+    masked = {tensor: seen.masked for tensor, seen in ranges.items() if seen.masked is not None}
+    findings += masked_row_findings(grouped, masked, "search", indices)
     return Observations(
         {tensor: seen.absmax for tensor, seen in ranges.items()},
         {tensor: seen.shape for tensor, seen in ranges.items()},
