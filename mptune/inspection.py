@@ -272,7 +272,11 @@ def _observe(grouped: GroupedModel, samples: CalibrationSet) -> tuple[dict[str, 
             ranges = toolchain.observe()
     if isinstance(ranges, Failure):
         raise did_not_run("the model cannot be observed in FP32", replace(ranges, log_path=None))  # the log is gone
-    about = () if isinstance(reference, Failure) else optimisation_findings(reference, grouped.model, "inspect")
+    about = (
+        ()
+        if isinstance(reference, Failure)
+        else optimisation_findings(reference.optimisation_error, grouped.model, "inspect")
+    )
     return dict(ranges), about
 
 

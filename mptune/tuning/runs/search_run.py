@@ -65,6 +65,7 @@ from mptune.tuning.steps.prepare import (
     check_memory,
     describe_device,
     observe,
+    observed_findings,
     samples_sha256,
     save_samples,
 )
@@ -129,12 +130,10 @@ class SearchRun(MeasuringRun):
         self._workload = Workload(self.grouped, self.directory.workspace(self._model.path.resolve()))
         self._keep_for_workers(named)
         observations, data_warnings, data_findings = self._observations(data)
-        seen = (*data_findings, *observations.findings)
-        self._warn(*data_warnings, *(finding.message for finding in seen), *observations.warnings)
+        self._warn(*data_warnings, *(finding.message for finding in data_findings), *observations.warnings)
         space, hazards = self._space(named, observations)
         kernels = self._kernels
         about_model = (
-            *observations.findings,
             *kernels.findings(self.grouped),
             *quantised_findings(self.grouped, observations.shapes, "search"),
             *interface_findings(self.grouped.model, "search"),
@@ -255,17 +254,17 @@ class SearchRun(MeasuringRun):
         known = Observations.load(self.directory.observed_json)
         if known is not None:
             self._repair_data(search, held_out)
-            return known, warnings, findings
+            return known, warnings, (*findings, *observed_findings(known, self.grouped, search.indices))
         self._warn(*warnings, *(finding.message for finding in findings))
         save_samples(self._workload.workspace, search, held_out)
-        seen = observe(self._open_toolchain(), self.grouped, self._listener, search.indices)
+        seen = observe(self._open_toolchain(), self._listener)
         # Before the observations: a run that has those and no answer was made before the question was asked.
         ask_for_kernels(self._open_toolchain()).save(self._workload.workspace.data_dir / KERNELS_JSON)
         measured = self._open_toolchain().latency_source == "measured"
         observations = check_memory(seen, self._model, self._target, measured=measured)
         seal(self._workload.workspace.data_dir)
         observations.save(self.directory.observed_json)
-        return observations, warnings, findings
+        return observations, warnings, (*findings, *observed_findings(observations, self.grouped, search.indices))
 
     def _repair_data(self, search: CalibrationSet, held_out: CalibrationSet) -> None:
         """Write samples and references anew that are gone or damaged: jobs would fail on them, plan after plan."""

@@ -120,32 +120,32 @@ def _check_rows(report: ReferenceReport) -> list[str]:
 
 
 def optimisation_findings(
-    report: ReferenceReport, model: Model, origin: FindingOrigin, sample: int = 0
+    errors: Mapping[str, float], model: Model, origin: FindingOrigin, sample: int = 0
 ) -> tuple[Finding, ...]:
     """The finding that graph optimisations change the reference beyond rounding; none where they do not.
 
     Args:
-        report: what taking the reference showed.
+        errors: output -> relative L2 between optimised and not (``ReferenceReport.optimisation_error``).
         model: the model.
         origin: what looked.
         sample: index in the data of the sample that was compared.
     """
     is_quantised = any(node.op_type in _QUANTISES for node in model.nodes)
     limit = OPTIMISATION_LIMIT_QUANTISED if is_quantised else OPTIMISATION_LIMIT
-    errors = {name: error for name, error in report.optimisation_error.items() if not error <= limit}
-    if not errors:
+    large = {name: error for name, error in errors.items() if not error <= limit}
+    if not large:
         return ()
-    worst = max(errors, key=lambda name: errors[name])
-    more = f" ({len(errors) - 1} other outputs too)" if len(errors) > 1 else ""
+    worst = max(large, key=lambda name: large[name])
+    more = f" ({len(large) - 1} other outputs too)" if len(large) > 1 else ""
     code = "reference-depends-on-optimisation"
     return (
         Finding(
             code=code,
             severity=CODES[code].severity,
             origin=origin,
-            where=Where(outputs=tuple(OutputColumns(name) for name in errors), samples=(sample,)),
-            evidence={"relative_l2": errors[worst], "limit": limit, "output": worst},
-            text=f"with and without graph optimisations, ONNX Runtime's FP32 results differ by {errors[worst]:.1e} "
+            where=Where(outputs=tuple(OutputColumns(name) for name in large), samples=(sample,)),
+            evidence={"relative_l2": large[worst], "limit": limit, "output": worst},
+            text=f"with and without graph optimisations, ONNX Runtime's FP32 results differ by {large[worst]:.1e} "
             f"(relative L2, rounding is below {limit:.0e}) at output {worst!r}{more}: every error is taken against the "
             "optimised results",
             cure="see which result is right (SessionOptions.graph_optimization_level); of a quantised model, give the "

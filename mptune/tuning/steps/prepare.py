@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from mptune.engines.environment import Environment
 from mptune.files import write_json
 from mptune.finding import Finding
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.hazards.masked_rows import masked_row_findings
+from mptune.graph.hazards.masked_rows import MaskedRows, masked_row_findings
 from mptune.graph.loading.model import Model
 from mptune.targets.memory import memory_need, memory_warnings
 from mptune.targets.mismatch import profile_warnings
@@ -36,13 +36,15 @@ class Observations:
         absmax: tensor -> largest finite magnitude on the search samples.
         shapes: tensor -> concrete shape on the first search sample.
         warnings: of the checks, one line each.
-        findings: of the checks.
+        masked: value that a softmax is taken of -> its rows that were masked whole, where there were any.
+        optimisation_error: output -> how far ONNX Runtime's graph optimisations change it (``ReferenceReport``).
     """
 
     absmax: Mapping[str, float]
     shapes: Mapping[str, tuple[int, ...]]
     warnings: tuple[str, ...] = ()
-    findings: tuple[Finding, ...] = ()
+    masked: Mapping[str, MaskedRows] = field(default_factory=dict)
+    optimisation_error: Mapping[str, float] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
         """Write the JSON file that ``load`` reads.
@@ -51,8 +53,13 @@ class Observations:
             RunError: the disk is full, or the place cannot be written.
         """
         tensors = {t: {"absmax": encode_float(v), "shape": list(self.shapes[t])} for t, v in self.absmax.items()}
-        findings = [finding.to_json() for finding in self.findings]
-        write_json(path, {"tensors": tensors, "warnings": list(self.warnings), "findings": findings})
+        document = {
+            "tensors": tensors,
+            "warnings": list(self.warnings),
+            "masked": {t: {"rows": seen.rows, "sample": seen.sample} for t, seen in self.masked.items()},
+            "optimisation_error": {name: encode_float(x) for name, x in self.optimisation_error.items()},
+        }
+        write_json(path, document)
 
     @classmethod
     def load(cls, path: Path) -> Observations | None:
@@ -64,7 +71,8 @@ class Observations:
                 {t: decode_float(facts["absmax"]) for t, facts in tensors.items()},
                 {t: tuple(facts["shape"]) for t, facts in tensors.items()},
                 tuple(document["warnings"]),
-                tuple(Finding.from_json(finding) for finding in document.get("findings", ())),
+                {t: MaskedRows(seen["rows"], seen["sample"]) for t, seen in document.get("masked", {}).items()},
+                {name: decode_float(x) for name, x in document.get("optimisation_error", {}).items()},
             )
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -80,16 +88,25 @@ def save_samples(workspace: Workspace, search: CalibrationSet, held_out: Calibra
     held_out.save(workspace.samples("held_out"))
 
 
-def observe(
-    toolchain: Toolchain, grouped: GroupedModel, listener: Listener, indices: Sequence[int] = ()
-) -> Observations:
-    """Take the references, check them, and observe the ranges.
+def observed_findings(
+    observations: Observations, grouped: GroupedModel, indices: Sequence[int] = ()
+) -> tuple[Finding, ...]:
+    """What the untouched model showed on the samples that has a code.
 
     Args:
-        toolchain: runs the model.
+        observations: of the search samples.
         grouped: the model and its layer groups.
-        listener: receives the progress.
         indices: index in the data of each search sample; empty where they are all of the data.
+    """
+    first = indices[0] if indices else 0
+    return (
+        *optimisation_findings(observations.optimisation_error, grouped.model, "search", first),
+        *masked_row_findings(grouped, observations.masked, "search", indices),
+    )
+
+
+def observe(toolchain: Toolchain, listener: Listener) -> Observations:
+    """Take the references, check them, and observe the ranges.
 
     Raises:
         BaselineError: the model does not run in FP32, or what it computes cannot be a reference.
@@ -97,9 +114,6 @@ def observe(
     listener.stage("reference")
     reference = _reference(toolchain, "search", listener)
     warnings = check_reference(reference)
-    first = indices[0] if indices else 0
-    assert not isinstance(reference, Failure)  # check_reference has raised
-    findings = optimisation_findings(reference, grouped.model, "search", first)
     held_out = check_reference(_reference(toolchain, "held_out", listener))
     warnings += tuple(f"held-out samples: {text}" for text in held_out)
     listener.stage("observing ranges")
@@ -107,13 +121,12 @@ def observe(
     if isinstance(ranges, Failure):
         raise did_not_run("the model cannot be observed in FP32", ranges)
     warnings += check_ranges(ranges)
-    masked = {tensor: seen.masked for tensor, seen in ranges.items() if seen.masked is not None}
-    findings += masked_row_findings(grouped, masked, "search", indices)
     return Observations(
         {tensor: seen.absmax for tensor, seen in ranges.items()},
         {tensor: seen.shape for tensor, seen in ranges.items()},
         tuple(dict.fromkeys(warnings)),
-        findings,
+        {tensor: seen.masked for tensor, seen in ranges.items() if seen.masked is not None},
+        {} if isinstance(reference, Failure) else reference.optimisation_error,
     )
 
 
