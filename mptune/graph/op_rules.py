@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.plan import Precision
+from mptune.graph.quantised_weights import dequantises_weights
 from mptune.graph.schemas import OperatorSchema, onnx_schema
 from mptune.graph.shape_arithmetic import REASON, shape_arithmetic
 
@@ -103,6 +104,8 @@ def node_rule(model: Model, node: Node) -> NodeRule:
         return NodeRule(fixed=REASON)
     if schema is None:
         return NodeRule(fixed=f"ONNX has no operator {node.op_type!r} at opset {model.opset}")
+    if dequantises_weights(model, node):
+        return _typed_rule(node, schema, model.info)
     if node.is_standard:
         return _rule(node, schema, model.info)
     if is_quantised(node):

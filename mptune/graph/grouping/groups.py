@@ -25,6 +25,7 @@ from mptune.graph.grouping.repeats import find_runs, structural_hash
 from mptune.graph.grouping.scopes import block_scopes, group_name, group_scope, unique_names
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.op_rules import casts_integers, node_rule
+from mptune.graph.quantised_weights import dequantises_weights
 
 Granularity = Literal["op", "fusion", "block", "auto"]
 """How coarse groups are, the finest first; ``auto`` is ``fusion`` but for very many groups or a large budget."""
@@ -274,7 +275,9 @@ class _Partition:
         return self._is_static(node) and not self._is_single(node) and not self._is_view_of_constant(node)
 
     def _is_view_of_constant(self, node: Node) -> bool:
-        return node.op_type in DATA_MOVEMENT and bool(node.inputs) and node.inputs[0] in self._model.initializers
+        """Whether a node shows a constant in another form: a view of it, or its dequantised values."""
+        is_view = node.op_type in DATA_MOVEMENT or dequantises_weights(self._model, node)
+        return is_view and bool(node.inputs) and node.inputs[0] in self._model.initializers
 
     def _is_single(self, node: Node) -> bool:
         """Whether a node computes single values: a scale, not a mask."""
