@@ -33,16 +33,6 @@ _OPTIMISED_WEIGHTS = "optimised.weights"
 
 _LOG_WARNING = 2
 
-_EXACT_INT8 = {"session.x64quantprecision": "1"}
-"""Without VNNI, INT8 products saturate in 16 bits otherwise; a quantised model is off by 0.2 then
-(onnxruntime_session_options_config_keys.h, kOrtSessionOptionsAvx2PrecisionMode)."""
-
-_NO_INT8 = {"session.disable_quant_qdq": "1"}
-"""Quantised products in FP32, between their QuantizeLinear and DequantizeLinear: exact as well, and slower."""
-
-_SHARED_ZERO_POINT = "Attempt to replace the existing tensor"
-"""What ONNX Runtime 1.31.1 fails with where ``_EXACT_INT8`` is set and several INT8 weights share one zero point."""
-
 
 @dataclass(frozen=True)
 class SessionOptions:
@@ -211,14 +201,6 @@ class OrtSession(ABC):
         return None
 
     def _load(self, providers: list[Any]) -> Any:
-        try:
-            return self._loaded(providers, _EXACT_INT8 if self._on_cpu else {})
-        except EngineError as error:
-            if not self._on_cpu or _SHARED_ZERO_POINT not in error.message:
-                raise
-        return self._loaded(providers, _NO_INT8)
-
-    def _loaded(self, providers: list[Any], entries: Mapping[str, str]) -> Any:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -230,8 +212,9 @@ class OrtSession(ABC):
         if self._on_cpu:
             # Threads that spin after a session's run would slow down the session that is timed in turn with it.
             options.add_session_config_entry("session.force_spinning_stop", "1")
-        for key, value in entries.items():
-            options.add_session_config_entry(key, value)
+            # Without VNNI, INT8 products saturate in 16 bits otherwise; a quantised model is off by 0.2 then
+            # (onnxruntime_session_options_config_keys.h, kOrtSessionOptionsAvx2PrecisionMode).
+            options.add_session_config_entry("session.x64quantprecision", "1")
         if self.options.record_placement:
             options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         if self.options.profile_dir is not None:
