@@ -31,8 +31,8 @@ from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from mptune.targets.costs import kernel_costs
+from mptune.targets.flops import ShapeTable
 from mptune.targets.roofline import FUSED, UNFUSED, Execution, LatencyTerms, cast_ms, kernel_ms, roofline
-from mptune.targets.shape_table import ShapeTable
 from mptune.targets.target import Target, load_target
 
 ENGINES = {"onnxruntime": UNFUSED, "tensorrt": FUSED}

@@ -28,11 +28,10 @@ from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.op_rules import node_rule
 from mptune.settings import DataSettings, InMemory, SearchSettings
 from mptune.targets.costs import VIEWS, GroupCost, group_costs, is_folded, ungrouped_cost
-from mptune.targets.flops import node_flops
+from mptune.targets.flops import ShapeTable, node_flops
 from mptune.targets.memory import MemoryNeed, memory_need
 from mptune.targets.out_of_reach import out_of_reach_findings
 from mptune.targets.quantised import quantised_findings
-from mptune.targets.shape_table import ShapeTable
 from mptune.targets.target import load_target
 from mptune.tuning.failures import did_not_run
 from mptune.tuning.space import NamedSpace, Pin, make_space

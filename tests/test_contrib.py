@@ -22,8 +22,7 @@ from mptune.graph.plan import Precision
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.targets.costs import group_costs
-from mptune.targets.flops import node_flops
-from mptune.targets.shape_table import ShapeTable
+from mptune.targets.flops import ShapeTable, node_flops
 from tests.contrib_models import (
     BATCH,
     BUILDERS,

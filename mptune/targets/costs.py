@@ -16,9 +16,8 @@ from mptune.graph.grouping.patterns import find_patterns
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.plan import Precision
-from mptune.targets.flops import is_of_runtime, node_flops
+from mptune.targets.flops import Shape, ShapeTable, is_of_runtime, node_flops
 from mptune.targets.recurrence import Recurrence, is_recurrent, recurrence_of
-from mptune.targets.shape_table import Shape, ShapeTable
 
 VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Dropout"})
 """Operators that only give their first input another shape: no traffic, no kernel."""

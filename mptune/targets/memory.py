@@ -14,7 +14,7 @@ from mptune.graph.loading.model import Model
 from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.plan import Precision
 from mptune.targets.costs import VIEWS, is_folded, item_bytes
-from mptune.targets.shape_table import Shape, ShapeTable
+from mptune.targets.flops import Shape, ShapeTable
 from mptune.targets.target import Target, TargetKind
 
 USABLE: Mapping[TargetKind, float] = {"jetson": 0.75, "gpu": 0.95, "cpu": 0.75}

@@ -9,8 +9,7 @@ from mptune.finding import CODES, Finding, FindingOrigin, Where
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.op_rules import is_quantised, node_rule, schema_of
-from mptune.targets.flops import is_of_runtime, node_flops
-from mptune.targets.shape_table import Shape, ShapeTable
+from mptune.targets.flops import Shape, ShapeTable, is_of_runtime, node_flops
 
 CODE = "operators-out-of-reach"
 

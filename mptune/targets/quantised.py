@@ -8,7 +8,7 @@ from mptune.finding import CODES, Finding, FindingOrigin, Where
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.quantised import QUANTISED
 from mptune.targets.costs import group_costs, ungrouped_cost
-from mptune.targets.shape_table import Shape
+from mptune.targets.flops import Shape
 
 
 def quantised_findings(

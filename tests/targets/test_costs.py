@@ -21,8 +21,7 @@ from mptune.targets.costs import (
     kernel_costs,
     ungrouped_cost,
 )
-from mptune.targets.flops import node_flops
-from mptune.targets.shape_table import ShapeTable
+from mptune.targets.flops import ShapeTable, node_flops
 
 Build = Callable[..., Model]
 DIGITS = Path(__file__).parents[2] / "benchmarks/models/digits_vit.onnx"
