@@ -31,7 +31,7 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.inspection import Inspection, inspect_model
 from mptune.joining import only_gpu, worker_starter
 from mptune.reporting.run_files import write_run_files
-from mptune.rundir import open_run, read_run, read_search
+from mptune.rundir import joined_run, open_run, read_run, read_search
 from mptune.settings import (
     DataSettings,
     EngineChoice,
@@ -74,6 +74,7 @@ def search(
     max_disk_bytes: int | None = None,
     storage: str | None = None,
     gpus: Sequence[int] = (),
+    allow_mixed: bool = False,
     seed: int = 0,
     fresh: bool = False,
     tf32: bool = False,
@@ -92,7 +93,7 @@ def search(
 
     The same call again resumes an interrupted search; when the budget is spent, it reads the result and measures
     nothing. ``budget``, ``timeout_s``, ``max_disk_bytes``, the limits, ``metric`` and ``progress`` may differ from call
-    to call. All other arguments must stay the same within a run directory, and so must the content of the data.
+    to call; all other arguments, and the content of the data, must stay the same within a run directory.
 
     Args:
         model: Path of an FP32 ONNX file, or an ``onnx.ModelProto``.
@@ -107,10 +108,9 @@ def search(
         engine: What builds and runs the candidates: ``auto``, ``tensorrt``, ``tensorrt-rtx`` or ``onnxruntime``.
         max_error: Choose the fastest plan whose error is at most this.
         max_latency_ms: Choose the plan with the smallest error whose latency is at most this, in milliseconds.
-        metric: The error to minimize: the name of a statistic such as ``relative_l2`` or ``max_abs``,
-            ``"script.py:function"``, or a function ``(outputs, reference) -> float``. It is called once per sample with
-            two dictionaries of arrays by output name, and smaller values are better. A function is known to the run by
-            its name only: give it again to resume.
+        metric: The error to minimize: a statistic such as ``relative_l2`` or ``max_abs``, ``"script.py:function"``, or
+            a function ``(outputs, reference) -> float``. It is called once per sample with two dictionaries of arrays
+            by output name; smaller is better. The run knows a function by its name only: give it again to resume.
         batch: Rows per sample of a model with a dynamic batch.
         shapes: Shapes that a TensorRT engine takes, where inputs are dynamic: input -> one shape, or (smallest, usual,
             largest). By default those of the data.
@@ -118,17 +118,17 @@ def search(
         max_disk_bytes: Start no new evaluation that could make the run directory larger than this.
         storage: Optuna storage URL, to share a search. By default ``MPTUNE_STORAGE``, else a journal file in ``out``.
         gpus: GPUs of this machine that share the search, one worker process each: a ``metric`` must be importable.
+        allow_mixed: GPUs that differ from the first keep fronts of their own, as in ``worker``.
         seed: Of the calibration split, the sampler and random inputs.
         fresh: Start over; what the run directory holds is moved aside, not deleted.
         tf32: Let FP32 groups use TF32. The reference never does.
         sampler: What proposes plans.
         confirm_rounds: Fresh processes in which points of the front are measured again.
-        confirm_points: Number of points that are measured again when the front is longer. The baselines, both ends, the
-            knee and the chosen plan always are.
+        confirm_points: So many points of a longer front are; baselines, both ends, knee and chosen plan always.
         latency: How latencies are taken.
         worker: Deadlines of the worker process that builds and measures.
         tensorrt: How TensorRT builds engines.
-        data_settings: How calibration samples are drawn and split; ``batch`` above 1 replaces the one in here.
+        data_settings: How samples are drawn and split; ``batch`` above 1 replaces the one in here.
         progress: Show progress on stderr. None does in a terminal or a notebook, where no ``listener`` is given.
         listener: Is called at each step of the search.
         open_toolchain: Opens what evaluates plans, in place of the toolchain of ``target`` and ``engine``.
@@ -144,7 +144,7 @@ def search(
         TargetError: The target or engine is unknown, or not available here.
         BaselineError: The all-FP32 baseline is broken already.
         RunError: The run directory cannot be used, or the machine failed repeatedly.
-        KeyboardInterrupt: The search was interrupted; the same call resumes it.
+        KeyboardInterrupt: It was interrupted; the same call resumes it.
     """
     path = run_path(model, out)
     name, function = metric_argument(metric, path)
@@ -163,6 +163,7 @@ def search(
         max_disk_bytes=max_disk_bytes,
         storage=storage,
         gpus=tuple(gpus),
+        allow_mixed=allow_mixed,
         seed=seed,
         fresh=fresh,
         tf32=tf32,
@@ -200,7 +201,7 @@ def report(run: str | Path, *, storage: str | None = None) -> Front:
 
     Args:
         run: the run directory.
-        storage: URL of the storage where the run is kept in one; None takes that of ``MPTUNE_STORAGE``.
+        storage: URL of the run's database, if any; None takes that of ``MPTUNE_STORAGE``.
 
     Raises:
         RunError: it is no run directory, or holds no baseline yet.
@@ -311,11 +312,11 @@ def export(
     storage: str | None = None,
     warn: Callable[[str], object] | None = None,
 ) -> Path:
-    """Pack what ``confirm`` needs of a run into one file for a device.
+    """Pack what ``confirm`` and ``worker`` need of a run into one file; a search may be writing it meanwhile.
 
     Args:
         run: the run directory of a search.
-        out: where to write, a .tar.gz; None means the run's name + ``.tar.gz`` in the working directory.
+        out: a .tar.gz to write; None means the run's name + ``.tar.gz`` in the working directory.
         force: overwrite ``out``.
         storage: as in ``report``.
         warn: receives what the file cannot hold, one line each.
@@ -324,14 +325,13 @@ def export(
         The path written.
 
     Raises:
-        RunError: it is no run directory, is not whole or in use, or ``out`` exists already or cannot be written.
+        RunError: it is no run directory, or not whole, or ``out`` exists already or cannot be written.
     """
     directory, file = read_search(run)
-    target = Path(out) if out is not None else Path(f"{directory.path.resolve().name}.tar.gz")
+    target = Path(f"{directory.path.resolve().name}.tar.gz" if out is None else out)
     if target.is_dir() or (target.exists() and not force):
         refuse(target)
-    with full_disk_as_error(target), open_run(directory.path):
-        directory, file = read_run(run)  # again, now that nobody else can write it
+    with full_disk_as_error(target), joined_run(directory):  # so that nobody moves it aside
         with contextlib.closing(read_record(directory, file, storage)) as record:
             front_of(directory, file, record)  # a run without a baseline has nothing to confirm
         ensure_copy(directory, file)

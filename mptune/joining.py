@@ -10,16 +10,25 @@ from pathlib import Path
 from mptune.arguments import listening, recorded_metric
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.data.metrics.trusted_scripts import script_of
+from mptune.errors import RunError
 from mptune.files import full_disk_as_error
+from mptune.reporting.run_files import write_run_files
 from mptune.rundir import RunDirectory, joined_run, read_search
 from mptune.settings import SearchSettings
 from mptune.targets.detect import gpu_variables
+from mptune.tuning.front import Front
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.storage_urls import storage_url
 from mptune.tuning.runs.crew import StartWorker
 from mptune.tuning.runs.measuring_run import OpenToolchain
+from mptune.tuning.runs.mixed_run import MixedRun, open_device_run
 from mptune.tuning.runs.worker_process import WorkerProcess
 from mptune.tuning.runs.worker_run import WorkerRun
+
+WAIT_S = 60.0
+"""So long a worker waits for a search that has no work for it yet."""
+
+DIFFERENT_HINT = "install the same versions on the same device, or keep a front of this host's own with --allow-mixed"
 
 
 def worker(
@@ -28,22 +37,33 @@ def worker(
     storage: str | None = None,
     gpu: int | None = None,
     metric: str | TaskMetric | None = None,
+    allow_mixed: bool = False,
+    wait_s: float = WAIT_S,
     progress: bool | None = None,
     listener: Listener | None = None,
     open_toolchain: OpenToolchain | None = None,
-) -> None:
+) -> Front | None:
     """Join a search: evaluate plans of it until it stops. Any number of workers may, on several hosts with a database.
 
     The search must have been started. When the workers have ended, the call that started it confirms the front.
+
+    A host with another device, engine or version is refused: its figures cannot be compared. With ``allow_mixed`` it
+    searches for itself, with the budget of the search: its front is in ``RUN/devices/DEVICE``, a run directory for
+    ``report``, ``pick``, ``confirm`` and ``export``, and its study is called ``NAME@DEVICE`` in the same storage.
 
     Args:
         run: The run directory of the search, or its unpacked ``export`` on another host.
         storage: Optuna storage URL of the search. By default what the run names, or its journal.
         gpu: Use this GPU of those that CUDA shows, counted by their PCI addresses.
         metric: The search's metric, where it is a function or a script that was never given as ``metric`` before.
+        allow_mixed: Keep a front of its own where this host's figures cannot be compared with the search's.
+        wait_s: Wait up to so many seconds for a search that is not prepared yet, or whose budget is spent.
         progress: Show progress on stderr, as in ``search``.
         listener: Is called at each step.
         open_toolchain: Opens what evaluates plans, in place of the toolchain of the search's target and engine.
+
+    Returns:
+        The confirmed front of this device where it is kept apart, and no other worker does that; else None.
 
     Raises:
         RunError: It is no run directory, the search was not started, this host differs from the one that started it,
@@ -62,8 +82,28 @@ def worker(
     ):
         # An exported run names no storage: its journal is a copy.
         url = storage if storage is not None else storage_url(file.storage)
-        with contextlib.closing(WorkerRun(directory, file, url, listens, open_toolchain, named)) as working:
-            working.work()
+        common = (url, listens, open_toolchain, named)
+        working = WorkerRun(directory, file, *common, wait_s=wait_s, may_differ=allow_mixed)
+        with contextlib.closing(working):
+            difference = working.join()
+            if not difference:
+                working.work()
+                return None
+            if not allow_mixed:
+                raise RunError(difference, DIFFERENT_HINT)
+            working.close_toolchain()
+            with open_device_run(working) as (place, device, is_locked):
+                listens.stage(f"{difference}; its front is kept in {place.path}")
+                if not is_locked:
+                    with contextlib.closing(WorkerRun(place, device, *common, wait_s=wait_s)) as sharing:
+                        sharing.join()
+                        sharing.work()
+                    return None
+                budget, began_s = working.read_budget()
+                with contextlib.closing(MixedRun(place, device, *common)) as mixed:
+                    front = mixed.search(budget, began_s)
+                    write_run_files(place, front, mixed.record, mixed.grouped, mixed.environment)
+                return front
 
 
 def worker_starter(
@@ -86,6 +126,8 @@ def worker_starter(
                 "run": run.path.resolve(),
                 "storage": settings.storage,
                 "metric": settings.metric_function or (settings.metric if script_of(settings.metric) else None),
+                "allow_mixed": settings.allow_mixed,
+                "wait_s": 0.0,
                 "progress": False,
                 "open_toolchain": open_toolchain,
             }

@@ -178,7 +178,8 @@ class RunFile(_Section):
     """The content of run.json.
 
     ``confirms`` is the way from a confirmation, which is a run directory of its own, to the run that it confirms; null
-    in the run of a search.
+    in the run of a search. ``accompanies`` is the way from the front of another device to the search that it belongs
+    to, in whose storage its study is; null in the run of the search.
     """
 
     format: int = RUN_FORMAT
@@ -196,6 +197,7 @@ class RunFile(_Section):
     warnings: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     confirms: str | None = None
+    accompanies: str | None = None
 
     @pydantic.field_validator("findings", mode="before")
     @classmethod
@@ -254,6 +256,21 @@ def check_same(path: Path, recorded: RunFile, model_sha256: str, settings: Fixed
         shown = f" ({before!r} before, {now!r} now)" if isinstance(now, str | float | int | None) else ""
         label = _LABELS.get(name, name.replace("_", " "))
         _refuse_other(path, label, "" if name in _LABELS else shown)
+
+
+def refuse_other_runs(path: Path, recorded: RunFile | None) -> None:
+    """Refuse to search in the directory of a confirmation, or of the front of another device.
+
+    Raises:
+        RunError: it is one.
+    """
+    if recorded is not None and recorded.confirms is not None:
+        raise RunError(f"{path} is a confirmation", "go on with it: `mptune confirm` with the run around it")
+    if recorded is not None and recorded.accompanies is not None:
+        raise RunError(
+            f"{path} is the front of another device",
+            "go on with it: `mptune worker --allow-mixed` with the run around it",
+        )
 
 
 def check_storage(path: Path, recorded: RunFile, storage: str | None) -> None:

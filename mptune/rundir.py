@@ -23,7 +23,7 @@ from mptune.run_json import FRESH_HINT, RunFile, parse_run_file
 from mptune.scratch import delete_scratch
 
 HOME = "../.."
-"""The way from ``RUN/confirmed/DEVICE`` to ``RUN``."""
+"""The way from ``RUN/confirmed/DEVICE`` and ``RUN/devices/DEVICE`` to ``RUN``."""
 
 _OWN = frozenset(
     {
@@ -40,24 +40,30 @@ _OWN = frozenset(
         "logs",
         "data",
         "confirmed",
+        "devices",
     }
 )
+
+
+class RunInUseError(RunError):
+    """Another process holds the lock of a run directory."""
 
 
 class RunDirectory:
     """The paths of one run, and its run.json. Made by ``open_run`` (to write) or ``read_run`` (to read).
 
-    A confirmation has its weights and its data from the run that it confirms.
+    A confirmation has its weights and its data from the run that it confirms; the front of another device has its
+    study in the journal of the search that it accompanies.
     """
 
-    def __init__(self, path: Path, confirms: Path | None = None) -> None:
+    def __init__(self, path: Path, confirms: Path | None = None, accompanies: Path | None = None) -> None:
         self.path = path
         home = path if confirms is None else confirms
         self.run_json = path / "run.json"
         self.lock = path / "run.lock"
         self.workers_lock = path / "workers.lock"
         self.source_onnx = path / "source.onnx"
-        self.journal = path / "study.journal"
+        self.journal = (path if accompanies is None else accompanies) / "study.journal"
         self.weights = home / "weights"
         self.front_json = path / "front.json"
         self.report_html = path / "report.html"
@@ -66,6 +72,7 @@ class RunDirectory:
         self.logs = path / "logs"
         self.data = home / "data"
         self.confirmed = path / "confirmed"
+        self.devices = path / "devices"
         self.observed_json = self.data / "observed.json"
 
     def workspace(self, model_path: Path) -> Workspace:
@@ -102,7 +109,8 @@ class RunDirectory:
             RunError: the directory cannot be written.
         """
         with writing(self.path):
-            self.journal.unlink(missing_ok=True)
+            if self.journal.parent == self.path:
+                self.journal.unlink(missing_ok=True)
             for folder in (self.weights, self.engines, self.data):
                 if folder.is_dir() and not folder.is_symlink():
                     shutil.rmtree(folder)
@@ -128,24 +136,28 @@ def read_run(path: str | Path) -> tuple[RunDirectory, RunFile]:
         what = "is no run directory (it has no run.json)" if run.path.is_dir() else "does not exist"
         raise RunError(f"{path} {what}", "`mptune search MODEL` makes one: MODEL.mptune in the working directory")
     if file.confirms is not None:
-        run = RunDirectory(run.path, run.path / _confirmed_home(run, file.confirms))
-    for directory in dict.fromkeys((run.weights.parent, run.path)):
+        what, where = "run that it confirms", "a confirmation lies in RUN/confirmed/DEVICE"
+        run = RunDirectory(run.path, confirms=_home(run, run.confirmed.name, file.confirms, what, where))
+    elif file.accompanies is not None:
+        what, where = "search that it accompanies", "the front of another device lies in RUN/devices/DEVICE"
+        run = RunDirectory(run.path, accompanies=_home(run, run.devices.name, file.accompanies, what, where))
+    for directory in dict.fromkeys((run.weights.parent, run.journal.parent, run.path)):
         refuse_links(directory)
     return run, file
 
 
-def _confirmed_home(run: RunDirectory, recorded: str) -> str:
-    """The way from a confirmation to the run that it confirms, which is the only one that run.json may name.
+def _home(run: RunDirectory, folder: str, recorded: str, what: str, where: str) -> Path:
+    """The run that a confirmation, or the front of another device, belongs to: run.json may name no other.
 
     Raises:
-        RunError: another way, or the directory is not below a folder ``confirmed``.
+        RunError: another one, or the directory is not below ``folder``.
     """
-    if recorded != HOME or run.path.resolve().parent.name != "confirmed":
+    if recorded != HOME or run.path.resolve().parent.name != folder:
         raise RunError(
-            f"{run.run_json} names {recorded!r} as the run that it confirms: only the run around it is believed",
-            "give the run directory of the search: a confirmation lies in RUN/confirmed/DEVICE",
+            f"{run.run_json} names {recorded!r} as the {what}: only the run around it is believed",
+            f"give the run directory of the search: {where}",
         )
-    return recorded
+    return run.path / recorded
 
 
 def refuse_links(path: Path) -> None:
@@ -173,8 +185,8 @@ def _entries(path: Path) -> Iterator[os.DirEntry[str]]:
                 continue
             yield entry
             if entry.is_dir(follow_symlinks=False) and entry.name in _OWN - {"chosen"}:
-                # Each entry of "confirmed" is a run directory, whose turn comes when it is opened.
-                yield from _below(entry.path, deep=entry.name != "confirmed")
+                # Each entry of these two is a run directory, whose turn comes when it is opened.
+                yield from _below(entry.path, deep=entry.name not in ("confirmed", "devices"))
 
 
 def _below(path: str, *, deep: bool) -> Iterator[os.DirEntry[str]]:
@@ -279,7 +291,7 @@ def repair_run(path: Path) -> Path | None:
     from mptune.tuning.record.damage import set_damage_aside
 
     run, _ = read_run(path)
-    with open_run(path):
+    with open_run(run.journal.parent):
         return set_damage_aside(run.journal) if run.journal.exists() else None
 
 
@@ -291,7 +303,7 @@ def _locked(run: RunDirectory) -> Iterator[None]:
         try:
             lock.acquire()
         except filelock.Timeout:  # An OSError itself, so it must not reach ``writing``.
-            raise RunError(
+            raise RunInUseError(
                 f"{run.path} is in use by another process{holder}",
                 "wait for it, or give this search a run directory of its own with --out DIR",
             ) from None

@@ -191,6 +191,7 @@ class SearchSettings:
         max_disk_bytes: no new evaluation starts that could make the run directory larger; None is unlimited.
         storage: Optuna storage URL; None keeps a journal file in the run directory.
         gpus: GPUs of this host that share the search, a worker process each; none: this process searches.
+        allow_mixed: GPUs that differ keep fronts of their own, in place of being refused.
         seed: of the split, the sampler and random inputs.
         fresh: start over: what the run directory holds is moved aside, never deleted.
         tf32: let the FP32 groups of candidates use TF32 (the reference never does).
@@ -220,6 +221,7 @@ class SearchSettings:
     max_disk_bytes: int | None = None
     storage: str | None = None
     gpus: tuple[int, ...] = ()
+    allow_mixed: bool = False
     seed: int = 0
     fresh: bool = False
     tf32: bool = False

@@ -46,7 +46,7 @@ class Engine(str, Enum):
 _ENGINE = Engine(_SEARCH.engine)
 
 
-def parse_duration(text: str) -> float:
+def parse_duration(text: str, option: str = "--timeout") -> float:
     """Read ``8h``, ``90m``, ``1h30m``, ``30s`` or plain seconds.
 
     Returns:
@@ -57,7 +57,7 @@ def parse_duration(text: str) -> float:
     """
     match = _DURATION.fullmatch(text.strip())
     if match is None or not any(match.groups()):
-        raise SettingsError(f"--timeout {text} is not a duration", "write 8h, 90m, 1h30m, 30s or plain seconds")
+        raise SettingsError(f"{option} {text} is not a duration", "write 8h, 90m, 1h30m, 30s or plain seconds")
     hours, minutes, seconds = (float(match[unit] or 0) for unit in "hms")
     return hours * 3600 + minutes * 60 + seconds
 
@@ -145,6 +145,12 @@ SearchStorageOption = Annotated[
 GpusOption = Annotated[
     str | None, typer.Option(metavar="0,1", help="GPUs that share the search, a worker process each.")
 ]
+AllowMixedOption = Annotated[
+    bool, typer.Option("--allow-mixed", help="A device or versions that differ get a front of their own.")
+]
+WaitOption = Annotated[
+    str, typer.Option(metavar="60s", help="Wait so long for a search that is not prepared, or whose budget is spent.")
+]
 SeedOption = Annotated[int, typer.Option(metavar="N", help="Seed of the data split, the sampler and random inputs.")]
 FreshOption = Annotated[bool, typer.Option("--fresh", help="Start again; the old run directory is moved aside.")]
 ShapesOption = Annotated[
@@ -184,6 +190,7 @@ def search(
     max_disk: MaxDiskOption = None,
     storage: SearchStorageOption = None,
     gpus: GpusOption = None,
+    allow_mixed: AllowMixedOption = False,
     seed: SeedOption = _SEARCH.seed,
     json_: JsonOption = False,
     fresh: FreshOption = False,
@@ -216,6 +223,7 @@ def search(
         "max_disk_bytes": None if max_disk is None else parse_size(max_disk),
         "storage": storage,
         "gpus": parse_gpus(gpus),
+        "allow_mixed": allow_mixed,
         "seed": seed,
         "fresh": fresh,
         "sampler": sampler,
@@ -243,6 +251,8 @@ def worker(
     storage: StorageOption = None,
     gpu: Annotated[int | None, typer.Option(metavar="N", min=0, help="Use this GPU of the machine.")] = None,
     metric: RecordedMetricOption = None,
+    allow_mixed: AllowMixedOption = False,
+    wait: WaitOption = "60s",
 ) -> None:
     """Join a search, and evaluate plans of it until it stops.
 
@@ -254,12 +264,21 @@ def worker(
       mptune worker model.mptune --gpu 1
       mptune worker model.mptune --storage postgresql+psycopg://user@host/name
     """
+    wait_s = parse_duration(wait, "--wait")
     try:
         from mptune import joining
         from mptune.reporting.terminal.progress import TerminalListener
 
         with TerminalListener() as listener:
-            joining.worker(run, storage=storage, gpu=gpu, metric=metric, listener=listener)
+            joining.worker(
+                run,
+                storage=storage,
+                gpu=gpu,
+                metric=metric,
+                allow_mixed=allow_mixed,
+                wait_s=wait_s,
+                listener=listener,
+            )
     except KeyboardInterrupt:
         raise typer.Exit(interrupted(resume_command(context))) from None
 

@@ -46,6 +46,7 @@ class Front(FrontContent):
         warnings: that have no code, one line each.
         findings: the most severe first; a warning about groups that the chosen plan keeps in FP32 is ``info``.
         explanation: why groups stay FP32, plan by plan, and what each group costs and gains.
+        other_devices: whose fronts were kept apart, with their run directories.
     """
 
     def best(self, *, max_error: float | None = None, max_latency_ms: float | None = None) -> Evaluation:

@@ -67,7 +67,9 @@ def print_front(front: Front, stream: TextIO | None = None) -> None:
     console.print()
     console.print(_table(front, console.width))
     console.print()
-    _facts(console, [("chosen", _chosen(front)), *_beside(front), *_kept(front), *_written(front)])
+    _facts(
+        console, [("chosen", _chosen(front)), *_beside(front), *_kept(front), *_written(front), *_other_devices(front)]
+    )
     for text in front_warnings(front):
         console.print(Text(f"warning: {text}", style="yellow"), soft_wrap=not console.is_terminal)
     if not front.limits_met:
@@ -123,6 +125,14 @@ def _written(front: Front) -> list[tuple[str, str]]:
     ]
     other = "--max-error X, --max-latency-ms X, --knee or --plan ID"
     return [*written, ("another", f"mptune pick {short_path(front.run_dir)} with {other}")]
+
+
+def _other_devices(front: Front) -> list[tuple[str, str]]:
+    """The fronts of other devices of the same search, and where they are."""
+    return [
+        ("also on" if index == 0 else "", f"{other.device} ({other.engine}): mptune report {short_path(other.run_dir)}")
+        for index, other in enumerate(front.other_devices)
+    ]
 
 
 def _because(front: Front, evaluation: Evaluation) -> str:

@@ -15,6 +15,25 @@ FRONT_FORMAT = 1
 
 
 @dataclass(frozen=True)
+class OtherDevice:
+    """Where the front of another device of the same search is: ``mptune worker --allow-mixed`` keeps it.
+
+    Attributes:
+        run_dir: its run directory.
+        device: what its figures are taken on.
+        engine: name of the toolchain.
+    """
+
+    run_dir: Path
+    device: str
+    engine: str
+
+    def to_json(self) -> dict[str, str]:
+        """For front.json."""
+        return {"run_dir": str(self.run_dir), "device": self.device, "engine": self.engine}
+
+
+@dataclass(frozen=True)
 class FrontContent:
     """The fields of ``mptune.Front``, which describes them, and their JSON: what its table and its plot show."""
 
@@ -37,6 +56,7 @@ class FrontContent:
     warnings: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     explanation: Explanation = field(default_factory=Explanation)
+    other_devices: tuple[OtherDevice, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The content of front.json: every key always there, null where unknown."""
@@ -56,6 +76,7 @@ class FrontContent:
             "hypervolume": encode_float(self.hypervolume),
             "findings": [finding.to_json() for finding in self.findings],
             "warnings": list(self.warnings),
+            "other_devices": [other.to_json() for other in self.other_devices],
         }
 
     def _point(self, evaluation: Evaluation) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from mptune.files import whole_file, writing
 from mptune.graph.writing.weights import BANK_FILES
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
+from mptune.tuning.record.journal import copy_journal
 from mptune.tuning.record.storage_urls import storage_url
 from mptune.tuning.record.study import copy_study
 from mptune.tuning.runs.model_copy import MODEL_FILE, SEAL_FILE
@@ -27,10 +28,11 @@ _COMPRESSION = 1
 def pack(run: RunDirectory, file: RunFile, out: Path, storage: str | None = None) -> None:
     """Write ``out``, a .tar.gz with the run's directory in it: record, samples, references, model and weights.
 
-    A study that is kept in a database is copied into a journal, so that the device needs no database.
+    A study that is kept in a database is copied into a journal, so that the device needs no database. A search may be
+    writing meanwhile: the record is what it was at one moment, and each file is whole.
 
     Args:
-        run: opened and locked, with a copy of its model.
+        run: with a copy of its model; nobody moves it aside.
         file: its run.json.
         out: is replaced, whole or not at all.
         storage: URL of the storage, as in ``read_record``.
@@ -45,7 +47,7 @@ def pack(run: RunDirectory, file: RunFile, out: Path, storage: str | None = None
         if absent is not None:
             raise RunError(f"{absent} is missing: the run is not whole", "let `mptune search` go on with it first")
         refuse_damaged(run.data)
-        document = file.model_copy(update={"storage": None}).model_dump_json(indent=2).encode()
+        document = file.model_copy(update={"storage": None, "accompanies": None}).model_dump_json(indent=2).encode()
         with (
             writing(out),
             whole_file(out) as partial,
@@ -55,7 +57,8 @@ def pack(run: RunDirectory, file: RunFile, out: Path, storage: str | None = None
             entry.size, entry.mode, entry.mtime = len(document), 0o644, int(run.run_json.stat().st_mtime)
             archive.addfile(entry, io.BytesIO(document))
             for place, path in members.items():
-                archive.add(path, f"{name}/{place}", recursive=False, filter=_anonymous)
+                with path.open("rb") as content:  # It may be replaced: what is open stays what it is.
+                    archive.addfile(_anonymous(archive.gettarinfo(arcname=f"{name}/{place}", fileobj=content)), content)
 
 
 def metric_warning(metric: str) -> str:
@@ -72,10 +75,11 @@ def metric_warning(metric: str) -> str:
 
 def _members(run: RunDirectory, file: RunFile, folder: Path, storage: str | None) -> Iterator[tuple[str, Path]]:
     """Place in the archive -> file, run.json left out."""
-    journal = run.journal
+    journal = folder / run.journal.name
     url = storage_url(file.storage, storage)
-    if url is not None:
-        journal = folder / run.journal.name
+    if url is None:
+        copy_journal(run.journal, journal)
+    else:
         copy_study(file.study, url, journal)
     yield run.journal.name, journal
     for name in _WEIGHTS:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mptune.errors import PlanError, RunError
 from mptune.finding import Finding, by_severity
 from mptune.run_json import RunFile
-from mptune.rundir import RunDirectory
+from mptune.rundir import RunDirectory, read_run
 from mptune.settings import SearchSettings
 from mptune.targets.out_of_reach import CODE as OUT_OF_REACH
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation, Origin, disagreements
 from mptune.tuning.explanation import Explanation
 from mptune.tuning.front import Front, choose, hypervolume, reference_error_of
+from mptune.tuning.fronts.content import OtherDevice
 from mptune.tuning.reasons.advice import Outcome, findings
 from mptune.tuning.reasons.reasons import explain
 from mptune.tuning.record.record import StudyRecord
@@ -89,7 +91,19 @@ def front_of(run: RunDirectory, file: RunFile, record: StudyRecord) -> Front:
     )
     settings = SearchSettings(confirm_rounds=file.search.confirm_rounds, latency=file.fixed_settings.latency.settings())
     choice = Choice(file.choice.max_error, file.choice.max_latency_ms, file.choice.plan)
-    return build_front(record, facts, choice, settings, every=file.confirms is not None)
+    front = build_front(record, facts, choice, settings, every=file.confirms is not None)
+    return replace(front, other_devices=other_devices(run))
+
+
+def other_devices(run: RunDirectory) -> tuple[OtherDevice, ...]:
+    """The fronts of other devices below a run directory, by their names; those that cannot be read are left out."""
+    found = []
+    for path in sorted(run.devices.iterdir()) if run.devices.is_dir() else ():
+        with suppress(RunError):
+            directory, file = read_run(path)
+            if file.target is not None:
+                found.append(OtherDevice(directory.path, file.target.device, file.target.engine))
+    return tuple(found)
 
 
 def read_record(run: RunDirectory, file: RunFile, storage: str | None = None) -> StudyRecord:

@@ -1,4 +1,7 @@
-"""Whether samples and reference outputs in a run directory are still what was written: by hash, once a session."""
+"""Whether the data in a run directory are still what was written: by hash, once a session.
+
+Samples, reference outputs, and what the engine answered before the search.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,30 @@ from typing import Any
 from mptune.data.archive import read_samples
 from mptune.errors import DataError, RunError
 from mptune.files import file_sha256, write_json
+from mptune.tuning.steps.kernels import KERNELS_JSON, MissingKernels
 
 SEALS_FILE = "seals.json"
 
 _SAMPLES = ("search.npz", "held_out.npz")
 _REFERENCES = ("search_reference.npz", "held_out_reference.npz")
+_ANSWERS = (KERNELS_JSON,)
+_EVERY = (*_SAMPLES, *_REFERENCES, *_ANSWERS)
 _FORMAT = 1
 
 
 def seal(data: Path) -> None:
-    """Write down the SHA-256 of every file of samples and references that is there.
+    """Write down the SHA-256 of every such file that is there.
 
     Raises:
         RunError: the disk is full, or the directory cannot be written.
     """
-    present = [name for name in (*_SAMPLES, *_REFERENCES) if (data / name).is_file()]
+    present = [name for name in _EVERY if (data / name).is_file()]
     write_json(data / SEALS_FILE, {"format": _FORMAT, "sha256": {name: file_sha256(data / name) for name in present}})
+
+
+def unseal(data: Path) -> None:
+    """Forget the hashes: other files are to come."""
+    (data / SEALS_FILE).unlink(missing_ok=True)
 
 
 def is_sealed(data: Path) -> bool:
@@ -33,23 +44,33 @@ def is_sealed(data: Path) -> bool:
     return _read(data) is not None
 
 
+def is_whole(data: Path) -> bool:
+    """Whether the hash of every file that is there is known."""
+    sealed = _read(data)
+    return sealed is not None and all(name in sealed or not (data / name).is_file() for name in _EVERY)
+
+
+def sealed_names(data: Path) -> tuple[str, ...]:
+    """Names of the files whose hashes are known."""
+    return tuple(_read(data) or ())
+
+
 def damaged(data: Path) -> tuple[str, ...]:
     """Names of the files that are gone, or hold something else than was written.
 
-    Where no hashes are known: samples that are gone, and files that cannot be read.
+    Where its hash is not known: one that cannot be read; where no hash is: samples that are gone, too.
     """
     sealed = _read(data)
+    unknown = [name for name in _EVERY if name not in (sealed or ()) and (data / name).is_file()]
+    unreadable = tuple(name for name in unknown if not _can_be_read(data / name))
     if sealed is None:
-        gone = [name for name in _SAMPLES if not (data / name).is_file()]
-        there = [name for name in (*_SAMPLES, *_REFERENCES) if (data / name).is_file()]
-        return (*gone, *(name for name in there if not _can_be_read(data / name)))
-    return tuple(
-        name for name, sha256 in sealed.items() if not (data / name).is_file() or file_sha256(data / name) != sha256
-    )
+        return (*(name for name in _SAMPLES if not (data / name).is_file()), *unreadable)
+    changed = (n for n, sha256 in sealed.items() if not (data / n).is_file() or file_sha256(data / n) != sha256)
+    return (*changed, *unreadable)
 
 
 def refuse_damaged(data: Path) -> None:
-    """Refuse a run whose samples or references are not what the search wrote, and cannot be written here.
+    """Refuse a run whose data are not what the search wrote, and cannot be written here.
 
     Raises:
         RunError: naming the first of them.
@@ -64,8 +85,11 @@ def refuse_damaged(data: Path) -> None:
 
 def _can_be_read(path: Path) -> bool:
     try:
-        read_samples(path)
-    except DataError:
+        if path.name in _ANSWERS:
+            MissingKernels.load(path)
+        else:
+            read_samples(path)
+    except (DataError, RunError):
         return False
     return True
 
@@ -73,7 +97,6 @@ def _can_be_read(path: Path) -> bool:
 def _read(data: Path) -> dict[str, str] | None:
     try:
         document: Any = json.loads((data / SEALS_FILE).read_text(encoding="utf-8"))
-        names = {*_SAMPLES, *_REFERENCES}
-        return {str(name): str(sha256) for name, sha256 in document["sha256"].items() if name in names}
+        return {str(name): str(sha256) for name, sha256 in document["sha256"].items() if name in _EVERY}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

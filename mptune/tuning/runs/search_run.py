@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import get_args
 
@@ -33,10 +34,12 @@ from mptune.run_json import (
     RunFile,
     SearchSection,
     SeedSection,
+    TargetSection,
     check_data,
     check_same,
     check_storage,
     check_target,
+    refuse_other_runs,
 )
 from mptune.rundir import RunDirectory, has_workers
 from mptune.settings import SearchSettings
@@ -52,7 +55,7 @@ from mptune.tuning.record.study import open_study
 from mptune.tuning.runs.crew import Crew, StartWorker
 from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
 from mptune.tuning.runs.result import front_of, has_evaluation
-from mptune.tuning.runs.seals import damaged, is_sealed, seal
+from mptune.tuning.runs.seals import damaged, is_whole, seal
 from mptune.tuning.space import NamedSpace, SearchSpace, load_space, make_space
 from mptune.tuning.steps.attempts import in_fresh_processes
 from mptune.tuning.steps.baseline import check_baseline, check_reference, try_objective
@@ -76,6 +79,9 @@ from mptune.tuning.steps.tuner import Tuner, has_converged, is_exhausted
 
 BUDGET_NOTE = "budget"
 """Under which the study keeps the budget of the last search, for workers whose run.json is a copy."""
+
+START_NOTE = "started"
+"""Under which the study keeps when that search began, in seconds since the epoch: its workers share the time limit."""
 
 SPACE_FILE = "space.toml"
 """The search space, kept in the run's data directory for workers on other hosts."""
@@ -187,6 +193,7 @@ class SearchRun(MeasuringRun):
         search = SearchSection.of(settings)
         choice = ChoiceSection(max_error=settings.max_error, max_latency_ms=settings.max_latency_ms)
         known = self.directory.load()
+        refuse_other_runs(self.directory.path, known)
         if known is not None:
             recorded = known
             if not self._holds(lambda: check_same(self.directory.path, recorded, model.sha256, fixed), recorded):
@@ -267,7 +274,7 @@ class SearchRun(MeasuringRun):
         return observations, warnings, (*findings, *observed_findings(observations, self.grouped, search.indices))
 
     def _repair_data(self, search: CalibrationSet, held_out: CalibrationSet) -> None:
-        """Write samples and references anew that are gone or damaged: jobs would fail on them, plan after plan."""
+        """Write data anew that are gone or damaged: jobs would fail on them, plan after plan."""
         workspace = self._workload.workspace
         lost = damaged(workspace.data_dir)
         if lost:
@@ -277,7 +284,9 @@ class SearchRun(MeasuringRun):
                 if workspace.reference(which).name in lost:
                     workspace.reference(which).unlink(missing_ok=True)
                     check_reference(self._open_toolchain().reference(which))
-        if lost or not is_sealed(workspace.data_dir):
+            if KERNELS_JSON in lost:
+                ask_for_kernels(self._open_toolchain()).save(workspace.data_dir / KERNELS_JSON)
+        if lost or not is_whole(workspace.data_dir):
             seal(workspace.data_dir)
 
     def _space(self, named: NamedSpace, observations: Observations) -> tuple[SearchSpace, tuple[Hazard, ...]]:
@@ -310,6 +319,7 @@ class SearchRun(MeasuringRun):
         record, settings = self.record, self._settings
         done = is_exhausted(record, space) or has_converged(record, settings)
         if record.spent < settings.budget and not done:
+            record.set_note(START_NOTE, time.time() - self._limits.elapsed_s)
             record.set_note(BUDGET_NOTE, settings.budget)
             if self._start_worker is None:
                 self._tune(space)
@@ -317,6 +327,11 @@ class SearchRun(MeasuringRun):
                 self._open_toolchain().restart()  # The workers check theirs against it, and take its GPU.
                 crew = Crew(self._start_worker, settings.gpus, record, settings, self._listener)
                 crew.run()
+        self._confirm()
+
+    def _confirm(self) -> None:
+        """Measure what is missing of the confirmed front."""
+        record, settings = self.record, self._settings
         baseline = record.baseline()
         if baseline is None:
             return
@@ -369,8 +384,7 @@ class SearchRun(MeasuringRun):
             toolchain = self._stack.enter_context(opener(self._workload, self._settings))
             toolchain.listen(self._listener.building)
             section = self._target_section(toolchain, self._settings.target)
-            if has_evaluation(self.directory, self.file, self._settings.storage):
-                check_target(self.directory.path, self.file, section)
+            self._check_target(section)
             environment = describe_device(toolchain, self._target)
             self._warn(*environment.warnings)
             findings = [not_measured(toolchain.device)] if toolchain.latency_source == "predicted" else []
@@ -379,6 +393,10 @@ class SearchRun(MeasuringRun):
             self._save(target=section, environment=environment, findings=tuple(findings))
             self._toolchain = toolchain
         return self._toolchain
+
+    def _check_target(self, section: TargetSection) -> None:
+        if has_evaluation(self.directory, self.file, self._settings.storage):
+            check_target(self.directory.path, self.file, section)
 
     def _open_by_target(self, workload: Workload, settings: SearchSettings) -> Toolchain:
         target = self._settle(choose_target(settings.target))

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.engines.base import Toolchain
-from mptune.engines.environment import Environment
+from mptune.engines.toolchains.choose import is_here
 from mptune.engines.workload import Workload
-from mptune.errors import RunError
+from mptune.errors import RunError, TargetError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups, groups_sha256
-from mptune.run_json import RunFile
-from mptune.rundir import RunDirectory
+from mptune.run_json import RunFile, TargetSection
+from mptune.rundir import HOME, RunDirectory
 from mptune.settings import SearchSettings
+from mptune.targets.target import detect_gpus, load_target
 from mptune.tuning.listener import Listener
-from mptune.tuning.runs.confirm_run import settings_of
+from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.record.study import read_study
+from mptune.tuning.runs.confirm_run import directory_name, settings_of
+from mptune.tuning.runs.hosts import difference, versions_suffix
 from mptune.tuning.runs.measuring_run import OpenToolchain
 from mptune.tuning.runs.model_copy import load_either
-from mptune.tuning.runs.seals import refuse_damaged
-from mptune.tuning.runs.search_run import BUDGET_NOTE, SPACE_FILE, SearchRun
+from mptune.tuning.runs.seals import is_sealed, refuse_damaged
+from mptune.tuning.runs.search_run import BUDGET_NOTE, SPACE_FILE, START_NOTE, SearchRun
 from mptune.tuning.space import NamedSpace, load_space
+from mptune.tuning.steps.limits import Limits
 from mptune.tuning.steps.prepare import Observations
 from mptune.tuning.steps.tuner import has_converged, is_exhausted
 
+_POLL_S = 0.5
 _PREPARE = "start it where the model and the data are: `mptune search` with the same storage"
 
 
@@ -41,6 +50,8 @@ class WorkerRun(SearchRun):
         listener: Listener,
         opener: OpenToolchain | None = None,
         metric: tuple[str, TaskMetric | None] | None = None,
+        wait_s: float = 0.0,
+        may_differ: bool = False,
     ) -> None:
         """Load the model.
 
@@ -51,6 +62,8 @@ class WorkerRun(SearchRun):
             listener: receives the progress.
             opener: opens the toolchain in place of the target's.
             metric: name and function of the search's metric.
+            wait_s: how long to wait for a search that is not prepared yet, or whose budget is spent.
+            may_differ: measure on the GPU here where the search's target is another device.
 
         Raises:
             ModelError: the model cannot be read.
@@ -69,39 +82,127 @@ class WorkerRun(SearchRun):
         )
         super().__init__(run, load_either(run, file), settings, listener, opener)
         self._url = storage
+        self._wait_s = wait_s
+        self._may_differ = may_differ
+        self._prepared = file
+        self._start_s: float | None = None
 
-    def work(self) -> None:
-        """Evaluate plans until the search stops.
+    def join(self) -> str:
+        """Wait until the search is prepared, and open the toolchain.
+
+        Returns:
+            What differs between this host and the one that the search was prepared on; empty where nothing does.
 
         Raises:
-            RunError: the search is not prepared, this host differs from the one that prepared it, or the machine failed
-                again and again.
-            BaselineError: the all-FP32 engine disagrees with the reference.
-            KeyboardInterrupt: passed on; the plan in work has been given back.
+            RunError: the search is not prepared, or its directory is not whole.
+            TargetError: the target or engine is not available here.
         """
-        path, fixed = self.directory.path, self.file.fixed_settings
-        groups = find_groups(self._model, fixed.granularity)
-        if groups_sha256(groups) != fixed.groups_sha256:
+        self._wait(self._is_prepared)
+        recorded, path = self.file, self.directory.path
+        self._prepared = recorded
+        if recorded.target is None or not self._is_prepared():
+            raise RunError(f"{path} is not prepared for workers yet", _PREPARE)
+        refuse_damaged(self.directory.data)
+        groups = find_groups(self._model, recorded.fixed_settings.granularity)
+        if groups_sha256(groups) != recorded.fixed_settings.groups_sha256:
             raise RunError(
-                f"this mptune finds other layer groups in the model than mptune {self.file.mptune}, which searches",
+                f"this mptune finds other layer groups in the model than mptune {recorded.mptune}, which searches",
                 "use the same version of mptune for all workers",
             )
         self.grouped = GroupedModel(self._model, groups)
-        observations = Observations.load(self.directory.observed_json)
-        if observations is None or self.file.target is None:
-            raise RunError(f"{path} is not prepared for workers yet", _PREPARE)
-        refuse_damaged(self.directory.data)
         self._workload = Workload(self.grouped, self.directory.workspace(self._model.path.resolve()))
+        self._open_toolchain()
+        here, found = self.file.target, self.file.environment
+        assert here is not None
+        assert found is not None
+        return difference(recorded.target, recorded.environment, here, found)
+
+    def work(self) -> None:
+        """Evaluate plans until the search stops; ``join`` has been called.
+
+        Raises:
+            RunError: the storage does not hold the search, or the machine failed again and again.
+            BaselineError: the all-FP32 engine disagrees with the reference.
+            KeyboardInterrupt: passed on; the plan in work has been given back.
+        """
+        observations = Observations.load(self.directory.observed_json)
+        assert observations is not None
         named = self._named_space()
         space, _ = self._space(named, observations)
         self._warn(*self._open_study(space, named))
-        budget = self.record.note(BUDGET_NOTE)
-        if budget is None:
-            raise RunError(f"the storage holds no search of {path} yet", _PREPARE)
-        self._settings: SearchSettings = replace(self._settings, budget=int(budget))
+        self._take_budget(self.record)
         done = is_exhausted(self.record, space) or has_converged(self.record, self._settings)
         if self.record.spent < self._settings.budget and not done:
             self._tune(space)
+
+    def close_toolchain(self) -> None:
+        """End what ``join`` has opened: another run opens its own."""
+        if self._toolchain is not None:
+            self._toolchain.close()
+
+    @property
+    def device_name(self) -> str:
+        """Of the directory and the study of a front of this host's own; other versions have another; after ``join``."""
+        here, found = self.file.target, self.file.environment
+        assert here is not None
+        assert found is not None
+        mode = "" if found.jetson is None else found.jetson.power_mode
+        return directory_name(here, self._target, mode) + versions_suffix(self._prepared.environment, found)
+
+    def device_file(self, name: str) -> RunFile:
+        """The run.json of a front of this host's own, before anything is known of it; after ``join``."""
+        fixed = self.file.fixed_settings.model_copy(update={"target": self._settings.target})
+        study = f"{self.file.study}@{name}"
+        return self.file.model_copy(update={"study": study, "fixed_settings": fixed, "accompanies": HOME})
+
+    def read_budget(self) -> tuple[int, float | None]:
+        """The budget of the search, and when it began, in seconds since the epoch; waits as ``work`` does.
+
+        Raises:
+            RunError: the storage does not hold the search.
+        """
+        record = read_study(
+            model_sha256=self._model.sha256,
+            name=self.file.study,
+            metric=self._settings.metric,
+            journal=self.directory.journal,
+            url=self._url,
+        )
+        with contextlib.closing(record):
+            self._take_budget(record)
+        return self._settings.budget, self._start_s
+
+    def _take_budget(self, record: StudyRecord) -> None:
+        """Take the budget and the start of the search from its study; wait a while for one that is not spent.
+
+        Whoever prepares a search with a small budget, and then searches with the real one, starts workers between.
+        """
+        self._wait(lambda: record.spent < (record.note(BUDGET_NOTE) or 0))
+        budget = record.note(BUDGET_NOTE)
+        if budget is None:
+            raise RunError(f"the storage holds no search of {self.directory.path} yet", _PREPARE)
+        self._settings = replace(self._settings, budget=int(budget))
+        self._start_s = record.note(START_NOTE)
+        elapsed_s = 0.0 if self._start_s is None else time.time() - self._start_s
+        self._limits = Limits(self._settings, self.directory.path, elapsed_s=elapsed_s)
+
+    def _is_prepared(self) -> bool:
+        file = self.directory.load()
+        if file is None or file.target is None or not is_sealed(self.directory.data):
+            return False
+        if self._toolchain is None:
+            self.file = file
+        return self.directory.observed_json.exists()
+
+    def _wait(self, holds: Callable[[], bool]) -> None:
+        """Until something holds, or for as long as this worker waits for its search."""
+        until_s = time.monotonic() + self._wait_s
+        is_said = False
+        while not holds() and (left_s := until_s - time.monotonic()) > 0:
+            if not is_said:
+                self._listener.stage(f"waiting up to {left_s:.0f} s for the search to have work")
+                is_said = True
+            time.sleep(min(_POLL_S, left_s))
 
     def _named_space(self) -> NamedSpace:
         fixed, kept = self.file.fixed_settings, self.directory.data / SPACE_FILE
@@ -112,44 +213,27 @@ class WorkerRun(SearchRun):
             )
         return replace(named, name=fixed.space)
 
-    def _open_toolchain(self) -> Toolchain:
-        """As a search, but what it finds must be what the search was prepared on."""
-        if self._toolchain is None:
-            recorded = self.file.environment
-            super()._open_toolchain()
-            if recorded is not None and self.file.environment is not None:
-                check_versions(recorded, self.file.environment)
-        return super()._open_toolchain()
+    def _open_by_target(self, workload: Workload, settings: SearchSettings) -> Toolchain:
+        """The search's target; or, where this host may differ, the device here."""
+        there = self._prepared.target
+        if not self._may_differ or there is None or there.latency_source == "predicted":
+            return super()._open_by_target(workload, settings)
+        if settings.target != "auto":
+            target = load_target(settings.target)
+            if target.kind != "cpu" and not any(is_here(target, gpu) for gpu in detect_gpus()):
+                settings = self._settings = replace(self._settings, target="auto")
+        toolchain = super()._open_by_target(workload, settings)
+        if toolchain.latency_source == "predicted":
+            toolchain.close()
+            raise TargetError(
+                f"{there.device} is not here, and nothing else can be measured: the search measures",
+                "`mptune doctor` says what is missing",
+            )
+        return toolchain
+
+    def _check_target(self, section: TargetSection) -> None:
+        """``join`` says what differs."""
 
     def _save(self, **changes: Any) -> None:
         """In memory alone: run.json is the search's."""
         self.file = self.file.model_copy(update=changes)
-
-
-def check_versions(recorded: Environment, here: Environment) -> None:
-    """Refuse a host whose figures would not be comparable.
-
-    Raises:
-        RunError: a package that changes results, or the driver, has another version.
-    """
-    before, now = _versions(recorded), _versions(here)
-    differing = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
-    if differing:
-        name = differing[0]
-        raise RunError(
-            f"this host differs from the one that the search was prepared on: {name} {before.get(name, 'is missing')} "
-            f"there, {now.get(name, 'is missing')} here",
-            "install the same versions",
-        )
-
-
-_COMPARED = frozenset(
-    {"mptune", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-lean", "tensorrt-rtx", "cuda driver"}
-)
-"""Versions that change figures."""
-
-
-def _versions(environment: Environment) -> dict[str, str]:
-    drivers = sorted({gpu.driver for gpu in environment.gpus if gpu.driver})
-    found = {name: version for name, version in environment.versions.items() if name in _COMPARED}
-    return {**found, "driver": ", ".join(drivers)} if drivers else found

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mptune.engines.base import Failure, MissingKernel, Toolchain
+from mptune.errors import RunError
 from mptune.files import write_json
 from mptune.finding import Finding, Where
 from mptune.graph.grouping.grouped import GroupedModel
@@ -43,12 +44,21 @@ class MissingKernels:
 
     @classmethod
     def load(cls, path: Path) -> MissingKernels:
-        """Read what ``save`` wrote; nothing where there is no file: a run of mptune 0.1.0 did not ask."""
+        """Read what ``save`` wrote; nothing where there is no file: a run of mptune 0.1.0 did not ask.
+
+        Raises:
+            RunError: the file cannot be read. Whether it is gone, or holds something else, its hash says.
+        """
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
             return cls(tuple(MissingKernel(**node) for node in document["nodes"]), tuple(document["warnings"]))
-        except (OSError, ValueError, KeyError, TypeError):
+        except FileNotFoundError:
             return cls()
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise RunError(
+                f"{path} cannot be read: {type(error).__name__}: {error}",
+                "copy the run directory again; where the search ran, the same `mptune search` asks the engine again",
+            ) from None
 
     def pins(self, grouped: GroupedModel) -> dict[str, str]:
         """Group id -> why it stays in FP32, of the groups that hold such a node."""

@@ -32,21 +32,31 @@ class Limits:
     """The limits of one call of ``search``, asked before each evaluation and each measurement again."""
 
     def __init__(
-        self, settings: SearchSettings, run_dir: Path | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        settings: SearchSettings,
+        run_dir: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        elapsed_s: float = 0.0,
     ) -> None:
-        """The time begins now.
+        """The time begins now, or began earlier.
 
         Args:
             settings: ``timeout_s`` and ``max_disk_bytes``.
             run_dir: the run directory; None where nothing is known of a disk.
             clock: seconds, monotonic.
+            elapsed_s: how long ago the time began, by another process; below 0, where its clock is ahead, is 0.
         """
         self._timeout_s, self._max_bytes = settings.timeout_s, settings.max_disk_bytes
         self._run_dir = run_dir
         self._clock = clock
-        self._started_s = clock()
+        self._started_s = clock() - max(0.0, elapsed_s)
         self._size_bytes: int | None = None
         self._largest_plan_bytes = 0
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the time began."""
+        return self._clock() - self._started_s
 
     def reached(self) -> Limit | None:
         """The limit that is reached; None where another evaluation may start.
@@ -54,7 +64,7 @@ class Limits:
         Raises:
             RunError: the disk is nearly full.
         """
-        if self._timeout_s is not None and self._clock() - self._started_s >= self._timeout_s:
+        if self._timeout_s is not None and self.elapsed_s >= self._timeout_s:
             return Limit.TIME
         if self._run_dir is None:
             return None

@@ -57,6 +57,20 @@ def repair_journal(journal: Path) -> Path | None:
     return copy
 
 
+def copy_journal(journal: Path, copy: Path) -> None:
+    """Copy a journal as it is at one moment: to the end of the last line that is whole, while others may append.
+
+    Raises:
+        RunError: there is none, or the copy cannot be written.
+    """
+    if not journal.exists():
+        raise RunError(f"{journal} is missing: the run is not whole", "let `mptune search` go on with it first")
+    with writing(copy):
+        shutil.copyfile(journal, copy)
+        with copy.open("r+b") as file:
+            file.truncate(_sound_length(copy, copy.stat().st_size))
+
+
 def _sound_length(journal: Path, size: int) -> int:
     """Length up to the end of the last line that is whole: ends in a newline and holds a JSON object.
 
