@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mptune.applying import apply_plan, refuse
+from mptune.applying import apply_plan
 from mptune.arguments import (
     ModelLike,
     Shapes,
@@ -19,11 +19,11 @@ from mptune.arguments import (
     loaded_model,
     metric_argument,
     placed_model,
-    recorded_metric,
     run_path,
     shapes_argument,
 )
 from mptune.data.metrics.accuracy import TaskMetric
+from mptune.deploying import confirm, export
 from mptune.files import full_disk_as_error
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -31,7 +31,7 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.inspection import Inspection, inspect_model
 from mptune.joining import only_gpu, worker_starter
 from mptune.reporting.run_files import write_run_files
-from mptune.rundir import joined_run, open_run, read_run, read_search
+from mptune.rundir import open_run, read_run
 from mptune.settings import (
     DataSettings,
     EngineChoice,
@@ -43,11 +43,9 @@ from mptune.settings import (
 from mptune.targets.target import load_target
 from mptune.tuning.front import Front
 from mptune.tuning.listener import Listener
-from mptune.tuning.runs.archive import metric_warning, pack
-from mptune.tuning.runs.confirm_run import ConfirmRun, known_confirmation
-from mptune.tuning.runs.confirmation import Confirmation
+from mptune.tuning.runs.confirm_run import known_confirmation
 from mptune.tuning.runs.measuring_run import OpenToolchain
-from mptune.tuning.runs.model_copy import ensure_copy, load_either
+from mptune.tuning.runs.model_copy import load_either
 from mptune.tuning.runs.result import front_of, read_record
 from mptune.tuning.runs.search_run import SearchRun
 from mptune.tuning.sampler.stock import check_sampler
@@ -248,97 +246,6 @@ def pick(
         write_run_files(directory, front, record, grouped, file.environment, confirmation)
         directory.save(file)
         return front
-
-
-def confirm(
-    run: str | Path,
-    *,
-    target: str = "auto",
-    engine: EngineChoice = "auto",
-    metric: str | TaskMetric | None = None,
-    storage: str | None = None,
-    progress: bool | None = None,
-    listener: Listener | None = None,
-    open_toolchain: OpenToolchain | None = None,
-) -> Confirmation:
-    """Build and measure the front of a search, and its seeds, on the device here. The same call again resumes.
-
-    The run directory is enough: neither the machine of the search nor the model need be here.
-
-    Args:
-        run: the run directory of a search.
-        target: the device; ``auto`` takes the search's own where it is here, else the GPU here, else the CPU.
-        engine: toolchain family.
-        metric: the search's, where it is a function or a script that was never given as ``metric`` before.
-        storage: as in ``report``.
-        progress: show progress on stderr, as in ``search``.
-        listener: is called at each step.
-        open_toolchain: opens what evaluates plans, in place of the toolchain of ``target`` and ``engine``.
-
-    Returns:
-        The confirmed front, written to ``RUN/confirmed/DEVICE`` with one plan chosen, against the search's.
-
-    Raises:
-        RunError: it is no run directory, is not whole, or another process confirms it on the same device.
-        TargetError: the target or engine is unknown, or cannot be measured here.
-        BaselineError: the all-FP32 engine of this device is broken already.
-        KeyboardInterrupt: passed on; the same call resumes.
-    """
-    directory, file = read_search(run)
-    named = recorded_metric(file.search.metric, metric, directory.path)
-    with full_disk_as_error(directory.path):
-        ensure_copy(directory, file)
-        with contextlib.ExitStack() as stack:
-            listens = stack.enter_context(listening(progress, listener))
-            confirming = ConfirmRun(directory, file, target, engine, listens, open_toolchain, named, storage)
-            stack.callback(confirming.close)
-            found = confirming.run()
-            write_run_files(
-                confirming.directory,
-                found.front,
-                confirming.record,
-                confirming.grouped,
-                confirming.environment,
-                found,
-            )
-    return found
-
-
-def export(
-    run: str | Path,
-    out: str | Path | None = None,
-    *,
-    force: bool = False,
-    storage: str | None = None,
-    warn: Callable[[str], object] | None = None,
-) -> Path:
-    """Pack what ``confirm`` and ``worker`` need of a run into one file; a search may be writing it meanwhile.
-
-    Args:
-        run: the run directory of a search.
-        out: a .tar.gz to write; None means the run's name + ``.tar.gz`` in the working directory.
-        force: overwrite ``out``.
-        storage: as in ``report``.
-        warn: receives what the file cannot hold, one line each.
-
-    Returns:
-        The path written.
-
-    Raises:
-        RunError: it is no run directory, or not whole, or ``out`` exists already or cannot be written.
-    """
-    directory, file = read_search(run)
-    target = Path(f"{directory.path.resolve().name}.tar.gz" if out is None else out)
-    if target.is_dir() or (target.exists() and not force):
-        refuse(target)
-    with full_disk_as_error(target), joined_run(directory):  # so that nobody moves it aside
-        with contextlib.closing(read_record(directory, file, storage)) as record:
-            front_of(directory, file, record)  # a run without a baseline has nothing to confirm
-        ensure_copy(directory, file)
-        pack(directory, file, target, storage)
-    if warn is not None and (text := metric_warning(file.search.metric)):
-        warn(text)
-    return target
 
 
 def inspect(

@@ -30,6 +30,7 @@ FLOORS = {
     "mptune.applying": 4,
     "mptune.reporting": 4,
     "mptune.arguments": 5,
+    "mptune.deploying": 5,
     "mptune.joining": 5,
     "mptune.api": 5,
     "mptune.run": 5,

@@ -1,0 +1,113 @@
+"""From a search to a device: ``confirm`` measures a run's front there, ``export`` packs the run for the way."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+from mptune.applying import refuse
+from mptune.arguments import listening, recorded_metric
+from mptune.data.metrics.accuracy import TaskMetric
+from mptune.files import full_disk_as_error
+from mptune.reporting.run_files import write_run_files
+from mptune.rundir import joined_run, read_search
+from mptune.settings import EngineChoice
+from mptune.tuning.listener import Listener
+from mptune.tuning.runs.archive import metric_warning, pack
+from mptune.tuning.runs.confirm_run import ConfirmRun
+from mptune.tuning.runs.confirmation import Confirmation
+from mptune.tuning.runs.measuring_run import OpenToolchain
+from mptune.tuning.runs.model_copy import ensure_copy
+from mptune.tuning.runs.result import front_of, read_record
+
+
+def confirm(
+    run: str | Path,
+    *,
+    target: str = "auto",
+    engine: EngineChoice = "auto",
+    metric: str | TaskMetric | None = None,
+    storage: str | None = None,
+    progress: bool | None = None,
+    listener: Listener | None = None,
+    open_toolchain: OpenToolchain | None = None,
+) -> Confirmation:
+    """Build and measure the front of a search, and its seeds, on the device here. The same call again resumes.
+
+    The run directory is enough: neither the machine of the search nor the model need be here.
+
+    Args:
+        run: the run directory of a search.
+        target: the device; ``auto`` takes the search's own where it is here, else the GPU here, else the CPU.
+        engine: toolchain family.
+        metric: the search's, where it is a function or a script that was never given as ``metric`` before.
+        storage: as in ``report``.
+        progress: show progress on stderr, as in ``search``.
+        listener: is called at each step.
+        open_toolchain: opens what evaluates plans, in place of the toolchain of ``target`` and ``engine``.
+
+    Returns:
+        The confirmed front, written to ``RUN/confirmed/DEVICE`` with one plan chosen, against the search's.
+
+    Raises:
+        RunError: it is no run directory, is not whole, or another process confirms it on the same device.
+        TargetError: the target or engine is unknown, or cannot be measured here.
+        BaselineError: the all-FP32 engine of this device is broken already.
+        KeyboardInterrupt: passed on; the same call resumes.
+    """
+    directory, file = read_search(run)
+    named = recorded_metric(file.search.metric, metric, directory.path)
+    with full_disk_as_error(directory.path):
+        ensure_copy(directory, file)
+        with contextlib.ExitStack() as stack:
+            listens = stack.enter_context(listening(progress, listener))
+            confirming = ConfirmRun(directory, file, target, engine, listens, open_toolchain, named, storage)
+            stack.callback(confirming.close)
+            found = confirming.run()
+            write_run_files(
+                confirming.directory,
+                found.front,
+                confirming.record,
+                confirming.grouped,
+                confirming.environment,
+                found,
+            )
+    return found
+
+
+def export(
+    run: str | Path,
+    out: str | Path | None = None,
+    *,
+    force: bool = False,
+    storage: str | None = None,
+    warn: Callable[[str], object] | None = None,
+) -> Path:
+    """Pack what ``confirm`` and ``worker`` need of a run into one file; a search may be writing it meanwhile.
+
+    Args:
+        run: the run directory of a search.
+        out: a .tar.gz to write; None means the run's name + ``.tar.gz`` in the working directory.
+        force: overwrite ``out``.
+        storage: as in ``report``.
+        warn: receives what the file cannot hold, one line each.
+
+    Returns:
+        The path written.
+
+    Raises:
+        RunError: it is no run directory, or not whole, or ``out`` exists already or cannot be written.
+    """
+    directory, file = read_search(run)
+    target = Path(f"{directory.path.resolve().name}.tar.gz" if out is None else out)
+    if target.is_dir() or (target.exists() and not force):
+        refuse(target)
+    with full_disk_as_error(target), joined_run(directory):  # so that nobody moves it aside
+        with contextlib.closing(read_record(directory, file, storage)) as record:
+            front_of(directory, file, record)  # a run without a baseline has nothing to confirm
+        ensure_copy(directory, file)
+        pack(directory, file, target, storage)
+    if warn is not None and (text := metric_warning(file.search.metric)):
+        warn(text)
+    return target
