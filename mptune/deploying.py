@@ -12,7 +12,7 @@ from mptune.data.metrics.accuracy import TaskMetric
 from mptune.files import full_disk_as_error
 from mptune.reporting.run_files import write_run_files
 from mptune.rundir import joined_run, read_search
-from mptune.settings import EngineChoice
+from mptune.settings import EngineChoice, SearchSettings
 from mptune.tuning.listener import Listener
 from mptune.tuning.runs.archive import metric_warning, pack
 from mptune.tuning.runs.confirm_run import ConfirmRun
@@ -29,6 +29,8 @@ def confirm(
     engine: EngineChoice = "auto",
     metric: str | TaskMetric | None = None,
     storage: str | None = None,
+    timeout_s: float | None = None,
+    max_disk_bytes: int | None = None,
     progress: bool | None = None,
     listener: Listener | None = None,
     open_toolchain: OpenToolchain | None = None,
@@ -43,6 +45,8 @@ def confirm(
         engine: toolchain family.
         metric: the search's, where it is a function or a script that was never given as ``metric`` before.
         storage: as in ``report``.
+        timeout_s: start no new measurement after this many seconds.
+        max_disk_bytes: start no new measurement that could make the confirmation's directory larger than this.
         progress: show progress on stderr, as in ``search``.
         listener: is called at each step.
         open_toolchain: opens what evaluates plans, in place of the toolchain of ``target`` and ``engine``.
@@ -51,18 +55,31 @@ def confirm(
         The confirmed front, written to ``RUN/confirmed/DEVICE`` with one plan chosen, against the search's.
 
     Raises:
+        SettingsError: a limit is not above 0.
         RunError: it is no run directory, is not whole, or another process confirms it on the same device.
         TargetError: the target or engine is unknown, or cannot be measured here.
         BaselineError: the all-FP32 engine of this device is broken already.
         KeyboardInterrupt: passed on; the same call resumes.
     """
+    SearchSettings(timeout_s=timeout_s, max_disk_bytes=max_disk_bytes)  # refuses what cannot be meant
     directory, file = read_search(run)
     named = recorded_metric(file.search.metric, metric, directory.path)
     with full_disk_as_error(directory.path):
         ensure_copy(directory, file)
         with contextlib.ExitStack() as stack:
             listens = stack.enter_context(listening(progress, listener))
-            confirming = ConfirmRun(directory, file, target, engine, listens, open_toolchain, named, storage)
+            confirming = ConfirmRun(
+                directory,
+                file,
+                target,
+                engine,
+                listens,
+                open_toolchain,
+                named,
+                storage,
+                timeout_s=timeout_s,
+                max_disk_bytes=max_disk_bytes,
+            )
             stack.callback(confirming.close)
             found = confirming.run()
             write_run_files(

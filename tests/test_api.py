@@ -8,11 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 import numpy as np
 import onnx
@@ -381,6 +382,54 @@ def test_a_run_without_an_evaluation_pins_nothing(place: Path, changes: dict[str
     assert json.loads((place / "model.mptune/run.json").read_text())["target"]["device"] == "Fake 2000"
 
 
+@pytest.mark.parametrize("changes", [{"seed": 1}, {"space": "transformer"}, {"data": "other.npz"}])
+def test_a_run_in_a_database_without_an_evaluation_pins_nothing(place: Path, changes: dict[str, object]) -> None:
+    rng = np.random.default_rng(5)
+    np.savez("other.npz", x=rng.normal(size=(8, 32)).astype(np.float32))
+    storage = f"sqlite:///{place}/x.db"
+    with pytest.raises(KeyboardInterrupt):
+        search(make_toolchain(interrupt_after=0), storage=storage)
+    front = search(make_toolchain(device="Fake 2000"), storage=storage, **changes)
+    assert (front.evaluations, front.device) == (12, "Fake 2000")
+
+
+def test_another_model_takes_over_a_run_in_a_database_without_an_evaluation(place: Path) -> None:
+    storage = f"sqlite:///{place}/x.db"
+    with pytest.raises(KeyboardInterrupt):
+        search(make_toolchain(interrupt_after=0), storage=storage)
+    save_cnn(place / "cnn.onnx")
+    toolchain = make_toolchain("cnn.onnx")
+    front = search(toolchain, "cnn.onnx", data=None, out="model.mptune", storage=storage)
+    assert front.evaluations == len(toolchain.built)
+
+
+def test_a_run_in_a_database_with_an_evaluation_is_pinned_also_where_another_database_is_named(place: Path) -> None:
+    first, second = (f"sqlite:///{place}/{name}.db" for name in "xy")
+    front = search(make_toolchain(), storage=first)
+    for changes in ({"storage": second}, {"storage": first, "seed": 1}):
+        with pytest.raises(RunError, match="another"):
+            search(make_toolchain(), **changes)
+    assert search(make_toolchain(), storage=first) == front
+
+
+def test_a_plan_that_another_process_has_in_work_pins_a_database(place: Path) -> None:
+    storage = f"sqlite:///{place}/x.db"
+    others: list[str] = []
+
+    class Asks(FakeToolchain):
+        def evaluate(self, plan, which="search", *, profile=False):  # type: ignore[no-untyped-def]
+            if not others:
+                shutil.copytree("model.mptune", "copy/model.mptune")
+                with pytest.raises(RunError) as caught:
+                    search(make_toolchain(), storage=storage, seed=1, out="copy/model.mptune")
+                others.append(caught.value.message)
+            return super().evaluate(plan, which, profile=profile)
+
+    front = search(Asks(make_toolchain().law), storage=storage)
+    assert "another seed" in others[0]
+    assert front.evaluations == 12
+
+
 def test_another_model_takes_over_a_run_without_an_evaluation(place: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         search(make_toolchain(interrupt_after=0))
@@ -602,3 +651,34 @@ def test_a_real_search_predicts_and_emulates(place: Path) -> None:
     assert not any(p.confirmed for p in front.points)
     assert front.target == "jetson-orin-nano-8gb"
     assert api.search("model.onnx", data="data.npz", target="jetson-orin-nano-8gb", budget=6) == front
+
+
+def test_a_run_is_packed_while_a_search_writes_it(place: Path) -> None:
+    """So that other hosts can join it; the archive holds a record of one moment, each file whole."""
+
+    class Packs(Diary):
+        counts_packed: ClassVar[list[int]] = []
+
+        def evaluated(self, evaluation: object, done: int, budget: int) -> None:
+            super().evaluated(evaluation, done, budget)
+            out = place / f"{done}.tar.gz"
+            api.export("model.mptune", out)
+            with tarfile.open(out) as archive:
+                archive.extractall(place / f"unpacked{done}", filter="data")
+            self.counts_packed.append(api.report(place / f"unpacked{done}" / "model.mptune").evaluations)
+
+    front = search(make_toolchain(), budget=6, listener=Packs())
+    assert front.evaluations == 6
+    assert Packs.counts_packed == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_line_that_is_being_written_is_left_out_of_the_archive(place: Path) -> None:
+    search(make_toolchain())
+    journal = place / "model.mptune/study.journal"
+    before = journal.read_bytes()
+    journal.write_bytes(before + before.splitlines(keepends=True)[-1][:9])
+    with tarfile.open(api.export("model.mptune", place / "out.tar.gz")) as archive:
+        packed = archive.extractfile("model.mptune/study.journal")
+        assert packed is not None
+        assert packed.read() == before
+    assert journal.read_bytes() != before, "the run itself is not touched"

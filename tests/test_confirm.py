@@ -19,7 +19,7 @@ from mptune.cli import main
 from mptune.engines.base import Failure, Measurement, SampleSet
 from mptune.engines.environment import Environment
 from mptune.engines.workload import Workload
-from mptune.errors import BaselineError, DataError, RunError, TargetError
+from mptune.errors import BaselineError, DataError, RunError, SettingsError, TargetError
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -115,6 +115,27 @@ def test_every_plan_of_the_front_and_every_seed_is_measured(prepared) -> None:
     assert fake.calls[:1] == [(searched.fp32.plan.fingerprint, "search", 0)]
     rounds = [(process, which) for _, which, process in fake.calls[plans:]]
     assert rounds == [(process, "held_out") for process in (1, 2, 3) for _ in range(plans)]
+
+
+def test_the_time_ends_it_and_the_same_call_goes_on(prepared) -> None:
+    _, fake = prepared
+    slow, diary = FakeToolchain(fake.law, held_out_factor=1.3, delay_s=0.15), Diary()
+    found = confirm(slow, timeout_s=2.0, listener=diary)
+    assert any("the time is over" in text for text in diary.stages)
+    assert not all(plan.measured is not None and plan.measured.confirmed for plan in found.plans)
+    found = confirm(fake)
+    assert all(plan.measured is not None and plan.measured.confirmed for plan in found.plans)
+    calls = [(plan, which) for plan, which, _ in (*slow.calls, *fake.calls)]
+    assert len(calls) == 4 * len(found.plans), "nothing is measured twice"
+
+
+def test_the_size_ends_it(prepared) -> None:
+    _, fake = prepared
+    with pytest.raises(RunError, match="holds no evaluation of all-FP32 yet"):
+        confirm(fake, max_disk_bytes=10)
+    assert not fake.calls
+    with pytest.raises(SettingsError, match="max_disk_bytes= is 0"):
+        confirm(fake, max_disk_bytes=0)
 
 
 def test_findings_about_the_data_go_with_the_run_and_the_target_is_here(place: Path) -> None:

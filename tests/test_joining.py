@@ -166,3 +166,47 @@ def test_a_directory_that_workers_use_is_not_moved_aside(
 def test_gpus_are_given_once(mlp_path: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="gpus"):
         mptune.search(mlp_path, out=tmp_path / "run.mptune", gpus=(1, 1))
+
+
+def test_a_worker_waits_for_a_search_with_work(mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener) -> None:
+    """It starts between a search that prepares with a budget of 1, and the one with the real budget."""
+    place, other, diary = tmp_path / "run.mptune", Opener(tmp_path / "other"), Diary()
+    other.folder.mkdir()
+    search(mlp_path, mlp_data, place, opener, budget=1)
+
+    def join() -> None:
+        mptune.worker(place, open_toolchain=other, listener=diary, wait_s=60.0)
+
+    joining = threading.Thread(target=join)
+    joining.start()
+    until(lambda: any("waiting" in text for text in diary.stages))
+    search(mlp_path, mlp_data, place, opener, budget=BUDGET)
+    joining.join()
+    assert len(set(evaluated(place))) == BUDGET
+    assert sum(map(len, other.built().values())) >= 2
+
+
+def test_a_worker_does_not_wait_for_ever(mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener) -> None:
+    place, diary = tmp_path / "run.mptune", Diary()
+    search(mlp_path, mlp_data, place, opener, budget=2)
+    started = time.monotonic()
+    mptune.worker(place, open_toolchain=opener, listener=diary, wait_s=1.0)
+    assert 1.0 <= time.monotonic() - started < 30.0
+    assert "waiting up to 1 s for the search to have work" in diary.stages
+    assert len(evaluated(place)) == 2
+
+
+def test_a_worker_shares_the_time_limit_of_its_search(
+    mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener
+) -> None:
+    place, diary = tmp_path / "run.mptune", Diary()
+    search(mlp_path, mlp_data, place, opener, budget=2, timeout_s=3600.0)
+    directory, file = read_run(place)
+    record = read_record(directory, file)
+    assert abs(record.note("started") - time.time()) < 600.0
+    record.set_note("budget", BUDGET)
+    record.set_note("started", time.time() - 3601.0)
+    record.close()
+    mptune.worker(place, open_toolchain=opener, listener=diary, wait_s=0.0)
+    assert "stopped: the time is over" in diary.stages
+    assert len(evaluated(place)) == 2

@@ -20,7 +20,14 @@ from mptune.commands.common import (
     resume_command,
     say,
 )
-from mptune.commands.searching import Engine, EngineOption
+from mptune.commands.searching import (
+    Engine,
+    EngineOption,
+    MaxDiskOption,
+    TimeoutOption,
+    parse_duration,
+    parse_size,
+)
 from mptune.settings import SearchSettings
 
 _SEARCH = SearchSettings()
@@ -39,6 +46,8 @@ def confirm(
     engine: EngineOption = Engine.AUTO,
     metric: RecordedMetricOption = None,
     storage: StorageOption = None,
+    timeout: TimeoutOption = None,
+    max_disk: MaxDiskOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Measure the front of a search on this device, and report whether its ranking held.
@@ -53,13 +62,22 @@ def confirm(
       mptune confirm model.mptune --target cpu --json | jq .agreement
       mptune pick model.mptune/confirmed/h200-onnxruntime --max-latency-ms 2.5
     """
+    timeout_s = None if timeout is None else parse_duration(timeout)
+    max_disk_bytes = None if max_disk is None else parse_size(max_disk)
     try:
         from mptune import api
         from mptune.reporting.terminal.progress import TerminalListener
 
         with TerminalListener() as listener:
             found = api.confirm(
-                run, target=target, engine=engine.value, metric=metric, storage=storage, listener=listener
+                run,
+                target=target,
+                engine=engine.value,
+                metric=metric,
+                storage=storage,
+                timeout_s=timeout_s,
+                max_disk_bytes=max_disk_bytes,
+                listener=listener,
             )
     except KeyboardInterrupt:
         raise typer.Exit(interrupted(resume_command(context))) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from mptune.engines.base import Failure, Progress
 from mptune.graph.plan import PrecisionPlan
@@ -31,6 +31,21 @@ class Listener(Protocol):
     def warning(self, text: str) -> None:
         """Something that a person should know, one line."""
         ...
+
+
+@runtime_checkable
+class CountsDown(Protocol):
+    """What a ``Listener`` may have beside: how much is left to measure, for an estimate of the time."""
+
+    def remaining(self, done: int, left: int) -> None:
+        """So many measurements are done, of this search or confirmation, and so many left, confirmation counted in."""
+        ...
+
+
+def count_down(listener: Listener, done: int, left: int) -> None:
+    """Say how much is left, where the listener asks for it."""
+    if isinstance(listener, CountsDown):
+        listener.remaining(done, left)
 
 
 class Silent:
@@ -82,3 +97,8 @@ class Both:
         """See ``Listener``."""
         for listener in self._listeners:
             listener.warning(text)
+
+    def remaining(self, done: int, left: int) -> None:
+        """See ``CountsDown``."""
+        for listener in self._listeners:
+            count_down(listener, done, left)

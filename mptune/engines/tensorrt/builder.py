@@ -59,6 +59,27 @@ class BuiltEngine:
     warnings: tuple[str, ...] = ()
 
 
+class BuildObjects:
+    """TensorRT's objects of one build: they live until ``close``, since a crash as they are freed costs the result.
+
+    Freed in the reverse order of ``hold``: an object before what it was made with.
+    """
+
+    def __init__(self) -> None:
+        """None yet."""
+        self.held: list[Any] = []
+
+    def hold(self, *objects: Any) -> None:
+        """Keep objects alive."""
+        self.held += objects
+
+    def close(self) -> None:
+        """Free them all. Idempotent."""
+        with collector_paused():
+            while self.held:
+                self.held.pop()
+
+
 @collector_paused()
 def build_engine(
     library: Library,
@@ -69,6 +90,7 @@ def build_engine(
     timeout_s: float = math.inf,
     report: Callable[[Progress], None] | None = None,
     clock: Callable[[], float] = time.monotonic,
+    objects: BuildObjects | None = None,
 ) -> BuiltEngine:
     """Parse a typed model as a strongly typed network and build it.
 
@@ -81,6 +103,7 @@ def build_engine(
             needs a deadline of its own.
         report: called with the progress, from TensorRT's threads.
         clock: seconds, monotonic.
+        objects: keeps what TensorRT made for the build; None frees it at the end.
 
     Raises:
         EngineError: TensorRT cannot parse or build the model, or was stopped at the deadline.
@@ -88,17 +111,23 @@ def build_engine(
     """
     trt = library.trt
     log = open_log(trt)
-    builder, network, _parser = parse_network(library, model, log)
+    objects = objects or BuildObjects()
+    builder, network, _ = parse_network(library, model, log, objects)
     config = builder.create_builder_config()
+    objects.hold(config)
     _configure(library, config, options)
     profile = builder.create_optimization_profile()
+    objects.hold(profile)
     if _fill_profile(network, profile, samples, options.shapes) and config.add_optimization_profile(profile) < 0:
         raise build_failure(log.errors, log.warnings, "TensorRT refuses the optimization profile")
     shared = None if options.timing_cache is None or library.is_rtx else TimingCache(options.timing_cache)
     warnings = [] if shared is None else shared.attach(config, log)
+    objects.hold(shared)
     monitor = _monitor_class(trt)(clock() + timeout_s, report, clock)
     config.progress_monitor = monitor
+    objects.hold(monitor)
     memory = builder.build_serialized_network(network, config)
+    objects.hold(memory)
     if monitor.cancelled:
         raise EngineError(FailureKind.TIMEOUT, f"no engine after {timeout_s:g} s: the build was cancelled")
     if memory is None or not memory.nbytes:
@@ -109,13 +138,14 @@ def build_engine(
 
 
 @collector_paused()
-def parse_network(library: Library, model: Path, log: Any) -> tuple[Any, Any, Any]:
+def parse_network(library: Library, model: Path, log: Any, objects: BuildObjects | None = None) -> tuple[Any, Any, Any]:
     """Parse a typed model as a strongly typed network.
 
     Args:
         library: TensorRT or TensorRT-RTX.
         model: ONNX file; weights outside of it are found relative to its folder.
         log: of ``open_log``.
+        objects: keeps what TensorRT made, also where this raises.
 
     Returns:
         The builder, the network and the parser, in which the network's weights lie: it must outlive the build.
@@ -124,10 +154,13 @@ def parse_network(library: Library, model: Path, log: Any) -> tuple[Any, Any, An
         EngineError: the parser rejects the model.
     """
     trt = library.trt
+    objects = objects or BuildObjects()
     builder = made(lambda: trt.Builder(log), log)
+    objects.hold(log, builder)
     # TensorRT 11 has no other networks: it accepts the flag and ignores it.
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, log)
+    objects.hold(network, parser)
     if not parser.parse_from_file(str(model)):
         raise parser_failure([_complaint(parser.get_error(k)) for k in range(parser.num_errors)], log.errors)
     return builder, network, parser
@@ -143,12 +176,13 @@ def _complaint(parser_error: Any) -> ParserComplaint:
 
 
 @collector_paused()
-def engine_faults(library: Library, data: Any) -> tuple[str, ...]:
+def engine_faults(library: Library, data: Any, objects: BuildObjects | None = None) -> tuple[str, ...]:
     """Faults of an engine file by TensorRT-RTX's check of its header, whatever GPU is here.
 
     Args:
         library: TensorRT-RTX; TensorRT has no such check.
         data: a serialised engine.
+        objects: keeps what TensorRT made for the check; None frees it at the end.
 
     Returns:
         Names of ``EngineInvalidityDiagnostics``; empty where the file is sound.
@@ -156,6 +190,7 @@ def engine_faults(library: Library, data: Any) -> tuple[str, ...]:
     trt = library.trt
     log = open_log(trt)
     runtime = made(lambda: trt.Runtime(log), log)
+    (objects or BuildObjects()).hold(log, runtime)
     _, found = runtime.get_engine_validity(data)
     faults = trt.EngineInvalidityDiagnostics
     return tuple(fault.name for fault in (faults.MALFORMED_ENGINE, faults.VERSION_MISMATCH) if found & int(fault))

@@ -13,7 +13,7 @@ from mptune.data.calibration import read_samples
 from mptune.engines.base import EngineError, EngineSession, FailureKind
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.jobs.measure import MeasureJob
-from mptune.engines.tensorrt.builder import BuildOptions, Feed, build_engine, engine_faults
+from mptune.engines.tensorrt.builder import BuildObjects, BuildOptions, Feed, build_engine, engine_faults
 from mptune.engines.tensorrt.inspect import read_layers, type_warnings
 from mptune.engines.tensorrt.library import Kind, load_library
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession
@@ -105,10 +105,19 @@ class BuildJob:
             state.drop(slot)
         library = load_library(self.options.kind)
         outlines = state.cached("outlines", self.samples, lambda: _outlines(self.samples))
+        objects = state.transient(BuildObjects)  # Freed once the answer is sent.
         started = time.perf_counter()
-        built = build_engine(library, self.model, self.options, outlines, timeout_s=self.timeout_s, report=state.report)
+        built = build_engine(
+            library,
+            self.model,
+            self.options,
+            outlines,
+            timeout_s=self.timeout_s,
+            report=state.report,
+            objects=objects,
+        )
         build_s = time.perf_counter() - started
-        faults = engine_faults(library, built.memory) if library.is_rtx else ()
+        faults = engine_faults(library, built.memory, objects) if library.is_rtx else ()
         if faults:
             raise EngineError(FailureKind.ERROR, f"TensorRT-RTX refuses the engine that it built: {', '.join(faults)}")
         with whole_file(self.engine_path) as partial:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -23,6 +24,9 @@ from mptune.reporting.text import format_duration, format_error, format_ms, form
 from mptune.tuning.evaluation import Evaluation, Origin
 
 RECENT_FAILURES = 3
+
+_SAY_EVERY_S = 60.0
+"""So often a log gets a line with the time that is left."""
 
 
 class TerminalListener:
@@ -50,6 +54,8 @@ class TerminalListener:
         self._done = 0
         self._budget = 0
         self._remaining_time = RemainingTime()
+        self._left: int | None = None
+        self._said_s = -math.inf
         self._best: Evaluation | None = None
         self._last: Evaluation | None = None
         self._failures: list[str] = []
@@ -100,6 +106,15 @@ class TerminalListener:
         """Show the progress of a build, where lines are redrawn."""
         self._detail = f": {progress.phase.lower()}, {progress.done} of {progress.steps}"
 
+    def remaining(self, done: int, left: int) -> None:
+        """Learn how long measurements take; in a log, say now and then how long the rest will."""
+        self._remaining_time.add(done)
+        self._left = left
+        now_s, text = time.monotonic(), self._remaining()
+        if self._live is None and text and now_s - self._said_s >= _SAY_EVERY_S:
+            self._said_s = now_s
+            self._print(text)
+
     def warning(self, text: str) -> None:
         """Show a warning once; it stays visible."""
         if text not in self._warned:
@@ -119,7 +134,8 @@ class TerminalListener:
             self._console.quiet = True
 
     def _advance(self, done: int, budget: int) -> None:
-        self._remaining_time.add(done)
+        if self._left is None:  # Else ``remaining`` counts.
+            self._remaining_time.add(done)
         self._done, self._budget, self._detail = done, budget, ""
         if done < budget:
             self._stage = f"evaluating plan {done + 1}"
@@ -179,7 +195,7 @@ class TerminalListener:
         return bar
 
     def _remaining(self) -> str:
-        left = self._budget - self._done
+        left = self._budget - self._done if self._left is None else self._left
         seconds = self._remaining_time.seconds(left)
         return "" if left <= 0 or seconds is None else f"about {format_duration(seconds)} left"
 

@@ -156,7 +156,8 @@ def explain(
     grounds = Grounds.load(data_dir / EXPLAIN_JSON)
     if not grounds.groups:
         return Explanation()
-    errors = Sensitivity.load(data_dir / SENSITIVITY_JSON, record.metric).errors
+    known = Sensitivity.load(data_dir / SENSITIVITY_JSON, record.metric).errors
+    errors = {group: error for group, error in known.items() if not math.isnan(error)}
     reasons = _Reasons(grounds, errors, record)
     plans = {e.plan.fingerprint: e for e in (*points, *others, *([chosen] if chosen is not None else []))}
     kept = {fingerprint: reasons.of(evaluation) for fingerprint, evaluation in plans.items()}
@@ -307,8 +308,8 @@ def _overflows(built: BuiltPlans, free: Sequence[str], errors: Mapping[str, floa
     A plan that gave no outputs shows a failure, and no overflow.
     """
     squares = None
-    if all(group in errors for group in free):
-        squares = tuple(math.log(max(errors[group], ERROR_FLOOR) ** 2) for group in free)
+    if errors:
+        squares = tuple(math.log(max(errors[g], ERROR_FLOOR) ** 2) if g in errors else math.nan for g in free)
     prior = Prior(tuple(free), squares)
     overflow, fails = OverflowModel(prior, built).probabilities, FailureModel(prior, built).probabilities
     good, bad = built.plans[built.finite == 1.0], built.plans[built.finite == 0.0]
@@ -322,7 +323,7 @@ def _overflows(built: BuiltPlans, free: Sequence[str], errors: Mapping[str, floa
         if failed and failed == nothing and max(overflow[column], fails[column]) > 0.5:
             found[group] = (Reason.FAILED, f"{plans} with it in FP16 gave no outputs")
         elif math.isinf(errors.get(group, 0.0)):
-            found[group] = (Reason.OVERFLOW, "alone in FP16 its outputs are NaN or Inf, or its emulation failed")
+            found[group] = (Reason.OVERFLOW, "alone in FP16 its outputs are NaN or Inf")
         elif failed and max(overflow[column], fails[column]) > 0.5:
             found[group] = (Reason.OVERFLOW, f"{plans} with it in FP16 came out not finite or gave no outputs")
     return found

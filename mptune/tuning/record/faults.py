@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from optuna.trial import FrozenTrial, TrialState
 
-from mptune.engines.base import Failure
-from mptune.tuning.record.attributes import ATTEMPTS, FAILED_BEFORE, FAILURE, FAULTS, read_json
+from mptune.engines.base import Failure, FailureKind
+from mptune.tuning.record.attributes import ATTEMPTS, FAILED_BEFORE, FAILURE, FAULT, FAULTS, read_json
 
 
 def settled(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
@@ -30,11 +30,15 @@ def failed_attempts(trial: FrozenTrial) -> int:
     return int(trial.user_attrs.get(ATTEMPTS, 1))
 
 
-def fault_counts(trials: Sequence[FrozenTrial]) -> tuple[int, int]:
-    """Failures that did not come again in a fresh process, and attempts, those counted in.
+def fault_counts(trials: Sequence[FrozenTrial], lost: Sequence[FrozenTrial] = ()) -> tuple[int, int]:
+    """Failures that did not come again in a fresh process, those of the machine counted in, and all attempts.
 
     Args:
         trials: those that are settled.
+        lost: those that a fault of the machine ended.
     """
     faults = sum(int(trial.user_attrs.get(FAULTS, 0)) for trial in trials)
+    documents = [document for trial in lost if (document := read_json(trial.user_attrs, FAULT)) is not None]
+    # A full disk meets every job, and not one now and then.
+    faults += sum(Failure.from_json(document).kind is not FailureKind.DISK_FULL for document in documents)
     return faults, len(trials) + faults

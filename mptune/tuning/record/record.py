@@ -50,13 +50,7 @@ from mptune.tuning.sampler.plan_rows import PRECISIONS
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 from mptune.tuning.sampler.precision import Emulate, PrecisionSampler
 from mptune.tuning.sampler.stock import derive_seed
-from mptune.tuning.sampler.trials import (
-    FAILURE_ATTR,
-    PLAN_ATTR,
-    ehvi_of,
-    read_built_plans,
-    set_feasible,
-)
+from mptune.tuning.sampler.trials import FAILURE_ATTR, PLAN_ATTR, ehvi_of, read_built_plans, set_feasible
 from mptune.tuning.space import SearchSpace
 
 IDENTITY = "mptune"
@@ -125,6 +119,10 @@ class StudyRecord:
     def settled(self) -> list[FrozenTrial]:
         """The finished trials whose outcome stands: without failures of plans that were tried again."""
         return self._trials.settled()
+
+    def lost(self) -> list[FrozenTrial]:
+        """The trials that a fault of the machine ended; their plans were enqueued again."""
+        return [trial for trial in self._trials(TrialState.FAIL) if FAULT in trial.user_attrs]
 
     def baseline(self) -> Evaluation | None:
         """The evaluation of all-FP32; None before it is done."""

@@ -87,6 +87,12 @@ def storage_url(recorded: str | None, given: str | None = None) -> str | None:
     )
 
 
+def same_storage(recorded: str | None, given: str | None) -> str | None:
+    """``given`` where it is the recorded storage; else None, and ``storage_url`` opens nothing for it."""
+    is_same = given is not None and _parse(given) is not None and without_secrets(given) == recorded
+    return given if is_same else None
+
+
 def named_storage(given: str | None, *, is_journal: bool) -> str | None:
     """The storage of a search: the one given, else that of ``MPTUNE_STORAGE``; None for a journal.
 

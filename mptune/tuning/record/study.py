@@ -13,6 +13,7 @@ from optuna.storages import BaseStorage
 from optuna.trial import TrialState
 
 from mptune.errors import RunError
+from mptune.tuning.record.owner import Heartbeats, is_dead
 from mptune.tuning.record.record import IDENTITY, StudyRecord
 from mptune.tuning.record.storage import open_storage, storing
 from mptune.tuning.record.storage_urls import without_secrets
@@ -20,6 +21,9 @@ from mptune.tuning.sampler.stock import derive_seed, make_sampler
 from mptune.tuning.space import SearchSpace
 
 Study: TypeAlias = optuna.Study
+
+_STALE_S = 3600.0
+"""A trial of another host, without a heartbeat, that has run so long is taken for dead."""
 
 
 def open_study(
@@ -117,7 +121,9 @@ def read_study(*, model_sha256: str, name: str, metric: str, journal: Path, url:
 
 
 def has_outcome(*, name: str, journal: Path, url: str | None = None) -> bool:
-    """Whether any study of a run, of whatever metric, holds a plan that was evaluated, or that failed.
+    """Whether any study of a run, of whatever metric or device, holds a plan that was evaluated, or that failed.
+
+    In a database a plan that another process has in work counts, too.
 
     Raises:
         RunError: the storage cannot be opened or read.
@@ -126,10 +132,30 @@ def has_outcome(*, name: str, journal: Path, url: str | None = None) -> bool:
     storage, _ = open_storage(url, journal, repair=False)
     done = (TrialState.COMPLETE, TrialState.PRUNED)
     with storing(where):
-        return any(
-            study.study_name.startswith(f"{name}/") and storage.get_all_trials(study._study_id, False, done)
-            for study in storage.get_all_studies()
-        )
+        for study in storage.get_all_studies():
+            if not study.study_name.startswith((f"{name}/", f"{name}@")):
+                continue
+            if storage.get_all_trials(study._study_id, False, done):
+                return True
+            running = storage.get_all_trials(study._study_id, False, (TrialState.RUNNING,)) if url is not None else ()
+            stale = Heartbeats(storage, study._study_id).stale() if running else set()
+            if any(not is_dead(trial, stale, _STALE_S) for trial in running):
+                return True
+    return False
+
+
+def forget_studies(*, name: str, url: str) -> None:
+    """Delete the studies of a run without an outcome from a database: the same name begins anew.
+
+    Raises:
+        RunError: the database cannot be opened or written.
+    """
+    storage, _ = open_storage(url, Path())
+    with storing(without_secrets(url)):
+        for study in storage.get_all_studies():
+            if study.study_name.startswith((f"{name}/", f"{name}@")):
+                storage.delete_study(study._study_id)
+    storage.remove_session()
 
 
 def copy_to_memory(*, name: str, metric: str, journal: Path, url: str | None = None) -> Study:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +47,7 @@ from mptune.tuning.runs.result import front_of, read_record
 from mptune.tuning.runs.seals import refuse_damaged
 from mptune.tuning.space import SearchSpace, Seed
 from mptune.tuning.steps.baseline import check_baseline
+from mptune.tuning.steps.limits import Limits
 from mptune.tuning.steps.prepare import describe_device
 from mptune.tuning.steps.remeasure import measure_again, missing, rounds_needed
 from mptune.tuning.steps.tuner import Tuner
@@ -67,8 +69,11 @@ class ConfirmRun(MeasuringRun):
         opener: OpenToolchain | None = None,
         metric: tuple[str, TaskMetric | None] | None = None,
         storage: str | None = None,
+        timeout_s: float | None = None,
+        max_disk_bytes: int | None = None,
     ) -> None:
         super().__init__(listener, opener)
+        self._timeout_s, self._max_disk_bytes, self._began_s = timeout_s, max_disk_bytes, time.monotonic()
         self._storage = storage
         self._metric, self._metric_function = metric or (file.search.metric, None)
         self._run = run
@@ -157,7 +162,13 @@ class ConfirmRun(MeasuringRun):
 
     def _settings(self, budget: int = 1) -> SearchSettings:
         settings = settings_of(self._search, self._wanted, self._engine, budget)
-        return replace(settings, metric=self._metric, metric_function=self._metric_function)
+        return replace(
+            settings,
+            metric=self._metric,
+            metric_function=self._metric_function,
+            timeout_s=self._timeout_s,
+            max_disk_bytes=self._max_disk_bytes,
+        )
 
     def _begin(self, section: TargetSection, environment: Environment) -> None:
         """Make or open the confirmation's own run directory; one of another device or search is moved aside."""
@@ -223,18 +234,22 @@ class ConfirmRun(MeasuringRun):
         rounds = rounds_needed(settings, "measured")
         if not left and not missing(record, self._sound(), rounds):
             return
+        limits = Limits(settings, self.directory.path, elapsed_s=time.monotonic() - self._began_s)
         with lent_samples(self._run, self.directory) as workspace, self._open(workspace, settings) as toolchain:
             toolchain.listen(self._listener.building)
             self._listener.stage(f"measuring {len(space.seeds)} plans on {toolchain.device}")
             if left:
-                Tuner(record, space, toolchain, settings, self._listener).run()
+                Tuner(record, space, toolchain, settings, self._listener, limits=limits).run()
             failed: set[str] = set()
             for number in range(rounds):
                 wanted = (p for p in self._sound() if p.plan.fingerprint not in failed)
                 todo = [one for one in missing(record, wanted, rounds) if one[0] == number]
+                if todo and (limit := limits.reached()) is not None:
+                    self._listener.stage(f"stopped confirming: {limit.value}; the same command goes on with it")
+                    break
                 if todo:
                     self._listener.stage(f"round {number + 1} of {rounds}: a fresh process, held-out samples")
-                    failed |= measure_again(todo, record, toolchain, settings, self._listener)
+                    failed |= measure_again(todo, record, toolchain, settings, self._listener, limits)
         baseline = record.baseline()
         warnings = () if baseline is None else check_baseline(baseline.error, tf32=settings.tf32)
         self._save(warnings=tuple(dict.fromkeys((*self.file.warnings, *warnings))))

@@ -11,6 +11,7 @@ from mptune.settings import SearchSettings
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.runs.worker_process import WorkerProcess, error_of
+from mptune.tuning.steps.remeasure import announce
 
 StartWorker = Callable[[int], WorkerProcess]
 """Starts the worker of a GPU."""
@@ -118,6 +119,12 @@ class Crew:
 
     def _report(self) -> None:
         """Pass on the outcomes that are new in the study, also those of workers that other hosts run."""
+        before = self._failed + len(self._seen)
+        self._pass_on()
+        if self._failed + len(self._seen) > before:
+            announce(self._listener, self._record, self._settings)
+
+    def _pass_on(self) -> None:
         budget = self._settings.budget
         new = [e for e in self._record.evaluations() if e.number not in self._seen]
         failures = self._record.failures()

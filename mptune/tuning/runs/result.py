@@ -21,8 +21,8 @@ from mptune.tuning.fronts.content import OtherDevice
 from mptune.tuning.reasons.advice import Outcome, findings
 from mptune.tuning.reasons.reasons import explain
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.record.storage_urls import storage_url
-from mptune.tuning.record.study import has_outcome, read_study
+from mptune.tuning.record.storage_urls import same_storage, storage_url
+from mptune.tuning.record.study import forget_studies, has_outcome, read_study
 from mptune.tuning.steps.remeasure import confirmed_evaluations, confirmed_front, rounds_needed
 
 
@@ -132,14 +132,32 @@ def has_evaluation(run: RunDirectory, file: RunFile, storage: str | None = None)
     Args:
         run: the run directory.
         file: its run.json.
-        storage: as ``read_record`` takes it.
+        storage: of the search that asks, which may be another one.
     """
     if file.storage is None and not run.journal.exists():
         return False
     try:
-        return has_outcome(name=file.study, journal=run.journal, url=storage_url(file.storage, storage))
+        url = storage_url(file.storage, same_storage(file.storage, storage))
+        return has_outcome(name=file.study, journal=run.journal, url=url)
     except RunError:
         return True
+
+
+def forget_run(run: RunDirectory, file: RunFile, storage: str | None = None) -> None:
+    """Delete what a run without an evaluation holds, its studies in a database included: other things are asked for.
+
+    Args:
+        run: the run directory, locked.
+        file: its run.json.
+        storage: as ``has_evaluation`` takes it.
+
+    Raises:
+        RunError: the directory or the database cannot be written.
+    """
+    url = storage_url(file.storage, same_storage(file.storage, storage))
+    if url is not None:
+        forget_studies(name=file.study, url=url)
+    run.forget()
 
 
 def build_front(

@@ -54,7 +54,7 @@ from mptune.tuning.record.storage_urls import named_storage
 from mptune.tuning.record.study import open_study
 from mptune.tuning.runs.crew import Crew, StartWorker
 from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
-from mptune.tuning.runs.result import front_of, has_evaluation
+from mptune.tuning.runs.result import forget_run, front_of, has_evaluation
 from mptune.tuning.runs.seals import damaged, is_whole, seal
 from mptune.tuning.space import NamedSpace, SearchSpace, load_space, make_space
 from mptune.tuning.steps.attempts import in_fresh_processes
@@ -246,7 +246,7 @@ class SearchRun(MeasuringRun):
         except RunError:
             if has_evaluation(self.directory, known, self._settings.storage):
                 raise
-            self.directory.forget()
+            forget_run(self.directory, known, self._settings.storage)
             return False
         return True
 
@@ -372,7 +372,7 @@ class SearchRun(MeasuringRun):
         known = None if isinstance(terms, Failure) else terms
         if toolchain.error_source == "measured" and toolchain.emulation_holds:
             path = self._workload.workspace.data_dir / EMULATED_JSON
-            self._emulator = PlanEmulator(space, toolchain, metric, path, self._listener)
+            self._emulator = PlanEmulator(space, toolchain, metric, path, self._listener, limits=self._limits)
         guide = Guide(self.record, space, toolchain, self._settings, self._listener, errors, known, self._emulator)
         keep_grounds(space, guide.prior, self._workload.workspace.data_dir)
         return guide

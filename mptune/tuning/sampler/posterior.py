@@ -17,8 +17,8 @@ class Prior:
 
     Attributes:
         groups: ids of the free groups: the names of the parameters.
-        log_square_errors: log of each group's squared error when it alone is FP16; ``inf`` where that overflows. None
-            where nothing is known.
+        log_square_errors: log of each group's squared error when it alone is FP16; ``inf`` where that overflows, NaN
+            where it is not known. None where nothing is known of any group.
         gains_ms: what FP16 saves in each group, up to a common factor that the builds of all-FP32 and all-FP16 fix.
             None where nothing is known.
         boundaries: between the groups, by their positions.

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from mptune.engines.base import Failure, FailureKind, Measurement, Toolchain
+from mptune.errors import RunError
 from mptune.graph.plan import PrecisionPlan
 from mptune.tuning.evaluation import ORIGIN_FP32, Origin
 from mptune.tuning.failures import describe, machine_error
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.attributes import origin_of
 from mptune.tuning.record.faults import failed_attempts, fault_counts
+from mptune.tuning.record.owner import this_process
 from mptune.tuning.record.proposal import Proposal
 from mptune.tuning.record.record import StudyRecord
 
 T = TypeVar("T")
+
+_FAULTS = "faults:"
+"""Begins the names of the notes that ``keep_faults`` writes; a process has one."""
 
 ATTEMPTS = 2
 """Failures of a job, each in a process of its own, that are taken for its own fault on a machine without faults."""
@@ -98,6 +104,42 @@ def in_fresh_processes(
     raise AssertionError("unreachable")
 
 
+def run_control(job: Callable[[], object | Failure], toolchain: Toolchain, listener: Listener, failures: int) -> None:
+    """After many failures in a row, run all-FP32 as a control: where that fails too, no plan is at fault.
+
+    Args:
+        job: runs all-FP32, which ran before.
+        toolchain: is restarted before.
+        listener: receives a warning before each further attempt.
+        failures: so many came in a row.
+
+    Raises:
+        RunError: all-FP32 fails now.
+    """
+    toolchain.restart()
+    control = in_fresh_processes(job, toolchain, listener, "all-FP32, as a control,")
+    if isinstance(control, Failure) and (control.is_inconclusive or control.is_machine_fault):
+        raise machine_error(control, failures + 1, "all-FP32, which ran before, fails now too")
+
+
+def keep_faults(record: StudyRecord, faults: int, jobs: int) -> None:
+    """Write down how often the machine failed in jobs that are no evaluations: they confirm, or open sessions anew.
+
+    Args:
+        record: the study.
+        faults: failures that did not come again in a fresh process.
+        jobs: attempts, those counted in.
+
+    Raises:
+        RunError: the record cannot be written.
+    """
+    if faults:
+        me = this_process()
+        key = f"{_FAULTS}{me['host']}:{me['pid']}:{me['started']}"
+        before = record.note(key) or [0, 0]
+        record.set_note(key, [before[0] + faults, before[1] + jobs])
+
+
 class Attempts:
     """Evaluates plans, in fresh processes again, until it is shown whose fault a failure is."""
 
@@ -112,6 +154,7 @@ class Attempts:
         self._record = record
         self._toolchain = toolchain
         self._listener = listener
+        self._elsewhere = [sum(counts) for counts in zip(*record.notes(_FAULTS).values(), strict=True)] or [0, 0]
         self._in_a_row = 0
         self._failed_in_a_row: list[tuple[PrecisionPlan, Origin]] = []
 
@@ -138,9 +181,19 @@ class Attempts:
             self._listener.warning(f"{plan} failed ({describe(result)}): trying again in a fresh process")
             self._toolchain.restart()
 
+    def reopened(self, result: object) -> None:
+        """Count a job that opened sessions of a baseline anew, which ran before: its crash is no plan's fault."""
+        failed = isinstance(result, Failure) and (result.is_inconclusive or result.is_machine_fault)
+        self._elsewhere = [self._elsewhere[0] + failed, self._elsewhere[1] + 1]
+        keep_faults(self._record, int(failed), 1)
+
+    def _faults(self, trials: Sequence[FrozenTrial]) -> tuple[int, int]:
+        faults, jobs = fault_counts(trials, self._record.lost())
+        return faults + self._elsewhere[0], jobs + self._elsewhere[1]
+
     def _needed(self, proposal: Proposal, failure: Failure) -> int:
         trials = self._record.settled()
-        needed = attempts_needed(*fault_counts(trials))
+        needed = attempts_needed(*self._faults(trials))
         if failure.kind is FailureKind.TIMEOUT:  # The deadline may be an hour away.
             return needed
         if proposal.origin == ORIGIN_FP32:
@@ -162,20 +215,20 @@ class Attempts:
         baseline = self._record.baseline()
         if self._in_a_row < FAULTS_IN_A_ROW or baseline is None:
             return
-        self._toolchain.restart()
-        control = in_fresh_processes(
-            lambda: self._toolchain.evaluate(baseline.plan), self._toolchain, self._listener, "all-FP32, as a control,"
-        )
-        if isinstance(control, Failure) and (control.is_inconclusive or control.is_machine_fault):
+        try:
+            run_control(
+                partial(self._toolchain.evaluate, baseline.plan), self._toolchain, self._listener, self._in_a_row
+            )
+        except RunError:
             for plan, origin in self._failed_in_a_row:
                 self._record.enqueue(plan, origin, failures=1)
-            raise machine_error(control, self._in_a_row + 1, "all-FP32, which ran before, fails now too")
+            raise
         self._in_a_row, self._failed_in_a_row = 0, []
 
     def reconsider(self) -> None:
         """Enqueue plans whose failures are too few, for what is known of this machine by now, to be their own fault."""
         trials = self._record.settled()
-        needed = attempts_needed(*fault_counts(trials))
+        needed = attempts_needed(*self._faults(trials))
         for trial in [trial for trial in trials if trial.state is TrialState.PRUNED]:
             if 0 < (failures := failed_attempts(trial)) < needed:
                 self._record.enqueue(self._record.plan_of(trial), origin_of(trial.user_attrs), failures=failures)

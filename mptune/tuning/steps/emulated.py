@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from mptune.data.metrics.accuracy import OutputError
@@ -13,13 +14,15 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.evaluation import EmulatedError
 from mptune.tuning.listener import Listener
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.attempts import in_fresh_processes
+from mptune.tuning.steps.attempts import FAULTS_IN_A_ROW, in_fresh_processes, run_control
 from mptune.tuning.steps.emulated_errors import EmulatedErrors
+from mptune.tuning.steps.limits import Limits
 
 EMULATED_JSON = "emulated.jsonl"
 """Name of the file in the run's data directory."""
 
-_FAILED = EmulatedError(math.inf, 0)
+_UNKNOWN = EmulatedError(math.nan, 0)
+"""Of a plan whose emulation failed, alone and again: a crash says nothing about overflow."""
 
 
 class PlanEmulator:
@@ -36,6 +39,7 @@ class PlanEmulator:
         path: Path,
         listener: Listener,
         alone: Mapping[str, float] | None = None,
+        limits: Limits | None = None,
     ) -> None:
         """Read the errors that an earlier run left in the file.
 
@@ -46,7 +50,9 @@ class PlanEmulator:
             path: file that keeps the errors; every call that asked for new ones appends to it.
             listener: receives a warning when the machine fails.
             alone: free group -> error of the plan with that group alone in FP16, if already emulated.
+            limits: that end the search: past them nothing is emulated.
         """
+        self._limits = limits
         self._space = space
         self._toolchain = toolchain
         self._metric = metric
@@ -61,14 +67,14 @@ class PlanEmulator:
         """The errors of plans, by the precision ``"fp16"`` or ``"fp32"`` of every free group.
 
         Returns:
-            The objective statistic of each; ``inf`` where it fails or is not finite, NaN where the machine failed.
+            The objective statistic of each; ``inf`` where it is not finite, NaN where the emulation failed.
 
         Raises:
             RunError: the file cannot be written, or the disk is full.
         """
         plans = [self._space.plan(one) for one in choices]
         new = {plan.fingerprint: plan for plan in plans if self._known(plan) is None}
-        if new and self._works:
+        if new and self._works and (self._limits is None or self._limits.reached() is None):
             self._emulate(new)
         errors = (self._known(plan) for plan in plans)
         return [math.nan if error is None else error.value for error in errors]
@@ -81,7 +87,7 @@ class PlanEmulator:
     def recall(self, plan: PrecisionPlan) -> EmulatedError | None:
         """The emulated error of a plan; None if it was not emulated, or failed."""
         error = self._known(plan)
-        return None if error is None or error == _FAILED else error
+        return None if error is None or error.samples == 0 else error
 
     def _known(self, plan: PrecisionPlan) -> EmulatedError | None:
         return self._kept.errors.get(plan.fingerprint) or self._alone.get(plan.fingerprint)
@@ -100,9 +106,9 @@ class PlanEmulator:
 def emulate_plans(
     toolchain: Toolchain, plans: Sequence[PrecisionPlan], metric: str, listener: Listener
 ) -> list[EmulatedError]:
-    """The emulated errors of plans; a plan that fails alone is infinite, of no sample. See ``emulate_outputs``."""
+    """The emulated errors of plans; one that fails alone has the error NaN, of no sample. See ``emulate_outputs``."""
     found = emulate_outputs(toolchain, plans, listener)
-    return [_FAILED if error is None else _emulated(error, metric) for error in found]
+    return [_UNKNOWN if error is None else _emulated(error, metric) for error in found]
 
 
 def emulate_outputs(
@@ -110,7 +116,8 @@ def emulate_outputs(
 ) -> list[OutputError | None]:
     """Emulate plans in one job, or one by one where that fails; None for a plan that fails alone.
 
-    One that crashes alone is emulated again in fresh processes first.
+    One that crashes alone is emulated again in fresh processes first. After several such plans in a row all-FP32 is
+    emulated, as a control.
 
     Args:
         toolchain: emulates.
@@ -119,7 +126,7 @@ def emulate_outputs(
         part: one of the parts of the toolchain's ``emulated_samples``; None takes all.
 
     Raises:
-        RunError: the machine failed again and again.
+        RunError: the machine failed again and again, or all-FP32 failed, too.
     """
     # Of several, one may crash: they are emulated one by one then.
     alone = len(plans) == 1
@@ -130,7 +137,16 @@ def emulate_outputs(
         return list(result)
     if alone:
         return [None]
-    return [error for plan in plans for error in emulate_outputs(toolchain, [plan], listener, part)]
+    errors: list[OutputError | None] = []
+    failures = 0
+    for plan in plans:
+        errors += emulate_outputs(toolchain, [plan], listener, part)
+        failures = failures + 1 if errors[-1] is None else 0
+        if failures == FAULTS_IN_A_ROW:
+            fp32 = plan.replace(dict.fromkeys(plan.fp16_groups, Precision.FP32))
+            run_control(partial(toolchain.emulate, [fp32], *of_part), toolchain, listener, failures)
+            failures = 0
+    return errors
 
 
 def _emulated(error: OutputError, metric: str) -> EmulatedError:

@@ -8,6 +8,7 @@ work, and nothing is lost with it.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -76,6 +77,8 @@ class EmulatedErrors:
         try:
             document: Any = json.loads(text)
             if document["metric"] == self._metric:
-                self.errors.update({p: EmulatedError(decode_float(e), n) for p, (e, n) in document["errors"].items()})
+                # 0.1.0 wrote an infinite error, of no sample, where the emulation had failed.
+                found = {p: (decode_float(e) if n != 0 else math.nan, n) for p, (e, n) in document["errors"].items()}
+                self.errors.update({plan: EmulatedError(*error) for plan, error in found.items()})
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             pass

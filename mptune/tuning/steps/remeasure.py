@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from mptune.data.metrics.accuracy import OutputError
@@ -23,10 +24,10 @@ from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.failures import describe, machine_error
 from mptune.tuning.front import choose, knee, pareto
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
-from mptune.tuning.listener import Listener
+from mptune.tuning.listener import Listener, count_down
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import Sessions, anchored
-from mptune.tuning.steps.attempts import ATTEMPTS
+from mptune.tuning.steps.attempts import ATTEMPTS, FAULTS_IN_A_ROW, keep_faults, run_control
 from mptune.tuning.steps.limits import Limits
 
 _PREFIX = "confirm:"
@@ -125,6 +126,15 @@ def rounds_needed(settings: SearchSettings, latency_source: str) -> int:
     return max(1, settings.confirm_rounds) if latency_source == "measured" else 1
 
 
+def announce(listener: Listener, record: StudyRecord, settings: SearchSettings) -> None:
+    """Say how much is left of a search: of its budget, and to confirm a front as long as that of now."""
+    baseline, done = record.baseline(), record.spent
+    if baseline is not None:
+        points = min(len(candidates(record.evaluations())), settings.confirm_points)
+        confirming = points * rounds_needed(settings, baseline.latency.source)
+        count_down(listener, done, max(0, settings.budget - done) + confirming)
+
+
 def missing(record: StudyRecord, points: Iterable[Evaluation], rounds: int) -> list[tuple[int, Evaluation]]:
     """What has not been measured yet, or failed: round and point, interleaved."""
     notes = record.notes(_PREFIX)
@@ -178,17 +188,20 @@ def measure_again(
 ) -> set[str]:
     """Measure rounds of points, such as ``missing`` lists them, and write each down when it is taken.
 
-    A point that fails is tried once more in a fresh process, then left for the next session.
+    A point that fails is tried once more in a fresh process, then left for the next session. After several failures in
+    a row all-FP32 is run, as a control.
 
     Returns:
         Fingerprints of the plans that failed.
 
     Raises:
-        RunError: the machine failed again and again, or the record cannot be written.
+        RunError: the machine failed again and again, all-FP32 fails now, too, or the record cannot be written.
     """
     failed: set[str] = set()
+    in_a_row = 0
     last: int | None = None
-    for number, point in todo:
+    for index, (number, point) in enumerate(todo):
+        count_down(listener, record.spent + index, len(todo) - index)
         if limits is not None and limits.reached() is not None:
             break
         if number != last:
@@ -196,11 +209,17 @@ def measure_again(
             last = number
         if point.plan.fingerprint in failed:
             continue
-        result = _measure(toolchain, point.plan, settings.worker.retries, listener)
+        result, faults = _measure(toolchain, point.plan, settings.worker.retries, listener)
+        keep_faults(record, faults, faults + 1)
         if isinstance(result, Failure):
             failed.add(point.plan.fingerprint)
             record.set_note(_key(point.plan, number), {"failure": result.to_json()})
+            in_a_row += ATTEMPTS
+            if in_a_row >= FAULTS_IN_A_ROW and (baseline := record.baseline()) is not None:
+                run_control(partial(toolchain.evaluate, baseline.plan), toolchain, listener, in_a_row)
+                in_a_row = 0
         else:
+            in_a_row = 0
             record.set_note(_key(point.plan, number), _to_note(anchored(record, result)))
     return failed
 
@@ -256,13 +275,19 @@ def confirmed_front(points: Iterable[Evaluation]) -> tuple[Evaluation, ...]:
     return tuple(e for e in searched if e.plan.fingerprint not in beaten)
 
 
-def _measure(toolchain: Toolchain, plan: PrecisionPlan, retries: int, listener: Listener) -> Measurement | Failure:
-    """Measure a plan; once more in a fresh process where it fails, and as often as is set where the machine does."""
+def _measure(
+    toolchain: Toolchain, plan: PrecisionPlan, retries: int, listener: Listener
+) -> tuple[Measurement | Failure, int]:
+    """Measure a plan; once more in a fresh process where it fails, and as often as is set where the machine does.
+
+    Returns:
+        The last result, and how many failures before it were the machine's: they did not come again.
+    """
     faults = failures = 0
     while True:
         result = toolchain.evaluate(plan, "held_out")
         if not isinstance(result, Failure):
-            return result
+            return result, faults + failures
         if result.is_machine_fault:
             faults += 1
             if faults > retries:
@@ -271,7 +296,7 @@ def _measure(toolchain: Toolchain, plan: PrecisionPlan, retries: int, listener: 
             continue
         failures += 1
         if failures == ATTEMPTS:
-            return result
+            return result, faults
         what = f"plan {plan.fingerprint} failed while confirming ({describe(result)})"
         listener.warning(f"{what}: trying again in a fresh process")
         toolchain.restart()

@@ -28,6 +28,7 @@ from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.attempts import ATTEMPTS, Attempts
 from mptune.tuning.steps.baseline import check_baseline, check_objective
 from mptune.tuning.steps.limits import Limit, Limits
+from mptune.tuning.steps.remeasure import announce
 
 DUPLICATES_IN_A_ROW = 3
 """After so many known proposals in a row, an unseen neighbour of the front is taken instead."""
@@ -157,6 +158,7 @@ class Tuner:
                 self._wait()
             else:
                 self._evaluate(proposal)
+                announce(self._listener, self._record, self._settings)
                 self._heal()
 
     def _wait(self) -> None:
@@ -316,6 +318,7 @@ class Tuner:
     def _reopen(self, plan: PrecisionPlan, count: int) -> None:
         """Learn how far sessions of one plan differ."""
         timings = self._toolchain.reopen(plan, count)
+        self._attempts.reopened(timings)
         if isinstance(timings, Failure):
             self._failed_to_reopen += 1
             if self._failed_to_reopen == ATTEMPTS:

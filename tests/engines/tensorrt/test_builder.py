@@ -14,9 +14,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from mptune.data.archive import save_samples
 from mptune.engines.base import EngineError, FailureKind, Progress
-from mptune.engines.tensorrt.builder import BuildOptions, _fill_profile, build_engine, engine_faults
+from mptune.engines.tensorrt.builder import BuildObjects, BuildOptions, _fill_profile, build_engine, engine_faults
+from mptune.engines.tensorrt.jobs import BuildJob
 from mptune.engines.tensorrt.library import Library, load_library
+from mptune.engines.worker.child import WorkerState
 from mptune.errors import SettingsError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -269,3 +272,34 @@ def test_values_of_shapes_that_do_not_fit_get_a_clear_error() -> None:
         failure = refusal(lambda values=values: fill(64, values))
         assert failure.kind is FailureKind.UNSUPPORTED
         assert "INT32 and INT64" in failure.message
+
+
+def test_what_a_build_made_is_freed_once_the_answer_is_sent(
+    library: Library, mlp_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash in a destructor then costs no result."""
+    freed: list[list[str]] = []
+    close = BuildObjects.close
+
+    def watched(objects: BuildObjects) -> None:
+        freed.append([type(one).__name__ for one in objects.held])
+        close(objects)
+        assert not objects.held
+
+    monkeypatch.setattr(BuildObjects, "close", watched)
+    save_samples(tmp_path / "samples.npz", rows(1))
+    state = WorkerState()
+    job = BuildJob(mlp_path, tmp_path / "engine", OPTIONS, (tmp_path / "samples.npz",), 60.0)
+    assert job.run(state).nbytes > 0
+    assert freed == []
+    state.end_job()
+    ((*names,),) = freed
+    assert {"Builder", "INetworkDefinition", "OnnxParser", "IBuilderConfig", "IHostMemory", "Runtime"} <= set(names)
+    assert names.index("Builder") < names.index("INetworkDefinition") < names.index("IHostMemory")
+
+    (tmp_path / "bad.onnx").write_bytes(b"no model")
+    with pytest.raises(EngineError):
+        BuildJob(tmp_path / "bad.onnx", tmp_path / "engine", OPTIONS, (tmp_path / "samples.npz",), 60.0).run(state)
+    assert len(freed) == 1
+    state.end_job()
+    assert "Builder" in freed[1]

@@ -13,8 +13,9 @@ import pytest
 
 from mptune.engines.base import Failure, FailureKind, Progress, Stage
 from mptune.reporting.terminal.progress import TerminalListener, describe_failure
+from mptune.reporting.terminal.remaining import RemainingTime
 from mptune.tuning.evaluation import Origin
-from mptune.tuning.listener import Listener
+from mptune.tuning.listener import Both, Listener, count_down
 from tests.reporting.conftest import Bench
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
@@ -166,3 +167,41 @@ def test_the_best_so_far_follows_the_limit(bench: Bench, limits: dict[str, float
 def test_failures_in_words() -> None:
     assert describe_failure(TIMEOUT) == "build: timeout: no answer after 1800 s; log: logs/3.log"
     assert describe_failure("not finite") == "not finite"
+
+
+def test_a_log_says_now_and_then_how_long_the_rest_takes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    stream = io.StringIO()
+    listener = TerminalListener(stream)
+    listener._remaining_time = RemainingTime(lambda: clock[0])
+    for done in range(1, 31):
+        clock[0] += 10.0
+        listener.evaluated(bench.evaluation(1, 1.5, 1e-3), done, 30)
+        listener.remaining(done, 30 - done + 12)
+    lines = [line for line in stream.getvalue().splitlines() if "left" in line]
+    assert lines[0] == "about 6 min 30 s left", "39 measurements, those that confirm the front counted in"
+    assert 4 <= len(lines) <= 6, "once a minute"
+    listener.stage("confirming 4 plans")
+    for index in range(12):
+        listener.remaining(30 + index, 12 - index)
+        clock[0] += 60.0
+    assert stream.getvalue().splitlines()[-1] == "about 1 min left"
+
+
+def test_a_listener_need_not_count_down() -> None:
+    class Plain:
+        """Has what ``Listener`` needs, and no more."""
+
+        def stage(self, text: str) -> None: ...
+        def evaluated(self, evaluation: object, done: int, budget: int) -> None: ...
+        def failed(self, plan: object, origin: object, failure: object, done: int, budget: int) -> None: ...
+        def building(self, progress: object) -> None: ...
+        def warning(self, text: str) -> None: ...
+
+    count_down(Plain(), 1, 2)
+    stream = io.StringIO()
+    both = Both(Plain(), TerminalListener(stream))
+    for done in range(1, 5):
+        count_down(both, done, 10 - done)
+    assert "left" in stream.getvalue()

@@ -13,11 +13,14 @@ from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, FailureKind, ReferenceReport, SampleSet, Stage, TensorRange
 from mptune.errors import BaselineError, RunError
 from mptune.graph.plan import PrecisionPlan
+from mptune.settings import SearchSettings
 from mptune.tuning.failures import did_not_run
 from mptune.tuning.front import pareto
+from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.attempts import FAULTS_IN_A_ROW, attempts_needed
+from mptune.tuning.steps.attempts import FAULTS_IN_A_ROW, Attempts, attempts_needed
 from mptune.tuning.steps.prepare import observe
+from mptune.tuning.steps.remeasure import confirm
 from mptune.tuning.steps.sensitivity import find_sensitivity
 from mptune.tuning.steps.tuner import Stop
 from tests.fakes import Diary, FakeToolchain, Law
@@ -200,3 +203,43 @@ def test_a_fault_of_the_machine_during_emulation_ends_nothing(space: SearchSpace
     found = find_sensitivity(space, toolchain, "relative_l2", tmp_path / "s.json", diary)
     assert found.errors == {g: pytest.approx(e, rel=1e-3) for g, e in toolchain.law.errors.items()}
     assert len(set(toolchain.emulated)) == len(toolchain.emulated), "the same job again, not one plan after the other"
+
+
+def rate(record: StudyRecord, space: SearchSpace) -> tuple[int, int]:
+    """Faults and jobs, as a session that begins now knows them."""
+    return Attempts(record, make_toolchain(space), Diary())._faults(record.settled())
+
+
+def test_device_losses_count_as_faults_of_the_machine(open_record: OpenRecord, space: SearchSpace) -> None:
+    record = open_record()
+    toolchain = make_toolchain(space, faults=2)
+    make_tuner(record, space, toolchain, Diary(), budget=6).run()
+    assert rate(record, space)[0] == 2
+    full = make_toolchain(space, faults=1, fault_kind=FailureKind.DISK_FULL)
+    make_tuner(record, space, full, Diary(), budget=8).run()
+    assert rate(record, space)[0] == 2, "a full disk is no fault that comes now and then"
+
+
+def test_faults_while_sessions_are_opened_anew_and_while_the_front_is_confirmed_count(
+    open_record: OpenRecord, space: SearchSpace
+) -> None:
+    record = open_record()
+    toolchain, reopened = make_toolchain(space), []
+    real = toolchain.reopen
+
+    def reopen(plan: PrecisionPlan, count: int) -> object:
+        reopened.append(plan)
+        return Failure(Stage.RUN, FailureKind.CRASH, "SIGSEGV") if len(reopened) == 1 else real(plan, count)
+
+    toolchain.reopen = reopen  # type: ignore[method-assign, assignment]
+    make_tuner(record, space, toolchain, Diary(), budget=6).run()
+    assert rate(record, space) == (1, 6 + 1)
+    settings = SearchSettings(budget=6, confirm_rounds=1)
+    killed = make_toolchain(space, killed={0, 3})
+    confirm(record, killed, settings, Diary(), 1)
+    assert rate(record, space) == (3, 6 + 1 + 4)
+    lost = make_toolchain(space, faults=1)
+    again = SearchSettings(budget=6, confirm_rounds=2)
+    confirm(record, lost, again, Diary(), 2)
+    assert rate(record, space)[0] == 4
+    assert attempts_needed(*rate(open_record(), space)) > attempts_needed(0, 11), "the next session knows it"

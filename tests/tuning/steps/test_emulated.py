@@ -20,6 +20,7 @@ from mptune.tuning.listener import Silent
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.emulated import EMULATED_JSON, PlanEmulator
 from mptune.tuning.steps.emulated_errors import EmulatedErrors
+from mptune.tuning.steps.limits import Limits
 from mptune.tuning.steps.tuner import Tuner
 from tests.conftest import save_mlp
 from tests.fakes import FAST, Diary, FakeToolchain, Law, make_plan
@@ -66,19 +67,44 @@ def test_what_is_known_of_single_groups_is_not_emulated_again(tmp_path: Path) ->
     assert emulator.recall(make_plan("010")) == EmulatedError(0.25, None)
 
 
-def test_what_overflows_or_fails_is_infinite(tmp_path: Path) -> None:
+def test_what_overflows_is_infinite_and_what_fails_is_not_known(tmp_path: Path) -> None:
     space = make_small_space(4)
     toolchain = make_toolchain(space, emulation_fails={"g001"}, non_finite={"g002"})
     emulator = make_emulator(space, toolchain, tmp_path)
     errors = emulator(choices(space, "1000", "0100", "0010"))
-    assert [math.isinf(error) for error in errors] == [False, True, True]
+    assert [math.isinf(error) for error in errors] == [False, False, True]
+    assert math.isnan(errors[1])
     assert emulator.recall(make_plan("0100")) is None, "it failed: nothing is known of the outputs"
     assert emulator.recall(make_plan("0010")) == EmulatedError(math.inf, 2)
-    assert EmulatedErrors(tmp_path / EMULATED_JSON, METRIC).errors == {
+    kept = dict(EmulatedErrors(tmp_path / EMULATED_JSON, METRIC).errors)
+    failed = kept.pop(make_plan("0100").fingerprint)
+    assert (math.isnan(failed.value), failed.samples) == (True, 0)
+    assert kept == {
         make_plan("1000").fingerprint: EmulatedError(errors[0], 2),
-        make_plan("0100").fingerprint: EmulatedError(math.inf, 0),
         make_plan("0010").fingerprint: EmulatedError(math.inf, 2),
     }
+    again = make_toolchain(space)
+    assert math.isnan(make_emulator(space, again, tmp_path)(choices(space, "0100"))[0])
+    assert again.emulated == [], "it crashed again and again: it is not tried in each session"
+
+
+def test_a_failure_that_0_1_0_took_for_overflow_is_not_known(tmp_path: Path) -> None:
+    written = {"metric": METRIC, "errors": {"a": ["inf", 0], "b": ["inf", 2]}}
+    (tmp_path / "e.json").write_text(json.dumps(written))
+    errors = EmulatedErrors(tmp_path / "e.jsonl", METRIC).errors
+    assert math.isnan(errors["a"].value)
+    assert errors["b"] == EmulatedError(math.inf, 2)
+
+
+def test_past_a_limit_nothing_is_emulated(tmp_path: Path) -> None:
+    space, now = make_small_space(4), [0.0]
+    toolchain = make_toolchain(space)
+    limits = Limits(SearchSettings(timeout_s=5.0), clock=lambda: now[0])
+    emulator = PlanEmulator(space, toolchain, METRIC, tmp_path / "e.json", Diary(), limits=limits)
+    assert not math.isnan(emulator(choices(space, "1000"))[0])
+    now[0] = 6.0
+    assert math.isnan(emulator(choices(space, "0100"))[0])
+    assert len(toolchain.emulated) == 1
 
 
 def test_a_machine_that_stays_broken_is_tried_again_and_then_nothing_is_asked(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from mptune import api
 from mptune.engines.base import Failure, FailureKind, MissingKernel, Stage
+from mptune.errors import RunError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
@@ -111,3 +112,37 @@ def test_nodes_outside_of_the_groups_pin_nothing() -> None:
     kernels = MissingKernels((MissingKernel("shape/Gather", "Gather", CUDA, CPU),))
     assert kernels.pins(grouped()) == {}
     assert kernels.findings(grouped()) == ()
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("content", [None, b"", b'{"nodes": [], "warnings": []}', b'{"nodes": [{"odd": 1}]}'])
+@pytest.mark.parametrize("sealed", [True, False])
+def test_a_lost_answer_is_asked_for_again(content: bytes | None, sealed: bool) -> None:
+    data, group = Path("model.mptune/data"), grouped().owners[SOFTMAX.node]
+    search(make_toolchain((SOFTMAX,)), budget=8)
+    if content is None:
+        (data / "kernels.json").unlink()
+    else:
+        (data / "kernels.json").write_bytes(content)
+    if not sealed:
+        document = json.loads((data / "seals.json").read_text())
+        del document["sha256"]["kernels.json"]  # of a version that did not seal it
+        (data / "seals.json").write_text(json.dumps(document))
+    later, diary = make_toolchain((SOFTMAX,)), Diary()
+    front = search(later, budget=12, listener=diary)
+    if not sealed and (content is None or b"warnings" in content):
+        return  # Nothing tells that from a run that was never asked, or whose engine lacks nothing.
+    assert later.asked_for_kernels == 1
+    assert any("kernels.json" in text for text in diary.warnings)
+    assert precisions(front, group) == {Precision.FP32}
+    again = make_toolchain(())
+    search(again, budget=13)
+    assert again.asked_for_kernels == 0
+
+
+@pytest.mark.usefixtures("place")
+def test_a_run_with_a_lost_answer_is_not_packed() -> None:
+    search(make_toolchain((SOFTMAX,)), budget=8)
+    Path("model.mptune/data/kernels.json").unlink()
+    with pytest.raises(RunError, match=r"kernels\.json is gone"):
+        api.export("model.mptune", "out.tar.gz")

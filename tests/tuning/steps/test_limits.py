@@ -12,6 +12,7 @@ import pytest
 
 from mptune.errors import RunError, SettingsError
 from mptune.settings import SearchSettings
+from mptune.tuning.evaluation import ORIGIN_FP32
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.limits import LEAST_FREE_BYTES, Limit, Limits, size_of
 from mptune.tuning.steps.remeasure import confirm, missing, points_to_confirm
@@ -104,3 +105,33 @@ def test_the_time_ends_a_confirmation_and_it_goes_on(open_record: OpenRecord, sp
 def test_a_size_must_be_above_0() -> None:
     with pytest.raises(SettingsError, match="max_disk_bytes= is 0"):
         SearchSettings(max_disk_bytes=0)
+
+
+def test_workers_share_the_start_of_the_time() -> None:
+    now = [7.0]
+    limits = Limits(SearchSettings(timeout_s=5.0), clock=lambda: now[0], elapsed_s=3.0)
+    assert limits.reached() is None
+    now[0] = 9.0
+    assert limits.reached() is Limit.TIME
+    ahead = Limits(SearchSettings(timeout_s=5.0), clock=lambda: now[0], elapsed_s=-60.0)
+    assert ahead.elapsed_s == 0.0, "a clock that is ahead gives no more time"
+
+
+def test_a_machine_that_fails_while_the_front_is_confirmed_ends_it(open_record: OpenRecord, space: SearchSpace) -> None:
+    record, toolchain = open_record(), FakeToolchain(Law([g.id for g in space.groups]))
+    settings = SearchSettings(budget=8)
+    Tuner(record, space, toolchain, settings, Diary()).run()
+    broken = FakeToolchain(toolchain.law, killed=lambda number: True)
+    with pytest.raises(RunError, match="all-FP32, which ran before, fails now too"):
+        confirm(record, broken, settings, Diary(), 3, Limits(settings))
+    assert len(broken.calls) <= 10
+
+
+def test_plans_that_fail_while_the_front_is_confirmed_end_nothing(open_record: OpenRecord, space: SearchSpace) -> None:
+    record, toolchain = open_record(), FakeToolchain(Law([g.id for g in space.groups]))
+    settings = SearchSettings(budget=8)
+    Tuner(record, space, toolchain, settings, Diary()).run()
+    crashing = FakeToolchain(toolchain.law, crashes=[g.id for g in space.groups])
+    confirm(record, crashing, settings, Diary(), 3, Limits(settings))
+    points = points_to_confirm(record, settings, 3)
+    assert {e.origin for _, e in missing(record, points, 3)}.isdisjoint({ORIGIN_FP32})
