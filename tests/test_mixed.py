@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -22,10 +23,17 @@ from mptune.engines.workload import Workload
 from mptune.errors import RunError
 from mptune.rundir import read_run
 from mptune.tuning.record.storage import open_storage
+from mptune.tuning.runs.result import read_record
 from tests.fakes import Diary, FakeToolchain, Law
 from tests.test_joining import Opener, evaluated, search, until
 
 BUDGET = 6
+
+
+def evaluated_in(place: Path, storage: str) -> list[str]:
+    directory, file = read_run(place)
+    with contextlib.closing(read_record(directory, file, storage)) as record:
+        return [evaluation.plan.fingerprint for evaluation in record.evaluations()]
 
 
 class VersionedToolchain(FakeToolchain):
@@ -259,3 +267,14 @@ def test_a_search_keeps_the_fronts_of_its_gpus_apart_where_they_differ(
     front = search(mlp_path, mlp_data, place, opener, gpus=(0, 1), budget=4, allow_mixed=True)
     assert [one.device for one in front.other_devices] == ["GPU 1"]
     assert len(evaluated(place)) == len(evaluated(front.other_devices[0].run_dir)) == 4
+
+
+def test_two_searches_of_one_study_need_one_device(mlp_path: Path, mlp_data: Path, tmp_path: Path) -> None:
+    """Each on its own host, with a run directory of its own, and one database."""
+    storage = f"sqlite:///{tmp_path}/x.db"
+    places = [tmp_path / host / "run.mptune" for host in "ab"]
+    search(mlp_path, mlp_data, places[0], other(tmp_path, "Fake 1000"), budget=3, storage=storage)
+    with pytest.raises(RunError, match=r"searched on another target .*Fake 1000 there.*Fake 2000 here"):
+        search(mlp_path, mlp_data, places[1], other(tmp_path), budget=6, storage=storage)
+    search(mlp_path, mlp_data, places[1], other(tmp_path, "Fake 1000"), budget=6, storage=storage, fresh=True)
+    assert len(evaluated_in(places[1], storage)) == 6

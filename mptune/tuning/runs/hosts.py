@@ -6,7 +6,9 @@ import hashlib
 import json
 
 from mptune.engines.environment import Environment
+from mptune.errors import RunError
 from mptune.run_json import TargetSection
+from mptune.tuning.record.record import StudyRecord
 
 _COMPARED = frozenset(
     {"mptune", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-lean", "tensorrt-rtx", "cuda driver"}
@@ -14,6 +16,9 @@ _COMPARED = frozenset(
 """Versions that change figures."""
 
 _DIGITS = 6
+
+_TARGET_NOTE = "target"
+"""Under which a study keeps what its figures are taken on."""
 
 
 def difference(there: TargetSection, prepared: Environment | None, here: TargetSection, found: Environment) -> str:
@@ -36,6 +41,27 @@ def difference(there: TargetSection, prepared: Environment | None, here: TargetS
         return ""
     name = differing[0]
     return f"{prefix}: {name} {before.get(name, 'is missing')} there, {now.get(name, 'is missing')} here"
+
+
+def check_study(record: StudyRecord, target: TargetSection) -> None:
+    """Refuse to add figures to a study that holds another device's; the first to measure writes its own down.
+
+    Two searches with their own run directories may share a study by a database.
+
+    Raises:
+        RunError: target, engine or device differ.
+    """
+    here = target.model_dump()
+    known = record.note(_TARGET_NOTE)
+    if known is None:
+        record.set_note(_TARGET_NOTE, here)
+    elif known != here:
+        raise RunError(
+            f"the study is searched on another target ({_named(TargetSection.model_validate(known))} there, "
+            f"{_named(target)} here)",
+            "give this search a run directory of another name with --out DIR, or join the other one with "
+            "`mptune worker RUN --allow-mixed`",
+        )
 
 
 def versions(environment: Environment) -> dict[str, str]:

@@ -61,7 +61,8 @@ def damaged(data: Path) -> tuple[str, ...]:
     Where its hash is not known: one that cannot be read; where no hash is: samples that are gone, too.
     """
     sealed = _read(data)
-    unknown = [name for name in _EVERY if name not in (sealed or ()) and (data / name).is_file()]
+    asked = _EVERY if sealed is None else _ANSWERS  # which no earlier version sealed
+    unknown = [name for name in asked if name not in (sealed or ()) and (data / name).is_file()]
     unreadable = tuple(name for name in unknown if not _can_be_read(data / name))
     if sealed is None:
         return (*(name for name in _SAMPLES if not (data / name).is_file()), *unreadable)

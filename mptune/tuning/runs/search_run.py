@@ -53,6 +53,7 @@ from mptune.tuning.record.storage import check_opens
 from mptune.tuning.record.storage_urls import named_storage
 from mptune.tuning.record.study import open_study
 from mptune.tuning.runs.crew import Crew, StartWorker
+from mptune.tuning.runs.hosts import check_study
 from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
 from mptune.tuning.runs.result import forget_run, front_of, has_evaluation
 from mptune.tuning.runs.seals import damaged, is_whole, seal
@@ -341,9 +342,11 @@ class SearchRun(MeasuringRun):
 
     def _tune(self, space: SearchSpace) -> None:
         """Evaluate plans in this process until the search stops."""
+        toolchain = self._open_toolchain()
+        assert self.file.target is not None
+        check_study(self.record, self.file.target)
         guide = self._guide(space) if self._settings.sampler == "precision" else None
         emulated = None if self._emulator is None else self._emulator.recall
-        toolchain = self._open_toolchain()
         stop = Tuner(
             self.record,
             space,
