@@ -19,8 +19,8 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 _HOME = {
     "search": "mptune.api",
     "pick": "mptune.api",
-    "confirm": "mptune.api",
-    "export": "mptune.api",
+    "confirm": "mptune.deploying",
+    "export": "mptune.deploying",
     "report": "mptune.api",
     "inspect": "mptune.api",
     "apply": "mptune.api",
@@ -62,7 +62,8 @@ _HOME = {
 __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
-    from mptune.api import apply, confirm, export, inspect, pick, report, search
+    from mptune.api import apply, inspect, pick, report, search
+    from mptune.deploying import confirm, export
     from mptune.errors import (
         BaselineError,
         DataError,

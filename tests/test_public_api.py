@@ -65,7 +65,7 @@ for module in {MODULES!r}:
     importlib.import_module(module)
 for name in {FUNCTIONS!r}:
     function = getattr(mptune, name)
-    assert isinstance(function, types.FunctionType) and function.__module__ == "mptune.api", name
+    assert isinstance(function, types.FunctionType) and function.__module__ == mptune._HOME[name], name
 assert mptune.Front is mptune.tuning.front.Front
 assert type(mptune) is types.ModuleType
 """
