@@ -43,7 +43,7 @@ def difference(there: TargetSection, prepared: Environment | None, here: TargetS
     return f"{prefix}: {name} {before.get(name, 'is missing')} there, {now.get(name, 'is missing')} here"
 
 
-def check_study(record: StudyRecord, target: TargetSection) -> None:
+def check_study(record: StudyRecord, target: TargetSection | None) -> None:
     """Refuse to add figures to a study that holds another device's; the first to measure writes its own down.
 
     Two searches with their own run directories may share a study by a database.
@@ -51,6 +51,7 @@ def check_study(record: StudyRecord, target: TargetSection) -> None:
     Raises:
         RunError: target, engine or device differ.
     """
+    assert target is not None  # The toolchain is open.
     here = target.model_dump()
     known = record.note(_TARGET_NOTE)
     if known is None:

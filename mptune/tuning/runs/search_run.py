@@ -156,8 +156,7 @@ class SearchRun(MeasuringRun):
         self._search(space)
         baseline = self.record.baseline()
         about_baseline = () if baseline is None else check_baseline(baseline.error, tf32=self._settings.tf32)
-        environment = self.environment
-        about = () if environment is None else environment.warnings
+        about = () if self.environment is None else self.environment.warnings
         warnings = (
             *data_warnings,
             *observations.warnings,
@@ -343,7 +342,6 @@ class SearchRun(MeasuringRun):
     def _tune(self, space: SearchSpace) -> None:
         """Evaluate plans in this process until the search stops."""
         toolchain = self._open_toolchain()
-        assert self.file.target is not None
         check_study(self.record, self.file.target)
         guide = self._guide(space) if self._settings.sampler == "precision" else None
         emulated = None if self._emulator is None else self._emulator.recall
