@@ -14,7 +14,7 @@ from mptune.files import whole_file, writing
 from mptune.graph.writing.weights import BANK_FILES
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
-from mptune.tuning.record.journal import copy_journal
+from mptune.tuning.record.backends.journal import copy_journal
 from mptune.tuning.record.storage_urls import storage_url
 from mptune.tuning.record.study import copy_study
 from mptune.tuning.runs.model_copy import MODEL_FILE, SEAL_FILE
