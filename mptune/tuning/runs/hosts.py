@@ -17,6 +17,9 @@ _COMPARED = frozenset(
 
 _DIGITS = 6
 
+_STALE_AFTER_S = 3600.0
+"""A trial of another host, without a heartbeat, that has run so long is taken for dead."""
+
 _TARGET_NOTE = "target"
 """Under which a study keeps what its figures are taken on."""
 
@@ -54,9 +57,12 @@ def check_study(record: StudyRecord, target: TargetSection | None) -> None:
     assert target is not None  # The toolchain is open.
     here = target.model_dump()
     known = record.note(_TARGET_NOTE)
-    if known is None:
+    if known == here:
+        return
+    record.heal(_STALE_AFTER_S)
+    if known is None or not (record.spent or record.running):  # A study without a figure pins nothing.
         record.set_note(_TARGET_NOTE, here)
-    elif known != here:
+    else:
         raise RunError(
             f"the study is searched on another target ({_named(TargetSection.model_validate(known))} there, "
             f"{_named(target)} here)",
