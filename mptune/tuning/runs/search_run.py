@@ -332,8 +332,7 @@ class SearchRun(MeasuringRun):
     def _confirm(self) -> None:
         """Measure what is missing of the confirmed front."""
         record, settings = self.record, self._settings
-        baseline = record.baseline()
-        if baseline is None:
+        if (baseline := record.baseline()) is None:
             return
         rounds = rounds_needed(settings, baseline.latency.source)
         if missing(record, points_to_confirm(record, settings, rounds), rounds):

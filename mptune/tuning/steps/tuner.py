@@ -51,10 +51,8 @@ PATIENCE = 8
 LEAST_IMPROVEMENT = 2e-5
 """Expected hypervolume improvement: a tenth of a percent of the latency on a fiftieth of the error's axis."""
 
-
 HOPELESS = 20
 """So many plans that give no outputs, and none that ever gave any but all-FP32, end the search: each may cost hours."""
-
 
 _WAIT_S = 0.3
 

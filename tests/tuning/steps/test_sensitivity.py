@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mptune.tuning.sampler.overflow_model import OverflowModel
 
 from mptune import api
 from mptune.engines.base import Failure, FailureKind, Stage
