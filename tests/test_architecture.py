@@ -23,6 +23,7 @@ FLOORS = {
     "mptune.data": 1,
     "mptune.targets": 1,
     "mptune.engines": 2,
+    "mptune.selftest": 3,
     "mptune.tuning": 3,
     "mptune.run_json": 3,
     "mptune.rundir": 3,

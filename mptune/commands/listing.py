@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -75,7 +76,15 @@ def spaces(json_: JsonOption = False) -> None:
 
 
 @guarded
-def doctor(json_: JsonOption = False) -> None:
+def doctor(
+    selftest: Annotated[
+        bool,
+        typer.Option(
+            "--selftest", help="Build, run, time and check three tiny models on every engine here; 1 where one fails."
+        ),
+    ] = False,
+    json_: JsonOption = False,
+) -> None:
     """Show what this machine can do, and what is missing.
 
     Versions, the GPU, which toolchains are ready, and the command that installs those that are not.
@@ -83,14 +92,34 @@ def doctor(json_: JsonOption = False) -> None:
     \b
     Example:
       mptune doctor
+      mptune doctor --selftest --json > selftest.json
     """
     from mptune.engines.environment import describe_environment
     from mptune.engines.toolchains.choose import list_toolchains
 
     environment, toolchains = describe_environment(), list_toolchains()
-    if json_:
-        print_json({"environment": environment.to_json(), "toolchains": [asdict(status) for status in toolchains]})
+    known = {"environment": environment.to_json(), "toolchains": [asdict(status) for status in toolchains]}
+    if json_ and not selftest:
+        print_json(known)
         return
-    from mptune.reporting.terminal.listings import print_doctor
+    if not json_:
+        from mptune.reporting.terminal.listings import print_doctor
 
-    print_doctor(environment, toolchains)
+        print_doctor(environment, toolchains)
+    if selftest:
+        _selftest(known if json_ else None)
+
+
+def _selftest(known: dict[str, Any] | None) -> None:
+    """Run the self-test; as JSON beside what is known already, else as lines."""
+    from mptune.selftest.run import run_selftest
+
+    result = run_selftest(progress=lambda text: print(f"self-test: {text}", file=sys.stderr, flush=True))
+    if known is not None:
+        print_json({**known, "selftest": result.to_json()})
+    else:
+        from mptune.reporting.terminal.selftest import print_selftest
+
+        print_selftest(result)
+    if not result.holds:
+        raise typer.Exit(1)

@@ -74,3 +74,18 @@ class StreamStopwatch:
         finally:
             for event in (event for pair in pairs for event in pair):
                 event.close()
+
+    def span_ms(self, executions: int) -> float:
+        """See ``Stopwatch``: one event before all executions, which the device has reached, and one after them."""
+        start, end = Event(), Event()
+        try:
+            start.record(self._stream)
+            self._stream.synchronize()
+            for _ in range(executions):
+                self._enqueue()
+            end.record(self._stream)
+            self._stream.synchronize()
+            return start.elapsed_ms(end)
+        finally:
+            start.close()
+            end.close()

@@ -20,6 +20,7 @@ _TYPE_KEYS = ("Datatype", "DataType", "Format/Datatype", "Format/DataType", "For
 # "Row major linear FP16 format", "Channel major FP16 format where channel % 8 == 0", "Half"; not the BFloat16 of BF16.
 _HALF = re.compile(r"(?<!B)FP16|(?<!B)Float16|\bHalf\b", re.IGNORECASE)
 _SINGLE = re.compile(r"FP32|Float32|(?<!B)\bFloat\b|\bTF32\b", re.IGNORECASE)
+_INT8 = re.compile(r"\bU?Int8\b", re.IGNORECASE)
 _NODE = re.compile(r"^\[ONNX Layer: (?P<name>.*)\]$", re.DOTALL)
 _SEPARATORS = re.compile(r"[\x1e\x1f]")
 
@@ -47,12 +48,33 @@ def read_layers(information: str) -> tuple[Layer, ...]:
     Returns:
         The layers with more than a name; empty where the engine was built without detailed verbosity.
     """
-    try:
-        document = json.loads(information)
-    except ValueError:
-        return ()
-    listed = document.get("Layers", ()) if isinstance(document, dict) else ()
-    return tuple(_layer(entry) for entry in listed if isinstance(entry, dict))
+    return tuple(_layer(entry) for entry in _listed(information))
+
+
+def misplaced_layers(nodes: Mapping[str, Precision], layers: Sequence[Layer]) -> tuple[tuple[str, ...], int]:
+    """The layers that compute in another type than the plan says.
+
+    Only layers whose nodes all have the same precision count, and whose type TensorRT gives.
+
+    Args:
+        nodes: precision of every node that the plan decides, by the node's name.
+        layers: of the plan's engine.
+
+    Returns:
+        Their names, and how many layers were compared.
+    """
+    judged = [layer for layer in layers if layer.outputs and len({nodes.get(n) for n in layer.nodes} - {None}) == 1]
+    return tuple(layer.name for layer in judged if _broken(nodes, layer) is not None), len(judged)
+
+
+def int8_layers(information: str) -> tuple[str, ...]:
+    """Names of the layers in the inspector's JSON that read or write INT8."""
+    found = []
+    for entry in _listed(information):
+        tensors = [one for key in ("Inputs", "Outputs") for one in entry.get(key) or () if isinstance(one, dict)]
+        if any(_INT8.search(_type_text(one)) for one in tensors):
+            found.append(str(entry.get("Name", "")))
+    return tuple(found)
 
 
 def type_warnings(
@@ -89,6 +111,16 @@ def type_warnings(
     return tuple(warnings)
 
 
+def _listed(information: str) -> list[Mapping[str, Any]]:
+    """The entries of the layers that have more than a name."""
+    try:
+        document = json.loads(information)
+    except ValueError:
+        return []
+    listed = document.get("Layers", ()) if isinstance(document, dict) else ()
+    return [entry for entry in listed if isinstance(entry, dict)]
+
+
 def _layer(entry: Mapping[str, Any]) -> Layer:
     metadata = str(entry.get("Metadata") or "")
     found = (_NODE.match(part.strip()) for part in _SEPARATORS.split(metadata))
@@ -107,10 +139,14 @@ def _types(tensors: Any) -> frozenset[Precision]:
 
 def _type(description: Mapping[str, Any]) -> Precision | None:
     """The floating type of a tensor; None for integers, other floats, and where TensorRT gives none."""
-    text = next((str(description[key]) for key in _TYPE_KEYS if description.get(key)), "")
+    text = _type_text(description)
     if _HALF.search(text):
         return Precision.FP16
     return Precision.FP32 if _SINGLE.search(text) else None
+
+
+def _type_text(description: Mapping[str, Any]) -> str:
+    return next((str(description[key]) for key in _TYPE_KEYS if description.get(key)), "")
 
 
 def _realised(nodes: Mapping[str, Precision], layers: Sequence[Layer]) -> dict[str, frozenset[Precision]]:

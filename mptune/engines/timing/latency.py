@@ -103,6 +103,13 @@ class Stopwatch(Protocol):
         """
         ...
 
+    def span_ms(self, executions: int) -> float:
+        """Milliseconds, by the clock of ``value_ms``, from before the first to after the last of so many executions.
+
+        Nothing else is between: a host's clock around the call must show the same.
+        """
+        ...
+
 
 @dataclass(frozen=True)
 class Latency:
@@ -331,10 +338,14 @@ class HostStopwatch:
         """See ``Stopwatch``."""
         if executions > 1:
             self.run_once()
+        return self.span_ms(executions) / executions
+
+    def span_ms(self, executions: int) -> float:
+        """See ``Stopwatch``."""
         before = self._clock()
         for _ in range(executions):
             self.run_once()
-        return (self._clock() - before) / executions
+        return self._clock() - before
 
 
 def time_in_turn(

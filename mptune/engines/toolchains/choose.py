@@ -81,7 +81,7 @@ def choose_target(name: str) -> TargetChoice:
         why = f"no GPU was found: latency is predicted for {DEFAULT_TARGET}; --target names another profile"
         return TargetChoice(load_target(DEFAULT_TARGET), why)
     target, reason = match_target(gpus[0]), probe("cuda")
-    if reason is None or any(_why_not_on(kind, gpus[0]) is None for kind in _TENSORRT_KINDS):
+    if reason is None or any(why_not_on(kind, gpus[0]) is None for kind in _TENSORRT_KINDS):
         return TargetChoice(target, f"{gpus[0].name} was found")
     obstacles = "; ".join((f"onnxruntime: {reason}", *_obstacles(gpus[0])))
     return TargetChoice(target, f"{gpus[0].name} was found, but cannot be measured ({obstacles}): latency is predicted")
@@ -90,7 +90,7 @@ def choose_target(name: str) -> TargetChoice:
 def _obstacles(gpu: Gpu) -> tuple[str, ...]:
     """Why TensorRT cannot measure on a GPU although it is installed."""
     kinds = [kind for kind in _TENSORRT_KINDS if is_installed(kind) and _runs_on(kind, gpu)]
-    return tuple(f"{kind}: {_why_not_on(kind, gpu)}" for kind in kinds)
+    return tuple(f"{kind}: {why_not_on(kind, gpu)}" for kind in kinds)
 
 
 def refuse_hidden_gpu(otherwise: str) -> None:
@@ -199,7 +199,7 @@ def _measuring_engine(
     for kind in _TENSORRT_KINDS:
         if choice not in ("auto", kind):
             continue
-        obstacle = _why_not_on(kind, gpu)
+        obstacle = why_not_on(kind, gpu)
         if obstacle is None:
             return kind, tuple(passed_over)
         if choice == kind:
@@ -217,7 +217,7 @@ def _runs_on(kind: Kind, gpu: Gpu) -> bool:
     return kind != "tensorrt-rtx" or gpu.compute_capability in RTX_CAPABILITIES
 
 
-def _why_not_on(kind: Kind, gpu: Gpu) -> str | None:
+def why_not_on(kind: Kind, gpu: Gpu) -> str | None:
     """Why TensorRT or TensorRT-RTX cannot measure on a GPU that is here; None where it can."""
     if not _runs_on(kind, gpu):
         capabilities = ", ".join(f"{major}.{minor}" for major, minor in sorted(RTX_CAPABILITIES))

@@ -1,0 +1,281 @@
+"""What the self-test judges: figures against limits. Each check is one line.
+
+A check whose figure would follow from a fault that another check shows is not judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from mptune.data.numbers import encode_float
+from mptune.engines.base import Failure
+from mptune.engines.tensorrt.inspect import int8_layers, misplaced_layers, read_layers
+from mptune.graph.plan import Precision
+from mptune.selftest.cases import FIRST, FP16, FP32, SECOND
+from mptune.selftest.job import EngineRun
+
+Status = Literal["holds", "does not hold", "cannot be checked here"]
+
+MOST_ERROR = 3.0
+"""An engine's error over the emulated one. Real FP16 engines: 0.82 to 1.08 (an H200, one group at a time)."""
+QUANTISED_ERROR = 0.02
+"""Relative error of a model with INT8 that is no fault: a value may come to lie one step of INT8 away."""
+MOST_CHANGE = 1e-4
+"""Relative difference between two runs on one sample; atomic additions come in any order."""
+FOREIGN = 0.1
+"""Relative error of the second sample's outputs from which on they are another run's."""
+LEAST_LIKENESS = 0.15
+"""How much more alike (cosine) an engine's error is to its own plan's emulated one than to the other half's."""
+MOST_FP32_ERROR = 5e-5
+"""Relative error of FP32 without TF32: sums of some hundred products give about 5e-7, TF32 gives 3e-4."""
+LIKE_TF32 = 0.2
+"""From this cosine on an FP32 error is like that of rounding to ten bits of mantissa, as TF32 and FP16 do."""
+SPAN_RATIOS = (0.9, 1.05)
+"""A span by the engine's clock over the same by the host's."""
+VALUE_RATIOS = (0.02, 1.05)
+"""What latencies add up to over the host's time of the whole, which contains launches and delays, too."""
+
+_NO_TYPES = "ONNX Runtime does not report the types that its kernels compute in"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the self-test.
+
+    Attributes:
+        engine: whose.
+        name: of the check.
+        status: whether it holds.
+        figure: what was found; None where nothing was.
+        limit: what it must be.
+        text: one line: what the figure is, or why there is none.
+    """
+
+    engine: str
+    name: str
+    status: Status
+    figure: float | None
+    limit: str
+    text: str
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as JSON types."""
+        figure = None if self.figure is None else encode_float(self.figure)
+        return {**asdict(self), "figure": figure}
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """One engine that was built and run.
+
+    Attributes:
+        model: name of the tiny model.
+        plan: name of the plan.
+        reference: FP32 outputs of both samples.
+        emulated: outputs of the first sample by plan.
+        quantised: whether part of the model is INT8.
+        nodes: precision of each node that the plan decides.
+        run: what the worker saw, or why there is nothing.
+        outputs: of the first sample, of the second, of the first again; empty where it failed.
+        build_s: seconds to build and open the engine.
+        nbytes: size of the engine's file; None where there is none.
+    """
+
+    model: str
+    plan: str
+    reference: tuple[np.ndarray, ...]
+    emulated: Mapping[str, np.ndarray]
+    quantised: bool
+    nodes: Mapping[str, Precision]
+    run: EngineRun | Failure
+    outputs: tuple[np.ndarray, ...] = ()
+    build_s: float = 0.0
+    nbytes: int | None = None
+
+    @property
+    def title(self) -> str:
+        """Model and plan as text."""
+        return f"{self.model}, {self.plan}"
+
+    @property
+    def error(self) -> float:
+        """Relative L2 error of the first sample."""
+        return relative(self.outputs[0], self.reference[0])
+
+    def likeness(self, plan: str) -> float:
+        """Cosine between the error and a plan's emulated one."""
+        mine, other = self.outputs[0] - self.reference[0], self.emulated[plan] - self.reference[0]
+        norms = float(np.linalg.norm(mine)) * float(np.linalg.norm(other))
+        return float(np.sum(mine * other)) / norms if norms > 0 else 0.0
+
+
+def relative(values: np.ndarray, wanted: np.ndarray) -> float:
+    """Relative L2 error; infinite where the shapes differ or a value is not finite."""
+    if values.shape != wanted.shape or not np.isfinite(values).all():
+        return float("inf")
+    return float(np.linalg.norm(values - wanted) / np.linalg.norm(wanted))
+
+
+def judge(engine: str, seen: Sequence[Seen], tf32: Mapping[str, float], why_no_tf32: str) -> tuple[Check, ...]:
+    """The checks of one engine.
+
+    Args:
+        engine: its name.
+        seen: what was built and run.
+        tf32: relative error of all-FP32 with TF32 allowed, by model; empty where it was not taken.
+        why_no_tf32: why it was not.
+    """
+    ran = [one for one in seen if not isinstance(one.run, Failure)]
+    by_plan = {(one.model, one.plan): one for one in ran}
+    builds = _builds(engine, seen)
+    if not ran:
+        return (builds,)
+    outputs = _outputs(engine, ran)
+    is_off = outputs.status == "does not hold"
+    without_tf32 = _tf32(engine, ran, tf32, why_no_tf32, is_off)
+    uses_tf32 = without_tf32.status == "does not hold"
+    why_not = "its outputs are off" if is_off else "FP32 is not FP32" if uses_tf32 else ""
+    return (
+        builds,
+        outputs,
+        _precisions(engine, by_plan, why_not),
+        without_tf32,
+        _repeated(engine, ran, is_off),
+        _clock(engine, ran),
+        _types(engine, ran),
+        _int8(engine, ran),
+    )
+
+
+def _builds(engine: str, seen: Sequence[Seen]) -> Check:
+    failed = [(one.title, one.run) for one in seen if isinstance(one.run, Failure)]
+    text = f"{len(seen) - len(failed)} of {len(seen)} engines built and run"
+    if failed:
+        title, failure = failed[0]
+        text += f"; {title}: {failure.stage.value}: {failure.kind.value}: {failure.message}"
+    return Check(engine, "builds", "does not hold" if failed else "holds", float(len(failed)), "0 failures", text)
+
+
+def _outputs(engine: str, ran: Sequence[Seen]) -> Check:
+    found = [(_error_ratio(one), one) for one in ran]
+    worst, one = max(found, key=lambda pair: pair[0])
+    text = f"largest error is {worst:.2g} times the emulated one ({one.title}: {one.error:.2g})"
+    if one.plan == FP32 and worst > MOST_ERROR:
+        text = f"error of {one.title} is {one.error:.2g}, and not as of TF32"
+    return _check(engine, "outputs", worst <= MOST_ERROR, worst, f"<= {MOST_ERROR:g}", text)
+
+
+def _error_ratio(one: Seen) -> float:
+    """The error over what it may come to by rounding; for all-FP32 where it is not what TF32 explains."""
+    emulated = relative(one.emulated[FP16 if one.plan == FP32 else one.plan], one.reference[0])
+    if one.quantised:
+        emulated = max(emulated, QUANTISED_ERROR / MOST_ERROR)
+    ratio = one.error / emulated
+    explained = one.quantised or one.error <= MOST_FP32_ERROR or one.likeness(FP16) >= LIKE_TF32
+    return ratio if one.plan != FP32 or explained else max(ratio, one.error / MOST_FP32_ERROR * MOST_ERROR)
+
+
+def _precisions(engine: str, ran: Mapping[tuple[str, str], Seen], why_not: str) -> Check:
+    limit = f">= {LEAST_LIKENESS:g}"
+    if why_not:
+        return unchecked(engine, "precisions", limit, why_not)
+    halves = [(one, SECOND if one.plan == FIRST else FIRST) for one in ran.values() if one.plan in (FIRST, SECOND)]
+    found = [(one.likeness(one.plan) - one.likeness(other), one) for one, other in halves]
+    if not found:
+        return unchecked(engine, "precisions", limit, "no mixed plan could be run")
+    least, one = min(found, key=lambda pair: pair[0])
+    text = (
+        f"error is as the plan's emulated one, and not as its complement's: cosine greater by {least:.2f} ({one.title})"
+    )
+    if least < LEAST_LIKENESS:
+        text = (
+            f"error of {one.title} ({one.error:.2g}) is not as its plan rounds: cosine greater by {least:.2f} than to"
+            " its complement"
+        )
+    return _check(engine, "precisions", least >= LEAST_LIKENESS, least, limit, text)
+
+
+def _tf32(engine: str, ran: Sequence[Seen], tf32: Mapping[str, float], why_no_tf32: str, is_off: bool) -> Check:
+    limit = f"<= {MOST_FP32_ERROR:g}"
+    plain = [one for one in ran if one.plan == FP32 and not one.quantised]
+    if is_off or not plain:
+        return unchecked(engine, "tf32", limit, "its outputs are off" if is_off else "all-FP32 could not be run")
+    worst = max(plain, key=lambda one: one.error)
+    text = f"FP32 error is {worst.error:.2g} with TF32 off ({worst.model})"
+    text += f", {tf32[worst.model]:.2g} with TF32 on" if worst.model in tf32 else f"; {why_no_tf32}"
+    return _check(engine, "tf32", worst.error <= MOST_FP32_ERROR, worst.error, limit, text)
+
+
+def _repeated(engine: str, ran: Sequence[Seen], is_off: bool) -> Check:
+    limit = f"<= {MOST_CHANGE:g}"
+    change, one = max(((relative(one.outputs[2], one.outputs[0]), one) for one in ran), key=lambda pair: pair[0])
+    foreign = [one for one in ran if relative(one.outputs[1], one.reference[1]) > FOREIGN]
+    text = f"two runs on one sample differ by {change:.2g}, another sample between them ({one.title})"
+    if foreign and not is_off:
+        one = foreign[0]
+        change = max(change, relative(one.outputs[1], one.reference[1]))
+        same = relative(one.outputs[1], one.outputs[0])
+        text = f"outputs of the second run are {change:.2g} away from their reference, {same:.2g} from the first run's"
+        return _check(engine, "repeat", False, change, limit, f"{text} ({one.title})")
+    return _check(engine, "repeat", change <= MOST_CHANGE, change, limit, text)
+
+
+def _clock(engine: str, ran: Sequence[Seen]) -> Check:
+    (low, high), (least, most) = SPAN_RATIOS, VALUE_RATIOS
+    limit = f"{low:g} to {high:g}; latencies {least:g} to {most:g}"
+    readings = [(one, one.run.clock) for one in ran if isinstance(one.run, EngineRun) and one.run.clock is not None]
+    if not readings:
+        return unchecked(engine, "clock", limit, "no engine could be timed")
+    one, clock = max(readings, key=lambda pair: _beyond(pair[1].span_ratio, SPAN_RATIOS))
+    other, value = max(readings, key=lambda pair: _beyond(pair[1].value_ratio, VALUE_RATIOS))
+    holds = low <= clock.span_ratio <= high and least <= value.value_ratio <= most
+    text = (
+        f"{clock.executions} executions take {clock.span_ratio:.3f} of the host clock's time ({one.title}); latencies"
+        f" of {value.latency_ms:.3g} ms add up to {value.value_ratio:.2f} of it ({other.title})"
+    )
+    return _check(engine, "clock", holds, clock.span_ratio, limit, text)
+
+
+def _beyond(ratio: float, limits: tuple[float, float]) -> float:
+    """How far a ratio is from the middle of its limits, on a logarithmic scale; 1 at either of them."""
+    low, high = np.log(limits)
+    return float(abs(np.log(max(ratio, 1e-9)) - (low + high) / 2) / ((high - low) / 2))
+
+
+def _types(engine: str, ran: Sequence[Seen]) -> Check:
+    limit = "0 layers"
+    described = [(one, one.run) for one in ran if isinstance(one.run, EngineRun) and one.run.information]
+    if not described:
+        return unchecked(engine, "layer types", limit, _NO_TYPES)
+    wrong, layers = [], 0
+    for one, run in described:
+        names, judged = misplaced_layers(one.nodes, read_layers(run.information))
+        layers += judged
+        wrong += [f"{name} ({one.title})" for name in names]
+    if not layers:
+        return unchecked(engine, "layer types", limit, "TensorRT gives no types of the layers")
+    text = f"{len(wrong)} of {layers} layers in another type than the plan says" + (f": {wrong[0]}" if wrong else "")
+    return _check(engine, "layer types", not wrong, float(len(wrong)), limit, text)
+
+
+def _int8(engine: str, ran: Sequence[Seen]) -> Check:
+    limit = ">= 1 layer"
+    found = [one.run for one in ran if one.quantised and isinstance(one.run, EngineRun) and one.run.information]
+    if not found:
+        return unchecked(engine, "int8", limit, _NO_TYPES)
+    counts = [len(int8_layers(run.information)) for run in found]
+    least = min(counts)
+    return _check(engine, "int8", least >= 1, float(least), limit, f"{least} layers of the quantised engine use INT8")
+
+
+def _check(engine: str, name: str, holds: bool, figure: float, limit: str, text: str) -> Check:
+    return Check(engine, name, "holds" if holds else "does not hold", figure, limit, text)
+
+
+def unchecked(engine: str, name: str, limit: str, why: str) -> Check:
+    """A check that cannot be taken here, and why."""
+    return Check(engine, name, "cannot be checked here", None, limit, why)

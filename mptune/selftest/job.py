@@ -1,0 +1,124 @@
+"""The job of the self-test: open an engine as a search opens it, run it three times, and hold its clock to the host's.
+
+The host's clock is read here by itself: a mistake in the one that latencies are taken with would not show otherwise.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mptune.data.archive import save_outputs
+from mptune.engines.base import EngineSession, Stage
+from mptune.engines.jobs.measure import MeasureJob
+from mptune.engines.jobs.samples import cached_samples
+from mptune.engines.tensorrt.session import TensorRtSession
+from mptune.engines.timing.latency import Stopwatch
+from mptune.engines.worker.child import WorkerState
+
+SPAN_S = 0.06
+"""How long the executions are together that both clocks time: long beside what a call costs."""
+
+_SPANS = 3
+_MOST_VALUES = 200
+
+
+@dataclass(frozen=True)
+class ClockReading:
+    """The same executions by two clocks.
+
+    Attributes:
+        span_ratio: duration of many executions by the engine's clock, over that by the host's.
+        value_ratio: latencies as a search takes them, added up, over the host's duration of taking them.
+        latency_ms: median latency.
+        executions: how many there were in a span.
+    """
+
+    span_ratio: float
+    value_ratio: float
+    latency_ms: float
+    executions: int
+
+
+@dataclass(frozen=True)
+class EngineRun:
+    """What ``RunEngineJob`` saw; the outputs are in its file.
+
+    Attributes:
+        open_s: seconds to open the engine.
+        clock: None where it was not timed.
+        information: TensorRT's description of the layers; empty for ONNX Runtime.
+        warnings: of the session.
+    """
+
+    open_s: float
+    clock: ClockReading | None
+    information: str
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RunEngineJob:
+    """Open an engine and run it: on the first sample, on the second, and on the first again.
+
+    Attributes:
+        measure: whose candidate is opened, on whose samples.
+        outputs: file for the outputs of the three runs (``read_outputs``).
+        timed: compare the clocks, too, between the second run and the third.
+    """
+
+    measure: MeasureJob
+    outputs: Path
+    timed: bool
+
+    def run(self, state: WorkerState) -> EngineRun:
+        """See the class."""
+        started = time.monotonic()
+        session: EngineSession = state.transient(self.measure.open_candidate)
+        open_s = time.monotonic() - started
+        state.enter(Stage.RUN)
+        first, second = cached_samples(state, self.measure.samples)[:2]
+        outputs = [session.run(first), session.run(second)]
+        clock = None
+        if self.timed:
+            state.enter(Stage.TIME)
+            clock = read_clocks(session.stopwatch(first))
+            state.enter(Stage.RUN)
+        outputs.append(session.run(first))
+        save_outputs(self.outputs, outputs)
+        information = session.information() if isinstance(session, TensorRtSession) else ""
+        return EngineRun(open_s, clock, information, session.warnings)
+
+
+def read_clocks(watch: Stopwatch) -> ClockReading:
+    """Time executions by a stopwatch, and the calls by the host's clock."""
+    for _ in range(3):
+        watch.run_once()
+    once_s = min(_seconds(watch.run_once) for _ in range(3))
+    executions = max(3, round(SPAN_S / max(once_s, 1e-6)))
+    taken = [_both(watch.span_ms, executions) for _ in range(_SPANS)]
+    few = min(executions, _MOST_VALUES)
+    values = [_both(watch.value_ms, few) for _ in range(_SPANS)]
+    return ClockReading(
+        float(np.median([device / host for device, host in taken])),
+        float(np.median([device * few / host for device, host in values])),
+        float(np.median([device for device, _ in values])),
+        executions,
+    )
+
+
+def _both(time_ms: Callable[[int], float], executions: int) -> tuple[float, float]:
+    """What a method of a stopwatch gives, and how many milliseconds its call takes on the host."""
+    taken: list[float] = []
+    host_s = _seconds(lambda: taken.append(time_ms(executions)))
+    return taken[0], host_s * 1e3
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    before = time.monotonic_ns()
+    call()
+    return (time.monotonic_ns() - before) / 1e9

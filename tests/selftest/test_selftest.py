@@ -1,0 +1,157 @@
+"""The self-test: it holds on this machine's CPU, and each planted fault is found by its own line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mptune.engines.base import Failure, FailureKind, Stage
+from mptune.graph.plan import Precision
+from mptune.selftest.cases import FP16, FP32, Case, make_cases
+from mptune.selftest.checks import Seen, judge
+from mptune.selftest.job import EngineRun
+from mptune.selftest.run import Engine, EngineTest, SelfTest, run_selftest
+from tests.selftest.faulty import FaultyTest
+
+CPU = Engine("onnxruntime-cpu", "cpu")
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> tuple[Case, ...]:
+    return make_cases(tmp_path_factory.mktemp("selftest"))
+
+
+def statuses(test: EngineTest) -> dict[str, str]:
+    return {check.name: check.status for check in test.run()}
+
+
+def test_every_check_holds_on_the_cpu(cases: Sequence[Case], tmp_path: Path) -> None:
+    test = EngineTest(CPU, cases, tmp_path, lambda text: None)
+    checks = {check.name: check for check in test.run()}
+    found = {name: check.status for name, check in checks.items()}
+    judged = dict.fromkeys(("builds", "outputs", "precisions", "tf32", "repeat", "clock"), "holds")
+    assert found == {**judged, **dict.fromkeys(("layer types", "int8"), "cannot be checked here")}
+    assert 0.1 < checks["outputs"].figure < 3
+    assert checks["tf32"].figure < 5e-6
+    facts = test.facts()
+    assert len(facts) == 12
+    assert all(fact["build_s"] > 0 for fact in facts)
+    assert {fact["plan"] for fact in facts if fact["latency_ms"] is not None} == {FP32, FP16}
+
+
+@pytest.mark.parametrize(
+    ("fault", "line"),
+    [
+        ("slow clock", "clock"),
+        ("fast clock", "clock"),
+        ("all-fp32", "precisions"),
+        ("all-fp16", "precisions"),
+        ("tf32", "tf32"),
+        ("stale", "repeat"),
+        ("frozen", "repeat"),
+        ("off", "outputs"),
+        ("slightly off", "outputs"),
+    ],
+)
+def test_each_fault_fails_its_own_line(cases: Sequence[Case], tmp_path: Path, fault: str, line: str) -> None:
+    test = FaultyTest(CPU, cases[1:2], tmp_path, lambda text: None)
+    test.fault = fault
+    found = statuses(test)
+    assert [name for name, status in found.items() if status == "does not hold"] == [line], found
+
+
+def test_an_engine_that_cannot_be_built_is_a_line(cases: Sequence[Case]) -> None:
+    failure = Failure(Stage.BUILD, FailureKind.NO_TACTIC, "no kernel for conv0")
+    checks = judge("tensorrt", [_seen(cases[0], FP16, failure)], {}, "")
+    assert [(check.name, check.status) for check in checks] == [("builds", "does not hold")]
+    assert "convolutions, all-fp16: build: no tactic: no kernel for conv0" in checks[0].text
+    assert not SelfTest(checks, (), 1.0).holds
+
+
+def _seen(case: Case, plan: str, run: EngineRun | Failure, outputs: tuple[np.ndarray, ...] = ()) -> Seen:
+    nodes = case.workload.rewriter.node_precisions(case.plans[plan])
+    return Seen(case.name, plan, case.reference, case.fused, case.quantised, nodes, run, outputs)
+
+
+def _information(types: dict[str, str]) -> str:
+    """What TensorRT 10's inspector says of layers with these nodes and types."""
+    layers = [
+        {
+            "Name": node,
+            "Metadata": f"[ONNX Layer: {node}]",
+            "Inputs": [],
+            "Outputs": [{"Name": "t", "Format/Datatype": f"Row major linear {kind} format"}],
+        }
+        for node, kind in types.items()
+    ]
+    return json.dumps({"Layers": layers, "Bindings": []})
+
+
+def test_layer_types_are_held_against_the_plan(cases: Sequence[Case]) -> None:
+    case = cases[0]
+    nodes = case.workload.rewriter.node_precisions(case.plans[FP16])
+    outputs = (case.fused[FP16], case.reference[1], case.fused[FP16])
+
+    def check(kinds: dict[str, str]) -> tuple[str, float | None]:
+        run = EngineRun(0.1, None, _information(kinds), ())
+        (found,) = (
+            one for one in judge("tensorrt", [_seen(case, FP16, run, outputs)], {}, "") if one.name == "layer types"
+        )
+        return found.status, found.figure
+
+    right = {node: "FP16" if precision is Precision.FP16 else "FP32" for node, precision in nodes.items()}
+    assert "FP16" in right.values()
+    assert check(right) == ("holds", 0.0)
+    first = next(node for node, kind in right.items() if kind == "FP16")
+    assert check({**right, first: "FP32"}) == ("does not hold", 1.0)
+    assert check({"another": "FP32"}) == ("cannot be checked here", None)
+
+
+@pytest.mark.parametrize(("kind", "status"), [("Int8", "holds"), ("FP16", "does not hold")])
+def test_int8_layers_are_counted(cases: Sequence[Case], kind: str, status: str) -> None:
+    case = cases[2]
+    outputs = (case.fused[FP16], case.reference[1], case.fused[FP16])
+    run = EngineRun(0.1, None, _information({"conv_q1.conv": kind}), ())
+    (found,) = (one for one in judge("tensorrt", [_seen(case, FP16, run, outputs)], {}, "") if one.name == "int8")
+    assert found.status == status
+
+
+def test_an_engine_that_cannot_run_here_is_named_with_the_reason() -> None:
+    result = run_selftest([Engine("onnxruntime-cuda", "cuda", obstacle="the driver is too old")])
+    (check,) = result.checks
+    assert (check.status, check.text) == ("cannot be checked here", "the driver is too old")
+    assert not result.holds  # nothing was checked
+
+
+@pytest.mark.parametrize("index", range(3), ids=["convolutions", "attention", "quantised"])
+def test_tensorrt_rtx_builds_the_tiny_models(cases: Sequence[Case], index: int, tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    from mptune.engines.tensorrt.builder import BuildOptions, build_engine
+    from mptune.engines.tensorrt.library import load_library
+    from mptune.selftest.models import samples_of
+
+    case = cases[index]
+    options = BuildOptions("tensorrt-rtx", capabilities=((8, 9),))
+    for name, plan in case.plans.items():
+        model = case.workload.rewriter.write(plan, case.workload.workspace.scratch("rtx"))
+        samples = samples_of(case.workload.model.proto)
+        built = build_engine(load_library("tensorrt-rtx"), model, options, samples)
+        assert built.memory.nbytes > 0, name
+
+
+@pytest.mark.slow
+def test_doctor_prints_what_a_user_sends_us() -> None:
+    command = [sys.executable, "-m", "mptune", "doctor", "--selftest", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=None)
+    document = json.loads(done.stdout)
+    assert document["environment"]["versions"]["onnx"]
+    selftest = document["selftest"]
+    assert done.returncode == (0 if selftest["holds"] else 1)
+    assert {"engine", "name", "status", "figure", "limit", "text"} == set(selftest["checks"][0])
+    assert selftest["engines"][0]["latency_ms"] is None or selftest["engines"][0]["latency_ms"] > 0
