@@ -24,6 +24,8 @@ _HOME = {
     "report": "mptune.api",
     "inspect": "mptune.api",
     "apply": "mptune.api",
+    "compare": "mptune.comparing",
+    "check": "mptune.comparing",
     "worker": "mptune.joining",
     "open_run": "mptune.run",
     "Run": "mptune.run",
@@ -47,6 +49,7 @@ _HOME = {
     "PrecisionSampler": "mptune.tuning.sampler.precision",
     "Prior": "mptune.tuning.sampler.posterior",
     "Inspection": "mptune.inspection",
+    "Comparison": "mptune.diagnosis.comparison",
     "MptuneError": "mptune.errors",
     "SettingsError": "mptune.errors",
     "ModelError": "mptune.errors",
@@ -62,8 +65,10 @@ _HOME = {
 __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
-    from mptune.api import apply, inspect, pick, report, search
+from mptune.api import apply, inspect, pick, report, search
+    from mptune.comparing import check, compare
     from mptune.deploying import confirm, export
+    from mptune.diagnosis.comparison import Comparison
     from mptune.errors import (
         BaselineError,
         DataError,

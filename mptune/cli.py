@@ -1,6 +1,7 @@
 """The command line: parse, call ``mptune.api``, print. Decides the exit code.
 
-Exit codes: 0 done, 1 error, 2 usage, 3 done but no plan meets the limits, 130 interrupted (by Ctrl-C, SIGTERM or
+Exit codes: 0 done, 1 error, 2 usage, 3 done but no plan meets the limits (``compare`` and
+``check``: beyond tolerance), 130 interrupted (by Ctrl-C, SIGTERM or
 SIGHUP). Data go to stdout, progress, warnings and errors to stderr. Heavy packages are imported inside the commands,
 so that ``mptune --help`` takes milliseconds.
 """
@@ -18,7 +19,7 @@ from typing import Annotated
 import typer
 
 from mptune._version import __version__
-from mptune.commands import deploying, listing, models, searching
+from mptune.commands import comparing, deploying, listing, models, searching
 from mptune.commands.common import Invocation, complain, ending_signals_as_interrupts, interrupted, reader_left
 from mptune.commands.error_text import explain, is_usage
 from mptune.commands.searching import parse_duration
@@ -106,6 +107,8 @@ for _command in (
     deploying.export,
     models.inspect,
     models.apply,
+    comparing.compare,
+    comparing.check,
     listing.targets,
     listing.spaces,
     listing.doctor,

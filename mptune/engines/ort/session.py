@@ -49,6 +49,7 @@ class SessionOptions:
         optimise: let ONNX Runtime change the graph before it runs it.
         profile_dir: an empty folder for ONNX Runtime's own profile (``OrtSession.end_profile``) and for the graph as it
             was optimised; None for no profile.
+        node_by_node: no optimisation and no arena: each node is computed as it stands, and memory is given back.
     """
 
     provider: Provider = "cpu"
@@ -60,6 +61,7 @@ class SessionOptions:
     optimise: bool = True
     profile_dir: Path | None = None
     record_placement: bool = False
+    node_by_node: bool = False
 
 
 @dataclass(frozen=True)
@@ -215,6 +217,9 @@ class OrtSession(ABC):
             # Without VNNI, INT8 products saturate in 16 bits otherwise; a quantised model is off by 0.2 then
             # (onnxruntime_session_options_config_keys.h, kOrtSessionOptionsAvx2PrecisionMode).
             options.add_session_config_entry("session.x64quantprecision", "1")
+        if self.options.node_by_node:
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            options.enable_cpu_mem_arena = False
         if self.options.record_placement:
             options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         if self.options.profile_dir is not None:

@@ -111,13 +111,14 @@ class Model:
         return self.tensors.get(tensor) or TensorInfo(tensor, "undefined", None)
 
 
-def load_model(path: str | Path, ask: AskRuntime | None = None) -> Model:
+def load_model(path: str | Path, ask: AskRuntime | None = None, *, any_precision: bool = False) -> Model:
     """Load, check and type a model.
 
     Args:
         path: of the ONNX file.
         ask: says which types the operators have that ONNX does not define; None where nobody does: then what they
             compute, and what is computed from it, has no type (``mptune.engines.loading.load_typed_model`` asks).
+        any_precision: take a model that computes nothing in FP32, too, such as one that is FP16 throughout.
 
     Raises:
         ModelError: no such file, not ONNX, truncated, an opset or a construct that cannot be tuned, external data that
@@ -161,7 +162,8 @@ def load_model(path: str | Path, ask: AskRuntime | None = None) -> Model:
         proto=proto,
         runtime=runtime,
     )
-    _check_tunable(model)
+    if not any_precision:
+        _check_tunable(model)
     return model
 
 

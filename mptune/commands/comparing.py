@@ -1,0 +1,117 @@
+"""``mptune compare`` and ``check``: two models, or what a deployment recorded, against a model in FP32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mptune.commands.common import EXIT_LIMITS_NOT_MET, JsonOption, ModelArgument, guarded, print_json
+from mptune.errors import SettingsError
+from mptune.settings import DataSettings
+
+if TYPE_CHECKING:
+    from mptune.diagnosis.comparison import Comparison
+
+_BATCH = DataSettings().batch
+BatchOption = Annotated[int, typer.Option(metavar="N", help="Rows per sample if the batch is dynamic.")]
+
+
+@guarded
+def compare(
+    model: ModelArgument,
+    data: Annotated[Path, typer.Option(metavar="PATH", help="The samples that both sides compute.")],
+    candidate: Annotated[
+        Path | None, typer.Argument(metavar="[CANDIDATE]", help="Another ONNX model.", show_default=False)
+    ] = None,
+    outputs: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="What a deployment gave: .npz, one array per output, rows in the order of the data."
+        ),
+    ] = None,
+    reference_outputs: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What holds for right, instead of MODEL in FP32.")
+    ] = None,
+    tolerance: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OUTPUT=X",
+            help="Largest error of an output, or abs:X for the largest absolute difference. Repeatable."
+            " Default: twice the emulated all-FP16 error.",
+        ),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(metavar="OUTPUT", help="Leave this output out. Repeatable.")
+    ] = None,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Find the first group along the graph whose values differ.")
+    ] = False,
+    repeat: Annotated[int, typer.Option(metavar="N", help="Run CANDIDATE, or MODEL, so often, and compare.")] = 1,
+    stress: Annotated[
+        bool, typer.Option("--stress", help="Run it in several threads at once, against isolated runs.")
+    ] = False,
+    batch: BatchOption = _BATCH,
+    json_: JsonOption = False,
+) -> None:
+    """Compare recorded outputs, or another model, with MODEL in true FP32, and name the cause of a difference.
+
+    Stale and torn rows, TF32 on either side, another order of outputs, columns or rows, another sign, FP16, or what two
+    models differ in. Exit code 0 within tolerance, 3 beyond it or where the cause is no rounding.
+
+    \b
+    Example:
+      mptune compare model.onnx --data val.npz --outputs deployed.npz
+      mptune compare model.onnx other.onnx --data val.npz --trace
+      mptune compare model.onnx --data val.npz --outputs deployed.npz --tolerance boxes=abs:0.5 --json
+    """
+    from mptune import comparing
+
+    found = comparing.compare(
+        model,
+        candidate,
+        data=data,
+        outputs=outputs,
+        reference_outputs=reference_outputs,
+        tolerance=tolerance or (),
+        ignore=ignore or (),
+        trace=trace,
+        repeat=repeat,
+        stress=stress,
+        batch=batch,
+    )
+    _finish(found, as_json=json_)
+
+
+@guarded
+def check(
+    mixed: Annotated[Path, typer.Argument(metavar="MIXED", help="The mixed-precision model.")],
+    against: Annotated[Path, typer.Option(metavar="MODEL", help="The FP32 model that it was made from.")],
+    data: Annotated[Path, typer.Option(metavar="PATH", help="Samples, such as a validation set.")],
+    max_error: Annotated[float, typer.Option(metavar="X", help="Largest error of every output.")],
+    batch: BatchOption = _BATCH,
+    json_: JsonOption = False,
+) -> None:
+    """Check a mixed-precision model against the FP32 model on data: exit code 0 within the limit, 3 beyond it.
+
+    \b
+    Example:
+      mptune check mixed.onnx --against model.onnx --data val.npz --max-error 1e-2
+    """
+    if not max_error > 0:
+        raise SettingsError(f"--max-error is {max_error:g}", "give a limit above 0")
+    from mptune import comparing
+
+    _finish(comparing.check(mixed, against=against, data=data, max_error=max_error, batch=batch), as_json=json_)
+
+
+def _finish(found: Comparison, *, as_json: bool) -> None:
+    if as_json:
+        print_json(found.to_json())
+    else:
+        from mptune.reporting.terminal.comparison import print_comparison
+
+        print_comparison(found)
+    if not found.agrees:
+        raise typer.Exit(EXIT_LIMITS_NOT_MET)

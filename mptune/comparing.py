@@ -1,0 +1,200 @@
+"""What ``mptune compare`` and ``check`` call: two models, or what a deployment recorded, against a model in FP32."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from mptune.arguments import ModelLike, data_argument, loaded_model
+from mptune.data.calibration import load_calibration
+from mptune.diagnosis.comparing import compare_sides, make_sides
+from mptune.diagnosis.comparison import Comparison
+from mptune.diagnosis.limits import parse_tolerances
+from mptune.diagnosis.repeating import repetition_findings
+from mptune.diagnosis.runner import Runner
+from mptune.diagnosis.structure import alignment_of, structure_finding, with_candidate_plan
+from mptune.diagnosis.tracing import first_divergence, trace_finding
+from mptune.errors import DataError, ModelError, SettingsError
+from mptune.graph.loading.model import Model, load_model
+from mptune.settings import DataSettings
+
+_ENGINES = (".engine", ".plan", ".trt")
+
+
+def compare(
+    model: ModelLike,
+    candidate: ModelLike | None = None,
+    *,
+    data: Any,
+    outputs: str | os.PathLike[str] | None = None,
+    reference_outputs: str | os.PathLike[str] | None = None,
+    tolerance: Mapping[str, float | str] | Sequence[str] = (),
+    max_error: float | None = None,
+    ignore: Collection[str] = (),
+    trace: bool = False,
+    repeat: int = 1,
+    stress: bool = False,
+    batch: int = 1,
+) -> Comparison:
+    """Compare what a deployment gave, or another model, with a model in true FP32, and name the cause of a difference.
+
+    The left side is ``reference_outputs``, else ``model`` in FP32; the right side is ``candidate`` or ``outputs``, else
+    ``model`` in FP32.
+
+    Args:
+        model: The FP32 model: a path, or an ``onnx.ModelProto``.
+        candidate: Another model with the same inputs and outputs.
+        data: Samples, as in ``search``; all of them are used.
+        outputs: ``.npz`` of what a deployment gave: one array per output by its name, rows in the order of the data.
+        reference_outputs: The same of what holds for right.
+        tolerance: Output -> largest error (root mean square difference of a sample by the output's standard deviation),
+            or ``"abs:X"`` for the largest absolute difference; or texts ``"OUTPUT=X"``. By default twice the emulated
+            all-FP16 error.
+        max_error: Largest error of the outputs without a tolerance.
+        ignore: Outputs that are not compared.
+        trace: Find the first group along the graph whose values differ between ``model`` and ``candidate``: beyond the
+            smallest tolerance given, else beyond FP32 rounding.
+        repeat: Run the right side so often, and compare the runs with each other.
+        stress: Run the right side in several threads at the same time, and compare with isolated runs.
+        batch: Rows per sample where the batch is dynamic.
+
+    Returns:
+        Verdict, findings and statistics.
+
+    Raises:
+        SettingsError: Nothing to compare, two candidates, or an argument is out of range.
+        ModelError: A model cannot be read or typed, or the two have other inputs or outputs.
+        DataError: The data, or what was recorded, do not fit the model.
+        BaselineError: A model does not run on the data.
+    """
+    _check(candidate, outputs, reference_outputs, data, repeat, stress, trace, batch, max_error)
+    with contextlib.ExitStack() as stack:
+        loaded = stack.enter_context(loaded_model(model))
+        other = None if candidate is None else stack.enter_context(_candidate(candidate))
+        names = [output.name for output in loaded.outputs]
+        if unknown := [name for name in ignore if name not in names]:
+            raise SettingsError(f"--ignore: there is no output {unknown[0]!r}", f"there are {', '.join(names)}")
+        if set(names) <= set(ignore):
+            raise SettingsError("all outputs are ignored", "leave one to compare")
+        tolerances = parse_tolerances(tolerance, names)
+        samples = load_calibration(data_argument(data), loaded.inputs, DataSettings(batch=batch), seed=0)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mptune-compare-")))
+        left = stack.enter_context(Runner(loaded, samples.samples, folder / "model", batch, _name(model)))
+        right = None
+        if other is not None:
+            feeds = [_fed(feed, loaded, other) for feed in samples.samples]
+            _check_outputs(loaded, other)
+            right = stack.enter_context(Runner(other, feeds, folder / "candidate", batch, _name(candidate)))
+        sides = make_sides(
+            left,
+            right,
+            batch,
+            recorded=None if outputs is None else Path(outputs),
+            recorded_reference=None if reference_outputs is None else Path(reference_outputs),
+            ignore=ignore,
+            tolerances=tolerances,
+            max_error=max_error,
+        )
+        more = repetition_findings(sides, right or left, repeat, stress=stress)
+        structural = None
+        if right is not None:
+            alignment = alignment_of(left, right)
+            sides = with_candidate_plan(sides, alignment)
+            structural = structure_finding(sides, alignment)
+            limits = [each.limit for each in tolerances.values() if not each.absolute]
+            if trace and (divergence := first_divergence(sides, right, alignment, min(limits, default=None))):
+                more.append(trace_finding(sides, divergence))
+        return compare_sides(sides, samples, [structural] if structural else [], more)
+
+
+def check(mixed: ModelLike, *, against: ModelLike, data: Any, max_error: float, batch: int = 1) -> Comparison:
+    """Compare a mixed-precision model with the FP32 model that it was made from, for continuous integration.
+
+    Args:
+        mixed: The mixed model.
+        against: The FP32 model.
+        data: Samples, as in ``search``.
+        max_error: Largest error of every output, as in ``compare``.
+        batch: Rows per sample where the batch is dynamic.
+
+    Raises:
+        As ``compare``.
+    """
+    return compare(against, mixed, data=data, max_error=max_error, batch=batch)
+
+
+def _check(
+    candidate: ModelLike | None,
+    outputs: object,
+    reference_outputs: object,
+    data: Any,
+    repeat: int,
+    stress: bool,
+    trace: bool,
+    batch: int,
+    max_error: float | None,
+) -> None:
+    if candidate is not None and outputs is not None:
+        raise SettingsError("a candidate and --outputs exclude each other", "give one of them")
+    if candidate is None and outputs is None and reference_outputs is None and repeat < 2 and not stress:
+        raise SettingsError(
+            "there is nothing to compare", "give a CANDIDATE, --outputs FILE or --reference-outputs FILE"
+        )
+    if trace and candidate is None:
+        raise SettingsError("--trace needs two models", "give a CANDIDATE; recorded outputs hold no inner values")
+    if data is None:
+        raise SettingsError("--data is missing", "give the samples that both sides compute")
+    if repeat < 1:
+        raise SettingsError(f"--repeat is {repeat}", "give at least 1")
+    if batch < 1:
+        raise SettingsError(f"--batch is {batch}", "give at least 1")
+    if max_error is not None and not max_error > 0:
+        raise SettingsError(f"--max-error is {max_error:g}", "give a limit above 0")
+
+
+@contextlib.contextmanager
+def _candidate(candidate: ModelLike) -> Any:
+    if isinstance(candidate, onnx.ModelProto):
+        with tempfile.TemporaryDirectory(prefix="mptune-candidate-") as folder:
+            path = Path(folder) / "candidate.onnx"
+            path.write_bytes(candidate.SerializeToString(deterministic=True))
+            yield load_model(path, any_precision=True)
+        return
+    if Path(candidate).suffix.lower() in _ENGINES:
+        raise SettingsError(
+            f"{candidate} is an engine: mptune does not run it here",
+            "record its outputs where it runs, and give them: --outputs FILE",
+        )
+    yield load_model(Path(candidate), any_precision=True)
+
+
+def _name(model: ModelLike | None) -> str:
+    return "the ModelProto" if isinstance(model, onnx.ModelProto) or model is None else str(model)
+
+
+def _fed(feed: Mapping[str, Any], model: Model, other: Model) -> dict[str, Any]:
+    """A sample under the candidate's names of the inputs: by name, else by position where there are as many."""
+    ours, theirs = [i.name for i in model.inputs], [i.name for i in other.inputs]
+    if set(theirs) <= set(ours):
+        return {name: feed[name] for name in theirs}
+    if len(ours) != len(theirs):
+        raise DataError(
+            f"the candidate has the inputs {', '.join(theirs)}, the model {', '.join(ours)}",
+            "compare models with the same inputs",
+        )
+    return {name: feed[ours[k]] for k, name in enumerate(theirs)}
+
+
+def _check_outputs(model: Model, other: Model) -> None:
+    ours, theirs = [o.name for o in model.outputs], [o.name for o in other.outputs]
+    if not set(ours) <= set(theirs) and len(ours) != len(theirs):
+        raise ModelError(
+            f"the candidate has the outputs {', '.join(theirs)}, the model {', '.join(ours)}",
+            "compare models with the same outputs",
+        )

@@ -1,0 +1,178 @@
+"""Compare two sides, output by output, and name the cause of each difference."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mptune.data.calibration import CalibrationSet
+from mptune.data.metrics.accuracy import compare_outputs
+from mptune.data.metrics.row_sets import find_row_sets
+from mptune.diagnosis.comparison import Comparison
+from mptune.diagnosis.explained import STRUCTURAL, rounding_cause, rounding_finding, structural_finding
+from mptune.diagnosis.half import precision_finding
+from mptune.diagnosis.limits import Tolerance
+from mptune.diagnosis.roundings import Explanation
+from mptune.diagnosis.rows import Layout, read_recording
+from mptune.diagnosis.runner import Outputs, Runner
+from mptune.diagnosis.scaled import FP32_ROUNDING
+from mptune.diagnosis.sides import Side, Sides
+from mptune.finding import Finding, by_severity
+from mptune.graph.loading.value_dependent import shape_facts
+
+
+def make_sides(
+    runner: Runner,
+    other: Runner | None,
+    batch: int,
+    *,
+    recorded: Path | None,
+    recorded_reference: Path | None,
+    ignore: Collection[str],
+    tolerances: Mapping[str, Tolerance],
+    max_error: float | None,
+) -> Sides:
+    """Run what has to run and read what was recorded.
+
+    Args:
+        runner: of the model.
+        other: of the candidate, where that is a model.
+        batch: rows per sample of a dynamic batch.
+        recorded: file of the candidate's outputs.
+        recorded_reference: file of the reference's.
+        ignore: outputs that are not compared.
+        tolerances: output -> tolerance.
+        max_error: limit of the others.
+
+    Raises:
+        DataError: a recording does not fit the data.
+        BaselineError: a model does not run on them.
+    """
+    exact = runner.exact
+    names = [output.name for output in runner.model.outputs if output.name not in ignore]
+    layouts = {name: Layout.of([sample[name] for sample in exact], runner.samples) for name in names}
+    reference, candidate = exact, exact
+    reference_name = candidate_name = f"{runner.name} in FP32"
+    moved: Mapping[str, tuple[int, ...]] = {}
+    taken: Mapping[str, str] = {}
+    plan = runner.all_fp16
+    if recorded_reference is not None:
+        reference = read_recording(recorded_reference, layouts, "--reference-outputs").outputs
+        reference_name = str(recorded_reference)
+    if recorded is not None:
+        recording = read_recording(recorded, layouts, "--outputs")
+        candidate, moved, taken = recording.outputs, recording.moved, recording.taken
+        candidate_name = str(recorded)
+    elif other is not None:
+        candidate = _renamed(other.exact, runner, other)
+        candidate_name = other.name
+    rows = max((layout.rows_per_sample for layout in layouts.values()), default=1)
+    return Sides(
+        runner,
+        reference,
+        candidate,
+        reference_name,
+        candidate_name,
+        layouts,
+        max(rows, batch),
+        plan,
+        "recorded" if recorded is not None else "model" if other is not None else "same",
+        moved,
+        taken,
+        tolerances,
+        max_error,
+    )
+
+
+def _renamed(outputs: Outputs, runner: Runner, other: Runner) -> Outputs:
+    """A candidate's outputs under the model's names: by name, else by position where there are as many."""
+    ours, theirs = [o.name for o in runner.model.outputs], [o.name for o in other.model.outputs]
+    if set(ours) <= set(theirs):
+        return outputs
+    by_position = dict(zip(ours, theirs, strict=True))
+    return tuple({name: sample[by_position[name]] for name in ours} for sample in outputs)
+
+
+def compare_sides(
+    sides: Sides,
+    data: CalibrationSet,
+    structural: Sequence[Finding] = (),
+    more: Sequence[Finding] = (),
+) -> Comparison:
+    """Judge every output and name what makes its difference.
+
+    Args:
+        sides: both sides.
+        data: the samples.
+        structural: what two models differ in, where two are compared and their outputs differ.
+        more: findings of repetitions and of the trace.
+    """
+    outputs = [sides.output(name) for name in sides.layouts]
+    findings: list[Finding] = [*structural, *more]
+    beyond: list[Side] = []
+    causes: dict[str, Explanation] = {}
+    for side in outputs:
+        found = structural_finding(side)
+        if found is None:
+            cause = rounding_cause(side)
+            found = rounding_finding(side, cause)
+            if found is None and cause is not None and not structural:
+                causes[side.name] = cause
+                beyond.append(side)
+            elif found is None and _fp16_overflows(side):
+                causes[side.name] = Explanation("fp16", 0.0, 1.0)
+                beyond.append(side)
+            elif structural and found is not None and found.code == "agrees" and side.error > FP32_ROUNDING:
+                found = None  # what the models differ in makes it, not a rounding
+        if found is not None:
+            findings.append(found)
+    if beyond:
+        findings.append(precision_finding(beyond, causes))
+    is_within = all(side.is_within for side in outputs)
+    differs = not is_within or any(f.code in STRUCTURAL and f.severity != "info" for f in findings)
+    warnings = [*data.warnings, *(f"{f.code}: {f.message}" for f in data.findings)]
+    return Comparison(
+        "differs" if differs else "agrees",
+        by_severity(findings),
+        _statistics(sides, outputs),
+        sides.reference_name,
+        sides.candidate_name,
+        len(sides.reference),
+        tuple(warnings),
+    )
+
+
+def _fp16_overflows(side: Side) -> bool:
+    """Whether the output and the all-FP16 emulation have values that are not finite at mostly the same places."""
+    try:
+        got = side.rows(side.sides.candidate)
+        emulated = side.rows(side.sides.runner.emulated(side.sides.plan))
+        wanted = side.rows(side.sides.reference)
+    except ValueError:
+        return False
+    if not got.shape == emulated.shape == wanted.shape:
+        return False
+    lost, also = ~np.isfinite(got) & np.isfinite(wanted), ~np.isfinite(emulated) & np.isfinite(wanted)
+    return bool(lost.any() and (lost & also).sum() >= 0.9 * max(lost.sum(), also.sum()))
+
+
+def _statistics(sides: Sides, outputs: Sequence[Side]) -> dict[str, dict[str, float]]:
+    def only(samples: Outputs) -> list[dict[str, np.ndarray]]:
+        return [{name: np.asarray(sample[name]) for name in sides.layouts} for sample in samples]
+
+    dependent = [output for output in shape_facts(sides.runner.model).outputs if output.name in sides.layouts]
+    wanted = only(sides.reference)
+    found = compare_outputs(
+        only(sides.candidate), wanted, None, find_row_sets(dependent, wanted), any_shape=True
+    ).summary()
+    return {
+        side.name: {
+            **found[side.name],
+            "error": side.error,
+            "limit": side.tolerance.limit,
+            "emulated_fp16": side.emulated,
+        }
+        for side in outputs
+    }

@@ -1,0 +1,60 @@
+"""Comparison: what ``mptune compare`` and ``mptune check`` found, and its JSON form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mptune.data.numbers import encode_float
+from mptune.finding import Finding
+
+COMPARISON_FORMAT = 1
+
+Verdict = Literal["agrees", "differs"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two sides, output by output.
+
+    Attributes:
+        verdict: ``differs`` where an output is beyond its limit, or has a cause that is no rounding.
+        findings: what the difference is, the most severe first.
+        outputs: output name -> statistic -> value over all samples. ``error`` is what ``limit`` limits: the root mean
+            square difference of a sample, divided by the output's standard deviation over all samples, the mean over
+            the samples. ``emulated_fp16`` is the same of the model with FP16 wherever FP16 can be right.
+        reference: what the left side is called.
+        candidate: what the right side is called.
+        samples: how many.
+        warnings: that have no code, one line each.
+    """
+
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    outputs: Mapping[str, Mapping[str, float]]
+    reference: str
+    candidate: str
+    samples: int
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the verdict is ``agrees``."""
+        return self.verdict == "agrees"
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``mptune compare --json`` prints; numbers that are not finite are texts."""
+        return {
+            "format": COMPARISON_FORMAT,
+            "verdict": self.verdict,
+            "findings": [finding.to_json() for finding in self.findings],
+            "outputs": {
+                name: {key: encode_float(value) for key, value in statistics.items()}
+                for name, statistics in self.outputs.items()
+            },
+            "reference": self.reference,
+            "candidate": self.candidate,
+            "samples": self.samples,
+            "warnings": list(self.warnings),
+        }

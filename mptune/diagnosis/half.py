@@ -1,0 +1,127 @@
+"""A difference that FP16 makes: the groups that make it, and the plan that removes it."""
+
+from __future__ import annotations
+
+import glob
+import math
+from collections.abc import Mapping, Sequence
+
+from mptune.diagnosis.explained import finding
+from mptune.diagnosis.limits import error_of
+from mptune.diagnosis.roundings import Explanation
+from mptune.diagnosis.sides import Side, arrays_of
+from mptune.finding import Finding, OutputColumns
+from mptune.graph.plan import Precision, PrecisionPlan
+
+_NAMED = 5
+"""Groups that a text names."""
+_MARGIN = 0.8
+"""Share of the limit that the plan is made for: one-group errors add in squares only nearly."""
+_TRIES = 8
+
+
+def precision_finding(side: Sequence[Side], causes: Mapping[str, Explanation]) -> Finding:
+    """The finding for outputs that are beyond tolerance through FP16.
+
+    Args:
+        side: those outputs, at least one.
+        causes: output -> what shows that FP16 makes its difference.
+    """
+    sides = side[0].sides
+    runner = sides.runner
+    groups = {group.id: group for group in runner.grouped.groups}
+    shares = _shares(side)
+    ranked = sorted(shares, key=lambda group: -shares[group])
+    plan, error = _cured(side, shares, ranked)
+    kept = [group for group in ranked if plan is not None and plan.precision[group] is Precision.FP32]
+    worst = max(side, key=lambda each: each.judged / each.tolerance.limit)
+    named = kept if plan is not None else ranked
+    names = ", ".join(f"{groups[g].name} ({g}, {100 * shares[g]:.0f} %)" for g in named[:_NAMED])
+    more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+    text = (
+        f"output {worst.name!r} has an error of {worst.judged:.3g}, the limit is {worst.tolerance.limit:.3g}: "
+        f"emulating FP16 reproduces it ({100 * causes[worst.name].left:.2g} % of the difference is left)"
+        f"; most of it comes from {names}{more}"
+    )
+    evidence: dict[str, int | float | str] = {
+        "error": worst.judged,
+        "limit": worst.tolerance.limit,
+        "emulated_fp16": worst.emulated,
+        "left_share": causes[worst.name].left,
+        "fp16_groups": len(sides.plan.fp16_groups),
+    }
+    if plan is None:
+        cure = "no plan with FP16 groups keeps the limit: allow more with --tolerance, or stay in FP32"
+    else:
+        evidence |= {"kept_groups": len(kept), "error_with_kept": error}
+        patterns = " ".join(f"--keep-fp32 {_quoted(groups[g].id)}" for g in kept[:40])
+        count = f"{len(kept)} group{'s' * (len(kept) != 1)}"
+        command = f"mptune apply {runner.model.path} --fp16-all {patterns} -o OUT.onnx"
+        cure = f"keep {count} in FP32 (error {error:.3g}): {command}"
+    return finding(
+        "precision",
+        tuple(OutputColumns(each.name) for each in side),
+        evidence,
+        text,
+        cure,
+        groups=tuple(named[:40]),
+        nodes=tuple(node for group in named[:_NAMED] for node in groups[group].nodes[:1]),
+    )
+
+
+def _quoted(text: str) -> str:
+    return glob.escape(text)
+
+
+def _shares(side: Sequence[Side]) -> dict[str, float]:
+    """FP16 group -> its share of the squared error, of the output where that is largest."""
+    sides = side[0].sides
+    base = sides.runner.grouped.uniform(Precision.FP32)
+    groups = sides.plan.fp16_groups or sides.runner.all_fp16.fp16_groups
+    errors = sides.runner.one_by_one([base.replace({group: Precision.FP16}) for group in groups])
+    shares = dict.fromkeys(groups, 0.0)
+    for each in side:
+        squares = []
+        for error in errors:
+            values = error.per_output.get(each.name, {}).get("relative_l2", (0.0,))
+            mean = sum(values) / len(values)
+            squares.append(mean**2 if math.isfinite(mean) else 1e12)
+        total = sum(squares) or 1.0
+        for group, square in zip(groups, squares, strict=True):
+            shares[group] = max(shares[group], square / total)
+    return shares
+
+
+def _cured(
+    side: Sequence[Side], shares: Mapping[str, float], ranked: Sequence[str]
+) -> tuple[PrecisionPlan | None, float]:
+    """The plan with as few groups in FP32 as keep all limits, emulated, and its largest error; None where none does."""
+    runner = side[0].sides.runner
+    base = runner.grouped.uniform(Precision.FP32).replace(dict.fromkeys(shares, Precision.FP16))
+    wanted = min(each.tolerance.limit / each.judged if math.isfinite(each.judged) else 1e-3 for each in side)
+    left, count = sum(shares.values()), 0
+    total = left
+    while count < len(ranked) and math.sqrt(left / total) > _MARGIN * wanted:
+        left = max(left - shares[ranked[count]], 0.0)
+        count += 1
+    for _ in range(_TRIES):
+        plan = base.replace(dict.fromkeys(ranked[:count], Precision.FP32))
+        if not plan.fp16_groups:
+            return None, 0.0
+        outputs = runner.emulated(plan)
+        exact = runner.exact
+        errors = []
+        fits = True
+        for each in side:
+            error = error_of(arrays_of(outputs, each.name), arrays_of(exact, each.name))
+            if each.tolerance.absolute:
+                error = type(each)(
+                    each.sides, each.name, arrays_of(outputs, each.name), arrays_of(exact, each.name), error,
+                    each.emulated, each.tolerance,
+                ).judged  # fmt: skip
+            errors.append(error)
+            fits &= error <= each.tolerance.limit
+        if fits:
+            return plan, max(errors)
+        count = min(len(ranked), count + max(1, (len(ranked) - count) // 3))
+    return None, 0.0

@@ -1,0 +1,74 @@
+"""The same model on the same samples again, alone and in several threads at the same time, against isolated runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from mptune.diagnosis.explained import finding, stale_finding
+from mptune.diagnosis.runner import Outputs, Runner
+from mptune.diagnosis.sides import Sides
+from mptune.diagnosis.stale import find_stale
+from mptune.finding import Finding, OutputColumns
+
+_MOST_THREADS = 8
+_ROUNDS = 4
+"""Times that all samples are run under stress, where no number is given."""
+
+ROUNDING = 1e-5
+"""Relative L2 between runs that the order of FP32 additions can make."""
+
+
+def repetition_findings(sides: Sides, runner: Runner, repeat: int, *, stress: bool) -> list[Finding]:
+    """Findings of runs that differ from isolated ones; none where they agree within FP32 rounding.
+
+    Args:
+        sides: of the comparison.
+        runner: of what is run again: the candidate where that is a model, else the model.
+        repeat: how often one after another; 1 is not at all.
+        stress: also in several threads at the same time.
+    """
+    found = []
+    if repeat > 1:
+        error, worst = runner.repeated(repeat, 1)
+        if error > ROUNDING and worst is not None:
+            found.append(_differing(sides, runner, error, worst, repeat, "one after another"))
+    if stress and not found:
+        threads = max(2, min(_MOST_THREADS, os.cpu_count() or 2))
+        error, worst = runner.repeated(max(repeat, _ROUNDS), threads)
+        if error > ROUNDING and worst is not None:
+            found.append(_differing(sides, runner, error, worst, max(repeat, _ROUNDS), f"in {threads} threads at once"))
+    return found
+
+
+def _differing(sides: Sides, runner: Runner, error: float, worst: Outputs, times: int, how: str) -> Finding:
+    """What the worst repetition is: stale or torn rows of the isolated runs, or other values."""
+    isolated = runner.exact
+    if all(name in isolated[0] for name in sides.layouts):
+        again = replace(sides, reference=isolated, candidate=worst, candidate_name=f"{runner.name} {how}")
+        for name in sides.layouts:
+            side = again.output(name)
+            compared = side.compared()
+            stale = None if compared is None else find_stale(compared, sides.batch)
+            if stale is not None:
+                return stale_finding(side, stale)
+    names = [name for name in isolated[0] if _differs(isolated, worst, name)]
+    return finding(
+        "not-deterministic",
+        tuple(OutputColumns(name) for name in names),
+        {"relative_l2": error, "runs": times, "mode": how},
+        f"{times} runs of {runner.name} {how} differ from isolated runs on the same samples by up to {error:.3g}"
+        " (relative L2)",
+        "look for a node that draws random numbers or was left in training mode: `mptune inspect` lists the operators",
+    )
+
+
+def _differs(a: Outputs, b: Outputs, name: str) -> bool:
+    def same(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
+        x, y = np.asarray(one[name]), np.asarray(other[name])
+        return x.shape == y.shape and bool(np.array_equal(x, y, equal_nan=x.dtype.kind == "f"))
+
+    return not all(same(one, other) for one, other in zip(a, b, strict=True))

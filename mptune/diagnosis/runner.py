@@ -1,0 +1,177 @@
+"""Runs what a comparison needs: a model, its emulations in FP16 and TF32, repetitions; each in a worker process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+import numpy as np
+
+from mptune.data.archive import read_outputs, save_samples
+from mptune.data.metrics.accuracy import OutputError
+from mptune.engines.base import Failure, Workspace
+from mptune.engines.jobs.emulation import Emulation
+from mptune.engines.jobs.outputs import OutputsJob, RepeatJob
+from mptune.engines.ort.cuda_session import NO_TF32
+from mptune.engines.toolchains.shared import ReferenceModel
+from mptune.engines.worker.child import Job
+from mptune.engines.worker.parent import Worker
+from mptune.engines.workload import Workload
+from mptune.errors import BaselineError
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
+from mptune.graph.loading.model import Model
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.writing.emulate import Emulator
+from mptune.graph.writing.tf32 import Rounding, uses_products, write_tf32
+from mptune.graph.writing.widened import write_widened
+from mptune.settings import DataSettings, SearchSettings
+from mptune.tuning.failures import did_not_run
+
+T = TypeVar("T")
+
+Outputs = tuple[Mapping[str, np.ndarray], ...]
+"""One dictionary per sample, arrays by output name."""
+
+
+class Runner:
+    """One model on one set of samples. Nothing runs before it is asked for; every result is computed once.
+
+    Raises, in all methods:
+        BaselineError: ONNX Runtime does not run the model on the samples.
+    """
+
+    def __init__(
+        self, model: Model, samples: Sequence[Mapping[str, np.ndarray]], folder: Path, batch: int, name: str = ""
+    ) -> None:
+        """Make the runner.
+
+        Args:
+            model: the model.
+            samples: one feed for each.
+            folder: of temporary files; exists.
+            batch: rows per sample where the batch is dynamic.
+            name: what messages call the model; its path by default.
+        """
+        self.model = model
+        self.name = name or str(model.path)
+        places = [folder / each for each in ("weights", "data", "engines", "logs")]
+        for place in places:
+            place.mkdir(parents=True)
+        self.workspace = Workspace(model.path.resolve(), *places)
+        self.grouped = GroupedModel(model, find_groups(model))
+        self.workload = Workload(self.grouped, self.workspace)
+        self._settings = replace(SearchSettings(), data_settings=DataSettings(batch=batch))
+        self._worker = Worker(self.workspace.logs_dir, self._settings.worker, NO_TF32)
+        self.samples_path = self.workspace.samples("search")
+        self.samples = samples
+        save_samples(self.samples_path, samples)
+        self._kept: dict[str, Outputs] = {}
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._worker.close()
+
+    def call(self, job: Job[T]) -> T:
+        """Run a job in the worker."""
+        limits = self._settings.worker
+        found = self._worker.call(job, limits.build_timeout_s + limits.measure_timeout_s)
+        if isinstance(found, Failure):
+            raise did_not_run(f"{self.name} does not run on these data", replace(found, log_path=None))
+        return found
+
+    @property
+    def exact(self) -> Outputs:
+        """Outputs in true FP32; FP16 values of the model itself are rounded as they stand."""
+        return self._outputs("exact", self.widened)
+
+    @cached_property
+    def widened(self) -> Path:
+        """The model as the CPU is to run it."""
+        return write_widened(self.model, self.workload.bank, self.workspace.scratch("widened"))
+
+    @property
+    def exact_path(self) -> Path:
+        """The file of ``exact``."""
+        assert self.exact
+        return self.workspace.data_dir / "exact.npz"
+
+    @cached_property
+    def all_fp16(self) -> PrecisionPlan:
+        """FP16 wherever FP16 can be right."""
+        kept = {group.id for group in self.grouped.groups if group.pinned is not None}
+        kept |= set(pinned_by_hazards(find_hazards(self.grouped)))
+        return self.grouped.uniform(Precision.FP16).replace(dict.fromkeys(kept, Precision.FP32))
+
+    def emulated(self, plan: PrecisionPlan) -> Outputs:
+        """Outputs with the roundings of a plan."""
+        return self._outputs(plan.fingerprint, lambda: self._emulator.write(plan, self.scratch(plan.fingerprint)))
+
+    def tf32(self, rounding: Rounding) -> Outputs | None:
+        """Outputs with the roundings of TF32; None where TF32 changes nothing, or the emulation does not run."""
+        if not uses_products(self.model):
+            return None
+        path = self.scratch(rounding)
+        try:
+            return self._outputs(rounding, lambda: write_tf32(self.model, self.workload.bank, path, rounding))
+        except BaselineError:
+            return None
+
+    def one_by_one(self, plans: Sequence[PrecisionPlan]) -> tuple[OutputError, ...]:
+        """Emulated errors of plans on the first samples, against ``exact``."""
+        save_samples(self.workspace.reference("search"), self.exact)
+        found = self._emulation.errors(plans, few=True)
+        if isinstance(found, Failure):
+            raise did_not_run(f"{self.name} cannot be emulated in FP16", replace(found, log_path=None))
+        return found
+
+    def repeated(self, times: int, threads: int) -> tuple[float, Outputs | None]:
+        """The largest relative difference of repeated runs from isolated ones, and the outputs of that run."""
+        worst = self.workspace.data_dir / f"worst_{threads}.npz"
+        error = self.call(RepeatJob(self.widened, self.samples_path, self.exact_path, times, threads, worst))
+        return error, read_outputs(worst) if error > 0 else None
+
+    @cached_property
+    def _emulator(self) -> Emulator:
+        return Emulator(self.grouped, self.workload.bank)
+
+    @cached_property
+    def _emulation(self) -> Emulation:
+        def answer(job: Job[T], /) -> T | Failure:
+            limits = self._settings.worker
+            return self._worker.call(job, limits.build_timeout_s + limits.measure_timeout_s)
+
+        return Emulation(self.workload, self.grouped, "cpu", self._settings, answer, lambda: self.shapes)
+
+    @cached_property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Value -> its shape on the first sample; empty where the values cannot be observed."""
+
+        def answer(job: Job[T], /) -> T | Failure:
+            limits = self._settings.worker
+            return self._worker.call(job, limits.build_timeout_s + limits.measure_timeout_s)
+
+        ranges = ReferenceModel(self.workload, "cpu", answer).observe()
+        return {} if isinstance(ranges, Failure) else {name: found.shape for name, found in ranges.items()}
+
+    def scratch(self, name: str) -> Path:
+        """A path for a model beside the weight bank."""
+        return self.workspace.scratch(f"compared-{name}")
+
+    def _outputs(self, name: str, write: object) -> Outputs:
+        if name not in self._kept:
+            path = write() if callable(write) else write
+            assert isinstance(path, Path)
+            into = self.workspace.data_dir / f"{name}.npz"
+            self.call(OutputsJob(path, self.samples_path, into))
+            self._kept[name] = read_outputs(into)
+        return self._kept[name]

@@ -1,0 +1,153 @@
+"""Jobs of a comparison: outputs of models on samples, again, at the same time, and value by value of two models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from mptune.data.calibration import read_samples, save_outputs
+from mptune.engines.base import Stage
+from mptune.engines.jobs.samples import Feed, Outputs, cached_samples
+from mptune.engines.ort.cuda_session import open_session
+from mptune.engines.ort.session import OrtSession, SessionOptions
+from mptune.engines.worker.child import WorkerState
+
+
+@dataclass(frozen=True)
+class OutputsJob:
+    """Run a model over the samples on the CPU and write its outputs to a file.
+
+    Attributes:
+        model: an ONNX file.
+        samples: file of samples.
+        outputs: file to write.
+    """
+
+    model: Path
+    samples: Path
+    outputs: Path
+
+    def run(self, state: WorkerState) -> int:
+        """Returns the number of samples."""
+        session = state.transient(partial(open_session, self.model, SessionOptions(timing=False)))
+        state.enter(Stage.RUN)
+        found = [session.run(feed) for feed in cached_samples(state, self.samples)]
+        save_outputs(self.outputs, found)
+        return len(found)
+
+
+@dataclass(frozen=True)
+class RepeatJob:
+    """Run a model again and again, alone or at the same time in several threads, and keep the runs that differ.
+
+    Attributes:
+        model: an ONNX file.
+        samples: file of samples.
+        outputs: file of the outputs of isolated runs on the same samples (``OutputsJob``).
+        times: how often all samples are run.
+        threads: how many run at the same time; 1 is one after another.
+        worst: file to write: the outputs of the repetition that differs most from the isolated runs.
+    """
+
+    model: Path
+    samples: Path
+    outputs: Path
+    times: int
+    threads: int
+    worst: Path
+
+    def run(self, state: WorkerState) -> float:
+        """Returns the largest relative L2 over repetitions, samples and outputs; 0 where all runs are equal."""
+        from mptune.data.archive import read_outputs
+
+        session = state.transient(partial(open_session, self.model, SessionOptions(timing=False)))
+        state.enter(Stage.RUN)
+        samples = cached_samples(state, self.samples)
+        isolated = read_outputs(self.outputs)
+        largest = 0.0
+        with ThreadPoolExecutor(self.threads) as pool:
+            for _ in range(self.times):
+                found = list(pool.map(session.run, samples))
+                error = max(_distance(a, b) for a, b in zip(found, isolated, strict=True))
+                if error > largest:
+                    largest = error
+                    save_outputs(self.worst, found)
+        return largest
+
+
+@dataclass(frozen=True)
+class TraceJob:
+    """Compare values inside two models, sample by sample; only figures are kept.
+
+    Attributes:
+        left: an ONNX file whose outputs are the values of interest.
+        right: the same of the other model.
+        pairs: names of values that correspond, left and right.
+        samples: file of samples.
+        which: indices of the samples to take; None takes all.
+        right_samples: file of the same samples under the right model's names of the inputs; None where they are alike.
+    """
+
+    left: Path
+    right: Path
+    pairs: tuple[tuple[str, str], ...]
+    samples: Path
+    which: tuple[int, ...] | None = None
+    right_samples: Path | None = None
+
+    def run(self, state: WorkerState) -> tuple[float, ...]:
+        """Returns, for each pair, the largest error over the samples: ``value_error``."""
+        samples = cached_samples(state, self.samples)
+        others = samples if self.right_samples is None else read_samples(self.right_samples)
+        chosen = range(len(samples)) if self.which is None else self.which
+        errors = [0.0] * len(self.pairs)
+        options = SessionOptions(timing=False, node_by_node=True)
+        state.enter(Stage.BUILD)
+        with closing(open_session(self.left, options)) as left, closing(open_session(self.right, options)) as right:
+            state.enter(Stage.RUN)
+            for k in chosen:
+                expected, found = _run(left, samples[k]), _run(right, others[k])
+                for index, (one, other) in enumerate(self.pairs):
+                    errors[index] = max(errors[index], value_error(found[other], expected[one]))
+        return tuple(errors)
+
+
+def value_error(found: np.ndarray, expected: np.ndarray) -> float:
+    """Root mean square of the difference by that of the reference; inf where shapes or non-finite places differ."""
+    if found.shape != expected.shape:
+        return math.inf
+    a, b = found.ravel(), expected.ravel()
+    difference = total = 0.0
+    for start in range(0, a.size, _BLOCK):  # in blocks: float64 copies of a whole value would double its memory
+        x = a[start : start + _BLOCK].astype(np.float64)
+        y = b[start : start + _BLOCK].astype(np.float64)
+        same = (x == y) | (np.isnan(x) & np.isnan(y))
+        with np.errstate(invalid="ignore"):
+            gap = np.where(same, 0.0, x - y)
+        if not np.isfinite(gap).all():
+            return math.inf
+        y = np.where(np.isfinite(y), y, 0.0)
+        difference += float(gap @ gap)
+        total += float(y @ y)
+    if difference == 0:
+        return 0.0
+    return math.sqrt(difference / total) if total > 0 else math.inf
+
+
+_BLOCK = 1 << 20
+
+
+def _run(session: OrtSession, feed: Feed) -> Outputs:
+    wanted = session.inputs.keys()
+    return session.run({name: array for name, array in feed.items() if name in wanted})
+
+
+def _distance(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float:
+    return max((value_error(found[name], expected[name]) for name in expected), default=0.0)
