@@ -129,7 +129,7 @@ class Runner:
     def one_by_one(self, plans: Sequence[PrecisionPlan]) -> tuple[OutputError, ...]:
         """Emulated errors of plans on the first samples, against ``exact``."""
         save_samples(self.workspace.reference("search"), self.exact)
-        found = self._emulation.errors(plans, few=True)
+        found = self._emulation.errors(plans, part=range(self._emulation.samples.count))
         if isinstance(found, Failure):
             raise did_not_run(f"{self.name} cannot be emulated in FP16", replace(found, log_path=None))
         return found
