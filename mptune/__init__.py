@@ -65,7 +65,7 @@ _HOME = {
 __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
-from mptune.api import apply, inspect, pick, report, search
+    from mptune.api import apply, inspect, pick, report, search
     from mptune.comparing import check, compare
     from mptune.deploying import confirm, export
     from mptune.diagnosis.comparison import Comparison

@@ -1,0 +1,194 @@
+"""Where two models begin to differ: every value that both compute, in topological order, in slices that fit memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mptune.diagnosis.alignment import Alignment
+from mptune.diagnosis.explained import finding
+from mptune.diagnosis.runner import Runner
+from mptune.diagnosis.sides import Sides
+from mptune.engines.jobs.outputs import TraceJob
+from mptune.finding import Finding
+from mptune.graph.writing.widened import write_widened
+
+SLICE_BYTES = 1 << 28
+"""Values of one model and one sample that are kept at once, bytes."""
+
+_EXACT = 1e-7
+"""Relative difference of values that are computed node by node in the same way: nothing, or the last bit."""
+_RESTRUCTURED = 1e-5
+"""The same where the two compute the value with other nodes."""
+_FLOATS = frozenset({"float", "float16", "double"})
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first value that differs.
+
+    Attributes:
+        value: of the left model.
+        other: of the right model.
+        node: of the left model, that computes it.
+        group: id of its layer group, or of the group that reads it first; "" where there is none.
+        error: root mean square difference by the root mean square of the value, the worst sample.
+        before: the largest error of the values before it.
+        compared: how many values were compared.
+    """
+
+    value: str
+    other: str
+    node: str
+    group: str
+    error: float
+    before: float
+    compared: int
+
+
+def first_divergence(
+    sides: Sides, right: Runner, alignment: Alignment, limit: float | None = None
+) -> Divergence | None:
+    """Find the first value along the graph whose error is beyond a limit; None where there is none.
+
+    Args:
+        sides: of the comparison; its runner runs the left model.
+        right: runs the right model.
+        alignment: of the two.
+        limit: largest error; None takes what FP32 rounding gives.
+    """
+    left = sides.runner
+    is_same = all(d.kind != "structure" for d in alignment.differences)
+    level = limit if limit is not None else _EXACT if is_same else _RESTRUCTURED
+    pairs = _pairs(left, right, alignment)
+    sample = _worst_sample(sides)
+    everything = list(_slices(left, pairs, SLICE_BYTES))
+    found = _search(left, right, everything, (sample,), level)
+    if len(sides.reference) > 1:
+        # Before it, other samples may differ earlier.
+        upto = everything if found is None else everything[: found[0] + 1]
+        again = _search(left, right, upto, None, level)
+        found = again or found
+    if found is None:
+        return None
+    _, (value, other), error, before, compared = found
+    node = left.model.nodes[left.model.producer[value]]
+    return Divergence(value, other, node.name, _group(left, node.name), error, before, compared)
+
+
+def trace_finding(sides: Sides, divergence: Divergence) -> Finding:
+    """The finding for it."""
+    groups = {group.id: group for group in sides.runner.grouped.groups}
+    name = f"group {groups[divergence.group].name} ({divergence.group})" if divergence.group else "no group"
+    differs = f"has a relative error of {divergence.error:.3g}"
+    if math.isinf(divergence.error):
+        differs = "differs in its shape, in values that are not finite, or where one model has zeros only"
+    return finding(
+        "first-difference",
+        (),
+        {"error": divergence.error, "error_before": divergence.before, "values_compared": divergence.compared},
+        f"the two models begin to differ in {name}: value {divergence.value!r}, computed by {divergence.node},"
+        f" {differs}; every value before it is within {divergence.before:.3g}",
+        "compare this node in both models: its attributes, its constants and its type",
+        nodes=(divergence.node,),
+        groups=(divergence.group,) if divergence.group else (),
+        tensors=(divergence.value,),
+    )
+
+
+def _pairs(left: Runner, right: Runner, alignment: Alignment) -> list[tuple[str, str]]:
+    """Values that both compute, in the topological order of the left model."""
+    found = []
+    for node in left.model.nodes:
+        for out in node.outputs:
+            other = alignment.values.get(out)
+            if other is None or out in left.model.initializers or other not in right.model.producer:
+                continue
+            if left.model.info(out).dtype in _FLOATS and right.model.info(other).dtype in _FLOATS:
+                found.append((out, other))
+    return found
+
+
+def _slices(left: Runner, pairs: Sequence[tuple[str, str]], most: int) -> Iterator[list[tuple[str, str]]]:
+    """Consecutive pairs whose values fit a number of bytes, at least one each."""
+    shapes = left.shapes
+    slice_: list[tuple[str, str]] = []
+    total = 0
+    for pair in pairs:
+        size = 4 * math.prod(shapes.get(pair[0], (1 << 20,)))
+        if slice_ and total + size > most:
+            yield slice_
+            slice_, total = [], 0
+        slice_.append(pair)
+        total += size
+    if slice_:
+        yield slice_
+
+
+Found = tuple[int, tuple[str, str], float, float, int]
+
+
+def _search(
+    left: Runner,
+    right: Runner,
+    slices: Sequence[Sequence[tuple[str, str]]],
+    which: tuple[int, ...] | None,
+    level: float,
+) -> Found | None:
+    before, compared = 0.0, 0
+    for index, pairs in enumerate(slices):
+        one = write_widened(left.model, left.workload.bank, left.scratch("trace"), _names(pairs, 0))
+        two = write_widened(right.model, right.workload.bank, right.scratch("trace"), _names(pairs, 1))
+        same = {i.name for i in right.model.inputs} <= {i.name for i in left.model.inputs}
+        others = None if same else right.samples_path
+        errors = left.call(TraceJob(one, two, tuple(pairs), left.samples_path, which, others))
+        one.unlink()
+        two.unlink()
+        for pair, error in zip(pairs, errors, strict=True):
+            compared += 1
+            if error > level:
+                return index, pair, error, before, compared
+            before = max(before, error)
+    return None
+
+
+def _names(pairs: Sequence[tuple[str, str]], side: int) -> list[str]:
+    return list(dict.fromkeys(pair[side] for pair in pairs))
+
+
+def _worst_sample(sides: Sides) -> int:
+    """The sample whose outputs differ most."""
+
+    def gap(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> float:
+        worst = 0.0
+        for name in sides.layouts:
+            x, y = np.asarray(a[name], np.float64), np.asarray(b[name], np.float64)
+            if x.shape != y.shape or not np.isfinite(x).all():
+                return math.inf
+            worst = max(worst, float(np.sqrt(np.sum((x - y) ** 2) / (np.sum(y**2) or 1.0))))
+        return worst
+
+    gaps = [gap(a, b) for a, b in zip(sides.candidate, sides.reference, strict=True)]
+    return int(np.argmax(gaps))
+
+
+def _group(left: Runner, node: str) -> str:
+    """The group of a node; of the first node that needs it, where it has none."""
+    owners = left.grouped.owners
+    if node in owners:
+        return owners[node]
+    waiting = [n for n in left.model.nodes if n.name == node]
+    seen: set[int] = set()
+    while waiting:
+        at = waiting.pop(0)
+        if at.name in owners:
+            return owners[at.name]
+        for out in at.outputs:
+            for index in left.model.consumers.get(out, ()):
+                if index not in seen:
+                    seen.add(index)
+                    waiting.append(left.model.nodes[index])
+    return ""

@@ -1,0 +1,198 @@
+"""``mptune compare MODEL CANDIDATE --trace``: with one planted difference, the first group that diverges is its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+import mptune
+from mptune.cli import main
+from tests.diagnosis.recordings import session
+from tests.graph import models
+
+ROOT = Path(__file__).resolve().parents[2]
+EXPORTED = ROOT / "tests/graph/exported"
+
+
+def perturbed(model: onnx.ModelProto, rng: np.random.Generator) -> str:
+    """Weights of one node, by 2 %."""
+    floats = [t for t in model.graph.initializer if t.data_type == onnx.TensorProto.FLOAT and np.prod(t.dims) >= 8]
+    used = [t for t in floats if any(t.name in n.input for n in model.graph.node)]
+    tensor = used[int(rng.integers(len(used)))]
+    values = numpy_helper.to_array(tensor)
+    changed = (values * (1 + 0.02 * rng.standard_normal(values.shape))).astype(np.float32)
+    tensor.CopyFrom(numpy_helper.from_array(changed, tensor.name))
+    return next(n.name for n in model.graph.node if tensor.name in n.input)
+
+
+def cast(model: onnx.ModelProto, rng: np.random.Generator) -> str:
+    """The result of one node goes through FP16."""
+    rounded = {"MatMul", "Conv", "Gemm", "Mul", "Add", "LayerNormalization", "BatchNormalization", "Softmax"}
+    places = [k for k, n in enumerate(model.graph.node) if n.op_type in rounded]
+    at = places[int(rng.integers(len(places)))]
+    node = model.graph.node[at]
+    out = node.output[0]
+    node.output[0] = f"{out}_raw"
+    model.graph.node.insert(
+        at + 1, helper.make_node("Cast", [f"{out}_raw"], [f"{out}_half"], to=onnx.TensorProto.FLOAT16)
+    )
+    model.graph.node.insert(at + 2, helper.make_node("Cast", [f"{out}_half"], [out], to=onnx.TensorProto.FLOAT))
+    return node.name
+
+
+def attribute(operator: str, name: str, value: object) -> Callable[[onnx.ModelProto, np.random.Generator], str]:
+    """One attribute of one node of an operator."""
+
+    def change(model: onnx.ModelProto, rng: np.random.Generator) -> str:
+        nodes = [n for n in model.graph.node if n.op_type == operator]
+        node = nodes[int(rng.integers(len(nodes)))]
+        for old in [a for a in node.attribute if a.name == name]:
+            node.attribute.remove(old)
+        node.attribute.append(helper.make_attribute(name, value))
+        return node.name
+
+    return change
+
+
+def permuted(model: onnx.ModelProto, rng: np.random.Generator) -> str:
+    """The output channels of a weight in another order."""
+    nodes = [n for n in model.graph.node if n.op_type in ("Conv", "MatMul", "Gemm")]
+    constants = {t.name: t for t in model.graph.initializer}
+    nodes = [n for n in nodes if n.input[1] in constants]
+    node = nodes[int(rng.integers(len(nodes)))]
+    tensor = constants[node.input[1]]
+    axis = 0 if node.op_type == "Conv" else len(tensor.dims) - 1
+    values = np.roll(numpy_helper.to_array(tensor), 1, axis)
+    tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(values), tensor.name))
+    return node.name
+
+
+def resized() -> onnx.ModelProto:
+    """A convolution before and after a Resize."""
+    return models.model(
+        [
+            models.node("Conv", ["x", "w"], "a", "/down/Conv", pads=[1, 1, 1, 1]),
+            models.node("Relu", ["a"], "r", "/down/Relu"),
+            models.node("Resize", ["r", "", "scales"], "u", "/up/Resize", mode="linear"),
+            models.node("Conv", ["u", "v"], "y", "/head/Conv", pads=[1, 1, 1, 1]),
+        ],
+        [models.value("x", ["batch", 3, 8, 8])],
+        [models.value("y", ["batch", 2, 16, 16])],
+        [models.weight("w", 4, 3, 3, 3), models.weight("v", 2, 4, 3, 3), models.constant("scales", [1, 1, 2, 2])],
+    )
+
+
+def load(name: str) -> onnx.ModelProto:
+    made = {"mlp": models.mlp, "cnn": models.cnn, "attention": models.attention, "resize": resized}
+    if name in made:
+        return made[name]()
+    files = {"vit": ROOT / "benchmarks/models/digits_vit.onnx", "exported": EXPORTED / "cnn_torchscript_17.onnx"}
+    return onnx.load(str(files.get(name, EXPORTED / f"{name}.onnx")))
+
+
+TRANSFORMER = "transformer_torchscript_17"
+PAIRS = [
+    ("mlp", perturbed),
+    ("cnn", perturbed),
+    ("vit", perturbed),
+    ("exported", perturbed),
+    (TRANSFORMER, perturbed),
+    ("mlp", cast),
+    ("attention", cast),
+    ("exported", cast),
+    (TRANSFORMER, cast),
+    ("vit", cast),
+    ("mlp", attribute("LayerNormalization", "epsilon", 1e-3)),
+    (TRANSFORMER, attribute("LayerNormalization", "epsilon", 1e-4)),
+    ("cnn", attribute("BatchNormalization", "epsilon", 1e-2)),
+    ("attention", attribute("Softmax", "axis", 1)),
+    (TRANSFORMER, attribute("Softmax", "axis", 1)),
+    ("resize", attribute("Resize", "mode", "nearest")),
+    ("resize", attribute("Resize", "coordinate_transformation_mode", "align_corners")),
+    ("cnn", permuted),
+    ("mlp", permuted),
+    ("exported", permuted),
+]
+
+
+def data_of(model: Path, rng: np.random.Generator, rows: int = 4) -> dict[str, np.ndarray]:
+    found = {}
+    for value in session(model.read_bytes()).get_inputs():
+        shape = [rows, *(d if isinstance(d, int) else 6 for d in value.shape[1:])]
+        integers = "int" in value.type
+        found[value.name] = rng.integers(0, 40, shape) if integers else rng.standard_normal(shape).astype(np.float32)
+    return found
+
+
+@pytest.mark.parametrize("case", range(len(PAIRS)), ids=[f"{n}-{getattr(f, '__name__', f)}" for n, f in PAIRS])
+def test_the_first_group_that_diverges_is_that_of_the_planted_difference(case: int, tmp_path: Path) -> None:
+    name, plant = PAIRS[case]
+    rng = np.random.default_rng([case, 15])
+    proto = load(name)
+    left = models.save(proto, tmp_path, "left.onnx")
+    changed = onnx.ModelProto()
+    changed.CopyFrom(proto)
+    node = plant(changed, rng)
+    right = models.save(changed, tmp_path, "right.onnx")
+
+    found = mptune.compare(left, right, data=data_of(left, rng), trace=True)
+
+    groups = [group.id for group in mptune.find_groups(mptune.load_model(left)) if node in group.nodes]
+    (first,) = [finding for finding in found.findings if finding.code == "first-difference"]
+    assert first.where.groups == tuple(groups), (node, first.text)
+    structural = [finding for finding in found.findings if finding.code == "attribute-differs"]
+    if plant is cast:
+        assert not structural
+    else:
+        assert structural[0].where.nodes == (node,)
+        assert found.verdict == "differs"
+
+
+def test_the_same_model_under_other_names_agrees(tmp_path: Path) -> None:
+    left = models.save(models.mlp(), tmp_path, "left.onnx")
+    other = models.mlp()
+    other.CopyFrom(onnx.load(str(left)))
+    for k, node in enumerate(other.graph.node):
+        node.name = f"n{k}"
+        node.output[:] = [out if out == "y" else f"v_{out}" for out in node.output]
+        node.input[:] = [
+            f"v_{i}" if i in {o for n in onnx.load(str(left)).graph.node for o in n.output} else i for i in node.input
+        ]
+    right = models.save(other, tmp_path, "right.onnx")
+    found = mptune.compare(left, right, data=data_of(left, np.random.default_rng(0)), trace=True)
+    assert [finding.code for finding in found.findings] == ["agrees"]
+
+
+def test_check_passes_a_mixed_model_within_its_limit_and_exits_with_3_beyond(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = models.save(models.mlp(), tmp_path)
+    mixed = mptune.apply(model, None, tmp_path / "mixed.onnx")
+    np.savez(tmp_path / "val.npz", **data_of(model, np.random.default_rng(1)))
+    command = ["check", str(mixed), "--against", str(model), "--data", str(tmp_path / "val.npz"), "--max-error"]
+    assert main([*command, "1e-2"]) == 0
+    assert main([*command, "1e-5"]) == 3
+    assert "precision" in capsys.readouterr().out
+    assert main([*command, "0"]) == 2
+
+
+def test_runs_that_differ_are_not_deterministic(tmp_path: Path) -> None:
+    proto = models.model(
+        [
+            models.node("RandomNormalLike", ["x"], "noise", "/noise/RandomNormalLike"),
+            models.node("MatMul", ["x", "w"], "h", "/fc/MatMul"),
+            models.node("Add", ["h", "noise"], "y", "/fc/Add"),
+        ],
+        [models.value("x", ["batch", 8])],
+        [models.value("y", ["batch", 8])],
+        [models.weight("w", 8, 8)],
+    )
+    model = models.save(proto, tmp_path)
+    found = mptune.compare(model, data=data_of(model, np.random.default_rng(2)), repeat=2)
+    assert "not-deterministic" in {finding.code for finding in found.findings}
+    assert found.verdict == "differs"
