@@ -16,10 +16,10 @@ from mptune.data.calibration import load_calibration
 from mptune.diagnosis.comparing import compare_sides, make_sides
 from mptune.diagnosis.comparison import Comparison
 from mptune.diagnosis.limits import parse_tolerances
+from mptune.diagnosis.pairs.structure import alignment_of, structure_finding, with_candidate_plan
+from mptune.diagnosis.pairs.tracing import first_divergence, trace_finding
 from mptune.diagnosis.repeating import repetition_findings
 from mptune.diagnosis.runner import Runner
-from mptune.diagnosis.structure import alignment_of, structure_finding, with_candidate_plan
-from mptune.diagnosis.tracing import first_divergence, trace_finding
 from mptune.errors import DataError, ModelError, SettingsError
 from mptune.graph.loading.model import Model, load_model
 from mptune.settings import DataSettings

@@ -14,10 +14,10 @@ from mptune.diagnosis.comparison import Comparison
 from mptune.diagnosis.explained import STRUCTURAL, rounding_cause, rounding_finding, structural_finding
 from mptune.diagnosis.half import precision_finding
 from mptune.diagnosis.limits import Tolerance
-from mptune.diagnosis.roundings import Explanation
+from mptune.diagnosis.patterns.roundings import Explanation
+from mptune.diagnosis.patterns.scaled import FP32_ROUNDING
 from mptune.diagnosis.rows import Layout, read_recording
 from mptune.diagnosis.runner import Outputs, Runner
-from mptune.diagnosis.scaled import FP32_ROUNDING
 from mptune.diagnosis.sides import Side, Sides
 from mptune.finding import Finding, by_severity
 from mptune.graph.loading.value_dependent import shape_facts

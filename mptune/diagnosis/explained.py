@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from mptune.diagnosis.orders import Order, find_order, find_row_order
-from mptune.diagnosis.roundings import Explanation, explain, is_half_precise
-from mptune.diagnosis.scaled import FP32_ROUNDING, Compared
+from mptune.diagnosis.patterns.orders import Order, find_order, find_row_order
+from mptune.diagnosis.patterns.roundings import Explanation, explain, is_half_precise
+from mptune.diagnosis.patterns.scaled import FP32_ROUNDING, Compared
+from mptune.diagnosis.patterns.stale import Stale, find_stale, shift_of
 from mptune.diagnosis.sides import Side, arrays_of
-from mptune.diagnosis.stale import Stale, find_stale, shift_of
 from mptune.finding import CODES, Finding, OutputColumns, Where
 from mptune.graph.writing.tf32 import ROUNDINGS
 

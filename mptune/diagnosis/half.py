@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from mptune.diagnosis.explained import finding
 from mptune.diagnosis.limits import error_of
-from mptune.diagnosis.roundings import Explanation
+from mptune.diagnosis.patterns.roundings import Explanation
 from mptune.diagnosis.sides import Side, arrays_of
 from mptune.finding import Finding, OutputColumns
 from mptune.graph.plan import Precision, PrecisionPlan

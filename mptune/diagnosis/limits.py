@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mptune.diagnosis.scaled import FP32_ROUNDING
+from mptune.diagnosis.patterns.scaled import FP32_ROUNDING
 from mptune.errors import SettingsError
 
 HEADROOM = 2.0

@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from mptune.diagnosis.explained import finding, stale_finding
+from mptune.diagnosis.patterns.stale import find_stale
 from mptune.diagnosis.runner import Outputs, Runner
 from mptune.diagnosis.sides import Sides
-from mptune.diagnosis.stale import find_stale
 from mptune.finding import Finding, OutputColumns
 
 _MOST_THREADS = 8

@@ -9,9 +9,9 @@ from typing import Literal
 import numpy as np
 
 from mptune.diagnosis.limits import Tolerance, default_limit, error_of
+from mptune.diagnosis.patterns.scaled import Compared
 from mptune.diagnosis.rows import Layout
 from mptune.diagnosis.runner import Outputs, Runner
-from mptune.diagnosis.scaled import Compared
 from mptune.graph.plan import PrecisionPlan
 
 

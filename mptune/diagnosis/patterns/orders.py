@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mptune.diagnosis.scaled import CLEAR, Compared, column_axis, rms
+from mptune.diagnosis.patterns.scaled import CLEAR, Compared, column_axis, rms
 
 _MAX_ORDERED = 2048
 """Entries along an axis up to which another order of them is looked for."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mptune.diagnosis.orders import distances, spread_positions
-from mptune.diagnosis.scaled import CLEAR, Compared
+from mptune.diagnosis.patterns.orders import distances, spread_positions
+from mptune.diagnosis.patterns.scaled import CLEAR, Compared
 
 _SAMPLED = 4096
 """Values of a row that are compared first."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mptune.diagnosis.alignment import Alignment
 from mptune.diagnosis.explained import finding
+from mptune.diagnosis.pairs.alignment import Alignment
 from mptune.diagnosis.runner import Runner
 from mptune.diagnosis.sides import Sides
 from mptune.engines.jobs.outputs import TraceJob

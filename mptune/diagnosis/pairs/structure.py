@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mptune.diagnosis.alignment import Alignment, align
 from mptune.diagnosis.explained import finding
+from mptune.diagnosis.pairs.alignment import Alignment, align
 from mptune.diagnosis.runner import Runner
 from mptune.diagnosis.sides import Sides
 from mptune.finding import Finding, OutputColumns
