@@ -21,14 +21,8 @@ from unittest import mock
 from benchmarks.chaos_jobs import FAULTS, Busy, Faulty
 from mptune import api
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.base import (
-    Failure,
-    Measurement,
-    ReferenceReport,
-    SampleSet,
-    TensorRange,
-    Toolchain,
-)
+from mptune.engines.base import Failure, Measurement, ReferenceReport, SampleSet, Toolchain
+from mptune.engines.jobs.ranges import TensorRange
 from mptune.engines.timing.session_timing import SessionTiming
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
 from mptune.engines.worker.child import Job

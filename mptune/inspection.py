@@ -11,7 +11,8 @@ from typing import Any
 
 from mptune.data.calibration import CalibrationSet, load_calibration
 from mptune.data.numbers import encode_float
-from mptune.engines.base import Failure, TensorRange, Workspace
+from mptune.engines.base import Failure, Workspace
+from mptune.engines.jobs.ranges import TensorRange, seen_of
 from mptune.engines.toolchains.predicted import PredictedToolchain
 from mptune.engines.workload import Workload
 from mptune.finding import SEVERITIES, Finding, by_severity
@@ -209,7 +210,7 @@ def inspect_model(
         ranges, about_reference = _observe(grouped, samples)
         shapes = {name: seen.shape for name, seen in ranges.items()}
     absmax = {name: seen.absmax for name, seen in ranges.items()}
-    found = find_hazards(grouped, absmax)
+    found = find_hazards(grouped, absmax, seen=seen_of(ranges))
     about_data = [replace(f, origin="inspect") for f in samples.findings] if samples else []
     quantised = quantised_findings(grouped, shapes, "inspect")
     interface = interface_findings(model, "inspect")

@@ -28,10 +28,10 @@ from mptune.engines.base import (
     ReferenceReport,
     SampleSet,
     Stage,
-    TensorRange,
 )
 from mptune.engines.emulated_samples import EmulatedSamples
 from mptune.engines.environment import Environment
+from mptune.engines.jobs.ranges import TensorRange
 from mptune.engines.timing.latency import Latency, LatencySource, summarise
 from mptune.engines.timing.session_timing import SessionTiming
 from mptune.engines.workload import Workload

@@ -20,7 +20,8 @@ import onnx
 import pytest
 
 from mptune import api
-from mptune.engines.base import ReferenceReport, TensorRange
+from mptune.engines.base import ReferenceReport
+from mptune.engines.jobs.ranges import TensorRange
 from mptune.errors import (
     BaselineError,
     DataError,

@@ -18,13 +18,13 @@ import numpy as np
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.emulated_samples import EmulatedSamples
 from mptune.engines.environment import Environment
+from mptune.engines.jobs.ranges import TensorRange
 from mptune.engines.timing.latency import Latency, LatencySource, Stopwatch
 from mptune.engines.timing.session_timing import SessionTiming
 from mptune.graph.plan import PrecisionPlan
 from mptune.scratch import scratch_name
 
 if TYPE_CHECKING:
-    from mptune.graph.hazards.masked_rows import MaskedRows
     from mptune.targets.roofline import LatencyTerms
 
 ErrorSource = Literal["measured", "emulated"]
@@ -204,23 +204,6 @@ class ReferenceReport:
     batch_size_error: float | None = None
     warnings: tuple[str, ...] = ()
     optimisation_error: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class TensorRange:
-    """The values of one tensor over the search samples.
-
-    Attributes:
-        absmax: largest finite magnitude.
-        shape: concrete shape on the first sample.
-        non_finite: number of values that were NaN or infinite.
-        masked: of a value that a softmax is taken of, its rows that were masked whole; None where there were none.
-    """
-
-    absmax: float
-    shape: tuple[int, ...]
-    non_finite: int = 0
-    masked: MaskedRows | None = None
 
 
 @dataclass(frozen=True)

@@ -6,20 +6,23 @@ They are frozen dataclasses that run inside the worker; they name files, and onl
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from mptune.data.calibration import save_outputs
-from mptune.engines.base import EngineError, FailureKind, ReferenceReport, Stage, TensorRange
+from mptune.engines.base import EngineError, FailureKind, ReferenceReport, Stage
+from mptune.engines.jobs.ranges import TensorRange
 from mptune.engines.jobs.samples import Feed, cached_samples
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import PROVIDERS, OrtSession, Provider, SessionOptions
 from mptune.engines.worker.child import WorkerState
 from mptune.graph.hazards.masked_rows import MaskedRows
+from mptune.graph.hazards.probes import ProbeRecord
 from mptune.graph.writing.observe import Tap
+from mptune.graph.writing.probe_nodes import ProbeTap
 
 
 @dataclass(frozen=True)
@@ -149,18 +152,53 @@ class ObserveJob:
         options = SessionOptions(self.provider, timing=False)
         session = state.transient(partial(open_session, self.model, options))
         ranges: dict[str, TensorRange] = {}
+        answers = [_Answer(probe) for tap in self.taps for probe in tap.probes]
         state.enter(Stage.RUN)
         for index, sample in enumerate(cached_samples(state, self.samples)):
             values = session.run(sample)
             for tap in self.taps:
                 before = ranges.get(tap.tensor)
+                absmax, lowest, highest = (float(values[name]) for name in (tap.absmax, tap.lowest, tap.highest))
+                is_largest = before is None or absmax > before.absmax
                 ranges[tap.tensor] = TensorRange(
-                    absmax=max(float(values[tap.absmax]), before.absmax if before else 0.0),
+                    absmax=max(absmax, before.absmax if before else 0.0),
                     shape=before.shape if before else tuple(int(dim) for dim in values[tap.shape]),
                     non_finite=int(values[tap.non_finite]) + (before.non_finite if before else 0),
                     masked=_masked(int(values[tap.masked]) if tap.masked else 0, index, before),
+                    lowest=min(lowest, before.lowest) if before else lowest,
+                    highest=max(highest, before.highest) if before else highest,
+                    sample=index if is_largest or before is None else before.sample,
                 )
+            for answer in answers:
+                answer.add(values)
+        for answer in answers:
+            known = ranges[answer.probe.key]
+            ranges[answer.probe.key] = replace(known, records=(*known.records, answer.record()))
         return ranges
+
+
+class _Answer:
+    """What one probe has answered so far."""
+
+    def __init__(self, probe: ProbeTap) -> None:
+        self.probe = probe
+        self._scalars: dict[str, list[float]] = {fact: [] for fact in probe.outputs}
+        self._sums: dict[str, np.ndarray] = {}
+        self._count = 0
+
+    def add(self, values: Mapping[str, np.ndarray]) -> None:
+        """Take the answers on one more sample."""
+        self._count += 1
+        for fact, name in self.probe.outputs.items():
+            self._scalars[fact].append(float(values[name]))
+        for fact, name in self.probe.vectors.items():
+            self._sums[fact] = self._sums.get(fact, 0.0) + np.asarray(values[name], np.float64)
+
+    def record(self) -> ProbeRecord:
+        """All answers."""
+        scalars = {fact: tuple(answers) for fact, answers in self._scalars.items()}
+        vectors = {fact: tuple((total / self._count).tolist()) for fact, total in self._sums.items()}
+        return ProbeRecord(self.probe.kind, self.probe.node, scalars, vectors)
 
 
 def _masked(rows: int, sample: int, before: TensorRange | None) -> MaskedRows | None:

@@ -19,11 +19,11 @@ from mptune.engines.base import (
     ReferenceReport,
     SampleSet,
     Stage,
-    TensorRange,
 )
 from mptune.engines.emulated_samples import EmulatedSamples
 from mptune.engines.environment import Environment, describe_environment
 from mptune.engines.jobs.emulation import Call, Emulation
+from mptune.engines.jobs.ranges import TensorRange
 from mptune.engines.jobs.reference import ObserveJob, ReferenceJob
 from mptune.engines.ort.cuda_session import NO_TF32
 from mptune.engines.ort.session import Provider

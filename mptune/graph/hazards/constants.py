@@ -11,7 +11,7 @@ import onnx.numpy_helper
 
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.lookup import Lookup, attribute
-from mptune.graph.hazards.hazard import FP16_MAX, FP16_TINY, KEPT, Hazard, group_of, readers_in_fp16
+from mptune.graph.hazards.hazard import FP16_MAX, FP16_NORMAL, FP16_TINY, KEPT, Hazard, group_of, readers_in_fp16
 from mptune.graph.loading.model import Node
 from mptune.graph.plan import Precision
 from mptune.graph.writing.weights import Rounding, rounding_of
@@ -45,22 +45,31 @@ class _Place:
         return self.group, self.node, self.tensor, self.value
 
 
-def constant_hazards(types: ValueTypes, look: Lookup, roundings: Mapping[str, Rounding]) -> list[Hazard]:
+def constant_hazards(
+    types: ValueTypes,
+    look: Lookup,
+    roundings: Mapping[str, Rounding],
+    smallest: Mapping[str, float] | None = None,
+) -> list[Hazard]:
     """Weights and constants that overflow or vanish: one hazard per group that reads them.
 
     Args:
         types: the model with its groups.
         look: the same model's values.
         roundings: by tensor, what is known already of constants that were rounded to FP16.
+        smallest: name of a node that guards a division -> smallest magnitude that it was seen to guard on data.
     """
     found: list[Hazard] = []
+    smallest = smallest or {}
     for name in sorted(types.convertible_constants()):
         rounding = roundings.get(name) or rounding_of(types.model.initializers[name], Precision.FP16)
-        found += _of_constant(types, look, name, rounding)
+        found += _of_constant(types, look, name, rounding, smallest)
     return found
 
 
-def _of_constant(types: ValueTypes, look: Lookup, name: str, rounding: Rounding) -> list[Hazard]:
+def _of_constant(
+    types: ValueTypes, look: Lookup, name: str, rounding: Rounding, smallest: Mapping[str, float]
+) -> list[Hazard]:
     found = []
     seen = set[tuple[str, bool]]()
     for node in readers_in_fp16(types, name):
@@ -74,23 +83,41 @@ def _of_constant(types: ValueTypes, look: Lookup, name: str, rounding: Rounding)
         place = _Place(group.id, node.name, name, rounding.absmax)
         if rounding.overflowed:
             found.append(_overflow(place, _overflow_reason(rounding), harmless, _overflow_code(look, [node], harmless)))
-        elif rounding.size == 1 and rounding.vanished and _guards_division(look, node):
-            found.append(_epsilon(place))
+        elif rounding.size == 1 and rounding.absmax < FP16_NORMAL and _guards_division(look, node):
+            found += _epsilon(place, smallest.get(node.name), is_direct=not _reaches_root(look, node))
         elif rounding.vanished > _VANISHING_SHARE * rounding.size:
             found.append(_vanishing(place, rounding))
     return found
 
 
-def _epsilon(place: _Place) -> Hazard:
-    return Hazard(
-        "warning",
-        "epsilon",
-        *place.arguments,
-        f"the constant {place.value:g} is zero in FP16, so nothing guards the division any more",
-        "keep the group in FP32, or export with an epsilon of 1e-5 or more",
-        "vanishing-epsilon",
-        {"epsilon": place.value, "fp16_smallest": FP16_TINY},
-    )
+def _epsilon(place: _Place, smallest: float | None, *, is_direct: bool) -> list[Hazard]:
+    """An epsilon below FP16's smallest normal: a hazard unless data show that what it guards stays away from zero.
+
+    One that is subnormal still guards a square root; what is divided by it alone leaves FP16's range, which only data
+    can show.
+
+    Args:
+        place: where it is read.
+        smallest: smallest magnitude that it was seen to guard; None without data.
+        is_direct: whether the division is by the sum itself, and not by its square root.
+    """
+    vanishes = place.value <= FP16_TINY / 2
+    if vanishes:
+        is_harmless = smallest is not None and smallest >= FP16_NORMAL
+        reason = f"the constant {place.value:g} is zero in FP16, so nothing guards the division any more"
+    else:
+        is_harmless = not is_direct or smallest is None or smallest > place.value or place.value * FP16_MAX >= 1
+        reason = f"the constant {place.value:g} is below FP16's smallest normal value, {FP16_NORMAL:g}"
+    if is_harmless:
+        return []
+    evidence: dict[str, int | float | str] = {"epsilon": place.value, "fp16_smallest": FP16_TINY}
+    if smallest is not None:
+        evidence["smallest"] = smallest
+        reason += f"; what it guards came down to {smallest:.2g} on the calibration data"
+    cure = "keep the group in FP32, or export with an epsilon of 1e-5 or more"
+    if not vanishes:
+        cure = "keep the group in FP32, or export with an epsilon of 1e-4 or more"
+    return [Hazard("warning", "epsilon", *place.arguments, reason, cure, "vanishing-epsilon", evidence)]
 
 
 def _vanishing(place: _Place, rounding: Rounding) -> Hazard:
@@ -157,6 +184,30 @@ def _guards_division(look: Lookup, node: Node) -> bool:
         return reader.op_type in _UNDEFINED_AT_ZERO
 
     return _reaches(look, node, divides, _BEFORE_DIVISION)
+
+
+def _reaches_root(look: Lookup, node: Node) -> bool:
+    """Whether a square root is taken of what a node guards, so that the guard is the root of the constant."""
+
+    def takes_root(reader: Node, _: str) -> bool:
+        return reader.op_type == "Sqrt" or (
+            reader.op_type == "Pow" and abs(look.number(reader.inputs[1]) or 0.0) == 0.5
+        )
+
+    return _reaches(look, node, takes_root, _BEFORE_DIVISION)
+
+
+def guarded_by_constant(look: Lookup, node: Node) -> str:
+    """The value that a node guards against a division by zero with a constant below FP16's smallest normal; "" if none.
+
+    The constant is the epsilon of ``x / (y + eps)``, of ``x / max(y, eps)`` and the like.
+    """
+    varying = look.varying(node)
+    if node.op_type not in _GUARDS or len(varying) != 1:
+        return ""
+    constants = [abs(look.number(i) or 0.0) for i in node.inputs if i and look.is_static(i)]
+    is_small = any(0 < value < FP16_NORMAL for value in constants)
+    return varying[0] if is_small and _guards_division(look, node) else ""
 
 
 def comes_to_softmax(look: Lookup, node: Node) -> bool:

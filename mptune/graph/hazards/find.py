@@ -16,6 +16,9 @@ from mptune.graph.grouping.patterns import find_patterns
 from mptune.graph.hazards.constants import LIMIT_CURE, constant_hazards, fill_hazards
 from mptune.graph.hazards.hazard import FP16_MAX, FP16_NORMAL, FP16_TINY, KEPT, Hazard, group_of, readers_in_fp16
 from mptune.graph.hazards.masks import MaskValues
+from mptune.graph.hazards.on_data import on_data_hazards
+from mptune.graph.hazards.reductions import fit_hazards, index_hazards, long_sum_hazards
+from mptune.graph.hazards.seen import Seen
 from mptune.graph.hazards.structural import broadcast_hazards, epsilon_hazards, int64_hazards, norm_hazards
 from mptune.graph.plan import Precision
 from mptune.graph.writing.weights import Rounding
@@ -30,6 +33,7 @@ def find_hazards(
     grouped: GroupedModel,
     ranges: Mapping[str, float] | None = None,
     roundings: Sequence[Rounding] = (),
+    seen: Seen | None = None,
 ) -> tuple[Hazard, ...]:
     """All hazards of a model, most severe first.
 
@@ -37,29 +41,44 @@ def find_hazards(
         grouped: the model and its groups; a hazard belongs to the group of the node that would compute in FP16.
         ranges: value -> largest finite magnitude on the search samples, where they were observed.
         roundings: what the weight bank saw when it rounded; constants that it does not hold are rounded here.
+        seen: what else the same samples showed.
     """
     model = grouped.model
     types, look, ranges = ValueTypes(grouped), Lookup(model), ranges or {}
-    found = constant_hazards(types, look, {r.tensor: r for r in roundings if r.precision is Precision.FP16})
+    seen, patterns = seen or Seen(), find_patterns(model, look)
+    smallest = {
+        record.node: min(record.scalars["smallest"])
+        for record in seen.of("guard", "variance")
+        if record.scalars.get("smallest")
+    }
+    by_name = {r.tensor: r for r in roundings if r.precision is Precision.FP16}
+    found = constant_hazards(types, look, by_name, smallest)
     found += fill_hazards(types, look)
     masks = MaskValues(look, ranges)
     for tensor, absmax in ranges.items():
-        found += _range_hazards(types, masks, tensor, absmax)
-    found += norm_hazards(types, find_patterns(model, look), ranges)
-    found += epsilon_hazards(types)
+        found += _range_hazards(types, masks, tensor, absmax, seen)
+    found += on_data_hazards(types, look, patterns, seen)
+    found += long_sum_hazards(types, seen)
+    found += index_hazards(types, look, ranges)
+    found += fit_hazards(types, seen)
+    found += norm_hazards(types, patterns, ranges)
+    found += epsilon_hazards(types, smallest)
     found += broadcast_hazards(types, look)
     found += int64_hazards(model, look)
     return tuple(sorted(found, key=lambda h: (SEVERITIES.index(h.severity), h.group or "~", h.kind, h.tensor)))
 
 
-def _range_hazards(types: ValueTypes, masks: MaskValues, tensor: str, absmax: float) -> list[Hazard]:
+def _range_hazards(types: ValueTypes, masks: MaskValues, tensor: str, absmax: float, seen: Seen) -> list[Hazard]:
     """Values that were seen near or beyond FP16's ends, for every group that would hold them in FP16."""
+    value = seen.values.get(tensor)
+    samples = () if value is None else (seen.sample(value.sample),)
+    where = "on the calibration data" + "".join(f" (sample {sample})" for sample in samples)
     if absmax > FP16_MAX:
         severity: Severity = "error"
-        kind, reason, cure = "range", f"reached {absmax:.4g} on the calibration data, FP16 ends at {FP16_MAX:g}", KEPT
+        kind, reason, cure = "range", f"reached {absmax:.4g} {where}, FP16 ends at {FP16_MAX:g}", KEPT
     elif absmax > FP16_MAX / _HEADROOM:
         severity, kind = "warning", "range"
-        reason = f"reached {absmax:.4g} on the calibration data, close to FP16's end at {FP16_MAX:g}"
+        reason = f"reached {absmax:.4g} {where}, close to FP16's end at {FP16_MAX:g}"
         cure = "make sure that the calibration data hold the extremes, or keep the group in FP32"
     elif 0 < absmax <= FP16_NORMAL:
         severity, kind = "warning", "underflow"
@@ -74,20 +93,20 @@ def _range_hazards(types: ValueTypes, masks: MaskValues, tensor: str, absmax: fl
         producer = model.nodes[model.producer[tensor]]
         if tensor in {producer.outputs[o] for o in types.rules[producer.index].outputs}:
             touching = [producer, *touching]
-    found, seen = [], set()
+    found, done = [], set()
     for node in touching:
         group = group_of(types, node)
         is_mask = absmax > FP16_MAX and masks.may_be_infinite(node, tensor)
-        if group is None or (group.id, is_mask) in seen:
+        if group is None or (group.id, is_mask) in done:
             continue
-        seen.add((group.id, is_mask))
+        done.add((group.id, is_mask))
         code = "overflow" if absmax > FP16_MAX else None
         evidence = {"absmax": absmax, "fp16_max": FP16_MAX}
         place = (kind, group.id, node.name, tensor, absmax, reason)
         if is_mask:
-            found.append(Hazard("warning", *place, LIMIT_CURE, None, evidence))
+            found.append(Hazard("warning", *place, LIMIT_CURE, None, evidence, samples))
         else:
-            found.append(Hazard(severity, *place, cure, code, evidence))
+            found.append(Hazard(severity, *place, cure, code, evidence, samples))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -29,8 +30,9 @@ class Hazard:
         severity: ``error``: the values do not fit FP16, so the group is pinned to FP32; ``warning``: they may not fit;
             ``info``: good to know.
         kind: ``overflow``, ``vanishing`` or ``epsilon`` of constants; ``range`` or ``underflow`` of values seen on
-            data; ``norm`` written out; ``broadcast``; ``int64``; ``input`` that looks random;
-            ``quantised`` parts; ``types`` that are not known;
+            data; ``stagnation``, ``cancellation``, ``spacing``, ``sum`` and ``index`` of nodes run on data; ``fit`` of
+            the data to a BatchNormalization; ``norm`` written out; ``broadcast``; ``int64``; ``input`` that looks
+            random; ``quantised`` parts; ``types`` that are not known;
             ``reference`` values that are in doubt.
         group: id of the layer group that would be FP16 there; None where no group is.
         node: the node that reads or computes the value.
@@ -40,6 +42,7 @@ class Hazard:
         cure: what to do about it.
         code: of the finding that it is (``mptune.finding.CODES``); None where it is none.
         evidence: the numbers that prove it, by name.
+        samples: indices into the data of the samples that show it.
     """
 
     severity: Severity
@@ -52,6 +55,7 @@ class Hazard:
     cure: str
     code: str | None = None
     evidence: Mapping[str, int | float | str] = field(default_factory=dict, hash=False)
+    samples: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON types."""
@@ -83,11 +87,17 @@ def _finding(code: str, places: Sequence[Hazard], origin: FindingOrigin) -> Find
             nodes=tuple(dict.fromkeys(h.node for h in places if h.node)),
             groups=tuple(dict.fromkeys(h.group for h in places if h.group)),
             tensors=(first.tensor,),
+            samples=first.samples,
         ),
         evidence=first.evidence,
         text=f"{at}: {first.reason}",
         cure=first.cure,
     )
+
+
+def fp16_spacing(value: float) -> float:
+    """Distance of neighbouring FP16 values at a magnitude: 2**-10 of its power of two; 2**-24 for subnormals."""
+    return max(2.0 ** (math.floor(math.log2(abs(value))) - 10), FP16_TINY) if value else FP16_TINY
 
 
 def readers_in_fp16(types: ValueTypes, tensor: str) -> list[Node]:

@@ -87,8 +87,13 @@ def norm_hazards(types: ValueTypes, patterns: tuple[Pattern, ...], ranges: Mappi
     return found
 
 
-def epsilon_hazards(types: ValueTypes) -> list[Hazard]:
-    """Epsilons in the attributes of norm operators that are zero in FP16."""
+def epsilon_hazards(types: ValueTypes, smallest: Mapping[str, float] | None = None) -> list[Hazard]:
+    """Epsilons in the attributes of norm operators that are zero in FP16, where a variance may come down to zero.
+
+    Args:
+        types: the model with its groups.
+        smallest: name of a node -> its smallest variance on data, where it was seen.
+    """
     found = []
     for node in types.model.nodes:
         default = _EPSILON_DEFAULTS.get(node.op_type)
@@ -97,7 +102,8 @@ def epsilon_hazards(types: ValueTypes) -> list[Hazard]:
             continue
         stated = attribute(node, "epsilon")
         epsilon = float(stated) if isinstance(stated, float) else default
-        if 0 < epsilon <= FP16_TINY / 2:
+        variance = (smallest or {}).get(node.name)
+        if 0 < epsilon <= FP16_TINY / 2 and (variance is None or variance < FP16_NORMAL):
             found.append(
                 Hazard(
                     "warning",
@@ -109,7 +115,11 @@ def epsilon_hazards(types: ValueTypes) -> list[Hazard]:
                     f"the epsilon {epsilon:g} of {node.op_type} is zero in FP16, so nothing guards the division",
                     "keep the group in FP32, or export with an epsilon of 1e-5 or more",
                     None if _has_safe_variance(types.model, node) else "vanishing-epsilon",
-                    {"epsilon": epsilon, "fp16_smallest": FP16_TINY},
+                    {
+                        "epsilon": epsilon,
+                        "fp16_smallest": FP16_TINY,
+                        **({} if variance is None else {"smallest": variance}),
+                    },
                 )
             )
     return found

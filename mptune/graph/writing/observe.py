@@ -5,7 +5,7 @@ It has three small outputs per value instead of the value itself, so that all of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from mptune.graph.casting.value_types import new_suffix
 from mptune.graph.hazards.hazard import FP16_MAX
 from mptune.graph.hazards.masked_rows import softmax_rows
 from mptune.graph.loading.model import Model
+from mptune.graph.writing.probe_nodes import ProbeTap, add_probes
 from mptune.graph.writing.weights import WeightBank, inline_tensor
 
 _AXES_ARE_INPUT = 18
@@ -34,6 +35,8 @@ class Tap:
         absmax: largest finite magnitude, a scalar.
         non_finite: how many values are NaN or infinite, an FP32 scalar.
         shape: int64, one entry per dimension.
+        probes: what is asked of nodes, filed under this value.
+        lowest, highest: smallest and largest finite value, scalars.
         masked: how many rows of a softmax have no element within FP16's range, an FP32 scalar; "" where none is taken.
     """
 
@@ -42,6 +45,9 @@ class Tap:
     non_finite: str
     shape: str
     masked: str = ""
+    lowest: str = ""
+    highest: str = ""
+    probes: tuple[ProbeTap, ...] = ()
 
 
 def observed_tensors(model: Model) -> tuple[str, ...]:
@@ -80,8 +86,11 @@ def write_observing_model(model: Model, bank: WeightBank | None, path: Path) -> 
         _tap(graph, model.opset, tensor, suffix, (infinity, zero, lowest), rows.get(tensor, ()))
         for tensor in observed_tensors(model)
     )
+    probes: dict[str, list[ProbeTap]] = {}
+    for probe in add_probes(graph, model, suffix):
+        probes.setdefault(probe.key, []).append(probe)
     write_bytes(path, [proto.SerializeToString(deterministic=True)])
-    return taps
+    return tuple(replace(tap, probes=tuple(probes.get(tap.tensor, ()))) for tap in taps)
 
 
 def _tap(
@@ -106,9 +115,11 @@ def _tap(
 
     magnitude = add("Abs", [tensor], "abs")
     finite = add("Less", [magnitude, infinity], "finite")
-    kept = add("Where", [finite, magnitude, zero], "kept")
-    largest = add("ReduceMax", [kept], "largest", keepdims=0)
-    absmax = add("Max", [largest, zero], "absmax")  # of no values at all: 0, not -infinity
+    kept = add("Where", [finite, tensor, zero], "kept")
+    highest = add("ReduceMax", [kept], "highest", keepdims=0)
+    lowest_seen = add("ReduceMin", [kept], "lowest", keepdims=0)
+    # Of no values at all the largest is -infinity: 0 then.
+    absmax = add("Max", [highest, add("Neg", [lowest_seen], "negated"), zero], "absmax")
     infinite = add("Not", [finite], "not_finite")
     ones = add("Cast", [infinite], "ones", to=onnx.TensorProto.FLOAT)
     count = add("ReduceSum", [ones], "count", keepdims=0)
@@ -127,7 +138,9 @@ def _tap(
     for name, code, dims in (
         (absmax, onnx.TensorProto.FLOAT, []),
         (count, onnx.TensorProto.FLOAT, []),
+        (lowest_seen, onnx.TensorProto.FLOAT, []),
+        (highest, onnx.TensorProto.FLOAT, []),
         (shape, onnx.TensorProto.INT64, [None]),
     ):
         graph.output.append(onnx.helper.make_tensor_value_info(name, code, dims))
-    return Tap(tensor, absmax, count, shape, masked)
+    return Tap(tensor, absmax, count, shape, masked, lowest_seen, highest)

@@ -123,6 +123,7 @@ class SearchRun(MeasuringRun):
         self._url: str | None = None
         self._granularity: Granularity
         self._workload: Workload
+        self._search_indices: tuple[int, ...] = ()
 
     def run(self) -> Front:
         """Everything that is not recorded yet, then the front. See ``mptune.api.search`` for what is raised."""
@@ -256,6 +257,7 @@ class SearchRun(MeasuringRun):
         """What the model showed on the samples, with the warnings and the findings about the samples."""
         settings = self._settings.data_settings
         search, held_out = data.split(self._settings.seed, settings.held_out_fraction, settings.max_search_samples)
+        self._search_indices = search.indices
         warnings = tuple(dict.fromkeys((*search.warnings, *held_out.warnings)))
         findings = tuple(dict.fromkeys((*search.findings, *held_out.findings)))
         known = Observations.load(self.directory.observed_json)
@@ -291,7 +293,8 @@ class SearchRun(MeasuringRun):
 
     def _space(self, named: NamedSpace, observations: Observations) -> tuple[SearchSpace, tuple[Hazard, ...]]:
         roundings = self._workload.bank.roundings
-        hazards = find_hazards(self.grouped, observations.absmax, roundings)
+        seen = observations.seen.with_indices(self._search_indices)
+        hazards = find_hazards(self.grouped, observations.absmax, roundings, seen)
         kernels = self._kernels.pins(self.grouped)
         return make_space(self.grouped, named, hazards, observations.absmax, kernels), hazards
 

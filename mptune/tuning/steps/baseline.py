@@ -9,7 +9,8 @@ import math
 from collections.abc import Mapping
 
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.base import Failure, ReferenceReport, TensorRange, Toolchain
+from mptune.engines.base import Failure, ReferenceReport, Toolchain
+from mptune.engines.jobs.ranges import TensorRange
 from mptune.errors import BaselineError
 from mptune.finding import CODES, Finding, FindingOrigin, OutputColumns, Where
 from mptune.graph.loading.model import Model

@@ -14,10 +14,12 @@ from mptune.data.calibration import CalibrationSet
 from mptune.data.numbers import decode_float, encode_float
 from mptune.engines.base import Failure, ReferenceReport, SampleSet, Toolchain, Workspace
 from mptune.engines.environment import Environment
+from mptune.engines.jobs.ranges import seen_of
 from mptune.files import write_json
 from mptune.finding import Finding
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.hazards.masked_rows import MaskedRows, masked_row_findings
+from mptune.graph.hazards.seen import Seen
 from mptune.graph.loading.model import Model
 from mptune.targets.memory import memory_need, memory_warnings
 from mptune.targets.mismatch import profile_warnings
@@ -38,6 +40,7 @@ class Observations:
         warnings: of the checks, one line each.
         masked: value that a softmax is taken of -> its rows that were masked whole, where there were any.
         optimisation_error: output -> how far ONNX Runtime's graph optimisations change it (``ReferenceReport``).
+        seen: what else the values were, and what the probes of single nodes answered.
     """
 
     absmax: Mapping[str, float]
@@ -45,6 +48,7 @@ class Observations:
     warnings: tuple[str, ...] = ()
     masked: Mapping[str, MaskedRows] = field(default_factory=dict)
     optimisation_error: Mapping[str, float] = field(default_factory=dict)
+    seen: Seen = field(default_factory=Seen)
 
     def save(self, path: Path) -> None:
         """Write the JSON file that ``load`` reads.
@@ -58,6 +62,7 @@ class Observations:
             "warnings": list(self.warnings),
             "masked": {t: {"rows": seen.rows, "sample": seen.sample} for t, seen in self.masked.items()},
             "optimisation_error": {name: encode_float(x) for name, x in self.optimisation_error.items()},
+            "seen": self.seen.to_json(),
         }
         write_json(path, document)
 
@@ -67,12 +72,14 @@ class Observations:
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
             tensors = document["tensors"]
+            shapes = {t: tuple(facts["shape"]) for t, facts in tensors.items()}
             return cls(
                 {t: decode_float(facts["absmax"]) for t, facts in tensors.items()},
-                {t: tuple(facts["shape"]) for t, facts in tensors.items()},
+                shapes,
                 tuple(document["warnings"]),
                 {t: MaskedRows(seen["rows"], seen["sample"]) for t, seen in document.get("masked", {}).items()},
                 {name: decode_float(x) for name, x in document.get("optimisation_error", {}).items()},
+                Seen.from_json(document["seen"], shapes) if "seen" in document else Seen(),
             )
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -127,6 +134,7 @@ def observe(toolchain: Toolchain, listener: Listener) -> Observations:
         tuple(dict.fromkeys(warnings)),
         {tensor: seen.masked for tensor, seen in ranges.items() if seen.masked is not None},
         {} if isinstance(reference, Failure) else reference.optimisation_error,
+        seen_of(ranges),
     )
 
 

@@ -11,7 +11,8 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from mptune.engines.base import Failure, FailureKind, Measurement, Stage, TensorRange
+from mptune.engines.base import Failure, FailureKind, Measurement, Stage
+from mptune.engines.jobs.ranges import TensorRange
 from mptune.engines.ort.session import Provider
 from mptune.engines.tensorrt.jobs import LibraryReport, MeasureEngineJob
 from mptune.engines.toolchains import choose as toolchain

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.base import Failure, FailureKind, ReferenceReport, Stage, TensorRange
+from mptune.engines.base import Failure, FailureKind, ReferenceReport, Stage
+from mptune.engines.jobs.ranges import TensorRange
 from mptune.errors import BaselineError
 from mptune.tuning.steps.baseline import check_baseline, check_reference
 from mptune.tuning.steps.prepare import Observations, observe

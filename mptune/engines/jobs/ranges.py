@@ -1,0 +1,44 @@
+"""What was observed of the values of the untouched model, one record per value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mptune.graph.hazards.masked_rows import MaskedRows
+from mptune.graph.hazards.probes import ProbeRecord
+from mptune.graph.hazards.seen import Seen, SeenValue
+
+
+@dataclass(frozen=True)
+class TensorRange:
+    """The values of one tensor over the search samples.
+
+    Attributes:
+        absmax: largest finite magnitude.
+        shape: concrete shape on the first sample.
+        non_finite: number of values that were NaN or infinite.
+        masked: of a value that a softmax is taken of, its rows that were masked whole; None where there were none.
+        lowest: smallest finite value, signed.
+        highest: largest finite value, signed.
+        sample: position of the sample that holds the largest magnitude.
+        records: answers of the probes that are filed under this value (``mptune.graph.hazards.probes``).
+    """
+
+    absmax: float
+    shape: tuple[int, ...]
+    non_finite: int = 0
+    masked: MaskedRows | None = None
+    lowest: float = 0.0
+    highest: float = 0.0
+    sample: int = 0
+    records: tuple[ProbeRecord, ...] = ()
+
+
+def seen_of(ranges: Mapping[str, TensorRange]) -> Seen:
+    """What was observed, as hazards are found in it."""
+    return Seen(
+        {tensor: SeenValue(seen.lowest, seen.highest, seen.sample) for tensor, seen in ranges.items()},
+        {tensor: seen.shape for tensor, seen in ranges.items()},
+        tuple(record for seen in ranges.values() for record in seen.records),
+    )

@@ -1,0 +1,205 @@
+"""Hazards that running the model on data shows: steps that are lost, differences that cancel, decisions that change.
+
+Every figure is of the nodes' operands rounded to FP16 and back, on the samples (``mptune.graph.hazards.probes``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from mptune.graph.casting.value_types import ValueTypes
+from mptune.graph.grouping.lookup import Lookup
+from mptune.graph.grouping.patterns import Pattern
+from mptune.graph.hazards.constants import comes_to_softmax
+from mptune.graph.hazards.hazard import FP16_MAX, KEPT, Hazard, fp16_spacing, group_of
+from mptune.graph.hazards.probes import ProbeRecord
+from mptune.graph.hazards.seen import Seen
+from mptune.graph.loading.model import Node
+
+_LOST_SHARE = 0.5
+_CANCELLATION_FACTOR = 32.0
+_CANCELLATION_ERROR = 0.01
+"""Relative error of a difference that rounding its operands makes: FP16's own rounding is 2.8e-4 in the mean."""
+_MOVED_WEIGHTS = 0.05
+"""Share of a softmax's weight that rounding its logits moves, in the mean over the rows."""
+_MOVED_ROWS = 0.1
+_FEWEST_MOVED = 2.0
+_CURE = "keep the group in FP32"
+_ELEMENTWISE = frozenset(
+    (
+        "Add",
+        "Sub",
+        "Mul",
+        "Div",
+        "Pow",
+        "Neg",
+        "Abs",
+        "Sqrt",
+        "Exp",
+        "Log",
+        "Tanh",
+        "Sigmoid",
+        "Erf",
+        "Relu",
+        "Clip",
+        "Min",
+        "Max",
+        "Identity",
+        "Cast",
+        "Softplus",
+    )
+)
+_MAX_STEPS = 64
+
+
+def on_data_hazards(types: ValueTypes, look: Lookup, patterns: tuple[Pattern, ...], seen: Seen) -> list[Hazard]:
+    """Stagnation, cancellation and spacing, for the groups that would hold the operands in FP16.
+
+    Args:
+        types: the model with its groups.
+        look: the same model's values.
+        patterns: of the same model.
+        seen: what the data showed.
+    """
+    nodes = {node.name: node for node in types.model.nodes}
+    inside = {index for pattern in patterns if pattern.kind in ("activation", "norm") for index in pattern.nodes}
+    found: list[Hazard] = []
+    for record in seen.records:
+        node = nodes[record.node]
+        group = group_of(types, node)
+        if group is None or _overflows(seen, node):
+            continue
+        if record.kind == "sum":
+            lost = None if node.index in inside else _stagnation(look, seen, record, node, group.id)
+            found += [hazard for hazard in (lost, _cancellation(seen, record, node, group.id)) if hazard]
+        elif record.kind in ("softmax", "largest", "top", "comparison"):
+            found += _spacing(seen, record, node, group.id)
+    return found
+
+
+def _overflows(seen: Seen, node: Node) -> bool:
+    """Whether an operand lies beyond FP16: that is an overflow, and rounded figures say nothing more."""
+    values = (seen.values[name] for name in (*node.inputs, *node.outputs) if name in seen.values)
+    return any(max(abs(value.lowest), abs(value.highest)) > FP16_MAX for value in values)
+
+
+def _stagnation(look: Lookup, seen: Seen, record: ProbeRecord, node: Node, group: str) -> Hazard | None:
+    sides = zip(("first", "second"), ("second", "first"), node.inputs, reversed(node.inputs), strict=True)
+    for step, base, moved, kept in sides:
+        if look.is_static(moved) or look.is_vector(kept) or look.is_single(kept) or comes_to_softmax(look, node):
+            continue
+        if node.op_type == "Sub" and step == "first":
+            continue  # what is left is the negated base: a difference, not a step
+        steps, lost = (record.scalars[f"{step}_{what}"] for what in ("steps", "lost"))
+        if not sum(steps) or sum(lost) < _LOST_SHARE * sum(steps) or _follows(look, moved, kept):
+            continue
+        worst = max(range(len(lost)), key=lambda k: lost[k])
+        size, at = (_root_mean(record.scalars[side]) for side in (step, base))
+        share = sum(lost) / sum(steps)
+        return Hazard(
+            "error",
+            "stagnation",
+            group,
+            node.name,
+            node.outputs[0],
+            at,
+            f"{node.op_type} of {moved!r} (root mean square {size:.3g}) to {kept!r} ({at:.4g}): FP16's spacing is"
+            f" {fp16_spacing(at):.3g} there, and on {share:.0%} of the elements FP16 gives back {kept!r} unchanged",
+            f"{KEPT}: the error of one step does not show what many lose",
+            "stagnation",
+            {
+                "share": share,
+                "elements": int(sum(steps)),
+                "step": size,
+                "base": at,
+                "spacing": fp16_spacing(at),
+            },
+            (seen.sample(worst),),
+        )
+    return None
+
+
+def _follows(look: Lookup, moved: str, kept: str) -> bool:
+    """Whether the step is made of the other side element by element, as x + 0.04 x**3 is: nothing is added up."""
+    wanted, stack, done = look.root(kept), [moved], set[str]()
+    while stack and len(done) < _MAX_STEPS:
+        at = look.root(stack.pop())
+        if at == wanted:
+            return True
+        node = look.producer(at)
+        if at not in done and node is not None and node.op_type in _ELEMENTWISE and len(look.varying(node)) > 0:
+            done.add(at)
+            stack += look.varying(node)
+    return False
+
+
+def _cancellation(seen: Seen, record: ProbeRecord, node: Node, group: str) -> Hazard | None:
+    first, second, result, error = (sum(record.scalars[name]) for name in ("first", "second", "result", "error"))
+    if not all(map(math.isfinite, (first, second, result, error))) or result <= 0:
+        return None
+    factor = (math.sqrt(first) + math.sqrt(second)) / math.sqrt(result)
+    relative = math.sqrt(error / result)
+    if factor < _CANCELLATION_FACTOR or relative < _CANCELLATION_ERROR:
+        return None
+    worst = _largest(record.scalars["error"])
+    return Hazard(
+        "warning",
+        "cancellation",
+        group,
+        node.name,
+        node.outputs[0],
+        factor,
+        f"{node.op_type} of values {factor:.0f} times as large as its result: relative errors grow by that factor, and"
+        f" rounding the operands to FP16 changes the result by {relative:.1%}",
+        f"{_CURE}, with what computes its operands",
+        "cancellation",
+        {"factor": factor, "relative_error": relative},
+        (seen.sample(worst),),
+    )
+
+
+_DECIDED: Mapping[str, Callable[[str, float], str]] = {
+    "softmax": lambda op, share: f"{share:.1%} of the weight of its rows moves",
+    "largest": lambda op, share: f"{op} chooses another element in {share:.1%} of the rows",
+    "top": lambda op, share: f"{share:.1%} of what {op} chooses does not belong there",
+    "comparison": lambda op, share: f"{share:.1%} of the answers of {op} change",
+}
+
+
+def _spacing(seen: Seen, record: ProbeRecord, node: Node, group: str) -> list[Hazard]:
+    moved, rows = sum(record.scalars["moved"]), sum(record.scalars["rows"])
+    if not rows or not math.isfinite(moved):
+        return []
+    share = moved / rows
+    is_softmax = record.kind == "softmax"
+    if share < (_MOVED_WEIGHTS if is_softmax else _MOVED_ROWS) or (not is_softmax and moved < _FEWEST_MOVED):
+        return []
+    worst = _largest(record.scalars["moved"])
+    magnitude, gap = (record.scalars[name][worst] for name in ("magnitude", "gap"))
+    spacing = fp16_spacing(magnitude)
+    away = "" if not math.isfinite(gap) else f", and the next value is {gap:.3g} away in the mean"
+    return [
+        Hazard(
+            "warning",
+            "spacing",
+            group,
+            node.name,
+            node.inputs[0],
+            magnitude,
+            f"values reach {magnitude:.4g}, where FP16's spacing is {spacing:.3g}{away}: rounding them,"
+            f" {_DECIDED[record.kind](node.op_type, share)}",
+            f"{_CURE}, with what computes its operands",
+            "spacing",
+            {"magnitude": magnitude, "spacing": spacing, "gap": gap, "share": share},
+            (seen.sample(worst),),
+        )
+    ]
+
+
+def _root_mean(squares: tuple[float, ...]) -> float:
+    return math.sqrt(sum(squares) / max(1, len(squares)))
+
+
+def _largest(values: tuple[float, ...]) -> int:
+    return max(range(len(values)), key=lambda k: values[k] if math.isfinite(values[k]) else -1.0)

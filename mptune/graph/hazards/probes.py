@@ -1,0 +1,135 @@
+"""What is asked of single nodes while the model runs on data: sums, decisions, guarded divisions, BatchNorms.
+
+``find_probes`` says which nodes are asked; ``mptune.graph.writing.probe_nodes`` writes the question into the observing
+graph; a ``ProbeRecord`` is the answer. An answer compares the node in FP32 with the same node on operands rounded to
+FP16, so that it holds for the values that were seen and no threshold of magnitude is guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from mptune.data.numbers import decode_float, encode_float
+from mptune.graph.grouping.lookup import Lookup, attribute
+from mptune.graph.hazards.constants import guarded_by_constant
+from mptune.graph.loading.model import Model, Node
+
+ProbeKind = Literal["sum", "softmax", "largest", "top", "comparison", "guard", "variance", "batch-norm"]
+
+_SUMS = frozenset({"Add", "Sub"})
+_COMPARISONS = frozenset({"Greater", "Less", "GreaterOrEqual", "LessOrEqual"})
+_LARGEST = frozenset({"ArgMax", "ArgMin"})
+_FLOAT_CHOICES_SINCE = 11
+"""Operator set from which TopK has ``largest`` and GatherElements exists."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One question about one node.
+
+    Attributes:
+        kind: what is asked.
+        node: its index in the model.
+        key: the FP32 value that the answer is filed under.
+        value: of a guard, the value that the constant guards; of a variance, that whose variance it is.
+    """
+
+    kind: ProbeKind
+    node: int
+    key: str
+    value: str = ""
+
+
+@dataclass(frozen=True)
+class ProbeRecord:
+    """The answer.
+
+    Attributes:
+        kind: what was asked.
+        node: name of the node.
+        scalars: fact -> its value on each sample, in the order of the samples; ``probe_nodes`` lists the facts.
+        vectors: fact -> its mean over the samples, [channels].
+    """
+
+    kind: ProbeKind
+    node: str
+    scalars: Mapping[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
+    vectors: Mapping[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields; numbers that are not finite are texts."""
+        return {
+            "kind": self.kind,
+            "node": self.node,
+            "scalars": {name: [encode_float(x) for x in values] for name, values in self.scalars.items()},
+            "vectors": {name: [encode_float(x) for x in values] for name, values in self.vectors.items()},
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> ProbeRecord:
+        """Inverse of ``to_json``.
+
+        Raises:
+            ValueError: no such kind, or a text that is no number.
+            KeyError: a key is missing.
+        """
+        if document["kind"] not in get_args(ProbeKind):
+            raise ValueError(f"no such probe: {document['kind']!r}")
+        scalars, vectors = (
+            {name: tuple(decode_float(x) for x in values) for name, values in document[what].items()}
+            for what in ("scalars", "vectors")
+        )
+        return cls(document["kind"], document["node"], scalars, vectors)
+
+
+def find_probes(model: Model) -> tuple[Probe, ...]:
+    """The questions that a model's nodes give rise to, in topological order."""
+    look = Lookup(model)
+    return tuple(probe for node in model.nodes for probe in _of_node(look, node))
+
+
+def _of_node(look: Lookup, node: Node) -> Sequence[Probe]:
+    model = look.model
+    if not node.is_standard or not node.inputs or not node.outputs or not look.varying(node):
+        return ()
+    first, out = node.inputs[0], node.outputs[0]
+    if not first or not model.info(first).is_float32 or 0 in (model.info(first).shape or ()):
+        return ()
+    found: list[Probe] = []
+    if node.op_type in _SUMS and all(model.info(i).is_float32 for i in node.inputs):
+        found.append(Probe("sum", node.index, out))
+    if guarded := guarded_by_constant(look, node):
+        found.append(Probe("guard", node.index, out, guarded))
+    if node.op_type == "Softmax":
+        found.append(Probe("softmax", node.index, out))
+    elif node.op_type in _LARGEST:
+        found.append(Probe("largest", node.index, _computed(look, first)))
+    elif node.op_type == "TopK" and model.opset >= _FLOAT_CHOICES_SINCE and len(node.inputs) == 2:
+        found.append(Probe("top", node.index, _computed(look, first)))
+    elif node.op_type in _COMPARISONS:
+        second = node.inputs[1]
+        key = second if look.is_static(first) else first
+        found.append(Probe("comparison", node.index, _computed(look, key)))
+    elif node.op_type == "InstanceNormalization" and len(model.info(first).shape or ()) > 2:
+        found.append(Probe("variance", node.index, out, first))
+    elif node.op_type == "BatchNormalization" and _has_own_statistics(look, node):
+        found.append(Probe("batch-norm", node.index, out, first))
+    return [probe for probe in found if probe.key]
+
+
+def _computed(look: Lookup, tensor: str) -> str:
+    """The value, which is observed where it is an input or computed; "" for a constant."""
+    return "" if tensor in look.model.initializers else tensor
+
+
+def _has_own_statistics(look: Lookup, node: Node) -> bool:
+    """Whether a BatchNormalization's mean and variance are constants that training has moved off 0 and 1."""
+    if attribute(node, "training_mode") == 1 or not all(look.is_static(i) for i in node.inputs[3:5]):
+        return False
+    constants = [look.model.initializers.get(i) for i in node.inputs[3:5]]
+    if not look.model.info(node.inputs[0]).shape or any(c is None or c.nbytes == 0 for c in constants):
+        return False
+    mean, variance = (c.numpy() for c in constants if c is not None)
+    return bool((mean != 0).any() or (variance != 1).any())

@@ -1,0 +1,78 @@
+"""What the values of a model were seen to be on data, beside their largest magnitude: the facts that hazards need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mptune.data.numbers import decode_float, encode_float
+from mptune.graph.hazards.probes import ProbeKind, ProbeRecord
+
+
+@dataclass(frozen=True)
+class SeenValue:
+    """One FP32 value over all samples.
+
+    Attributes:
+        lowest: smallest finite value, signed; 0 where some are not finite and all others are above it.
+        highest: largest, likewise.
+        sample: position of the sample with the largest magnitude among those that were run.
+    """
+
+    lowest: float = 0.0
+    highest: float = 0.0
+    sample: int = 0
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one run of the model over the samples showed.
+
+    Attributes:
+        values: FP32 value -> what it was.
+        shapes: FP32 value -> its shape on the first sample.
+        records: answers of the probes, in topological order.
+        indices: index in the data of each sample that was run; empty where they are all of the data.
+    """
+
+    values: Mapping[str, SeenValue] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    records: tuple[ProbeRecord, ...] = ()
+    indices: tuple[int, ...] = ()
+
+    def of(self, *kinds: ProbeKind) -> Iterator[ProbeRecord]:
+        """The answers to some kinds of probes."""
+        return (record for record in self.records if record.kind in kinds)
+
+    def sample(self, position: int) -> int:
+        """Index in the data of a sample that was run."""
+        return self.indices[position] if position < len(self.indices) else position
+
+    def with_indices(self, indices: Sequence[int]) -> Seen:
+        """The same where the samples are a part of the data."""
+        return replace(self, indices=tuple(indices))
+
+    def to_json(self) -> dict[str, Any]:
+        """Values and records; the shapes and indices are kept elsewhere."""
+        return {
+            "values": {
+                tensor: [encode_float(seen.lowest), encode_float(seen.highest), seen.sample]
+                for tensor, seen in self.values.items()
+            },
+            "records": [record.to_json() for record in self.records],
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Seen:
+        """Inverse of ``to_json``.
+
+        Raises:
+            ValueError: a text that is no number.
+            KeyError: a key is missing.
+        """
+        values = {
+            tensor: SeenValue(decode_float(low), decode_float(high), int(sample))
+            for tensor, (low, high, sample) in document["values"].items()
+        }
+        return cls(values, shapes, tuple(map(ProbeRecord.from_json, document["records"])))
