@@ -7,6 +7,7 @@ adds what the graph alone shows. Those of severity ``error`` pin their group to 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from mptune.finding import SEVERITIES, Severity
 from mptune.graph.casting.value_types import ValueTypes
@@ -53,32 +54,46 @@ def find_hazards(
     }
     by_name = {r.tensor: r for r in roundings if r.precision is Precision.FP16}
     found = constant_hazards(types, look, by_name, smallest)
+    found += epsilon_hazards(types, smallest)
+    found = [_with_sample(hazard, seen) for hazard in found]
     found += fill_hazards(types, look)
     masks = MaskValues(look, ranges)
     for tensor, absmax in ranges.items():
         found += _range_hazards(types, masks, tensor, absmax, seen)
     found += on_data_hazards(types, look, patterns, seen)
     found += long_sum_hazards(types, seen)
-    found += index_hazards(types, look, ranges)
+    found += index_hazards(types, look, ranges, seen)
     found += fit_hazards(types, seen)
-    found += norm_hazards(types, patterns, ranges)
-    found += epsilon_hazards(types, smallest)
+    found += norm_hazards(types, look, patterns, ranges)
     found += broadcast_hazards(types, look)
     found += int64_hazards(model, look)
     return tuple(sorted(found, key=lambda h: (SEVERITIES.index(h.severity), h.group or "~", h.kind, h.tensor)))
+
+
+def _with_sample(hazard: Hazard, seen: Seen) -> Hazard:
+    """A hazard of an epsilon with the sample in which what it guards came closest to zero."""
+    answers = [record.scalars["smallest"] for record in seen.of("guard", "variance") if record.node == hazard.node]
+    if hazard.code != "vanishing-epsilon" or not answers:
+        return hazard
+    lowest = min(range(len(answers[0])), key=lambda k: answers[0][k])
+    return replace(hazard, samples=(seen.sample(lowest),))
 
 
 def _range_hazards(types: ValueTypes, masks: MaskValues, tensor: str, absmax: float, seen: Seen) -> list[Hazard]:
     """Values that were seen near or beyond FP16's ends, for every group that would hold them in FP16."""
     value = seen.values.get(tensor)
     samples = () if value is None else (seen.sample(value.sample),)
-    where = "on the calibration data" + "".join(f" (sample {sample})" for sample in samples)
+    shown = "".join(f", in sample {sample}" for sample in samples)
     if absmax > FP16_MAX:
         severity: Severity = "error"
-        kind, reason, cure = "range", f"reached {absmax:.4g} {where}, FP16 ends at {FP16_MAX:g}", KEPT
+        kind, reason, cure = (
+            "range",
+            f"reached {absmax:.4g} on the calibration data, FP16 ends at {FP16_MAX:g}{shown}",
+            KEPT,
+        )
     elif absmax > FP16_MAX / _HEADROOM:
         severity, kind = "warning", "range"
-        reason = f"reached {absmax:.4g} {where}, close to FP16's end at {FP16_MAX:g}"
+        reason = f"reached {absmax:.4g} on the calibration data, close to FP16's end at {FP16_MAX:g}{shown}"
         cure = "make sure that the calibration data hold the extremes, or keep the group in FP32"
     elif 0 < absmax <= FP16_NORMAL:
         severity, kind = "warning", "underflow"
@@ -100,7 +115,7 @@ def _range_hazards(types: ValueTypes, masks: MaskValues, tensor: str, absmax: fl
         if group is None or (group.id, is_mask) in done:
             continue
         done.add((group.id, is_mask))
-        code = "overflow" if absmax > FP16_MAX else None
+        code = None if absmax <= FP16_MAX else "mask" if masks.is_made_into_one(node, tensor) else "overflow"
         evidence = {"absmax": absmax, "fp16_max": FP16_MAX}
         place = (kind, group.id, node.name, tensor, absmax, reason)
         if is_mask:

@@ -33,6 +33,10 @@ class MaskValues:
             return True
         return node.op_type in _CARRIES - {"Mul"} and comes_to_softmax(self._look, node)
 
+    def is_made_into_one(self, node: Node, tensor: str) -> bool:
+        """Whether a product makes a mask of ``tensor``, or reads one: not right with infinities, as 0 * inf is NaN."""
+        return node.op_type == "Mul" and self._is_mask(tensor) and comes_to_softmax(self._look, node)
+
     def _is_mask(self, tensor: str) -> bool:
         """Whether large values of ``tensor`` come from large constants or inputs, and not from what is computed."""
         if tensor not in self._known:

@@ -116,7 +116,7 @@ def _terms(types: ValueTypes, node: Node, seen: Seen) -> int:
     return 0 if out is None else math.prod(shape) // max(1, math.prod(out))
 
 
-def index_hazards(types: ValueTypes, look: Lookup, ranges: Mapping[str, float]) -> list[Hazard]:
+def index_hazards(types: ValueTypes, look: Lookup, ranges: Mapping[str, float], seen: Seen) -> list[Hazard]:
     """Casts to integers that become an index or a size, of values above the whole numbers that FP16 holds."""
     found = []
     for node in types.model.nodes:
@@ -128,6 +128,7 @@ def index_hazards(types: ValueTypes, look: Lookup, ranges: Mapping[str, float]) 
         if reached <= EXACT_INTEGERS or source is None or group is None:
             continue
         reader = _indexes(look, node)
+        value = seen.values.get(node.inputs[0])
         if reader is not None:
             found.append(
                 Hazard(
@@ -142,6 +143,7 @@ def index_hazards(types: ValueTypes, look: Lookup, ranges: Mapping[str, float]) 
                     "keep the group in FP32, or compute indices in INT64",
                     "index-in-float",
                     {"largest": reached, "exact_to": EXACT_INTEGERS, "reader": reader.name},
+                    () if value is None else (seen.sample(value.sample),),
                 )
             )
     return found

@@ -51,7 +51,9 @@ _PUTS_TOGETHER = frozenset({"Unsqueeze", "Squeeze", "Concat", "Cast", "Reshape"}
 """What exporters put between such an end and its Slice."""
 
 
-def norm_hazards(types: ValueTypes, patterns: tuple[Pattern, ...], ranges: Mapping[str, float]) -> list[Hazard]:
+def norm_hazards(
+    types: ValueTypes, look: Lookup, patterns: tuple[Pattern, ...], ranges: Mapping[str, float]
+) -> list[Hazard]:
     """Norms that were written out: their squares overflow in FP16 where an operator would keep them in FP32."""
     found = []
     for pattern in patterns:
@@ -63,7 +65,7 @@ def norm_hazards(types: ValueTypes, patterns: tuple[Pattern, ...], ranges: Mappi
             continue
         seen = ranges.get(pattern.squares)
         observed = "" if seen is None else f"; the largest square was {seen:.4g} on the calibration data"
-        operator = _OPERATORS.get(pattern.name)
+        operator = _operator(look, pattern)
         cure = "keep the norm whole in FP32" + (f", or export {operator.cure}" if operator else "")
         evidence: dict[str, float] = {"opset": types.model.opset}
         if operator is not None:
@@ -85,6 +87,45 @@ def norm_hazards(types: ValueTypes, patterns: tuple[Pattern, ...], ranges: Mappi
             )
         )
     return found
+
+
+def _operator(look: Lookup, pattern: Pattern) -> _NormOperator | None:
+    """The operator that a norm could be at a newer operator set; None where there is none, or it is there already.
+
+    A norm of one position has its mean over the channels, the last axis or axis 1. A root mean square over several
+    axes is the energy of an image, one without an epsilon or of a sum is a length.
+    """
+    operator = _OPERATORS.get(pattern.name)
+    squares = look.producer(pattern.squares)
+    if operator is None or squares is None or look.model.opset >= operator.opset:
+        return None
+    means = [node for node in look.readers(pattern.squares) if node.op_type in ("ReduceMean", "ReduceSum")]
+    if len(means) != 1:
+        return None
+    rank = len(look.model.info(means[0].inputs[0]).shape or ())
+    axes = _axes(look, means[0], rank)
+    if pattern.name == "LayerNorm written out":
+        is_per_channel = rank > 3 and axes == tuple(range(2, rank))  # InstanceNormalization has always been there
+        return None if is_per_channel or not axes else operator
+    members = [look.model.nodes[index] for index in pattern.nodes]
+    is_mean = means[0].op_type == "ReduceMean" or any(
+        look.producer(node.inputs[0]) is means[0] and look.is_scalar(node.inputs[1])
+        for node in members
+        if node.op_type in ("Div", "Mul")
+    )
+    has_epsilon = any(
+        node.op_type in ("Add", "Max", "Clip") and any(i and look.is_scalar(i) for i in node.inputs) for node in members
+    )
+    return operator if is_mean and has_epsilon and len(axes) == 1 and axes[0] in (1, rank - 1) else None
+
+
+def _axes(look: Lookup, reduction: Node, rank: int) -> tuple[int, ...]:
+    """Over which axes a node reduces, ascending; none where that is not known."""
+    stated = attribute(reduction, "axes")
+    axes = list(stated) if isinstance(stated, (list, tuple)) else []
+    if len(reduction.inputs) > 1 and reduction.inputs[1] in look.model.initializers:
+        axes = look.model.initializers[reduction.inputs[1]].numpy().ravel().tolist()
+    return tuple(sorted(int(axis) % rank for axis in axes)) if rank else ()
 
 
 def epsilon_hazards(types: ValueTypes, smallest: Mapping[str, float] | None = None) -> list[Hazard]:

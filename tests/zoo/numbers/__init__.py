@@ -152,9 +152,7 @@ def _index(size: int) -> Show:
     rng = np.random.default_rng(SEED)
     data = {name: rng.integers(0, size, (8, 16)).astype(np.float32) for name in ("row", "column")}
     constants = [constant("width", float(size)), weights("table", size * size, 8), weights("w", 8, 4)]
-    proto = model(
-        nodes, [value("row", [1, 16]), value("column", [1, 16])], [value("y", [1, 16, 4])], constants
-    )
+    proto = model(nodes, [value("row", [1, 16]), value("column", [1, 16])], [value("y", [1, 16, 4])], constants)
     return Show(proto, data, ("flat index",))
 
 
@@ -187,7 +185,9 @@ def _norm(opset: int = 13) -> Show:
         node("Mul", ["n", "g"], "y", "scale"),
     ]
     constants = [weights("w", 16, 16), constant("two", 2.0), constant("eps", 1e-5), constant("g", np.ones(16))]
-    return Show(model(nodes, [value("x", [1, 16])], [value("y", [1, 16])], constants, opset), {"x": rows(16)}, ("squares",))
+    return Show(
+        model(nodes, [value("x", [1, 16])], [value("y", [1, 16])], constants, opset), {"x": rows(16)}, ("squares",)
+    )
 
 
 def _energy() -> Show:

@@ -17,7 +17,7 @@ SEED = 15
 
 
 def tracker(scale: float = 1.0) -> onnx.ModelProto:
-    """The model: a step from features by two layers, added to the positions; ``scale`` is that of both, 1 for pixels."""
+    """The model: a step from features by two layers, added to the positions; ``scale`` multiplies the step."""
     rng = np.random.default_rng(SEED)
     first = rng.normal(0, FEATURES**-0.5, (FEATURES, HIDDEN))
     second = rng.normal(0, HIDDEN**-0.5, (HIDDEN, 2))

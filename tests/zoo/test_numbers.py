@@ -1,0 +1,60 @@
+"""Each code about numbers and data is named by ``mptune inspect MODEL --data``, and its sound twin is silent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import mptune
+from mptune.inspection import Inspection
+from tests.zoo.numbers import SHOWN, Show
+from tests.zoo.tracker import recorded, tracker
+
+
+def inspected(show: Show, folder: Path) -> Inspection:
+    onnx.save(show.proto, folder / "model.onnx")
+    np.savez(folder / "data.npz", **show.data)  # type: ignore[arg-type]
+    return mptune.inspect(folder / "model.onnx", data=folder / "data.npz")
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_what_shows_a_code_is_named_with_its_node_and_numbers(name: str, tmp_path: Path) -> None:
+    code, show = name.split()[0], SHOWN[name][0]()
+    found = [f for f in inspected(show, tmp_path).findings if f.code == code]
+    assert found, f"{code} is not found"
+    assert set(show.nodes) <= {node for finding in found for node in finding.where.nodes}
+    assert all(finding.evidence and finding.cure for finding in found)
+    wrong = "warning" if code not in ("long-sum", "norm-written-out") else "info"
+    assert {finding.severity for finding in found} == {wrong}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_sound_twin_is_silent(name: str, tmp_path: Path) -> None:
+    code = name.split()[0]
+    found = inspected(SHOWN[name][1](), tmp_path).findings
+    assert [f.text for f in found if f.code == code] == []
+    # Vectors of a normal distribution are what these networks take.
+    assert [f.text for f in found if f.severity != "info" and f.code != "random-data"] == []
+
+
+def test_the_tracker_names_the_add_and_pins_its_group(tmp_path: Path) -> None:
+    found = inspected(Show(tracker(), recorded()), tmp_path)
+    (finding,) = [f for f in found.findings if f.code == "stagnation"]
+    assert finding.where.nodes == ("advance",)
+    assert finding.evidence["share"] > 0.9
+    assert 0.25 <= finding.evidence["spacing"] <= 0.5
+    pins = {g.group.id: g.pin.reason for g in found.groups if g.pin is not None}
+    assert set(pins) == set(finding.where.groups)
+    assert all("gives back 'pos' unchanged" in reason for reason in pins.values())
+    assert all("advance" in g.group.nodes for g in found.groups if g.pin is not None)
+
+
+def test_the_sample_is_that_of_the_data(tmp_path: Path) -> None:
+    show = SHOWN["overflow"][1]()
+    show.data["x"][5] *= 300
+    (finding, *_) = [f for f in inspected(show, tmp_path).findings if f.code == "overflow"]
+    assert finding.where.samples == (5,)
+    assert finding.text.endswith("in sample 5")
