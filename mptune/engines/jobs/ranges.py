@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mptune.graph.hazards.masked_rows import MaskedRows
@@ -35,10 +35,16 @@ class TensorRange:
     records: tuple[ProbeRecord, ...] = ()
 
 
-def seen_of(ranges: Mapping[str, TensorRange]) -> Seen:
-    """What was observed, as hazards are found in it."""
+def seen_of(ranges: Mapping[str, TensorRange], indices: Sequence[int] = ()) -> Seen:
+    """What was observed, as hazards are found in it.
+
+    Args:
+        ranges: value -> what it held.
+        indices: index in the data of each sample; empty where they are all of the data.
+    """
     return Seen(
         {tensor: SeenValue(seen.lowest, seen.highest, seen.sample) for tensor, seen in ranges.items()},
         {tensor: seen.shape for tensor, seen in ranges.items()},
         tuple(record for seen in ranges.values() for record in seen.records),
+        tuple(indices),
     )

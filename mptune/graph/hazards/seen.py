@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from mptune.data.numbers import decode_float, encode_float
@@ -49,18 +49,15 @@ class Seen:
         """Index in the data of a sample that was run."""
         return self.indices[position] if position < len(self.indices) else position
 
-    def with_indices(self, indices: Sequence[int]) -> Seen:
-        """The same where the samples are a part of the data."""
-        return replace(self, indices=tuple(indices))
-
     def to_json(self) -> dict[str, Any]:
-        """Values and records; the shapes and indices are kept elsewhere."""
+        """Everything but the shapes, which are kept elsewhere."""
         return {
             "values": {
                 tensor: [encode_float(seen.lowest), encode_float(seen.highest), seen.sample]
                 for tensor, seen in self.values.items()
             },
             "records": [record.to_json() for record in self.records],
+            "indices": list(self.indices),
         }
 
     @classmethod
@@ -75,4 +72,4 @@ class Seen:
             tensor: SeenValue(decode_float(low), decode_float(high), int(sample))
             for tensor, (low, high, sample) in document["values"].items()
         }
-        return cls(values, shapes, tuple(map(ProbeRecord.from_json, document["records"])))
+        return cls(values, shapes, tuple(map(ProbeRecord.from_json, document["records"])), tuple(document["indices"]))

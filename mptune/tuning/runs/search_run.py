@@ -15,13 +15,7 @@ from mptune.errors import RunError
 from mptune.files import write_bytes
 from mptune.finding import Finding
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import (
-    Granularity,
-    LayerGroup,
-    find_fitting_groups,
-    find_groups,
-    groups_sha256,
-)
+from mptune.graph.grouping.groups import Granularity, LayerGroup, find_fitting_groups, find_groups, groups_sha256
 from mptune.graph.hazards.find import Hazard, find_hazards
 from mptune.graph.hazards.hazard import hazard_findings
 from mptune.graph.hazards.interface import interface_findings
@@ -123,7 +117,6 @@ class SearchRun(MeasuringRun):
         self._url: str | None = None
         self._granularity: Granularity
         self._workload: Workload
-        self._search_indices: tuple[int, ...] = ()
 
     def run(self) -> Front:
         """Everything that is not recorded yet, then the front. See ``mptune.api.search`` for what is raised."""
@@ -257,7 +250,6 @@ class SearchRun(MeasuringRun):
         """What the model showed on the samples, with the warnings and the findings about the samples."""
         settings = self._settings.data_settings
         search, held_out = data.split(self._settings.seed, settings.held_out_fraction, settings.max_search_samples)
-        self._search_indices = search.indices
         warnings = tuple(dict.fromkeys((*search.warnings, *held_out.warnings)))
         findings = tuple(dict.fromkeys((*search.findings, *held_out.findings)))
         known = Observations.load(self.directory.observed_json)
@@ -266,7 +258,7 @@ class SearchRun(MeasuringRun):
             return known, warnings, (*findings, *observed_findings(known, self.grouped, search.indices))
         self._warn(*warnings, *(finding.message for finding in findings))
         save_samples(self._workload.workspace, search, held_out)
-        seen = observe(self._open_toolchain(), self._listener)
+        seen = observe(self._open_toolchain(), self._listener, search.indices)
         # Before the observations: a run that has those and no answer was made before the question was asked.
         ask_for_kernels(self._open_toolchain()).save(self._workload.workspace.data_dir / KERNELS_JSON)
         measured = self._open_toolchain().latency_source == "measured"
@@ -293,8 +285,7 @@ class SearchRun(MeasuringRun):
 
     def _space(self, named: NamedSpace, observations: Observations) -> tuple[SearchSpace, tuple[Hazard, ...]]:
         roundings = self._workload.bank.roundings
-        seen = observations.seen.with_indices(self._search_indices)
-        hazards = find_hazards(self.grouped, observations.absmax, roundings, seen)
+        hazards = find_hazards(self.grouped, observations.absmax, roundings, observations.seen)
         kernels = self._kernels.pins(self.grouped)
         return make_space(self.grouped, named, hazards, observations.absmax, kernels), hazards
 

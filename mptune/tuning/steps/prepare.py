@@ -112,8 +112,13 @@ def observed_findings(
     )
 
 
-def observe(toolchain: Toolchain, listener: Listener) -> Observations:
+def observe(toolchain: Toolchain, listener: Listener, indices: Sequence[int] = ()) -> Observations:
     """Take the references, check them, and observe the ranges.
+
+    Args:
+        toolchain: runs the model.
+        listener: receives the progress.
+        indices: index in the data of each search sample; empty where they are all of the data.
 
     Raises:
         BaselineError: the model does not run in FP32, or what it computes cannot be a reference.
@@ -134,7 +139,7 @@ def observe(toolchain: Toolchain, listener: Listener) -> Observations:
         tuple(dict.fromkeys(warnings)),
         {tensor: seen.masked for tensor, seen in ranges.items() if seen.masked is not None},
         {} if isinstance(reference, Failure) else reference.optimisation_error,
-        seen_of(ranges),
+        seen_of(ranges, indices),
     )
 
 
