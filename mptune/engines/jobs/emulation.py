@@ -19,7 +19,7 @@ import numpy as np
 from mptune.data.archive import read_sample_shapes
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, SampleSet, Stage
-from mptune.engines.emulated_samples import EmulatedSamples, in_parts
+from mptune.engines.emulated_samples import QUICK_S, EmulatedSamples, in_parts, one_group_errors_s
 from mptune.engines.jobs.samples import Feed, Outputs, cached_samples, file_identity, output_error
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
@@ -33,6 +33,7 @@ from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.switched import SwitchedEmulator
 from mptune.graph.writing.waists import Stretch, Waist, find_stretches
 from mptune.settings import SearchSettings
+from mptune.targets.flops import Shape
 
 T = TypeVar("T")
 
@@ -190,7 +191,7 @@ class Emulation:
         provider: Provider,
         settings: SearchSettings,
         call: Call,
-        shapes: Callable[[], Mapping[str, Sequence[int]]],
+        shapes: Callable[[], Mapping[str, Shape]],
     ) -> None:
         """Wire the parts.
 
@@ -315,7 +316,8 @@ class Emulation:
         """The search samples that errors are emulated on before a plan is built, ``EMULATED_ROWS`` rows."""
         count = len(read_sample_shapes(self._workspace.samples("search")))
         few = min(self._few, count)
-        if self._provider != "cpu":  # Each part would open its sessions again.
+        # On a GPU each part would open its sessions again.
+        if self._provider != "cpu" or one_group_errors_s(self._workload.grouped, self._shapes(), few) <= QUICK_S:
             return EmulatedSamples((range(few),), None)
         return EmulatedSamples(in_parts(few), count)
 

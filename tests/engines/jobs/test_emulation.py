@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from mptune.data.calibration import save_outputs
 from mptune.engines.base import EngineError, Failure, FailureKind, Stage, Workspace
+from mptune.engines.emulated_samples import QUICK_S, EmulatedSamples, one_group_errors_s
 from mptune.engines.jobs import emulation
 from mptune.engines.jobs.emulation import Emulation, ErrorsJob, SwitchedErrorsJob, rows_per_sample
 from mptune.engines.jobs.reference import ReferenceJob
@@ -131,7 +135,33 @@ def test_plans_of_one_group_share_sessions_and_agree_with_their_own(run: Run) ->
     assert not list(run.workspace.weights_dir.glob("*.onnx"))
 
 
-def test_the_parts_of_the_samples_together_are_all_of_them(run: Run) -> None:
+def conv_net(path: Path, size: int) -> GroupedModel:
+    """Eight convolutions of 64 channels on an image of ``size`` by ``size``: small weights, any amount of work."""
+    weight = numpy_helper.from_array(np.ones((64, 64, 3, 3), np.float32), "w")
+    names = ["x", *(f"h{k}" for k in range(7)), "y"]
+    nodes = [helper.make_node("Conv", [a, "w"], [b], name=b, pads=[1, 1, 1, 1]) for a, b in itertools.pairwise(names)]
+    shape = [1, 64, size, size]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", "y"))
+    onnx.save(helper.make_model(helper.make_graph(nodes, "g", [x], [y], [weight])), path)
+    model = load_model(path)
+    return GroupedModel(model, find_groups(model))
+
+
+def test_a_small_model_is_emulated_on_all_samples_at_once(run: Run) -> None:
+    assert run.emulation().samples == EmulatedSamples((range(4),), None)
+
+
+def test_what_is_quick_depends_on_what_the_model_computes(tmp_path: Path) -> None:
+    small, large = (conv_net(tmp_path / f"{size}.onnx", size) for size in (16, 256))
+    assert len(small.groups) == len(large.groups) == 8
+    small_s, large_s = one_group_errors_s(small, {}, 8), one_group_errors_s(large, {}, 8)
+    assert small_s < QUICK_S < large_s
+    assert large_s == pytest.approx(8 * 8 * (8 * 2 * 64 * 64 * 9 * 256 * 256 / 2) / 1.5e10, rel=0.05)
+    assert one_group_errors_s(large, {}, 1) == pytest.approx(large_s / 8)
+
+
+def test_the_parts_of_the_samples_together_are_all_of_them(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mptune.engines.jobs.emulation.QUICK_S", 0.0)
     many, apart = run.emulation(), run.emulation()
     assert many.samples.parts == (range(1), range(1, 2), range(2, 4))
     assert Run(run.workspace, "cpu").emulation(8).samples.parts == (range(1),)
