@@ -359,11 +359,12 @@ class SearchRun(MeasuringRun):
         if is_own(metric) and self.record.baseline() is None:
             try_objective(toolchain, space, metric, definition_of_metric(metric, self._settings.metric_function))
         shared = SharedErrors(self.record, metric)
-        errors = OneGroupErrors(space, toolchain, metric, path, self._listener, shared)
         terms = in_fresh_processes(toolchain.latency_terms, toolchain, self._listener, "predicting latencies")
         if isinstance(terms, Failure):
             self._warn(f"no latency can be predicted, so the search learns it from builds alone: {terms.message}")
         known = None if isinstance(terms, Failure) else terms
+        gains_ms = None if known is None else known.gains_ms
+        errors = OneGroupErrors(space, toolchain, metric, path, self._listener, shared, gains_ms=gains_ms)
         if toolchain.error_source == "measured" and toolchain.emulation_holds:
             path = self._workload.workspace.data_dir / EMULATED_JSON
             self._emulator = PlanEmulator(space, toolchain, metric, path, self._listener, limits=self._limits)

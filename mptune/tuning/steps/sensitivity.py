@@ -42,6 +42,12 @@ _ASSUMED_SPREAD, _ASSUMED_WEIGHT = 0.4, 2.0
 """Relative standard deviation between samples of one group's error before any group has two, and how many degrees of
 freedom the groups' common spread stands for beside a group's own."""
 
+_SHARE = 0.25
+"""Of the groups that could do with more samples so many come first, those for which it is worth most."""
+
+_LEAST_STAKE = 0.1
+"""What is at stake in a group that saves nothing, in means over all groups: its neighbours' Casts may hang on it."""
+
 LONG = 160
 """With more free groups than this, those that repeat a pattern wait until every pattern is known."""
 
@@ -120,6 +126,7 @@ class OneGroupErrors:
         listener: Listener,
         shared: SharedErrors | None = None,
         sleep: Callable[[float], None] = time.sleep,
+        gains_ms: Mapping[str, float] | None = None,
     ) -> None:
         """Read what an earlier run left in the file.
 
@@ -131,6 +138,7 @@ class OneGroupErrors:
             listener: receives the progress.
             shared: what the other workers of the search do; None where there are none.
             sleep: waits for so many seconds, where other workers have the rest in work.
+            gains_ms: group id -> latency that FP16 saves there; None where that is not known.
         """
         self._space = space
         self._toolchain = toolchain
@@ -139,6 +147,7 @@ class OneGroupErrors:
         self._listener = listener
         self._shared = shared
         self._sleep = sleep
+        self._stakes = _stakes(space.free, gains_ms or {})
         self._parts = toolchain.emulated_samples.parts
         known = Sensitivity.load(path, metric)
         self._taken = {g: error for g, error in known.taken.items() if g in space.free}
@@ -204,16 +213,23 @@ class OneGroupErrors:
         if not self._is_long:
             lists = [*self._space.free], []
         doubts = self._doubts()
-        jobs: list[tuple[float, _Job]] = []
+        lacking: list[tuple[str, range, tuple[str, ...]]] = []
         for name, groups in zip(("", "r"), lists, strict=True):
             for number, start in enumerate(range(0, len(groups), _AT_A_TIME)):
                 chunk = groups[start : start + _AT_A_TIME]
                 for index, part in enumerate(self._parts):
                     few = tuple(g for g in chunk if self._lacks(g, part, doubts))
                     if few:
-                        job = _Job(f"{index}:{name}{number}", part, few)
-                        doubt = math.inf if index == 0 else sum(doubts[g] ** 2 for g in few) / job.cost
-                        jobs.append((doubt, job))
+                        lacking.append((f"{index}:{name}{number}", part, few))
+        # A wrong error of a group moves the front by what the group saves. What is gained by a further sample:
+        worth = {g: self._stakes[g] * doubts[g] ** 2 / len(part) for _, part, few in lacking if part.start for g in few}
+        least = float(np.quantile(list(worth.values()), 1.0 - _SHARE)) if worth else 0.0
+        jobs: list[tuple[float, _Job]] = []
+        for key, part, few in lacking:
+            wanted = few if part.start == 0 else tuple(g for g in few if worth[g] >= least)
+            if wanted:
+                value = math.inf if part.start == 0 else sum(worth[g] for g in wanted) / len(wanted)
+                jobs.append((value, _Job(key, part, wanted)))
         return [job for _, job in sorted(jobs, key=lambda entry: -entry[0])]
 
     @property
@@ -318,6 +334,13 @@ def find_sensitivity(
     errors = OneGroupErrors(space, toolchain, metric, path, listener, shared, sleep)
     errors.take(math.inf, wait=True)
     return errors.sensitivity()
+
+
+def _stakes(groups: Sequence[str], gains_ms: Mapping[str, float]) -> dict[str, float]:
+    """How much of the front hangs on each group's error: what FP16 saves there, in means over all groups."""
+    gains = {group: max(gains_ms.get(group, 0.0), 0.0) for group in groups}
+    mean = sum(gains.values()) / max(len(gains), 1)
+    return {group: max(gain / mean, _LEAST_STAKE) if mean else 1.0 for group, gain in gains.items()}
 
 
 def _only(error: OutputError | None, metric: str) -> OutputError | None:

@@ -117,6 +117,29 @@ def test_where_samples_agree_hardly_more_than_one_is_taken(tmp_path: Path) -> No
     assert 4 * 48 < unlike.emulations <= SAMPLES * 48
 
 
+def test_further_samples_go_first_to_groups_that_save_most(tmp_path: Path) -> None:
+    """Groups whose samples differ alike: what a wrong error costs is the latency that the group would save."""
+    space = make_small_space(48)
+    gains_ms = {group: 1.0 if index % 4 == 1 else 0.05 for index, group in enumerate(space.free)}
+    toolchain = by_sample(space, spread=0.5)
+    OneGroupErrors(space, toolchain, METRIC, tmp_path / "s.json", Diary(), gains_ms=gains_ms).take(48 + 12)
+    further = [group for group, part in toolchain.samples if part.start > 0]
+    assert {part for _, part in toolchain.samples[:48]} == {range(1)}, "each group has a sample first"
+    assert len(further) >= 10
+    assert {gains_ms[group] for group in further} == {1.0}
+
+
+def test_groups_that_save_nothing_have_their_turn(tmp_path: Path) -> None:
+    space = make_small_space(16)
+    toolchain, nothing = by_sample(space, spread=0.5), dict.fromkeys(space.free, 0.0)
+    errors = OneGroupErrors(
+        space, toolchain, METRIC, tmp_path / "s.json", Diary(), gains_ms={**nothing, "g003": 2.0, "g004": -1.0}
+    )
+    errors.take(math.inf)
+    assert max(errors.sensitivity().doubts.values(), default=0.0) <= KNOWN_WELL
+    OneGroupErrors(space, toolchain, METRIC, tmp_path / "none.json", Diary(), gains_ms=nothing).take(math.inf)
+
+
 def test_an_error_that_a_sample_does_not_show_has_more_of_them(tmp_path: Path) -> None:
     space = make_small_space(16)
     toolchain = by_sample(space, spread=0.03, zero={"g003": 2})
