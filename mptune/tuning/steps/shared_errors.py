@@ -60,12 +60,13 @@ class SharedErrors:
         found = {group: None if error is None else error.to_json() for group, error in errors.items()}
         before = (self._record.note(key) or {}).get("errors", {})
         self._record.set_note(key, {"samples": [part.start, part.stop], "errors": {**before, **found}})
-        self._record.set_note(f"{self._claims}{job}", None)  # other groups of it may be wanted later
+        # Other groups of it may be wanted later. Not None: a study keeps that beside a dictionary, not in its place.
+        self._record.set_note(f"{self._claims}{job}", {})
 
     def _is_mine(self, claim: Mapping[str, Any]) -> bool:
         return {name: claim.get(name) for name in self._mine} == self._mine
 
     def _is_free(self, claim: dict[str, Any] | None) -> bool:
-        if claim is None or self._is_mine(claim):
+        if not claim or self._is_mine(claim):
             return True
         return is_alive(claim) is False or abs(time.time() - claim["at"]) > _ABANDONED_S

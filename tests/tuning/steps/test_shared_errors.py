@@ -61,6 +61,15 @@ def test_what_another_worker_has_in_work_is_waited_for(open_record: OpenRecord, 
     assert len(waits) == 1
 
 
+def test_other_groups_of_a_job_can_be_claimed_after_it_is_kept(open_record: OpenRecord) -> None:
+    one, two = SharedErrors(open_record(), METRIC), SharedErrors(open_record(), METRIC)
+    errors = {group: OutputError({"y": {METRIC: (0.25,)}}) for group in ("g000", "g001", "g002")}
+    for worker, group in ((one, "g000"), (one, "g001"), (two, "g002")):
+        assert worker.claim(["1:0"]) == "1:0"
+        worker.keep("1:0", range(1, 2), {group: errors[group]})
+    assert one.known() == [(range(1, 2), errors)]
+
+
 @pytest.mark.parametrize("how", ["dead", "old"])
 def test_what_a_dead_worker_had_in_work_is_taken_up(
     open_record: OpenRecord, monkeypatch: pytest.MonkeyPatch, how: str
