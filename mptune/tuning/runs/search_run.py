@@ -363,8 +363,7 @@ class SearchRun(MeasuringRun):
         if isinstance(terms, Failure):
             self._warn(f"no latency can be predicted, so the search learns it from builds alone: {terms.message}")
         known = None if isinstance(terms, Failure) else terms
-        gains_ms = None if known is None else known.gains_ms
-        errors = OneGroupErrors(space, toolchain, metric, path, self._listener, shared, gains_ms=gains_ms)
+        errors = OneGroupErrors(space, toolchain, metric, path, self._listener, shared, gains_ms=known and known.gains_ms)
         if toolchain.error_source == "measured" and toolchain.emulation_holds:
             path = self._workload.workspace.data_dir / EMULATED_JSON
             self._emulator = PlanEmulator(space, toolchain, metric, path, self._listener, limits=self._limits)
