@@ -358,12 +358,12 @@ class SearchRun(MeasuringRun):
         path = self._workload.workspace.data_dir / SENSITIVITY_JSON
         if is_own(metric) and self.record.baseline() is None:
             try_objective(toolchain, space, metric, definition_of_metric(metric, self._settings.metric_function))
-        shared = SharedErrors(self.record, metric)
         terms = in_fresh_processes(toolchain.latency_terms, toolchain, self._listener, "predicting latencies")
         if isinstance(terms, Failure):
             self._warn(f"no latency can be predicted, so the search learns it from builds alone: {terms.message}")
         known = None if isinstance(terms, Failure) else terms
-        errors = OneGroupErrors(space, toolchain, metric, path, self._listener, shared, gains_ms=known and known.gains_ms)
+        shared, gains_ms = SharedErrors(self.record, metric), None if known is None else known.gains_ms
+        errors = OneGroupErrors(space, toolchain, metric, path, self._listener, shared, gains_ms=gains_ms)
         if toolchain.error_source == "measured" and toolchain.emulation_holds:
             path = self._workload.workspace.data_dir / EMULATED_JSON
             self._emulator = PlanEmulator(space, toolchain, metric, path, self._listener, limits=self._limits)
