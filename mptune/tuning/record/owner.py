@@ -7,13 +7,16 @@ import socket
 import threading
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil  # type: ignore[import-untyped]
-from optuna.storages import BaseStorage, RDBStorage
+from optuna.storages import BaseStorage, JournalStorage
 from optuna.trial import FrozenTrial
 
 from mptune.tuning.record.attributes import OWNER, read_json
+
+if TYPE_CHECKING:
+    from optuna.storages import RDBStorage
 
 _NAMELESS_S = 60.0
 """A running trial names its process within milliseconds; one that names none for so long lost it before."""
@@ -51,8 +54,11 @@ class Heartbeats:
             study_id: Optuna's number of the study in it.
         """
         self._storage: RDBStorage | None = None
-        if isinstance(storage, RDBStorage) and storage.get_heartbeat_interval() is not None:
-            self._storage = storage
+        if not isinstance(storage, JournalStorage):
+            from optuna.storages import RDBStorage  # SQLAlchemy is slow to import, and a journal needs none of it.
+
+            if isinstance(storage, RDBStorage) and storage.get_heartbeat_interval() is not None:
+                self._storage = storage
         self._study_id = study_id
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None

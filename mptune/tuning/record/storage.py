@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import optuna
-from optuna.storages import BaseStorage, RDBStorage
+from optuna.storages import BaseStorage
 
 from mptune.errors import RunError
 from mptune.files import RESUME_HINT, disk_error
 from mptune.tuning.record.backends.journal import remove_stale_locks, repair_journal
 from mptune.tuning.record.backends.journal_storage import BatchedStorage
-from mptune.tuning.record.backends.patience import PatientStorage
 from mptune.tuning.record.damage import refuse_damage
 from mptune.tuning.record.storage_urls import scheme_of, without_secrets, without_secrets_of
 from mptune.tuning.sampler.trials import JSON_MARK
+
+if TYPE_CHECKING:
+    from optuna.storages import RDBStorage
 
 
 def open_storage(
@@ -67,6 +70,8 @@ def check_opens(url: str) -> str:
 
 
 def _open_database(url: str) -> RDBStorage:
+    from mptune.tuning.record.backends.patience import PatientStorage  # SQLAlchemy is slow to import.
+
     shown = scheme_of(url)
     try:
         return PatientStorage(url)

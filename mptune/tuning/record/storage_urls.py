@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError
-
 from mptune.errors import RunError
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import URL  # Slow to import, and a journal needs none of it.
 
 STORAGE_VARIABLE = "MPTUNE_STORAGE"
 """Environment variable with a storage's URL, so that its password need not stand in a command."""
@@ -29,6 +30,8 @@ def without_secrets(url: str) -> str:
 
     Of a URL that has not opened, use ``scheme_of``: a password with special characters may have been read as its host.
     """
+    from sqlalchemy.engine import make_url
+
     parsed = make_url(url)
     options = {name: value if name in _SHOWN_OPTIONS else _HIDDEN for name, value in parsed.query.items()}
     shown: str = parsed.set(query=options).render_as_string(hide_password=True)
@@ -104,6 +107,9 @@ def named_storage(given: str | None, *, is_journal: bool) -> str | None:
 
 
 def _parse(url: str) -> URL | None:
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
     try:
         return make_url(url)
     except (ArgumentError, ValueError):
