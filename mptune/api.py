@@ -65,6 +65,7 @@ def search(
     engine: EngineChoice = "auto",
     max_error: float | None = None,
     max_latency_ms: float | None = None,
+    max_memory_bytes: int | None = None,
     metric: str | TaskMetric = "relative_l2",
     batch: int = 1,
     shapes: Shapes | None = None,
@@ -106,6 +107,7 @@ def search(
         engine: What builds and runs the candidates: ``auto``, ``tensorrt``, ``tensorrt-rtx`` or ``onnxruntime``.
         max_error: Choose the fastest plan whose error is at most this.
         max_latency_ms: Choose the plan with the smallest error whose latency is at most this, in milliseconds.
+        max_memory_bytes: Choose among plans whose engine and its context take at most so much memory.
         metric: The error to minimize: a statistic such as ``relative_l2`` or ``max_abs``, ``"script.py:function"``, or
             a function ``(outputs, reference) -> float``. It is called once per sample with two dictionaries of arrays
             by output name; smaller is better. The run knows a function by its name only: give it again to resume.
@@ -156,6 +158,7 @@ def search(
         engine=engine,
         max_error=max_error,
         max_latency_ms=max_latency_ms,
+        max_memory_bytes=max_memory_bytes,
         metric=name,
         timeout_s=timeout_s,
         max_disk_bytes=max_disk_bytes,
@@ -214,6 +217,7 @@ def pick(
     *,
     max_error: float | None = None,
     max_latency_ms: float | None = None,
+    max_memory_bytes: int | None = None,
     knee: bool = False,
     plan: str | None = None,
     storage: str | None = None,
@@ -224,6 +228,7 @@ def pick(
         run: the run directory.
         max_error: take the fastest plan whose error is at most this.
         max_latency_ms: take the most exact plan that is at most this slow.
+        max_memory_bytes: take one whose engine and its context take at most so much memory.
         knee: take the knee of the front.
         plan: take this one, by its fingerprint or the beginning of it.
         storage: as in ``report``.
@@ -233,7 +238,7 @@ def pick(
         PlanError: no such plan, or it is not feasible.
         RunError: it is no run directory, another process uses it, or the model has changed, or is gone without a copy.
     """
-    choice = choice_argument(max_error, max_latency_ms, knee, plan)
+    choice = choice_argument(max_error, max_latency_ms, max_memory_bytes, knee, plan)
     directory, _ = read_run(run)
     with full_disk_as_error(directory.path), open_run(directory.path), contextlib.ExitStack() as stack:
         directory, file = read_run(run)  # again, now that nobody else can write it

@@ -127,18 +127,21 @@ def _range(name: str, given: Any) -> ShapeRange:
 
 
 def choice_argument(
-    max_error: float | None, max_latency_ms: float | None, knee: bool, plan: str | None
+    max_error: float | None, max_latency_ms: float | None, max_memory_bytes: int | None, knee: bool, plan: str | None
 ) -> ChoiceSection:
     """How a plan is chosen.
 
     Raises:
         SettingsError: ways to choose that exclude each other, or a limit that is not above 0.
     """
-    check_limits(max_error, max_latency_ms)
-    ways = [max_error is not None or max_latency_ms is not None, knee, plan is not None]
+    check_limits(max_error, max_latency_ms, max_memory_bytes)
+    limits = (max_error, max_latency_ms, max_memory_bytes)
+    ways = [any(limit is not None for limit in limits), knee, plan is not None]
     if sum(ways) > 1:
         raise SettingsError("limits, the knee and a plan's id exclude each other", "give one of them")
-    return ChoiceSection(max_error=max_error, max_latency_ms=max_latency_ms, plan=plan)
+    return ChoiceSection(
+        max_error=max_error, max_latency_ms=max_latency_ms, max_memory_bytes=max_memory_bytes, plan=plan
+    )
 
 
 def run_path(model: ModelLike, out: str | os.PathLike[str] | None) -> Path:

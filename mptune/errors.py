@@ -27,6 +27,7 @@ from typing import ClassVar
 _ARGUMENTS = {
     "timeout": "timeout_s",
     "max-disk": "max_disk_bytes",
+    "max-memory": "max_memory_bytes",
     "workspace": "workspace_mb",
     **{
         name: name.replace("-", "_")

@@ -88,11 +88,19 @@ class Run:
         *,
         max_error: float | None = None,
         max_latency_ms: float | None = None,
+        max_memory_bytes: int | None = None,
         knee: bool = False,
         plan: str | None = None,
     ) -> Front:
         """Choose another plan and write ``chosen/`` anew. See ``mptune.pick``."""
-        return api.pick(self.path, max_error=max_error, max_latency_ms=max_latency_ms, knee=knee, plan=plan)
+        return api.pick(
+            self.path,
+            max_error=max_error,
+            max_latency_ms=max_latency_ms,
+            max_memory_bytes=max_memory_bytes,
+            knee=knee,
+            plan=plan,
+        )
 
     def confirm(
         self,

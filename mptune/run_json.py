@@ -150,6 +150,7 @@ class SearchSection(_Section):
     data: str | None = None
     max_error: float | None = None
     max_latency_ms: float | None = None
+    max_memory_bytes: int | None = None
 
     @classmethod
     def of(cls, settings: SearchSettings) -> SearchSection:
@@ -171,7 +172,17 @@ class ChoiceSection(_Section):
 
     max_error: float | None = None
     max_latency_ms: float | None = None
+    max_memory_bytes: int | None = None
     plan: str | None = None
+
+    @classmethod
+    def of(cls, settings: SearchSettings) -> ChoiceSection:
+        """The limits of a search."""
+        return cls(
+            max_error=settings.max_error,
+            max_latency_ms=settings.max_latency_ms,
+            max_memory_bytes=settings.max_memory_bytes,
+        )
 
 
 class RunFile(_Section):

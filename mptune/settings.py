@@ -146,13 +146,14 @@ class DataSettings:
     max_search_samples: int | None = 64
 
 
-def check_limits(max_error: float | None, max_latency_ms: float | None) -> None:
+def check_limits(max_error: float | None, max_latency_ms: float | None, max_memory_bytes: int | None = None) -> None:
     """Refuse limits that no plan can be asked to meet.
 
     Raises:
         SettingsError: one is not above 0.
     """
-    for name, value in (("--max-error", max_error), ("--max-latency-ms", max_latency_ms)):
+    limits = (("--max-error", max_error), ("--max-latency-ms", max_latency_ms), ("--max-memory", max_memory_bytes))
+    for name, value in limits:
         if value is not None and not value > 0:
             raise SettingsError(f"{name} is {value}", "give a number above 0")
 
@@ -185,6 +186,7 @@ class SearchSettings:
         engine: toolchain family, or ``auto``.
         max_error: choose the fastest plan whose error is at most this.
         max_latency_ms: choose the most exact plan that is at most this slow.
+        max_memory_bytes: choose among plans whose engine takes at most so much memory.
         metric: name of the objective statistic (``mptune.data.metrics.accuracy.METRICS``), ``script.py:function``, or
             ``callable:NAME`` with ``metric_function``.
         timeout_s: no new evaluation starts after this long, and no confirmation; None is unlimited.
@@ -216,6 +218,7 @@ class SearchSettings:
     engine: EngineChoice = "auto"
     max_error: float | None = None
     max_latency_ms: float | None = None
+    max_memory_bytes: int | None = None
     metric: str = "relative_l2"
     timeout_s: float | None = None
     max_disk_bytes: int | None = None
@@ -247,7 +250,7 @@ class SearchSettings:
             raise SettingsError(f"--budget is {self.budget}", "give at least 1; 50 is the default")
         if self.data_settings.batch < 1:
             raise SettingsError(f"--batch is {self.data_settings.batch}", "give at least 1")
-        check_limits(self.max_error, self.max_latency_ms)
+        check_limits(self.max_error, self.max_latency_ms, self.max_memory_bytes)
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise SettingsError(f"--timeout is {self.timeout_s:g} s", "give a duration above 0")
         if self.max_disk_bytes is not None and not self.max_disk_bytes > 0:

@@ -23,6 +23,7 @@ from mptune.errors import MptuneError, speak_of_options
         ("a place of its own with --out DIR, or --fresh", "a place of its own with out=DIR, or fresh=True"),
         ("--batch 3 does not divide", "batch=3 does not divide"),
         ("--max-latency-ms is 0", "max_latency_ms= is 0"),
+        ("--max-memory is 0", "max_memory_bytes= is 0"),
         ("--timeout is -1 s", "timeout_s= is -1 s"),
         ("--engine tensorrt-rtx is for NVIDIA GPUs; try another --engine", None),
         ("--keep-fp32 op:Conv matches nothing", "keep_fp32=op:Conv matches nothing"),

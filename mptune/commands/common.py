@@ -193,6 +193,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout."
 MaxErrorOption = Annotated[
     float | None, typer.Option(metavar="X", help="Choose the fastest plan whose error is at most this.")
 ]
+MaxMemoryOption = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Choose among plans whose engine and its context take at most this, as 2GiB."),
+]
 MaxLatencyOption = Annotated[
     float | None,
     typer.Option(metavar="X", help="Choose the plan with the smallest error whose latency is at most this, in ms."),

@@ -13,6 +13,7 @@ from mptune.commands.common import (
     JsonOption,
     MaxErrorOption,
     MaxLatencyOption,
+    MaxMemoryOption,
     ModelArgument,
     RecordedMetricOption,
     RunArgument,
@@ -72,6 +73,15 @@ def parse_gpus(text: str | None) -> tuple[int, ...]:
     if not all(number.isdecimal() for number in numbers):
         raise SettingsError(f"--gpus {text} is not understood", "write numbers with commas between them, such as 0,1")
     return tuple(int(number) for number in numbers)
+
+
+def memory_limit(text: str | None) -> int | None:
+    """The bytes of ``--max-memory``; None where it is not given.
+
+    Raises:
+        SettingsError: it is no size.
+    """
+    return None if text is None else parse_size(text, "--max-memory")
 
 
 def parse_size(text: str, option: str = "--max-disk") -> int:
@@ -184,6 +194,7 @@ def search(
     engine: EngineOption = _ENGINE,
     max_error: MaxErrorOption = None,
     max_latency_ms: MaxLatencyOption = None,
+    max_memory: MaxMemoryOption = None,
     metric: MetricOption = _SEARCH.metric,
     batch: BatchOption = _DATA.batch,
     timeout: TimeoutOption = None,
@@ -218,6 +229,7 @@ def search(
         "engine": engine.value,
         "max_error": max_error,
         "max_latency_ms": max_latency_ms,
+        "max_memory_bytes": memory_limit(max_memory),
         "metric": metric,
         "timeout_s": None if timeout is None else parse_duration(timeout),
         "max_disk_bytes": None if max_disk is None else parse_size(max_disk),
@@ -326,6 +338,7 @@ def pick(
     run: RunArgument,
     max_error: MaxErrorOption = None,
     max_latency_ms: MaxLatencyOption = None,
+    max_memory: MaxMemoryOption = None,
     knee: Annotated[bool, typer.Option("--knee", help="Choose the knee of the front.")] = False,
     plan: Annotated[str | None, typer.Option(metavar="ID", help="Choose the plan with this id in the table.")] = None,
     storage: StorageOption = None,
@@ -338,11 +351,22 @@ def pick(
       mptune pick model.mptune --max-error 1e-3
       mptune pick model.mptune --plan 3f2a91c04b1d
     """
-    limit = max_error if max_error is not None else max_latency_ms
+    max_memory_bytes = memory_limit(max_memory)
+    limit = next((limit for limit in (max_error, max_latency_ms, max_memory_bytes) if limit is not None), None)
     if at_most_one({"a limit": limit, "--knee": knee, "--plan": plan}) == 0:
-        raise SettingsError("nothing says which plan to pick", "give --max-error, --max-latency-ms, --knee or --plan")
-    check_limits(max_error, max_latency_ms)
+        raise SettingsError(
+            "nothing says which plan to pick", "give --max-error, --max-latency-ms, --max-memory, --knee or --plan"
+        )
+    check_limits(max_error, max_latency_ms, max_memory_bytes)
     from mptune import api
 
-    front = api.pick(run, max_error=max_error, max_latency_ms=max_latency_ms, knee=knee, plan=plan, storage=storage)
+    front = api.pick(
+        run,
+        max_error=max_error,
+        max_latency_ms=max_latency_ms,
+        max_memory_bytes=max_memory_bytes,
+        knee=knee,
+        plan=plan,
+        storage=storage,
+    )
     finish(front, json_)

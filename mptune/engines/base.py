@@ -23,6 +23,7 @@ from mptune.engines.timing.latency import Latency, LatencySource, Stopwatch
 from mptune.engines.timing.session_timing import SessionTiming
 from mptune.graph.plan import PrecisionPlan
 from mptune.scratch import scratch_name
+from mptune.targets.memory import EngineMemory
 
 if TYPE_CHECKING:
     from mptune.targets.roofline import LatencyTerms
@@ -93,10 +94,9 @@ class Failure:
 
     @property
     def is_inconclusive(self) -> bool:
-        """Whether one such failure does not show whose fault it is.
+        """Whether one such failure does not show whose fault it is: the process may have been killed from outside.
 
-        A process may be killed from outside, a device shared, a host short of memory for a moment: what the job causes
-        itself comes again in a fresh process.
+        What the job causes itself comes again in a fresh process.
         """
         return self.kind in _INCONCLUSIVE
 
@@ -238,8 +238,8 @@ class Measurement:
         engine_path: the engine file, where the toolchain builds one.
         warnings: one line each, ending with what to do.
         group_times_ms: group id -> time by the engine's own profiler, scaled as ``latency``; None where no profile was
-            taken. Their sum is not the latency, since profiling has a cost. Groups that no layer computes are
-            left out.
+            taken. Their sum is not the latency: profiling has a cost. Groups that no layer computes are left out.
+        memory: what the engine takes; None where nothing is known.
     """
 
     latency: Latency
@@ -251,6 +251,7 @@ class Measurement:
     engine_path: Path | None = None
     warnings: tuple[str, ...] = ()
     group_times_ms: Mapping[str, float] | None = None
+    memory: EngineMemory | None = None
 
     def with_drift(self, drift: float) -> Measurement:
         """The same measurement with its times scaled by another drift."""

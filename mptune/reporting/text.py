@@ -22,6 +22,8 @@ from mptune.tuning.fronts.table import format_ms as format_ms
 from mptune.tuning.fronts.table import format_speedup as format_speedup
 from mptune.tuning.fronts.table import front_rows as front_rows
 from mptune.tuning.fronts.table import group_counts as group_counts
+from mptune.tuning.fronts.table import memory_details as memory_details
+from mptune.tuning.fronts.table import memory_text as memory_text
 
 REASON_WORDS = {
     Reason.PINNED: "pinned",

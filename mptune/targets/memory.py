@@ -7,12 +7,14 @@ fits on a device at all. What the subgraphs of If, Loop and Scan hold inside is 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
+from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.value_dependent import shape_facts
-from mptune.graph.plan import Precision
+from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.targets.costs import VIEWS, is_folded, item_bytes
 from mptune.targets.flops import Shape, ShapeTable
 from mptune.targets.target import Target, TargetKind
@@ -65,6 +67,66 @@ class MemoryNeed:
         return self.fp32_weights + self.fp32_activations
 
 
+@dataclass(frozen=True)
+class EngineMemory:
+    """What one plan's engine takes, in bytes; None where it is not known.
+
+    Attributes:
+        engine_bytes: size of the engine's file, which holds its weights.
+        context_bytes: memory of the device that an execution context takes for values and scratch: TensorRT's own
+            figure, else the most that is alive at once.
+        weight_bytes: constants as the plan stores them, computed from the model.
+        source: whether ``context_bytes`` is the built engine's own figure.
+    """
+
+    engine_bytes: int | None
+    context_bytes: int | None
+    weight_bytes: int | None
+    source: Literal["measured", "predicted"]
+
+    @property
+    def total_bytes(self) -> int:
+        """What the engine takes when it is loaded: its file or its weights, and the context."""
+        return max(self.engine_bytes or 0, self.weight_bytes or 0) + (self.context_bytes or 0)
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as JSON types."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> EngineMemory:
+        """Inverse of ``to_json``."""
+        return cls(*(document[name] for name in ("engine_bytes", "context_bytes", "weight_bytes", "source")))
+
+
+def plan_memory(types: ValueTypes, plan: PrecisionPlan, shapes: Mapping[str, Shape]) -> EngineMemory:
+    """Predict what a plan's engine takes: every value and constant in the type that the plan gives it.
+
+    Args:
+        types: of the model.
+        plan: the plan.
+        shapes: concrete shapes by tensor name; what is missing is taken from the model.
+
+    Raises:
+        PlanError: the plan does not fit the model.
+    """
+    model, resolution = types.model, types.resolve(plan)
+    table, folded = ShapeTable(model, shapes), shape_facts(model).folded
+
+    def float_bytes(tensor: str) -> int:
+        return 4 if resolution.computed_in(tensor) is Precision.FP32 else 2
+
+    def stored(name: str) -> int:
+        if name not in model.initializers:
+            return _weight_bytes(model, table, name, float_bytes(name))
+        needed = resolution.constants.get(name) or {Precision.FP32}
+        return sum(_weight_bytes(model, table, name, 4 if p is Precision.FP32 else 2) for p in needed)
+
+    weights = sum(stored(name) for name in _weights(model, folded))
+    activations, _ = _peak(model, table, float_bytes, folded)
+    return EngineMemory(None, activations, weights, "predicted")
+
+
 def memory_need(model: Model, shapes: Mapping[str, Shape]) -> MemoryNeed:
     """Sum up which values are alive at each node of a model.
 
@@ -74,8 +136,8 @@ def memory_need(model: Model, shapes: Mapping[str, Shape]) -> MemoryNeed:
     """
     table = ShapeTable(model, shapes)
     folded = shape_facts(model).folded
-    fp32, fp32_peak = _peak(model, table, 4, folded)
-    fp16, fp16_peak = _peak(model, table, 2, folded)
+    fp32, fp32_peak = _peak(model, table, lambda tensor: 4, folded)
+    fp16, fp16_peak = _peak(model, table, lambda tensor: 2, folded)
     weights = _weights(model, folded)
     return MemoryNeed(
         fp32_weights=sum(_weight_bytes(model, table, name, 4) for name in weights),
@@ -107,13 +169,15 @@ def _weight_bytes(model: Model, table: ShapeTable, name: str, float_bytes: int) 
     return table.elements(name) * item_bytes(model, name, float_bytes)
 
 
-def _peak(model: Model, table: ShapeTable, float_bytes: int, folded: Collection[str]) -> tuple[int, str]:
+def _peak(
+    model: Model, table: ShapeTable, float_bytes: Callable[[str], int], folded: Collection[str]
+) -> tuple[int, str]:
     """The most bytes alive at once, and the name of the node at which they are."""
     ends = _ends(model, folded)
     interface = {info.name for info in (*model.inputs, *model.outputs)}
 
     def size(tensor: str) -> int:
-        return table.elements(tensor) * item_bytes(model, tensor, 4 if tensor in interface else float_bytes)
+        return table.elements(tensor) * item_bytes(model, tensor, 4 if tensor in interface else float_bytes(tensor))
 
     given = [info.name for info in model.inputs]  # the caller keeps them
     alive = sum(size(tensor) for tensor in given)

@@ -14,6 +14,7 @@ from mptune.data.numbers import decode_float, encode_float
 from mptune.engines.base import ErrorSource, Measurement
 from mptune.engines.timing.latency import Latency
 from mptune.graph.plan import PrecisionPlan
+from mptune.targets.memory import EngineMemory
 
 EVALUATION_FORMAT = 1
 
@@ -96,6 +97,7 @@ class Evaluation:
         engine_path: the engine file, where the toolchain builds one.
         confirmed: measured again in fresh processes.
         warnings: one line each, ending with what to do.
+        memory: what the engine takes; None where it was evaluated before mptune kept that.
     """
 
     plan: PrecisionPlan
@@ -114,6 +116,7 @@ class Evaluation:
     engine_path: str | None = None
     confirmed: bool = False
     warnings: tuple[str, ...] = ()
+    memory: EngineMemory | None = None
 
     @classmethod
     def from_measurement(
@@ -150,6 +153,7 @@ class Evaluation:
             build_s=measurement.build_s,
             engine_path=None if measurement.engine_path is None else str(measurement.engine_path),
             warnings=measurement.warnings,
+            memory=measurement.memory,
         )
 
     def with_emulated(self, emulated: EmulatedError, fp32_error: float) -> Evaluation:
@@ -246,6 +250,7 @@ class Evaluation:
             "engine_path": self.engine_path,
             "confirmed": self.confirmed,
             "warnings": list(self.warnings),
+            "memory": None if self.memory is None else self.memory.to_json(),
         }
 
     @classmethod
@@ -274,6 +279,7 @@ class Evaluation:
             engine_path=document["engine_path"],
             confirmed=document["confirmed"],
             warnings=tuple(document["warnings"]),
+            memory=None if document.get("memory") is None else EngineMemory.from_json(document["memory"]),
         )
 
     def to_point(self) -> dict[str, Any]:
@@ -308,6 +314,10 @@ class Evaluation:
             "fp32_groups": len(self.plan.fp32_groups),
             "engine": self.engine_path,
             "confirmed": self.confirmed,
+            "engine_bytes": None if self.memory is None else self.memory.engine_bytes,
+            "context_bytes": None if self.memory is None else self.memory.context_bytes,
+            "weight_bytes": None if self.memory is None else self.memory.weight_bytes,
+            "memory_source": None if self.memory is None else self.memory.source,
         }
 
 

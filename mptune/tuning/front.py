@@ -15,7 +15,7 @@ from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.fronts.content import FrontContent
 from mptune.tuning.fronts.dominance import non_dominated
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR, dominated_area, exactness, gains
-from mptune.tuning.fronts.table import format_error, format_ms, front_html, front_records, front_text
+from mptune.tuning.fronts.table import format_bytes, format_error, format_ms, front_html, front_records, front_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,20 +49,27 @@ class Front(FrontContent):
         other_devices: whose fronts were kept apart, with their run directories.
     """
 
-    def best(self, *, max_error: float | None = None, max_latency_ms: float | None = None) -> Evaluation:
+    def best(
+        self,
+        *,
+        max_error: float | None = None,
+        max_latency_ms: float | None = None,
+        max_memory_bytes: int | None = None,
+    ) -> Evaluation:
         """Take one point of the front; nothing is written. ``mptune.pick`` also writes its model.
 
         Args:
             max_error: the fastest point whose error (held-out where known) is at most this.
             max_latency_ms: the most exact point whose median latency is at most this. With both, the fastest that
                 meets both. With none, the knee of the front.
+            max_memory_bytes: only points whose engine takes at most so much (``EngineMemory.total_bytes``).
 
         Raises:
             PlanError: no point meets the limits.
             SettingsError: a limit is not above 0.
         """
-        check_limits(max_error, max_latency_ms)
-        point, reason, limits_met = choose(self.points, max_error, max_latency_ms)
+        check_limits(max_error, max_latency_ms, max_memory_bytes)
+        point, reason, limits_met = choose(self.points, max_error, max_latency_ms, max_memory_bytes)
         if point is None:
             raise PlanError(reason, "`mptune report` on the run directory shows what failed")
         if not limits_met:
@@ -181,7 +188,10 @@ def knee(points: Sequence[Evaluation]) -> Evaluation | None:
 
 
 def choose(
-    points: Sequence[Evaluation], max_error: float | None = None, max_latency_ms: float | None = None
+    points: Sequence[Evaluation],
+    max_error: float | None = None,
+    max_latency_ms: float | None = None,
+    max_memory_bytes: int | None = None,
 ) -> tuple[Evaluation | None, str, bool]:
     """Take one point of the front.
 
@@ -190,6 +200,8 @@ def choose(
         max_error: take the fastest point whose error (held-out, else of the search samples) is at most this.
         max_latency_ms: take the most exact point whose median is at most this. With both limits, the fastest that
             meets both. With none, the knee.
+        max_memory_bytes: take only points whose engine takes at most so much; with no other limit, the knee of those.
+            A point whose memory is not known meets no such limit.
 
     Returns:
         The point (None where there are none), why it was taken, and whether the limits are met. Where they cannot be
@@ -200,6 +212,7 @@ def choose(
         for limit, text in (
             (max_error, f"error <= {max_error:g}" if max_error is not None else ""),
             (max_latency_ms, f"latency <= {max_latency_ms:g} ms" if max_latency_ms is not None else ""),
+            (max_memory_bytes, f"memory <= {format_bytes(max_memory_bytes)}" if max_memory_bytes is not None else ""),
         )
         if limit is not None
     ]
@@ -214,12 +227,16 @@ def choose(
             ratios.append(point.judged_error / max_error)
         if max_latency_ms is not None:
             ratios.append(point.latency.median_ms / max_latency_ms)
+        if max_memory_bytes is not None:
+            ratios.append(math.inf if point.memory is None else point.memory.total_bytes / max_memory_bytes)
         return max(ratios)
 
     wanted = " and ".join(limits)
     meeting = [p for p in points if excess(p) <= 1.0]
     if not meeting:
         return min(points, key=excess), f"no plan has {wanted}; this is the nearest", False
+    if max_error is None and max_latency_ms is None:
+        return knee(meeting), f"the knee of the points with {wanted}", True
     if max_error is None:
         return min(meeting, key=lambda p: (p.judged_error, p.latency.median_ms)), f"the most exact with {wanted}", True
     return min(meeting, key=lambda p: (p.latency.median_ms, p.judged_error)), f"the fastest with {wanted}", True

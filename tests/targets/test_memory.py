@@ -11,9 +11,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from mptune.graph.casting.value_types import ValueTypes
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision
-from mptune.targets.memory import default_workspace_mb, memory_need, memory_warnings
+from mptune.targets.memory import EngineMemory, default_workspace_mb, memory_need, memory_warnings, plan_memory
 from mptune.targets.target import load_target
 
 KB = 1024
@@ -177,3 +180,27 @@ def test_the_workspace_is_limited_where_memory_is_shared() -> None:
     assert default_workspace_mb(None) is None
     assert default_workspace_mb(7.8) == 1859
     assert default_workspace_mb(0.001) == 1
+
+
+def test_a_plan_lies_between_all_fp16_and_all_fp32(mlp_path: Path, cnn_path: Path) -> None:
+    for path in (mlp_path, cnn_path):
+        model = load_model(path)
+        grouped = GroupedModel(model, find_groups(model))
+        types = ValueTypes(grouped)
+        need = memory_need(model, {})
+        fp32 = plan_memory(types, grouped.uniform(Precision.FP32), {})
+        fp16 = plan_memory(types, grouped.uniform(Precision.FP16), {})
+        assert (fp32.weight_bytes, fp32.context_bytes) == (need.fp32_weights, need.fp32_activations)
+        assert need.fp16_weights <= fp16.weight_bytes < fp32.weight_bytes
+        assert need.fp16_activations <= fp16.context_bytes <= fp32.context_bytes
+        first = grouped.uniform(Precision.FP32).replace({grouped.groups[0].id: Precision.FP16})
+        mixed = plan_memory(types, first, {})
+        assert fp16.weight_bytes < mixed.weight_bytes < fp32.weight_bytes
+        assert mixed.source == "predicted"
+        assert mixed.engine_bytes is None
+        assert EngineMemory.from_json(mixed.to_json()) == mixed
+
+
+def test_the_file_holds_the_weights() -> None:
+    assert EngineMemory(1000, 50, 900, "measured").total_bytes == 1050
+    assert EngineMemory(None, 50, 900, "predicted").total_bytes == 950

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mptune.targets.memory import EngineMemory
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.explanation import Explanation, Kept, Reason
 from mptune.tuning.front import Front, choose, hypervolume, knee, pareto
@@ -223,7 +225,7 @@ def test_front_json_has_every_key_and_is_standard_json() -> None:
     for point in (*document["points"], *document["baseline"].values()):
         assert set(point) == {
             "plan", "origin", "latency", "error", "speedup", "fp16_groups", "fp32_groups", "fp32", "engine",
-            "confirmed",
+            "confirmed", "engine_bytes", "context_bytes", "weight_bytes", "memory_source"
         }  # fmt: skip
         assert set(point["latency"]) == {"median_ms", "p90_ms", "p99_ms", "ci95_ms", "cv", "source"}
         assert set(point["error"]) == {"value", "metric", "source", "emulated", "held_out", "ci95", "per_output"}
@@ -266,3 +268,17 @@ def test_an_evaluation_survives_its_json(evaluations: list[Evaluation]) -> None:
         assert again.to_json() == evaluation.to_json()
         assert again.plan == evaluation.plan
         assert again.is_finite == evaluation.is_finite
+
+
+def test_a_memory_limit_leaves_points_out() -> None:
+    def point(number: int, ms: float, error: float, size: int | None) -> Evaluation:
+        memory = None if size is None else EngineMemory(None, 0, size, "predicted")
+        return replace(make_evaluation(ms, error, number=number), memory=memory)
+
+    points = (point(0, 1.0, 1e-2, 100), point(1, 2.0, 1e-4, 150), point(2, 3.0, 1e-6, 200), point(3, 4.0, 1e-7, None))
+    assert choose(points, None, None, 160) == (points[0], "the knee of the points with memory <= 0.00016 MB", True)
+    assert choose(points, 1e-3, None, 160)[0] is points[1]
+    assert choose(points, None, 10.0, 160)[0] is points[1]
+    nearest, reason, is_met = choose(points, None, None, 50)
+    assert (nearest, is_met) == (points[0], False)
+    assert "no plan has memory" in reason

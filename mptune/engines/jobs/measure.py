@@ -53,6 +53,7 @@ class MeasureResult:
         error: the candidate's, from the session that was timed.
         build_s: seconds to open the candidate's session.
         warnings: of both sessions and of the device.
+        context_bytes: memory of the device that the candidate's context takes; None where the engine does not say.
     """
 
     latency: Latency
@@ -61,6 +62,7 @@ class MeasureResult:
     error: OutputError
     build_s: float
     warnings: tuple[str, ...]
+    context_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,7 @@ class MeasureJob:
             error=error,
             build_s=build_s,
             warnings=tuple(dict.fromkeys(warnings)),
+            context_bytes=self._context_bytes(candidate),
         )
 
     def open_baseline(self, state: WorkerState) -> Baseline:
@@ -147,6 +150,10 @@ class MeasureJob:
     def _compare(self, candidate: EngineSession, baseline: EngineSession) -> tuple[str, ...]:
         """Warnings about the candidate's engine beside the baseline's; ONNX Runtime reports nothing to compare."""
         return ()
+
+    def _context_bytes(self, candidate: EngineSession) -> int | None:
+        """Memory of the device that the candidate's context takes; ONNX Runtime does not say."""
+        return None
 
     def _device_warnings(self, state: WorkerState) -> tuple[str, ...]:
         """Warnings about throttling, fallen clocks and other processes, read right after the timing."""

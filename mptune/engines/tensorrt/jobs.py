@@ -149,6 +149,9 @@ class MeasureEngineJob(MeasureJob):
     def _options(self) -> EngineOptions:
         return EngineOptions(self.kind, self.latency, self.runtime_cache, fp64_inputs=self.fp64_inputs)
 
+    def _context_bytes(self, candidate: EngineSession) -> int | None:
+        return candidate.context_bytes if isinstance(candidate, TensorRtSession) else None
+
     def _compare(self, candidate: EngineSession, baseline: EngineSession) -> tuple[str, ...]:
         if not (isinstance(candidate, TensorRtSession) and isinstance(baseline, TensorRtSession)):
             return ()

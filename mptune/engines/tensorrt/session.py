@@ -108,6 +108,17 @@ class TensorRtSession:
         """See ``EngineSession``."""
         return tuple(self._warnings)
 
+    @property
+    def context_bytes(self) -> int | None:
+        """Memory of the device that the execution context takes; None where TensorRT does not say.
+
+        ``device_memory_size_v2`` came with 10.1, and 11 has nothing else (NvInferRuntime.h, getDeviceMemorySizeV2).
+        """
+        self._opened()
+        found = getattr(self._engine, "device_memory_size_v2", None)
+        found = getattr(self._engine, "device_memory_size", None) if found is None else found
+        return None if found is None else int(found)
+
     @collector_paused()
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """See ``EngineSession``."""

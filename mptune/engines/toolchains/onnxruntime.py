@@ -99,7 +99,7 @@ class OnnxRuntimeToolchain(BaseToolchain):
         self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
     ) -> Measurement | Failure:
         """See ``Toolchain``."""
-        measurement = self._timer.time(partial(self._measure, plan, which))
+        measurement = self._with_memory(plan, self._timer.time(partial(self._measure, plan, which)))
         if isinstance(measurement, Failure) or not profile or self.profiling == "none":
             return measurement
         return self._profiler.profile(measurement, partial(self._layer_times, plan))

@@ -22,7 +22,7 @@ class PredictedToolchain(BaseToolchain):
         self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
     ) -> Measurement | Failure:
         """See ``Toolchain``."""
-        return predict(self, plan, which)
+        return self._with_memory(plan, predict(self, plan, which))
 
 
 def predict(toolchain: BaseToolchain, plan: PrecisionPlan, which: SampleSet) -> Measurement | Failure:

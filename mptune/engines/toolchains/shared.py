@@ -35,6 +35,7 @@ from mptune.engines.workload import Workload
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
+from mptune.targets.memory import plan_memory
 
 if TYPE_CHECKING:
     from mptune.targets.roofline import LatencyTerms
@@ -227,6 +228,18 @@ class BaseToolchain(ABC):
         """Run a job in the worker, within the time that a build and a measurement may take."""
         limits = self.settings.worker
         return self._worker.call(job, limits.build_timeout_s + limits.measure_timeout_s)
+
+    def _with_memory(self, plan: PrecisionPlan, measurement: Measurement | Failure) -> Measurement | Failure:
+        """The measurement with what the plan's engine takes: as its own figures say, else predicted."""
+        if isinstance(measurement, Failure):
+            return measurement
+        memory = plan_memory(self.workload.rewriter.types, plan, self._shapes())
+        path, known = measurement.engine_path, measurement.memory
+        if path is not None and path.exists():
+            memory = replace(memory, engine_bytes=path.stat().st_size)
+        if known is not None:
+            memory = replace(memory, context_bytes=known.context_bytes, source=known.source)
+        return replace(measurement, memory=memory)
 
     def _as_computed(self) -> GroupedModel:
         """The model and its groups, with a node for each step after which the target's engine rounds."""

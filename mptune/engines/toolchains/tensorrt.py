@@ -95,7 +95,7 @@ class TensorRtToolchain(BaseToolchain):
         result = self._store.evaluate(plan, partial(self._time, plan, which, profile=profile))
         if isinstance(result, Failure) and result.stage is Stage.BUILD and not result.is_machine_fault:
             self._store.discard(self._fp32)  # The file that cannot be loaded may be the baseline's.
-        return result
+        return self._with_memory(plan, result)
 
     def _time(self, plan: PrecisionPlan, which: SampleSet, *, profile: bool) -> Measurement | Failure:
         measurement = self._timer.time(partial(self._measure, plan, which))
@@ -191,7 +191,7 @@ class AheadToolchain(BaseToolchain):
         self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
     ) -> Measurement | Failure:
         """See ``Toolchain``."""
-        return self._store.evaluate(plan, partial(predict, self, plan, which))
+        return self._with_memory(plan, self._store.evaluate(plan, partial(predict, self, plan, which)))
 
 
 def _build_options(

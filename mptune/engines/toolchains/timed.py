@@ -14,6 +14,7 @@ from mptune.engines.timing.record import TimingRecord
 from mptune.errors import MptuneError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.settings import LatencySettings
+from mptune.targets.memory import EngineMemory
 
 DRIFT_WARNING = 0.1
 """A baseline whose latency has changed by more than this share since its first timing is a warning."""
@@ -68,6 +69,8 @@ class Timer:
                 " corrected for it, but less exact: lock the clocks and close other programs"
             )
             warnings = (*warnings, text)
+        bytes_ = result.context_bytes
+        context = None if bytes_ is None else EngineMemory(None, bytes_, None, "measured")
         return Measurement(
             latency=result.latency.scaled(drift),
             baseline=result.baseline,
@@ -76,6 +79,7 @@ class Timer:
             error_source="measured",
             build_s=result.build_s,
             warnings=warnings,
+            memory=context,
         )
 
 

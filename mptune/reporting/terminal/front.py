@@ -25,6 +25,7 @@ from mptune.reporting.text import (
     front_warnings,
     group_counts,
     latency_source,
+    memory_text,
     reason_counts,
     short_path,
 )
@@ -39,6 +40,9 @@ WIDE = 100
 
 WIDER = 110
 """Minimum columns for both."""
+
+WIDEST = 130
+"""Minimum columns for the memory as well."""
 
 MOST_KEPT = 4
 """At most this many of the chosen plan's FP32 groups are named."""
@@ -123,7 +127,7 @@ def _written(front: Front) -> list[tuple[str, str]]:
         for name, path in (*files, ("page", page))
         if path.exists()
     ]
-    other = "--max-error X, --max-latency-ms X, --knee or --plan ID"
+    other = "--max-error X, --max-latency-ms X, --max-memory X, --knee or --plan ID"
     return [*written, ("another", f"mptune pick {short_path(front.run_dir)} with {other}")]
 
 
@@ -148,6 +152,7 @@ def _table(front: Front, width: int) -> Table:
     predicted = any(row.evaluation.latency.source == "predicted" for row in rows)
     explained = width >= WIDE and bool(front.explanation.kept)
     interval = width >= (WIDER if explained else WIDE) and any(format_interval(row.evaluation) for row in rows)
+    memory = width >= WIDEST and any(row.evaluation.memory is not None for row in rows)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("", no_wrap=True, width=1)
     table.add_column("plan", no_wrap=True)
@@ -158,6 +163,8 @@ def _table(front: Front, width: int) -> Table:
     table.add_column("error", justify="right", no_wrap=True)
     table.add_column("held-out", justify="right", no_wrap=True)
     table.add_column("FP16/32", justify="right", no_wrap=True)
+    if memory:
+        table.add_column("memory", justify="right", no_wrap=True)
     if explained:
         table.add_column("FP32 because", no_wrap=True)
     table.add_column("origin", min_width=len("all-FP32"))
@@ -173,6 +180,7 @@ def _table(front: Front, width: int) -> Table:
             mark + format_error(evaluation.error_value),
             format_error(evaluation.held_out_value),
             group_counts(evaluation.plan),
+            *([memory_text(evaluation)] if memory else []),
             *([_because(front, evaluation)] if explained else []),
             row.note,
         ]

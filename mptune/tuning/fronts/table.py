@@ -45,6 +45,30 @@ def format_speedup(value: float) -> str:
     return f"{value:.2f}x" if math.isfinite(value) else "-"
 
 
+def format_bytes(value: int | None) -> str:
+    """Bytes in MB (10^6) or GB; ``-`` where they are not known."""
+    if value is None:
+        return "-"
+    return f"{value / 1e9:.3g} GB" if value >= 1e9 else f"{value / 1e6:.3g} MB"
+
+
+def memory_text(evaluation: Evaluation) -> str:
+    """What a plan's engine takes; ``~`` before it where the context is predicted."""
+    memory = evaluation.memory
+    if memory is None:
+        return "-"
+    return ("~" if memory.source == "predicted" else "") + format_bytes(memory.total_bytes)
+
+
+def memory_details(evaluation: Evaluation) -> str:
+    """The parts of ``memory_text``, with their source."""
+    memory = evaluation.memory
+    if memory is None:
+        return "not known"
+    parts = (("engine", memory.engine_bytes), ("context", memory.context_bytes), ("weights", memory.weight_bytes))
+    return ", ".join(f"{name} {format_bytes(value)}" for name, value in parts) + f" ({memory.source})"
+
+
 def group_counts(plan: PrecisionPlan) -> str:
     """FP16 groups / FP32 groups."""
     return f"{len(plan.fp16_groups)}/{len(plan.fp32_groups)}"
@@ -139,6 +163,7 @@ def front_records(front: FrontContent) -> list[dict[str, Any]]:
             "held_out_error": row.evaluation.held_out_value,
             "fp16_groups": len(row.evaluation.plan.fp16_groups),
             "fp32_groups": len(row.evaluation.plan.fp32_groups),
+            "memory_bytes": None if row.evaluation.memory is None else row.evaluation.memory.total_bytes,
             "origin": str(row.evaluation.origin),
             "latency_source": row.evaluation.latency.source,
             "error_source": row.evaluation.error_source,

@@ -16,7 +16,7 @@ from mptune.settings import SearchSettings
 from mptune.targets.out_of_reach import CODE as OUT_OF_REACH
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation, Origin, disagreements
 from mptune.tuning.explanation import Explanation
-from mptune.tuning.front import Front, choose, hypervolume, reference_error_of
+from mptune.tuning.front import Front, choose, hypervolume, pareto, reference_error_of
 from mptune.tuning.fronts.content import OtherDevice
 from mptune.tuning.reasons.advice import Outcome, findings
 from mptune.tuning.reasons.reasons import explain
@@ -33,11 +33,13 @@ class Choice:
     Attributes:
         max_error: the fastest whose error is at most this.
         max_latency_ms: the most exact that is at most this slow.
+        max_memory_bytes: among those whose engine takes at most so much.
         plan: this one, by fingerprint; wins over limits. With nothing given, the knee.
     """
 
     max_error: float | None = None
     max_latency_ms: float | None = None
+    max_memory_bytes: int | None = None
     plan: str | None = None
 
 
@@ -90,7 +92,8 @@ def front_of(run: RunDirectory, file: RunFile, record: StudyRecord) -> Front:
         data_dir=run.data,
     )
     settings = SearchSettings(confirm_rounds=file.search.confirm_rounds, latency=file.fixed_settings.latency.settings())
-    choice = Choice(file.choice.max_error, file.choice.max_latency_ms, file.choice.plan)
+    taken = file.choice
+    choice = Choice(taken.max_error, taken.max_latency_ms, taken.max_memory_bytes, taken.plan)
     front = build_front(record, facts, choice, settings, every=file.confirms is not None)
     return replace(front, other_devices=other_devices(run))
 
@@ -246,8 +249,17 @@ def _choose(
     points: Sequence[Evaluation], known: Sequence[Evaluation], choice: Choice
 ) -> tuple[Evaluation | None, str, bool]:
     if choice.plan is None:
-        return choose(points, choice.max_error, choice.max_latency_ms)
+        points = _fitting(known, choice.max_memory_bytes) or points
+        return choose(points, choice.max_error, choice.max_latency_ms, choice.max_memory_bytes)
     return find_plan(known, choice.plan), "picked by its id", True
+
+
+def _fitting(known: Sequence[Evaluation], max_memory_bytes: int | None) -> tuple[Evaluation, ...]:
+    """The front of the plans that keep to a limit of memory: those of the whole front may all be above it."""
+    if max_memory_bytes is None:
+        return ()
+    first = {e.plan: e for e in reversed(known)}
+    return pareto(e for e in first.values() if e.memory is not None and e.memory.total_bytes <= max_memory_bytes)
 
 
 def find_plan(known: Sequence[Evaluation], fingerprint: str) -> Evaluation:

@@ -185,7 +185,7 @@ class SearchRun(MeasuringRun):
             groups_sha256=groups_sha256(self.grouped.groups),
         )
         search = SearchSection.of(settings)
-        choice = ChoiceSection(max_error=settings.max_error, max_latency_ms=settings.max_latency_ms)
+        choice = ChoiceSection.of(settings)
         known = self.directory.load()
         refuse_other_runs(self.directory.path, known)
         if known is not None:

@@ -93,7 +93,8 @@ def points_to_confirm(record: StudyRecord, settings: SearchSettings, rounds: int
         return every
     front = pareto(evaluations)
     now = confirmed_front(confirmed_evaluations(record, rounds, settings.latency)[0])
-    picks = [knee(front)] + [choose(p, settings.max_error, settings.max_latency_ms)[0] for p in (front, now)]
+    limits = (settings.max_error, settings.max_latency_ms, settings.max_memory_bytes)
+    picks = [knee(front)] + [choose(p, *limits)[0] for p in (front, now)]
     notes = record.notes(_PREFIX)
     wanted = {e.plan.fingerprint for e in (*picks, *front[:1], *front[-1:]) if e is not None}
     wanted |= {e.plan.fingerprint for e in every if e.origin in (ORIGIN_FP32, ORIGIN_FP16)}

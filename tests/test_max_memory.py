@@ -1,0 +1,53 @@
+"""``--max-memory``: the figures of every point, and the choice among plans that keep to it."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+
+from mptune import api
+from mptune.cli import main
+from mptune.selftest.models import attention
+from mptune.settings import LatencySettings
+from mptune.tuning.front import Front
+
+QUICK = LatencySettings(warmup_ms=0.0, duration_ms=1.0, min_iterations=3)
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> Front:
+    folder = tmp_path_factory.mktemp("memory")
+    onnx.save(attention(), folder / "m.onnx")
+    return api.search(
+        folder / "m.onnx", out=folder / "run", budget=4, target="cpu", confirm_rounds=1, latency=QUICK, progress=False
+    )
+
+
+def test_every_point_has_its_memory(front: Front) -> None:
+    document = front.to_json()
+    fp32, fp16 = document["baseline"]["fp32"], document["baseline"]["fp16"]
+    for point in (fp32, fp16, *document["points"]):
+        assert point["memory_source"] == "predicted"  # ONNX Runtime does not say
+        assert point["engine_bytes"] is None
+        assert fp16["weight_bytes"] <= point["weight_bytes"] <= fp32["weight_bytes"]
+        assert fp16["context_bytes"] <= point["context_bytes"] <= fp32["context_bytes"]
+    assert fp32["weight_bytes"] == 4 * (4 * 128 * 128 + 2 * 128 * 256 + 4 * 128 + 4)
+
+
+def test_a_limit_takes_a_plan_that_fits_though_it_is_off_the_front(front: Front) -> None:
+    assert front.fp16 is not None
+    assert front.fp16.memory is not None
+    most = front.fp16.memory.total_bytes
+    picked = api.pick(front.run_dir, max_memory_bytes=most)
+    assert picked.limits_met
+    assert picked.chosen is not None
+    assert picked.chosen.memory is not None
+    assert picked.chosen.memory.total_bytes <= most
+    assert main(["pick", str(front.run_dir), "--max-memory", str(most)]) == 0
+
+
+def test_a_limit_that_nothing_meets(front: Front, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pick", str(front.run_dir), "--max-memory", "5kB"]) == 3
+    assert "no plan has memory <= 0.005 MB" in capsys.readouterr().out
+    assert main(["pick", str(front.run_dir), "--max-memory", "much"]) == 1
+    assert "--max-memory much is not a size" in capsys.readouterr().err
