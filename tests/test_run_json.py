@@ -64,7 +64,8 @@ def test_format_1_is_read(name: str) -> None:
     assert file.format == RUN_FORMAT
     assert file.fixed_settings.space_sha256 == document["measured"]["space's content"]
     assert file.fixed_settings.groups_sha256 == document["measured"]["layer groups' content"]
-    assert file.search.model_dump() == {**document["settings"], "max_disk_bytes": None}
+    later = {"max_disk_bytes": None, "max_memory_bytes": None}
+    assert file.search.model_dump() == {**document["settings"], **later}
     assert file.environment is not None
     assert file.environment.to_json() == document["environment"]
     assert file.fixed_settings.shapes == ()
