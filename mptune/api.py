@@ -48,6 +48,7 @@ from mptune.tuning.runs.measuring_run import OpenToolchain
 from mptune.tuning.runs.model_copy import load_either
 from mptune.tuning.runs.result import front_of, read_record
 from mptune.tuning.runs.search_run import SearchRun
+from mptune.tuning.runs.stopping import findings_kept
 from mptune.tuning.sampler.stock import check_sampler
 from mptune.tuning.space import load_space
 
@@ -80,6 +81,7 @@ def search(
     sampler: str = "precision",
     confirm_rounds: int = 3,
     confirm_points: int = 15,
+    skip_checks: bool = False,
     latency: LatencySettings | None = None,
     worker: WorkerSettings | None = None,
     tensorrt: TensorRtSettings | None = None,
@@ -125,6 +127,7 @@ def search(
         sampler: What proposes plans.
         confirm_rounds: Fresh processes in which points of the front are measured again.
         confirm_points: So many points of a longer front are; baselines, both ends, knee and chosen plan always.
+        skip_checks: Search although a finding says that no plan repairs what is wrong; it is recorded.
         latency: How latencies are taken.
         worker: Deadlines of the worker process that builds and measures.
         tensorrt: How TensorRT builds engines.
@@ -142,7 +145,7 @@ def search(
         DataError: The calibration data do not fit the model, or the metric failed.
         SpaceError: The search space is unknown or invalid.
         TargetError: The target or engine is unknown, or not available here.
-        BaselineError: The all-FP32 baseline is broken already.
+        BaselineError: The all-FP32 baseline is broken already; ``findings`` says where.
         RunError: The run directory cannot be used, or the machine failed repeatedly.
         KeyboardInterrupt: It was interrupted; the same call resumes it.
     """
@@ -171,6 +174,7 @@ def search(
         sampler=sampler,
         confirm_rounds=confirm_rounds,
         confirm_points=confirm_points,
+        skip_checks=skip_checks,
         shapes=shapes_argument(shapes),
         tensorrt=tensorrt or TensorRtSettings(),
         data_settings=sampling if batch == 1 else replace(sampling, batch=batch),
@@ -191,7 +195,7 @@ def search(
     ):
         placed = placed_model(loaded, model, run)
         session = SearchRun(run, placed, settings, listens, open_toolchain, starter and starter(run))
-        with contextlib.closing(session):
+        with contextlib.closing(session), findings_kept(run):
             front = session.run()
             write_run_files(run, front, session.record, session.grouped, session.environment)
     return front

@@ -10,7 +10,7 @@
     |-- SpaceError       a search-space file is unknown or invalid
     |-- TargetError      a target or toolchain is unknown, invalid or not available here
     |-- RunError         the run directory: another model's, in use, not writable, disk full
-    |-- BaselineError    the FP32 baseline is broken already: precision is not the problem
+    |-- BaselineError    the FP32 baseline is broken already: precision is not the problem    (4 with its findings)
     `-- MissingPackageError   an optional package is not installed (an ImportError, too)
 
 A candidate that fails to build or to run is not an error but a value: ``mptune.engines.base.Failure``.
@@ -20,9 +20,15 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
-from typing import ClassVar
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mptune.finding import Finding
+
+EXIT_STOPPED = 4
+"""Exit code of a search that a finding of severity ``error`` stopped, and of ``inspect --strict`` that has one."""
 
 _ARGUMENTS = {
     "timeout": "timeout_s",
@@ -33,13 +39,26 @@ _ARGUMENTS = {
         name: name.replace("-", "_")
         for name in (
             *("budget", "data", "out", "target", "space", "engine", "max-error", "max-latency-ms", "metric", "batch"),
-            *("shapes", "storage", "gpus", "seed", "fresh", "tf32", "sampler", "keep-fp32", "force", "knee", "plan"),
+            *(
+                "shapes",
+                "storage",
+                "gpus",
+                "seed",
+                "fresh",
+                "tf32",
+                "sampler",
+                "keep-fp32",
+                "force",
+                "knee",
+                "plan",
+                "skip-checks",
+            ),
         )
     },
 }
 """Option -> argument of the Python functions."""
 
-_FLAGS = frozenset({"fresh", "tf32", "force", "knee"})
+_FLAGS = frozenset({"fresh", "tf32", "force", "knee", "skip-checks"})
 
 _OPTION = re.compile(
     rf"--({'|'.join(_ARGUMENTS)})(?![\w-])(?:[ =]([A-Z]{{2,}}\b|X\b|\d[\w.]*|cpu\b|tensorrt-rtx\b|tensorrt\b|\w+:\S+))?"
@@ -79,7 +98,8 @@ class MptuneError(Exception):
     Texts in the code name options of the command line; to a Python program they name the arguments of its functions.
     """
 
-    exit_code: ClassVar[int] = 1
+    exit_code: int = 1
+    """Of the process that it ends."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -104,7 +124,7 @@ class MptuneError(Exception):
     def __str__(self) -> str:
         return self.message
 
-    def __reduce__(self) -> tuple[type[MptuneError], tuple[str, str]]:
+    def __reduce__(self) -> tuple[type[MptuneError], tuple[object, ...]]:
         """Pickle with both fields: errors cross the worker's pipe."""
         return type(self), (self._message, self._hint)
 
@@ -140,7 +160,21 @@ class RunError(MptuneError):
 
 
 class BaselineError(MptuneError):
-    """The FP32 baseline itself is broken: no precision plan repairs that."""
+    """The FP32 baseline itself is broken: no precision plan repairs that.
+
+    Attributes:
+        findings: what is wrong, where and by which numbers; empty where the model does not run at all. With a finding
+            of severity ``error`` the exit code is 4.
+    """
+
+    def __init__(self, message: str, hint: str = "", findings: Sequence[Finding] = ()) -> None:
+        super().__init__(message, hint)
+        self.findings = tuple(findings)
+        if any(finding.severity == "error" for finding in self.findings):
+            self.exit_code = EXIT_STOPPED
+
+    def __reduce__(self) -> tuple[type[MptuneError], tuple[object, ...]]:
+        return type(self), (self._message, self._hint, self.findings)
 
 
 class MissingPackageError(MptuneError, ImportError):

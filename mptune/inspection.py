@@ -35,8 +35,9 @@ from mptune.targets.out_of_reach import out_of_reach_findings
 from mptune.targets.quantised import quantised_findings
 from mptune.targets.target import load_target
 from mptune.tuning.failures import did_not_run
+from mptune.tuning.reasons.reference import training_findings
 from mptune.tuning.space import NamedSpace, Pin, make_space
-from mptune.tuning.steps.baseline import check_ranges, optimisation_findings
+from mptune.tuning.steps.baseline import check_ranges, check_reference, optimisation_findings
 
 _WEIGHTS = frozenset({"float", "float16", "double", "bfloat16"})
 
@@ -217,7 +218,9 @@ def inspect_model(
     unreached = out_of_reach_findings(grouped, shapes, "inspect")
     masked = {name: seen.masked for name, seen in ranges.items() if seen.masked is not None}
     about_rows = masked_row_findings(grouped, masked, "inspect")
+    about_training = training_findings(model, "inspect", is_run=data is not None)
     findings = [
+        *about_training,
         *about_data,
         *about_reference,
         *about_rows,
@@ -231,7 +234,7 @@ def inspect_model(
         *(_as_hazard("types", f, "flops_share") for f in unreached),
         *map(_interface_hazard, interface),
         *(_as_hazard("mask", f, "masked_rows") for f in about_rows),
-        *(_as_hazard("reference", f, "relative_l2") for f in about_reference),
+        *(_reference_hazard(f) for f in (*about_training, *about_reference)),
     ]
     hazards = _sorted([*found, *map(_input_hazard, about_data), *about_parts])
     space = make_space(grouped, named, hazards, absmax)
@@ -272,12 +275,10 @@ def _observe(grouped: GroupedModel, samples: CalibrationSet) -> tuple[dict[str, 
             ranges = toolchain.observe()
     if isinstance(ranges, Failure):
         raise did_not_run("the model cannot be observed in FP32", replace(ranges, log_path=None))  # the log is gone
-    about = (
-        ()
-        if isinstance(reference, Failure)
-        else optimisation_findings(reference.optimisation_error, grouped.model, "inspect")
-    )
-    return dict(ranges), about
+    if isinstance(reference, Failure):
+        return dict(ranges), ()
+    about = check_reference(reference, "inspect", skip=True)
+    return dict(ranges), (*about, *optimisation_findings(reference.optimisation_error, grouped.model, "inspect"))
 
 
 def _sorted(hazards: Sequence[Hazard]) -> tuple[Hazard, ...]:
@@ -305,6 +306,17 @@ def _as_hazard(kind: str, finding: Finding, number: str) -> Hazard:
         finding.code,
         finding.evidence,
     )
+
+
+def _reference_hazard(finding: Finding) -> Hazard:
+    """A finding about the model in FP32 as the table of hazards shows it; it pins no group."""
+    where = finding.where
+    node = where.nodes[0] if where.nodes else None
+    outputs = [output.name for output in where.outputs]
+    tensor = next(iter((*where.tensors, *outputs)), "the model")
+    value = next((float(x) for x in finding.evidence.values() if isinstance(x, (int, float))), 0.0)
+    place = ("reference", None, node, tensor, value)
+    return Hazard(finding.severity, *place, finding.text, finding.cure, finding.code, finding.evidence)
 
 
 def _interface_hazard(finding: Finding) -> Hazard:

@@ -151,6 +151,7 @@ class SearchSection(_Section):
     max_error: float | None = None
     max_latency_ms: float | None = None
     max_memory_bytes: int | None = None
+    skip_checks: bool = False
 
     @classmethod
     def of(cls, settings: SearchSettings) -> SearchSection:

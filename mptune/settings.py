@@ -205,6 +205,7 @@ class SearchSettings:
             data.
         tensorrt: how TensorRT builds.
         data_settings: how calibration samples are cut, drawn and split.
+        skip_checks: search although a finding of severity ``error`` says that no plan repairs what is wrong.
         latency: how latencies are taken.
         worker: deadlines of the worker process.
         metric_function: what computes a metric that the caller gave as a function; called in this process.
@@ -232,6 +233,7 @@ class SearchSettings:
     confirm_rounds: int = 3
     confirm_points: int = 15
     shapes: tuple[ShapeRange, ...] = ()
+    skip_checks: bool = False
     tensorrt: TensorRtSettings = field(default_factory=TensorRtSettings)
     data_settings: DataSettings = field(default_factory=DataSettings)
     latency: LatencySettings = field(default_factory=LatencySettings)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mptune.commands.common import JsonOption, ModelArgument, complain, guarded, print_json, say
-from mptune.errors import SettingsError
+from mptune.errors import EXIT_STOPPED, SettingsError
 from mptune.settings import DataSettings, SearchSettings
 
 
@@ -25,6 +25,7 @@ def inspect(
     batch: Annotated[
         int, typer.Option(metavar="N", help="Rows per sample if the batch is dynamic.")
     ] = DataSettings().batch,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 4 where a finding is an error.")] = False,
     json_: JsonOption = False,
 ) -> None:
     """Show layer groups, operators, costs and hazards of a model.
@@ -34,7 +35,7 @@ def inspect(
     \b
     Example:
       mptune inspect model.onnx
-      mptune inspect model.onnx --data samples.npz
+      mptune inspect model.onnx --data samples.npz --strict
       mptune inspect model.onnx --json | jq '.groups[] | select(.pinned)'
     """
     if batch < 1:
@@ -44,10 +45,12 @@ def inspect(
     inspection = api.inspect(model, data=data, space=space, batch=batch)
     if json_:
         print_json(inspection.to_json())
-        return
-    from mptune.reporting.terminal.inspection import print_inspection
+    else:
+        from mptune.reporting.terminal.inspection import print_inspection
 
-    print_inspection(inspection)
+        print_inspection(inspection)
+    if strict and any(finding.severity == "error" for finding in inspection.findings):
+        raise typer.Exit(EXIT_STOPPED)
 
 
 @guarded

@@ -26,7 +26,7 @@ from mptune.commands.common import (
     print_json,
     resume_command,
 )
-from mptune.errors import SettingsError
+from mptune.errors import BaselineError, SettingsError
 from mptune.settings import DataSettings, SearchSettings, ShapeRange, TensorRtSettings, check_limits
 
 _SEARCH = SearchSettings()
@@ -179,6 +179,9 @@ WorkspaceOption = Annotated[
         help="Most scratch memory of a TensorRT kernel. Default: all of a GPU's, a quarter of a Jetson's.",
     ),
 ]
+SkipChecksOption = Annotated[
+    bool, typer.Option("--skip-checks", help="Search although a finding says that no plan repairs what is wrong.")
+]
 Tf32Option = Annotated[bool, typer.Option("--tf32", help="Allow TF32 in FP32 groups. The reference never uses it.")]
 
 
@@ -209,6 +212,7 @@ def search(
     tf32: Tf32Option = False,
     shapes: ShapesOption = None,
     workspace: WorkspaceOption = None,
+    skip_checks: SkipChecksOption = False,
 ) -> None:
     """Search: evaluate plans, keep the front, write the chosen model.
 
@@ -240,6 +244,7 @@ def search(
         "fresh": fresh,
         "sampler": sampler,
         "tf32": tf32,
+        "skip_checks": skip_checks,
         "shapes": tuple(ShapeRange.parse(text) for text in shapes or ()),
         "tensorrt": tensorrt_settings(workspace),
     }
@@ -253,7 +258,19 @@ def search(
             front = api.search(model, batch=batch, listener=listener, **settings)
     except KeyboardInterrupt:
         raise typer.Exit(interrupted(resume_command(context))) from None
+    except BaselineError as error:
+        if json_ and error.findings:
+            _print_stopped(model, out)
+        raise
     finish(front, json_)
+
+
+def _print_stopped(model: Path, out: Path | None) -> None:
+    from mptune.arguments import run_path
+    from mptune.rundir import read_run
+    from mptune.tuning.runs.stopping import stopped_document
+
+    print_json(stopped_document(read_run(run_path(model, out))[1]))
 
 
 @guarded

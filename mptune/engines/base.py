@@ -7,7 +7,7 @@ for one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +19,7 @@ from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.emulated_samples import EmulatedSamples
 from mptune.engines.environment import Environment
 from mptune.engines.jobs.ranges import TensorRange
+from mptune.engines.jobs.reference_report import ReferenceReport as ReferenceReport
 from mptune.engines.timing.latency import Latency, LatencySource, Stopwatch
 from mptune.engines.timing.session_timing import SessionTiming
 from mptune.graph.plan import PrecisionPlan
@@ -179,31 +180,6 @@ class Workspace:
     def scratch(self, name: str) -> Path:
         """A path for a model beside the weight bank, of this process alone: several may share a run directory."""
         return self.weights_dir / scratch_name(name, ".onnx")
-
-
-@dataclass(frozen=True)
-class ReferenceReport:
-    """What the reference runs showed, for the checks before the search.
-
-    Attributes:
-        provider: ONNX Runtime's execution provider, such as ``CUDAExecutionProvider``; TF32 is always off.
-        outputs: output name -> {"size", "non_finite", "zero_fraction", "absmax"} over all samples.
-        repeat_error: largest relative L2 between two runs on the same sample, over outputs.
-        identical_rows_error: largest relative L2 between the rows of a batch of identical rows; None where not taken.
-        batch_size_error: largest relative L2 between a row computed alone and the same row in a larger batch; None
-            where the batch is not dynamic.
-        optimisation_error: floating-point output name -> relative L2 between ONNX Runtime with and without graph
-            optimisations on the first sample; empty where that was not taken.
-        warnings: one line each, ending with what to do.
-    """
-
-    provider: str
-    outputs: Mapping[str, Mapping[str, float]]
-    repeat_error: float
-    identical_rows_error: float | None = None
-    batch_size_error: float | None = None
-    warnings: tuple[str, ...] = ()
-    optimisation_error: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ They are frozen dataclasses that run inside the worker; they name files, and onl
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from mptune.data.calibration import save_outputs
-from mptune.engines.base import EngineError, FailureKind, ReferenceReport, Stage
+from mptune.engines.base import EngineError, ReferenceReport, Stage
 from mptune.engines.jobs.ranges import TensorRange
+from mptune.engines.jobs.rows import check_rows, first_other, relative_l2
 from mptune.engines.jobs.samples import Feed, cached_samples
 from mptune.engines.ort.cuda_session import open_session
-from mptune.engines.ort.session import PROVIDERS, OrtSession, Provider, SessionOptions
+from mptune.engines.ort.session import PROVIDERS, Provider, SessionOptions
 from mptune.engines.worker.child import WorkerState
 from mptune.graph.hazards.masked_rows import MaskedRows
 from mptune.graph.hazards.probes import ProbeRecord
@@ -96,19 +97,17 @@ class ReferenceJob:
         samples = cached_samples(state, self.samples)
         outputs = [session.run(sample) for sample in samples]
         again = session.run(samples[0])
-        rows = _identical_rows(session, samples[0], self.dependent)
+        rows = check_rows(session, samples, self.dependent)
         save_outputs(self.outputs, outputs)
         session.close()
         return ReferenceReport(
             provider=PROVIDERS[self.provider],
             outputs={
-                name: _facts([values[name] for values in outputs], is_selected=name in self.dependent)
+                name: _facts(samples, [values[name] for values in outputs], is_selected=name in self.dependent)
                 for name in outputs[0]
             },
             repeat_error=max(relative_l2(again[name], outputs[0][name]) for name in again),
-            identical_rows_error=rows.identical,
-            batch_size_error=rows.batch_size,
-            warnings=rows.warnings,
+            rows=rows,
             optimisation_error=self._optimisation_error(state, samples[0], outputs[0]) if self.unoptimised else {},
         )
 
@@ -209,85 +208,28 @@ def _masked(rows: int, sample: int, before: TensorRange | None) -> MaskedRows | 
     return MaskedRows(rows, sample) if rows else None
 
 
-@dataclass(frozen=True)
-class _Rows:
-    identical: float | None = None
-    batch_size: float | None = None
-    warnings: tuple[str, ...] = ()
-
-
-def relative_l2(values: np.ndarray, reference: np.ndarray) -> float:
-    """``norm(values - reference) / norm(reference)``; NaN and Inf are equal to themselves at the same place."""
-    if values.shape != reference.shape:
-        return float("inf")
-    a, b = np.asarray(values, dtype=np.float64).ravel(), np.asarray(reference, dtype=np.float64).ravel()
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
-    if same.all():
-        return 0.0
-    finite = np.isfinite(a) & np.isfinite(b)
-    if not (finite | same).all():
-        return float("inf")
-    norm = float(np.linalg.norm(b[finite]))
-    difference = float(np.linalg.norm(a[finite] - b[finite]))
-    return difference / norm if norm > 0 else float("inf")
-
-
-def _identical_rows(session: OrtSession, feed: Feed, dependent: Collection[str]) -> _Rows:
-    """Run one sample with its first row in every row of the batch, and compare the rows.
-
-    The batch is dimension 0: of the inputs that share the first dynamic dimension 0, else of those that share the
-    first fixed one above 1. An input may have the same dynamic dimension elsewhere, as a KV cache with keys and values
-    stacked does. Rows of a dynamic batch are also compared with the row computed alone.
-    """
-    declared = {name: shape[0] for name, shape in session.inputs.items() if shape and name in feed}
-    dynamic = [name for name, dim in declared.items() if not isinstance(dim, int)]
-    if dynamic:
-        size = max(2, feed[dynamic[0]].shape[0])
-        batch = declared[dynamic[0]]
-        axes = {name: 0 for name in dynamic if declared[name] == batch}
-        for name, shape in session.inputs.items():
-            if batch and name in feed and name not in axes and batch in shape:
-                axes[name] = shape.index(batch)
-    else:
-        size = next((dim for dim in declared.values() if isinstance(dim, int) and dim > 1), 1)
-        axes = {name: 0 for name, dim in declared.items() if dim == size}
-    if size < 2 or not axes or any(feed[name].shape[axis] < 1 for name, axis in axes.items()):
-        return _Rows()
-    first = {**feed, **{name: feed[name].take([0], axis) for name, axis in axes.items()}}
-    repeated = {**first, **{name: np.repeat(first[name], size, axis) for name, axis in axes.items()}}
-    try:
-        many = session.run(repeated)
-        alone = session.run(first) if dynamic else None
-    except EngineError as error:
-        if not dynamic or error.kind is not FailureKind.ERROR:
-            raise
-        text = f"the model's first dimension is dynamic, but it fails with {size} rows ({error.message}): fix it at 1"
-        return _Rows(warnings=(text,))
-    # An output whose first dimension is not the batch has no rows to compare.
-    compared = {name: values for name, values in many.items() if name not in dependent}
-    rows = {name: values for name, values in compared.items() if values.ndim and values.shape[0] == size}
-    if alone is not None:
-        rows = {name: values for name, values in rows.items() if alone[name].shape[:1] != (size,)}
-    if not rows:
-        return _Rows()
-    identical = max(relative_l2(values[row], values[0]) for values in rows.values() for row in range(1, size))
-    if alone is None:
-        return _Rows(identical)
-    single = [relative_l2(values[0], alone[name][0]) for name, values in rows.items() if alone[name].shape[:1] == (1,)]
-    return _Rows(identical, max(single, default=None))
-
-
-def _facts(values: Sequence[np.ndarray], *, is_selected: bool) -> dict[str, float]:
-    """Size, non-finite count, share of zeros and largest finite magnitude of one output over all samples.
+def _facts(feeds: Sequence[Feed], values: Sequence[np.ndarray], *, is_selected: bool) -> dict[str, float]:
+    """What ``ReferenceReport.outputs`` says of one output over all samples.
 
     Whole numbers of rows that were selected are classes and positions, where 0 is as good as any: no share of zeros.
     """
     count = sum(array.size for array in values)
     finite = [np.abs(array[np.isfinite(array)].astype(np.float64)) for array in values]
     zeros = float(sum(int((array == 0).sum()) for array in finite))
-    return {
+    facts = {
         "size": float(count),
         "non_finite": float(count - sum(array.size for array in finite)),
         "zero_fraction": 0.0 if is_selected and values[0].dtype.kind in "iub" else zeros / max(1, count),
         "absmax": max((float(array.max(initial=0.0)) for array in finite), default=0.0),
     }
+    if facts["non_finite"]:
+        facts["bad_sample"] = float(next(k for k, array in enumerate(values) if not np.isfinite(array).all()))
+    elif count and not is_selected and values[0].dtype.kind == "f" and _is_constant(feeds, values):
+        facts["constant"] = 1.0
+    return facts
+
+
+def _is_constant(feeds: Sequence[Feed], values: Sequence[np.ndarray]) -> bool:
+    """Whether an output is the same on all samples although these are not: one that differs is enough to tell."""
+    same = all(np.array_equal(array, values[0]) for array in values[1:])
+    return same and first_other(feeds) is not None

@@ -29,6 +29,7 @@ from mptune.engines.ort.cuda_session import NO_TF32
 from mptune.engines.ort.session import Provider
 from mptune.engines.timing.latency import LatencySource
 from mptune.engines.timing.session_timing import SessionTiming
+from mptune.engines.toolchains.locating import Locator
 from mptune.engines.worker.child import Job
 from mptune.engines.worker.parent import Worker
 from mptune.engines.workload import Workload
@@ -65,7 +66,10 @@ class ReferenceModel:
         paths = self._workload.workspace
         dependent = frozenset(output.name for output in self._workload.dependent_outputs)
         files = paths.model_path, paths.samples(which), paths.reference(which)
-        return self._call(ReferenceJob(*files, self._provider, dependent, unoptimised=which == "search"))
+        report = self._call(ReferenceJob(*files, self._provider, dependent, unoptimised=which == "search"))
+        if isinstance(report, Failure):
+            return report
+        return Locator(self._workload, self._provider, self._call).locate(report, which)
 
     def observe(self) -> Mapping[str, TensorRange] | Failure:
         """See ``Toolchain``; observed once."""

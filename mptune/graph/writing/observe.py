@@ -5,6 +5,7 @@ It has three small outputs per value instead of the value itself, so that all of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -64,19 +65,8 @@ def write_observing_model(model: Model, bank: WeightBank | None, path: Path) -> 
         RunError: the file cannot be written, or the disk is full.
     """
     suffix = new_suffix(model, "tap")
-    proto = onnx.ModelProto(ir_version=max(model.proto.ir_version, 4))
-    proto.opset_import.extend(model.proto.opset_import)
+    proto = _without_outputs(model, bank, "observe")
     graph = proto.graph
-    graph.name = "observe"
-    graph.input.extend(model.proto.graph.input)
-    graph.sparse_initializer.extend(model.proto.graph.sparse_initializer)
-    for node in model.nodes:
-        graph.node.add().CopyFrom(node.proto)
-        graph.node[-1].name = node.name
-    stored = inline_tensor if bank is None else bank.tensor_or_inline
-    for constant in model.initializers.values():
-        if constant.node_index is None:
-            graph.initializer.append(stored(constant, constant.name))
     infinity, zero = f"infinity{suffix}", f"zero{suffix}"
     graph.initializer.append(onnx.numpy_helper.from_array(np.array(np.inf, np.float32), infinity))
     graph.initializer.append(onnx.numpy_helper.from_array(np.array(0, np.float32), zero))
@@ -91,6 +81,37 @@ def write_observing_model(model: Model, bank: WeightBank | None, path: Path) -> 
         probes.setdefault(probe.key, []).append(probe)
     write_bytes(path, [proto.SerializeToString(deterministic=True)])
     return tuple(replace(tap, probes=tuple(probes.get(tap.tensor, ()))) for tap in taps)
+
+
+def write_with_outputs(model: Model, bank: WeightBank | None, path: Path, tensors: Sequence[str]) -> None:
+    """Write the model with these values, of the main graph, as its only outputs.
+
+    Raises:
+        RunError: the file cannot be written, or the disk is full.
+    """
+    proto = _without_outputs(model, bank, "watch")
+    for name in tensors:
+        code = onnx.TensorProto.DataType.Value(model.info(name).dtype.upper())
+        proto.graph.output.append(onnx.helper.make_tensor_value_info(name, code, None))
+    write_bytes(path, [proto.SerializeToString(deterministic=True)])
+
+
+def _without_outputs(model: Model, bank: WeightBank | None, name: str) -> onnx.ModelProto:
+    """The model as it is, but for its outputs; large constants lie in the bank."""
+    proto = onnx.ModelProto(ir_version=max(model.proto.ir_version, 4))
+    proto.opset_import.extend(model.proto.opset_import)
+    graph = proto.graph
+    graph.name = name
+    graph.input.extend(model.proto.graph.input)
+    graph.sparse_initializer.extend(model.proto.graph.sparse_initializer)
+    for node in model.nodes:
+        graph.node.add().CopyFrom(node.proto)
+        graph.node[-1].name = node.name
+    stored = inline_tensor if bank is None else bank.tensor_or_inline
+    for constant in model.initializers.values():
+        if constant.node_index is None:
+            graph.initializer.append(stored(constant, constant.name))
+    return proto
 
 
 def _tap(

@@ -51,9 +51,10 @@ from mptune.tuning.runs.hosts import check_study
 from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
 from mptune.tuning.runs.result import forget_run, front_of, has_evaluation
 from mptune.tuning.runs.seals import damaged, is_whole, seal
+from mptune.tuning.runs.stopping import with_suspects
 from mptune.tuning.space import NamedSpace, SearchSpace, load_space, make_space
 from mptune.tuning.steps.attempts import in_fresh_processes
-from mptune.tuning.steps.baseline import check_baseline, check_reference, try_objective
+from mptune.tuning.steps.baseline import check_baseline, check_reference, stop_at_errors, try_objective
 from mptune.tuning.steps.emulated import EMULATED_JSON, PlanEmulator
 from mptune.tuning.steps.guide import Guide
 from mptune.tuning.steps.kernels import KERNELS_JSON, MissingKernels, ask_for_kernels
@@ -131,6 +132,8 @@ class SearchRun(MeasuringRun):
         self._workload = Workload(self.grouped, self.directory.workspace(self._model.path.resolve()))
         self._keep_for_workers(named)
         observations, data_warnings, data_findings = self._observations(data)
+        if not self._settings.skip_checks:
+            stop_at_errors(data_findings)  # of a run that skipped the checks before
         self._warn(*data_warnings, *(finding.message for finding in data_findings), *observations.warnings)
         space, hazards = self._space(named, observations)
         kernels = self._kernels
@@ -149,7 +152,10 @@ class SearchRun(MeasuringRun):
         self._warn(*repaired)
         self._search(space)
         baseline = self.record.baseline()
-        about_baseline = () if baseline is None else check_baseline(baseline.error, tf32=self._settings.tf32)
+        if baseline is not None:
+            skips = self._settings.skip_checks
+            about_engine = check_baseline(baseline.error, tf32=self._settings.tf32, skip=skips)
+            self._save(findings=with_suspects((*self.file.findings, *about_engine)))
         about = () if self.environment is None else self.environment.warnings
         warnings = (
             *data_warnings,
@@ -157,7 +163,6 @@ class SearchRun(MeasuringRun):
             *about,
             *kernels.warnings,
             *space.warnings,
-            *about_baseline,
             *repaired,
         )
         self._save(warnings=tuple(dict.fromkeys(warnings)))
@@ -258,7 +263,8 @@ class SearchRun(MeasuringRun):
             return known, warnings, (*findings, *observed_findings(known, self.grouped, search.indices))
         self._warn(*warnings, *(finding.message for finding in findings))
         save_samples(self._workload.workspace, search, held_out)
-        seen = observe(self._open_toolchain(), self._listener, search.indices)
+        indices: dict[SampleSet, tuple[int, ...]] = {"search": search.indices, "held_out": held_out.indices}
+        seen = observe(self._open_toolchain(), self._listener, self._model, indices, skip=self._settings.skip_checks)
         # Before the observations: a run that has those and no answer was made before the question was asked.
         ask_for_kernels(self._open_toolchain()).save(self._workload.workspace.data_dir / KERNELS_JSON)
         measured = self._open_toolchain().latency_source == "measured"
@@ -277,7 +283,7 @@ class SearchRun(MeasuringRun):
             for which in get_args(SampleSet):
                 if workspace.reference(which).name in lost:
                     workspace.reference(which).unlink(missing_ok=True)
-                    check_reference(self._open_toolchain().reference(which))
+                    check_reference(self._open_toolchain().reference(which), skip=self._settings.skip_checks)
             if KERNELS_JSON in lost:
                 ask_for_kernels(self._open_toolchain()).save(workspace.data_dir / KERNELS_JSON)
         if lost or not is_whole(workspace.data_dir):

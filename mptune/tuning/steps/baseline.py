@@ -6,25 +6,18 @@ Thresholds are relative L2. FP32 on two engines differs by 1e-7 to 1e-5, TF32 by
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, ReferenceReport, Toolchain
 from mptune.engines.jobs.ranges import TensorRange
 from mptune.errors import BaselineError
-from mptune.finding import CODES, Finding, FindingOrigin, OutputColumns, Where
+from mptune.finding import CODES, Finding, FindingOrigin, OutputColumns, Where, by_severity
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.failures import did_not_run
+from mptune.tuning.reasons.reference import reference_findings
 from mptune.tuning.space import SearchSpace
-
-REPEAT_WARNING = 1e-5
-REPEAT_LIMIT = 1e-2
-"""Two runs on the same sample that differ by more: the model is not deterministic, and errors mean nothing."""
-
-ROWS_WARNING = 1e-4
-ROWS_LIMIT = 1e-2
-"""Rows of one batch that hold the same input but not the same output: the batch axis mixes them."""
 
 FP32_WARNING = 1e-4
 FP32_LIMIT = 1e-3
@@ -38,86 +31,55 @@ activations come out one step apart here and there, which is rounding, too; a st
 
 _QUANTISES = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
 
+ENGINE_CODE = "engine-differs"
+
 _NOT_PRECISION = "precision is not the problem"
 
 
-def check_reference(report: ReferenceReport | Failure) -> tuple[str, ...]:
+def check_reference(
+    report: ReferenceReport | Failure,
+    origin: FindingOrigin = "search",
+    indices: Sequence[int] = (),
+    *,
+    skip: bool = False,
+) -> tuple[Finding, ...]:
     """Check what taking the reference showed.
 
+    Args:
+        report: of one set of samples.
+        origin: what looked.
+        indices: index in the data of each sample of the set; empty where they are all of the data.
+        skip: findings of severity ``error`` are given back like the others.
+
     Returns:
-        Warnings, one line each.
+        Findings, the most severe first.
 
     Raises:
-        BaselineError: the untouched model does not run in FP32, its outputs are not finite or all zero, two runs
-            disagree, or identical rows of a batch come out different.
+        BaselineError: the untouched model does not run in FP32; or a finding is of severity ``error``.
     """
     if isinstance(report, Failure):
         raise did_not_run("the untouched model does not run in FP32", report)
-    bad = {name: int(facts["non_finite"]) for name, facts in report.outputs.items() if facts["non_finite"]}
-    if bad:
-        name, count = next(iter(bad.items()))
-        raise BaselineError(
-            f"the reference is not finite: output {name!r} holds {count} NaN or Inf in FP32; {_NOT_PRECISION}",
-            "check the preprocessing of the calibration data and the model's export; "
-            "if these are masks, cut that output off the model",
-        )
-    empty = [name for name, facts in report.outputs.items() if facts.get("size", 1.0) == 0]
-    if empty and len(empty) == len(report.outputs):
-        raise BaselineError(
-            f"the reference is empty in every output on every sample: nothing was selected; {_NOT_PRECISION}",
-            "give calibration data in which the model finds something, or export it with a lower threshold",
-        )
-    zero = [name for name, facts in report.outputs.items() if facts["zero_fraction"] >= 1.0]
-    if zero and len(zero) == len(report.outputs):
-        raise BaselineError(
-            f"the reference is all zero in every output; {_NOT_PRECISION}",
-            "check that the calibration data are what the model expects (scale, layout, channel order)",
-        )
-    warnings = [
-        f"output {name!r} of the reference is all zero, so its error says nothing: give data that make it speak"
-        for name in zero
-    ]
-    warnings += [
-        f"output {name!r} of the reference is empty on every sample, so its error says nothing: give data in which the"
-        " model finds something"
-        for name in empty
-    ]
-    warnings += _check_repeats(report.repeat_error)
-    warnings += _check_rows(report)
-    return (*report.warnings, *warnings)
+    found = by_severity(reference_findings(report, origin, indices))
+    if not skip:
+        stop_at_errors(found)
+    return found
 
 
-def _check_repeats(error: float) -> list[str]:
-    if not error <= REPEAT_LIMIT:
-        raise BaselineError(
-            f"two FP32 runs on the same sample differ by {error:.1e}: the model is not deterministic; {_NOT_PRECISION}",
-            "export the model in evaluation mode (no dropout, no RandomNormal, a fixed seed)",
-        )
-    if error > REPEAT_WARNING:
-        return [f"two FP32 runs on the same sample differ by {error:.1e}: errors below that are noise"]
-    return []
+def stop_at_errors(findings: Sequence[Finding]) -> None:
+    """Stop where no plan repairs what is wrong.
 
-
-def _check_rows(report: ReferenceReport) -> list[str]:
-    warnings = []
-    for error, what, cure in (
-        (
-            report.identical_rows_error,
-            "identical rows of a batch give different outputs",
-            "look for a broadcast over the batch axis, or tune with --batch 1",
-        ),
-        (
-            report.batch_size_error,
-            "a row gives another output alone than in a larger batch",
-            "look for a reshape or broadcast that was exported for a fixed batch, or tune with --batch 1",
-        ),
-    ):
-        if error is None or error <= ROWS_WARNING:
-            continue
-        if not error <= ROWS_LIMIT:
-            raise BaselineError(f"{what} in FP32 (relative L2 {error:.1e}); {_NOT_PRECISION}", cure)
-        warnings.append(f"{what} in FP32 (relative L2 {error:.1e}): {cure}")
-    return warnings
+    Raises:
+        BaselineError: one of the findings is of severity ``error``; it carries all of them.
+    """
+    errors = [finding for finding in findings if finding.severity == "error"]
+    if not errors:
+        return
+    more = f" ({len(errors) - 1} more such findings)" if len(errors) > 1 else ""
+    cure = errors[0].cure
+    skip = "--skip-checks searches all the same"
+    raise BaselineError(
+        f"{errors[0].text}; {_NOT_PRECISION}{more}", f"{cure}; {skip}" if cure else skip, by_severity(findings)
+    )
 
 
 def optimisation_findings(
@@ -210,43 +172,85 @@ def try_objective(toolchain: Toolchain, space: SearchSpace, metric: str, definit
         check_objective(errors[0], metric, definition)
 
 
-def check_baseline(error: OutputError, *, tf32: bool) -> tuple[str, ...]:
+def check_baseline(
+    error: OutputError, *, tf32: bool, origin: FindingOrigin = "search", skip: bool = False
+) -> tuple[Finding, ...]:
     """Check that the engine of the all-FP32 plan agrees with the reference.
 
     Args:
         error: of the all-FP32 plan.
         tf32: the FP32 groups may use TF32.
+        origin: what looked.
+        skip: a finding of severity ``error`` is given back like others.
 
     Returns:
-        Warnings, one line each.
+        Findings; none where they agree.
 
     Raises:
         BaselineError: they disagree.
     """
+    found = tuple(_engine_findings(error, tf32, origin))
+    if not skip:
+        stop_at_errors(found)
+    return found
+
+
+def _engine_findings(error: OutputError, tf32: bool, origin: FindingOrigin) -> Iterator[Finding]:
     if error.non_finite:
-        raise BaselineError(
-            f"the all-FP32 engine gives {error.non_finite} NaN or Inf where the reference has none; {_NOT_PRECISION}",
-            "the engine itself is wrong: try another --engine, or another version of it",
+        bad = [name for name, values in error.per_output.items() if any(values.get("non_finite", ()))]
+        yield Finding(
+            code=ENGINE_CODE,
+            severity="error",
+            origin=origin,
+            where=Where(outputs=tuple(OutputColumns(name) for name in bad)),
+            evidence={"non_finite": error.non_finite},
+            text=f"the all-FP32 engine gives {error.non_finite} NaN or Inf where the reference has none",
+            cure="the engine itself is wrong: try another --engine, or another version of it",
         )
+        return
     # A row at a threshold may come and go with the order of a sum: pairs show whether the engine computes the same.
-    value, limit = error.of_pairs.value("relative_l2"), FP32_LIMIT_TF32 if tf32 else FP32_LIMIT
+    pairs = error.of_pairs
+    value, limit = pairs.value("relative_l2"), FP32_LIMIT_TF32 if tf32 else FP32_LIMIT
+    shown = f"{value:.1e}" if math.isfinite(value) else str(value)
     if not value <= limit:
-        shown = f"{value:.1e}" if math.isfinite(value) else str(value)
-        raise BaselineError(
-            f"the all-FP32 engine is off by {shown} against the reference (limit {limit:.0e}); {_NOT_PRECISION}",
-            "look for TF32, missing synchronisation, a broken broadcast, or outputs that jump (TopK, NMS, ArgMax); "
-            "try another --engine",
+        yield Finding(
+            code=ENGINE_CODE,
+            severity="error",
+            origin=origin,
+            where=Where(outputs=(OutputColumns(_worst_output(pairs)),)),
+            evidence={"relative_l2": value, "limit": limit},
+            text=f"the all-FP32 engine is off by {shown} against the reference (limit {limit:.0e})",
+            cure="look for TF32, missing synchronisation, a broken broadcast, or outputs that jump (TopK, NMS, "
+            "ArgMax); try another --engine",
         )
-    warnings = []
+        return
     if error.unmatched_rows:
         count = f"{error.unmatched_rows} rows" if error.unmatched_rows > 1 else "1 row"
-        warnings.append(
-            f"the all-FP32 engine and the reference differ in {count} that only one of them has: rows at a threshold"
-            " come and go with FP32 rounding already"
+        yield Finding(
+            code="value-dependent-shape",
+            severity="info",
+            origin=origin,
+            where=Where(),
+            evidence={"rows": error.unmatched_rows},
+            text=f"the all-FP32 engine and the reference differ in {count} that only one of them has: rows at a "
+            "threshold come and go with FP32 rounding already",
+            cure="",
         )
     if value > FP32_WARNING and not tf32:
-        warnings.append(
-            f"the all-FP32 engine is off by {value:.1e} against the reference: that much is not FP16's doing; "
-            "look for TF32 in the engine"
+        yield Finding(
+            code=ENGINE_CODE,
+            severity="warning",
+            origin=origin,
+            where=Where(outputs=(OutputColumns(_worst_output(pairs)),)),
+            evidence={"relative_l2": value, "limit": FP32_WARNING},
+            text=f"the all-FP32 engine is off by {shown} against the reference: that much is not FP16's doing",
+            cure="look for TF32 in the engine",
         )
-    return tuple(warnings)
+
+
+def _worst_output(error: OutputError) -> str:
+    def of(name: str) -> float:
+        found = max(error.per_output[name].get("relative_l2", (0.0,)), default=0.0)
+        return found if math.isfinite(found) else math.inf
+
+    return max((name for name in error.per_output if name != "*"), key=of, default="")

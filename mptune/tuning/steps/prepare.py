@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -26,8 +27,9 @@ from mptune.targets.mismatch import profile_warnings
 from mptune.targets.target import Target
 from mptune.tuning.failures import did_not_run
 from mptune.tuning.listener import Listener
+from mptune.tuning.reasons.reference import training_findings
 from mptune.tuning.steps.attempts import in_fresh_processes
-from mptune.tuning.steps.baseline import check_ranges, check_reference, optimisation_findings
+from mptune.tuning.steps.baseline import check_ranges, check_reference, optimisation_findings, stop_at_errors
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Observations:
         masked: value that a softmax is taken of -> its rows that were masked whole, where there were any.
         optimisation_error: output -> how far ONNX Runtime's graph optimisations change it (``ReferenceReport``).
         seen: what else the values were, and what the probes of single nodes answered.
+        findings: about the model in FP32, of the search samples and the held-out ones.
     """
 
     absmax: Mapping[str, float]
@@ -49,6 +52,7 @@ class Observations:
     masked: Mapping[str, MaskedRows] = field(default_factory=dict)
     optimisation_error: Mapping[str, float] = field(default_factory=dict)
     seen: Seen = field(default_factory=Seen)
+    findings: tuple[Finding, ...] = ()
 
     def save(self, path: Path) -> None:
         """Write the JSON file that ``load`` reads.
@@ -63,6 +67,7 @@ class Observations:
             "masked": {t: {"rows": seen.rows, "sample": seen.sample} for t, seen in self.masked.items()},
             "optimisation_error": {name: encode_float(x) for name, x in self.optimisation_error.items()},
             "seen": self.seen.to_json(),
+            "findings": [finding.to_json() for finding in self.findings],
         }
         write_json(path, document)
 
@@ -80,6 +85,7 @@ class Observations:
                 {t: MaskedRows(seen["rows"], seen["sample"]) for t, seen in document.get("masked", {}).items()},
                 {name: decode_float(x) for name, x in document.get("optimisation_error", {}).items()},
                 Seen.from_json(document["seen"], shapes) if "seen" in document else Seen(),
+                tuple(map(Finding.from_json, document.get("findings", ()))),
             )
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -107,39 +113,59 @@ def observed_findings(
     """
     first = indices[0] if indices else 0
     return (
+        *observations.findings,
         *optimisation_findings(observations.optimisation_error, grouped.model, "search", first),
         *masked_row_findings(grouped, observations.masked, "search", indices),
     )
 
 
-def observe(toolchain: Toolchain, listener: Listener, indices: Sequence[int] = ()) -> Observations:
+def observe(
+    toolchain: Toolchain,
+    listener: Listener,
+    model: Model | None = None,
+    indices: Mapping[SampleSet, Sequence[int]] = MappingProxyType({}),
+    *,
+    skip: bool = False,
+) -> Observations:
     """Take the references, check them, and observe the ranges.
 
     Args:
-        toolchain: runs the model.
+        toolchain: runs the untouched model.
         listener: receives the progress.
-        indices: index in the data of each search sample; empty where they are all of the data.
+        model: the untouched model; None looks at what it computes alone.
+        indices: set -> index in the data of each of its samples.
+        skip: go on where what the model computes cannot be a reference.
 
     Raises:
         BaselineError: the model does not run in FP32, or what it computes cannot be a reference.
     """
+    found = () if model is None else training_findings(model, "search", is_run=True)
+    if not skip:
+        stop_at_errors(found)
     listener.stage("reference")
     reference = _reference(toolchain, "search", listener)
-    warnings = check_reference(reference)
-    held_out = check_reference(_reference(toolchain, "held_out", listener))
-    warnings += tuple(f"held-out samples: {text}" for text in held_out)
+    found += check_reference(reference, indices=indices.get("search", ()), skip=skip)
+    held_out = _reference(toolchain, "held_out", listener)
+    others = check_reference(held_out, indices=indices.get("held_out", ()), skip=skip)
+    codes = {(finding.code, finding.where.outputs) for finding in found}
+    found += tuple(
+        replace(finding, text=f"held-out samples: {finding.text}")
+        for finding in others
+        if (finding.code, finding.where.outputs) not in codes
+    )
     listener.stage("observing ranges")
     ranges = in_fresh_processes(toolchain.observe, toolchain, listener, "observing ranges")
     if isinstance(ranges, Failure):
         raise did_not_run("the model cannot be observed in FP32", ranges)
-    warnings += check_ranges(ranges)
+    warnings = check_ranges(ranges)
     return Observations(
         {tensor: seen.absmax for tensor, seen in ranges.items()},
         {tensor: seen.shape for tensor, seen in ranges.items()},
         tuple(dict.fromkeys(warnings)),
         {tensor: seen.masked for tensor, seen in ranges.items() if seen.masked is not None},
         {} if isinstance(reference, Failure) else reference.optimisation_error,
-        seen_of(ranges, indices),
+        seen_of(ranges, indices.get("search", ())),
+        found,
     )
 
 

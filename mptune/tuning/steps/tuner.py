@@ -273,13 +273,13 @@ class Tuner:
         measurement = anchored(self._record, measurement)
         if proposal.origin == ORIGIN_FP32:
             try:
-                warnings = check_baseline(measurement.error, tf32=self._settings.tf32)
+                found = check_baseline(measurement.error, tf32=self._settings.tf32, skip=self._settings.skip_checks)
                 check_objective(measurement.error, self._settings.metric, self._definition())
             except BaselineError:
                 self._record.release(proposal)  # Not recorded: it is measured again when the cause is removed.
                 raise
-            for text in warnings:
-                self._listener.warning(text)
+            for finding in found:
+                self._listener.warning(finding.message)
         reopened = self._to_reopen(proposal, measurement)
         if reopened is not None:
             # Reopening takes longer than what was measured, which is there already if this process is killed meanwhile.

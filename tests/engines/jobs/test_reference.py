@@ -10,10 +10,12 @@ from onnx import TensorProto, helper
 
 from mptune.data.calibration import CalibrationSet, read_outputs
 from mptune.engines.base import ReferenceReport
-from mptune.engines.jobs.reference import ObserveJob, ProbeJob, ReferenceJob, relative_l2
+from mptune.engines.jobs.reference import ObserveJob, ProbeJob, ReferenceJob
+from mptune.engines.jobs.rows import relative_l2
 from mptune.engines.worker.child import WorkerState
 from mptune.graph.loading.model import load_model
 from mptune.graph.writing.observe import write_observing_model
+from mptune.tuning.steps.baseline import check_reference
 from tests.engines.engine_support import save_graph
 
 FLOAT = TensorProto.FLOAT
@@ -39,7 +41,7 @@ def test_the_reference_is_kept_and_described(tmp_path: Path) -> None:
     assert report.provider == "CPUExecutionProvider"
     assert report.outputs == {"y": {"size": 16.0, "non_finite": 0.0, "zero_fraction": 0.5, "absmax": 2.0}}
     assert (report.repeat_error, report.identical_rows_error, report.batch_size_error) == (0.0, 0.0, 0.0)
-    assert report.warnings == ()
+    assert not report.rows.failure
     first, second = read_outputs(tmp_path / "reference.npz")
     np.testing.assert_array_equal(first["y"], np.maximum(ramp(2, 4), 0))
     np.testing.assert_array_equal(second["y"], 2 * first["y"])
@@ -84,9 +86,10 @@ def test_a_batch_that_is_dynamic_in_name_only_is_a_warning(tmp_path: Path) -> No
     model = save_graph(tmp_path / "m.onnx", [node], ["n", 3], {"shape": np.array([1, 3], np.int64)})
     report = take_reference(model, tmp_path, ramp(1, 3))
     assert report.identical_rows_error is None
-    (warning,) = report.warnings
-    assert "fails with 2 rows" in warning
-    assert warning.endswith(": fix it at 1")
+    (finding,) = check_reference(report)
+    assert (finding.code, finding.severity) == ("batch-not-kept", "warning")
+    assert "fails with 2 rows" in finding.text
+    assert finding.cure == "fix it at 1"
 
 
 def test_a_cache_of_stacked_keys_and_values_has_its_batch_at_axis_1(tmp_path: Path) -> None:
@@ -110,7 +113,7 @@ def test_a_cache_of_stacked_keys_and_values_has_its_batch_at_axis_1(tmp_path: Pa
         report = job.run(state)
     finally:
         state.close()
-    assert report.warnings == ()
+    assert not report.rows.failure
     assert (report.identical_rows_error, report.batch_size_error) == (0.0, 0.0)
 
 

@@ -11,6 +11,7 @@ import pytest
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, FailureKind, ReferenceReport, Stage
 from mptune.engines.jobs.ranges import TensorRange
+from mptune.engines.jobs.reference_report import RowReport
 from mptune.errors import BaselineError
 from mptune.tuning.steps.baseline import check_baseline, check_reference
 from mptune.tuning.steps.prepare import Observations, observe
@@ -23,8 +24,10 @@ GOOD = ReferenceReport("CPUExecutionProvider", {"y": SOUND, "z": SOUND}, repeat_
 
 def test_a_sound_reference_passes() -> None:
     assert check_reference(GOOD) == ()
-    rows = replace(GOOD, identical_rows_error=1e-7, batch_size_error=0.0, repeat_error=1e-6, warnings=("mind the gap",))
-    assert check_reference(rows) == ("mind the gap",)
+    rows = RowReport(2, {"y": 1e-7}, {"y": 0.0}, {"y": 1e-6})
+    assert check_reference(replace(GOOD, rows=rows, repeat_error=1e-6)) == ()
+    (finding,) = check_reference(replace(GOOD, rows=RowReport(2, failure="node. Name:'r' Status: mind the gap")))
+    assert (finding.code, finding.severity, finding.where.nodes) == ("batch-not-kept", "warning", ("r",))
 
 
 @pytest.mark.parametrize(
@@ -34,8 +37,10 @@ def test_a_sound_reference_passes() -> None:
         (replace(GOOD, outputs={"y": {**SOUND, "zero_fraction": 1.0}}), "all zero in every output"),
         (replace(GOOD, repeat_error=0.5), "not deterministic"),
         (replace(GOOD, repeat_error=math.nan), "not deterministic"),
-        (replace(GOOD, identical_rows_error=0.5), "identical rows"),
-        (replace(GOOD, batch_size_error=math.nan), "alone than in a larger batch"),
+        (replace(GOOD, rows=RowReport(2, {"y": 0.5})), "identical rows"),
+        (replace(GOOD, rows=RowReport(2, {"y": 0.0}, {"y": math.nan})), "alone than in a larger batch"),
+        (replace(GOOD, rows=RowReport(2, mixed={"y": 0.5}, alone={"y": 0.0})), "alone than among different rows"),
+        (replace(GOOD, rows=RowReport(4, lost={"y": (1, 10)}, declared={"y": "[B, 10]"})), r"\[1, 10\] for 4 rows"),
     ],
 )
 def test_a_broken_reference_stops_everything(report: ReferenceReport, message: str) -> None:
@@ -43,6 +48,9 @@ def test_a_broken_reference_stops_everything(report: ReferenceReport, message: s
         check_reference(report)
     assert "precision is not the problem" in caught.value.message
     assert caught.value.hint
+    assert caught.value.exit_code == 4
+    assert caught.value.findings[0].severity == "error"
+    assert check_reference(report, skip=True) == caught.value.findings
 
 
 def test_small_flaws_of_the_reference_are_warnings() -> None:
@@ -50,10 +58,11 @@ def test_small_flaws_of_the_reference_are_warnings() -> None:
         GOOD,
         outputs={"y": SOUND, "z": {**SOUND, "zero_fraction": 1.0}},
         repeat_error=1e-4,
-        identical_rows_error=1e-3,
-        batch_size_error=2e-3,
+        rows=RowReport(2, {"y": 1e-3}, {"y": 2e-3}),
     )
-    assert len(check_reference(report)) == 4
+    found = check_reference(report)
+    assert [f.code for f in found] == ["output-constant", "not-deterministic", "rows-mix"]
+    assert {f.severity for f in found} == {"warning"}
 
 
 @pytest.mark.parametrize("kind", list(FailureKind))
@@ -66,7 +75,9 @@ def test_a_model_that_does_not_run_is_told_with_its_log(kind: FailureKind) -> No
 
 def test_the_fp32_engine_must_agree_with_the_reference() -> None:
     assert check_baseline(make_error(2e-7), tf32=False) == ()
-    assert "TF32" in check_baseline(make_error(5e-4), tf32=False)[0]
+    (finding,) = check_baseline(make_error(5e-4), tf32=False)
+    assert (finding.code, finding.severity) == ("engine-differs", "warning")
+    assert "TF32" in finding.cure
     assert check_baseline(make_error(5e-3), tf32=True) == ()
     with pytest.raises(BaselineError, match=r"off by 5.0e-03 .*precision is not the problem"):
         check_baseline(make_error(5e-3), tf32=False)

@@ -1,0 +1,103 @@
+"""What the runs of the untouched model in FP32 showed, and which node is to blame where something is wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in the model something goes wrong.
+
+    Attributes:
+        node: its name; "" where a value that is fed is wrong already.
+        op_type: its operator; "" where there is no node.
+        tensor: the value that it computes.
+        value: what stands there, such as ``nan`` or the relative L2 of two runs.
+        sample: index among the samples of the set; None where it is about no sample.
+    """
+
+    node: str
+    op_type: str
+    tensor: str
+    value: float | str
+    sample: int | None = None
+
+    @property
+    def shown(self) -> str:
+        """Operator and name, as texts name a node."""
+        return f"{self.op_type} {self.node!r}" if self.node else f"input {self.tensor!r}"
+
+
+@dataclass(frozen=True)
+class RowReport:
+    """What a batch of rows showed.
+
+    Attributes:
+        rows: how many rows the batch had.
+        repeated: output -> largest relative L2 between the rows of a batch of identical rows.
+        alone: output -> relative L2 between a row alone and the same row among identical rows.
+        mixed: output -> largest relative L2 between a row alone and the same row among different rows; where the batch
+            is fixed, between a row among different rows and the same row among identical ones.
+        mixed_row: index of the row for which that is largest.
+        lost: output -> its shape for ``rows`` rows, where it does not have as many rows although it is declared to.
+        declared: output -> its declared shape, of those in ``lost``.
+        failure: the error where a dynamic batch fails with more than one row.
+    """
+
+    rows: int = 0
+    repeated: Mapping[str, float] = field(default_factory=dict)
+    alone: Mapping[str, float] = field(default_factory=dict)
+    mixed: Mapping[str, float] = field(default_factory=dict)
+    mixed_row: int = 0
+    lost: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    declared: Mapping[str, str] = field(default_factory=dict)
+    failure: str = ""
+
+    @property
+    def failed_node(self) -> str:
+        """The node that ONNX Runtime's message names; "" where it names none."""
+        found = re.search(r"Name:'([^']+)'", self.failure)
+        return found.group(1) if found else ""
+
+    @property
+    def worst_mixed(self) -> tuple[str, float]:
+        """The output whose rows depend most on the others, and by how much; ("", 0.0) where none was compared."""
+        # NaN, as of a batch whose rows are not finite, counts as the worst.
+        return max(self.mixed.items(), key=lambda item: (item[1] != item[1], item[1]), default=("", 0.0))
+
+
+@dataclass(frozen=True)
+class ReferenceReport:
+    """What the reference runs showed, for the checks before the search.
+
+    Attributes:
+        provider: ONNX Runtime's execution provider, such as ``CUDAExecutionProvider``; TF32 is always off.
+        outputs: output name -> {"size", "non_finite", "zero_fraction", "absmax"} over all samples; and where it
+            applies {"bad_sample"}, the first that is not finite, {"constant"}, 1 where samples differ and the output
+            does not.
+        repeat_error: largest relative L2 between two runs on the same sample, over outputs.
+        rows: what a batch of rows showed.
+        places: (finding's code, output) -> the node to blame.
+        optimisation_error: floating-point output name -> relative L2 between ONNX Runtime with and without graph
+            optimisations on the first sample; empty where that was not taken.
+    """
+
+    provider: str
+    outputs: Mapping[str, Mapping[str, float]]
+    repeat_error: float
+    rows: RowReport = RowReport()
+    places: Mapping[tuple[str, str], Place] = field(default_factory=dict)
+    optimisation_error: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def identical_rows_error(self) -> float | None:
+        """Largest relative L2 between the rows of a batch of identical rows; None where not taken."""
+        return max(self.rows.repeated.values(), default=None)
+
+    @property
+    def batch_size_error(self) -> float | None:
+        """Largest relative L2 between a row alone and in a batch of identical rows; None where the batch is fixed."""
+        return max(self.rows.alone.values(), default=None)

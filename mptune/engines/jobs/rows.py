@@ -1,0 +1,228 @@
+"""Do the rows of a batch mix? One row alone, among identical rows and among different ones must give the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mptune.engines.base import EngineError, FailureKind
+from mptune.engines.jobs.reference_report import RowReport
+from mptune.engines.jobs.samples import Feed, Outputs
+from mptune.engines.ort.session import OrtSession
+
+_MOST_ROWS = 4
+_OTHER_SAMPLES = 8
+"""So many samples are looked through for rows that differ."""
+
+_NO_BATCH = re.compile(
+    r"(?:^|[_\W])(?:seq|sequence|time|step|length|len|tokens?|frames?|points?|nodes?|edges?|vertices|height|width|[htw])",
+    re.IGNORECASE,
+)
+"""A dimension with such a name holds the parts of one sample, which may well act on each other."""
+
+
+@dataclass(frozen=True)
+class RowFeeds:
+    """One batch in three forms.
+
+    Attributes:
+        axes: input -> its batch axis.
+        size: how many rows the batches have.
+        is_dynamic: a row can be fed alone.
+        rows: each row of ``mixed`` alone; the first alone where the batch is fixed, in which nothing else fits.
+        repeated: the first row in every place.
+        mixed: different rows; None where there are none.
+    """
+
+    axes: Mapping[str, int]
+    size: int
+    is_dynamic: bool
+    rows: tuple[Feed, ...]
+    repeated: Feed
+    mixed: Feed | None
+
+
+def relative_l2(values: np.ndarray, reference: np.ndarray) -> float:
+    """``norm(values - reference) / norm(reference)``; NaN and Inf are equal to themselves at the same place."""
+    if values.shape != reference.shape:
+        return float("inf")
+    a, b = np.asarray(values, dtype=np.float64).ravel(), np.asarray(reference, dtype=np.float64).ravel()
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    if same.all():
+        return 0.0
+    finite = np.isfinite(a) & np.isfinite(b)
+    if not (finite | same).all():
+        return float("inf")
+    norm = float(np.linalg.norm(b[finite]))
+    difference = float(np.linalg.norm(a[finite] - b[finite]))
+    return difference / norm if norm > 0 else float("inf")
+
+
+def first_other(feeds: Sequence[Feed]) -> int | None:
+    """Index of the first sample that differs from the first one; None where all are the same."""
+    return next((k for k, feed in enumerate(feeds) if not _same(feed, feeds[0])), None)
+
+
+def row_feeds(inputs: Mapping[str, Sequence[int | str | None]], samples: Sequence[Feed]) -> RowFeeds | None:
+    """Batches to compare rows of; None where the model has no batch.
+
+    The batch is dimension 0: of the inputs that share the first dynamic dimension 0, else of those that share the
+    first fixed one above 1. An input may have the same dynamic dimension elsewhere, as a KV cache with keys and values
+    stacked does. A dynamic dimension whose name says otherwise, or whose size differs among the samples, is no batch.
+
+    Args:
+        inputs: declared shapes.
+        samples: whose rows are taken.
+    """
+    feed = samples[0]
+    declared = {name: shape[0] for name, shape in inputs.items() if shape and name in feed}
+    dynamic = [name for name, dim in declared.items() if not isinstance(dim, int)]
+    if dynamic:
+        size = max(2, feed[dynamic[0]].shape[0])
+        batch = declared[dynamic[0]]
+        if _NO_BATCH.search(str(batch or "")) or len({sample[dynamic[0]].shape[0] for sample in samples}) > 1:
+            return None
+        axes = {name: 0 for name in dynamic if declared[name] == batch}
+        for name, shape in inputs.items():
+            if batch and name in feed and name not in axes and batch in shape:
+                axes[name] = list(shape).index(batch)
+    else:
+        size = next((dim for dim in declared.values() if isinstance(dim, int) and dim > 1), 1)
+        axes = {name: 0 for name, dim in declared.items() if dim == size}
+    if size < 2 or not axes or any(feed[name].shape[axis] < 1 for name, axis in axes.items()):
+        return None
+    first = _row(feed, axes, 0)
+    repeated = {**first, **{name: np.repeat(first[name], size, axis) for name, axis in axes.items()}}
+    others = _other_rows(first, axes, samples, _MOST_ROWS if dynamic else size)
+    if dynamic:
+        rows = (first, *others)
+    elif others:
+        rows = (first, *others, *(others[-1] for _ in range(size - 1 - len(others))))
+    else:
+        rows = (first,)
+    mixed = None
+    if len(rows) > 1:
+        mixed = {**first, **{name: np.concatenate([row[name] for row in rows], axis) for name, axis in axes.items()}}
+    return RowFeeds(axes, size, bool(dynamic), rows if dynamic else rows[:1], repeated, mixed)
+
+
+def _row(feed: Feed, axes: Mapping[str, int], row: int) -> dict[str, np.ndarray]:
+    return {**feed, **{name: feed[name].take([row], axis) for name, axis in axes.items()}}
+
+
+def _same(feed: Feed, other: Feed) -> bool:
+    return all(np.array_equal(values, other[name]) for name, values in feed.items())
+
+
+def _other_rows(first: Feed, axes: Mapping[str, int], samples: Sequence[Feed], most: int) -> list[Feed]:
+    """Rows that differ from the first, and fit it: of the samples, else the first with its values in another order."""
+    shared = {name: values for name, values in first.items() if name not in axes}
+    found: list[Feed] = []
+    for sample in samples[:_OTHER_SAMPLES]:
+        size = min(sample[name].shape[axis] for name, axis in axes.items())
+        for index in range(min(size, most)):
+            row = {**_row(sample, axes, index), **shared}
+            fits = all(row[name].shape == first[name].shape for name in axes)
+            if fits and not any(_same(row, known) for known in (first, *found)):
+                found.append(row)
+        if len(found) >= most - 1:
+            return found[: most - 1]
+    if found:
+        return found
+    flipped = {name: np.flip(first[name], -1) if first[name].ndim > 1 else first[name] for name in axes}
+    row = {**first, **flipped}
+    if _same(row, first):
+        halved = {name: row[name] * row[name].dtype.type(0.5) for name in axes if row[name].dtype.kind == "f"}
+        row = {**row, **halved}
+    return [] if _same(row, first) else [row]
+
+
+def check_rows(session: OrtSession, samples: Sequence[Feed], dependent: Collection[str]) -> RowReport:
+    """Run batches of identical and of different rows, and rows alone, and compare.
+
+    Args:
+        session: of the untouched model, in FP32.
+        samples: the samples.
+        dependent: outputs whose shape depends on values: their rows are no rows of the batch.
+
+    Raises:
+        EngineError: a model with a fixed batch fails.
+    """
+    feeds = row_feeds(session.inputs, samples)
+    if feeds is None:
+        return RowReport()
+    try:
+        many = session.run(feeds.repeated)
+        alone = session.run(feeds.rows[0]) if feeds.is_dynamic else None
+        mixed = None if feeds.mixed is None else session.run(feeds.mixed)
+        last = session.run(feeds.rows[-1]) if feeds.is_dynamic and mixed is not None else None
+    except EngineError as error:
+        if not feeds.is_dynamic or error.kind is not FailureKind.ERROR:
+            raise
+        return RowReport(feeds.size, failure=error.message)
+    many, size = {name: values for name, values in many.items() if name not in dependent}, feeds.size
+    rows = [name for name, values in many.items() if values.ndim and values.shape[0] == size]
+    if alone is not None:
+        rows = [name for name in rows if alone[name].shape[:1] != (size,)]
+    repeated = {name: max(relative_l2(many[name][k], many[name][0]) for k in range(1, size)) for name in rows}
+    if alone is None:
+        found = RowReport(size, repeated)
+        if mixed is not None:
+            changes = {name: _distance(mixed[name], 0, many[name][0]) for name in rows}
+            found = replace(found, mixed=changes)
+        return found
+    single = [name for name in rows if alone[name].shape[:1] == (1,)]
+    found = RowReport(size, repeated, {name: relative_l2(many[name][0], alone[name][0]) for name in single})
+    if mixed is not None and last is not None:
+        found = _with_mixed(found, single, mixed, alone, last, len(feeds.rows))
+    return _with_lost(session, found, many, alone, last)
+
+
+def _with_mixed(
+    found: RowReport, names: Sequence[str], mixed: Outputs, alone: Outputs, last: Outputs, size: int
+) -> RowReport:
+    kept = [name for name in names if mixed[name].shape[:1] == (size,)]
+    of_first = {name: _distance(mixed[name], 0, alone[name][0]) for name in kept}
+    of_last = {name: _distance(mixed[name], size - 1, last[name][0]) for name in kept}
+    worst = {name: max(of_first[name], of_last[name]) for name in kept}
+    is_last = bool(kept) and max(of_last.values()) > max(of_first.values())
+    return replace(found, mixed=worst, mixed_row=size - 1 if is_last else 0)
+
+
+def _distance(batch: np.ndarray, row: int, alone: np.ndarray) -> float:
+    """How far a row of a batch is from the row alone, against the larger of its norm and the mean row's.
+
+    A row whose values are near zero among rows that are not would make rounding large.
+    """
+    error = relative_l2(batch[row], alone)
+    norms = [float(np.linalg.norm(np.asarray(values, np.float64))) for values in (alone, *batch)]
+    usual = float(np.sqrt(np.mean(np.square(norms[1:]))))
+    if np.isfinite(error) and np.isfinite(usual) and usual > norms[0] > 0:
+        return error * norms[0] / usual
+    return error
+
+
+def _with_lost(
+    session: OrtSession, found: RowReport, many: Outputs, alone: Outputs, other: Outputs | None
+) -> RowReport:
+    """Outputs that have as many rows for a batch as for one row, although their shape or their values follow it.
+
+    One that is declared with a fixed size, as a table of anchors is, has no rows to lose unless that size is 1 and its
+    values depend on the row.
+    """
+    lost = {}
+    declared = {name: shape for name, (_, shape) in session.outputs.items()}
+    batch = next((shape[0] for shape in session.inputs.values() if shape and isinstance(shape[0], str)), None)
+    for name, values in many.items():
+        shape = declared.get(name)
+        if values.ndim == 0 or not shape or values.shape != alone[name].shape:
+            continue
+        differs = other is not None and not np.array_equal(other[name], alone[name])
+        is_batch = not isinstance(shape[0], int) and (shape[0] == batch or shape[0] is None or batch is None)
+        if values.shape[0] != found.rows and (is_batch or (shape[0] == 1 and differs)):
+            lost[name] = tuple(int(dim) for dim in values.shape)
+    written = {name: "[" + ", ".join("?" if dim is None else str(dim) for dim in declared[name]) + "]" for name in lost}
+    return replace(found, lost=lost, declared=written)

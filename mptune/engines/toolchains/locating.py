@@ -1,0 +1,239 @@
+"""Which node is to blame where the untouched model in FP32 is not sound: its values are run and compared one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from mptune.engines.base import Failure, SampleSet
+from mptune.engines.jobs.emulation import Call
+from mptune.engines.jobs.reference_report import Place, ReferenceReport
+from mptune.engines.jobs.sights import Question, Sight, SightJob
+from mptune.engines.ort.session import Provider
+from mptune.engines.workload import Workload
+from mptune.graph.loading.model import Model, Node
+
+REPEAT_WARNING = 1e-5
+"""Two runs on one sample that differ by more are no rounding, in relative L2."""
+
+ROWS_WARNING = 1e-4
+"""A row of one batch and the same row alone, or in another batch."""
+
+_AT_ONCE = 48
+"""So many values are outputs of one model, and in memory at the same time."""
+
+_SHAPE_OPERATORS = frozenset({"Shape", "Size", "ConstantOfShape", "Range", "EyeLike"})
+"""What they give does not depend on values, and is no fault."""
+
+_WATCHED = frozenset({"float", "float16", "double", "int64", "int32", "int8", "uint8", "int16", "bool"})
+
+Sights = Mapping[str, Sight]
+
+
+@dataclass(frozen=True)
+class Locator:
+    """Finds the nodes to blame for what a report shows.
+
+    Attributes:
+        workload: the model and the run's paths.
+        provider: of ONNX Runtime.
+        call: runs a job in the worker.
+    """
+
+    workload: Workload
+    provider: Provider
+    call: Call
+
+    def locate(self, report: ReferenceReport, which: SampleSet) -> ReferenceReport:
+        """The report with the places of what is wrong; a sound one costs nothing and stays as it is."""
+        return replace(report, places=dict(self._places(report, which)))
+
+    def _places(self, report: ReferenceReport, which: SampleSet) -> Iterator[tuple[tuple[str, str], Place]]:
+        model, outputs = self.workload.model, report.outputs
+        bad = [name for name, facts in outputs.items() if facts["non_finite"]]
+        if bad:
+            sample = int(min(outputs[name].get("bad_sample", 0.0) for name in bad))
+            first = next(name for name in bad if int(outputs[name].get("bad_sample", 0.0)) == sample)
+            sights = self._sights("finite", which, [first], sample)
+            yield from _named("reference-not-finite", first, _not_finite(model, sights, first, sample))
+        if not report.repeat_error <= REPEAT_WARNING:
+            sights = self._sights("repeat", which, list(outputs))
+            culprit = _source(model, sights, outputs, lambda seen: not seen.difference <= REPEAT_WARNING)
+            yield from _named("not-deterministic", "", culprit)
+        stuck = [name for name, facts in outputs.items() if facts.get("constant") or facts["zero_fraction"] >= 1.0]
+        if stuck:
+            sights = self._sights("constant", which, stuck)
+            for name in stuck:
+                yield from _named("output-constant", name, _killer(model, sights, name))
+        worst, error = report.rows.worst_mixed
+        if not error <= ROWS_WARNING:
+            sights = self._sights("rows", which, [worst], report.rows.mixed_row)
+            limit = min(ROWS_WARNING, error / 10)
+            culprit = _source(model, sights, [worst], lambda seen: not seen.difference <= limit)
+            yield from _named("rows-mix", worst, culprit)
+        if report.rows.lost:
+            lost = list(report.rows.lost)
+            sights = self._sights("batch", which, lost)
+            for name in lost:
+                yield from _named("batch-not-kept", name, _batch_end(model, sights, name))
+
+    def _sights(self, question: Question, which: SampleSet, outputs: Sequence[str], index: int = 0) -> Sights:
+        """What the outputs and everything that they are computed from hold; empty where that cannot be run."""
+        model, workspace = self.workload.model, self.workload.workspace
+        nodes = [model.nodes[position] for position in _ancestors(model, outputs)]
+        names = [info.name for info in model.inputs]
+        names += [out for node in nodes for out in node.outputs if out and out not in model.initializers]
+        watched = [name for name in names if model.info(name).dtype in _WATCHED]
+        paths: list[Path] = []
+        try:
+            for start in range(0, len(watched), _AT_ONCE):
+                path = workspace.scratch(f"watch{start}")
+                paths.append(path)
+                self._write(path, watched[start : start + _AT_ONCE])
+            found = self.call(SightJob(tuple(paths), workspace.samples(which), self.provider, question, index))
+        finally:
+            for path in paths:
+                path.unlink(missing_ok=True)
+        return {} if isinstance(found, Failure) else found
+
+    def _write(self, path: Path, names: Sequence[str]) -> None:
+        from mptune.graph.writing.observe import write_with_outputs
+
+        write_with_outputs(self.workload.model, self.workload.bank, path, names)
+
+
+def _named(code: str, output: str, place: Place | None) -> Iterator[tuple[tuple[str, str], Place]]:
+    if place is not None:
+        yield (code, output), place
+
+
+def _ancestors(model: Model, outputs: Iterable[str]) -> list[int]:
+    """Positions of the nodes that values are computed by, in topological order."""
+    found: set[int] = set()
+    stack = [model.producer[name] for name in outputs if name in model.producer]
+    while stack:
+        position = stack.pop()
+        if position not in found:
+            found.add(position)
+            stack += [model.producer[name] for name in _reads(model.nodes[position]) if name in model.producer]
+    return sorted(found)
+
+
+def _reads(node: Node) -> tuple[str, ...]:
+    return tuple(name for name in (*node.inputs, *node.captures) if name)
+
+
+def _place(node: Node, tensor: str, value: float | str, sample: int | None = None) -> Place:
+    operator = node.op_type if node.is_standard else f"{node.domain}.{node.op_type}"
+    return Place(node.name, operator, tensor, value, sample)
+
+
+def _not_finite(model: Model, sights: Sights, output: str, sample: int) -> Place | None:
+    """The first node that makes what is not finite of values that are.
+
+    An infinity that a constant holds, as a mask does, is none until something makes NaN of it.
+    """
+    masked = {name for name, constant in model.initializers.items() if _holds_infinity(model, name)}
+    bad: set[str] = set()
+    first: Place | None = None
+    for info in model.inputs:
+        seen = sights.get(info.name)
+        if seen is not None and not seen.is_finite:
+            return Place("", "", info.name, _worded(seen), sample)
+    for position in _ancestors(model, [output]):
+        node = model.nodes[position]
+        for name in node.outputs:
+            seen = sights.get(name)
+            if seen is None or seen.is_finite:
+                continue
+            reads = _reads(node)
+            if bad.intersection(reads):
+                bad.add(name)
+            elif masked.intersection(reads) and not seen.nan:
+                masked.add(name)
+                if first is None and name == output:
+                    return _place(node, name, _worded(seen), sample)
+            else:
+                bad.add(name)
+                first = first or _place(node, name, _worded(seen), sample)
+    if first is None and output in masked and output in model.producer:
+        return _place(model.nodes[model.producer[output]], output, _worded(sights[output]), sample)
+    return first
+
+
+def _holds_infinity(model: Model, name: str) -> bool:
+    constant = model.initializers[name]
+    if constant.dtype not in ("float", "float16", "double") or constant.nbytes == 0:
+        return False
+    return not bool(np.isfinite(constant.numpy()).all())
+
+
+def _worded(seen: Sight) -> str:
+    if seen.nan:
+        return "nan"
+    return "inf"
+
+
+def _source(model: Model, sights: Sights, outputs: Iterable[str], is_bad: Callable[[Sight], bool]) -> Place | None:
+    """The first node with a bad value that has none among what it reads, of those that a bad output comes from."""
+    bad = {name for name, seen in sights.items() if is_bad(seen)}
+    stack = [name for name in outputs if name in bad]
+    visited: set[str] = set()
+    roots: list[tuple[int, str]] = []
+    while stack:
+        name = stack.pop()
+        if name in visited or name not in model.producer:
+            continue
+        visited.add(name)
+        position = model.producer[name]
+        causes = [read for read in _reads(model.nodes[position]) if read in bad]
+        if causes:
+            stack += causes
+        else:
+            roots.append((position, name))
+    if not roots:
+        return None
+    position, name = min(roots)
+    return _place(model.nodes[position], name, sights[name].difference)
+
+
+def _killer(model: Model, sights: Sights, output: str) -> Place | None:
+    """The node nearest to the output that reads what differs from sample to sample, and gives what does not."""
+    stack, visited = [output], set[str]()
+    while stack:
+        name = stack.pop(0)
+        if name in visited or name not in model.producer:
+            continue
+        visited.add(name)
+        node = model.nodes[model.producer[name]]
+        if node.op_type in _SHAPE_OPERATORS:
+            continue
+        reads = [read for read in _reads(node) if read not in model.initializers]
+        if any(read in sights and not sights[read].is_equal for read in reads):
+            return _place(node, name, "constant")
+        stack += sorted(reads, key=lambda read: not model.info(read).is_float32)
+    return None
+
+
+def _batch_end(model: Model, sights: Sights, output: str) -> Place | None:
+    """The node nearest to the output that reads a value whose first dimension is the batch, and gives one without."""
+    stack, visited = [output], set[str]()
+    while stack:
+        name = stack.pop(0)
+        if name in visited or name not in model.producer:
+            continue
+        visited.add(name)
+        node = model.nodes[model.producer[name]]
+        if node.op_type in _SHAPE_OPERATORS:
+            continue
+        reads = [read for read in _reads(node) if read not in model.initializers]
+        for read in reads:
+            seen = sights.get(read)
+            if seen is not None and seen.keeps_rows:
+                result = sights.get(name)
+                return _place(node, name, str(list(result.shapes[-1])) if result else "")
+        stack += sorted(reads, key=lambda read: not model.info(read).is_float32)
+    return None
