@@ -35,7 +35,7 @@ from mptune.targets.out_of_reach import out_of_reach_findings
 from mptune.targets.quantised import quantised_findings
 from mptune.targets.target import load_target
 from mptune.tuning.failures import did_not_run
-from mptune.tuning.reasons.reference import training_findings
+from mptune.tuning.reasons.reference import training_findings, without_repetition
 from mptune.tuning.space import NamedSpace, Pin, make_space
 from mptune.tuning.steps.baseline import check_ranges, check_reference, optimisation_findings
 
@@ -234,7 +234,7 @@ def inspect_model(
         *(_as_hazard("types", f, "flops_share") for f in unreached),
         *map(_interface_hazard, interface),
         *(_as_hazard("mask", f, "masked_rows") for f in about_rows),
-        *(_reference_hazard(f) for f in (*about_training, *about_reference)),
+        *(_reference_hazard(f) for f in without_repetition((*about_training, *about_reference))),
     ]
     hazards = _sorted([*found, *map(_input_hazard, about_data), *about_parts])
     space = make_space(grouped, named, hazards, absmax)
@@ -257,7 +257,7 @@ def inspect_model(
         observed=None if samples is None else samples.source,
         samples=0 if samples is None else len(samples.samples),
         warnings=(*(samples.warnings if samples else ()), *check_ranges(ranges), *space.warnings),
-        findings=by_severity(findings),
+        findings=by_severity(without_repetition(findings)),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +32,7 @@ class Sight:
         nan: how many NaN there are on the first feed.
         infinite: how many infinite values there are on the first feed.
         difference: relative L2 between the two feeds, of the same row where rows are compared; 0 where there is one
-            feed, or where the two cannot be compared.
+            feed, or where the two cannot be compared; infinite where a value belongs to pairs of rows.
         is_equal: whether the two feeds give the same values.
     """
 
@@ -116,6 +117,8 @@ class SightJob:
                     return Sight(shapes, nan, infinite)
                 first, other = first[self.index], other[self.index]
             else:
+                if _pairs_rows(first, other):
+                    return Sight(shapes, nan, infinite, math.inf, is_equal=False)
                 part = _row_of(first, other, self.index)
                 if part is None:
                     return Sight(shapes, nan, infinite)
@@ -129,6 +132,11 @@ class SightJob:
 def _halved(feed: Feed) -> Feed:
     """Another sample, where there is only one."""
     return {name: x * x.dtype.type(0.5) if x.dtype.kind == "f" else x for name, x in feed.items()}
+
+
+def _pairs_rows(alone: np.ndarray, batch: np.ndarray) -> bool:
+    """Whether two axes grew with the batch: each value belongs to a pair of rows, as in attention over the batch."""
+    return alone.ndim == batch.ndim and sum(a != b for a, b in zip(alone.shape, batch.shape, strict=True)) > 1
 
 
 def _row_of(alone: np.ndarray, batch: np.ndarray, row: int) -> np.ndarray | None:

@@ -40,17 +40,30 @@ def reference_findings(
     return (*found.not_finite(), *found.zero(), *found.constant(), *found.repeats(), *found.rows(), *found.batch())
 
 
+def without_repetition(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The findings without what runs showed of nodes that the graph alone names: a code and a place are told once."""
+    kept: list[Finding] = []
+    for finding in findings:
+        known = {node for other in kept if other.code == finding.code for node in other.where.nodes}
+        if finding.code != "not-deterministic" or not known:
+            kept.append(finding)
+    return tuple(kept)
+
+
 def training_findings(model: Model, origin: FindingOrigin, *, is_run: bool) -> tuple[Finding, ...]:
     """Nodes that are left in training mode or draw random numbers, as the graph alone shows them.
 
     Args:
         model: the model.
         origin: what looked.
-        is_run: the model is run twice, too, which shows what random numbers do; a BatchNormalization in training mode
-            repeats, and takes its statistics from each batch all the same.
+        is_run: the model is run twice, too, which shows what random numbers do; what is in training mode may repeat
+            in one runtime, and is wrong in another all the same.
     """
-    reached = _reached(model)
-    nodes = [node for node in reached if _is_training_norm(node) or (not is_run and _draws(model, node))]
+    nodes = [
+        node
+        for node in _reached(model)
+        if _is_training_norm(node) or (_draws(model, node) and (node.op_type == "Dropout" or not is_run))
+    ]
     if not nodes:
         return ()
     norms = [node for node in nodes if _is_training_norm(node)]

@@ -27,7 +27,7 @@ from mptune.targets.mismatch import profile_warnings
 from mptune.targets.target import Target
 from mptune.tuning.failures import did_not_run
 from mptune.tuning.listener import Listener
-from mptune.tuning.reasons.reference import training_findings
+from mptune.tuning.reasons.reference import training_findings, without_repetition
 from mptune.tuning.steps.attempts import in_fresh_processes
 from mptune.tuning.steps.baseline import check_ranges, check_reference, optimisation_findings, stop_at_errors
 
@@ -165,7 +165,7 @@ def observe(
         {tensor: seen.masked for tensor, seen in ranges.items() if seen.masked is not None},
         {} if isinstance(reference, Failure) else reference.optimisation_error,
         seen_of(ranges, indices.get("search", ())),
-        found,
+        without_repetition(found),
     )
 
 

@@ -1,0 +1,140 @@
+"""Each model that is wrong in FP32 is named by the plain command, with its node; its sound twin stays silent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mptune
+from mptune.cli import main
+from mptune.data.calibration import load_calibration
+from mptune.engines.base import Workspace
+from mptune.engines.toolchains.shared import ReferenceModel
+from mptune.engines.worker.child import WorkerState
+from mptune.engines.workload import Workload
+from mptune.errors import BaselineError
+from mptune.finding import Finding
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
+from mptune.settings import DataSettings
+from mptune.tuning.reasons.reference import training_findings, without_repetition
+from mptune.tuning.steps.baseline import check_reference
+from tests.graph import models
+from tests.zoo.fp32 import Specimen, specimens
+
+ZOO = specimens()
+BROKEN = [name for name, one in ZOO.items() if one.code]
+SOUND = [name for name, one in ZOO.items() if not one.code]
+CODES = {one.code for one in ZOO.values()} | {"engine-differs"}
+
+
+def place(specimen: Specimen, folder: Path) -> tuple[Path, Path]:
+    np.savez(folder / "data.npz", **specimen.data)  # type: ignore[arg-type]
+    return models.save(specimen.proto, folder), folder / "data.npz"
+
+
+def in_process(specimen: Specimen, folder: Path) -> tuple[Finding, ...]:
+    """What ``inspect`` finds of the model in FP32, without a worker process."""
+    path, _ = place(specimen, folder)
+    model = load_model(path)
+    data = load_calibration(folder / "data.npz", model.inputs, DataSettings(), 0)
+    workspace = Workspace(path, *[folder] * 4)
+    data.save(workspace.samples("search"))
+    state = WorkerState()
+    try:
+        workload = Workload(GroupedModel(model, find_groups(model)), workspace)
+        report = ReferenceModel(workload, "cpu", lambda job: job.run(state)).reference("search")
+    finally:
+        state.close()
+    findings = (*training_findings(model, "inspect", is_run=True), *check_reference(report, "inspect", skip=True))
+    return without_repetition(findings)
+
+
+def inspected(
+    specimen: Specimen, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, list[dict[str, object]]]:
+    model, data = place(specimen, folder)
+    code = main(["inspect", str(model), "--data", str(data), "--json", "--strict"])
+    return code, json.loads(capsys.readouterr().out)["findings"]
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_wrong_is_named_with_its_node(name: str, tmp_path: Path) -> None:
+    specimen = ZOO[name]
+    (finding,) = [f for f in in_process(specimen, tmp_path) if f.code == specimen.code]
+    assert finding.where.nodes == (specimen.node,)
+    assert finding.evidence
+    assert specimen.node in finding.text
+    assert finding.severity == ("warning" if specimen.code == "output-constant" else "error")
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_twin_stays_silent(name: str, tmp_path: Path) -> None:
+    assert not in_process(ZOO[name], tmp_path)
+
+
+@pytest.mark.parametrize("name", ["centred", "pooled", "stuck"])
+def test_the_plain_command_names_it(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    specimen = ZOO[name]
+    code, findings = inspected(specimen, tmp_path, capsys)
+    (finding,) = [f for f in findings if f["code"] == specimen.code]
+    assert finding["where"]["nodes"] == [specimen.node]  # type: ignore[index]
+    assert finding["evidence"]
+    assert specimen.node in str(finding["text"])
+    assert finding["origin"] == "inspect"
+    assert code == (4 if finding["severity"] == "error" else 0)
+    assert finding["severity"] == ("warning" if specimen.code == "output-constant" else "error")
+
+
+def test_the_plain_command_says_nothing_of_a_twin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, findings = inspected(ZOO["centred_twin"], tmp_path, capsys)
+    assert code == 0
+    assert not [f for f in findings if f["code"] in CODES]
+
+
+def test_without_data_the_graph_alone_names_what_draws(tmp_path: Path) -> None:
+    for name in ("noise", "dropout", "batch_norm"):
+        model = load_model(place(ZOO[name], tmp_path)[0])
+        (finding,) = training_findings(model, "inspect", is_run=False)
+        assert (finding.code, finding.where.nodes) == ("not-deterministic", (ZOO[name].node,))
+    for name in ("dropout_twin", "batch_norm_twin"):
+        assert training_findings(load_model(place(ZOO[name], tmp_path)[0]), "inspect", is_run=False) == ()
+
+
+def test_an_error_stops_a_search_and_what_was_found_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    place(ZOO["centred"], tmp_path)
+    command = ["search", "model.onnx", "--data", "data.npz", "--budget", "3", "--target", "jetson-orin-nano-8gb"]
+    assert main([*command, "--json"]) == 4
+    shown = capsys.readouterr()
+    printed = json.loads(shown.out)
+    assert "rows" in shown.err
+    assert "hint: " in shown.err
+    front = json.loads((tmp_path / "model.mptune/front.json").read_text())
+    assert printed == front
+    assert (front["points"], front["chosen"]) == ([], None)
+    assert front["baseline"] == {"fp32": None, "fp16": None}
+    found = {f["code"]: f for f in front["findings"]}
+    assert found["rows-mix"]["where"]["nodes"] == ["mean"]
+    assert found["rows-mix"]["origin"] == "search"
+    with pytest.raises(BaselineError) as caught:
+        mptune.search("model.onnx", data="data.npz", budget=3, target="jetson-orin-nano-8gb")
+    assert caught.value.exit_code == 4
+    assert [f.code for f in caught.value.findings] == ["rows-mix"]
+
+    assert main([*command, "--json", "--skip-checks"]) == 0
+    front = json.loads(capsys.readouterr().out)
+    assert front["points"]
+    assert [f["severity"] for f in front["findings"] if f["code"] == "rows-mix"] == ["error"]
+    run = json.loads((tmp_path / "model.mptune/run.json").read_text())
+    assert run["search"]["skip_checks"] is True
+
+    kept = (tmp_path / "model.mptune/front.json").read_bytes()
+    assert main(command) == 4, "the checks hold again"
+    assert (tmp_path / "model.mptune/front.json").read_bytes() == kept, "the run has a front already"
