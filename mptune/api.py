@@ -42,13 +42,13 @@ from mptune.settings import (
 )
 from mptune.targets.target import load_target
 from mptune.tuning.front import Front
+from mptune.tuning.fronts.stopped import findings_kept
 from mptune.tuning.listener import Listener
 from mptune.tuning.runs.confirm_run import known_confirmation
 from mptune.tuning.runs.measuring_run import OpenToolchain
 from mptune.tuning.runs.model_copy import load_either
 from mptune.tuning.runs.result import front_of, read_record
 from mptune.tuning.runs.search_run import SearchRun
-from mptune.tuning.runs.stopping import findings_kept
 from mptune.tuning.sampler.stock import check_sampler
 from mptune.tuning.space import load_space
 

@@ -268,7 +268,7 @@ def search(
 def _print_stopped(model: Path, out: Path | None) -> None:
     from mptune.arguments import run_path
     from mptune.rundir import read_run
-    from mptune.tuning.runs.stopping import stopped_document
+    from mptune.tuning.fronts.stopped import stopped_document
 
     print_json(stopped_document(read_run(run_path(model, out))[1]))
 

@@ -46,7 +46,6 @@ from mptune.tuning.runs.model_copy import load_copy
 from mptune.tuning.runs.result import front_of, read_record
 from mptune.tuning.runs.seals import refuse_damaged
 from mptune.tuning.space import SearchSpace, Seed
-from mptune.tuning.steps.baseline import ENGINE_CODE, check_baseline
 from mptune.tuning.steps.limits import Limits
 from mptune.tuning.steps.prepare import describe_device
 from mptune.tuning.steps.remeasure import measure_again, missing, rounds_needed
@@ -250,11 +249,7 @@ class ConfirmRun(MeasuringRun):
                 if todo:
                     self._listener.stage(f"round {number + 1} of {rounds}: a fresh process, held-out samples")
                     failed |= measure_again(todo, record, toolchain, settings, self._listener, limits)
-        baseline = record.baseline()
-        if baseline is not None:
-            found = check_baseline(baseline.error, tf32=settings.tf32, origin="confirm", skip=settings.skip_checks)
-            others = (finding for finding in self.file.findings if finding.code != ENGINE_CODE)
-            self._save(findings=(*others, *found))
+        self._check_engine(settings, "confirm")
 
     def _sound(self) -> list[Evaluation]:
         """What is worth measuring again, the baseline first and the rest by its latency."""

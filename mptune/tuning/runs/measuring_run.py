@@ -10,13 +10,16 @@ from mptune.engines.base import Toolchain
 from mptune.engines.environment import Environment
 from mptune.engines.toolchains.choose import TargetChoice
 from mptune.engines.workload import Workload
+from mptune.finding import FindingOrigin
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.run_json import RunFile, TargetSection
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
 from mptune.targets.target import Target
+from mptune.tuning.fronts.stopped import with_suspects
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.steps.baseline import ENGINE_CODE, check_baseline
 
 OpenToolchain = Callable[[Workload, SearchSettings], Toolchain]
 
@@ -77,6 +80,19 @@ class MeasuringRun:
         self.record, repaired = opened
         self._stack.callback(self.record.close)
         return repaired
+
+    def _check_engine(self, settings: SearchSettings, origin: FindingOrigin) -> None:
+        """Keep in run.json whether the all-FP32 engine agrees with the reference.
+
+        Raises:
+            BaselineError: it does not, and the checks are not skipped.
+        """
+        baseline = self.record.baseline()
+        if baseline is None:
+            return
+        found = check_baseline(baseline.error, tf32=settings.tf32, origin=origin, skip=settings.skip_checks)
+        others = (finding for finding in self.file.findings if finding.code != ENGINE_CODE)
+        self._save(findings=with_suspects((*others, *found)))
 
     def _save(self, **changes: Any) -> None:
         """Write run.json with some sections changed, if that changes anything."""

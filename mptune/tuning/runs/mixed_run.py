@@ -24,7 +24,6 @@ from mptune.tuning.runs.result import front_of
 from mptune.tuning.runs.seals import damaged, is_sealed, seal, sealed_names, unseal
 from mptune.tuning.runs.search_run import BUDGET_NOTE, SPACE_FILE, START_NOTE
 from mptune.tuning.runs.worker_run import WorkerRun
-from mptune.tuning.steps.baseline import check_baseline
 from mptune.tuning.steps.kernels import CODE as KERNEL_CODE
 from mptune.tuning.steps.kernels import KERNELS_JSON, ask_for_kernels
 from mptune.tuning.steps.prepare import Observations
@@ -58,11 +57,10 @@ class MixedRun(WorkerRun):
         self._warn(*kernels.warnings)
         self.work()
         self._confirm()
-        baseline = self.record.baseline()
         observations = Observations.load(self.directory.observed_json) or Observations({}, {})
-        about_baseline = () if baseline is None else check_baseline(baseline.error, tf32=self._settings.tf32)
+        self._check_engine(self._settings, "search")
         about = () if self.environment is None else self.environment.warnings
-        warnings = (*observations.warnings, *about, *kernels.warnings, *about_baseline)
+        warnings = (*observations.warnings, *about, *kernels.warnings)
         self._save(warnings=tuple(dict.fromkeys(warnings)))
         return front_of(self.directory, self.file, self.record)
 

@@ -51,10 +51,9 @@ from mptune.tuning.runs.hosts import check_study
 from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
 from mptune.tuning.runs.result import forget_run, front_of, has_evaluation
 from mptune.tuning.runs.seals import damaged, is_whole, seal
-from mptune.tuning.runs.stopping import with_suspects
 from mptune.tuning.space import NamedSpace, SearchSpace, load_space, make_space
 from mptune.tuning.steps.attempts import in_fresh_processes
-from mptune.tuning.steps.baseline import check_baseline, check_reference, stop_at_errors, try_objective
+from mptune.tuning.steps.baseline import check_reference, stop_at_errors, try_objective
 from mptune.tuning.steps.emulated import EMULATED_JSON, PlanEmulator
 from mptune.tuning.steps.guide import Guide
 from mptune.tuning.steps.kernels import KERNELS_JSON, MissingKernels, ask_for_kernels
@@ -151,20 +150,10 @@ class SearchRun(MeasuringRun):
         repaired = self._open_study(space, named)
         self._warn(*repaired)
         self._search(space)
-        baseline = self.record.baseline()
-        if baseline is not None:
-            skips = self._settings.skip_checks
-            about_engine = check_baseline(baseline.error, tf32=self._settings.tf32, skip=skips)
-            self._save(findings=with_suspects((*self.file.findings, *about_engine)))
+        self._check_engine(self._settings, "search")
         about = () if self.environment is None else self.environment.warnings
-        warnings = (
-            *data_warnings,
-            *observations.warnings,
-            *about,
-            *kernels.warnings,
-            *space.warnings,
-            *repaired,
-        )
+        known = (*data_warnings, *observations.warnings, *about)
+        warnings = (*known, *kernels.warnings, *space.warnings, *repaired)
         self._save(warnings=tuple(dict.fromkeys(warnings)))
         return front_of(self.directory, self.file, self.record)
 
