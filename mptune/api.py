@@ -17,12 +17,13 @@ from mptune.arguments import (
     data_argument,
     listening,
     loaded_model,
-    metric_argument,
+    metric_arguments,
     placed_model,
     run_path,
     shapes_argument,
 )
 from mptune.data.metrics.accuracy import TaskMetric
+from mptune.data.metrics.sets.whole_set import SetFunction
 from mptune.deploying import confirm, export
 from mptune.files import full_disk_as_error
 from mptune.graph.grouping.grouped import GroupedModel
@@ -67,7 +68,11 @@ def search(
     max_error: float | None = None,
     max_latency_ms: float | None = None,
     max_memory_bytes: int | None = None,
-    metric: str | TaskMetric = "relative_l2",
+    metric: str | TaskMetric | SetFunction | Sequence[str | TaskMetric | SetFunction] = "relative_l2",
+    labels: str | os.PathLike[str] | None = None,
+    limits: str | Sequence[str] = (),
+    feedback: str | Sequence[str] = (),
+    steps: int | None = None,
     batch: int = 1,
     shapes: Shapes | None = None,
     timeout_s: float | None = None,
@@ -112,7 +117,14 @@ def search(
         max_memory_bytes: Choose among plans whose engine and its context take at most so much memory.
         metric: The error to minimize: a statistic such as ``relative_l2`` or ``max_abs``, ``"script.py:function"``, or
             a function ``(outputs, reference) -> float``. It is called once per sample with two dictionaries of arrays
-            by output name; smaller is better. The run knows a function by its name only: give it again to resume.
+            by output name; smaller is better. The run knows a function by its name only: give it again to resume. A
+            function ``(outputs, references, inputs, labels) -> float`` is called once with all samples. Of several
+            metrics the first is optimised, the others are reported.
+        labels: Path of an ``.npz`` with labels for metrics over all samples, rows in the order of the data.
+        limits: On the metrics' own values, such as ``"map>=0.41"``: held-out where known.
+        feedback: ``"OUTPUT:INPUT"`` of each state that is fed back: the samples in their order are recorded sequences,
+            and errors are those at the end of a sequence.
+        steps: Samples of one sequence; None takes all.
         batch: Rows per sample of a model with a dynamic batch.
         shapes: Shapes that a TensorRT engine takes, where inputs are dynamic: input -> one shape, or (smallest, usual,
             largest). By default those of the data.
@@ -150,7 +162,7 @@ def search(
         KeyboardInterrupt: It was interrupted; the same call resumes it.
     """
     path = run_path(model, out)
-    name, function = metric_argument(metric, path)
+    (name, function), reported = metric_arguments(metric, path)
     sampling = data_settings or DataSettings()
     settings = SearchSettings(
         budget=budget,
@@ -163,6 +175,11 @@ def search(
         max_latency_ms=max_latency_ms,
         max_memory_bytes=max_memory_bytes,
         metric=name,
+        reported_metrics=reported,
+        labels=None if labels is None else Path(labels),
+        limits=(limits,) if isinstance(limits, str) else tuple(limits),
+        feedback=(feedback,) if isinstance(feedback, str) else tuple(feedback),
+        steps=steps,
         timeout_s=timeout_s,
         max_disk_bytes=max_disk_bytes,
         storage=storage,

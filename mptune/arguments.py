@@ -16,7 +16,7 @@ import onnx
 
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.data.metrics.tasks import callable_name, resolve_metric
-from mptune.data.metrics.trusted_scripts import check_recorded, refuse_inside, script_of, trust
+from mptune.data.metrics.trusted_scripts import check_recorded, refuse_inside, script_of, trust, undirected
 from mptune.engines.loading import load_typed_model
 from mptune.errors import ModelError, SettingsError
 from mptune.files import write_bytes
@@ -69,6 +69,37 @@ def metric_argument(metric: str | TaskMetric, run: Path) -> tuple[str, TaskMetri
     return name, None
 
 
+def metric_arguments(metric: Any, run: Path) -> tuple[tuple[str, TaskMetric | None], tuple[str, ...]]:
+    """The objective, as ``metric_argument`` has it, and the names of the metrics that are reported beside it.
+
+    Raises:
+        SettingsError: none, one is given twice, or a function is not the first.
+    """
+    several = [metric] if isinstance(metric, str) or not isinstance(metric, Sequence) else list(metric)
+    if not several:
+        raise SettingsError("--metric names nothing", "give at least one, or leave it away")
+    if any(callable(one) for one in several[1:]):
+        raise SettingsError(
+            "--metric takes a function as the first metric only", "give the others as script.py:function"
+        )
+    found = [metric_argument(one, run) for one in several]
+    names = [name for name, _ in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise SettingsError(f"--metric {twice} is given twice", "give each metric once")
+    return found[0], tuple(names[1:])
+
+
+def check_reported(recorded: Sequence[str], run: Path, command: str = "confirm") -> None:
+    """Refuse reported metrics that are scripts which only a run directory names.
+
+    Raises:
+        RunError: naming the first of them.
+    """
+    for metric in recorded:
+        check_recorded(metric, run, command)
+
+
 def recorded_metric(
     recorded: str, given: str | TaskMetric | None, run: Path, command: str = "confirm"
 ) -> tuple[str, TaskMetric | None]:
@@ -91,7 +122,8 @@ def recorded_metric(
         RunError: the script is not trusted.
     """
     if given is not None and not callable(given):
-        same = given.rpartition(":")[2] == recorded.rpartition(":")[2] if script_of(given) else given == recorded
+        names = [undirected(one).rpartition(":")[2] for one in (given, recorded)]
+        same = names[0] == names[1] if script_of(given) else given == recorded
         if not same or (script_of(given) is None) != (script_of(recorded) is None):
             raise SettingsError(
                 f"the run's metric is {recorded!r}, not {given!r}", "leave --metric away, or give that one"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mptune.applying import refuse
-from mptune.arguments import listening, recorded_metric
+from mptune.arguments import check_reported, listening, recorded_metric
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.files import full_disk_as_error
 from mptune.reporting.run_files import write_run_files
@@ -63,6 +63,7 @@ def confirm(
     """
     SearchSettings(timeout_s=timeout_s, max_disk_bytes=max_disk_bytes)  # refuses what cannot be meant
     directory, file = read_search(run)
+    check_reported(file.search.reported_metrics, directory.path)
     named = recorded_metric(file.search.metric, metric, directory.path)
     with full_disk_as_error(directory.path):
         ensure_copy(directory, file)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from mptune.arguments import listening, recorded_metric
+from mptune.arguments import check_reported, listening, recorded_metric
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.data.metrics.trusted_scripts import script_of
 from mptune.errors import RunError
@@ -73,6 +73,7 @@ def worker(
         KeyboardInterrupt: The worker was interrupted; its plan has been given back.
     """
     directory, file = read_search(Path(run))
+    check_reported(file.search.reported_metrics, directory.path, "worker")
     named = recorded_metric(file.search.metric, metric, directory.path, "worker")
     with (
         listening(progress, listener) as listens,

@@ -111,10 +111,19 @@ class FixedSettings(_Section):
     latency: LatencySection = LatencySection()
     shapes: tuple[ShapeRange, ...] = ()
     tensorrt: TensorRtSection = TensorRtSection()
+    feedback: tuple[str, ...] = ()
+    steps: int | None = None
+    labels_sha256: str | None = None
 
     @classmethod
     def of(
-        cls, settings: SearchSettings, *, space_sha256: str, granularity: Granularity, groups_sha256: str
+        cls,
+        settings: SearchSettings,
+        *,
+        space_sha256: str,
+        granularity: Granularity,
+        groups_sha256: str,
+        labels_sha256: str | None = None,
     ) -> FixedSettings:
         """Those of a search, with what its search space and its model came to."""
         data = settings.data_settings
@@ -134,6 +143,9 @@ class FixedSettings(_Section):
             latency=LatencySection(**asdict(settings.latency)),
             shapes=settings.shapes,
             tensorrt=TensorRtSection(**asdict(settings.tensorrt)),
+            feedback=settings.feedback,
+            steps=settings.steps,
+            labels_sha256=labels_sha256,
         )
 
 
@@ -142,6 +154,7 @@ class SearchSection(_Section):
 
     budget: int = 50
     metric: str = "relative_l2"
+    reported_metrics: tuple[str, ...] = ()
     sampler: str = "precision"
     confirm_rounds: int = 3
     confirm_points: int = 15
@@ -175,6 +188,7 @@ class ChoiceSection(_Section):
     max_latency_ms: float | None = None
     max_memory_bytes: int | None = None
     plan: str | None = None
+    limits: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, settings: SearchSettings) -> ChoiceSection:
@@ -183,6 +197,7 @@ class ChoiceSection(_Section):
             max_error=settings.max_error,
             max_latency_ms=settings.max_latency_ms,
             max_memory_bytes=settings.max_memory_bytes,
+            limits=settings.limits,
         )
 
 

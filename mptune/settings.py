@@ -41,6 +41,7 @@ class WorkerSettings:
         measure_timeout_s: loading, running and timing one engine over all search samples.
         start_timeout_s: a fresh worker until it answers.
         max_jobs: a worker is replaced after this many jobs, so that leaks cannot add up; None never.
+        metric_timeout_s: one call of a metric of the user's.
         retries: how often a job that failed through a fault of the machine is tried again; then the search stops.
     """
 
@@ -48,6 +49,7 @@ class WorkerSettings:
     measure_timeout_s: float = 600.0
     start_timeout_s: float = 120.0
     max_jobs: int | None = 200
+    metric_timeout_s: float = 300.0
     retries: int = 4
 
 
@@ -189,6 +191,12 @@ class SearchSettings:
         max_memory_bytes: choose among plans whose engine takes at most so much memory.
         metric: name of the objective statistic (``mptune.data.metrics.accuracy.METRICS``), ``script.py:function``, or
             ``callable:NAME`` with ``metric_function``.
+        reported_metrics: further metrics that are taken of every plan and reported.
+        labels: ``.npz`` with labels for metrics over the whole set, rows in the order of the data; None without.
+        limits: on the metrics' own values, such as ``map>=0.41``.
+        feedback: ``OUTPUT:INPUT`` of each state that is fed back over the data, which then are recorded sequences.
+        steps: samples of one sequence; None takes all as one.
+        rollout: what ``feedback`` and ``steps`` come to for the model.
         timeout_s: no new evaluation starts after this long, and no confirmation; None is unlimited.
         max_disk_bytes: no new evaluation starts that could make the run directory larger; None is unlimited.
         storage: Optuna storage URL; None keeps a journal file in the run directory.
@@ -221,6 +229,12 @@ class SearchSettings:
     max_latency_ms: float | None = None
     max_memory_bytes: int | None = None
     metric: str = "relative_l2"
+    reported_metrics: tuple[str, ...] = ()
+    labels: Path | None = None
+    limits: tuple[str, ...] = ()
+    feedback: tuple[str, ...] = ()
+    steps: int | None = None
+    rollout: Any = field(default=None, repr=False)
     timeout_s: float | None = None
     max_disk_bytes: int | None = None
     storage: str | None = None

@@ -134,10 +134,27 @@ SpaceOption = Annotated[
 ]
 EngineOption = Annotated[Engine, typer.Option(help="Toolchain that builds and runs the candidates.")]
 MetricOption = Annotated[
-    str,
+    list[str] | None,
     typer.Option(
-        metavar="NAME|script.py:function", help="relative_l2, max_abs, cosine_distance, ... or a function of your own."
+        metavar="NAME|script.py:function[:max]",
+        help="relative_l2 (default), max_abs, map, top1_accuracy, ... or a function of your own. The first is"
+        " optimised, further ones are reported.",
     ),
+]
+LabelsOption = Annotated[
+    Path | None,
+    typer.Option(metavar="PATH", help="Labels for metrics over all samples: .npz, rows in the order of the data."),
+]
+LimitOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME>=X", help="Limit on a metric's own value on held-out samples, such as map>=0.41."),
+]
+FeedbackOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="OUTPUT:INPUT", help="Feed this output back over the samples: errors after --steps count."),
+]
+StepsOption = Annotated[
+    int | None, typer.Option(metavar="K", help="Samples of one recorded sequence. Default: all of them.")
 ]
 BatchOption = Annotated[int, typer.Option(metavar="N", help="Rows per sample where the batch is dynamic.")]
 TimeoutOption = Annotated[
@@ -198,7 +215,11 @@ def search(
     max_error: MaxErrorOption = None,
     max_latency_ms: MaxLatencyOption = None,
     max_memory: MaxMemoryOption = None,
-    metric: MetricOption = _SEARCH.metric,
+    metric: MetricOption = None,
+    labels: LabelsOption = None,
+    limit: LimitOption = None,
+    feedback: FeedbackOption = None,
+    steps: StepsOption = None,
     batch: BatchOption = _DATA.batch,
     timeout: TimeoutOption = None,
     max_disk: MaxDiskOption = None,
@@ -234,7 +255,10 @@ def search(
         "max_error": max_error,
         "max_latency_ms": max_latency_ms,
         "max_memory_bytes": memory_limit(max_memory),
-        "metric": metric,
+        **({"limits": tuple(limit)} if limit else {}),
+        "labels": labels,
+        "feedback": tuple(feedback or ()),
+        "steps": steps,
         "timeout_s": None if timeout is None else parse_duration(timeout),
         "max_disk_bytes": None if max_disk is None else parse_size(max_disk),
         "storage": storage,
@@ -250,6 +274,8 @@ def search(
     }
     # A value out of range is refused before heavy imports.
     SearchSettings(**settings, data_settings=DataSettings(batch=batch))
+    if metric:
+        settings["metric"] = metric
     try:
         from mptune import api
         from mptune.reporting.terminal.progress import TerminalListener

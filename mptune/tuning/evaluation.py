@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from mptune.data.metrics.accuracy import OutputError
+from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
 from mptune.data.metrics.paired import Floats, error_interval, pseudo_values
+from mptune.data.metrics.sets.whole_set import own_value
 from mptune.data.numbers import decode_float, encode_float
 from mptune.engines.base import ErrorSource, Measurement
 from mptune.engines.timing.latency import Latency
@@ -221,6 +222,11 @@ class Evaluation:
     def has_metric(self) -> bool:
         """Whether the stored statistics hold the objective."""
         return any(self.metric in statistics for statistics in self.error.per_output.values())
+
+    @property
+    def has_own_value(self) -> bool:
+        """Whether the objective is a metric over the whole set, or one to maximise: it has a value beside its error."""
+        return own_value(self.metric) in self.error.per_output.get(ALL_OUTPUTS, {})
 
     def with_metric(self, metric: str) -> Evaluation:
         """The same evaluation judged by another stored statistic."""

@@ -12,12 +12,13 @@ import linecache
 import math
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from mptune.data.metrics.elementwise import RELATIVE_FLOOR, statistics_of
+from mptune.data.metrics.guarded import MetricTimeoutError, guarded_call
 from mptune.data.metrics.row_sets import AlignedRows, RowSet, aligned_rows
 from mptune.data.numbers import decode_float, encode_float
 from mptune.errors import DataError, SettingsError
@@ -131,6 +132,14 @@ class OutputError:
                 if output in other.per_output
             }
         )
+
+    def beside(self, other: OutputError | None) -> OutputError:
+        """With the statistics of another error of the same samples, too."""
+        if other is None:
+            return self
+        outputs = dict.fromkeys((*self.per_output, *other.per_output))
+        both = {o: {**self.per_output.get(o, {}), **other.per_output.get(o, {})} for o in outputs}
+        return replace(self, per_output=both)
 
     def of_first(self, count: int) -> OutputError:
         """The error on the first ``count`` samples, or on all where there are fewer."""
@@ -271,15 +280,34 @@ def call_metric(
     """The value of a task metric on one sample; ``where`` says which sample, for the message.
 
     Raises:
-        DataError: the function raised, or returned no number.
+        DataError: the function raised, ended the process, took too long, or returned no number.
     """
+    return number_of(metric, function, (got, wanted), where, "outputs, reference")
+
+
+def number_of(metric: str, function: Callable[..., Any], arguments: tuple[Any, ...], where: str, names: str) -> float:
+    """What a metric returns, as one number.
+
+    Args:
+        metric: its name, for messages.
+        function: a user's, or a built-in one.
+        arguments: that it is called with.
+        where: which sample these are of, for messages.
+        names: of the arguments.
+
+    Raises:
+        DataError: the function raised, ended the process, took too long, or returned no number.
+    """
+    called = f"it is called as function({names}) with arrays by name, and returns one number"
     try:
-        value: Any = function(got, wanted)
+        with guarded_call():
+            value: Any = function(*arguments)
     except DataError:
         raise
-    except (Exception, SystemExit) as error:  # the user's code may raise anything
-        what = f"{type(error).__name__}: {error}"
-        raise DataError(f"metric {metric} failed{where}: {what}{_line_of(error, function)}", _CALLED) from error
+    except (Exception, SystemExit, MetricTimeoutError) as error:  # the user's code may raise anything
+        kind = "" if isinstance(error, MetricTimeoutError) else f"{type(error).__name__}: "
+        text = f"{kind}{error}".replace("\n", " ")
+        raise DataError(f"metric {metric} failed{where}: {text}{_line_of(error, function)}", called) from error
     try:
         if isinstance(value, str | bytes):
             raise TypeError
@@ -287,20 +315,17 @@ def call_metric(
     except (TypeError, ValueError) as error:
         shown = f"{value!r:.60}".replace("\n", " ")
         what = f"it returned {shown}, which is not one number{definition_of(function)}"
-        raise DataError(f"metric {metric} failed{where}: {what}", _CALLED) from error
+        raise DataError(f"metric {metric} failed{where}: {what}", called) from error
 
 
-_CALLED = "it is called as function(outputs, reference) with arrays by output name, and returns one number"
-
-
-def _line_of(error: BaseException, function: TaskMetric) -> str:
+def _line_of(error: BaseException, function: Callable[..., Any]) -> str:
     """The line of the metric's own file at which the error came up; empty where it has none."""
     file = getattr(getattr(function, "__code__", None), "co_filename", "")
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f" ({frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line})" if frames else ""
 
 
-def definition_of(function: TaskMetric) -> str:
+def definition_of(function: Callable[..., Any]) -> str:
     """Where a metric is defined, file, line and its text, for messages; empty where that is not known."""
     code = getattr(function, "__code__", None)
     if code is None:

@@ -57,10 +57,13 @@ def pseudo_values(error: OutputError, metric: str) -> Floats | None:
     """The jackknife's pseudo-values, shape (samples,), of the logarithm where the metric is compared by ratio.
 
     Their mean is the statistic itself: the jackknife's correction of its bias is left out, so that a ratio is the one
-    of the two errors that are shown. None where there is a single sample, or a value is not finite.
+    of the two errors that are shown. None where there is a single sample, a
+    value is not finite, or a metric of the user's is the same on all samples.
     """
     whole, without = error.value(metric), np.array(error.values_without_one(metric))
     if not len(without) or not math.isfinite(whole) or not np.isfinite(without).all():
+        return None
+    if metric not in METRICS and (without == whole).all():  # one value of the whole set stands for every sample
         return None
     values = np.array([whole, *without])
     if is_compared_by_ratio(metric):

@@ -12,10 +12,14 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
 from mptune.data.metrics.accuracy import METRICS, TaskMetric, definition_of, unknown_metric
+from mptune.data.metrics.sets.fields import flow_axis
+from mptune.data.metrics.sets.whole_set import BUILT_IN_SETS, SetMetric, own_value, takes_whole_set
+from mptune.data.metrics.trusted_scripts import undirected
 from mptune.errors import DataError, SettingsError
 
 _SIGNATURE = "def metric(outputs, reference): ... return a number, lower is better; both map output names to arrays"
@@ -52,9 +56,11 @@ def resolve_metric(spec: str, function: TaskMetric | None = None) -> tuple[str, 
                 f"the metric {name!r} is a Python function, which a run directory does not hold",
                 f"give the function itself in Python: metric={name} in mptune.search or mptune.confirm",
             )
-        return spec, {spec: function}
+        return spec, {} if takes_whole_set(function) else {spec: function}
     if spec in _BUILT_IN:
         return spec, {spec: _BUILT_IN[spec]}
+    if spec in BUILT_IN_SETS:
+        return spec, {}
     if spec in METRICS:
         if not METRICS[spec].higher_is_worse:
             raise SettingsError(
@@ -63,13 +69,59 @@ def resolve_metric(spec: str, function: TaskMetric | None = None) -> tuple[str, 
             )
         return spec, {}
     if ":" in spec or spec.endswith(".py"):
-        return spec, {spec: load_metric(spec)}
-    raise unknown_metric(spec, list(METRICS))
+        return spec, _of_samples(spec, load_metric(spec))
+    raise unknown_metric(spec, [*METRICS, *BUILT_IN_SETS])
+
+
+def _of_samples(spec: str, function: TaskMetric) -> Mapping[str, TaskMetric]:
+    """What a script's function is on each sample; nothing where it takes the whole set."""
+    if takes_whole_set(function):
+        return {}
+    if undirected(spec) == spec:
+        return {spec: function}
+
+    def lost(outputs: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]) -> float:
+        return float(function(reference, reference)) - float(function(outputs, reference))
+
+    return {spec: lost, own_value(spec): function}
+
+
+def resolve_set_metric(spec: str, function: Any = None, *, has_labels: bool = False) -> SetMetric | None:
+    """The metric over the whole set that ``--metric`` names; None where it is one of single samples.
+
+    Args:
+        spec: as ``resolve_metric`` takes it.
+        function: computes ``callable:NAME``, where that takes the whole set.
+        has_labels: ``endpoint_error`` is a metric of single samples without them.
+
+    Raises:
+        DataError: the script cannot be loaded.
+    """
+    if spec.startswith(CALLABLE):
+        return None if function is None else SetMetric(spec, function)
+    if spec in BUILT_IN_SETS:
+        return BUILT_IN_SETS[spec] if has_labels or spec not in METRICS else None
+    if spec in METRICS:
+        return None
+    loaded: Any = load_metric(spec)
+    return SetMetric(spec, loaded, undirected(spec) != spec) if takes_whole_set(loaded) else None
+
+
+def law_metric(spec: str, function: Any = None, *, has_labels: bool = False) -> str:
+    """The statistic that adds in squares and orders plans as a metric does: itself, or ``relative_l2``.
+
+    A metric over the whole set does not add in squares, and is the same for most plans of one FP16 group. That it grows
+    with relative L2 is enough for the sampler: plans that are non-dominated stay so under a monotone function of the
+    error. The metric itself is taken of every plan that is evaluated, and the front is made of those values.
+    """
+    own = function if function is not None and takes_whole_set(function) else None
+    is_set = resolve_set_metric(spec, own, has_labels=has_labels) is not None
+    return "relative_l2" if is_set or undirected(spec) != spec else spec
 
 
 def is_own(spec: str) -> bool:
     """Whether a metric is the user's own: a script's, or a function."""
-    return spec not in METRICS and spec not in _BUILT_IN
+    return spec not in METRICS and spec not in _BUILT_IN and spec not in BUILT_IN_SETS
 
 
 def definition_of_metric(spec: str, function: TaskMetric | None = None) -> str:
@@ -79,7 +131,7 @@ def definition_of_metric(spec: str, function: TaskMetric | None = None) -> str:
     """
     if function is not None:
         return definition_of(function)
-    file, _, name = spec.rpartition(":")
+    file, _, name = undirected(spec).rpartition(":")
     if not is_own(spec) or not file:
         return ""
     try:
@@ -97,7 +149,7 @@ def load_metric(spec: str) -> TaskMetric:
     Raises:
         DataError: no such file or function, or the script fails to run.
     """
-    file, _, name = spec.rpartition(":")
+    file, _, name = undirected(spec).rpartition(":")
     if not file or not name.isidentifier():
         raise DataError(f"metric {spec!r} names no function", "write it as script.py:function")
     path = Path(file)
@@ -162,16 +214,19 @@ def top1_disagreement(outputs: Mapping[str, np.ndarray], reference: Mapping[str,
 def endpoint_error(outputs: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]) -> float:
     """Mean Euclidean distance between flow vectors, the largest over the outputs that look like optical flow.
 
-    Optical flow is a floating output of shape (N, 2, H, W), in pixels. Pixels at which the reference is not finite are
-    left out. The measure is that of Baker et al., A Database and Evaluation Methodology for Optical Flow, 2011.
+    Optical flow is a floating output of shape (N, 2, H, W) or (N, H, W, 2), in pixels. Pixels at which the reference
+    is not finite are left out. The measure is that of Baker et al., A Database and Evaluation Methodology for Optical
+    Flow, 2011.
 
     Raises:
         DataError: no output looks like optical flow.
     """
     means = []
     for name, wanted in reference.items():
-        if wanted.dtype.kind == "f" and wanted.ndim == 4 and wanted.shape[1] == 2:
-            got = _same_shape(name, outputs, wanted)
+        axis = flow_axis(wanted)
+        if axis is not None:
+            got = np.moveaxis(_same_shape(name, outputs, wanted), axis, 1)
+            wanted = np.moveaxis(wanted, axis, 1)
             valid = np.isfinite(wanted).all(axis=1)
             with np.errstate(invalid="ignore", over="ignore"):
                 difference = got.astype(np.float64) - wanted
@@ -179,7 +234,8 @@ def endpoint_error(outputs: Mapping[str, np.ndarray], reference: Mapping[str, np
             means.append(float(distance.mean()) if distance.size else 0.0)
     if not means:
         raise DataError(
-            "endpoint_error found no output of shape (N, 2, H, W)", "use relative_l2, or your own script.py:function"
+            "endpoint_error found no output of shape (N, 2, H, W) or (N, H, W, 2)",
+            "use relative_l2, or your own script.py:function",
         )
     return float(np.max(means))
 

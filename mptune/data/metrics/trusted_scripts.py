@@ -37,9 +37,19 @@ def configuration_folder() -> Path:
     return Path.home() / ".config" / "mptune"
 
 
+TO_MAXIMISE = ":max"
+"""Ends the name of a script's function whose value is larger for better plans."""
+
+
+def undirected(metric: str) -> str:
+    """``script.py:function`` of ``script.py:function:max``; any other metric as it is."""
+    shorter = metric.removesuffix(TO_MAXIMISE)
+    return shorter if Path(shorter.rpartition(":")[0]).suffix == ".py" else metric
+
+
 def script_of(metric: str) -> Path | None:
-    """The path of the script in ``script.py:function``; None for other metrics."""
-    file, _, name = metric.rpartition(":")
+    """The path of the script in ``script.py:function`` or ``script.py:function:max``; None for other metrics."""
+    file, _, name = undirected(metric).rpartition(":")
     # By the path's own suffix, as ``load_metric`` takes it: "a.py/" is a.py, too.
     return Path(file) if Path(file).suffix == ".py" and name else None
 

@@ -18,9 +18,11 @@ import numpy as np
 
 from mptune.data.archive import read_sample_shapes
 from mptune.data.metrics.accuracy import OutputError
+from mptune.data.rollout import outputs_of
 from mptune.engines.base import Failure, SampleSet, Stage
 from mptune.engines.emulated_samples import QUICK_S, EmulatedSamples, in_parts, one_group_errors_s
-from mptune.engines.jobs.samples import Feed, Outputs, cached_samples, file_identity, output_error
+from mptune.engines.jobs.samples import Feed, Outputs, cached_samples, output_error
+from mptune.engines.jobs.scoring import Scoring, file_identity
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
 from mptune.engines.worker.child import Job, WorkerState
@@ -74,6 +76,7 @@ class ErrorsJob:
         metric: the objective, so that task metrics are computed too.
         part: numbers of the samples to take, consecutive; None takes all.
         dependent: outputs whose shape depends on values.
+        scoring: what is taken beside the objective, and what is fed back.
     """
 
     models: tuple[Path, ...]
@@ -83,10 +86,11 @@ class ErrorsJob:
     metric: str = "relative_l2"
     part: range | None = None
     dependent: tuple[DependentOutput, ...] = ()
+    scoring: Scoring = Scoring()  # noqa: RUF009  it is frozen
 
     def run(self, state: WorkerState) -> tuple[OutputError, ...]:
         """See the class."""
-        samples = _of_part(cached_samples(state, self.samples), self.part)
+        samples = _of_part(cached_samples(state, self.samples), self._steps_of_part)
         return tuple(self._error(state, model, samples) for model in self.models)
 
     def _error(self, state: WorkerState, model: Path, samples: Sequence[Feed]) -> OutputError:
@@ -94,8 +98,17 @@ class ErrorsJob:
         options = SessionOptions(self.provider, timing=False)
         session = state.transient(partial(open_session, model, options))
         state.enter(Stage.RUN)
-        outputs = [session.run(sample) for sample in samples]
-        return output_error(state, outputs, self.reference, self.metric, self.dependent, _start(self.part))
+        outputs = outputs_of(session.run, samples, self.scoring.rollout)
+        start = _start(self.part)
+        return output_error(state, outputs, self.reference, self.metric, self.dependent, start, self.scoring)
+
+    @property
+    def _steps_of_part(self) -> range | None:
+        """The samples of a part: in a rollout each of its numbers is a sequence's."""
+        if self.part is None or self.scoring.rollout is None:
+            return self.part
+        steps = self.scoring.rollout.steps
+        return range(self.part.start * steps, self.part.stop * steps)
 
 
 @dataclass(frozen=True)
@@ -113,6 +126,7 @@ class SwitchedErrorsJob:
         metric: the objective, so that task metrics are computed too.
         part: numbers of the samples to take, consecutive; None takes all.
         dependent: outputs whose shape depends on values.
+        scoring: what is taken beside the objective, and what is fed back.
         slot: under which the session stays open in the worker for later jobs; another of the same slot closes it. None
             closes it at once.
     """
@@ -127,6 +141,7 @@ class SwitchedErrorsJob:
     metric: str = "relative_l2"
     part: range | None = None
     dependent: tuple[DependentOutput, ...] = ()
+    scoring: Scoring = Scoring()  # noqa: RUF009  it is frozen
     slot: str | None = "switched"
 
     def run(self, state: WorkerState) -> tuple[OutputError, ...]:
@@ -159,7 +174,8 @@ class SwitchedErrorsJob:
     def _error(self, state: WorkerState, session: OrtSession, feeds: Sequence[Feed], on: frozenset[str]) -> OutputError:
         switches = {name: np.array(name in on) for name in self.switches}
         outputs = [session.run({**feed, **switches}) for feed in feeds]
-        return output_error(state, outputs, self.reference, self.metric, self.dependent, _start(self.part))
+        start = _start(self.part)
+        return output_error(state, outputs, self.reference, self.metric, self.dependent, start, self.scoring)
 
     def _open(self, model: Path) -> OrtSession:
         return open_session(model, SessionOptions(self.provider, timing=False))
@@ -208,6 +224,7 @@ class Emulation:
         self._computed = computed
         self._provider = provider
         self._metric = settings.metric
+        self._scoring = Scoring.of(settings)
         self._batch = settings.data_settings.batch
         self._call = call
         self._shapes = shapes
@@ -256,6 +273,9 @@ class Emulation:
     ) -> tuple[OutputError, ...] | Failure:
         # On a CPU the switches of a whole model cost more than a session for each plan. And nothing is fused around a
         # switch, so a plan without FP16 matches the reference bit by bit only in a session of its own.
+        # What is fed back changes the values at waists, and every step runs the whole model.
+        if self._scoring.rollout is not None:
+            return self._one_by_one(plans, which, part)
         apart = stretch is None and (self._provider == "cpu" or not any(plan.fp16_groups for plan in plans))
         if apart or not self._switching:
             return self._one_by_one(plans, which, part)
@@ -306,18 +326,21 @@ class Emulation:
 
     def _sample_arguments(
         self, which: SampleSet, part: range | None
-    ) -> tuple[Path, Path, Provider, str, range | None, tuple[DependentOutput, ...]]:
-        """The last arguments of both jobs: samples, reference, provider, metric, part, value-dependent outputs."""
+    ) -> tuple[Path, Path, Provider, str, range | None, tuple[DependentOutput, ...], Scoring]:
+        """The last arguments of both jobs: samples, reference, provider, metric, part, value-dependent outputs, ..."""
         samples, reference = self._workspace.samples(which), self._workspace.reference(which)
-        return samples, reference, self._provider, self._metric, part, self._workload.dependent_outputs
+        return samples, reference, self._provider, self._metric, part, self._workload.dependent_outputs, self._scoring
 
     @cached_property
     def samples(self) -> EmulatedSamples:
         """The search samples that errors are emulated on before a plan is built, ``EMULATED_ROWS`` rows."""
         count = len(read_sample_shapes(self._workspace.samples("search")))
-        few = min(self._few, count)
-        # On a GPU each part would open its sessions again.
-        if self._provider != "cpu" or one_group_errors_s(self._workload.grouped, self._shapes(), few) <= QUICK_S:
+        steps = 1 if self._scoring.rollout is None else self._scoring.rollout.steps
+        count //= steps
+        # A sequence is many runs; two say how far sequences differ.
+        few = min(self._few if self._scoring.rollout is None else 2, count)
+        seconds = one_group_errors_s(self._workload.grouped, self._shapes(), few * steps)
+        if self._provider != "cpu" or seconds <= QUICK_S:  # On a GPU each part would open its sessions again.
             return EmulatedSamples((range(few),), None)
         return EmulatedSamples(in_parts(few), count)
 

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mptune.data.metrics.accuracy import OutputError
+from mptune.data.rollout import outputs_of
 from mptune.engines.base import EngineSession, Stage
 from mptune.engines.environment import GpuState, foreign_gpu_processes, process_warnings, read_gpus, state_warnings
-from mptune.engines.jobs.samples import cached_samples, file_identity, output_error
+from mptune.engines.jobs.samples import cached_samples, output_error
+from mptune.engines.jobs.scoring import Scoring, file_identity
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import Provider, SessionOptions
 from mptune.engines.timing.latency import Latency, Repetitions, calibrate, monotonic_ms, time_in_turn
@@ -83,6 +85,7 @@ class MeasureJob:
         repetitions: as frozen earlier; None calibrates them on the baseline.
         metric: the objective, so that task metrics are computed too.
         dependent: outputs whose shape depends on values.
+        scoring: what is taken beside the objective, and what is fed back.
     """
 
     model: Path
@@ -97,6 +100,7 @@ class MeasureJob:
     repetitions: Repetitions | None = None
     metric: str = "relative_l2"
     dependent: tuple[DependentOutput, ...] = ()
+    scoring: Scoring = Scoring()  # noqa: RUF009  it is frozen
 
     def run(self, state: WorkerState) -> MeasureResult:
         """See the class."""
@@ -105,8 +109,8 @@ class MeasureJob:
         candidate = state.transient(self.open_candidate)
         build_s = time.perf_counter() - started
         state.enter(Stage.RUN)
-        outputs = [candidate.run(sample) for sample in cached_samples(state, self.samples)]
-        error = output_error(state, outputs, self.reference, self.metric, self.dependent)
+        outputs = outputs_of(candidate.run, cached_samples(state, self.samples), self.scoring.rollout)
+        error = output_error(state, outputs, self.reference, self.metric, self.dependent, scoring=self.scoring)
         state.enter(Stage.TIME)
         before = read_throttling() if self.provider == "cuda" else None
         latency, baseline_latency, repetitions = self.time(state, candidate, baseline)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from mptune.data.calibration import save_outputs
+from mptune.data.rollout import Rollout, outputs_of
 from mptune.engines.base import EngineError, ReferenceReport, Stage
 from mptune.engines.jobs.ranges import TensorRange
 from mptune.engines.jobs.rows import check_rows, first_other, relative_l2
@@ -80,6 +81,7 @@ class ReferenceJob:
         provider: of ONNX Runtime; TF32 is off.
         dependent: outputs whose shape depends on values: their rows are no rows of the batch.
         unoptimised: whether the first sample is run without graph optimisations, too.
+        rollout: outputs that are fed back; None where there are none.
     """
 
     model: Path
@@ -88,6 +90,7 @@ class ReferenceJob:
     provider: Provider
     dependent: frozenset[str] = frozenset()
     unoptimised: bool = False
+    rollout: Rollout | None = None
 
     def run(self, state: WorkerState) -> ReferenceReport:
         """See the class."""
@@ -95,8 +98,8 @@ class ReferenceJob:
         session = state.transient(partial(open_session, self.model, options))
         state.enter(Stage.RUN)
         samples = cached_samples(state, self.samples)
-        outputs = [session.run(sample) for sample in samples]
-        again = session.run(samples[0])
+        outputs = outputs_of(session.run, samples, self.rollout)
+        again = outputs_of(session.run, samples[: 1 if self.rollout is None else self.rollout.steps], self.rollout)[0]
         rows = check_rows(session, samples, self.dependent)
         save_outputs(self.outputs, outputs)
         session.close()
@@ -108,7 +111,9 @@ class ReferenceJob:
             },
             repeat_error=max(relative_l2(again[name], outputs[0][name]) for name in again),
             rows=rows,
-            optimisation_error=self._optimisation_error(state, samples[0], outputs[0]) if self.unoptimised else {},
+            optimisation_error=self._optimisation_error(state, samples[0], outputs[0])
+            if self.unoptimised and self.rollout is None
+            else {},
         )
 
     def _optimisation_error(

@@ -12,9 +12,11 @@ import numpy as np
 
 from mptune.data.calibration import read_outputs, read_samples, save_outputs
 from mptune.data.metrics.accuracy import OutputError, TaskMetric, call_metric, compare_outputs
+from mptune.data.metrics.guarded import metric_limit
 from mptune.data.metrics.row_sets import RowSet, find_row_sets
 from mptune.data.metrics.tasks import CALLABLE, is_own, resolve_metric
 from mptune.engines.base import EngineError, FailureKind
+from mptune.engines.jobs.scoring import Scoring, file_identity, set_errors
 from mptune.engines.worker.child import WorkerState
 from mptune.graph.loading.value_dependent import DependentOutput
 
@@ -34,6 +36,7 @@ def output_error(
     metric: str,
     dependent: tuple[DependentOutput, ...] = (),
     start: int = 0,
+    scoring: Scoring = Scoring(),  # noqa: B008  it is frozen
 ) -> OutputError:
     """The error of outputs against the reference, on consecutive samples of a set.
 
@@ -47,22 +50,35 @@ def output_error(
         metric: the objective, so that task metrics are computed too.
         dependent: outputs whose shape depends on values.
         start: number of the first of these samples in the set.
+        scoring: what is taken beside the objective. Metrics over the whole set are taken of whole sets only.
 
     Raises:
+        DataError: a metric failed.
         EngineError: an output has another shape than the reference, and not only another number of rows.
     """
     references = state.cached(f"reference {reference}", file_identity(reference), partial(read_outputs, reference))
     wanted = references[start : start + len(outputs)]
     function = partial(_value_by_caller, state) if metric.startswith(CALLABLE) else None
-    _, extra = state.cached("metric", metric, partial(resolve_metric, metric, function))
+    if scoring.callable_takes_set:
+        function = None
+    metrics = (metric, *scoring.reported)
+    extra: dict[str, TaskMetric] = {}
+    for spec in metrics:
+        if not (scoring.callable_takes_set and spec.startswith(CALLABLE)):
+            extra.update(state.cached(f"metric {spec}", spec, partial(resolve_metric, spec, function))[1])
     identity = (*file_identity(reference), dependent)
     row_sets = state.cached(f"rows {reference}", identity, partial(find_row_sets, dependent, references))
     names = {name for rows in row_sets for name in rows.names}
     changed = _changed_rows(outputs, wanted, names)
     row_sets = (*row_sets, *find_row_sets(changed, references))
-    if not is_own(metric):
+    any_shape = all(is_own(spec) or spec == "map" for spec in metrics)
+    if not any_shape:
         _check_shapes(outputs, wanted, row_sets, takes_rows=not extra)
-    return compare_outputs(outputs, wanted, extra, row_sets, any_shape=is_own(metric))
+    with metric_limit(scoring.timeout_s):
+        error = compare_outputs(outputs, wanted, extra, row_sets, any_shape=any_shape)
+        if len(outputs) < len(references):
+            return error
+        return error.beside(set_errors(state, metrics, scoring, outputs, reference))
 
 
 def _changed_rows(
@@ -127,9 +143,3 @@ def _value_by_caller(state: WorkerState, outputs: Feed, reference: Feed) -> floa
         path = Path(folder) / "outputs.npz"
         save_outputs(path, [outputs, reference])
         return float(state.ask(MetricQuestion(path)))
-
-
-def file_identity(path: Path) -> tuple[str, int, int]:
-    """A key that changes when the file is written again."""
-    facts = path.stat()
-    return str(path), facts.st_mtime_ns, facts.st_size

@@ -14,6 +14,7 @@ from mptune.engines.jobs.layer_times import LayerTime
 from mptune.engines.jobs.measure import MeasureJob, MeasureResult, ReopenJob
 from mptune.engines.jobs.ort_profile import OrtProfileJob
 from mptune.engines.jobs.placement import PlacementJob
+from mptune.engines.jobs.scoring import Scoring
 from mptune.engines.ort.session import Provider
 from mptune.engines.timing.latency import LatencySource, Repetitions
 from mptune.engines.timing.session_timing import SessionTiming
@@ -158,6 +159,7 @@ class OnnxRuntimeToolchain(BaseToolchain):
             repetitions=repetitions,
             metric=self.settings.metric,
             dependent=self.workload.dependent_outputs,
+            scoring=Scoring.of(self.settings),
         )
 
     def _layer_times(self, plan: PrecisionPlan) -> tuple[LayerTime, ...] | Failure:

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from mptune.data.metrics.accuracy import OutputError
+from mptune.data.rollout import Rollout
 from mptune.engines.base import (
     ErrorSource,
     Failure,
@@ -48,15 +49,17 @@ T = TypeVar("T")
 class ReferenceModel:
     """The untouched model, run by ONNX Runtime in FP32: reference outputs and observed ranges."""
 
-    def __init__(self, workload: Workload, provider: Provider, call: Call) -> None:
+    def __init__(self, workload: Workload, provider: Provider, call: Call, rollout: Rollout | None = None) -> None:
         """Nothing runs before it is asked for.
 
         Args:
             workload: the model and the run's paths.
             provider: of ONNX Runtime.
             call: runs a job in the worker.
+            rollout: outputs that are fed back; None where there are none.
         """
         self._workload = workload
+        self._rollout = rollout
         self._provider = provider
         self._call = call
         self._ranges: Mapping[str, TensorRange] | None = None
@@ -66,7 +69,7 @@ class ReferenceModel:
         paths = self._workload.workspace
         dependent = frozenset(output.name for output in self._workload.dependent_outputs)
         files = paths.model_path, paths.samples(which), paths.reference(which)
-        report = self._call(ReferenceJob(*files, self._provider, dependent, unoptimised=which == "search"))
+        report = self._call(ReferenceJob(*files, self._provider, dependent, which == "search", self._rollout))
         if isinstance(report, Failure):
             return report
         return Locator(self._workload, self._provider, self._call).locate(report, which)
@@ -130,7 +133,7 @@ class BaseToolchain(ABC):
         function = settings.metric_function
         if function is not None:
             self._worker.on_question = lambda question: question.answer(settings.metric, function)
-        self._reference_model = ReferenceModel(workload, provider, self._call)
+        self._reference_model = ReferenceModel(workload, provider, self._call, settings.rollout)
         self._emulation: Emulation | None = None
         self._terms: LatencyTerms | None = None
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from mptune.engines.base import ErrorSource, Failure, Measurement, Profiling, SampleSet, Stage, Workspace
 from mptune.engines.jobs.layer_times import LayerTime
 from mptune.engines.jobs.measure import MeasureResult, ReopenJob
+from mptune.engines.jobs.scoring import Scoring
 from mptune.engines.ort.session import Provider
 from mptune.engines.tensorrt.builder import BuildOptions
 from mptune.engines.tensorrt.jobs import LibraryReport, MeasureEngineJob
@@ -135,6 +136,7 @@ class TensorRtToolchain(BaseToolchain):
             repetitions=repetitions,
             metric=self.settings.metric,
             dependent=self.workload.dependent_outputs,
+            scoring=Scoring.of(self.settings),
             kind=self._kind,
             nodes=self.workload.rewriter.node_precisions(plan),
             runtime_cache=self._runtime_cache,

@@ -156,7 +156,8 @@ def explain(
     grounds = Grounds.load(data_dir / EXPLAIN_JSON)
     if not grounds.groups:
         return Explanation()
-    known = Sensitivity.load(data_dir / SENSITIVITY_JSON, record.metric).errors
+    both = (Sensitivity.load(data_dir / SENSITIVITY_JSON, metric) for metric in (record.metric, "relative_l2"))
+    known: Mapping[str, float] = next((one.errors for one in both if one.errors), {})
     errors = {group: error for group, error in known.items() if not math.isnan(error)}
     reasons = _Reasons(grounds, errors, record)
     plans = {e.plan.fingerprint: e for e in (*points, *others, *([chosen] if chosen is not None else []))}

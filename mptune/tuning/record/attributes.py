@@ -17,7 +17,7 @@ from mptune.engines.timing.latency import Latency
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.tuning.evaluation import ORIGIN_SAMPLER, Evaluation, Origin
 from mptune.tuning.record.backends.packed import unpacked
-from mptune.tuning.sampler.trials import JSON_MARK, TIMING_ATTR
+from mptune.tuning.sampler.trials import JSON_MARK, LAW_ATTR, TIMING_ATTR
 
 EVALUATION = f"{JSON_MARK}evaluation"
 FAILURE = f"{JSON_MARK}failure"
@@ -96,6 +96,8 @@ def evaluation_attrs(evaluation: Evaluation, group_ms: Mapping[str, float] | Non
         attrs[FAULTS] = faults
     attrs["speedup"] = round(evaluation.speedup, 4)
     attrs["FP16 groups"] = len(evaluation.plan.fp16_groups)
+    if evaluation.has_own_value and evaluation.is_finite:
+        attrs[LAW_ATTR] = evaluation.error.value("relative_l2")
     attrs[EVALUATION] = evaluation.to_json()
     return attrs
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mptune.data.metrics.tasks import CALLABLE
+from mptune.data.metrics.trusted_scripts import undirected
 from mptune.errors import RunError
 from mptune.files import whole_file, writing
 from mptune.graph.writing.weights import BANK_FILES
@@ -63,7 +64,7 @@ def pack(run: RunDirectory, file: RunFile, out: Path, storage: str | None = None
 
 def metric_warning(metric: str) -> str:
     """What to bring to the device beside the packed run: a metric of the user's own; empty if there is none."""
-    script, _, function = metric.rpartition(":")
+    script, _, function = undirected(metric).rpartition(":")
     if metric.startswith(CALLABLE):
         return (
             f"the metric is the Python function {function}: mptune.confirm(run, metric={function}) needs it there, too"

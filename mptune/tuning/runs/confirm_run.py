@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mptune.data.labels import labels_beside
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.engines.base import SampleSet, Toolchain, Workspace
 from mptune.engines.environment import Environment
@@ -45,6 +46,7 @@ from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
 from mptune.tuning.runs.model_copy import load_copy
 from mptune.tuning.runs.result import front_of, read_record
 from mptune.tuning.runs.seals import refuse_damaged
+from mptune.tuning.sample_sets import recorded_rollout
 from mptune.tuning.space import SearchSpace, Seed
 from mptune.tuning.steps.limits import Limits
 from mptune.tuning.steps.prepare import describe_device
@@ -161,13 +163,14 @@ class ConfirmRun(MeasuringRun):
 
     def _settings(self, budget: int = 1) -> SearchSettings:
         settings = settings_of(self._search, self._wanted, self._engine, budget)
-        return replace(
+        settings = replace(
             settings,
             metric=self._metric,
             metric_function=self._metric_function,
             timeout_s=self._timeout_s,
             max_disk_bytes=self._max_disk_bytes,
         )
+        return recorded_rollout(settings, self._search, self.grouped.model)
 
     def _begin(self, section: TargetSection, environment: Environment) -> None:
         """Make or open the confirmation's own run directory; one of another device or search is moved aside."""
@@ -307,6 +310,7 @@ def settings_of(file: RunFile, target: str, engine: EngineChoice, budget: int = 
         target=target,
         engine=engine,
         metric=file.search.metric,
+        reported_metrics=file.search.reported_metrics,
         tf32=fixed.tf32,
         seed=fixed.seed,
         confirm_rounds=file.search.confirm_rounds,
@@ -340,6 +344,9 @@ def lent_samples(run: RunDirectory, directory: RunDirectory) -> Iterator[Workspa
     for which in _SAMPLE_SETS:
         lent.append((theirs.samples(which), workspace.samples(which)))
         lent.append((theirs.reference(which), workspace.reference(which)))
+        labels = labels_beside(theirs.samples(which))
+        if labels.exists():
+            lent.append((labels, labels_beside(workspace.samples(which))))
     absent = next((source for source, _ in lent if not source.exists()), None)
     if absent is not None:
         raise RunError(f"{absent} is missing: the run is not whole", "pack it where it was made: `mptune export RUN`")

@@ -18,6 +18,7 @@ from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation, Origi
 from mptune.tuning.explanation import Explanation
 from mptune.tuning.front import Front, choose, hypervolume, pareto, reference_error_of
 from mptune.tuning.fronts.content import OtherDevice
+from mptune.tuning.fronts.metric_limits import MetricLimit, check_metric_limits
 from mptune.tuning.reasons.advice import Outcome, findings
 from mptune.tuning.reasons.reasons import explain
 from mptune.tuning.record.record import StudyRecord
@@ -35,12 +36,14 @@ class Choice:
         max_latency_ms: the most exact that is at most this slow.
         max_memory_bytes: among those whose engine takes at most so much.
         plan: this one, by fingerprint; wins over limits. With nothing given, the knee.
+        limits: on the metrics' own values (``mptune.tuning.fronts.metric_limits``); with these alone, the fastest.
     """
 
     max_error: float | None = None
     max_latency_ms: float | None = None
     max_memory_bytes: int | None = None
     plan: str | None = None
+    limits: tuple[MetricLimit, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,8 @@ def front_of(run: RunDirectory, file: RunFile, record: StudyRecord) -> Front:
     )
     settings = SearchSettings(confirm_rounds=file.search.confirm_rounds, latency=file.fixed_settings.latency.settings())
     taken = file.choice
-    choice = Choice(taken.max_error, taken.max_latency_ms, taken.max_memory_bytes, taken.plan)
+    limits = check_metric_limits(taken.limits, (file.search.metric, *file.search.reported_metrics))
+    choice = Choice(taken.max_error, taken.max_latency_ms, taken.max_memory_bytes, taken.plan, limits)
     front = build_front(record, facts, choice, settings, every=file.confirms is not None)
     return replace(front, other_devices=other_devices(run))
 
@@ -248,10 +252,25 @@ def _of_origin(evaluations: Sequence[Evaluation], origin: Origin) -> Evaluation 
 def _choose(
     points: Sequence[Evaluation], known: Sequence[Evaluation], choice: Choice
 ) -> tuple[Evaluation | None, str, bool]:
-    if choice.plan is None:
-        points = _fitting(known, choice.max_memory_bytes) or points
-        return choose(points, choice.max_error, choice.max_latency_ms, choice.max_memory_bytes)
-    return find_plan(known, choice.plan), "picked by its id", True
+    if choice.plan is not None:
+        return find_plan(known, choice.plan), "picked by its id", True
+    points = _fitting(known, choice.max_memory_bytes) or points
+    bounds = choice.max_error, choice.max_latency_ms, choice.max_memory_bytes
+    if not choice.limits:
+        return choose(points, *bounds)
+
+    def meeting(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+        return [e for e in evaluations if e.is_finite and all(limit.is_met(e) for limit in choice.limits)]
+
+    wanted = " and ".join(limit.text for limit in choice.limits)
+    found = meeting(points) or meeting(known)
+    if not found:
+        nearest, _, _ = choose(points, *bounds)
+        return nearest, f"no plan has {wanted}; this one was chosen without that limit", False
+    if bounds == (None, None, None):
+        return min(found, key=lambda e: e.latency.median_ms), f"the fastest with {wanted}", True
+    point, reason, met = choose(found, *bounds)
+    return point, f"{reason}, and {wanted}", met
 
 
 def _fitting(known: Sequence[Evaluation], max_memory_bytes: int | None) -> tuple[Evaluation, ...]:

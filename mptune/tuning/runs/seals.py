@@ -20,7 +20,8 @@ SEALS_FILE = "seals.json"
 _SAMPLES = ("search.npz", "held_out.npz")
 _REFERENCES = ("search_reference.npz", "held_out_reference.npz")
 _ANSWERS = (KERNELS_JSON,)
-_EVERY = (*_SAMPLES, *_REFERENCES, *_ANSWERS)
+_LABELS = ("search_labels.npz", "held_out_labels.npz")
+_EVERY = (*_SAMPLES, *_REFERENCES, *_LABELS, *_ANSWERS)
 _FORMAT = 1
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import get_args
 
 from mptune.data.calibration import CalibrationSet, load_calibration
-from mptune.data.metrics.tasks import definition_of_metric, is_own
-from mptune.engines.base import Failure, SampleSet, Toolchain
+from mptune.data.metrics.tasks import definition_of_metric, is_own, law_metric
+from mptune.engines.base import Failure, Toolchain
 from mptune.engines.toolchains.choose import choose_target, open_toolchain
 from mptune.engines.workload import Workload
 from mptune.errors import RunError
@@ -41,6 +40,7 @@ from mptune.targets.mismatch import TARGET_CODE, not_measured
 from mptune.targets.out_of_reach import out_of_reach_findings
 from mptune.targets.quantised import quantised_findings
 from mptune.tuning.front import Front
+from mptune.tuning.fronts.metric_limits import check_metric_limits
 from mptune.tuning.listener import Listener
 from mptune.tuning.reasons.reasons import keep_grounds
 from mptune.tuning.record.storage import check_opens
@@ -50,10 +50,11 @@ from mptune.tuning.runs.crew import Crew, StartWorker
 from mptune.tuning.runs.hosts import check_study
 from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
 from mptune.tuning.runs.result import forget_run, front_of, has_evaluation
-from mptune.tuning.runs.seals import damaged, is_whole, seal
+from mptune.tuning.runs.seals import seal
+from mptune.tuning.sample_sets import labels_sha256, rollout_of, split_data
 from mptune.tuning.space import NamedSpace, SearchSpace, load_space, make_space
 from mptune.tuning.steps.attempts import in_fresh_processes
-from mptune.tuning.steps.baseline import check_reference, stop_at_errors, try_objective
+from mptune.tuning.steps.baseline import stop_at_errors, try_objective
 from mptune.tuning.steps.emulated import EMULATED_JSON, PlanEmulator
 from mptune.tuning.steps.guide import Guide
 from mptune.tuning.steps.kernels import KERNELS_JSON, MissingKernels, ask_for_kernels
@@ -65,7 +66,6 @@ from mptune.tuning.steps.prepare import (
     observe,
     observed_findings,
     samples_sha256,
-    save_samples,
 )
 from mptune.tuning.steps.remeasure import confirm, missing, points_to_confirm, rounds_needed
 from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, OneGroupErrors
@@ -128,6 +128,7 @@ class SearchRun(MeasuringRun):
             self._settings.data, self._model.inputs, self._settings.data_settings, self._settings.seed
         )
         self._check_data(data)
+        self._settings = rollout_of(self._settings, self._model, len(data.samples))
         self._workload = Workload(self.grouped, self.directory.workspace(self._model.path.resolve()))
         self._keep_for_workers(named)
         observations, data_warnings, data_findings = self._observations(data)
@@ -177,8 +178,10 @@ class SearchRun(MeasuringRun):
             space_sha256=named.sha256,
             granularity=self._granularity,
             groups_sha256=groups_sha256(self.grouped.groups),
+            labels_sha256=labels_sha256(settings.labels),
         )
         search = SearchSection.of(settings)
+        check_metric_limits(settings.limits, (settings.metric, *settings.reported_metrics))
         choice = ChoiceSection.of(settings)
         known = self.directory.load()
         refuse_other_runs(self.directory.path, known)
@@ -242,16 +245,16 @@ class SearchRun(MeasuringRun):
 
     def _observations(self, data: CalibrationSet) -> tuple[Observations, tuple[str, ...], tuple[Finding, ...]]:
         """What the model showed on the samples, with the warnings and the findings about the samples."""
-        settings = self._settings.data_settings
-        search, held_out = data.split(self._settings.seed, settings.held_out_fraction, settings.max_search_samples)
+        sets = split_data(data, self._settings)
+        search, held_out = sets.search, sets.held_out
         warnings = tuple(dict.fromkeys((*search.warnings, *held_out.warnings)))
         findings = tuple(dict.fromkeys((*search.findings, *held_out.findings)))
         known = Observations.load(self.directory.observed_json)
         if known is not None:
-            self._repair_data(search, held_out)
+            self._warn(*sets.repair(self._workload.workspace, self._open_toolchain, skip=self._settings.skip_checks))
             return known, warnings, (*findings, *observed_findings(known, self.grouped, search.indices))
         self._warn(*warnings, *(finding.message for finding in findings))
-        save_samples(self._workload.workspace, search, held_out)
+        sets.save(self._workload.workspace)
         indices: dict[SampleSet, tuple[int, ...]] = {"search": search.indices, "held_out": held_out.indices}
         seen = observe(self._open_toolchain(), self._listener, self._model, indices, skip=self._settings.skip_checks)
         # Before the observations: a run that has those and no answer was made before the question was asked.
@@ -261,22 +264,6 @@ class SearchRun(MeasuringRun):
         seal(self._workload.workspace.data_dir)
         observations.save(self.directory.observed_json)
         return observations, warnings, (*findings, *observed_findings(observations, self.grouped, search.indices))
-
-    def _repair_data(self, search: CalibrationSet, held_out: CalibrationSet) -> None:
-        """Write data anew that are gone or damaged: jobs would fail on them, plan after plan."""
-        workspace = self._workload.workspace
-        lost = damaged(workspace.data_dir)
-        if lost:
-            self._warn(f"{', '.join(lost)} in {workspace.data_dir} had been lost or damaged, and is written anew")
-            save_samples(workspace, search, held_out)
-            for which in get_args(SampleSet):
-                if workspace.reference(which).name in lost:
-                    workspace.reference(which).unlink(missing_ok=True)
-                    check_reference(self._open_toolchain().reference(which), skip=self._settings.skip_checks)
-            if KERNELS_JSON in lost:
-                ask_for_kernels(self._open_toolchain()).save(workspace.data_dir / KERNELS_JSON)
-        if lost or not is_whole(workspace.data_dir):
-            seal(workspace.data_dir)
 
     def _space(self, named: NamedSpace, observations: Observations) -> tuple[SearchSpace, tuple[Hazard, ...]]:
         roundings = self._workload.bank.roundings
@@ -350,6 +337,9 @@ class SearchRun(MeasuringRun):
         if not space.free or self._settings.budget <= len(space.seeds):
             return None
         toolchain, metric = self._open_toolchain(), self._settings.metric
+        law = law_metric(
+            metric, self._settings.metric_function, has_labels=self.file.fixed_settings.labels_sha256 is not None
+        )
         path = self._workload.workspace.data_dir / SENSITIVITY_JSON
         if is_own(metric) and self.record.baseline() is None:
             try_objective(toolchain, space, metric, definition_of_metric(metric, self._settings.metric_function))
@@ -357,11 +347,11 @@ class SearchRun(MeasuringRun):
         if isinstance(terms, Failure):
             self._warn(f"no latency can be predicted, so the search learns it from builds alone: {terms.message}")
         known = None if isinstance(terms, Failure) else terms
-        shared, gains_ms = SharedErrors(self.record, metric), None if known is None else known.gains_ms
-        errors = OneGroupErrors(space, toolchain, metric, path, self._listener, shared, gains_ms=gains_ms)
+        shared, gains_ms = SharedErrors(self.record, law), None if known is None else known.gains_ms
+        errors = OneGroupErrors(space, toolchain, law, path, self._listener, shared, gains_ms=gains_ms)
         if toolchain.error_source == "measured" and toolchain.emulation_holds:
             path = self._workload.workspace.data_dir / EMULATED_JSON
-            self._emulator = PlanEmulator(space, toolchain, metric, path, self._listener, limits=self._limits)
+            self._emulator = PlanEmulator(space, toolchain, law, path, self._listener, limits=self._limits)
         guide = Guide(self.record, space, toolchain, self._settings, self._listener, errors, known, self._emulator)
         keep_grounds(space, guide.prior, self._workload.workspace.data_dir)
         return guide

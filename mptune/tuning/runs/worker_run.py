@@ -28,6 +28,7 @@ from mptune.tuning.runs.measuring_run import OpenToolchain
 from mptune.tuning.runs.model_copy import load_either
 from mptune.tuning.runs.seals import is_sealed, refuse_damaged
 from mptune.tuning.runs.search_run import BUDGET_NOTE, SPACE_FILE, START_NOTE, SearchRun
+from mptune.tuning.sample_sets import recorded_rollout
 from mptune.tuning.space import NamedSpace, load_space
 from mptune.tuning.steps.limits import Limits
 from mptune.tuning.steps.prepare import Observations
@@ -110,6 +111,7 @@ class WorkerRun(SearchRun):
                 "use the same version of mptune for all workers",
             )
         self.grouped = GroupedModel(self._model, groups)
+        self._settings: SearchSettings = recorded_rollout(self._settings, recorded, self._model)
         self._workload = Workload(self.grouped, self.directory.workspace(self._model.path.resolve()))
         self._open_toolchain()
         here, found = self.file.target, self.file.environment

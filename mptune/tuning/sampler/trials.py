@@ -35,6 +35,10 @@ EMULATED_ATTR = f"{JSON_MARK}emulated plans"
 """Trial attribute: the plans that were emulated when it was asked for, in the order of the groups as in ``"0110"`` with
 1 for FP16, and their errors."""
 
+LAW_ATTR = f"{JSON_MARK}relative L2"
+"""Trial attribute: the relative L2 of a plan whose objective is a metric over the whole set: what the sampler models in
+its place, as plans that are non-dominated stay so under a monotone function of the error."""
+
 PLAN_ATTR = f"{JSON_MARK}plan"
 """Trial attribute: group -> precision of a whole plan that the search space does not hold, such as all-FP32."""
 
@@ -228,6 +232,7 @@ def _figures(trial: FrozenTrial) -> tuple[float, float, float, float]:
     sd_ms = float(timing.get("sd_ms", 0.0))
     if trial.state is TrialState.COMPLETE:
         latency_ms, error = trial.values
+        error = trial.user_attrs.get(LAW_ATTR, error)
         return float(latency_ms), sd_ms, float(error), 1.0
     if trial.state is TrialState.PRUNED:
         return float(timing.get("latency_ms", math.nan)), sd_ms, math.nan, 0.0

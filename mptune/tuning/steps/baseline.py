@@ -168,6 +168,8 @@ def try_objective(toolchain: Toolchain, space: SearchSpace, metric: str, definit
     errors = toolchain.emulate([fp32, fp32.replace({space.free[0]: Precision.FP16})])
     if isinstance(errors, Failure):
         return  # What emulates the groups one by one says so.
+    if not any(metric in statistics for statistics in errors[0].per_output.values()):
+        return  # A metric over the whole set is taken of whole evaluations, all-FP32 first.
     if all(not math.isfinite(error.value(metric)) for error in errors):
         check_objective(errors[0], metric, definition)
 

@@ -336,7 +336,7 @@ class Tuner:
             baseline_ms=None if baseline is None else baseline.latency.median_ms,
         )
         emulated = None if self._emulated is None else self._emulated(proposal.plan)
-        if emulated is None or baseline is None:
+        if emulated is None or baseline is None or evaluation.has_own_value:  # of those the relative L2 is emulated
             return evaluation
         return evaluation.with_emulated(emulated, baseline.error_value)
 

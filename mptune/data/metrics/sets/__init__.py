@@ -1,0 +1,1 @@
+"""Metrics over a whole set of samples, with labels."""

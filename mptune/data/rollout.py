@@ -1,0 +1,129 @@
+"""Rollouts: outputs that are fed back as inputs over recorded sequences, so that errors add up as they do in use.
+
+A sequence is ``steps`` consecutive samples. Its first step takes the recorded state, later ones what the model itself
+gave; all other inputs are the recorded ones. The outputs of a sequence are those of its last step, and those of the
+fed-back outputs after a quarter and half of it, as ``NAME after K steps``, so that every error shows how it grew.
+
+A rollout is sequential: one session per plan, and every step one run of it. One-group errors are taken over whole
+sequences, too: an error of one step says nothing of a state that stops moving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mptune.errors import SettingsError
+
+_HINT = "write --feedback OUTPUT:INPUT, once for each state, and --steps for the length of a sequence"
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Which outputs are fed back, and over how many steps.
+
+    Attributes:
+        pairs: output and input of each state.
+        steps: samples of one sequence.
+    """
+
+    pairs: tuple[tuple[str, str], ...]
+    steps: int
+
+    @classmethod
+    def parse(
+        cls, texts: Sequence[str], steps: int | None, inputs: Sequence[str], outputs: Sequence[str], samples: int
+    ) -> Rollout | None:
+        """Read ``--feedback`` and ``--steps``; None where nothing is fed back.
+
+        Args:
+            texts: ``OUTPUT:INPUT`` each; names may hold colons.
+            steps: of a sequence; None takes all samples.
+            inputs: of the model.
+            outputs: of the model.
+            samples: how many there are.
+
+        Raises:
+            SettingsError: no such output or input, an input is fed twice, or too few samples.
+        """
+        if not texts:
+            if steps is not None:
+                raise SettingsError(f"--steps {steps} without --feedback", _HINT)
+            return None
+        pairs = tuple(_pair(text, inputs, outputs) for text in texts)
+        fed = [name for _, name in pairs]
+        twice = next((name for name in fed if fed.count(name) > 1), None)
+        if twice is not None:
+            raise SettingsError(f"--feedback feeds input {twice!r} twice", "give each input once")
+        wanted = samples if steps is None else steps
+        if wanted < 2:
+            raise SettingsError(f"--steps is {wanted}", "give at least 2: one step feeds nothing back")
+        if wanted > samples:
+            raise SettingsError(f"--steps {wanted}: the data hold {samples} samples", f"give at most {samples}")
+        return cls(pairs, wanted)
+
+    @property
+    def checkpoints(self) -> tuple[int, ...]:
+        """After how many steps the fed-back outputs are kept, too, before the end."""
+        return tuple(sorted({k for k in (self.steps // 4, self.steps // 2) if 0 < k < self.steps}))
+
+
+def _pair(text: str, inputs: Sequence[str], outputs: Sequence[str]) -> tuple[str, str]:
+    splits = [(text[:k], text[k + 1 :]) for k, letter in enumerate(text) if letter == ":"]
+    for output, name in splits:
+        if output in outputs and name in inputs:
+            return output, name
+    if not splits:
+        raise SettingsError(f"--feedback {text} is not understood", _HINT)
+    output, name = splits[0]
+    if output not in outputs:
+        raise SettingsError(
+            f"--feedback {text}: no output {output!r}", f"the model has {', '.join(map(repr, outputs))}"
+        )
+    raise SettingsError(f"--feedback {text}: no input {name!r}", f"the model has {', '.join(map(repr, inputs))}")
+
+
+def outputs_of(
+    run: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]],
+    samples: Sequence[Mapping[str, np.ndarray]],
+    rollout: Rollout | None,
+) -> list[dict[str, np.ndarray]]:
+    """The outputs of every sample, or of every sequence of samples.
+
+    Args:
+        run: one run of the model.
+        samples: in their order; what is left of the last sequence is not run.
+        rollout: None runs each sample by itself.
+    """
+    if rollout is None:
+        return [dict(run(sample)) for sample in samples]
+    return [_end_of(run, sequence, rollout) for sequence in _sequences(samples, rollout.steps)]
+
+
+def _sequences(samples: Sequence[Mapping[str, np.ndarray]], steps: int) -> Iterator[Sequence[Mapping[str, np.ndarray]]]:
+    for start in range(0, len(samples) - steps + 1, steps):
+        yield samples[start : start + steps]
+
+
+def _end_of(
+    run: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]],
+    sequence: Sequence[Mapping[str, np.ndarray]],
+    rollout: Rollout,
+) -> dict[str, np.ndarray]:
+    state: dict[str, np.ndarray] = {}
+    kept: dict[str, np.ndarray] = {}
+    outputs: Mapping[str, np.ndarray] = {}
+    for step, sample in enumerate(sequence, start=1):
+        outputs = run({**sample, **state})
+        state = {name: _as_input(outputs[output], sample[name]) for output, name in rollout.pairs}
+        if step in rollout.checkpoints:
+            kept.update({f"{o} after {step} steps": np.array(outputs[o]) for o, _ in rollout.pairs})
+    return {**{name: np.array(array) for name, array in outputs.items()}, **kept}
+
+
+def _as_input(output: np.ndarray, recorded: np.ndarray) -> np.ndarray:
+    """The output as the input takes it: its type, and its shape where only axes of 1 differ."""
+    same = output.shape == recorded.shape or output.size != recorded.size
+    return np.ascontiguousarray(output if same else output.reshape(recorded.shape), dtype=recorded.dtype)

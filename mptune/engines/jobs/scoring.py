@@ -1,0 +1,144 @@
+"""What jobs compute beside the objective: reported metrics, metrics over the whole set of samples, and rollouts."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mptune.data.archive import read_outputs, read_samples, save_outputs
+from mptune.data.labels import labels_beside
+from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError, number_of
+from mptune.data.metrics.guarded import METRIC_TIMEOUT_S
+from mptune.data.metrics.sets.whole_set import SampleSetArrays, SetMetric, errors_of, set_values, takes_whole_set
+from mptune.data.metrics.tasks import CALLABLE, resolve_set_metric
+from mptune.data.rollout import Rollout
+from mptune.engines.worker.child import WorkerState
+from mptune.settings import SearchSettings
+
+Outputs = Mapping[str, np.ndarray]
+
+_NAMES = "outputs, references, inputs, labels"
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """See the module.
+
+    Attributes:
+        reported: metrics that are taken beside the objective.
+        rollout: outputs that are fed back; None where there are none.
+        callable_takes_set: a function of the calling program takes the whole set.
+        timeout_s: one call of a metric may take this many seconds.
+    """
+
+    reported: tuple[str, ...] = ()
+    rollout: Rollout | None = None
+    callable_takes_set: bool = False
+    timeout_s: float = METRIC_TIMEOUT_S
+
+    @classmethod
+    def of(cls, settings: SearchSettings) -> Scoring:
+        """That of a search."""
+        function = settings.metric_function
+        return cls(
+            settings.reported_metrics,
+            settings.rollout,
+            function is not None and takes_whole_set(function),
+            settings.worker.metric_timeout_s,
+        )
+
+
+@dataclass(frozen=True)
+class SetQuestion:
+    """Asks the parent process for the value of the caller's metric over a whole set.
+
+    Attributes:
+        folder: holds the outputs, references, inputs and labels, a file each.
+    """
+
+    folder: Path
+
+    def answer(self, metric: str, function: Any) -> float:
+        """Compute it; in the parent.
+
+        Raises:
+            DataError: the function raised, or returned no number.
+        """
+        parts = (read_outputs(self.folder / f"{k}.npz") for k in range(4))
+        return number_of(metric, function, SampleSetArrays(*parts).arguments(), "", _NAMES)
+
+
+def set_errors(
+    state: WorkerState, metrics: Sequence[str], scoring: Scoring, outputs: Sequence[Outputs], reference: Path
+) -> OutputError | None:
+    """The errors of all metrics over the whole set, under ``"*"``; None where no metric is one.
+
+    Args:
+        state: caches what is read, and the metrics of the reference.
+        metrics: the objective and the reported ones.
+        scoring: how they are taken.
+        outputs: of all samples of the set.
+        reference: file of its reference outputs; samples and labels lie beside it.
+
+    Raises:
+        DataError: a metric failed.
+    """
+    samples = reference.with_name(reference.name.replace("_reference", ""))
+    labels = labels_beside(samples)
+    has_labels = labels.is_file()
+    found: dict[str, tuple[float, ...]] = {}
+    for spec in metrics:
+        function = partial(_ask, state) if scoring.callable_takes_set and spec.startswith(CALLABLE) else None
+        make = partial(resolve_set_metric, spec, function, has_labels=has_labels)
+        metric: SetMetric | None = state.cached(f"set metric {spec}", (spec, has_labels), make)
+        if metric is None:
+            continue
+        data = SampleSetArrays(
+            outputs,
+            state.cached(f"reference {reference}", file_identity(reference), partial(read_outputs, reference)),
+            _inputs(state, samples, scoring.rollout),
+            state.cached(f"labels {labels}", file_identity(labels), partial(read_samples, labels))
+            if has_labels
+            else [{} for _ in outputs],
+        )
+        call = partial(_value, metric)
+        wanted: Sequence[float] = ()
+        if metric.larger_is_better:
+            key = (*file_identity(reference), spec)
+            make_values = partial(set_values, metric, data.of_reference(), call)
+            wanted = state.cached(f"{spec} of {reference}", key, make_values)
+        found.update(errors_of(metric, data, call, wanted))
+    return OutputError({ALL_OUTPUTS: found}) if found else None
+
+
+def _inputs(state: WorkerState, path: Path, rollout: Rollout | None) -> Sequence[Outputs]:
+    """The feed of every sample; of a sequence that of its last step."""
+    samples: Sequence[Outputs] = state.cached(f"samples {path}", file_identity(path), partial(read_samples, path))
+    if rollout is None:
+        return samples
+    return [samples[end - 1] for end in range(rollout.steps, len(samples) + 1, rollout.steps)]
+
+
+def _value(metric: SetMetric, data: SampleSetArrays) -> float:
+    if isinstance(metric.function, partial):  # the caller's: it goes to the parent as it is
+        return float(metric.function(data))
+    return number_of(metric.spec, metric.function, data.arguments(), "", _NAMES)
+
+
+def _ask(state: WorkerState, data: SampleSetArrays) -> float:
+    with tempfile.TemporaryDirectory(prefix="mptune-metric-") as folder:
+        for k, part in enumerate((data.outputs, data.references, data.inputs, data.labels)):
+            save_outputs(Path(folder) / f"{k}.npz", part)
+        return float(state.ask(SetQuestion(Path(folder))))
+
+
+def file_identity(path: Path) -> tuple[str, int, int]:
+    """A key that changes when the file is written again."""
+    facts = path.stat()
+    return str(path), facts.st_mtime_ns, facts.st_size

@@ -1,0 +1,133 @@
+"""Search and held-out samples with their labels; whole sequences of them where outputs are fed back."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+
+from mptune.data.calibration import CalibrationSet
+from mptune.data.labels import load_labels, save_labels
+from mptune.data.rollout import Rollout
+from mptune.engines.base import SampleSet, Toolchain, Workspace
+from mptune.errors import SettingsError
+from mptune.graph.loading.model import Model
+from mptune.run_json import RunFile
+from mptune.settings import SearchSettings
+from mptune.tuning.runs.seals import damaged, is_whole, seal
+from mptune.tuning.steps.baseline import check_reference
+from mptune.tuning.steps.kernels import KERNELS_JSON, ask_for_kernels
+from mptune.tuning.steps.prepare import save_samples
+
+Labels = Sequence[dict[str, np.ndarray]]
+
+
+@dataclass(frozen=True)
+class SampleSets:
+    """What a search works on.
+
+    Attributes:
+        search: samples that plans are evaluated on.
+        held_out: samples that only the front meets.
+        labels: of both; empty where there are none.
+    """
+
+    search: CalibrationSet
+    held_out: CalibrationSet
+    labels: tuple[Labels, Labels] = ((), ())
+
+    def save(self, workspace: Workspace) -> None:
+        """Write samples and labels where jobs find them.
+
+        Raises:
+            RunError: the disk is full, or the directory cannot be written.
+        """
+        save_samples(workspace, self.search, self.held_out)
+        save_labels(workspace.samples("search"), self.labels[0])
+        save_labels(workspace.samples("held_out"), self.labels[1])
+
+    def repair(
+        self, workspace: Workspace, open_toolchain: Callable[[], Toolchain], *, skip: bool
+    ) -> tuple[str, ...]:
+        """Write data anew that are gone or damaged: jobs would fail on them, plan after plan.
+
+        Returns:
+            What was written anew, one line; nothing where all is whole.
+
+        Raises:
+            RunError: the disk is full, or the directory cannot be written.
+            BaselineError: the model does not run in FP32, or a finding is an error and ``skip`` is not set.
+        """
+        lost = damaged(workspace.data_dir)
+        if lost:
+            self.save(workspace)
+            for which in get_args(SampleSet):
+                if workspace.reference(which).name in lost:
+                    workspace.reference(which).unlink(missing_ok=True)
+                    check_reference(open_toolchain().reference(which), skip=skip)
+            if KERNELS_JSON in lost:
+                ask_for_kernels(open_toolchain()).save(workspace.data_dir / KERNELS_JSON)
+        if lost or not is_whole(workspace.data_dir):
+            seal(workspace.data_dir)
+        if not lost:
+            return ()
+        return (f"{', '.join(lost)} in {workspace.data_dir} had been lost or damaged, and was written anew",)
+
+
+def split_data(data: CalibrationSet, settings: SearchSettings) -> SampleSets:
+    """Split the samples by seed (``CalibrationSet.split``); of a rollout whole sequences, and no label.
+
+    Raises:
+        DataError: the labels do not fit the samples.
+        SettingsError: labels with a rollout.
+    """
+    options = settings.seed, settings.data_settings.held_out_fraction, settings.data_settings.max_search_samples
+    if settings.rollout is not None:
+        if settings.labels is not None:
+            raise SettingsError("--labels cannot be given with --feedback", "leave one of them away")
+        steps = settings.rollout.steps
+        starts: list[Mapping[str, np.ndarray]] = [{"": np.array(k)} for k in range(len(data.samples) // steps)]
+        search, held_out = replace(data, samples=tuple(starts)).split(*options)
+        return SampleSets(_steps_of(data, search, steps), _steps_of(data, held_out, steps))
+    search, held_out = data.split(*options)
+    if settings.labels is None:
+        return SampleSets(search, held_out)
+    labels = load_labels(settings.labels, len(data.samples))
+    of_search, of_held_out = ([labels[k] for k in part.indices or range(len(labels))] for part in (search, held_out))
+    return SampleSets(search, held_out, (of_search, of_held_out))
+
+
+def _steps_of(data: CalibrationSet, sequences: CalibrationSet, steps: int) -> CalibrationSet:
+    firsts = [int(one[""]) * steps for one in sequences.samples]
+    indices = tuple(first + k for first in firsts for k in range(steps))
+    return replace(sequences, samples=tuple(data.samples[k] for k in indices), indices=indices)
+
+
+def rollout_of(settings: SearchSettings, model: Model, samples: int) -> SearchSettings:
+    """The settings with ``rollout`` as the model and the data have it.
+
+    Raises:
+        SettingsError: the model has no such input or output, or there are too few samples.
+    """
+    inputs = [tensor.name for tensor in model.inputs]
+    outputs = [tensor.name for tensor in model.outputs]
+    rollout = Rollout.parse(settings.feedback, settings.steps, inputs, outputs, samples)
+    return replace(settings, rollout=rollout)
+
+
+def recorded_rollout(settings: SearchSettings, file: RunFile, model: Model) -> SearchSettings:
+    """The settings of a run that another process began, with its metrics and what it feeds back."""
+    fixed = file.fixed_settings
+    again = replace(settings, feedback=fixed.feedback, steps=fixed.steps)
+    return rollout_of(again, model, 0 if file.data is None else file.data.samples)
+
+
+def labels_sha256(path: Path | None) -> str | None:
+    """A hash of the file of labels; None where there is none, or it cannot be read (which is said later)."""
+    if path is None or not path.is_file():
+        return None
+    return hashlib.sha256(path.read_bytes()).hexdigest()
