@@ -56,7 +56,9 @@ def note_key(key: str, value: Any) -> str:
 
 def read_notes(attrs: Mapping[str, Any]) -> dict[str, Any]:
     """The notes of a study by their keys, whichever way they were kept."""
-    return {key.removeprefix(JSON_MARK): value for key, value in attrs.items()}
+    plain = {key: value for key, value in attrs.items() if not key.startswith(JSON_MARK)}
+    # Before, a note that was JSON was taken back by writing None beside it.
+    return {**plain, **{key.removeprefix(JSON_MARK): v for key, v in attrs.items() if key.startswith(JSON_MARK)}}
 
 
 def origin_of(attrs: Mapping[str, Any]) -> Origin:

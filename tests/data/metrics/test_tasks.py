@@ -139,7 +139,7 @@ class TestEndpointError:
 
     def test_no_flow(self) -> None:
         with pytest.raises(DataError, match=r"no output of shape \(N, 2, H, W\)") as caught:
-            endpoint_error({}, {"y": np.ones((1, 3, 2, 2), np.float32)})
+            endpoint_error({}, {"y": np.ones((1, 3, 4, 4), np.float32)})
         assert caught.value.hint
 
     def test_another_shape(self) -> None:

@@ -40,7 +40,9 @@ def endpoint_error_of_set(
     def fits(array: np.ndarray) -> bool:
         return flow_axis(array) is not None
 
-    for name, output, target, _ in pairs("endpoint_error", outputs, references, labels, fits, "shape [N, 2, H, W]"):
+    for name, output, target, _ in pairs(
+        "endpoint_error", outputs, references, labels, fits, "shape [N, 2, H, W]", is_dense=True
+    ):
         got = np.moveaxis(output, flow_axis(output) or 1, 1).astype(np.float64)
         axis = flow_axis(target.astype(np.float64))
         wanted = target if axis is None else np.moveaxis(target, axis, 1)
@@ -63,7 +65,9 @@ def cosine_similarity(
         DataError: no output is a floating one with rows, or the labels have another shape.
     """
     means = []
-    for name, output, target, _ in pairs("cosine", outputs, references, labels, _is_rows, "embeddings [N, ..., D]"):
+    for name, output, target, _ in pairs(
+        "cosine", outputs, references, labels, _is_rows, "embeddings [N, ..., D]", is_dense=True
+    ):
         same_shape("cosine", name, output, target)
         a, b = output.astype(np.float64), target.astype(np.float64)
         norms = np.linalg.norm(a, axis=-1), np.linalg.norm(b, axis=-1)
@@ -104,7 +108,9 @@ def psnr(
         DataError: no output is an image, or the labels have another shape.
     """
     means = []
-    for name, output, target, _ in pairs("psnr", outputs, references, labels, _is_image, "images [N, C, H, W]"):
+    for name, output, target, _ in pairs(
+        "psnr", outputs, references, labels, _is_image, "images [N, C, H, W]", is_dense=True
+    ):
         same_shape("psnr", name, output, target)
         difference = output.astype(np.float64) - target
         noise = (difference**2).reshape(len(output), -1).mean(axis=1) / _peaks(target) ** 2
@@ -125,7 +131,9 @@ def ssim(
         DataError: no output is an image, or the labels have another shape.
     """
     means = []
-    for name, output, target, _ in pairs("ssim", outputs, references, labels, _is_image, "images [N, C, H, W]"):
+    for name, output, target, _ in pairs(
+        "ssim", outputs, references, labels, _is_image, "images [N, C, H, W]", is_dense=True
+    ):
         same_shape("ssim", name, output, target)
         last = target.shape[1] > 4 >= target.shape[3]
         sigma = (0.0, _SIGMA, _SIGMA, 0.0) if last else (0.0, 0.0, _SIGMA, _SIGMA)

@@ -17,6 +17,8 @@ def pairs(
     labels: Mapping[str, Any],
     fits: Callable[[np.ndarray], bool],
     wanted: str,
+    *,
+    is_dense: bool = False,
 ) -> list[tuple[str, np.ndarray, np.ndarray, bool]]:
     """The outputs that a metric judges: name, output, target, and whether the target is a label.
 
@@ -30,6 +32,8 @@ def pairs(
         labels: likewise; empty where there are none.
         fits: whether an output is of the metric's kind, by its reference.
         wanted: the kind in words.
+        is_dense: a label is as large as its output: one without its name that is not belongs to another metric, and the
+            reference is the target.
 
     Raises:
         DataError: no output is of this kind, a label belongs to none, or the shapes vary between samples.
@@ -40,6 +44,9 @@ def pairs(
             f"{metric} found no output of {wanted}, of one shape for all samples",
             "use relative_l2, or your own script.py:function",
         )
+    if is_dense and not any(name in labels for name in fitting):
+        sizes = {np.size(references[name]) for name in fitting}
+        labels = {name: label for name, label in labels.items() if np.size(label) in sizes}
     if labels:
         named = [(name, name) for name in fitting if name in labels]
         if not named and len(labels) == 1 and len(fitting) == 1:

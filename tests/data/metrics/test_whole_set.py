@@ -1,0 +1,216 @@
+"""Task metrics over a whole set: built-in ones against values worked out by hand, and what surrounds them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError, number_of
+from mptune.data.metrics.guarded import metric_limit
+from mptune.data.metrics.paired import error_interval
+from mptune.data.metrics.sets.boxes import intersection_over_union, mean_average_precision
+from mptune.data.metrics.sets.classes import mean_iou, top1_accuracy, top5_accuracy
+from mptune.data.metrics.sets.fields import cosine_similarity, endpoint_error_of_set, psnr, ssim
+from mptune.data.metrics.sets.whole_set import (
+    BUILT_IN_SETS,
+    SampleSetArrays,
+    errors_of,
+    own_value,
+    set_values,
+    together,
+)
+from mptune.data.metrics.tasks import is_own, law_metric, resolve_metric, resolve_set_metric
+from mptune.data.metrics.trusted_scripts import script_of
+from mptune.errors import DataError
+
+
+def scores(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((6, 7), 1), ((6, 7, 5), 1), ((6, 5, 7), 2), ((6, 7, 4, 5), 1), ((6, 4, 5, 7), 3)]
+)
+def test_accuracy_on_any_axis(shape: tuple[int, ...], axis: int) -> None:
+    output = scores(shape)
+    labels = output.argmax(axis=axis)
+    assert top1_accuracy({"y": output}, {"y": output}, {}, {"label": labels}) == 1.0
+    wrong = labels.copy().reshape(-1)
+    wrong[: len(wrong) // 2] = (wrong[: len(wrong) // 2] + 1) % 7
+    share = 1 - (len(wrong) // 2) / len(wrong)
+    assert top1_accuracy({"y": output}, {"y": output}, {}, {"label": wrong.reshape(labels.shape)}) == pytest.approx(
+        share
+    )
+    order = np.argsort(-output, axis=axis)
+    fifth, sixth = np.take(order, 4, axis=axis), np.take(order, 5, axis=axis)
+    assert top5_accuracy({"y": output}, {"y": output}, {}, {"label": fifth}) == 1.0
+    assert top5_accuracy({"y": output}, {"y": output}, {}, {"label": sixth}) == 0.0
+
+
+def test_without_labels_the_references_classes_count_and_nan_is_a_miss() -> None:
+    reference, output = scores((4, 3)), scores((4, 3)).copy()
+    output[0, 1] = np.nan
+    assert top1_accuracy({"y": output}, {"y": reference}, {}, {}) == 0.75
+
+
+def test_labels_that_fit_nothing_are_refused_by_shape() -> None:
+    with pytest.raises(DataError, match=r"labels of shape \(4, 2\) do not fit output 'y'"):
+        top1_accuracy({"y": scores((4, 3))}, {"y": scores((4, 3))}, {}, {"label": np.zeros((4, 2), int)})
+    with pytest.raises(DataError, match="label 3 of 'y' is no class of 3"):
+        top1_accuracy({"y": scores((4, 3))}, {"y": scores((4, 3))}, {}, {"label": np.full(4, 3)})
+
+
+def test_mean_iou_by_hand() -> None:
+    wanted = np.array([[[0, 0], [1, 1]]])
+    got = np.array([[[0, 1], [1, 1]]])
+    assert mean_iou({"y": got}, {"y": wanted}, {}, {"y": wanted}) == pytest.approx((1 / 2 + 2 / 3) / 2)
+    logits = np.moveaxis(np.eye(3, dtype=np.float32)[got], -1, 1)
+    ignored = np.array([[[0, 255], [1, -1]]])
+    assert mean_iou({"y": logits}, {"y": logits}, {}, {"y": ignored}) == 1.0
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_end_point_error_in_both_layouts(layout: str) -> None:
+    flow = np.zeros((2, 2, 5, 6), np.float32)
+    moved = flow + np.array([3.0, 4.0], np.float32)[None, :, None, None]
+    if layout == "NHWC":
+        flow, moved = np.moveaxis(flow, 1, -1), np.moveaxis(moved, 1, -1)
+    assert endpoint_error_of_set({"f": moved}, {"f": flow}, {}, {}) == pytest.approx(5.0)
+    assert endpoint_error_of_set({"f": moved}, {"f": flow}, {}, {"gt": moved}) == 0.0
+
+
+def test_cosine_psnr_and_ssim() -> None:
+    a = scores((5, 16))
+    assert cosine_similarity({"e": 2 * a}, {"e": a}, {}, {}) == pytest.approx(1.0)
+    assert cosine_similarity({"e": -a}, {"e": a}, {}, {}) == pytest.approx(-1.0)
+    image = np.random.default_rng(1).uniform(size=(2, 3, 24, 24)).astype(np.float32)
+    assert psnr({"i": image + 0.1}, {"i": image}, {}, {}) == pytest.approx(20.0, abs=1e-3)
+    assert psnr({"i": image}, {"i": image}, {}, {}) == 120.0
+    assert ssim({"i": image}, {"i": image}, {}, {}) == pytest.approx(1.0)
+    flat = np.full_like(image, 0.5)
+    # Equation 13 of Wang et al. with variances and covariance zero.
+    assert ssim({"i": flat + 0.2}, {"i": flat}, {}, {}) == pytest.approx(
+        (2 * 0.7 * 0.5 + 1e-4) / (0.74 + 1e-4), abs=1e-5
+    )
+    nhwc = np.moveaxis(image, 1, -1)
+    noisy = image + 0.05 * scores(image.shape)
+    assert ssim({"i": np.moveaxis(noisy, 1, -1)}, {"i": nhwc}, {}, {}) == pytest.approx(
+        ssim({"i": noisy}, {"i": image}, {}, {})
+    )
+
+
+BOXES = np.array([[[0, 0, 10, 10], [20, 20, 40, 40]], [[5, 5, 15, 25], [0, 0, 1, 1]]], np.float32)
+TRUTH = {"boxes": BOXES, "classes": np.array([[0, 1], [1, -1]])}
+
+
+def detections(shift: float = 0.0) -> dict[str, np.ndarray]:
+    return {
+        "boxes": BOXES + np.float32(shift),
+        "scores": np.array([[0.9, 0.8], [0.7, 0.1]], np.float32),
+        "classes": np.array([[0, 1], [1, 0]], np.float32),
+    }
+
+
+def test_average_precision_by_hand() -> None:
+    found = detections()
+    assert intersection_over_union(BOXES[0], BOXES[0])[0].tolist() == [1.0, 0.0]
+    # The false detection of class 0 comes after the hit, so it costs nothing at any recall.
+    assert mean_average_precision(found, found, {}, TRUTH) == pytest.approx(1.0)
+    first = {**found, "scores": np.array([[0.1, 0.8], [0.7, 0.9]], np.float32)}
+    assert mean_average_precision(first, found, {}, TRUTH) == pytest.approx((0.5 + 1.0) / 2)
+    # Shifted by 1 of 10 pixels: IoU 81/119, above four thresholds; 361/439 above seven; 171/229 above five.
+    expected = (4 / 10 + np.mean([1.0] * 5 + [51 / 101] * 2 + [0.0] * 3)) / 2
+    assert mean_average_precision(detections(1.0), found, {}, TRUTH) == pytest.approx(expected)
+    whole = np.concatenate([found["boxes"], found["scores"][..., None], found["classes"][..., None]], axis=-1)
+    assert mean_average_precision({"output0": whole}, {"output0": whole}, {}, TRUTH) == pytest.approx(1.0)
+    by_class = {"boxes": BOXES, "scores": np.eye(2, dtype=np.float32)[np.array([[0, 1], [1, 1]])] * 0.9}
+    assert mean_average_precision(by_class, by_class, {}, {}) == pytest.approx(1.0)
+
+
+def test_images_may_have_other_numbers_of_boxes() -> None:
+    lists = {name: [array[0], array[1][:1]] for name, array in detections().items()}
+    assert mean_average_precision(lists, lists, {}, TRUTH) == pytest.approx(1.0)
+    with pytest.raises(DataError, match="no boxes with scores"):
+        mean_average_precision({"y": scores((2, 3))}, {"y": scores((2, 3))}, {}, TRUTH)
+
+
+def arrays_of(rows: int) -> SampleSetArrays:
+    reference = [{"y": scores((1, 4), k)} for k in range(rows)]
+    outputs = [{"y": sample["y"] + 0.7 * scores((1, 4), 100 + k)} for k, sample in enumerate(reference)]
+    labels = [{"label": sample["y"].argmax(axis=1)} for sample in reference]
+    return SampleSetArrays(outputs, reference, reference, labels)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 12, 29])
+def test_pseudo_values_have_the_metric_as_their_mean_and_its_standard_error(rows: int) -> None:
+    metric, data = BUILT_IN_SETS["top1_accuracy"], arrays_of(rows)
+
+    def call(part: SampleSetArrays) -> float:
+        return metric.function(*part.arguments())
+
+    values = set_values(metric, data, call)
+    assert len(values) == rows
+    assert np.mean(values) == pytest.approx(call(data))
+    found = errors_of(metric, data, call, set_values(metric, data.of_reference(), call))
+    error = OutputError({ALL_OUTPUTS: found})
+    assert error.value("top1_accuracy") == pytest.approx(1.0 - call(data))
+    assert error.value(own_value("top1_accuracy")) == pytest.approx(call(data))
+    if rows == 29:
+        interval = error_interval(error, "top1_accuracy")
+        assert interval is not None
+        share = 1.0 - call(data)
+        assert 0.4 < (interval[1] - interval[0]) / (4 * math.sqrt(share * (1 - share) / rows)) < 2.5
+
+
+def test_one_value_for_all_samples_has_no_interval() -> None:
+    assert error_interval(OutputError({ALL_OUTPUTS: {"m.py:f": (0.3,) * 8}}), "m.py:f") is None
+
+
+def test_samples_become_one_array_or_a_list() -> None:
+    assert together([{"a": np.zeros((1, 3))}, {"a": np.ones((2, 3))}])["a"].shape == (3, 3)
+    assert isinstance(together([{"a": np.zeros((1, 3))}, {"a": np.ones((1, 4))}])["a"], list)
+
+
+def test_names_resolve(tmp_path) -> None:
+    script = tmp_path / "m.py"
+    script.write_text(
+        "def whole(outputs, references, inputs, labels):\n    return 0.5\n\n\n"
+        "def each(outputs, reference):\n    return 2.0\n"
+    )
+    for name in BUILT_IN_SETS:
+        assert resolve_metric(name)[0] == name
+        assert not is_own(name)
+        metric = resolve_set_metric(name, has_labels=True)
+        assert metric is not None
+        assert metric.larger_is_better == (name != "endpoint_error")
+    assert resolve_set_metric("endpoint_error") is None, "of single samples without labels"
+    whole = resolve_set_metric(f"{script}:whole:max")
+    assert whole is not None
+    assert whole.larger_is_better
+    assert resolve_set_metric(f"{script}:each:max") is None
+    _, extra = resolve_metric(f"{script}:each:max")
+    assert extra[f"{script}:each:max"]({}, {}) == 0.0
+    assert extra[own_value(f"{script}:each:max")]({}, {}) == 2.0
+    assert script_of(f"{script}:whole:max") == script, "it is trusted and refused as the script that it is"
+    assert script_of("a.py:max") is not None
+    assert law_metric("map") == law_metric(f"{script}:whole") == "relative_l2"
+    assert law_metric(f"{script}:each") == f"{script}:each"
+
+
+def test_a_metric_that_takes_for_ever_or_leaves_is_one_error(tmp_path) -> None:
+    script = tmp_path / "m.py"
+    script.write_text(
+        "import os, time\n\n\ndef sleeps(*arguments):\n    try:\n        time.sleep(30)\n"
+        "    except Exception:\n        pass\n"
+        "\n\ndef spins(*arguments):\n    while True:\n        pass\n\n\ndef leaves(*arguments):\n    os._exit(0)\n"
+    )
+    from mptune.data.metrics.tasks import load_metric
+
+    for name, words in (("sleeps", "it ran longer than 0.2 s"), ("spins", "it ran longer"), ("leaves", "SystemExit")):
+        with metric_limit(0.2), pytest.raises(DataError) as caught:
+            number_of("m", load_metric(f"{script}:{name}"), ({}, {}), "", "outputs, reference")
+        assert words in caught.value.message
+        assert f"{script}:" in caught.value.message
+        assert "\n" not in caught.value.message
