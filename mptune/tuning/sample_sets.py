@@ -75,7 +75,7 @@ class SampleSets:
             seal(workspace.data_dir)
         if not lost:
             return ()
-        return (f"{', '.join(lost)} in {workspace.data_dir} had been lost or damaged, and was written anew",)
+        return (f"{', '.join(lost)} in {workspace.data_dir} had been lost or damaged, and is written anew",)
 
 
 def split_data(data: CalibrationSet, settings: SearchSettings) -> SampleSets:

@@ -1,0 +1,52 @@
+"""Outputs that are fed back as inputs over sequences of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from mptune.data.rollout import Rollout, outputs_of
+from mptune.errors import SettingsError
+
+NAMES = {"inputs": ["x", "state:0"], "outputs": ["y", "next:0"], "samples": 10}
+
+
+def counted(feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {"next": feed["state"].astype(np.float64) + feed["x"], "y": feed["state"] * 2}
+
+
+def test_each_sequence_starts_at_its_recorded_state_and_goes_on_by_itself() -> None:
+    samples = [{"x": np.float32([1]), "state": np.float32([100 * k])} for k in range(11)]
+    found = outputs_of(counted, samples, Rollout((("next", "state"),), 5))
+    assert [one["next"].tolist() for one in found] == [[5.0], [505.0]], "the eleventh sample begins no whole sequence"
+    assert found[0]["next after 1 steps"].tolist() == [1.0]
+    assert found[1]["next after 2 steps"].tolist() == [502.0]
+    assert found[1]["y"].tolist() == [1008.0]
+    assert len(outputs_of(counted, samples, None)) == 11
+
+
+def test_names_may_hold_colons_and_no_steps_mean_all_samples() -> None:
+    assert Rollout.parse(["next:0:state:0"], None, **NAMES) == Rollout((("next:0", "state:0"),), 10)
+    assert Rollout.parse([], None, **NAMES) is None
+
+
+@pytest.mark.parametrize(
+    ("texts", "steps", "words"),
+    [
+        (["next:0"], 5, "no output 'next'"),
+        (["y"], 5, "--feedback y is not understood"),
+        (["y:z"], 5, "no input 'z'"),
+        (["z:x"], 5, "no output 'z'"),
+        (["y:x", "next:0:x"], 5, "feeds input 'x' twice"),
+        (["y:x"], 1, "--steps is 1"),
+        (["y:x"], 11, "the data hold 10 samples"),
+        ([], 4, "--steps 4 without --feedback"),
+    ],
+)
+def test_what_cannot_be_fed_back_is_said(texts: list[str], steps: int, words: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        Rollout.parse(texts, steps, **NAMES)
+    assert words in caught.value.message
+    assert caught.value.hint
