@@ -235,6 +235,11 @@ def _facts(feeds: Sequence[Feed], values: Sequence[np.ndarray], *, is_selected: 
 
 
 def _is_constant(feeds: Sequence[Feed], values: Sequence[np.ndarray]) -> bool:
-    """Whether an output is the same on all samples although these are not: one that differs is enough to tell."""
+    """Whether an output is the same on all samples although these are not: one that differs is enough to tell.
+
+    False in a rollout, whose outputs are those of sequences: a single sequence would always be the same.
+    """
+    if len(values) != len(feeds):
+        return False
     same = all(np.array_equal(array, values[0]) for array in values[1:])
     return same and first_other(feeds) is not None
