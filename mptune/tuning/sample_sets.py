@@ -50,9 +50,7 @@ class SampleSets:
         save_labels(workspace.samples("search"), self.labels[0])
         save_labels(workspace.samples("held_out"), self.labels[1])
 
-    def repair(
-        self, workspace: Workspace, open_toolchain: Callable[[], Toolchain], *, skip: bool
-    ) -> tuple[str, ...]:
+    def repair(self, workspace: Workspace, open_toolchain: Callable[[], Toolchain], *, skip: bool) -> tuple[str, ...]:
         """Write data anew that are gone or damaged: jobs would fail on them, plan after plan.
 
         Returns:

@@ -228,7 +228,8 @@ def _facts(feeds: Sequence[Feed], values: Sequence[np.ndarray], *, is_selected: 
         "absmax": max((float(array.max(initial=0.0)) for array in finite), default=0.0),
     }
     if facts["non_finite"]:
-        facts["bad_sample"] = float(next(k for k, array in enumerate(values) if not np.isfinite(array).all()))
+        bad = next(k for k, array in enumerate(values) if not np.isfinite(array).all())
+        facts["bad_sample"] = float(bad * (len(feeds) // len(values)))  # in a rollout, where the sequence begins
     elif count and not is_selected and values[0].dtype.kind == "f" and _is_constant(feeds, values):
         facts["constant"] = 1.0
     return facts

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from mptune.data.calibration import CalibrationSet, load_calibration
 from mptune.data.metrics.tasks import definition_of_metric, is_own, law_metric
-from mptune.engines.base import Failure, Toolchain
+from mptune.engines.base import Failure, SampleSet, Toolchain
 from mptune.engines.toolchains.choose import choose_target, open_toolchain
 from mptune.engines.workload import Workload
 from mptune.errors import RunError
