@@ -26,6 +26,7 @@ from mptune.commands.common import (
     print_json,
     resume_command,
 )
+from mptune.commands.metric_options import FeedbackOption, LabelsOption, LimitOption, MetricOption, StepsOption
 from mptune.errors import BaselineError, SettingsError
 from mptune.settings import DataSettings, SearchSettings, ShapeRange, TensorRtSettings, check_limits
 
@@ -133,29 +134,6 @@ SpaceOption = Annotated[
     str, typer.Option(metavar="NAME|FILE", help="Which groups may be FP16; `mptune spaces` lists the names.")
 ]
 EngineOption = Annotated[Engine, typer.Option(help="Toolchain that builds and runs the candidates.")]
-MetricOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME|script.py:function[:max]",
-        help="relative_l2 (default), max_abs, map, top1_accuracy, ... or a function of your own. The first is"
-        " optimised, further ones are reported.",
-    ),
-]
-LabelsOption = Annotated[
-    Path | None,
-    typer.Option(metavar="PATH", help="Labels for metrics over all samples: .npz, rows in the order of the data."),
-]
-LimitOption = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME>=X", help="Limit on a metric's own value on held-out samples, such as map>=0.41."),
-]
-FeedbackOption = Annotated[
-    list[str] | None,
-    typer.Option(metavar="OUTPUT:INPUT", help="Feed this output back over the samples: errors after --steps count."),
-]
-StepsOption = Annotated[
-    int | None, typer.Option(metavar="K", help="Samples of one recorded sequence. Default: all of them.")
-]
 BatchOption = Annotated[int, typer.Option(metavar="N", help="Rows per sample where the batch is dynamic.")]
 TimeoutOption = Annotated[
     str | None, typer.Option(metavar="8h", help="Start no new evaluation after 8h, 90m, 30s or plain seconds.")

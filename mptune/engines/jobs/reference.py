@@ -15,8 +15,8 @@ import numpy as np
 from mptune.data.calibration import save_outputs
 from mptune.data.rollout import Rollout, outputs_of
 from mptune.engines.base import EngineError, ReferenceReport, Stage
+from mptune.engines.jobs.checks.rows import check_rows, first_other, relative_l2
 from mptune.engines.jobs.ranges import TensorRange
-from mptune.engines.jobs.rows import check_rows, first_other, relative_l2
 from mptune.engines.jobs.samples import Feed, cached_samples
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import PROVIDERS, Provider, SessionOptions

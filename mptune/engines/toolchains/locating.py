@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from mptune.engines.base import Failure, SampleSet
+from mptune.engines.jobs.checks.sights import Question, Sight, SightJob
 from mptune.engines.jobs.emulation import Call
 from mptune.engines.jobs.reference_report import Place, ReferenceReport
-from mptune.engines.jobs.sights import Question, Sight, SightJob
 from mptune.engines.ort.session import Provider
 from mptune.engines.workload import Workload
 from mptune.graph.loading.model import Model, Node

@@ -10,8 +10,8 @@ from onnx import TensorProto, helper
 
 from mptune.data.calibration import CalibrationSet, read_outputs
 from mptune.engines.base import ReferenceReport
+from mptune.engines.jobs.checks.rows import relative_l2
 from mptune.engines.jobs.reference import ObserveJob, ProbeJob, ReferenceJob
-from mptune.engines.jobs.rows import relative_l2
 from mptune.engines.worker.child import WorkerState
 from mptune.graph.loading.model import load_model
 from mptune.graph.writing.observe import write_observing_model

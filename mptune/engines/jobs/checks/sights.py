@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from mptune.engines.base import Stage
-from mptune.engines.jobs.rows import first_other, relative_l2, row_feeds
+from mptune.engines.jobs.checks.rows import first_other, relative_l2, row_feeds
 from mptune.engines.jobs.samples import Feed, cached_samples
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import OrtSession, Provider, SessionOptions

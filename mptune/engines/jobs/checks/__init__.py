@@ -1,0 +1,1 @@
+"""Jobs and comparisons that check the untouched model in FP32."""
