@@ -21,6 +21,8 @@ from mptune.arguments import (
     placed_model,
     run_path,
     shapes_argument,
+    tolerance_argument,
+    with_demands,
 )
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.data.metrics.sets.whole_set import SetFunction
@@ -39,11 +41,13 @@ from mptune.settings import (
     LatencySettings,
     SearchSettings,
     TensorRtSettings,
+    Tolerance,
     WorkerSettings,
 )
 from mptune.targets.target import load_target
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.stopped import findings_kept
+from mptune.tuning.fronts.tolerances import check_tolerances
 from mptune.tuning.listener import Listener
 from mptune.tuning.runs.confirm_run import known_confirmation
 from mptune.tuning.runs.measuring_run import OpenToolchain
@@ -68,7 +72,9 @@ def search(
     max_error: float | None = None,
     max_latency_ms: float | None = None,
     max_memory_bytes: int | None = None,
-    metric: str | TaskMetric | SetFunction | Sequence[str | TaskMetric | SetFunction] = "relative_l2",
+    tolerance: Sequence[str | Tolerance] | None = None,
+    ignore: Sequence[str] | None = None,
+    metric: str | TaskMetric | SetFunction | Sequence[str | TaskMetric | SetFunction] | None = None,
     labels: str | os.PathLike[str] | None = None,
     limits: str | Sequence[str] = (),
     feedback: str | Sequence[str] = (),
@@ -115,11 +121,15 @@ def search(
         max_error: Choose the fastest plan whose error is at most this.
         max_latency_ms: Choose the plan with the smallest error whose latency is at most this, in milliseconds.
         max_memory_bytes: Choose among plans whose engine and its context take at most so much memory.
+        tolerance: Largest errors of outputs, or of columns of them, that the chosen plan may have, such as
+            ``["scores=1e-3", "detections[4]=abs:0.005"]``: in the metric's unit, or as the largest absolute error.
+        ignore: Outputs whose errors do not count.
         metric: The error to minimize: a statistic such as ``relative_l2`` or ``max_abs``, ``"script.py:function"``, or
             a function ``(outputs, reference) -> float``. It is called once per sample with two dictionaries of arrays
             by output name; smaller is better. The run knows a function by its name only: give it again to resume. A
             function ``(outputs, references, inputs, labels) -> float`` is called once with all samples. Of several
-            metrics the first is optimised, the others are reported.
+            metrics the first is optimised, the others are reported. None takes the run's statistic, in a new run
+            ``worst_part``.
         labels: Path of an ``.npz`` with labels for metrics over all samples, rows in the order of the data.
         limits: On the metrics' own values, such as ``"map>=0.41"``: held-out where known.
         feedback: ``"OUTPUT:INPUT"`` of each state that is fed back: the samples in their order are recorded sequences,
@@ -162,7 +172,7 @@ def search(
         KeyboardInterrupt: It was interrupted; the same call resumes it.
     """
     path = run_path(model, out)
-    (name, function), reported = metric_arguments(metric, path)
+    (name, function), reported = metric_arguments(metric, path, fresh=fresh)
     sampling = data_settings or DataSettings()
     settings = SearchSettings(
         budget=budget,
@@ -174,6 +184,8 @@ def search(
         max_error=max_error,
         max_latency_ms=max_latency_ms,
         max_memory_bytes=max_memory_bytes,
+        tolerance=tolerance_argument(tolerance),
+        ignore=tuple(ignore or ()),
         metric=name,
         reported_metrics=reported,
         labels=None if labels is None else Path(labels),
@@ -210,6 +222,7 @@ def search(
         only_gpu(settings.gpus[0] if settings.gpus else None),
         open_run(path, fresh=fresh) as run,
     ):
+        check_tolerances(settings.tolerance, settings.ignore, name, [output.name for output in loaded.outputs])
         placed = placed_model(loaded, model, run)
         session = SearchRun(run, placed, settings, listens, open_toolchain, starter and starter(run))
         with contextlib.closing(session), findings_kept(run):
@@ -218,17 +231,26 @@ def search(
     return front
 
 
-def report(run: str | Path, *, storage: str | None = None) -> Front:
+def report(
+    run: str | Path,
+    *,
+    tolerance: Sequence[str | Tolerance] | None = None,
+    ignore: Sequence[str] | None = None,
+    storage: str | None = None,
+) -> Front:
     """Read a front, with the reasons for FP32, from its run directory alone: no model, no data, no lock.
 
     Args:
         run: the run directory.
+        tolerance: as in ``search``; None takes the run's. Nothing is written.
+        ignore: as in ``search``; None takes the run's.
         storage: URL of the run's database, if any; None takes that of ``MPTUNE_STORAGE``.
 
     Raises:
         RunError: it is no run directory, or holds no baseline yet.
     """
     directory, file = read_run(run)
+    file = with_demands(file, tolerance, ignore)
     with contextlib.closing(read_record(directory, file, storage)) as record:
         return front_of(directory, file, record)
 
@@ -239,6 +261,8 @@ def pick(
     max_error: float | None = None,
     max_latency_ms: float | None = None,
     max_memory_bytes: int | None = None,
+    tolerance: Sequence[str | Tolerance] | None = None,
+    ignore: Sequence[str] | None = None,
     knee: bool = False,
     plan: str | None = None,
     storage: str | None = None,
@@ -250,6 +274,8 @@ def pick(
         max_error: take the fastest plan whose error is at most this.
         max_latency_ms: take the most exact plan that is at most this slow.
         max_memory_bytes: take one whose engine and its context take at most so much memory.
+        tolerance: as in ``search``: take the fastest plan within these.
+        ignore: outputs whose errors do not count; None leaves out those that the run leaves out.
         knee: take the knee of the front.
         plan: take this one, by its fingerprint or the beginning of it.
         storage: as in ``report``.
@@ -259,12 +285,13 @@ def pick(
         PlanError: no such plan, or it is not feasible.
         RunError: it is no run directory, another process uses it, or the model has changed, or is gone without a copy.
     """
-    choice = choice_argument(max_error, max_latency_ms, max_memory_bytes, knee, plan)
+    choice = choice_argument(max_error, max_latency_ms, max_memory_bytes, knee, plan, tolerance)
     directory, _ = read_run(run)
     with full_disk_as_error(directory.path), open_run(directory.path), contextlib.ExitStack() as stack:
         directory, file = read_run(run)  # again, now that nobody else can write it
         record = stack.enter_context(contextlib.closing(read_record(directory, file, storage)))
-        file = file.model_copy(update={"choice": choice})
+        ignored = file.choice.ignore if ignore is None else tuple(ignore)
+        file = file.model_copy(update={"choice": choice.model_copy(update={"ignore": ignored})})
         front = front_of(directory, file, record)
         confirmation = None if file.confirms is None else known_confirmation(directory, file, record, storage)
         loaded = load_either(directory, file)

@@ -15,16 +15,16 @@ from typing import Any, TypeAlias
 import onnx
 
 from mptune.data.metrics.accuracy import TaskMetric
-from mptune.data.metrics.tasks import callable_name, resolve_metric
+from mptune.data.metrics.tasks import callable_name, is_own, resolve_metric
 from mptune.data.metrics.trusted_scripts import check_recorded, refuse_inside, script_of, trust, undirected
 from mptune.engines.loading import load_typed_model
-from mptune.errors import ModelError, SettingsError
+from mptune.errors import ModelError, RunError, SettingsError
 from mptune.files import write_bytes
 from mptune.graph.loading.model import Model
 from mptune.reporting.terminal.progress import TerminalListener
-from mptune.run_json import ChoiceSection
+from mptune.run_json import ChoiceSection, RunFile
 from mptune.rundir import RunDirectory
-from mptune.settings import InMemory, ShapeRange, check_limits
+from mptune.settings import InMemory, SearchSettings, ShapeRange, Tolerance, check_limits
 from mptune.tuning.listener import Both, Listener, Silent
 
 ModelLike: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto"
@@ -47,18 +47,21 @@ def data_argument(data: Any) -> Path | InMemory | None:
     return InMemory(data if is_whole else tuple(data))
 
 
-def metric_argument(metric: str | TaskMetric, run: Path) -> tuple[str, TaskMetric | None]:
+def metric_argument(metric: str | TaskMetric | None, run: Path, fresh: bool = False) -> tuple[str, TaskMetric | None]:
     """The name of a metric that the caller gave, and the function where it is one. A script is trusted from now on.
 
     Args:
-        metric: the caller's.
+        metric: the caller's; None takes the run's, or the default.
         run: the run directory, in which no script is run.
+        fresh: what the run directory holds does not count.
 
     Raises:
         SettingsError: no such metric, or neither a name nor a function.
         DataError: the script that it names cannot be loaded.
         RunError: the script lies in the run directory.
     """
+    if metric is None:
+        return _resumed_metric(run, fresh=fresh), None
     if callable(metric):
         return callable_name(metric), metric
     if not isinstance(metric, str):
@@ -69,20 +72,21 @@ def metric_argument(metric: str | TaskMetric, run: Path) -> tuple[str, TaskMetri
     return name, None
 
 
-def metric_arguments(metric: Any, run: Path) -> tuple[tuple[str, TaskMetric | None], tuple[str, ...]]:
+def metric_arguments(metric: Any, run: Path, *, fresh: bool) -> tuple[tuple[str, TaskMetric | None], tuple[str, ...]]:
     """The objective, as ``metric_argument`` has it, and the names of the metrics that are reported beside it.
 
     Raises:
         SettingsError: none, one is given twice, or a function is not the first.
     """
-    several = [metric] if isinstance(metric, str) or not isinstance(metric, Sequence) else list(metric)
+    is_one = metric is None or isinstance(metric, str) or not isinstance(metric, Sequence)
+    several = [metric] if is_one else list(metric)
     if not several:
         raise SettingsError("--metric names nothing", "give at least one, or leave it away")
     if any(callable(one) for one in several[1:]):
         raise SettingsError(
             "--metric takes a function as the first metric only", "give the others as script.py:function"
         )
-    found = [metric_argument(one, run) for one in several]
+    found = [metric_argument(one, run, fresh) for one in several]
     names = [name for name, _ in found]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -98,6 +102,18 @@ def check_reported(recorded: Sequence[str], run: Path, command: str = "confirm")
     """
     for metric in recorded:
         check_recorded(metric, run, command)
+
+
+def _resumed_metric(run: Path, *, fresh: bool) -> str:
+    """The metric of a search that names none: the statistic that the run was made with, else the default."""
+    default = SearchSettings().metric
+    try:
+        known = None if fresh else RunDirectory(run).load()
+    except RunError:  # said where the run is opened
+        known = None
+    if known is None or is_own(known.search.metric):
+        return default
+    return known.search.metric
 
 
 def recorded_metric(
@@ -158,8 +174,37 @@ def _range(name: str, given: Any) -> ShapeRange:
     return ShapeRange(name, smallest, usual, largest)
 
 
+def tolerance_argument(tolerance: Sequence[str | Tolerance] | None) -> tuple[Tolerance, ...]:
+    """The tolerances that a caller gave, as values or as ``--tolerance`` takes them.
+
+    Raises:
+        SettingsError: not understood.
+    """
+    given = (tolerance,) if isinstance(tolerance, str | Tolerance) else tolerance or ()
+    return tuple(one if isinstance(one, Tolerance) else Tolerance.parse(one) for one in given)
+
+
+def with_demands(file: RunFile, tolerance: Sequence[str | Tolerance] | None, ignore: Sequence[str] | None) -> RunFile:
+    """A run.json whose plan is chosen under other tolerances, without other outputs; None keeps the run's.
+
+    Raises:
+        SettingsError: a tolerance is not understood.
+    """
+    update: dict[str, Any] = {}
+    if tolerance is not None:
+        update |= {"tolerance": tuple(map(str, tolerance_argument(tolerance))), "plan": None}
+    if ignore is not None:
+        update["ignore"] = tuple(ignore)
+    return file.model_copy(update={"choice": file.choice.model_copy(update=update)}) if update else file
+
+
 def choice_argument(
-    max_error: float | None, max_latency_ms: float | None, max_memory_bytes: int | None, knee: bool, plan: str | None
+    max_error: float | None,
+    max_latency_ms: float | None,
+    max_memory_bytes: int | None,
+    knee: bool,
+    plan: str | None,
+    tolerance: Sequence[str | Tolerance] | None = None,
 ) -> ChoiceSection:
     """How a plan is chosen.
 
@@ -167,12 +212,17 @@ def choice_argument(
         SettingsError: ways to choose that exclude each other, or a limit that is not above 0.
     """
     check_limits(max_error, max_latency_ms, max_memory_bytes)
+    tolerances = tolerance_argument(tolerance)
     limits = (max_error, max_latency_ms, max_memory_bytes)
-    ways = [any(limit is not None for limit in limits), knee, plan is not None]
+    ways = [any(limit is not None for limit in limits) or bool(tolerances), knee, plan is not None]
     if sum(ways) > 1:
         raise SettingsError("limits, the knee and a plan's id exclude each other", "give one of them")
     return ChoiceSection(
-        max_error=max_error, max_latency_ms=max_latency_ms, max_memory_bytes=max_memory_bytes, plan=plan
+        max_error=max_error,
+        max_latency_ms=max_latency_ms,
+        max_memory_bytes=max_memory_bytes,
+        plan=plan,
+        tolerance=tuple(map(str, tolerances)),
     )
 
 

@@ -22,7 +22,7 @@ from mptune._version import __version__
 from mptune.commands import comparing, deploying, listing, models, searching
 from mptune.commands.common import Invocation, complain, ending_signals_as_interrupts, interrupted, reader_left
 from mptune.commands.error_text import explain, is_usage
-from mptune.commands.searching import parse_duration
+from mptune.commands.option_values import parse_duration
 from mptune.errors import speak_of_options
 
 __all__ = ["app", "main", "parse_duration"]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mptune.applying import refuse
-from mptune.arguments import check_reported, listening, recorded_metric
+from mptune.arguments import check_reported, listening, recorded_metric, with_demands
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.files import full_disk_as_error
 from mptune.reporting.run_files import write_run_files
 from mptune.rundir import joined_run, read_search
-from mptune.settings import EngineChoice, SearchSettings
+from mptune.settings import EngineChoice, SearchSettings, Tolerance
 from mptune.tuning.listener import Listener
 from mptune.tuning.runs.archive import metric_warning, pack
 from mptune.tuning.runs.confirm_run import ConfirmRun
@@ -28,6 +28,8 @@ def confirm(
     target: str = "auto",
     engine: EngineChoice = "auto",
     metric: str | TaskMetric | None = None,
+    tolerance: Sequence[str | Tolerance] | None = None,
+    ignore: Sequence[str] | None = None,
     storage: str | None = None,
     timeout_s: float | None = None,
     max_disk_bytes: int | None = None,
@@ -44,6 +46,8 @@ def confirm(
         target: the device; ``auto`` takes the search's own where it is here, else the GPU here, else the CPU.
         engine: toolchain family.
         metric: the search's, where it is a function or a script that was never given as ``metric`` before.
+        tolerance: as in ``search``; None takes the search's.
+        ignore: as in ``search``; None takes the search's.
         storage: as in ``report``.
         timeout_s: start no new measurement after this many seconds.
         max_disk_bytes: start no new measurement that could make the confirmation's directory larger than this.
@@ -64,6 +68,7 @@ def confirm(
     SearchSettings(timeout_s=timeout_s, max_disk_bytes=max_disk_bytes)  # refuses what cannot be meant
     directory, file = read_search(run)
     check_reported(file.search.reported_metrics, directory.path)
+    file = with_demands(file, tolerance, ignore)
     named = recorded_metric(file.search.metric, metric, directory.path)
     with full_disk_as_error(directory.path):
         ensure_copy(directory, file)

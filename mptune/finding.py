@@ -107,6 +107,19 @@ class OutputColumns:
     name: str
     columns: tuple[int, ...] | None = None
 
+    def __str__(self) -> str:
+        """As ``--tolerance`` takes it: ``boxes``, ``boxes[4]``, ``boxes[0:4]``, ``boxes[0,2]``."""
+        if self.columns is None:
+            return self.name
+        first, count = self.columns[0], len(self.columns)
+        if count > 1 and self.columns == tuple(range(first, first + count)):
+            return f"{self.name}[{first}:{first + count}]"
+        return f"{self.name}[{','.join(map(str, self.columns))}]"
+
+    def to_json(self, name: str = "name") -> dict[str, Any]:
+        """The output under the key ``name``, and its columns."""
+        return {name: self.name, "columns": None if self.columns is None else list(self.columns)}
+
 
 @dataclass(frozen=True)
 class Where:
@@ -134,10 +147,7 @@ class Where:
             "nodes": list(self.nodes),
             "groups": list(self.groups),
             "tensors": list(self.tensors),
-            "outputs": [
-                {"name": output.name, "columns": None if output.columns is None else list(output.columns)}
-                for output in self.outputs
-            ],
+            "outputs": [output.to_json() for output in self.outputs],
             "inputs": list(self.inputs),
             "samples": list(self.samples),
         }

@@ -189,15 +189,20 @@ class ChoiceSection(_Section):
     max_memory_bytes: int | None = None
     plan: str | None = None
     limits: tuple[str, ...] = ()
+    tolerance: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, settings: SearchSettings) -> ChoiceSection:
-        """The limits of a search."""
+        """That of a search."""
+        tolerance = tuple(map(str, settings.tolerance))
         return cls(
             max_error=settings.max_error,
             max_latency_ms=settings.max_latency_ms,
             max_memory_bytes=settings.max_memory_bytes,
             limits=settings.limits,
+            tolerance=tolerance,
+            ignore=settings.ignore,
         )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mptune.errors import SettingsError
+from mptune.finding import OutputColumns
 
 EngineChoice = Literal["auto", "tensorrt", "tensorrt-rtx", "onnxruntime"]
 
@@ -101,6 +102,69 @@ class ShapeRange:
 
 
 _SHAPES_HINT = "write NAME:SMALLEST,USUAL,LARGEST, such as x:1x3x224x224,4x3x224x224,8x3x224x224"
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """The largest error of an output, or of some of its columns, that a plan may have.
+
+    Attributes:
+        output: its name.
+        columns: 0-based; None means all of it.
+        limit: in the metric's unit, or in the output's own.
+        is_absolute: the limit is one of the largest absolute error.
+    """
+
+    output: str
+    columns: tuple[int, ...] | None
+    limit: float
+    is_absolute: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Tolerance:
+        """Read ``OUTPUT=X``, ``OUTPUT[4]=X``, ``OUTPUT[0:4]=X`` or ``OUTPUT[0,2,5]=X``; X may begin with ``abs:``.
+
+        The name ends at the last ``[`` or the last ``=``; ``0:4`` leaves column 4 out.
+
+        Raises:
+            SettingsError: the text is no tolerance.
+        """
+        where, equals, value = text.rpartition("=")
+        name, columns = where, None
+        if where.endswith("]"):
+            name, _, inside = where[:-1].rpartition("[")
+            columns = _columns(inside, text)
+        number = value.removeprefix("abs:")
+        try:
+            limit = float(number)
+        except ValueError:
+            limit = -1.0
+        if not equals or not name:
+            raise SettingsError(f"--tolerance {text} is not understood", _TOLERANCE_HINT)
+        if not 0 < limit < float("inf"):
+            raise SettingsError(f"--tolerance {text}: {number!r} is not a number above 0", _TOLERANCE_HINT)
+        return cls(name, columns, limit, value.startswith("abs:"))
+
+    def __str__(self) -> str:
+        limit = f"{self.limit:g}" if float(f"{self.limit:g}") == self.limit else repr(self.limit)
+        return f"{OutputColumns(self.output, self.columns)}={'abs:' if self.is_absolute else ''}{limit}"
+
+
+_TOLERANCE_HINT = "write OUTPUT=X, OUTPUT[4]=X, OUTPUT[0:4]=X or OUTPUT[0,2,5]=X, with abs:X for the absolute error"
+
+_MOST_COLUMNS = 1 << 20
+
+
+def _columns(inside: str, text: str) -> tuple[int, ...]:
+    """The columns between the brackets of a tolerance."""
+    found: list[int] = []
+    for part in inside.split(","):
+        match = re.fullmatch(r"\s*(\d{1,7})\s*(?::\s*(\d{1,7})\s*)?", part)
+        start, end = (0, 0) if match is None else (int(match[1]), int(match[2] or int(match[1]) + 1))
+        if not start < end <= _MOST_COLUMNS:
+            raise SettingsError(f"--tolerance {text}: [{inside}] names no columns", _TOLERANCE_HINT)
+        found += range(start, end)
+    return tuple(dict.fromkeys(found))
 
 
 @dataclass(frozen=True)
@@ -197,6 +261,8 @@ class SearchSettings:
         feedback: ``OUTPUT:INPUT`` of each state that is fed back over the data, which then are recorded sequences.
         steps: samples of one sequence; None takes all as one.
         rollout: what ``feedback`` and ``steps`` come to for the model.
+        tolerance: largest errors of outputs, or of columns of them, that the chosen plan may have.
+        ignore: outputs whose errors do not count.
         timeout_s: no new evaluation starts after this long, and no confirmation; None is unlimited.
         max_disk_bytes: no new evaluation starts that could make the run directory larger; None is unlimited.
         storage: Optuna storage URL; None keeps a journal file in the run directory.
@@ -228,13 +294,15 @@ class SearchSettings:
     max_error: float | None = None
     max_latency_ms: float | None = None
     max_memory_bytes: int | None = None
-    metric: str = "relative_l2"
     reported_metrics: tuple[str, ...] = ()
     labels: Path | None = None
     limits: tuple[str, ...] = ()
     feedback: tuple[str, ...] = ()
     steps: int | None = None
     rollout: Any = field(default=None, repr=False)
+    metric: str = "worst_part"
+    tolerance: tuple[Tolerance, ...] = ()
+    ignore: tuple[str, ...] = ()
     timeout_s: float | None = None
     max_disk_bytes: int | None = None
     storage: str | None = None

@@ -139,7 +139,7 @@ class FakeToolchain:
     delay_s: float = 0.0
     diary: Path | None = None
     interrupt_after: int | None = None
-    statistics: Sequence[str] = ("relative_l2", "max_abs", "non_finite")
+    statistics: Sequence[str] = ("relative_l2", "max_abs", "non_finite", "worst_part")
     report: ReferenceReport | Failure = SOUND_REFERENCE
     ranges: Mapping[str, TensorRange] | Failure = field(default_factory=dict)
     name: str = "fake"
@@ -258,6 +258,7 @@ class FakeToolchain:
             "max_abs": (math.nan if non_finite else 1 / (1 + error),) * 2,
             "non_finite": (3.0 if non_finite else 0.0,) * 2,
         }
+        values["worst_part"] = values["relative_l2"]
         return OutputError({"y": {name: values[name] for name in self.statistics}})
 
     def _measurement(self, plan: PrecisionPlan, which: SampleSet) -> Measurement:

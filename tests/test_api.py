@@ -263,7 +263,8 @@ def test_another_metric_needs_no_new_build(place: Path) -> None:
     assert front.metric == "max_abs"
     assert front.evaluations == first.evaluations
     assert api.report("model.mptune").metric == "max_abs"
-    assert search(make_toolchain()).points == first.points
+    assert search(make_toolchain()).metric == "max_abs", "that of the run"
+    assert search(make_toolchain(), metric="worst_part").points == first.points
 
 
 def test_ranges_shape_the_search(place: Path) -> None:

@@ -61,7 +61,17 @@ def test_every_setting_is_a_keyword_and_documented() -> None:
 def test_the_command_line_has_the_same_names_and_defaults() -> None:
     python = inspect.signature(mptune.search).parameters
     for name, option in inspect.signature(search_command).parameters.items():
-        if name not in {"context", "json_", "timeout", "max_disk", "gpus", "engine", "shapes", "workspace"}:
+        if name not in {
+            "context",
+            "json_",
+            "timeout",
+            "max_disk",
+            "max_memory",
+            "gpus",
+            "engine",
+            "shapes",
+            "workspace",
+        }:
             assert python[name].default == option.default, name
     assert python["timeout_s"].default is python["max_disk_bytes"].default is None
     assert tensorrt_settings(None) == TensorRtSettings()  # --workspace is tensorrt=TensorRtSettings(workspace_mb=...)

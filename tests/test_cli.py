@@ -16,7 +16,7 @@ import pytest
 from mptune import __version__
 from mptune.cli import main, parse_duration
 from mptune.commands.error_text import explain
-from mptune.commands.searching import parse_size
+from mptune.commands.option_values import parse_size
 from mptune.errors import MptuneError, SettingsError
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model

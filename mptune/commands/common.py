@@ -190,6 +190,17 @@ RecordedMetricOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+ToleranceOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="OUTPUT[COLUMNS]=X",
+        help="Largest error of an output, or of columns of it (4, 0:4 or 0,2,5), in the metric's unit; abs:X: largest"
+        " absolute error. Repeatable.",
+    ),
+]
+IgnoreOption = Annotated[
+    list[str] | None, typer.Option(metavar="OUTPUT", help="Leave this output's error out. Repeatable.")
+]
 MaxErrorOption = Annotated[
     float | None, typer.Option(metavar="X", help="Choose the fastest plan whose error is at most this.")
 ]

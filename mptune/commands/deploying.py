@@ -9,10 +9,12 @@ import typer
 
 from mptune.commands.common import (
     EXIT_LIMITS_NOT_MET,
+    IgnoreOption,
     JsonOption,
     RecordedMetricOption,
     RunArgument,
     StorageOption,
+    ToleranceOption,
     complain,
     guarded,
     interrupted,
@@ -20,13 +22,12 @@ from mptune.commands.common import (
     resume_command,
     say,
 )
+from mptune.commands.option_values import parse_duration, parse_size
 from mptune.commands.searching import (
     Engine,
     EngineOption,
     MaxDiskOption,
     TimeoutOption,
-    parse_duration,
-    parse_size,
 )
 from mptune.settings import SearchSettings
 
@@ -45,6 +46,8 @@ def confirm(
     ] = _SEARCH.target,
     engine: EngineOption = Engine.AUTO,
     metric: RecordedMetricOption = None,
+    tolerance: ToleranceOption = None,
+    ignore: IgnoreOption = None,
     storage: StorageOption = None,
     timeout: TimeoutOption = None,
     max_disk: MaxDiskOption = None,
@@ -74,6 +77,8 @@ def confirm(
                 target=target,
                 engine=engine.value,
                 metric=metric,
+                tolerance=tolerance,
+                ignore=ignore,
                 storage=storage,
                 timeout_s=timeout_s,
                 max_disk_bytes=max_disk_bytes,

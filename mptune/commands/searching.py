@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from mptune.commands.common import (
+    IgnoreOption,
     JsonOption,
     MaxErrorOption,
     MaxLatencyOption,
@@ -18,6 +18,7 @@ from mptune.commands.common import (
     RecordedMetricOption,
     RunArgument,
     StorageOption,
+    ToleranceOption,
     at_most_one,
     complain,
     finish,
@@ -27,13 +28,18 @@ from mptune.commands.common import (
     resume_command,
 )
 from mptune.commands.metric_options import FeedbackOption, LabelsOption, LimitOption, MetricOption, StepsOption
+from mptune.commands.option_values import memory_limit, parse_duration, parse_gpus, parse_size, tensorrt_settings
 from mptune.errors import BaselineError, SettingsError
-from mptune.settings import DataSettings, SearchSettings, ShapeRange, TensorRtSettings, check_limits
+from mptune.settings import (
+    DataSettings,
+    SearchSettings,
+    ShapeRange,
+    Tolerance,
+    check_limits,
+)
 
 _SEARCH = SearchSettings()
 _DATA = DataSettings()
-_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?:(?P<unit>[KMGT])(?P<binary>i?)B?|B)?", re.IGNORECASE)
-_DURATION = re.compile(r"(?:(?P<h>\d+(?:\.\d+)?)h)?(?:(?P<m>\d+(?:\.\d+)?)m)?(?:(?P<s>\d+(?:\.\d+)?)s?)?")
 
 
 class Engine(str, Enum):
@@ -46,78 +52,6 @@ class Engine(str, Enum):
 
 
 _ENGINE = Engine(_SEARCH.engine)
-
-
-def parse_duration(text: str, option: str = "--timeout") -> float:
-    """Read ``8h``, ``90m``, ``1h30m``, ``30s`` or plain seconds.
-
-    Returns:
-        Seconds.
-
-    Raises:
-        SettingsError: the text is no duration.
-    """
-    match = _DURATION.fullmatch(text.strip())
-    if match is None or not any(match.groups()):
-        raise SettingsError(f"{option} {text} is not a duration", "write 8h, 90m, 1h30m, 30s or plain seconds")
-    hours, minutes, seconds = (float(match[unit] or 0) for unit in "hms")
-    return hours * 3600 + minutes * 60 + seconds
-
-
-def parse_gpus(text: str | None) -> tuple[int, ...]:
-    """Read ``0,1``.
-
-    Raises:
-        SettingsError: the text is no list of numbers.
-    """
-    numbers = [] if text is None else [part.strip() for part in text.split(",")]
-    if not all(number.isdecimal() for number in numbers):
-        raise SettingsError(f"--gpus {text} is not understood", "write numbers with commas between them, such as 0,1")
-    return tuple(int(number) for number in numbers)
-
-
-def memory_limit(text: str | None) -> int | None:
-    """The bytes of ``--max-memory``; None where it is not given.
-
-    Raises:
-        SettingsError: it is no size.
-    """
-    return None if text is None else parse_size(text, "--max-memory")
-
-
-def parse_size(text: str, option: str = "--max-disk") -> int:
-    """Read ``20GiB``, ``500MB`` or plain bytes.
-
-    Args:
-        text: of the command line.
-        option: that it was given to, for the message.
-
-    Returns:
-        Bytes.
-
-    Raises:
-        SettingsError: the text is no size.
-    """
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise SettingsError(f"{option} {text} is not a size", "write 20GiB, 500MB or plain bytes")
-    power = 0 if match["unit"] is None else 1 + "KMGT".index(match["unit"].upper())
-    return int(float(match["number"]) * (1024 if match["binary"] else 1000) ** power)
-
-
-def tensorrt_settings(workspace: str | None) -> TensorRtSettings:
-    """The settings of TensorRT's builder.
-
-    Args:
-        workspace: limit of its scratch memory, as ``parse_size`` reads it.
-
-    Raises:
-        SettingsError: the text is no size, or is less than 1 MiB.
-    """
-    if workspace is None:
-        return TensorRtSettings()
-    return TensorRtSettings(workspace_mb=parse_size(workspace, "--workspace") // 2**20)
-
 
 BudgetOption = Annotated[int, typer.Option(metavar="N", help="Plans to evaluate, seeds included.")]
 DataOption = Annotated[
@@ -193,6 +127,8 @@ def search(
     max_error: MaxErrorOption = None,
     max_latency_ms: MaxLatencyOption = None,
     max_memory: MaxMemoryOption = None,
+    tolerance: ToleranceOption = None,
+    ignore: IgnoreOption = None,
     metric: MetricOption = None,
     labels: LabelsOption = None,
     limit: LimitOption = None,
@@ -233,6 +169,8 @@ def search(
         "max_error": max_error,
         "max_latency_ms": max_latency_ms,
         "max_memory_bytes": memory_limit(max_memory),
+        "tolerance": tuple(map(Tolerance.parse, tolerance or ())),
+        "ignore": tuple(ignore or ()),
         **({"limits": tuple(limit)} if limit else {}),
         "labels": labels,
         "feedback": tuple(feedback or ()),
@@ -325,6 +263,8 @@ def report(
     repair: Annotated[
         bool, typer.Option("--repair", help="First set damaged lines of the record aside, and keep the rest.")
     ] = False,
+    tolerance: ToleranceOption = None,
+    ignore: IgnoreOption = None,
     storage: StorageOption = None,
     json_: JsonOption = False,
 ) -> None:
@@ -343,7 +283,7 @@ def report(
 
         copy = repair_run(run)
         complain("nothing in the journal is damaged" if copy is None else f"the journal as it was is {copy} now")
-    front = api.report(run, storage=storage)
+    front = api.report(run, tolerance=tolerance, ignore=ignore, storage=storage)
     if not explain:
         finish(front, json_)
     elif json_:
@@ -360,6 +300,8 @@ def pick(
     max_error: MaxErrorOption = None,
     max_latency_ms: MaxLatencyOption = None,
     max_memory: MaxMemoryOption = None,
+    tolerance: ToleranceOption = None,
+    ignore: IgnoreOption = None,
     knee: Annotated[bool, typer.Option("--knee", help="Choose the knee of the front.")] = False,
     plan: Annotated[str | None, typer.Option(metavar="ID", help="Choose the plan with this id in the table.")] = None,
     storage: StorageOption = None,
@@ -373,12 +315,14 @@ def pick(
       mptune pick model.mptune --plan 3f2a91c04b1d
     """
     max_memory_bytes = memory_limit(max_memory)
-    limit = next((limit for limit in (max_error, max_latency_ms, max_memory_bytes) if limit is not None), None)
+    limits = (max_error, max_latency_ms, max_memory_bytes, tolerance[0] if tolerance else None)
+    limit = next((limit for limit in limits if limit is not None), None)
     if at_most_one({"a limit": limit, "--knee": knee, "--plan": plan}) == 0:
-        raise SettingsError(
-            "nothing says which plan to pick", "give --max-error, --max-latency-ms, --max-memory, --knee or --plan"
-        )
+        hint = "give --max-error, --max-latency-ms, --max-memory, --tolerance, --knee or --plan"
+        raise SettingsError("nothing says which plan to pick", hint)
     check_limits(max_error, max_latency_ms, max_memory_bytes)
+    for text in tolerance or ():
+        Tolerance.parse(text)
     from mptune import api
 
     front = api.pick(
@@ -386,6 +330,8 @@ def pick(
         max_error=max_error,
         max_latency_ms=max_latency_ms,
         max_memory_bytes=max_memory_bytes,
+        tolerance=tolerance,
+        ignore=ignore,
         knee=knee,
         plan=plan,
         storage=storage,

@@ -100,12 +100,9 @@ class CalibrationSet:
         if count < 2:
             both = replace(self, findings=(*self.findings, _too_few(count)))
             return both, both
-        held = min(max(round(count * held_out_fraction), 1), count - 1)
-        order = np.random.default_rng(seed).permutation(count)
-        parts = order[held:][:max_search], order[:held][:max_search]
         search, held_out = (
-            replace(self, samples=tuple(self.samples[i] for i in part), indices=tuple(part))
-            for part in (sorted(map(int, part)) for part in parts)
+            replace(self, samples=tuple(self.samples[i] for i in part), indices=part)
+            for part in split_indices(count, seed, held_out_fraction, max_search)
         )
         return search, held_out
 
@@ -116,6 +113,20 @@ class CalibrationSet:
             RunError: the file cannot be written.
         """
         save_samples(path, self.samples)
+
+
+def split_indices(
+    count: int, seed: int, held_out_fraction: float, max_search: int | None
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Which of so many samples are search samples, and which are held out: as ``CalibrationSet.split`` takes them."""
+    if count < 2:
+        every = tuple(range(count))
+        return every, every
+    held = min(max(round(count * held_out_fraction), 1), count - 1)
+    order = np.random.default_rng(seed).permutation(count)
+    parts = order[held:][:max_search], order[:held][:max_search]
+    search, held_out = (tuple(sorted(map(int, part))) for part in parts)
+    return search, held_out
 
 
 def load_calibration(

@@ -34,6 +34,7 @@ def write_run_files(
 ) -> None:
     """Write ``chosen/``, ``report.html`` and, as the mark that all of it is there, ``front.json``.
 
+    Where no plan meets the limits, a ``chosen/`` that is there already stays as it was.
     Where all three are there already and say the same, nothing is written. A search's run keeps a copy of its model,
     and frees the engines of plans that are not on the front.
 
@@ -55,7 +56,7 @@ def write_run_files(
     if _is_written(run, document):
         return
     environment = environment or describe_environment()
-    if front.chosen is not None:
+    if front.chosen is not None and (front.limits_met or not run.chosen.exists()):
         bank = WeightBank.write(grouped.model, run.weights)
         file = run.load()
         recipe = None if file is None else BuildRecipe.of(file, run.data, grouped.model.inputs)
@@ -72,7 +73,8 @@ def _is_written(run: RunDirectory, document: dict[str, Any]) -> bool:
         same = bool(json.loads(run.front_json.read_text(encoding="utf-8")) == document)
     except (OSError, ValueError, PlanError):
         return False
-    return same and plan.fingerprint == document["chosen"] and run.report_html.exists()
+    kept = plan.fingerprint == document["chosen"] or not document.get("choice", {}).get("limits_met", True)
+    return same and kept and run.report_html.exists()
 
 
 def _delete_dominated_engines(run: RunDirectory, front: Front, record: StudyRecord) -> None:

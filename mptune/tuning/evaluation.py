@@ -10,10 +10,12 @@ from typing import Any, Literal
 
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
 from mptune.data.metrics.paired import Floats, error_interval, pseudo_values
+from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.data.metrics.sets.whole_set import own_value
 from mptune.data.numbers import decode_float, encode_float
 from mptune.engines.base import ErrorSource, Measurement
 from mptune.engines.timing.latency import Latency
+from mptune.finding import OutputColumns
 from mptune.graph.plan import PrecisionPlan
 from mptune.targets.memory import EngineMemory
 
@@ -99,6 +101,7 @@ class Evaluation:
         confirmed: measured again in fresh processes.
         warnings: one line each, ending with what to do.
         memory: what the engine takes; None where it was evaluated before mptune kept that.
+        ignored: outputs that do not count.
     """
 
     plan: PrecisionPlan
@@ -118,6 +121,7 @@ class Evaluation:
     confirmed: bool = False
     warnings: tuple[str, ...] = ()
     memory: EngineMemory | None = None
+    ignored: tuple[str, ...] = ()
 
     @classmethod
     def from_measurement(
@@ -129,6 +133,7 @@ class Evaluation:
         origin: Origin,
         metric: str,
         baseline_ms: float | None,
+        ignored: tuple[str, ...] = (),
     ) -> Evaluation:
         """Turn what a toolchain returned into an evaluation.
 
@@ -139,6 +144,7 @@ class Evaluation:
             origin: who proposed the plan.
             metric: the objective statistic.
             baseline_ms: median of all-FP32; None where this is all-FP32 itself.
+            ignored: outputs that do not count.
         """
         latency = measurement.latency
         return cls(
@@ -155,6 +161,7 @@ class Evaluation:
             engine_path=None if measurement.engine_path is None else str(measurement.engine_path),
             warnings=measurement.warnings,
             memory=measurement.memory,
+            ignored=ignored,
         )
 
     def with_emulated(self, emulated: EmulatedError, fp32_error: float) -> Evaluation:
@@ -165,9 +172,9 @@ class Evaluation:
             fp32_error: of all-FP32 on this engine, which no emulation includes.
         """
         both = replace(self, emulated=emulated.value)
-        if self.metric != "relative_l2" or not self.is_finite:  # other statistics do not add in squares
+        if self.metric not in ADD_IN_SQUARES or not self.is_finite:  # other statistics do not add in squares
             return both
-        outputs = self.error.per_output.items()
+        outputs = self.counted.per_output.items()
         same = OutputError({o: {name: v[: emulated.samples] for name, v in taken.items()} for o, taken in outputs})
         measured, expected = same.value(self.metric), math.hypot(emulated.value, fp32_error)
         if expected / EMULATION_FACTOR <= measured <= expected * EMULATION_FACTOR:
@@ -182,15 +189,30 @@ class Evaluation:
             f" {len(self.plan.fp16_groups)} FP16 and {len(self.plan.fp32_groups)} FP32 groups, {self.origin})"
         )
 
+    @cached_property
+    def counted(self) -> OutputError:
+        """The error of the outputs that count, on the search samples."""
+        return self.error.without(self.ignored)
+
+    @cached_property
+    def counted_held_out(self) -> OutputError | None:
+        """The same on the held-out samples; None until confirmed."""
+        return None if self.held_out is None else self.held_out.without(self.ignored)
+
     @property
     def error_value(self) -> float:
         """The objective statistic on the search samples: the smaller, the more exact."""
-        return self.error.value(self.metric)
+        return self.counted.value(self.metric)
 
     @property
     def held_out_value(self) -> float | None:
         """The objective statistic on the held-out samples; None until confirmed."""
-        return None if self.held_out is None else self.held_out.value(self.metric)
+        return None if self.counted_held_out is None else self.counted_held_out.value(self.metric)
+
+    @property
+    def part(self) -> OutputColumns | None:
+        """The output, or the part of it, whose error is the plan's; None where the metric sees all outputs at once."""
+        return (self.counted_held_out or self.counted).deciding_part(self.metric)
 
     @property
     def judged_error(self) -> float:
@@ -201,19 +223,19 @@ class Evaluation:
     @cached_property
     def pseudo_errors(self) -> Floats | None:
         """Pseudo-values of the error on the search samples (``mptune.data.metrics.paired``), shape (samples,)."""
-        return pseudo_values(self.error, self.metric)
+        return pseudo_values(self.counted, self.metric)
 
     @cached_property
     def all_pseudo_errors(self) -> Floats | None:
         """The same on all samples that the plan has met, the held-out ones counted in."""
-        if self.held_out is None:
+        if self.counted_held_out is None:
             return self.pseudo_errors
-        return pseudo_values(self.error.with_samples_of(self.held_out), self.metric)
+        return pseudo_values(self.counted.with_samples_of(self.counted_held_out), self.metric)
 
     @property
     def is_finite(self) -> bool:
         """Whether the plan is feasible: no NaN or Inf where the reference has none, on any sample seen."""
-        errors = [self.error] if self.held_out is None else [self.error, self.held_out]
+        errors = [self.counted] if self.counted_held_out is None else [self.counted, self.counted_held_out]
         return all(e.non_finite == 0 and math.isfinite(e.value(self.metric)) for e in errors) and math.isfinite(
             self.latency.median_ms
         )
@@ -221,7 +243,7 @@ class Evaluation:
     @property
     def has_metric(self) -> bool:
         """Whether the stored statistics hold the objective."""
-        return any(self.metric in statistics for statistics in self.error.per_output.values())
+        return self.error.has(self.metric)
 
     @property
     def has_own_value(self) -> bool:
@@ -231,6 +253,10 @@ class Evaluation:
     def with_metric(self, metric: str) -> Evaluation:
         """The same evaluation judged by another stored statistic."""
         return self if metric == self.metric else replace(self, metric=metric)
+
+    def ignoring(self, outputs: tuple[str, ...]) -> Evaluation:
+        """The same evaluation with outputs that do not count; all others do."""
+        return self if outputs == self.ignored else replace(self, ignored=outputs)
 
     def with_baseline(self, baseline_ms: float) -> Evaluation:
         """The same evaluation with its speed-up against another all-FP32 median, in milliseconds."""
@@ -291,7 +317,7 @@ class Evaluation:
     def to_point(self) -> dict[str, Any]:
         """The POINT of front.json: every key always there, non-finite numbers as strings."""
         latency, held_out = self.latency, self.held_out_value
-        interval = error_interval(self.error, self.metric)
+        interval, part = error_interval(self.counted, self.metric), self.part
         return {
             "plan": self.plan.fingerprint,
             "origin": str(self.origin),
@@ -310,6 +336,7 @@ class Evaluation:
                 "emulated": None if self.emulated is None else encode_float(self.emulated),
                 "held_out": None if held_out is None else encode_float(held_out),
                 "ci95": None if interval is None else [encode_float(bound) for bound in interval],
+                "part": None if part is None else part.to_json("output"),
                 "per_output": {
                     name: {statistic: encode_float(value) for statistic, value in statistics.items()}
                     for name, statistics in self.error.summary().items()

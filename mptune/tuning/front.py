@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.errors import MissingPackageError, PlanError
-from mptune.settings import check_limits
+from mptune.settings import Tolerance, check_limits
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.fronts.content import FrontContent
 from mptune.tuning.fronts.dominance import non_dominated
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR, dominated_area, exactness, gains
 from mptune.tuning.fronts.table import format_bytes, format_error, format_ms, front_html, front_records, front_text
+from mptune.tuning.fronts.tolerances import excess as excess_of
+from mptune.tuning.fronts.tolerances import is_wanted, rest_error
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -155,8 +158,8 @@ def hypervolume(points: Iterable[Evaluation], fp32: Evaluation, reference_error:
 
 
 def reference_error_of(metric: str, evaluations: Iterable[Evaluation]) -> float:
-    """The reference error of the hypervolume: 3e-2 for relative L2, else the largest finite error seen."""
-    if metric == "relative_l2":
+    """The reference error of the hypervolume: 3e-2 where errors add in squares, else the largest finite error seen."""
+    if metric in ADD_IN_SQUARES:
         return REFERENCE_ERROR
     return max((e.judged_error for e in evaluations if e.is_finite), default=REFERENCE_ERROR)
 
@@ -166,13 +169,15 @@ def knee(points: Sequence[Evaluation]) -> Evaluation | None:
 
     Both axes are normalised to 0..1 over the front, latency linearly and the error on a log axis (errors under 1e-7
     count as 1e-7). The knee is the point that lies farthest below the chord from the most exact to the fastest point
-    (the "kneedle" idea: Satopaa et al., ICDCSW 2011). With relative L2, points past an error of 3e-2 are left out as
-    long as others are there: nobody wants those unasked. Where no point lies below the chord, the fastest is taken.
+    (the "kneedle" idea: Satopaa et al., ICDCSW 2011). Where errors add in squares, points past 3e-2 are left out as
+    long as others are there: nobody wants those unasked. All-FP32, whose error says how FP32 engines differ, takes no
+    part. Where no point lies below the chord, the fastest is taken.
 
     Returns:
         One of the points; None where there are none.
     """
-    usable = [p for p in points if p.metric != "relative_l2" or p.judged_error <= REFERENCE_ERROR] or list(points)
+    mixed = [p for p in points if p.plan.fp16_groups] or list(points)
+    usable = [p for p in mixed if p.metric not in ADD_IN_SQUARES or p.judged_error <= REFERENCE_ERROR] or mixed
     usable.sort(key=lambda p: (p.latency.median_ms, p.judged_error))
     if not usable:
         return None
@@ -192,6 +197,7 @@ def choose(
     max_error: float | None = None,
     max_latency_ms: float | None = None,
     max_memory_bytes: int | None = None,
+    tolerances: Sequence[Tolerance] = (),
 ) -> tuple[Evaluation | None, str, bool]:
     """Take one point of the front.
 
@@ -202,6 +208,8 @@ def choose(
             meets both. With none, the knee.
         max_memory_bytes: take only points whose engine takes at most so much; with no other limit, the knee of those.
             A point whose memory is not known meets no such limit.
+        tolerances: take a point within all of these, the fastest unless ``max_latency_ms`` alone is given beside them;
+            ``max_error`` limits the rest of the outputs then.
 
     Returns:
         The point (None where there are none), why it was taken, and whether the limits are met. Where they cannot be
@@ -216,15 +224,19 @@ def choose(
         )
         if limit is not None
     ]
+    limits = [*map(str, tolerances), *limits]
     if not points:
         return None, "no plan is feasible", not limits
     if not limits:
-        return knee(points), "the knee of the front", True
+        found = knee(points)
+        fastest = min(points, key=lambda p: (p.latency.median_ms, p.judged_error))
+        return found, "the fastest point: no other is a knee" if found is fastest else "the knee of the front", True
 
     def excess(point: Evaluation) -> float:
         ratios = [1.0]
         if max_error is not None:
-            ratios.append(point.judged_error / max_error)
+            ratios.append(rest_error(point, tolerances) / max_error)
+        ratios += [excess_of(point, tolerance) for tolerance in tolerances]
         if max_latency_ms is not None:
             ratios.append(point.latency.median_ms / max_latency_ms)
         if max_memory_bytes is not None:
@@ -235,8 +247,10 @@ def choose(
     meeting = [p for p in points if excess(p) <= 1.0]
     if not meeting:
         return min(points, key=excess), f"no plan has {wanted}; this is the nearest", False
-    if max_error is None and max_latency_ms is None:
+    if max_error is None and max_latency_ms is None and not tolerances:
         return knee(meeting), f"the knee of the points with {wanted}", True
-    if max_error is None:
+    if tolerances and max_error is None:
+        meeting = [p for p in meeting if is_wanted(p, tolerances)] or meeting
+    if max_error is None and max_latency_ms is not None:
         return min(meeting, key=lambda p: (p.judged_error, p.latency.median_ms)), f"the most exact with {wanted}", True
     return min(meeting, key=lambda p: (p.latency.median_ms, p.judged_error)), f"the fastest with {wanted}", True

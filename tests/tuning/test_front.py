@@ -216,7 +216,7 @@ def make_front(**changes: object) -> Front:
 def test_front_json_has_every_key_and_is_standard_json() -> None:
     document = json.loads(json.dumps(make_front().to_json(), allow_nan=False))
     assert set(document) == {
-        "format", "model", "target", "metric", "baseline", "points", "chosen", "evaluations", "failures",
+        "format", "model", "target", "metric", "baseline", "points", "chosen", "choice", "evaluations", "failures",
         "hypervolume", "findings", "warnings", "other_devices",
     }  # fmt: skip
     assert set(document["model"]) == {"path", "sha256"}
@@ -228,7 +228,16 @@ def test_front_json_has_every_key_and_is_standard_json() -> None:
             "confirmed", "engine_bytes", "context_bytes", "weight_bytes", "memory_source"
         }  # fmt: skip
         assert set(point["latency"]) == {"median_ms", "p90_ms", "p99_ms", "ci95_ms", "cv", "source"}
-        assert set(point["error"]) == {"value", "metric", "source", "emulated", "held_out", "ci95", "per_output"}
+        assert set(point["error"]) == {
+            "value",
+            "metric",
+            "source",
+            "emulated",
+            "held_out",
+            "ci95",
+            "part",
+            "per_output",
+        }
     assert document["baseline"]["fp16"]["error"]["value"] == "nan"
     assert document["baseline"]["fp32"]["error"]["held_out"] is None
     assert document["points"][0]["error"]["held_out"] == pytest.approx(2e-3)
@@ -275,7 +284,7 @@ def test_a_memory_limit_leaves_points_out() -> None:
         memory = None if size is None else EngineMemory(None, 0, size, "predicted")
         return replace(make_evaluation(ms, error, number=number), memory=memory)
 
-    points = (point(0, 1.0, 1e-2, 100), point(1, 2.0, 1e-4, 150), point(2, 3.0, 1e-6, 200), point(3, 4.0, 1e-7, None))
+    points = (point(1, 1.0, 1e-2, 100), point(2, 2.0, 1e-4, 150), point(3, 3.0, 1e-6, 200), point(4, 4.0, 1e-7, None))
     assert choose(points, None, None, 160) == (points[0], "the knee of the points with memory <= 0.00016 MB", True)
     assert choose(points, 1e-3, None, 160)[0] is points[1]
     assert choose(points, None, 10.0, 160)[0] is points[1]

@@ -11,17 +11,27 @@ import itertools
 import linecache
 import math
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from mptune.data.metrics.elementwise import RELATIVE_FLOOR, statistics_of
 from mptune.data.metrics.guarded import MetricTimeoutError, guarded_call
+from mptune.data.metrics.parts import (
+    WORST_PART,
+    ColumnErrors,
+    ErrorsByPart,
+    OutputParts,
+    belongs_to,
+    columns_of_part,
+    find_parts,
+)
 from mptune.data.metrics.row_sets import AlignedRows, RowSet, aligned_rows
 from mptune.data.numbers import decode_float, encode_float
 from mptune.errors import DataError, SettingsError
+from mptune.finding import OutputColumns
 
 TaskMetric = Callable[[Mapping[str, np.ndarray], Mapping[str, np.ndarray]], float]
 """``function(outputs, reference) -> float`` for one sample, arrays by output name; the lower, the better."""
@@ -67,11 +77,15 @@ METRICS: Mapping[str, Metric] = {
         Metric("cosine_distance", "1 - cosine similarity; 0 where both are all zero, 1 where only one is"),
         Metric("sqnr_db", "signal to quantisation noise, 10 log10(sum y_ref^2 / sum (y - y_ref)^2)", False),
         Metric("non_finite", "values that are NaN or Inf where the reference is finite", over_samples="sum"),
+        Metric(WORST_PART, "worst over the parts: root mean square of y - y_ref over the part's standard deviation"),
         Metric("top1_disagreement", "classification: share of rows whose largest class differs", is_task=True),
         Metric("endpoint_error", "optical flow: mean distance of the flow vectors, in pixels", is_task=True),
     )
 }
 
+
+_COLUMNS = "columns"
+"""Beside the statistics of an output, in JSON: the errors of its columns."""
 
 _STATISTICS = tuple(name for name, metric in METRICS.items() if not metric.is_task)
 
@@ -81,10 +95,13 @@ class OutputError:
     """The error of one plan against the reference.
 
     Attributes:
-        per_output: output name -> statistic -> one value per sample. Task metrics stand under ``"*"``.
+        per_output: output name -> statistic -> one value per sample. Task metrics stand under ``"*"``. An output with
+            several parts (``mptune.data.metrics.parts``) has ``worst_part[COLUMNS]`` for each of them.
+        columns: output name -> the errors of its columns over all samples, where it has columns.
     """
 
     per_output: Mapping[str, Mapping[str, tuple[float, ...]]]
+    columns: Mapping[str, ColumnErrors] = field(default_factory=dict, compare=False)
 
     def value(self, metric: str) -> float:
         """The mean over the samples (sum for ``non_finite``), then the worst over the outputs; NaN and Inf are kept.
@@ -153,17 +170,51 @@ class OutputError:
         return min(len(values) for statistics in self.per_output.values() for values in statistics.values())
 
     def _of(self, metric: str) -> list[tuple[float, ...]]:
-        values = [statistics[metric] for statistics in self.per_output.values() if metric in statistics]
+        values = [values for _, _, values in self._named(metric)]
         if not values:
             taken = sorted({name for statistics in self.per_output.values() for name in statistics})
             raise unknown_metric(metric, taken)
         return values
 
+    def _named(self, metric: str) -> list[tuple[str, str, tuple[float, ...]]]:
+        """Output, statistic and values of everything that the metric is the worst of."""
+        return [
+            (output, statistic, values)
+            for output, statistics in self.per_output.items()
+            for statistic, values in statistics.items()
+            if belongs_to(statistic, metric)
+        ]
+
+    def has(self, metric: str) -> bool:
+        """Whether the statistic was taken."""
+        return bool(self._named(metric))
+
+    def by_part(self, metric: str) -> dict[OutputColumns, float]:
+        """The value of each output, or part of it, over all samples; empty where the metric sees all at once."""
+        return {
+            OutputColumns(output, columns_of_part(statistic)): _over_samples(metric, values)
+            for output, statistic, values in self._named(metric)
+            if output != ALL_OUTPUTS
+        }
+
+    def deciding_part(self, metric: str) -> OutputColumns | None:
+        """The output, or the part of it, whose value is that of the metric; None where it sees all outputs at once."""
+        values = self.by_part(metric)
+        worst = _worst(list(values.values()), metric) if values else 0.0
+        return next((part for part, v in values.items() if v == worst or math.isnan(v)), None)
+
+    def without(self, outputs: Collection[str]) -> OutputError:
+        """The same without some outputs; the statistics of all outputs together stay."""
+        if not outputs:
+            return self
+        kept = {name: statistics for name, statistics in self.per_output.items() if name not in outputs}
+        return OutputError(kept, {name: errors for name, errors in self.columns.items() if name not in outputs})
+
     @property
     def of_pairs(self) -> OutputError:
         """The same without rows that have no partner, where outputs are compared as sets of rows."""
         taken = {o: {**s, "relative_l2": s[MATCHED]} if MATCHED in s else s for o, s in self.per_output.items()}
-        return OutputError(taken)
+        return OutputError(taken, self.columns)
 
     @property
     def unmatched_rows(self) -> int:
@@ -177,27 +228,35 @@ class OutputError:
 
     def summary(self) -> dict[str, dict[str, float]]:
         """Output -> statistic -> value over all samples, as in front.json."""
-        return {
+        found = {
             output: {name: _over_samples(name, values) for name, values in statistics.items()}
             for output, statistics in self.per_output.items()
         }
+        for statistics in found.values():
+            parts = [value for name, value in statistics.items() if belongs_to(name, WORST_PART)]
+            if parts:
+                statistics.setdefault(WORST_PART, _worst(parts, WORST_PART))
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """JSON types; non-finite numbers as strings (``mptune.data.numbers``)."""
-        return {
+        document: dict[str, dict[str, Any]] = {
             output: {name: [encode_float(v) for v in values] for name, values in statistics.items()}
             for output, statistics in self.per_output.items()
         }
+        for output, errors in self.columns.items():
+            document[output][_COLUMNS] = errors.to_json()
+        return document
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Mapping[str, Sequence[float | str]]]) -> OutputError:
+    def from_json(cls, document: Mapping[str, Mapping[str, Any]]) -> OutputError:
         """Inverse of ``to_json``."""
-        return cls(
-            {
-                output: {name: tuple(map(decode_float, values)) for name, values in statistics.items()}
-                for output, statistics in document.items()
-            }
-        )
+        per_output = {
+            output: {name: tuple(map(decode_float, values)) for name, values in statistics.items() if name != _COLUMNS}
+            for output, statistics in document.items()
+        }
+        columns = {o: ColumnErrors.from_json(by[_COLUMNS]) for o, by in document.items() if _COLUMNS in by}
+        return cls(per_output, columns)
 
 
 def unknown_metric(metric: str, names: Sequence[str]) -> SettingsError:
@@ -229,6 +288,7 @@ def compare_outputs(
     row_sets: Sequence[RowSet] = (),
     *,
     any_shape: bool = False,
+    parts: Mapping[str, OutputParts] | None = None,
 ) -> OutputError:
     """Take every statistic of every output on every sample.
 
@@ -241,6 +301,7 @@ def compare_outputs(
             ``MATCHED`` are taken of them, too.
         any_shape: outputs of another shape have no statistics but ``non_finite``, instead of an error: a task metric
             may know what to do with them.
+        parts: of the outputs; None finds them from the reference, as if its samples were all that there are.
 
     Raises:
         DataError: samples, outputs or shapes do not match, an output is not numeric, or a task metric failed.
@@ -250,6 +311,8 @@ def compare_outputs(
             f"{len(outputs)} samples cannot be compared with {len(reference)} reference samples",
             "compute both from the same calibration data, at least one sample",
         )
+    parts = find_parts(reference) if parts is None else parts
+    by_part = {name: ErrorsByPart(parts[name]) for name in reference[0] if name in parts}
     found: dict[str, dict[str, list[float]]] = {}
     for number, (got, wanted) in enumerate(zip(outputs, reference, strict=True)):
         missing = next((name for name in wanted if name not in got), None)
@@ -261,17 +324,34 @@ def compare_outputs(
         for name, expected in wanted.items():
             if name in aligned:
                 statistics = _row_statistics(name, aligned[name], number)
+                by_part.pop(name, None)
             elif any_shape and np.shape(got[name]) != np.shape(expected):
                 statistics = dict.fromkeys(_STATISTICS, math.nan)
                 statistics["non_finite"] = float(np.count_nonzero(~np.isfinite(got[name])))
+                by_part.pop(name, None)
             else:
                 statistics = statistics_of(name, np.asarray(got[name]), np.asarray(expected), number)
+                if name in by_part:
+                    statistics.update(by_part[name].take(np.asarray(got[name]), np.asarray(expected)))
+                else:
+                    statistics[WORST_PART] = statistics["relative_l2"]
             for statistic, value in statistics.items():
                 found.setdefault(name, {}).setdefault(statistic, []).append(value)
         for metric, function in (extra or {}).items():
             value = call_metric(metric, function, got, wanted, f" on sample {number}")
             found.setdefault(ALL_OUTPUTS, {}).setdefault(metric, []).append(value)
-    return OutputError({o: {s: tuple(values) for s, values in by.items()} for o, by in found.items()})
+    per_output = {o: {s: tuple(values) for s, values in _of_every_sample(by).items()} for o, by in found.items()}
+    columns = {name: errors for name, one in by_part.items() if (errors := one.columns) is not None}
+    return OutputError(per_output, columns)
+
+
+def _of_every_sample(statistics: Mapping[str, list[float]]) -> dict[str, list[float]]:
+    """Without parts that not every sample has: an output whose rows were compared as sets on some of them."""
+    count = max(map(len, statistics.values()))
+    whole = {name: values for name, values in statistics.items() if len(values) == count}
+    if not any(belongs_to(name, WORST_PART) for name in whole) and "relative_l2" in whole:
+        whole[WORST_PART] = whole["relative_l2"]
+    return whole
 
 
 def call_metric(
@@ -341,4 +421,5 @@ def _row_statistics(name: str, rows: AlignedRows, number: int) -> dict[str, floa
     pairs = statistics_of(name, rows.output[: rows.pairs], rows.reference[: rows.pairs], number)
     if not rows.reference.any() and rows.unmatched and math.isinf(found["relative_l2"]) and not found["non_finite"]:
         found["relative_l2"] = 1.0
-    return {**found, UNMATCHED: float(rows.unmatched), MATCHED: pairs["relative_l2"]}
+    matched = {UNMATCHED: float(rows.unmatched), MATCHED: pairs["relative_l2"]}
+    return {**found, WORST_PART: found["relative_l2"], **matched}

@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from mptune.data.calibration import save_outputs
+from mptune.data.metrics.parts import find_parts, save_parts
 from mptune.data.rollout import Rollout, outputs_of
 from mptune.engines.base import EngineError, ReferenceReport, Stage
 from mptune.engines.jobs.checks.rows import check_rows, first_other, relative_l2
 from mptune.engines.jobs.ranges import TensorRange
-from mptune.engines.jobs.samples import Feed, cached_samples
+from mptune.engines.jobs.samples import Feed, batch_sizes, cached_samples
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import PROVIDERS, Provider, SessionOptions
 from mptune.engines.worker.child import WorkerState
@@ -82,6 +83,7 @@ class ReferenceJob:
         dependent: outputs whose shape depends on values: their rows are no rows of the batch.
         unoptimised: whether the first sample is run without graph optimisations, too.
         rollout: outputs that are fed back; None where there are none.
+        parts: file to write the parts of the outputs to; None writes none.
     """
 
     model: Path
@@ -91,6 +93,7 @@ class ReferenceJob:
     dependent: frozenset[str] = frozenset()
     unoptimised: bool = False
     rollout: Rollout | None = None
+    parts: Path | None = None
 
     def run(self, state: WorkerState) -> ReferenceReport:
         """See the class."""
@@ -103,6 +106,9 @@ class ReferenceJob:
         rows = check_rows(session, samples, self.dependent)
         save_outputs(self.outputs, outputs)
         session.close()
+        if self.parts is not None:
+            shapes = [{name: array.shape for name, array in sample.items()} for sample in samples]
+            save_parts(self.parts, find_parts(outputs, batch_sizes(shapes)))
         return ReferenceReport(
             provider=PROVIDERS[self.provider],
             outputs={

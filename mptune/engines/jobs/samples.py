@@ -10,9 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
+from mptune.data.archive import read_sample_shapes
 from mptune.data.calibration import read_outputs, read_samples, save_outputs
 from mptune.data.metrics.accuracy import OutputError, TaskMetric, call_metric, compare_outputs
 from mptune.data.metrics.guarded import metric_limit
+from mptune.data.metrics.parts import PARTS_JSON, OutputParts, find_parts, load_parts
 from mptune.data.metrics.row_sets import RowSet, find_row_sets
 from mptune.data.metrics.tasks import CALLABLE, is_own, resolve_metric
 from mptune.engines.base import EngineError, FailureKind
@@ -74,11 +76,41 @@ def output_error(
     any_shape = all(is_own(spec) or spec == "map" for spec in metrics)
     if not any_shape:
         _check_shapes(outputs, wanted, row_sets, takes_rows=not extra)
+    parts = parts_beside(state, reference)
     with metric_limit(scoring.timeout_s):
-        error = compare_outputs(outputs, wanted, extra, row_sets, any_shape=any_shape)
+        error = compare_outputs(outputs, wanted, extra, row_sets, any_shape=any_shape, parts=parts)
         if len(outputs) < len(references):
             return error
         return error.beside(set_errors(state, metrics, scoring, outputs, reference))
+
+
+def parts_beside(state: WorkerState, reference: Path) -> dict[str, OutputParts]:
+    """The parts of the outputs that were found when the reference over the search samples was taken.
+
+    A run of an older version has none in its files: they are found from that reference now.
+    """
+    known = reference.with_name(PARTS_JSON)
+    found = (
+        state.cached(f"parts {known}", file_identity(known), partial(load_parts, known)) if known.is_file() else None
+    )
+    if found is not None:
+        return found
+    searched = reference.with_name(reference.name.replace("held_out", "search"))
+    searched = searched if searched.is_file() else reference
+    samples = searched.with_name(searched.name.replace("_reference", ""))
+    inputs = samples if samples != searched and samples.is_file() else None
+    key = (*file_identity(searched), inputs)
+    return state.cached(f"found parts {searched}", key, partial(_found_parts, searched, inputs))
+
+
+def _found_parts(reference: Path, samples: Path | None) -> dict[str, OutputParts]:
+    batches = None if samples is None else batch_sizes(read_sample_shapes(samples))
+    return find_parts(read_outputs(reference), batches)
+
+
+def batch_sizes(shapes: Sequence[Mapping[str, Sequence[int]]]) -> tuple[frozenset[int], ...]:
+    """What may be the batch of each sample: the first dimensions of its inputs."""
+    return tuple(frozenset(shape[0] for shape in sample.values() if shape) for sample in shapes)
 
 
 def _changed_rows(

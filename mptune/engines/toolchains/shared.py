@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from mptune.data.metrics.accuracy import OutputError
+from mptune.data.metrics.parts import PARTS_JSON
 from mptune.data.rollout import Rollout
 from mptune.engines.base import (
     ErrorSource,
@@ -69,7 +70,11 @@ class ReferenceModel:
         paths = self._workload.workspace
         dependent = frozenset(output.name for output in self._workload.dependent_outputs)
         files = paths.model_path, paths.samples(which), paths.reference(which)
-        report = self._call(ReferenceJob(*files, self._provider, dependent, which == "search", self._rollout))
+        is_search = which == "search"
+        # What the search saw decides for held-out samples, too.
+        parts = paths.reference(which).with_name(PARTS_JSON) if is_search else None
+        job = ReferenceJob(*files, self._provider, dependent, is_search, rollout=self._rollout, parts=parts)
+        report = self._call(job)
         if isinstance(report, Failure):
             return report
         return Locator(self._workload, self._provider, self._call).locate(report, which)

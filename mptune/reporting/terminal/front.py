@@ -30,6 +30,7 @@ from mptune.reporting.text import (
     short_path,
 )
 from mptune.tuning.fronts.neighbours import neighbours
+from mptune.tuning.fronts.table import has_parts, part_text
 
 if TYPE_CHECKING:
     from mptune.tuning.evaluation import Evaluation
@@ -162,6 +163,9 @@ def _table(front: Front, width: int) -> Table:
     table.add_column("speedup", justify="right", no_wrap=True)
     table.add_column("error", justify="right", no_wrap=True)
     table.add_column("held-out", justify="right", no_wrap=True)
+    parts = has_parts(rows)
+    if parts:
+        table.add_column("worst part", no_wrap=True)
     table.add_column("FP16/32", justify="right", no_wrap=True)
     if memory:
         table.add_column("memory", justify="right", no_wrap=True)
@@ -179,6 +183,7 @@ def _table(front: Front, width: int) -> Table:
             format_speedup(evaluation.speedup),
             mark + format_error(evaluation.error_value),
             format_error(evaluation.held_out_value),
+            *([part_text(evaluation)] if parts else []),
             group_counts(evaluation.plan),
             *([memory_text(evaluation)] if memory else []),
             *([_because(front, evaluation)] if explained else []),

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mptune.data.numbers import encode_float
 from mptune.finding import Finding
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation
+from mptune.tuning.fronts.neighbours import Neighbour, neighbours
 
 FRONT_FORMAT = 1
+
+ChoiceKind = Literal["knee", "fastest", "limits", "plan"]
+"""How a plan was chosen: the knee of the front; its fastest point, as no other is a knee; by limits; by its id."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class FrontContent:
     findings: tuple[Finding, ...] = ()
     explanation: Explanation = field(default_factory=Explanation)
     other_devices: tuple[OtherDevice, ...] = ()
+    choice_kind: ChoiceKind = "knee"
 
     def to_json(self) -> dict[str, Any]:
         """The content of front.json: every key always there, null where unknown."""
@@ -71,6 +76,11 @@ class FrontContent:
             },
             "points": [self._point(point) for point in self.points],
             "chosen": None if self.chosen is None else self.chosen.plan.fingerprint,
+            "choice": {
+                "reason": self.choice_kind,
+                "limits_met": self.limits_met,
+                "neighbours": [beside.to_json() for beside in self._neighbours],
+            },
             "evaluations": self.evaluations,
             "failures": self.failures,
             "hypervolume": encode_float(self.hypervolume),
@@ -78,6 +88,10 @@ class FrontContent:
             "warnings": list(self.warnings),
             "other_devices": [other.to_json() for other in self.other_devices],
         }
+
+    @property
+    def _neighbours(self) -> tuple[Neighbour, ...]:
+        return () if self.chosen is None else neighbours(self.points, self.chosen)
 
     def _point(self, evaluation: Evaluation) -> dict[str, Any]:
         """The POINT of an evaluation, and why its FP32 groups are FP32."""

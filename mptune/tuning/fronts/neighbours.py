@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from mptune.data.metrics.paired import Difference, compare_errors
+from mptune.data.metrics.paired import LEAST_ERROR, Difference, compare_errors
+from mptune.data.numbers import encode_float
 from mptune.tuning.evaluation import Evaluation
 
 
@@ -18,18 +20,38 @@ class Neighbour:
         latency_ms_delta: its latency less the chosen one's; negative is faster.
         error: its error against the chosen one's, sample by sample on all samples that both have met; None where that
             cannot be known, such as with a single sample.
+        error_ratio: its error over the chosen one's, as they are shown.
     """
 
     evaluation: Evaluation
     latency_ms_delta: float
     error: Difference | None
+    error_ratio: float
+
+    @property
+    def text(self) -> str:
+        """What it gives for its latency, such as ``+0.008 ms: 7 times less error``."""
+        return f"+{self.latency_ms_delta:.3g} ms: {1 / max(self.error_ratio, 1e-3):.2g} times less error"
+
+    def to_json(self) -> dict[str, Any]:
+        """As in front.json."""
+        return {
+            "plan": self.evaluation.plan.fingerprint,
+            "latency_ms_delta": encode_float(self.latency_ms_delta),
+            "error_ratio": encode_float(self.error_ratio),
+        }
+
+
+LITTLE_LATENCY, MUCH_EXACTNESS = 1.05, 1 / 3
+"""A slower point is named beside the chosen one where its latency is at most this much of the chosen one's, and its
+error at most this much, beyond the doubt of the samples."""
 
 
 def compare_samples(one: Evaluation, other: Evaluation) -> Difference | None:
     """How two plans' errors differ, on all samples that both have met; None where that cannot be known."""
-    first, second = one.error, other.error
-    if one.held_out is not None and other.held_out is not None:
-        first, second = first.with_samples_of(one.held_out), second.with_samples_of(other.held_out)
+    first, second = one.counted, other.counted
+    if one.counted_held_out is not None and other.counted_held_out is not None:
+        first, second = first.with_samples_of(one.counted_held_out), second.with_samples_of(other.counted_held_out)
     return compare_errors(first, second, one.metric)
 
 
@@ -43,7 +65,26 @@ def neighbours(points: Sequence[Evaluation], chosen: Evaluation) -> tuple[Neighb
     others = [point for point in points if point.plan != chosen.plan]
     faster = [point for point in others if point.latency.median_ms < chosen.latency.median_ms]
     slower = [point for point in others if point.latency.median_ms >= chosen.latency.median_ms]
-    return tuple(
-        Neighbour(point, point.latency.median_ms - chosen.latency.median_ms, compare_samples(point, chosen))
-        for point in (*faster[-1:], *slower[:1])
-    )
+    return tuple(_beside(point, chosen) for point in (*faster[-1:], *slower[:1]))
+
+
+def cheap_exactness(points: Sequence[Evaluation], chosen: Evaluation) -> Neighbour | None:
+    """The next slower point of the front that is much more exact for little latency; None where none is.
+
+    All-FP32 is none: it is known to be exact.
+    """
+    most_ms = chosen.latency.median_ms * LITTLE_LATENCY
+    for point in points:
+        if point.plan == chosen.plan or not chosen.latency.median_ms <= point.latency.median_ms <= most_ms:
+            continue
+        found = _beside(point, chosen)
+        doubtful = found.error is not None and not found.error.is_significant
+        if point.plan.fp16_groups and found.error_ratio <= MUCH_EXACTNESS and not doubtful:
+            return found
+    return None
+
+
+def _beside(point: Evaluation, chosen: Evaluation) -> Neighbour:
+    delta_ms = point.latency.median_ms - chosen.latency.median_ms
+    ratio = max(point.judged_error, LEAST_ERROR) / max(chosen.judged_error, LEAST_ERROR)
+    return Neighbour(point, delta_ms, compare_samples(point, chosen), ratio)

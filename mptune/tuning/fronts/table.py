@@ -103,6 +103,17 @@ class Row:
         return ", ".join(words)
 
 
+def part_text(evaluation: Evaluation, width: int = 24) -> str:
+    """The output, or the columns of it, whose error is the plan's; empty where the metric sees all at once."""
+    return "" if evaluation.part is None else _cut(str(evaluation.part), width)
+
+
+def has_parts(rows: Sequence[Row]) -> bool:
+    """Whether it says something which part of the outputs decides."""
+    parts = {row.evaluation.part for row in rows}
+    return len(parts) > 1 or any(part is not None and part.columns is not None for part in parts)
+
+
 def front_rows(front: FrontContent) -> tuple[Row, ...]:
     """The points of the front and both baselines, sorted by latency."""
     by_plan = {point.plan: point for point in front.points}
@@ -160,6 +171,7 @@ def front_records(front: FrontContent) -> list[dict[str, Any]]:
             "p99_ms": row.evaluation.latency.p99_ms,
             "speedup": row.evaluation.speedup,
             "error": row.evaluation.error_value,
+            "part": part_text(row.evaluation, _WIDEST) or None,
             "held_out_error": row.evaluation.held_out_value,
             "fp16_groups": len(row.evaluation.plan.fp16_groups),
             "fp32_groups": len(row.evaluation.plan.fp32_groups),
@@ -205,6 +217,8 @@ def _rest(left: int) -> tuple[str, ...]:
 
 def _chosen(front: FrontContent) -> str:
     plan = "none" if front.chosen is None else front.chosen.plan.fingerprint
+    if front.chosen is not None and has_parts(front_rows(front)):
+        plan += f" (worst part: {part_text(front.chosen)})"
     return f"{plan}, {_cut(front.chosen_reason, 2 * _WIDEST)}"
 
 

@@ -19,6 +19,7 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
+from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.engines.base import Failure
 from mptune.engines.timing.session_timing import SessionTiming
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -191,7 +192,7 @@ class StudyRecord:
     def guide(self, prior: Prior, seed: int, emulate: Emulate | None = None) -> None:
         """Let ``PrecisionSampler`` propose from now on, with what is known before any build, or can be asked."""
         # Other metrics have no error past which a plan is worthless: the largest one seen bounds the front.
-        scale = None if self.metric == "relative_l2" else math.inf
+        scale = None if self.metric in ADD_IN_SQUARES else math.inf
         named = replace(prior, groups=tuple(self._names.of(group) for group in prior.groups))
 
         def emulate_named(plans: Sequence[Mapping[str, str]]) -> Sequence[float]:

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from mptune.data.calibration import split_indices
 from mptune.errors import PlanError, RunError
 from mptune.finding import Finding, by_severity
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory, read_run
-from mptune.settings import SearchSettings
+from mptune.settings import SearchSettings, Tolerance
 from mptune.targets.out_of_reach import CODE as OUT_OF_REACH
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation, Origin, disagreements
 from mptune.tuning.explanation import Explanation
 from mptune.tuning.front import Front, choose, hypervolume, pareto, reference_error_of
-from mptune.tuning.fronts.content import OtherDevice
+from mptune.tuning.fronts.content import ChoiceKind, OtherDevice
 from mptune.tuning.fronts.metric_limits import MetricLimit, check_metric_limits
+from mptune.tuning.fronts.neighbours import cheap_exactness
+from mptune.tuning.fronts.tolerances import check_tolerances, feasible, known_outputs
 from mptune.tuning.reasons.advice import Outcome, findings
+from mptune.tuning.reasons.plan_findings import SampleIndices, chosen_findings
 from mptune.tuning.reasons.reasons import explain
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.storage_urls import same_storage, storage_url
 from mptune.tuning.record.study import forget_studies, has_outcome, read_study
-from mptune.tuning.steps.remeasure import confirmed_evaluations, confirmed_front, rounds_needed
+from mptune.tuning.steps.remeasure import candidates, confirmed_evaluations, confirmed_front, rounds_needed
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,8 @@ class Choice:
         max_memory_bytes: among those whose engine takes at most so much.
         plan: this one, by fingerprint; wins over limits. With nothing given, the knee.
         limits: on the metrics' own values (``mptune.tuning.fronts.metric_limits``); with these alone, the fastest.
+        tolerance: largest errors of outputs, or of columns of them; the front holds what is within them.
+        ignore: outputs whose errors do not count.
     """
 
     max_error: float | None = None
@@ -44,6 +51,14 @@ class Choice:
     max_memory_bytes: int | None = None
     plan: str | None = None
     limits: tuple[MetricLimit, ...] = ()
+    tolerance: tuple[Tolerance, ...] = ()
+    ignore: tuple[str, ...] = ()
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether limits are asked for."""
+        limits = (self.max_error, self.max_latency_ms, self.max_memory_bytes)
+        return any(limit is not None for limit in limits) or bool(self.tolerance) or bool(self.limits)
 
 
 @dataclass(frozen=True)
@@ -60,6 +75,7 @@ class Facts:
         warnings: of the run so far, one line each.
         findings: of the run so far.
         data_dir: the run's data directory, which holds what explanations rest on; None explains nothing.
+        indices: of the samples in the data.
     """
 
     run_dir: Path
@@ -71,6 +87,7 @@ class Facts:
     warnings: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     data_dir: Path | None = None
+    indices: SampleIndices = field(default_factory=SampleIndices)
 
 
 def front_of(run: RunDirectory, file: RunFile, record: StudyRecord) -> Front:
@@ -93,11 +110,20 @@ def front_of(run: RunDirectory, file: RunFile, record: StudyRecord) -> Front:
         warnings=file.warnings,
         findings=file.findings,
         data_dir=run.data,
+        indices=_indices(file),
     )
     settings = SearchSettings(confirm_rounds=file.search.confirm_rounds, latency=file.fixed_settings.latency.settings())
     taken = file.choice
     limits = check_metric_limits(taken.limits, (file.search.metric, *file.search.reported_metrics))
-    choice = Choice(taken.max_error, taken.max_latency_ms, taken.max_memory_bytes, taken.plan, limits)
+    choice = Choice(
+        taken.max_error,
+        taken.max_latency_ms,
+        taken.max_memory_bytes,
+        taken.plan,
+        limits,
+        tuple(map(Tolerance.parse, taken.tolerance)),
+        taken.ignore,
+    )
     front = build_front(record, facts, choice, settings, every=file.confirms is not None)
     return replace(front, other_devices=other_devices(run))
 
@@ -183,20 +209,29 @@ def build_front(
         RunError: not even all-FP32 has been evaluated.
         PlanError: the chosen plan was never evaluated, or is not feasible.
     """
-    evaluations = record.evaluations()
-    searched = record.baseline()
+    evaluations = tuple(e.ignoring(choice.ignore) for e in record.evaluations())
+    baseline = record.baseline()
+    searched = None if baseline is None else baseline.ignoring(choice.ignore)
     if searched is None:
         raise RunError(
             f"{facts.run_dir} holds no evaluation of all-FP32 yet, so there is nothing to compare with",
             "let `mptune search` go on with it, and give it more time if you set --timeout",
         )
+    outputs = known_outputs(searched.error)
+    check_tolerances(choice.tolerance, choice.ignore, record.metric, outputs, searched.error)
     rounds = rounds_needed(settings, searched.latency.source)
     sound = [e for e in evaluations if e.is_finite]
-    confirmed, unconfirmed = confirmed_evaluations(record, rounds, settings.latency, sound if every else None)
+    read = sound if every else candidates(evaluations, choice.tolerance)
+    confirmed, unconfirmed = confirmed_evaluations(record, rounds, settings.latency, read)
     fp32 = _of_origin(confirmed, ORIGIN_FP32) or searched
     fp16 = _of_origin(confirmed, ORIGIN_FP16) or _of_origin(evaluations, ORIGIN_FP16)
-    points = confirmed_front(confirmed)
+    points = confirmed_front(feasible(confirmed, choice.tolerance))
     chosen, reason, met = _choose(points, (*confirmed, *evaluations), choice)
+    kind = _kind(choice, points, chosen)
+    better = None if chosen is None or kind not in ("knee", "fastest") else cheap_exactness(points, chosen)
+    if better is not None:
+        run = shlex.quote(str(facts.run_dir))
+        reason += f"; {better.text}: `mptune pick {run} --plan {better.evaluation.plan.fingerprint[:4]}`"
     explanation = Explanation()
     if facts.data_dir is not None:
         baselines = [fp32] if fp16 is None else [fp32, fp16]
@@ -212,6 +247,8 @@ def build_front(
         *_unconfirmed(points, chosen),
     )
     plan = (chosen or fp32).plan
+    run = shlex.quote(str(facts.run_dir))
+    about = chosen_findings(chosen, facts.indices, facts.findings, is_confirmation=every, run=run)
     return Front(
         run_dir=facts.run_dir,
         model_path=facts.model_path,
@@ -225,14 +262,24 @@ def build_front(
         points=points,
         chosen=chosen,
         chosen_reason=reason,
+        choice_kind=kind,
         limits_met=met,
         evaluations=record.spent,
         failures=record.failed,
         hypervolume=hypervolume(points, fp32, reference_error_of(record.metric, evaluations)),
         warnings=tuple(dict.fromkeys(warnings)),
-        findings=by_severity(finding.under_plan(plan.fp32_groups) for finding in facts.findings),
+        findings=by_severity(finding.under_plan(plan.fp32_groups) for finding in about),
         explanation=explanation,
     )
+
+
+def _indices(file: RunFile) -> SampleIndices:
+    """Which of the user's samples are search samples, and which are held out."""
+    fixed = file.fixed_settings
+    if file.data is None:
+        return SampleIndices()
+    split = split_indices(file.data.samples, fixed.seed, fixed.held_out_fraction, fixed.max_search_samples)
+    return SampleIndices(*split)
 
 
 def _unconfirmed(points: Sequence[Evaluation], chosen: Evaluation | None) -> tuple[str, ...]:
@@ -254,8 +301,8 @@ def _choose(
 ) -> tuple[Evaluation | None, str, bool]:
     if choice.plan is not None:
         return find_plan(known, choice.plan), "picked by its id", True
-    points = _fitting(known, choice.max_memory_bytes) or points
-    bounds = choice.max_error, choice.max_latency_ms, choice.max_memory_bytes
+    points = _fitting(known, choice) or points
+    bounds = choice.max_error, choice.max_latency_ms, choice.max_memory_bytes, choice.tolerance
     if not choice.limits:
         return choose(points, *bounds)
 
@@ -267,18 +314,30 @@ def _choose(
     if not found:
         nearest, _, _ = choose(points, *bounds)
         return nearest, f"no plan has {wanted}; this one was chosen without that limit", False
-    if bounds == (None, None, None):
+    if bounds == (None, None, None, ()):
         return min(found, key=lambda e: e.latency.median_ms), f"the fastest with {wanted}", True
     point, reason, met = choose(found, *bounds)
     return point, f"{reason}, and {wanted}", met
 
 
-def _fitting(known: Sequence[Evaluation], max_memory_bytes: int | None) -> tuple[Evaluation, ...]:
+def _fitting(known: Sequence[Evaluation], choice: Choice) -> tuple[Evaluation, ...]:
     """The front of the plans that keep to a limit of memory: those of the whole front may all be above it."""
-    if max_memory_bytes is None:
+    limit = choice.max_memory_bytes
+    if limit is None:
         return ()
     first = {e.plan: e for e in reversed(known)}
-    return pareto(e for e in first.values() if e.memory is not None and e.memory.total_bytes <= max_memory_bytes)
+    fitting = [e for e in first.values() if e.memory is not None and e.memory.total_bytes <= limit]
+    return pareto(feasible(fitting, choice.tolerance))
+
+
+def _kind(choice: Choice, points: Sequence[Evaluation], chosen: Evaluation | None) -> ChoiceKind:
+    """How the plan was chosen."""
+    if choice.plan is not None:
+        return "plan"
+    if choice.has_limits:
+        return "limits"
+    is_fastest = chosen is not None and all(chosen.latency.median_ms <= p.latency.median_ms for p in points)
+    return "fastest" if is_fastest else "knee"
 
 
 def find_plan(known: Sequence[Evaluation], fingerprint: str) -> Evaluation:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mptune.data.archive import read_samples
+from mptune.data.metrics.parts import PARTS_JSON, load_parts
 from mptune.errors import DataError, RunError
 from mptune.files import file_sha256, write_json
 from mptune.tuning.steps.kernels import KERNELS_JSON, MissingKernels
@@ -21,7 +22,7 @@ _SAMPLES = ("search.npz", "held_out.npz")
 _REFERENCES = ("search_reference.npz", "held_out_reference.npz")
 _ANSWERS = (KERNELS_JSON,)
 _LABELS = ("search_labels.npz", "held_out_labels.npz")
-_EVERY = (*_SAMPLES, *_REFERENCES, *_LABELS, *_ANSWERS)
+_EVERY = (*_SAMPLES, *_REFERENCES, *_LABELS, PARTS_JSON, *_ANSWERS)
 _FORMAT = 1
 
 
@@ -67,8 +68,10 @@ def damaged(data: Path) -> tuple[str, ...]:
     unreadable = tuple(name for name in unknown if not _can_be_read(data / name))
     if sealed is None:
         return (*(name for name in _SAMPLES if not (data / name).is_file()), *unreadable)
-    changed = (n for n, sha256 in sealed.items() if not (data / n).is_file() or file_sha256(data / n) != sha256)
-    return (*changed, *unreadable)
+    changed = [n for n, sha256 in sealed.items() if not (data / n).is_file() or file_sha256(data / n) != sha256]
+    if PARTS_JSON in changed:  # is written with this reference
+        changed.append(_REFERENCES[0])
+    return tuple(dict.fromkeys((*changed, *unreadable)))
 
 
 def refuse_damaged(data: Path) -> None:
@@ -87,6 +90,8 @@ def refuse_damaged(data: Path) -> None:
 
 def _can_be_read(path: Path) -> bool:
     try:
+        if path.name == PARTS_JSON:
+            return load_parts(path) is not None
         if path.name in _ANSWERS:
             MissingKernels.load(path)
         else:

@@ -80,6 +80,7 @@ class WorkerRun(SearchRun):
             sampler=file.search.sampler,
             timeout_s=file.search.timeout_s,
             max_disk_bytes=file.search.max_disk_bytes,
+            ignore=file.choice.ignore,
         )
         super().__init__(run, load_either(run, file), settings, listener, opener)
         self._url = storage

@@ -51,6 +51,7 @@ class EhviEstimator:
         latency_terms: group gains, boundary costs and the fixed gain in ms, shape (n_draws, n_groups + n_boundaries +
             1).
         log_squares: log of the groups' squared errors, shape (n_draws, n_groups).
+        part_shares: as ``Prior`` has them, shape (n_groups, n_parts); None where one part decides.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class EhviEstimator:
         self.failures = FailureModel(prior, built)
         self.latency_terms = np.vstack([self._latency.mean(), self._latency.sample(generator, _DRAWS)])
         self.log_squares = np.vstack([self._error.mode, self._error.sample(generator, _DRAWS)])
+        self.part_shares = None if prior.part_shares is None else np.array(prior.part_shares)
         self._reference_error = reference_error
         self._built = plan_keys(built.plans)
         emulated = (built.plans[:0], np.zeros(0)) if built.emulated is None else built.emulated

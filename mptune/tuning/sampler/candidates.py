@@ -60,6 +60,11 @@ def exact_optima(solver: CutSolver, estimator: EhviEstimator, generator: np.rand
     """
     terms = estimator.latency_terms[:_SWEPT_DRAWS]  # (n_draws, n_groups + n_boundaries + 1)
     squares = np.exp(estimator.log_squares[:_SWEPT_DRAWS])  # (n_draws, n_groups)
+    shares = estimator.part_shares
+    if shares is not None:
+        # The largest over parts is bounded by weighted sums of them (Lagrange multipliers): other weights in each draw.
+        mixed = generator.dirichlet(np.full(shares.shape[1], 0.5), len(squares)) @ shares.T
+        squares = squares * np.maximum(mixed, 1e-6)
     n_groups = squares.shape[1]
     gains = np.maximum(terms[:, :n_groups], 1e-9 * estimator.base_ms)
     # From a weight that keeps all but the cheapest groups out to one that lets all but the dearest in.

@@ -8,6 +8,7 @@ maximum likelihood).
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -42,12 +43,16 @@ _STEPS, _LARGEST_STEP = 8, 2.0
 class ErrorModel:
     """Posterior of ``u`` in ``log(error ** 2) = log(floor ** 2 + sum(exp(u_i)))``, the sum over a plan's FP16 groups.
 
+    Where outputs have several parts, ``exp(u_i)`` is the squared error of group i in its worst part, and the sum is the
+    largest over the parts p of ``sum(exp(u_i) * share[i, p])``, with known shares (``part_shares``).
+
     Attributes:
         mode: of ``u``, the maximum a posteriori, shape (n_groups,).
     """
 
     def __init__(self, prior: Prior, built: BuiltPlans) -> None:
         """Condition the prior on measured and emulated errors."""
+        self._shares = None if prior.part_shares is None else np.array(prior.part_shares)
         measured = np.isfinite(built.error) & (built.finite > 0)
         plans, errors = built.plans[measured], built.error[measured]
         noise = np.full(len(plans), _LAW_NOISE)
@@ -82,6 +87,8 @@ class ErrorModel:
 
     def _predict(self, u: Floats) -> tuple[Floats, Floats]:
         parts = self._plans * np.exp(u)
+        if self._shares is not None:  # the part that decides
+            parts = parts * self._shares.T[(parts @ self._shares).argmax(axis=1)]
         total = parts.sum(axis=1) + self._floor
         return np.log(total), parts / total[:, None]
 
@@ -121,7 +128,12 @@ class ErrorModel:
             plans: shape (n_plans, n_groups).
             u: shape (n_draws, n_groups).
         """
-        squares = (plans.astype(np.float32) @ np.exp(u).T.astype(np.float32)).T
+        groups, terms = plans.astype(np.float32), np.exp(u).T.astype(np.float32)
+        if self._shares is None:
+            squares = (groups @ terms).T
+        else:
+            of_parts = (groups @ (terms * share[:, None]) for share in self._shares.T.astype(np.float32))
+            squares = functools.reduce(np.maximum, of_parts).T
         error: Floats = np.sqrt(squares.astype(float) + self._floor)
         return error
 

@@ -28,6 +28,8 @@ class Prior:
         operators: of each group; groups of one operator may all be far slower in FP16. Empty where they are not known.
         log_square_sds: standard deviation of each of ``log_square_errors`` on top of how far emulation can be trusted:
             where it was taken on few samples, or from other groups. None is 0 everywhere.
+        part_shares: squared error of each group in each part of the outputs, over that in its worst part: the law of
+            squares holds for a part, and the error of a plan is the largest over them. None where one part decides.
     """
 
     groups: tuple[str, ...]
@@ -39,6 +41,7 @@ class Prior:
     exact: bool = False
     operators: tuple[frozenset[str], ...] = ()
     log_square_sds: tuple[float, ...] | None = None
+    part_shares: tuple[tuple[float, ...], ...] | None = None
 
 
 @dataclass(frozen=True)

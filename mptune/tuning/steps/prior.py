@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
 from mptune.data.metrics.accuracy import OutputError
+from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.graph.plan import Precision
 from mptune.targets.roofline import LatencyTerms
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.sampler.boundaries import Boundary
+from mptune.tuning.sampler.plan_rows import Floats
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.sensitivity import Sensitivity
@@ -22,6 +24,10 @@ from all groups: factors of 2.7 and 4.5 in the error. Blocks of one pattern in a
 
 _LARGEST_EXCESS = 2.0
 """The same log, by which an error on few samples is corrected at most: a factor of 2.7 in the error."""
+
+
+MOST_KEPT = 12
+"""Parts that are told apart; the others join the one most like them, which takes the larger share of each group."""
 
 
 def make_prior(
@@ -45,10 +51,11 @@ def make_prior(
     estimates = log_square_errors(space, sensitivity, anchor)
     squares = tuple(mean for mean, _ in estimates.values()) if sensitivity.errors else None
     sds = tuple(sd for _, sd in estimates.values()) if any(sd for _, sd in estimates.values()) else None
+    shares = part_shares([_by_part(sensitivity, group) for group in space.free]) if sensitivity.errors else None
     ops = {group.id: frozenset(group.ops) for group in space.groups}
     operators = tuple(ops[group] for group in space.free)
     if terms is None:
-        return Prior(space.free, squares, operators=operators, log_square_sds=sds)
+        return Prior(space.free, squares, operators=operators, log_square_sds=sds, part_shares=shares)
     boundaries: dict[Boundary, float] = {}
     for term in terms.boundaries:
         ends = dict.fromkeys((term.producer_group, *term.consumer_groups))
@@ -66,6 +73,7 @@ def make_prior(
         groups=space.free,
         log_square_errors=squares,
         log_square_sds=sds,
+        part_shares=shares,
         gains_ms=tuple(float(terms.gains_ms.get(group, 0.0)) for group in space.free),
         boundaries=tuple(boundaries),
         boundary_costs_ms=tuple(boundaries.values()),
@@ -73,6 +81,14 @@ def make_prior(
         exact=exact,
         operators=operators,
     )
+
+
+def _by_part(sensitivity: Sensitivity, group: str) -> Mapping[Hashable, float] | None:
+    """Error of a group alone in each part of the outputs; None where that was not taken, or does not add in squares."""
+    error = sensitivity.taken.get(group)
+    if error is None or error.non_finite or sensitivity.metric not in ADD_IN_SQUARES:
+        return None
+    return dict[Hashable, float](error.by_part(sensitivity.metric).items())
 
 
 def log_square_errors(
@@ -121,3 +137,47 @@ def _estimate(facts: tuple[str, str, str], finite: Mapping[str, list[float]]) ->
         if values and fact != "pattern ":
             return float(np.mean(values)), math.hypot(sd, float(np.std(values)))
     return math.log(1e-4**2), 4.5
+
+
+def part_shares(errors: Sequence[Mapping[Hashable, float] | None]) -> tuple[tuple[float, ...], ...] | None:
+    """Squared error of each group in each part, over that in its worst part.
+
+    Args:
+        errors: of each group, part -> error; None where that is not known: such a group is taken to meet every part.
+
+    Returns:
+        Shape (n_groups, n_parts), the parts that cannot decide left out; None where one part decides whatever the plan.
+    """
+    parts = list(dict.fromkeys(part for by_part in errors if by_part for part in by_part))
+    if len(parts) < 2:
+        return None
+    shares = np.ones((len(errors), len(parts)))
+    for row, by_part in zip(shares, errors, strict=True):
+        values = np.array([by_part.get(part, 0.0) if by_part else 0.0 for part in parts])
+        if np.isfinite(values).all() and values.max() > 0:
+            row[:] = (values / values.max()) ** 2
+    shares = _joined(_undominated(shares))
+    return None if shares.shape[1] < 2 else tuple(tuple(map(float, row)) for row in shares)
+
+
+def _undominated(shares: Floats) -> Floats:
+    """Without parts that have no larger share of any group than another one has."""
+    kept: list[int] = []
+    for part in np.argsort(-shares.sum(axis=0), kind="stable"):
+        if not any((shares[:, part] <= shares[:, other]).all() for other in kept):
+            kept.append(int(part))
+    return shares[:, sorted(kept)]
+
+
+def _joined(shares: Floats) -> Floats:
+    """At most ``MOST_KEPT`` parts: those that differ most, each with what is most like it."""
+    count = shares.shape[1]
+    if count <= MOST_KEPT:
+        return shares
+    kept = [int(shares.sum(axis=0).argmax())]
+    apart = np.abs(shares - shares[:, kept]).max(axis=0)
+    while len(kept) < MOST_KEPT:
+        kept.append(int(apart.argmax()))
+        apart = np.minimum(apart, np.abs(shares - shares[:, kept[-1:]]).max(axis=0))
+    nearest = np.abs(shares[:, :, None] - shares[:, None, kept]).max(axis=0).argmin(axis=1)
+    return np.stack([shares[:, nearest == k].max(axis=1) for k in range(len(kept))], axis=1)

@@ -15,15 +15,17 @@ from functools import partial
 from typing import Any
 
 from mptune.data.metrics.accuracy import OutputError
+from mptune.data.metrics.parts import belongs_to
 from mptune.data.numbers import encode_float
 from mptune.engines.base import Failure, Measurement, Toolchain
 from mptune.engines.timing.latency import Latency, summarise
 from mptune.graph.plan import PrecisionPlan
-from mptune.settings import LatencySettings, SearchSettings
+from mptune.settings import LatencySettings, SearchSettings, Tolerance
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.failures import describe, machine_error
 from mptune.tuning.front import choose, knee, pareto
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
+from mptune.tuning.fronts.tolerances import feasible
 from mptune.tuning.listener import Listener, count_down
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import Sessions, anchored
@@ -68,10 +70,15 @@ class Unconfirmed:
         return f"{plan} is not finite on the held-out samples and was dropped: {more}"
 
 
-def candidates(evaluations: Sequence[Evaluation]) -> tuple[Evaluation, ...]:
-    """The front, all-FP32 and all-FP16, each once, in the order in which they are measured: the baseline first."""
+def candidates(evaluations: Sequence[Evaluation], tolerances: Sequence[Tolerance] = ()) -> tuple[Evaluation, ...]:
+    """The front, all-FP32 and all-FP16, each once, in the order in which they are measured: the baseline first.
+
+    Args:
+        evaluations: of all plans.
+        tolerances: the front is of the plans within these, where there are any.
+    """
     seeds = [e for e in evaluations if e.origin in (ORIGIN_FP32, ORIGIN_FP16) and e.is_finite]
-    unique = {e.plan.fingerprint: e for e in (*seeds, *pareto(evaluations))}
+    unique = {e.plan.fingerprint: e for e in (*seeds, *pareto(feasible(evaluations, tolerances)))}
     return tuple(sorted(unique.values(), key=lambda e: (e.origin != ORIGIN_FP32, e.latency.median_ms)))
 
 
@@ -87,13 +94,14 @@ def points_to_confirm(record: StudyRecord, settings: SearchSettings, rounds: int
         settings: how many, and the limits that the choice is made by.
         rounds: how many each point should have.
     """
-    evaluations = record.evaluations()
-    every = candidates(evaluations)
+    evaluations = _counted(record, settings)
+    every = candidates(evaluations, settings.tolerance)
     if len(every) <= settings.confirm_points:
         return every
-    front = pareto(evaluations)
-    now = confirmed_front(confirmed_evaluations(record, rounds, settings.latency)[0])
-    limits = (settings.max_error, settings.max_latency_ms, settings.max_memory_bytes)
+    front = pareto(feasible(evaluations, settings.tolerance))
+    confirmed = confirmed_evaluations(record, rounds, settings.latency, every)[0]
+    now = confirmed_front(feasible(confirmed, settings.tolerance))
+    limits = (settings.max_error, settings.max_latency_ms, settings.max_memory_bytes, settings.tolerance)
     picks = [knee(front)] + [choose(p, *limits)[0] for p in (front, now)]
     notes = record.notes(_PREFIX)
     wanted = {e.plan.fingerprint for e in (*picks, *front[:1], *front[-1:]) if e is not None}
@@ -104,6 +112,11 @@ def points_to_confirm(record: StudyRecord, settings: SearchSettings, rounds: int
     taken += _spread(rest, taken, settings.confirm_points - len(taken))
     kept = {e.plan.fingerprint for e in taken}
     return tuple(e for e in every if e.plan.fingerprint in kept)
+
+
+def _counted(record: StudyRecord, settings: SearchSettings) -> tuple[Evaluation, ...]:
+    """All evaluations, judged without the outputs that are ignored."""
+    return tuple(evaluation.ignoring(settings.ignore) for evaluation in record.evaluations())
 
 
 def _spread(rest: Sequence[Evaluation], taken: Sequence[Evaluation], count: int) -> list[Evaluation]:
@@ -169,7 +182,7 @@ def confirm(
             listener.stage(f"stopped confirming: {limit.value}; the same command goes on with it")
             return
         plans = len({point.plan.fingerprint for _, point in todo})
-        every = len(candidates(record.evaluations()))
+        every = len(candidates(_counted(record, settings), settings.tolerance))
         of_all = f" of {every}" if every > max(plans, settings.confirm_points) else ""
         listener.stage(f"confirming {plans}{of_all} plan{'s' if plans > 1 or of_all else ''}")
         failed |= measure_again(todo, record, toolchain, settings, listener, limits)
@@ -315,7 +328,8 @@ def _pooled(
         return replace(point, latency=sessions.corrected(point.latency))
     latencies = [Latency.from_json(n["latency"]) for n in notes]
     errors = [OutputError.from_json(n["error"]) for n in notes]
-    worst = max(errors, key=lambda e: (e.non_finite, e.value(point.metric)))
+    counted = {id(e): e.without(point.ignored) for e in errors}
+    worst = max(errors, key=lambda e: (counted[id(e)].non_finite, counted[id(e)].value(point.metric)))
     engines = [n["engine_path"] for n in notes if n["engine_path"] is not None]
     latency = pool_latencies(latencies, settings)
     return replace(
@@ -358,7 +372,9 @@ def _rounds_of(notes: Mapping[str, Any], plan: PrecisionPlan) -> list[Mapping[st
 
 def _holds(note: Mapping[str, Any] | None, metric: str) -> bool:
     """Whether a note is a measurement whose statistics hold the metric."""
-    return note is not None and "error" in note and any(metric in statistics for statistics in note["error"].values())
+    if note is None or "error" not in note:
+        return False
+    return any(belongs_to(name, metric) for statistics in note["error"].values() for name in statistics)
 
 
 def _to_note(measurement: Measurement) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from mptune.data.metrics.accuracy import OutputError
+from mptune.data.metrics.parts import belongs_to
 from mptune.data.numbers import decode_float, encode_float
 from mptune.engines.base import Toolchain
 from mptune.files import write_json
@@ -298,8 +299,9 @@ class OneGroupErrors:
             self._final[group] = math.inf
         elif group not in self._final and self._samples(group) == part.start:
             known = self._taken.get(group)
-            if known is None or known.per_output.keys() == error.per_output.keys():
-                self._taken[group] = error if known is None else known.with_samples_of(error)
+            both = error if known is None else known.with_samples_of(error)
+            if known is None or (known.per_output.keys() == error.per_output.keys() and both.has(self._metric)):
+                self._taken[group] = both
             else:  # Outputs whose shape depends on values were compared in another way: the parts do not add up.
                 del self._taken[group]
                 self._final[group] = max(_value(known, self._metric), _value(error, self._metric))
@@ -344,11 +346,13 @@ def _stakes(groups: Sequence[str], gains_ms: Mapping[str, float]) -> dict[str, f
 
 
 def _only(error: OutputError | None, metric: str) -> OutputError | None:
-    """The objective's statistic and the count of non-finite values alone."""
+    """The objective's statistics and the count of non-finite values alone."""
     if error is None:
         return None
-    kept = (metric, "non_finite")
-    per_output = {o: {s: v for s, v in by.items() if s in kept} for o, by in error.per_output.items()}
+    per_output = {
+        o: {s: v for s, v in by.items() if s == "non_finite" or belongs_to(s, metric)}
+        for o, by in error.per_output.items()
+    }
     return OutputError(per_output)
 
 

@@ -230,7 +230,6 @@ class Tuner:
                 return plan
 
     # -- outcomes -----------------------------------------------------------------------------------------------
-
     def _evaluate(self, proposal: Proposal) -> None:
         try:
             result, failures = self._attempts.evaluate(proposal, lambda: self._measure(proposal))
@@ -334,6 +333,7 @@ class Tuner:
             origin=proposal.origin,
             metric=self._settings.metric,
             baseline_ms=None if baseline is None else baseline.latency.median_ms,
+            ignored=self._settings.ignore,
         )
         emulated = None if self._emulated is None else self._emulated(proposal.plan)
         if emulated is None or baseline is None or evaluation.has_own_value:  # of those the relative L2 is emulated

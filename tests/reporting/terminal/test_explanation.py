@@ -158,7 +158,7 @@ def test_a_run_is_explained_elsewhere(
     (tmp_path / "model.mptune").rename(tmp_path / "copy")
     assert main(["report", "copy", "--explain", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document == front.explanation.to_json("relative_l2")
+    assert document == front.explanation.to_json("worst_part")
     assert [g["error_per_ms"] for g in document["groups"]] == sorted(g["error_per_ms"] for g in document["groups"])
     assert set(document["plans"]) >= {p.plan.fingerprint for p in front.points}
     assert main(["report", "copy", "--explain"]) == 0

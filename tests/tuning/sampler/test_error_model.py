@@ -156,3 +156,24 @@ def test_no_step_goes_farther_than_the_linearisation_holds(monkeypatch: pytest.M
     model = ErrorModel(prior(log_square_errors=(math.log(1e-14),) * GROUPS), far)
     assert model.mode[0] - math.log(1e-14) == pytest.approx(2.0)
     assert model.mode[1:] == pytest.approx(math.log(1e-14))
+
+
+def test_the_largest_part_decides_after_the_sum() -> None:
+    """Two parts: groups that err in different ones do not add up, those that err in one do."""
+    shares = tuple((1.0, 0.0) if group % 2 else (0.0, 1.0) for group in range(GROUPS))
+    squares = tuple(math.log(1e-6) for _ in range(GROUPS))
+    known = prior(log_square_errors=squares)
+    split = ErrorModel(replace(known, part_shares=shares), seen(PLANS[:0]))
+    every = np.ones((1, GROUPS), dtype=bool)
+    largest = max(GROUPS // 2, GROUPS - GROUPS // 2)
+    assert split.predict(every, split.mode[None])[0, 0] == pytest.approx(1e-3 * math.sqrt(largest), rel=1e-4)
+    whole = ErrorModel(known, seen(PLANS[:0]))
+    assert whole.predict(every, whole.mode[None])[0, 0] == pytest.approx(1e-3 * math.sqrt(GROUPS), rel=1e-4)
+
+
+def test_one_part_is_what_no_parts_are() -> None:
+    squares = tuple(math.log(1e-6) - group for group in range(GROUPS))
+    known, built = prior(log_square_errors=squares), seen(PLANS)
+    alone, same = ErrorModel(known, built), ErrorModel(replace(known, part_shares=((1.0,),) * GROUPS), built)
+    assert same.mode == pytest.approx(alone.mode)
+    assert same.predict(NEW, same.mode[None]) == pytest.approx(alone.predict(NEW, alone.mode[None]), rel=1e-5)

@@ -1,0 +1,316 @@
+"""The parts of the outputs: what the metric ``worst_part`` is the worst over.
+
+A part is an output, or a column (channel) of it where the columns' scales differ, as where a detector gives boxes in
+pixels beside scores from 0 to 1. Columns lie on axis 1 of outputs of rank 4 and up, else on the shorter of the axes
+that are not the batch (the last on a tie). Where the largest of the columns' standard deviations over all search
+samples is more than ``SCALES_DIFFER`` times the smallest, each column is a part. The error of a part is the root mean
+square of ``y - y_ref`` over a sample, divided by the part's standard deviation over all search samples; where that is
+0, by its root mean square; where both are, it is the absolute error.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mptune.data.numbers import decode_float, encode_float
+from mptune.files import write_json
+
+Floats = NDArray[np.float64]
+
+WORST_PART = "worst_part"
+"""The metric, and the statistic of an output that is one part; ``worst_part[4]`` is that of its column 4."""
+
+PARTS_JSON = "parts.json"
+"""Name of the file in the run's data directory, beside the reference that the parts were found from."""
+
+ADD_IN_SQUARES = ("relative_l2", WORST_PART)
+"""Metrics of which the law of squares holds, for each output or part; errors of them above 3e-2 are worth nothing."""
+
+SCALES_DIFFER = 10.0
+"""Largest over smallest standard deviation of the columns from which each column is a part."""
+
+MOST_PARTS = 256
+"""Of an output: more columns share so many parts, consecutive ones together, each divided by its own scale."""
+
+MOST_COLUMNS = 1024
+"""Of an output whose columns' errors are kept one by one."""
+
+_CONSTANT = 1e-6
+"""A standard deviation below this share of the root mean square is what FP32 rounding makes of a constant."""
+
+_CHUNK = 1 << 20
+"""Elements that are widened to float64 at a time, about."""
+
+_KEY = re.compile(rf"{WORST_PART}\[(\d+)(?::(\d+))?\]")
+
+
+@dataclass(frozen=True)
+class OutputParts:
+    """The parts of one output.
+
+    Attributes:
+        axis: of the columns; None where it has none.
+        whole: what the error of the whole output is divided by.
+        scales: what the error of each column is divided by, shape (columns,).
+        is_split: whether each column is a part.
+    """
+
+    axis: int | None
+    whole: float
+    scales: tuple[float, ...] = ()
+    is_split: bool = False
+
+    @cached_property
+    def ranges(self) -> tuple[range, ...]:
+        """The columns of each part; empty where the output is one part."""
+        count = len(self.scales)
+        if not self.is_split:
+            return ()
+        ends = [round(count * k / min(count, MOST_PARTS)) for k in range(min(count, MOST_PARTS) + 1)]
+        return tuple(range(a, b) for a, b in itertools.pairwise(ends))
+
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Whether an array of this shape has these columns."""
+        return self.axis is not None and self.axis < len(shape) and shape[self.axis] == len(self.scales)
+
+
+@dataclass(frozen=True)
+class ColumnErrors:
+    """The error of each column of one output under one plan, over all samples: one value per column in each.
+
+    Attributes:
+        worst_part: root mean square of the difference divided by the column's scale, the mean over the samples.
+        relative_l2: of the column alone, the mean over the samples.
+        max_abs: the largest absolute difference on any sample.
+    """
+
+    worst_part: tuple[float, ...]
+    relative_l2: tuple[float, ...]
+    max_abs: tuple[float, ...]
+
+    def to_json(self) -> dict[str, list[float | str]]:
+        """To four digits: non-finite numbers as strings."""
+        return {name: [_short(value) for value in getattr(self, name)] for name in _COLUMN_STATISTICS}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Sequence[float | str]]) -> ColumnErrors:
+        """Inverse of ``to_json``."""
+        return cls(*(tuple(map(decode_float, document[name])) for name in _COLUMN_STATISTICS))
+
+
+_COLUMN_STATISTICS = ("worst_part", "relative_l2", "max_abs")
+
+
+def part_statistic(columns: range) -> str:
+    """The name of the statistic of a part: ``worst_part[4]``, ``worst_part[0:8]``."""
+    return f"{WORST_PART}[{columns.start}]" if len(columns) == 1 else f"{WORST_PART}[{columns.start}:{columns.stop}]"
+
+
+def columns_of_part(statistic: str) -> tuple[int, ...] | None:
+    """The columns that the statistic of a part is about; None where it is about the whole output."""
+    match = _KEY.fullmatch(statistic)
+    if match is None:
+        return None
+    start = int(match[1])
+    return tuple(range(start, start + 1 if match[2] is None else int(match[2])))
+
+
+def belongs_to(statistic: str, metric: str) -> bool:
+    """Whether a statistic is one of those that a metric is the worst of: its own, or that of a part."""
+    return statistic == metric or (metric == WORST_PART and statistic.startswith(WORST_PART + "["))
+
+
+def find_parts(
+    reference: Sequence[Mapping[str, np.ndarray]], batches: Sequence[frozenset[int]] | None = None
+) -> dict[str, OutputParts]:
+    """The parts of every output, from the reference over all samples, one sample at a time.
+
+    Args:
+        reference: outputs of each sample.
+        batches: the first dimensions of the inputs of each sample: axis 0 of an output is the batch where it is one of
+            them. None takes axis 0 for the batch.
+    """
+    found = {}
+    for name in dict.fromkeys(name for sample in reference for name in sample):
+        arrays = [np.asarray(sample[name]) for sample in reference if name in sample]
+        if any(array.dtype.kind not in "fiub" for array in arrays):
+            continue
+        known = [None] * len(reference) if batches is None else list(batches)
+        first = [sizes for sizes, sample in zip(known, reference, strict=True) if name in sample]
+        has_batch = all(
+            array.ndim > 0 and (sizes is None or array.shape[0] in sizes)
+            for array, sizes in zip(arrays, first, strict=True)
+        )
+        found[name] = _parts_of(arrays, _axis(arrays, has_batch=has_batch))
+    return found
+
+
+def _axis(arrays: Sequence[np.ndarray], *, has_batch: bool) -> int | None:
+    """The axis of the columns; None where there is none, or their number differs between samples."""
+    rank = arrays[0].ndim
+    if any(array.ndim != rank for array in arrays):
+        return None
+    same = [axis for axis in range(rank) if len({array.shape[axis] for array in arrays}) == 1]
+    axes = [1] if rank >= 4 else list(range(int(has_batch), rank))
+    axes = [axis for axis in axes if axis in same and arrays[0].shape[axis] > 0]
+    return min(axes, key=lambda axis: (arrays[0].shape[axis], -axis)) if axes else None
+
+
+def _parts_of(arrays: Sequence[np.ndarray], axis: int | None) -> OutputParts:
+    columns = 1 if axis is None else arrays[0].shape[axis]
+    count, total, squares = (np.zeros(columns) for _ in range(3))
+    deviations = np.zeros(columns)  # sum of squared deviations from the mean (Chan et al., 1983)
+    for array in arrays:
+        for rows in _chunks(array, axis):
+            values = rows.astype(np.float64)
+            finite = np.isfinite(values)
+            values = np.where(finite, values, 0.0)
+            n = finite.sum(axis=1).astype(np.float64)
+            mean = values.sum(axis=1) / np.maximum(n, 1)
+            apart = np.where(finite, values - mean[:, None], 0.0)
+            before = total / np.maximum(count, 1)
+            deviations += (apart**2).sum(axis=1) + (mean - before) ** 2 * count * n / np.maximum(count + n, 1)
+            squares += (values**2).sum(axis=1)
+            total += mean * n
+            count += n
+    scales = [_scale(*column) for column in zip(count, squares, deviations, strict=True)]
+    spread = np.sqrt(deviations / np.maximum(count, 1))
+    constant = spread <= _CONSTANT * np.sqrt(squares / np.maximum(count, 1))
+    spread = np.where(constant, 0.0, spread)
+    mean = total.sum() / max(count.sum(), 1)
+    within = deviations + count * (total / np.maximum(count, 1) - mean) ** 2
+    whole = _scale(count.sum(), squares.sum(), within.sum())
+    if axis is None or columns < 2:
+        return OutputParts(axis, whole, tuple(scales) if axis is not None else ())
+    is_split = bool(spread.max() > SCALES_DIFFER * spread.min())
+    if not is_split and columns > MOST_COLUMNS:
+        return OutputParts(None, whole)
+    return OutputParts(axis, whole, tuple(scales), is_split)
+
+
+def _scale(count: float, squares: float, deviations: float) -> float:
+    """Standard deviation, else root mean square, else 1."""
+    if not count:
+        return 1.0
+    deviation, rms = math.sqrt(deviations / count), math.sqrt(squares / count)
+    scale = deviation if deviation > _CONSTANT * rms else rms
+    return scale if scale > 0 and math.isfinite(scale) else 1.0
+
+
+def _chunks(array: np.ndarray, axis: int | None) -> list[np.ndarray]:
+    """Views of the array with the columns first, shape (columns, elements), about ``_CHUNK`` elements each."""
+    if axis is None:
+        rows = array.reshape(1, -1)
+    else:
+        rows = np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
+    step = max(1, _CHUNK // max(1, rows.shape[0]))
+    return [rows[:, start : start + step] for start in range(0, rows.shape[1], step)]
+
+
+class ErrorsByPart:
+    """Takes the error of each part of one output, and of each of its columns, sample by sample."""
+
+    def __init__(self, parts: OutputParts) -> None:
+        """Nothing is taken yet."""
+        self._parts = parts
+        self._samples = 0
+        self._normalised: Floats = np.zeros(len(parts.scales))
+        self._relative: Floats = np.zeros(len(parts.scales))
+        self._largest: Floats = np.zeros(len(parts.scales))
+        self._has_columns = parts.axis is not None
+
+    def take(self, output: np.ndarray, reference: np.ndarray) -> dict[str, float]:
+        """The statistics of the parts on one sample; both arrays have the same shape."""
+        parts = self._parts
+        has_columns = parts.fits(reference.shape)
+        self._has_columns &= has_columns
+        axis = parts.axis if has_columns else None
+        columns = len(parts.scales) if has_columns else 1
+        squares, wanted_squares, count, largest = (np.zeros(columns) for _ in range(4))
+        with np.errstate(all="ignore"):  # NaN and Inf are results here
+            for got, wanted in zip(_chunks(output, axis), _chunks(reference, axis), strict=True):
+                values = wanted.astype(np.float64)
+                finite = np.isfinite(values)
+                apart = np.where(finite, np.abs(got.astype(np.float64) - values), 0.0)
+                squares += (apart**2).sum(axis=1)
+                wanted_squares += np.where(finite, values**2, 0.0).sum(axis=1)
+                count += finite.sum(axis=1)
+                largest = np.maximum(largest, apart.max(axis=1, initial=0.0))
+            found = self._of_parts(squares, count, has_columns=has_columns)
+            if has_columns:
+                self._samples += 1
+                self._normalised += np.sqrt(squares / np.maximum(count, 1)) / np.asarray(parts.scales)
+                relative = np.sqrt(squares) / np.sqrt(wanted_squares)
+                self._relative += np.where(squares == 0, 0.0, relative)
+                self._largest = np.maximum(self._largest, largest)
+        return found
+
+    def _of_parts(self, squares: Floats, count: Floats, *, has_columns: bool) -> dict[str, float]:
+        parts = self._parts
+        if not (parts.is_split and has_columns):
+            return {WORST_PART: math.sqrt(squares.sum() / max(count.sum(), 1)) / parts.whole}
+        scaled = squares / np.square(parts.scales)
+        return {
+            part_statistic(columns): math.sqrt(
+                scaled[columns.start : columns.stop].sum() / max(count[columns.start : columns.stop].sum(), 1)
+            )
+            for columns in parts.ranges
+        }
+
+    @property
+    def columns(self) -> ColumnErrors | None:
+        """Of all samples that were taken; None where the output has no columns, or too many."""
+        if not self._has_columns or not self._samples or len(self._largest) > MOST_COLUMNS:
+            return None
+        means = (self._normalised / self._samples, self._relative / self._samples)
+        return ColumnErrors(*(tuple(map(float, values)) for values in (*means, self._largest)))
+
+
+def save_parts(path: Path, parts: Mapping[str, OutputParts]) -> None:
+    """Write the JSON file that ``load_parts`` reads.
+
+    Raises:
+        RunError: the disk is full, or the place cannot be written.
+    """
+    outputs = {
+        name: {
+            "axis": one.axis,
+            "scale": encode_float(one.whole),
+            "column_scales": [encode_float(scale) for scale in one.scales],
+            "is_split": one.is_split,
+        }
+        for name, one in parts.items()
+    }
+    write_json(path, {"format": 1, "outputs": outputs})
+
+
+def load_parts(path: Path) -> dict[str, OutputParts] | None:
+    """What ``save_parts`` wrote; None where there is nothing that can be read."""
+    try:
+        document: Any = json.loads(path.read_text(encoding="utf-8"))
+        return {
+            name: OutputParts(
+                one["axis"],
+                decode_float(one["scale"]),
+                tuple(map(decode_float, one["column_scales"])),
+                one["is_split"],
+            )
+            for name, one in document["outputs"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _short(value: float) -> float | str:
+    return encode_float(float(f"{value:.4g}"))

@@ -1,0 +1,189 @@
+"""What the evaluation of the chosen plan shows of its outputs and samples, as findings.
+
+Each says what hides behind the one number that a plan is chosen by: a column that moves more than its tensor shows, one
+sample that makes the error, held-out samples that differ, an engine that does not do what was emulated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mptune.data.metrics.accuracy import METRICS, OutputError
+from mptune.data.metrics.parts import belongs_to
+from mptune.finding import CODES, Finding, FindingOrigin, OutputColumns, Where
+from mptune.tuning.evaluation import EMULATION_FACTOR, Evaluation
+
+LEAST = 1e-2
+"""A column whose error is below this share of its own standard deviation hides nothing, whatever its tensor shows."""
+
+HIDDEN = 10.0
+"""How much larger a column's error is than the relative L2 error of its output, to be hidden by it."""
+
+TINY = 2.0**-14
+"""The smallest normal FP16 number: an absolute error below it comes from values near zero."""
+
+FAR_ABOVE = 10.0
+"""How much larger the worst sample's error is than the median of the others, to decide alone."""
+
+HELD_OUT_FACTOR = 5.0
+"""How much larger the held-out error is than that of the search samples, to differ."""
+
+_LEAST_SAMPLES = 4
+"""With fewer samples none stands out."""
+
+_LEAST_ERROR = 1e-3
+"""Relative errors below this are what FP16 gives anyway: no single sample, and no held-out one, is a worry."""
+
+
+@dataclass(frozen=True)
+class SampleIndices:
+    """Index in the user's data of each search sample and of each held-out one; empty where not known."""
+
+    search: tuple[int, ...] = ()
+    held_out: tuple[int, ...] = ()
+
+
+def plan_findings(
+    chosen: Evaluation, indices: SampleIndices, origin: FindingOrigin = "search", run: str = "RUN"
+) -> tuple[Finding, ...]:
+    """The findings about one plan.
+
+    Args:
+        chosen: the plan, with its held-out error where it has one.
+        indices: of the samples.
+        origin: the command that measured it.
+        run: the run directory, for command lines.
+    """
+    maker = _Maker(chosen, indices, origin, run)
+    return (*maker.columns(), *maker.one_sample(), *maker.held_out(), *maker.emulation())
+
+
+@dataclass(frozen=True)
+class _Maker:
+    chosen: Evaluation
+    indices: SampleIndices
+    origin: FindingOrigin
+    run: str
+
+    def columns(self) -> list[Finding]:
+        """Columns that move more than their output shows, and errors near zero."""
+        found = []
+        error = self.chosen.counted_held_out or self.chosen.counted
+        for name, by_column in error.columns.items():
+            statistics = error.per_output.get(name, {})
+            if "relative_l2" not in statistics or len(by_column.max_abs) < 2:
+                continue
+            whole = float(np.mean(statistics["relative_l2"]))
+            moved = np.array(by_column.worst_part)
+            apart = np.array(by_column.max_abs)
+            large = np.isfinite(moved) & (moved >= LEAST) & (moved >= HIDDEN * whole)
+            for code, which in (("column-hidden", large & (apart >= TINY)), ("near-zero", large & (apart < TINY))):
+                if which.any():
+                    columns = tuple(int(c) for c in np.flatnonzero(which))
+                    worst = max(columns, key=lambda c: moved[c])
+                    numbers = {
+                        "column": worst,
+                        "column_error": float(moved[worst]),
+                        "output_relative_l2": whole,
+                        "max_abs": float(apart[worst]),
+                    }
+                    found.append(self._of_columns(code, OutputColumns(name, columns), numbers))
+        return found
+
+    def _of_columns(self, code: str, output: OutputColumns, numbers: Mapping[str, float]) -> Finding:
+        error, whole, apart = (numbers[name] for name in ("column_error", "output_relative_l2", "max_abs"))
+        where = OutputColumns(output.name, (int(numbers["column"]),))
+        if code == "near-zero":
+            text = (
+                f"{where} has an error of {error:.1e} of its own scale, and of {apart:.1e} at most as it is: its"
+                " values lie near zero, where FP16 has few digits; nothing is wrong"
+            )
+            return self._finding(code, Where(outputs=(output,)), numbers, text, "")
+        text = (
+            f"{where} moves by {error:.1e} of its own standard deviation, at most by {apart:.2g}, while the relative L2"
+            f" error of the whole output is {whole:.1e}"
+        )
+        cure = f"say how large it may be: `mptune pick {self.run} --tolerance '{where}=abs:X'`"
+        if self.chosen.metric != "worst_part":
+            cure += ", or search with --metric worst_part"
+        return self._finding(code, Where(outputs=(output,)), numbers, text, cure)
+
+    def one_sample(self) -> list[Finding]:
+        """One sample, by its index in the data, whose error is far above the rest."""
+        if not self._is_ratio:
+            return []
+        samples: list[tuple[float, int, float]] = []
+        sets = [(self.chosen.counted, self.indices.search)]
+        if self.chosen.counted_held_out is not None:
+            sets.append((self.chosen.counted_held_out, self.indices.held_out))
+        for error, indices in sets:
+            values = _by_sample(error, self.chosen.metric)
+            if len(values) < _LEAST_SAMPLES or not np.isfinite(values).all():
+                continue
+            worst = int(values.argmax())
+            rest = float(np.median(np.delete(values, worst)))
+            if values[worst] >= max(FAR_ABOVE * rest, _LEAST_ERROR):
+                index = indices[worst] if worst < len(indices) else worst
+                samples.append((float(values[worst]), index, rest))
+        if not samples:
+            return []
+        value, index, rest = max(samples)
+        text = f"sample {index} of the data has an error of {value:.1e}, the others {rest:.1e} (median)"
+        numbers = {"error": value, "median_of_others": rest}
+        cure = "look at this sample; where it is as it should be, give more like it"
+        return [self._finding("one-sample-decides", Where(samples=(index,)), numbers, text, cure)]
+
+    def held_out(self) -> list[Finding]:
+        """A held-out error far above that of the search samples."""
+        seen, held_out = self.chosen.error_value, self.chosen.held_out_value
+        if not self._is_ratio or held_out is None or not math.isfinite(held_out):
+            return []
+        if held_out < max(HELD_OUT_FACTOR * seen, _LEAST_ERROR):
+            return []
+        text = f"the held-out error is {held_out:.1e}, that of the search samples {seen:.1e}"
+        cure = "give more samples, of every kind that the model meets, so that the search sees what they show"
+        where = Where(samples=self.indices.held_out)
+        return [self._finding("held-out-differs", where, {"held_out": held_out, "search": seen}, text, cure)]
+
+    def emulation(self) -> list[Finding]:
+        """Measured and emulated errors that disagree."""
+        emulated, measured = self.chosen.emulated, self.chosen.error_value
+        if not self.chosen.disagrees or emulated is None:
+            return []
+        text = (
+            f"the error is {measured:.2e} as measured and {emulated:.2e} as emulated, apart by more than a factor of"
+            f" {EMULATION_FACTOR:g}"
+        )
+        cure = "the engine accumulates in FP16, fuses roundings away, or does not do what the plan says: see its layers"
+        return [self._finding("emulation-differs", Where(), {"measured": measured, "emulated": emulated}, text, cure)]
+
+    @property
+    def _is_ratio(self) -> bool:
+        """Whether the metric is one of the named errors: the user's own may have any scale."""
+        metric = METRICS.get(self.chosen.metric)
+        return metric is not None and not metric.is_task and metric.over_samples == "mean"
+
+    def _finding(self, code: str, where: Where, numbers: Mapping[str, float], text: str, cure: str) -> Finding:
+        about = f"plan {self.chosen.plan.fingerprint}: {text}"
+        return Finding(code, CODES[code].severity, self.origin, where, numbers, about, cure)
+
+
+def _by_sample(error: OutputError, metric: str) -> NDArray[np.float64]:
+    """The error of each sample alone, the worst over the outputs and their parts, shape (samples,)."""
+    every = [v for by in error.per_output.values() for statistic, v in by.items() if belongs_to(statistic, metric)]
+    worst: NDArray[np.float64] = np.array(every, dtype=np.float64).max(axis=0)
+    return worst
+
+
+def chosen_findings(
+    chosen: Evaluation | None, indices: SampleIndices, known: Sequence[Finding], *, is_confirmation: bool, run: str
+) -> tuple[Finding, ...]:
+    """What is known of a run, and what its chosen plan shows; nothing of the latter where no plan is chosen."""
+    if chosen is None:
+        return tuple(known)
+    return (*known, *plan_findings(chosen, indices, "confirm" if is_confirmation else "search", run))

@@ -1,0 +1,154 @@
+"""The parts of the outputs, against plain formulas, in every layout."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mptune.data.metrics import parts as module
+from mptune.data.metrics.accuracy import OutputError, compare_outputs
+from mptune.data.metrics.parts import MOST_COLUMNS, MOST_PARTS, find_parts, load_parts, save_parts
+from mptune.finding import OutputColumns
+
+RNG = np.random.default_rng(0)
+BOXES = np.array([300.0, 300.0, 80.0, 80.0, 0.2])
+
+
+def detections(samples: int, rows: int = 40) -> list[np.ndarray]:
+    return [(BOXES * (1 + 0.3 * RNG.standard_normal((1, rows, 5)))).astype(np.float32) for _ in range(samples)]
+
+
+def noisy(reference: list[np.ndarray], size: np.ndarray) -> list[np.ndarray]:
+    return [array + size * RNG.standard_normal(array.shape) for array in reference]
+
+
+def of(arrays: list[np.ndarray]) -> list[dict[str, np.ndarray]]:
+    return [{"y": array} for array in arrays]
+
+
+def test_each_column_is_a_part_where_scales_differ() -> None:
+    reference = detections(3)
+    outputs = noisy(reference, np.array([0.02, 0.02, 0.02, 0.02, 0.01]))
+    error = compare_outputs(of(outputs), of(reference))
+    every = np.concatenate([array.astype(np.float64) for array in reference]).reshape(-1, 5)
+    for column in range(5):
+        wanted = [
+            np.sqrt(np.mean((y[..., column] - r[..., column].astype(np.float64)) ** 2)) / every[:, column].std()
+            for y, r in zip(outputs, reference, strict=True)
+        ]
+        assert error.per_output["y"][f"worst_part[{column}]"] == pytest.approx(wanted)
+        kept = error.columns["y"]
+        assert kept.worst_part[column] == pytest.approx(np.mean(wanted))
+        apart = [np.abs(y[..., column] - r[..., column]).max() for y, r in zip(outputs, reference, strict=True)]
+        assert kept.max_abs[column] == pytest.approx(max(apart))
+    assert error.value("worst_part") == pytest.approx(max(kept.worst_part))
+    assert error.deciding_part("worst_part") == OutputColumns("y", (4,))
+    assert error.value("worst_part") > 10 * error.value("relative_l2")
+    assert error.summary()["y"]["worst_part"] == error.value("worst_part")
+
+
+def test_an_output_of_one_scale_is_one_part() -> None:
+    reference = [RNG.standard_normal((2, 7)) for _ in range(3)]
+    outputs = [array + 0.01 for array in reference]
+    error = compare_outputs(of(outputs), of(reference))
+    wanted = 0.01 / np.concatenate(reference).std()
+    assert error.per_output["y"]["worst_part"] == pytest.approx((wanted,) * 3)
+    assert error.deciding_part("worst_part") == OutputColumns("y")
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [
+        ((1, 40, 5), 2),
+        ((1, 5, 40), 1),
+        ((1, 6, 6), 2),
+        ((1, 5, 4, 4), 1),
+        ((1, 4, 40, 40, 2), 1),
+        ((1, 5), 1),
+        ((1,), None),
+        ((), None),
+        ((40, 5), 1),
+        ((5, 40), 0),
+        ((5,), 0),
+    ],
+)
+def test_columns_lie_on_the_shorter_axis_that_is_not_the_batch(shape: tuple[int, ...], axis: int | None) -> None:
+    found = find_parts(of([RNG.standard_normal(shape)] * 2), [frozenset({1})] * 2)["y"]
+    assert found.axis == axis
+
+
+def test_a_number_of_columns_that_changes_has_none() -> None:
+    arrays = [RNG.standard_normal((1, n, 50)) for n in (3, 4)]
+    assert find_parts(of(arrays))["y"].axis == 2
+    assert find_parts(of([RNG.standard_normal((1, n)) for n in (3, 4)]))["y"].axis is None
+
+
+def test_constant_columns_are_divided_by_their_size_or_by_nothing() -> None:
+    reference = np.zeros((1, 100, 3), np.float32)
+    reference[..., 0] = RNG.standard_normal(100)
+    reference[..., 1] = 50.0
+    error = compare_outputs(of([reference + 0.5]), of([reference]))
+    by_part = {part.columns: value for part, value in error.by_part("worst_part").items()}
+    assert by_part == {
+        (0,): pytest.approx(0.5 / reference[..., 0].std(), rel=1e-4),
+        (1,): pytest.approx(0.01),
+        (2,): pytest.approx(0.5),
+    }
+
+
+def test_rounding_of_a_constant_is_no_scale() -> None:
+    reference = np.full((1, 100, 2), 1000.0, np.float32)
+    reference[0, ::2, 1] = np.nextafter(np.float32(1000), np.float32(2000))
+    error = compare_outputs(of([reference + 1.0]), of([reference]))
+    assert error.value("worst_part") == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_what_was_seen_over_all_samples_decides_for_others(tmp_path: Path) -> None:
+    found = find_parts(of(detections(4)))
+    save_parts(tmp_path / "parts.json", found)
+    assert load_parts(tmp_path / "parts.json") == found
+    held_out = detections(1)
+    error = compare_outputs(of([array + 1.0 for array in held_out]), of(held_out), parts=found)
+    assert error.columns["y"].worst_part == pytest.approx([1.0 / scale for scale in found["y"].scales])
+    assert load_parts(tmp_path / "none.json") is None
+
+
+def test_chunks_do_not_change_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = detections(3)
+    outputs = noisy(reference, np.full(5, 0.1))
+    whole = compare_outputs(of(outputs), of(reference))
+    monkeypatch.setattr(module, "_CHUNK", 16)
+    pieces = compare_outputs(of(outputs), of(reference))
+    for name, values in whole.per_output["y"].items():
+        assert pieces.per_output["y"][name] == pytest.approx(values, rel=1e-9)
+
+
+def test_very_many_columns_share_parts_and_keep_their_own_scales() -> None:
+    reference = RNG.standard_normal((50, 3000)) * np.geomspace(1e-3, 1e3, 3000)
+    error = compare_outputs(of([reference * 1.01]), of([reference]))
+    assert len(error.by_part("worst_part")) == MOST_PARTS
+    assert error.value("worst_part") == pytest.approx(0.01, rel=0.2)
+    assert MOST_COLUMNS < 3000
+    assert not error.columns
+
+
+def test_nan_and_json() -> None:
+    reference = detections(2)
+    outputs = [array.copy() for array in reference]
+    outputs[1][0, 0, 2] = np.nan
+    error = compare_outputs(of(outputs), of(reference))
+    assert np.isnan(error.value("worst_part"))
+    assert error.non_finite == 1
+    again = OutputError.from_json(json.loads(json.dumps(error.to_json(), allow_nan=False)))
+    assert again.per_output.keys() == error.per_output.keys()
+    assert again.columns["y"].max_abs[0] == error.columns["y"].max_abs[0]
+
+
+def test_outputs_can_be_left_out() -> None:
+    reference = [{"a": RNG.standard_normal((1, 8)), "b": RNG.standard_normal((1, 8))}]
+    outputs = [{"a": reference[0]["a"] + 1, "b": reference[0]["b"] + 1e-3}]
+    error = compare_outputs(outputs, reference)
+    assert error.without(["a"]).value("worst_part") < 0.01 < error.value("worst_part")

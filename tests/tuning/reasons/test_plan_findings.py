@@ -1,0 +1,84 @@
+"""What the chosen plan's evaluation shows, found; sound twins say nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mptune.data.metrics.accuracy import OutputError, compare_outputs
+from mptune.tuning.evaluation import EmulatedError, Evaluation
+from mptune.tuning.reasons.plan_findings import SampleIndices, plan_findings
+from tests.tuning.factory import make_evaluation
+
+RNG = np.random.default_rng(0)
+SCALES = np.array([300.0, 300.0, 80.0, 80.0, 0.2])
+INDICES = SampleIndices(tuple(range(10, 16)), (3, 4, 5, 6))
+
+
+def compared(noise: list[np.ndarray] | np.ndarray, samples: int = 6) -> OutputError:
+    """Detections [1, 40, 5], moved by noise of the standard deviation that is given for each column or each sample."""
+    reference = [SCALES * RNG.standard_normal((1, 40, 5)) for _ in range(samples)]
+    sizes = noise if isinstance(noise, list) else [noise] * samples
+    outputs = [r + size * RNG.standard_normal(r.shape) for r, size in zip(reference, sizes, strict=True)]
+    return compare_outputs([{"y": y} for y in outputs], [{"y": r} for r in reference])
+
+
+def evaluated(error: OutputError, held_out: OutputError | None = None, metric: str = "worst_part") -> Evaluation:
+    return replace(make_evaluation(1.0, 1e-3), error=error, held_out=held_out, metric=metric)
+
+
+def codes(evaluation: Evaluation) -> list[str]:
+    return [finding.code for finding in plan_findings(evaluation, INDICES)]
+
+
+EVEN = 1e-3 * SCALES
+
+
+def test_a_sound_plan_says_nothing() -> None:
+    assert codes(evaluated(compared(EVEN), compared(EVEN, 4))) == []
+    assert codes(evaluated(compared(EVEN), compared(3 * EVEN, 4), "relative_l2")) == []
+
+
+@pytest.mark.parametrize("metric", ["relative_l2", "worst_part"])
+def test_a_column_that_is_hidden(metric: str) -> None:
+    noise = EVEN.copy()
+    noise[4] = 0.05
+    (found,) = plan_findings(evaluated(compared(noise), metric=metric), INDICES)
+    assert (found.code, found.severity) == ("column-hidden", "warning")
+    assert [(o.name, o.columns) for o in found.where.outputs] == [("y", (4,))]
+    assert found.evidence["column_error"] == pytest.approx(0.25, rel=0.3)
+    assert "--tolerance 'y[4]=abs:X'" in found.cure
+
+
+def test_values_near_zero_are_no_warning() -> None:
+    scales = np.array([1.0, 1.0, 1e-5])
+    reference = [scales * RNG.standard_normal((1, 40, 3)) for _ in range(4)]
+    outputs = [{"y": r + np.array([1e-4, 1e-4, 3e-7]) * RNG.standard_normal(r.shape)} for r in reference]
+    (found,) = plan_findings(evaluated(compare_outputs(outputs, [{"y": r} for r in reference])), INDICES)
+    assert (found.code, found.severity) == ("near-zero", "info")
+    assert found.where.outputs[0].columns == (2,)
+
+
+def test_one_sample_decides() -> None:
+    noise = [EVEN] * 6
+    noise[2] = 50 * EVEN
+    found = plan_findings(evaluated(compared(noise)), INDICES)
+    one = next(finding for finding in found if finding.code == "one-sample-decides")
+    assert one.where.samples == (12,)
+    assert one.evidence["error"] > 10 * float(one.evidence["median_of_others"])
+
+
+def test_held_out_samples_differ() -> None:
+    found = plan_findings(evaluated(compared(EVEN), compared(20 * EVEN, 4)), INDICES)
+    assert [finding.code for finding in found] == ["held-out-differs"]
+    assert found[0].where.samples == INDICES.held_out
+
+
+def test_an_engine_that_is_not_what_was_emulated() -> None:
+    error = compared(EVEN)
+    assert codes(evaluated(error).with_emulated(EmulatedError(error.value("worst_part") * 1.1, 6), 1e-7)) == []
+    assert codes(evaluated(error).with_emulated(EmulatedError(error.value("worst_part") / 4, 6), 1e-7)) == [
+        "emulation-differs"
+    ]
