@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from mptune.data.metrics.accuracy import METRICS, TaskMetric, definition_of, unknown_metric
+from mptune.data.metrics.accuracy import METRICS, TaskMetric, unknown_metric
+from mptune.data.metrics.calling import definition_of
 from mptune.data.metrics.sets.fields import flow_axis
 from mptune.data.metrics.sets.whole_set import BUILT_IN_SETS, SetMetric, own_value, takes_whole_set
 from mptune.data.metrics.trusted_scripts import undirected

@@ -12,7 +12,8 @@ import numpy as np
 
 from mptune.data.archive import read_sample_shapes
 from mptune.data.calibration import read_outputs, read_samples, save_outputs
-from mptune.data.metrics.accuracy import OutputError, TaskMetric, call_metric, compare_outputs
+from mptune.data.metrics.accuracy import OutputError, TaskMetric, compare_outputs
+from mptune.data.metrics.calling import call_metric
 from mptune.data.metrics.guarded import metric_limit
 from mptune.data.metrics.parts import PARTS_JSON, OutputParts, find_parts, load_parts
 from mptune.data.metrics.row_sets import RowSet, find_row_sets

@@ -13,7 +13,8 @@ import numpy as np
 
 from mptune.data.archive import read_outputs, read_samples, save_outputs
 from mptune.data.labels import labels_beside
-from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError, number_of
+from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
+from mptune.data.metrics.calling import number_of
 from mptune.data.metrics.guarded import METRIC_TIMEOUT_S
 from mptune.data.metrics.sets.whole_set import SampleSetArrays, SetMetric, errors_of, set_values, takes_whole_set
 from mptune.data.metrics.tasks import CALLABLE, resolve_set_metric

@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError, number_of
+from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
+from mptune.data.metrics.calling import number_of
 from mptune.data.metrics.guarded import metric_limit
 from mptune.data.metrics.paired import error_interval
 from mptune.data.metrics.sets.boxes import intersection_over_union, mean_average_precision

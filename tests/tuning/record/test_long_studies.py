@@ -54,7 +54,8 @@ class Counting(FakeToolchain):
 
     def _output_error(self, plan: PrecisionPlan, factor: float) -> OutputError:
         error = self.law.error(plan) * factor * np.random.default_rng(len(self.calls)).uniform(0.9, 1.1, SAMPLES)
-        statistics = {name: tuple(map(float, error)) for name in METRICS if name != "non_finite"}
+        names = (name for name, metric in METRICS.items() if not metric.is_task and name != "non_finite")
+        statistics = {name: tuple(map(float, error)) for name in names}
         return OutputError({"y": {**statistics, "non_finite": (0.0,) * SAMPLES}})
 
 
@@ -96,6 +97,6 @@ def test_a_plan_takes_little_memory(open_record: OpenRecord, journal: Path) -> N
         search(open_record, toolchain, LATE)
         del toolchain
         gc.collect()
-        assert tracemalloc.get_traced_memory()[0] < 15e3 * LATE
+        assert tracemalloc.get_traced_memory()[0] < 25e3 * LATE
     finally:
         tracemalloc.stop()
