@@ -49,7 +49,9 @@ def search(model: Any = "model.onnx", **arguments: Any) -> Front:
 
 def test_every_setting_is_a_keyword_and_documented() -> None:
     parameters = inspect.signature(mptune.search).parameters
-    assert set(SearchSettings.__dataclass_fields__) - {"metric_function"} <= set(parameters)
+    assert set(SearchSettings.__dataclass_fields__) - {"metric_function", "reported_metrics", "rollout"} <= set(
+        parameters
+    )
     assert all(p.kind is not p.VAR_KEYWORD for p in parameters.values())
     for name, parameter in parameters.items():
         assert f"        {name}: " in (mptune.search.__doc__ or ""), name
@@ -58,20 +60,17 @@ def test_every_setting_is_a_keyword_and_documented() -> None:
             assert parameter.default == field.default, name
 
 
+OTHERWISE = {
+    *("context", "json_", "timeout", "max_disk", "max_memory", "gpus", "engine", "shapes", "workspace"),
+    *("limit", "feedback"),
+}
+"""Options whose name or form is another one in Python."""
+
+
 def test_the_command_line_has_the_same_names_and_defaults() -> None:
     python = inspect.signature(mptune.search).parameters
     for name, option in inspect.signature(search_command).parameters.items():
-        if name not in {
-            "context",
-            "json_",
-            "timeout",
-            "max_disk",
-            "max_memory",
-            "gpus",
-            "engine",
-            "shapes",
-            "workspace",
-        }:
+        if name not in OTHERWISE:
             assert python[name].default == option.default, name
     assert python["timeout_s"].default is python["max_disk_bytes"].default is None
     assert tensorrt_settings(None) == TensorRtSettings()  # --workspace is tensorrt=TensorRtSettings(workspace_mb=...)
