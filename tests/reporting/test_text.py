@@ -132,3 +132,11 @@ def test_unique_keeps_the_order() -> None:
 )
 def test_differences_of_errors(difference: Difference, text: str) -> None:
     assert format_difference(difference) == text
+
+
+def test_all_fp16_says_how_many_groups_are_pinned(make_front: Callable[..., tuple], bench: Bench) -> None:
+    front, _ = make_front()
+    assert front.fp16_name == "all-FP16"
+    pinned = make_front(fp16=bench.evaluation(len(bench.groups) - 2, 0.9, 2e-2))[0]
+    assert pinned.fp16_name == "all-FP16 but 2 pinned"
+    assert make_front(fp16=None)[0].fp16_name == "all-FP16"

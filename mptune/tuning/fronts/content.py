@@ -90,6 +90,12 @@ class FrontContent:
         }
 
     @property
+    def fp16_name(self) -> str:
+        """What the all-FP16 baseline is called: groups that are pinned stay FP32 in it."""
+        pinned = 0 if self.fp16 is None else len(self.fp16.plan.fp32_groups)
+        return f"all-FP16 but {pinned} pinned" if pinned else "all-FP16"
+
+    @property
     def _neighbours(self) -> tuple[Neighbour, ...]:
         return () if self.chosen is None else neighbours(self.points, self.chosen)
 
