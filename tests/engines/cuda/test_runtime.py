@@ -16,8 +16,8 @@ from mptune.engines.timing.latency import monotonic_ms
 from mptune.engines.worker.child import WorkerState
 from mptune.engines.worker.parent import Worker
 from mptune.settings import LatencySettings
+from tests.device.cuda import FakeCuda
 from tests.engines.stopwatches import calibrated, timed
-from tests.engines.tensorrt.fake_device import FakeCuda
 
 QUICK = LatencySettings(warmup_ms=5.0, duration_ms=5.0, min_iterations=10)
 

@@ -1,0 +1,407 @@
+# ruff: noqa: N801, N802, N815 (the names are CUDA's)
+"""CUDA's runtime on host memory: what mptune uses of ``cuda.bindings.runtime``, with its order of calls held.
+
+Work that is put on a stream is done when the stream is synchronised and not before, so that whoever reads too early
+reads what was there. Addresses are none of the host's, and none is given twice. Sources of the rules: the reference of
+CUDA's runtime API (``cuda_runtime_api.h``, in cuda-python's docstrings) and, for memory in use, ``enqueueV3`` in
+NvInferRuntime.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import itertools
+import weakref
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tests.device.rules import Rules
+
+_FIRST_ADDRESS = 0x7_0000_0000_0000
+"""Above every address that Linux gives to a program on x86-64 and on ARM with 48 bits."""
+_ALIGNMENT = 512
+"""cudaMalloc gives at least 256 (CUDA C++ Programming Guide, "Device Memory Accesses")."""
+_GUARD = 4096
+_COPY_BYTES_PER_MS = 10e6
+
+
+class cudaError_t(enum.IntEnum):
+    """The errors that are returned here; values of ``driver_types.h``."""
+
+    cudaSuccess = 0
+    cudaErrorInvalidValue = 1
+    cudaErrorMemoryAllocation = 2
+    cudaErrorInvalidDevice = 101
+    cudaErrorInvalidResourceHandle = 400
+    cudaErrorNotReady = 600
+    cudaErrorStreamCaptureUnsupported = 900
+    cudaErrorStreamCaptureInvalidated = 901
+    cudaErrorStreamCaptureUnmatched = 903
+
+
+class cudaMemcpyKind(enum.IntEnum):
+    cudaMemcpyHostToDevice = 1
+    cudaMemcpyDeviceToHost = 2
+
+
+class cudaStreamCaptureMode(enum.IntEnum):
+    cudaStreamCaptureModeThreadLocal = 1
+
+
+@dataclass(eq=False)
+class Allocation:
+    """Device memory; ``version`` changes with each write."""
+
+    address: int
+    data: np.ndarray
+    is_alive: bool = True
+    version: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.address + self.data.size
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """Something on a stream.
+
+    Attributes:
+        run: does it, and returns how many milliseconds it took on the device.
+        places: memory that it reads or writes.
+        owner: the execution context that it belongs to; None for copies and events.
+    """
+
+    run: Callable[[], float]
+    places: tuple[Allocation, ...] = ()
+    owner: Any = None
+
+
+@dataclass(eq=False)
+class _Handle:
+    """An opaque handle, as cuda-python's: ``int()`` gives the pointer."""
+
+    pointer: int
+
+    def __int__(self) -> int:
+        return self.pointer
+
+
+@dataclass(eq=False)
+class _Stream(_Handle):
+    queue: list[Work] = field(default_factory=list)
+    captured: list[Work] | None = None
+    is_invalid: bool = False
+
+
+@dataclass(eq=False)
+class _Event(_Handle):
+    records: int = 0
+    done: int = 0
+    ms: float = 0.0
+
+
+@dataclass(eq=False)
+class _Graph(_Handle):
+    work: tuple[Work, ...] = ()
+
+
+class _GraphExec(_Graph):
+    pass
+
+
+class FakeCuda:
+    """A device. The public names that begin with ``cuda`` are those of ``cuda.bindings.runtime``."""
+
+    cudaMemcpyKind = cudaMemcpyKind
+    cudaStreamCaptureMode = cudaStreamCaptureMode
+    cudaStreamNonBlocking = 1
+
+    def __init__(self, memory_bytes: int = 8 << 30, version: int = 12060, rules: Rules | None = None) -> None:
+        """Nothing is allocated.
+
+        Args:
+            memory_bytes: of the device.
+            version: of CUDA, such as 12060.
+            rules: takes what is forbidden.
+        """
+        self.rules = rules or Rules()
+        self.memory_bytes = memory_bytes
+        self.version = version
+        self.now_ms = 0.0
+        self.captures = self.launches = self.executions = 0
+        self.contexts: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Execution contexts, each with the ``stream`` that it last ran on."""
+        self._allocations: dict[int, Allocation] = {}
+        self._addresses: list[int] = []
+        self._next_address = _FIRST_ADDRESS
+        self._numbers = itertools.count(0x1000, 0x10)
+        self._handles: dict[int, _Handle] = {}
+        self._last_error = cudaError_t.cudaSuccess
+
+    # -- for engines and tests ----------------------------------------------------------------------------------
+
+    @property
+    def memory(self) -> list[Allocation]:
+        """Allocations that were not freed."""
+        return [one for one in self._allocations.values() if one.is_alive]
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory in use."""
+        return sum(one.data.size for one in self.memory)
+
+    @property
+    def streams(self) -> list[_Stream]:
+        """Streams that were not destroyed."""
+        return [one for one in self._handles.values() if isinstance(one, _Stream)]
+
+    @property
+    def leaks(self) -> list[str]:
+        """What was made and neither freed nor destroyed."""
+        memory = [f"{one.data.size} bytes" for one in self.memory]
+        return memory + [type(one).__name__.strip("_").lower() for one in self._handles.values()]
+
+    def allocation(self, address: int, size: int, whose: str) -> Allocation:
+        """The allocation in which so many bytes lie from this address; anything else is forbidden."""
+        position = bisect_right(self._addresses, address) - 1
+        found = self._allocations[self._addresses[position]] if position >= 0 else None
+        if found is None or address >= found.end + _GUARD:
+            self.rules.forbid(f"{whose}: {address:#x} is no device memory")
+        if not found.is_alive:
+            self.rules.forbid(f"{whose}: the memory at {address:#x} was freed")
+        if address + size > found.end:
+            self.rules.forbid(f"{whose}: {size} bytes from {address:#x} reach past the {found.data.size} bytes there")
+        return found
+
+    def is_device_address(self, address: int) -> bool:
+        """Whether an address is none of the host's."""
+        return _FIRST_ADDRESS <= address < self._next_address
+
+    def stream(self, handle: Any, whose: str) -> _Stream:
+        """A living stream, and not the default one: an engine would synchronise the whole device (``enqueueV3``)."""
+        if handle is None or int(handle) == 0:
+            self.rules.forbid(f"{whose}: the default stream")
+        found = self._handles.get(int(handle))
+        if not isinstance(found, _Stream):
+            self.rules.forbid(f"{whose}: the stream was destroyed")
+        return found
+
+    def put(self, stream: _Stream, work: Work) -> None:
+        """Put work on a stream, or into the graph that is being captured from it."""
+        (stream.queue if stream.captured is None else stream.captured).append(work)
+
+    def finish(self, stream: _Stream) -> None:
+        """Do everything that is on a stream."""
+        while stream.queue:
+            work = stream.queue.pop(0)
+            if not all(one.is_alive for one in work.places):
+                self.rules.forbid("work on a stream uses memory that was freed")
+            self.now_ms += work.run()
+
+    def invalidate(self, stream: _Stream) -> None:
+        """A call that cannot be captured was made: ending the capture gives no graph."""
+        stream.is_invalid = True
+
+    # -- CUDA's names -------------------------------------------------------------------------------------------
+
+    def cudaGetDeviceCount(self) -> tuple[cudaError_t, int]:
+        return cudaError_t.cudaSuccess, 1
+
+    def cudaDriverGetVersion(self) -> tuple[cudaError_t, int]:
+        return cudaError_t.cudaSuccess, self.version
+
+    def cudaRuntimeGetVersion(self) -> tuple[cudaError_t, int]:
+        return cudaError_t.cudaSuccess, self.version
+
+    def cudaSetDevice(self, device: int) -> tuple[cudaError_t]:
+        return self._return(cudaError_t.cudaSuccess if device == 0 else cudaError_t.cudaErrorInvalidDevice)
+
+    def cudaGetErrorString(self, error: int) -> tuple[cudaError_t, bytes]:
+        words = "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in cudaError_t(error).name[9:])
+        return cudaError_t.cudaSuccess, words.strip().encode()
+
+    def cudaGetLastError(self) -> tuple[cudaError_t]:
+        error, self._last_error = self._last_error, cudaError_t.cudaSuccess
+        return (error,)
+
+    def cudaDeviceSynchronize(self) -> tuple[cudaError_t]:
+        if self._is_capturing("cudaDeviceSynchronize"):
+            return self._return(cudaError_t.cudaErrorStreamCaptureUnsupported)
+        for stream in self.streams:
+            self.finish(stream)
+        return self._return()
+
+    def cudaMalloc(self, size: int) -> tuple[cudaError_t, int | None]:
+        if self._is_capturing("cudaMalloc"):
+            return (*self._return(cudaError_t.cudaErrorStreamCaptureUnsupported), None)
+        if size <= 0:
+            self.rules.forbid(f"cudaMalloc of {size} bytes: an address of nothing is null")
+        if self.used_bytes + size > self.memory_bytes:
+            return (*self._return(cudaError_t.cudaErrorMemoryAllocation), None)
+        # "The memory is not cleared": all bits set are NaN in every floating type.
+        made = Allocation(self._next_address, np.full(size, 0xFF, np.uint8))
+        self._next_address = -(-(made.end + _GUARD) // _ALIGNMENT) * _ALIGNMENT
+        self._allocations[made.address] = made
+        self._addresses.append(made.address)
+        return cudaError_t.cudaSuccess, made.address
+
+    def cudaFree(self, address: int) -> tuple[cudaError_t]:
+        """Memory that work uses may not be released before the stream is synchronised (``enqueueV3``)."""
+        if self._is_capturing("cudaFree"):
+            return self._return(cudaError_t.cudaErrorStreamCaptureUnsupported)
+        found = self._allocations.get(address)
+        if found is None or not found.is_alive:
+            self.rules.forbid(f"cudaFree: nothing is allocated at {address:#x}")
+        if any(found in work.places for stream in self.streams for work in stream.queue):
+            self.rules.forbid("cudaFree: work that uses the memory has not been synchronised")
+        found.is_alive = False
+        found.data = found.data[:0]
+        return self._return()
+
+    def cudaMemcpyAsync(self, to: int, source: int, size: int, kind: int, stream: Any) -> tuple[cudaError_t]:
+        is_upload = kind == cudaMemcpyKind.cudaMemcpyHostToDevice
+        on_device, on_host = (to, source) if is_upload else (source, to)
+        on_stream = self.stream(stream, "cudaMemcpyAsync")
+        place = self.allocation(on_device, size, "cudaMemcpyAsync")
+        if not on_host or self.is_device_address(on_host):
+            self.rules.forbid(f"cudaMemcpyAsync: {on_host:#x} is no memory of the host")
+
+        def copy() -> float:
+            first = on_device - place.address
+            if is_upload:
+                place.data[first : first + size] = np.frombuffer(ctypes.string_at(on_host, size), np.uint8)
+                place.version += 1
+            else:
+                ctypes.memmove(on_host, place.data[first : first + size].tobytes(), size)
+            return size / _COPY_BYTES_PER_MS
+
+        self.put(on_stream, Work(copy, (place,)))
+        return self._return()
+
+    def cudaStreamCreateWithFlags(self, flags: int) -> tuple[cudaError_t, _Stream]:
+        if flags != self.cudaStreamNonBlocking:
+            self.rules.forbid(f"a stream with flags {flags} waits for the default stream")
+        return cudaError_t.cudaSuccess, self._made(_Stream(next(self._numbers)))
+
+    def cudaStreamDestroy(self, stream: Any) -> tuple[cudaError_t]:
+        found = self.stream(stream, "cudaStreamDestroy")
+        if any(context.stream == int(found) for context in self.contexts):
+            self.rules.forbid("cudaStreamDestroy: an execution context that ran on the stream is alive")
+        self.finish(found)  # The device completes it; only the handle is gone.
+        del self._handles[int(found)]
+        return self._return()
+
+    def cudaStreamSynchronize(self, stream: Any) -> tuple[cudaError_t]:
+        found = self.stream(stream, "cudaStreamSynchronize")
+        if self._is_capturing("cudaStreamSynchronize", [found]):
+            return self._return(cudaError_t.cudaErrorStreamCaptureUnsupported)
+        self.finish(found)
+        return self._return()
+
+    def cudaStreamBeginCapture(self, stream: Any, mode: int) -> tuple[cudaError_t]:
+        found = self.stream(stream, "cudaStreamBeginCapture")
+        if found.captured is not None or mode != cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal:
+            self.rules.refuse("cudaStreamBeginCapture: the stream is capturing already, or its mode is another")
+            return self._return(cudaError_t.cudaErrorInvalidValue)
+        found.captured, found.is_invalid = [], False
+        return self._return()
+
+    def cudaStreamEndCapture(self, stream: Any) -> tuple[cudaError_t, _Graph | None]:
+        found = self.stream(stream, "cudaStreamEndCapture")
+        captured, found.captured = found.captured, None
+        if captured is None:
+            return (*self._return(cudaError_t.cudaErrorStreamCaptureUnmatched), None)
+        if found.is_invalid:
+            return (*self._return(cudaError_t.cudaErrorStreamCaptureInvalidated), None)
+        self.captures += 1
+        return cudaError_t.cudaSuccess, self._made(_Graph(next(self._numbers), tuple(captured)))
+
+    def cudaGraphInstantiate(self, graph: Any, flags: int) -> tuple[cudaError_t, _GraphExec]:
+        work = self._found(_Graph, graph, "cudaGraphInstantiate").work
+        return cudaError_t.cudaSuccess, self._made(_GraphExec(next(self._numbers), work))
+
+    def cudaGraphDestroy(self, graph: Any) -> tuple[cudaError_t]:
+        del self._handles[int(self._found(_Graph, graph, "cudaGraphDestroy"))]
+        return self._return()
+
+    def cudaGraphExecDestroy(self, graph: Any) -> tuple[cudaError_t]:
+        del self._handles[int(self._found(_GraphExec, graph, "cudaGraphExecDestroy"))]
+        return self._return()
+
+    def cudaGraphLaunch(self, graph: Any, stream: Any) -> tuple[cudaError_t]:
+        found, on_stream = self._found(_GraphExec, graph, "cudaGraphLaunch"), self.stream(stream, "cudaGraphLaunch")
+        for work in found.work:
+            if not all(one.is_alive for one in work.places):
+                self.rules.forbid("cudaGraphLaunch: memory whose address was captured was freed")
+            self.put(on_stream, work)
+        self.launches += 1
+        return self._return()
+
+    def cudaEventCreate(self) -> tuple[cudaError_t, _Event]:
+        return cudaError_t.cudaSuccess, self._made(_Event(next(self._numbers)))
+
+    def cudaEventRecord(self, event: Any, stream: Any) -> tuple[cudaError_t]:
+        found, on_stream = self._found(_Event, event, "cudaEventRecord"), self.stream(stream, "cudaEventRecord")
+        found.records += 1
+
+        def record() -> float:
+            found.done, found.ms = found.done + 1, self.now_ms
+            return 0.0
+
+        self.put(on_stream, Work(record))
+        return self._return()
+
+    def cudaEventSynchronize(self, event: Any) -> tuple[cudaError_t]:
+        self._found(_Event, event, "cudaEventSynchronize")
+        if self._is_capturing("cudaEventSynchronize"):
+            return self._return(cudaError_t.cudaErrorStreamCaptureUnsupported)
+        for stream in self.streams:
+            self.finish(stream)
+        return self._return()
+
+    def cudaEventElapsedTime(self, start: Any, end: Any) -> tuple[cudaError_t, float | None]:
+        events = [self._found(_Event, event, "cudaEventElapsedTime") for event in (start, end)]
+        if not all(event.records for event in events):
+            self.rules.refuse("cudaEventElapsedTime: an event was not recorded")
+            return (*self._return(cudaError_t.cudaErrorInvalidResourceHandle), None)
+        if any(event.done < event.records for event in events):
+            self.rules.refuse("cudaEventElapsedTime: an event has not completed")
+            return (*self._return(cudaError_t.cudaErrorNotReady), None)
+        return cudaError_t.cudaSuccess, events[1].ms - events[0].ms
+
+    def cudaEventDestroy(self, event: Any) -> tuple[cudaError_t]:
+        """An event may be destroyed before it is complete."""
+        del self._handles[int(self._found(_Event, event, "cudaEventDestroy"))]
+        return self._return()
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _return(self, error: cudaError_t = cudaError_t.cudaSuccess) -> tuple[cudaError_t]:
+        if error:
+            self._last_error = error
+        return (error,)
+
+    def _made(self, handle: Any) -> Any:
+        self._handles[int(handle)] = handle
+        return handle
+
+    def _found(self, kind: type[Any], handle: Any, whose: str) -> Any:
+        found = None if handle is None else self._handles.get(int(handle))
+        if type(found) is not kind:
+            self.rules.forbid(f"{whose}: it was destroyed, or is no {kind.__name__.strip('_').lower()}")
+        return found
+
+    def _is_capturing(self, call: str, streams: Sequence[_Stream] | None = None) -> bool:
+        """Whether a call meets a capture that it spoils (``cudaThreadExchangeStreamCaptureMode``)."""
+        found = [one for one in streams or self.streams if one.captured is not None]
+        for stream in found:
+            self.invalidate(stream)
+        if found:
+            self.rules.refuse(f"{call} during a capture")
+        return bool(found)
