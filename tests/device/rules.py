@@ -1,4 +1,4 @@
-"""What NVIDIA's headers forbid: a call that breaks a rule is kept, and raises where its behaviour would be undefined."""
+"""What NVIDIA's headers forbid: a call that breaks a rule is kept, and raises where its behaviour is undefined."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 
-class Forbidden(AssertionError):
+class ForbiddenError(AssertionError):
     """A call whose behaviour NVIDIA's headers leave undefined."""
 
 
@@ -27,11 +27,11 @@ class Rules:
         """Keep a call whose behaviour is undefined.
 
         Raises:
-            Forbidden: always; on a device the process would have crashed, or gone on with wrong values.
+            ForbiddenError: always; on a device the process would have crashed, or gone on with wrong values.
         """
         self.forbidden.append(text)
         self._write("forbidden", text)
-        raise Forbidden(text)
+        raise ForbiddenError(text)
 
     def refuse(self, text: str) -> None:
         """Keep a call that returns an error."""

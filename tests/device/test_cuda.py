@@ -13,7 +13,7 @@ from mptune.engines.cuda import runtime as cuda
 from mptune.engines.cuda.system import _CALLS, SystemRuntime
 from tests.device import cuda as fake
 from tests.device.cuda import FakeCuda
-from tests.device.rules import Forbidden
+from tests.device.rules import ForbiddenError
 
 FLOATS = np.dtype(np.float32)
 
@@ -154,12 +154,12 @@ def test_each_forbidden_call_is_found(device: FakeCuda) -> None:
         (in_use.close, "has not been synchronised"),
     ):
         before = len(device.rules.forbidden)
-        with pytest.raises(Forbidden, match=words):
+        with pytest.raises(ForbiddenError, match=words):
             call()  # type: ignore[no-untyped-call]
         assert len(device.rules.forbidden) == before + 1
     stream.synchronize()
     buffer.close()
-    with pytest.raises(Forbidden, match="whose address was captured was freed"):
+    with pytest.raises(ForbiddenError, match="whose address was captured was freed"):
         graph.launch(stream)
     graph.close()
     stream.close()
