@@ -157,7 +157,8 @@ def explain(
     if not grounds.groups:
         return Explanation()
     both = (Sensitivity.load(data_dir / SENSITIVITY_JSON, metric) for metric in (record.metric, "relative_l2"))
-    known: Mapping[str, float] = next((one.errors for one in both if one.errors), {})
+    ignored = chosen.ignored if chosen is not None else points[0].ignored if points else ()
+    known: Mapping[str, float] = next((one.ignoring(ignored).errors for one in both if one.errors), {})
     errors = {group: error for group, error in known.items() if not math.isnan(error)}
     reasons = _Reasons(grounds, errors, record)
     plans = {e.plan.fingerprint: e for e in (*points, *others, *([chosen] if chosen is not None else []))}

@@ -348,10 +348,13 @@ class SearchRun(MeasuringRun):
             self._warn(f"no latency can be predicted, so the search learns it from builds alone: {terms.message}")
         known = None if isinstance(terms, Failure) else terms
         shared, gains_ms = SharedErrors(self.record, law), None if known is None else known.gains_ms
-        errors = OneGroupErrors(space, toolchain, law, path, self._listener, shared, gains_ms=gains_ms)
+        ignored, limits = self._settings.ignore, self._limits
+        errors = OneGroupErrors(
+            space, toolchain, law, path, self._listener, shared, gains_ms=gains_ms, ignored=ignored, limits=limits
+        )
         if toolchain.error_source == "measured" and toolchain.emulation_holds:
             path = self._workload.workspace.data_dir / EMULATED_JSON
-            self._emulator = PlanEmulator(space, toolchain, law, path, self._listener, limits=self._limits)
+            self._emulator = PlanEmulator(space, toolchain, law, path, self._listener, limits=limits, ignored=ignored)
         guide = Guide(self.record, space, toolchain, self._settings, self._listener, errors, known, self._emulator)
         keep_grounds(space, guide.prior, self._workload.workspace.data_dir)
         return guide

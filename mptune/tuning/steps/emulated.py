@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -40,6 +40,7 @@ class PlanEmulator:
         listener: Listener,
         alone: Mapping[str, float] | None = None,
         limits: Limits | None = None,
+        ignored: Collection[str] = (),
     ) -> None:
         """Read the errors that an earlier run left in the file.
 
@@ -51,14 +52,16 @@ class PlanEmulator:
             listener: receives a warning when the machine fails.
             alone: free group -> error of the plan with that group alone in FP16, if already emulated.
             limits: that end the search: past them nothing is emulated.
+            ignored: outputs of the model whose errors do not count.
         """
+        self._ignored = tuple(sorted(ignored))
         self._limits = limits
         self._space = space
         self._toolchain = toolchain
         self._metric = metric
         self._listener = listener
         self._fp32 = PrecisionPlan.uniform(space.model_sha256, [g.id for g in space.groups], Precision.FP32)
-        self._kept = EmulatedErrors(path, metric)
+        self._kept = EmulatedErrors(path, f"{metric} without {self._ignored}" if ignored else metric)
         self._alone: dict[str, EmulatedError] = {}
         self.learn(alone or {})
         self._works = True
@@ -94,7 +97,7 @@ class PlanEmulator:
 
     def _emulate(self, plans: Mapping[str, PrecisionPlan]) -> None:
         try:
-            errors = emulate_plans(self._toolchain, list(plans.values()), self._metric, self._listener)
+            errors = emulate_plans(self._toolchain, list(plans.values()), self._metric, self._listener, self._ignored)
         except RunError as error:
             self._works = False
             self._listener.warning(f"the search goes on without emulating plans before they are built: {error.message}")
@@ -104,11 +107,18 @@ class PlanEmulator:
 
 
 def emulate_plans(
-    toolchain: Toolchain, plans: Sequence[PrecisionPlan], metric: str, listener: Listener
+    toolchain: Toolchain,
+    plans: Sequence[PrecisionPlan],
+    metric: str,
+    listener: Listener,
+    ignored: Collection[str] = (),
 ) -> list[EmulatedError]:
-    """The emulated errors of plans; one that fails alone has the error NaN, of no sample. See ``emulate_outputs``."""
+    """The emulated errors of plans, without outputs that are ignored; one that fails alone has NaN, of no sample.
+
+    See ``emulate_outputs``.
+    """
     found = emulate_outputs(toolchain, plans, listener)
-    return [_UNKNOWN if error is None else _emulated(error, metric) for error in found]
+    return [_UNKNOWN if error is None else _emulated(error.without(ignored), metric) for error in found]
 
 
 def emulate_outputs(

@@ -96,15 +96,19 @@ class Guide:
         """The error of all-FP16 on the samples that one-group errors are taken on."""
         count = self._toolchain.emulated_samples.count
         found = [e for e in self._record.evaluations() if e.origin == ORIGIN_FP16 and e.is_finite]
-        return found[0].error.of_first(count) if found else None
+        return found[0].counted.of_first(count) if found else None
 
     def _tell(self) -> None:
-        missing = len(self._space.free) - len(self._errors.sensitivity().errors)
+        known = self._errors.sensitivity()
+        failed = sum(group not in known.errors for group in known.failed)
+        missing = len(self._space.free) - len(known.errors) - failed
         text = "searching"
         if missing:
             text += (
                 f"; the errors of {missing} groups alone are estimated from groups like them, and filled in meanwhile"
             )
+        if failed:
+            text += f"; the errors of {failed} groups alone are estimated, since their emulation fails"
         if text != self._told:
             self._told = text
             self._listener.stage(text)

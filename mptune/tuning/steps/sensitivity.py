@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.listener import Listener
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.emulated import emulate_outputs
+from mptune.tuning.steps.limits import Limits
 from mptune.tuning.steps.shared_errors import SharedErrors
 
 SENSITIVITY_JSON = "sensitivity.json"
@@ -62,17 +63,27 @@ class Sensitivity:
 
     Attributes:
         metric: the statistic.
-        errors: group id -> error with that group alone in FP16; ``inf`` where it fails or is not finite. Groups whose
-            error has not been taken are missing.
+        errors: group id -> error with that group alone in FP16; ``inf`` where it is not finite. Groups whose error has
+            not been taken are missing.
         taken: group id -> the statistics behind its error, sample by sample; missing where nothing can be added.
         doubts: group id -> standard deviation of the logarithm of its error, against the error on all samples; missing
             where all were taken.
+        failed: groups whose emulation failed for good, which says nothing about their error. Those that were taken on
+            some samples before have an error all the same.
     """
 
     metric: str
     errors: Mapping[str, float]
     taken: Mapping[str, OutputError] = field(default_factory=dict)
     doubts: Mapping[str, float] = field(default_factory=dict)
+    failed: tuple[str, ...] = ()
+
+    def ignoring(self, outputs: Collection[str]) -> Sensitivity:
+        """The same without some outputs of the model."""
+        taken = {group: error.without(outputs) for group, error in self.taken.items()}
+        return replace(
+            self, errors={**self.errors, **{g: _value(e, self.metric) for g, e in taken.items()}}, taken=taken
+        )
 
     def save(self, path: Path) -> None:
         """Write the JSON file that ``load`` reads.
@@ -82,7 +93,8 @@ class Sensitivity:
         """
         errors = {group: encode_float(error) for group, error in self.errors.items()}
         taken = {group: error.to_json() for group, error in self.taken.items()}
-        write_json(path, {"metric": self.metric, "errors": errors, "taken": taken, "doubts": dict(self.doubts)})
+        known = {"metric": self.metric, "errors": errors, "taken": taken, "doubts": dict(self.doubts)}
+        write_json(path, {**known, "failed": list(self.failed)})
 
     @classmethod
     def load(cls, path: Path, metric: str) -> Sensitivity:
@@ -95,6 +107,7 @@ class Sensitivity:
                     {g: decode_float(e) for g, e in document["errors"].items()},
                     {g: OutputError.from_json(e) for g, e in document.get("taken", {}).items()},
                     {g: float(d) for g, d in document.get("doubts", {}).items()},
+                    tuple(document.get("failed", ())),
                 )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             pass
@@ -128,6 +141,8 @@ class OneGroupErrors:
         shared: SharedErrors | None = None,
         sleep: Callable[[float], None] = time.sleep,
         gains_ms: Mapping[str, float] | None = None,
+        ignored: Collection[str] = (),
+        limits: Limits | None = None,
     ) -> None:
         """Read what an earlier run left in the file.
 
@@ -140,7 +155,11 @@ class OneGroupErrors:
             shared: what the other workers of the search do; None where there are none.
             sleep: waits for so many seconds, where other workers have the rest in work.
             gains_ms: group id -> latency that FP16 saves there; None where that is not known.
+            ignored: outputs of the model whose errors do not count; they are kept.
+            limits: that end the search: past them nothing is emulated.
         """
+        self._ignored = tuple(ignored)
+        self._limits = limits
         self._space = space
         self._toolchain = toolchain
         self._metric = metric
@@ -153,13 +172,14 @@ class OneGroupErrors:
         known = Sensitivity.load(path, metric)
         self._taken = {g: error for g, error in known.taken.items() if g in space.free}
         self._final = {g: error for g, error in known.errors.items() if g in space.free and g not in self._taken}
+        self._failed = {g for g in known.failed if g in space.free}
         self._fp32 = PrecisionPlan.uniform(space.model_sha256, [g.id for g in space.groups], Precision.FP32)
         self._saved = known
 
     @property
     def spent(self) -> int:
         """Emulations so far, each of one group on one sample; those of all workers, and of earlier runs."""
-        return sum(map(self._samples, self._taken)) + len(self._final)
+        return sum(map(self._samples, self._taken)) + len(self._final) + len(self._failed - self._taken.keys())
 
     def take(self, allowed: float, *, wait: bool = False) -> bool:
         """Emulate what is wanted most, as long as ``spent`` stays within what is allowed.
@@ -172,10 +192,10 @@ class OneGroupErrors:
             Whether more is known than before.
 
         Raises:
-            RunError: the machine failed, or the file cannot be written.
+            RunError: the machine failed, the disk is nearly full, or the file cannot be written.
         """
         before = self.spent
-        while True:
+        while self._limits is None or self._limits.reached() is None:
             self._read_shared()
             jobs = [job for job in self._wanted() if self.spent + job.cost <= allowed]
             job = self._claim(jobs)
@@ -190,14 +210,19 @@ class OneGroupErrors:
 
     def sensitivity(self) -> Sensitivity:
         """All that is known."""
-        errors = {**{g: _value(error, self._metric) for g, error in self._taken.items()}, **self._final}
-        doubts = self._doubts()
+        return self._known().ignoring(self._ignored)
+
+    def _known(self) -> Sensitivity:
+        """The same with the statistics of ignored outputs, which another call of the search may not ignore."""
+        values = {g: _value(error.without(self._ignored), self._metric) for g, error in self._taken.items()}
+        errors, doubts = {**values, **self._final}, self._doubts()
         free = [g for g in self._space.free if g in errors]
         return Sensitivity(
             self._metric,
             {g: errors[g] for g in free},
             {g: self._taken[g] for g in free if g in self._taken},
             {g: doubts[g] for g in free if doubts.get(g)},
+            tuple(g for g in self._space.free if g in self._failed),
         )
 
     # -- what comes next ----------------------------------------------------------------------------------------
@@ -240,7 +265,7 @@ class OneGroupErrors:
 
     def _lacks(self, group: str, part: range, doubts: Mapping[str, float]) -> bool:
         """Whether this is the next part of a group that needs one."""
-        if group in self._final or self._samples(group) != part.start:
+        if group in self._final or group in self._failed or self._samples(group) != part.start:
             return False
         return part.start == 0 or self._toolchain.emulated_samples.per_plan is None or doubts[group] > KNOWN_WELL
 
@@ -254,12 +279,13 @@ class OneGroupErrors:
         that of the mean of n of N samples is smaller by ``sqrt((1 - n / N) / n)`` (sampling without replacement).
         """
         count = self._parts[-1].stop
-        spreads = {g: _spread(error, self._metric) for g, error in self._taken.items()}
+        counted = {g: error.without(self._ignored) for g, error in self._taken.items()}
+        spreads = {g: _spread(error, self._metric) for g, error in counted.items()}
         own = {g: spread for g, spread in spreads.items() if spread is not None}
         squares = [spread**2 for spread in own.values()]
         common = math.sqrt(float(np.mean(squares))) if squares else _ASSUMED_SPREAD
         doubts = {}
-        for group, error in self._taken.items():
+        for group, error in counted.items():
             taken, value = error.sample_count, _value(error, self._metric)
             if taken >= count or math.isinf(value):
                 doubts[group] = 0.0
@@ -280,7 +306,7 @@ class OneGroupErrors:
         return next((job for job in jobs if job.key == key), None)
 
     def _do(self, job: _Job) -> None:
-        done, free = len(self._taken) + len(self._final), len(self._space.free)
+        done, free = len(self._failed | self._taken.keys() | self._final.keys()), len(self._space.free)
         more = "" if job.part.start == 0 else f", {job.part.stop} samples of {len(job.groups)}"
         self._listener.stage(f"sensitivity: {done} of {free} groups{more}")
         plans = [self._fp32.replace({group: Precision.FP16}) for group in job.groups]
@@ -293,10 +319,9 @@ class OneGroupErrors:
         self._save()
 
     def _add(self, group: str, part: range, error: OutputError | None) -> None:
-        """Add what a part of the samples showed; None where emulation fails."""
+        """Add what a part of the samples showed; None where emulation fails, which is no evidence of overflow."""
         if error is None:
-            self._taken.pop(group, None)
-            self._final[group] = math.inf
+            self._failed.add(group)
         elif group not in self._final and self._samples(group) == part.start:
             known = self._taken.get(group)
             both = error if known is None else known.with_samples_of(error)
@@ -304,7 +329,8 @@ class OneGroupErrors:
                 self._taken[group] = both
             else:  # Outputs whose shape depends on values were compared in another way: the parts do not add up.
                 del self._taken[group]
-                self._final[group] = max(_value(known, self._metric), _value(error, self._metric))
+                values = (_value(one.without(self._ignored), self._metric) for one in (known, error))
+                self._final[group] = max(values)
 
     def _read_shared(self) -> None:
         if self._shared is not None:
@@ -314,7 +340,7 @@ class OneGroupErrors:
                         self._add(group, part, error)
 
     def _save(self) -> None:
-        known = self.sensitivity()
+        known = self._known()
         if known != self._saved:
             known.save(self._path)
             self._saved = known

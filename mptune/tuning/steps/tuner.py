@@ -147,6 +147,9 @@ class Tuner:
                 self._wait()
                 continue
             proposal = self._next()
+            if proposal and self._before_proposal and (limit := limits.reached()):  # emulations took their time
+                self._record.release(proposal)
+                return _LIMITS[limit]
             if proposal is None:
                 if not self._record.running:
                     return Stop.EXHAUSTED
@@ -273,7 +276,8 @@ class Tuner:
         if proposal.origin == ORIGIN_FP32:
             try:
                 found = check_baseline(measurement.error, tf32=self._settings.tf32, skip=self._settings.skip_checks)
-                check_objective(measurement.error, self._settings.metric, self._definition())
+                definition = definition_of_metric(self._settings.metric, self._settings.metric_function)
+                check_objective(measurement.error, self._settings.metric, definition)
             except BaselineError:
                 self._record.release(proposal)  # Not recorded: it is measured again when the cause is removed.
                 raise
@@ -296,9 +300,6 @@ class Tuner:
             self._listener.evaluated(evaluation, done, budget)
         else:
             self._listener.failed(proposal.plan, proposal.origin, _why_not_finite(evaluation), done, budget)
-
-    def _definition(self) -> str:
-        return definition_of_metric(self._settings.metric, self._settings.metric_function)
 
     def _to_reopen(self, proposal: Proposal, measurement: Measurement) -> tuple[PrecisionPlan, int] | None:
         """Which plan to open anew, and how often: the baselines, and all-FP32 in each later worker."""
@@ -394,7 +395,6 @@ def _all_choices(groups: int) -> itertools.product[tuple[Precision, ...]]:
 
 
 def _why_not_finite(evaluation: Evaluation) -> str:
-    count = evaluation.error.non_finite
-    if count:
+    if count := evaluation.counted.non_finite:
         return f"{count} values are NaN or Inf where the reference has none"
     return f"its {evaluation.metric} is {evaluation.error_value}"

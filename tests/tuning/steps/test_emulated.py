@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.timing.latency import Latency
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
+from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_SAMPLER, EmulatedError, Evaluation, disagreements
 from mptune.tuning.listener import Silent
@@ -38,6 +40,26 @@ def make_emulator(
     space: SearchSpace, toolchain: FakeToolchain, folder: Path, diary: Diary | None = None
 ) -> PlanEmulator:
     return PlanEmulator(space, toolchain, METRIC, folder / EMULATED_JSON, diary or Diary())
+
+
+class TwoOutputs(FakeToolchain):
+    """An output ``z`` beside ``y`` that is never finite."""
+
+    def emulate(self, plans: Sequence[PrecisionPlan], part: range | None = None) -> tuple[OutputError, ...] | Failure:
+        found = super().emulate(plans, part)
+        assert not isinstance(found, Failure)
+        return tuple(OutputError({**e.per_output, "z": {METRIC: (1.0,), "non_finite": (9.0,)}}) for e in found)
+
+
+def test_outputs_that_are_ignored_do_not_count(tmp_path: Path) -> None:
+    space = make_small_space(4)
+    toolchain = TwoOutputs(Law(list(space.free)))
+    place, rows = tmp_path / EMULATED_JSON, choices(space, "1000")
+    ignoring = PlanEmulator(space, toolchain, METRIC, place, Diary(), ignored=("z",))
+    assert ignoring(rows) == [pytest.approx(toolchain.law.error(make_plan("1000")))]
+    assert PlanEmulator(space, toolchain, METRIC, place, Diary())(rows) == [math.inf], "kept apart"
+    assert PlanEmulator(space, toolchain, METRIC, place, Diary(), ignored=("z",))(rows) == ignoring(rows)
+    assert len(toolchain.emulated) == 2
 
 
 def test_each_plan_is_emulated_once_also_after_a_restart(tmp_path: Path) -> None:

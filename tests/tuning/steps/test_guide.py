@@ -21,9 +21,10 @@ from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps import guide
 from mptune.tuning.steps.guide import Guide
+from mptune.tuning.steps.limits import Limits
 from mptune.tuning.steps.prior import log_square_errors
 from mptune.tuning.steps.sensitivity import KNOWN_WELL, OneGroupErrors, Sensitivity, find_sensitivity
-from mptune.tuning.steps.tuner import Tuner
+from mptune.tuning.steps.tuner import Stop, Tuner
 from tests.fakes import Diary, FakeToolchain, Law
 from tests.tuning.conftest import OpenRecord, make_small_space
 
@@ -151,7 +152,8 @@ def test_what_fails_or_overflows_has_one_sample(tmp_path: Path) -> None:
     space = make_small_space(16)
     toolchain = by_sample(space, spread=1.0, emulation_fails={"g002"}, non_finite={"g009"})
     found = find_sensitivity(space, toolchain, METRIC, tmp_path / "s.json", Diary())
-    assert [g for g, error in found.errors.items() if math.isinf(error)] == ["g002", "g009"]
+    assert [g for g, error in found.errors.items() if math.isinf(error)] == ["g009"]
+    assert set(space.free) - set(found.errors) == set(found.failed) == {"g002"}
     assert [part for group, part in toolchain.samples if group == "g009"] == [range(1)]
     again = by_sample(space, spread=1.0)
     assert find_sensitivity(space, again, METRIC, tmp_path / "s.json", Diary()).errors == found.errors
@@ -262,6 +264,34 @@ def test_a_resumed_search_takes_and_proposes_the_same(
         samples.append(toolchain.samples)
     assert plans[0] == plans[1]
     assert samples[0] == samples[1]
+
+
+def test_when_the_time_is_over_during_emulations_no_plan_is_built(open_record: OpenRecord, tmp_path: Path) -> None:
+    space, now = make_small_space(24), [0.0]
+    toolchain, record = by_sample(space), open_record(space)
+    limits = Limits(SearchSettings(timeout_s=10.0), clock=lambda: now[0])
+
+    def emulations() -> None:
+        now[0] = 11.0
+
+    tuner = Tuner(
+        record, space, toolchain, SearchSettings(budget=20), Diary(), limits=limits, before_proposal=emulations
+    )
+    assert tuner.run() is Stop.TIMEOUT
+    assert len(record.evaluations()) == len(space.seeds)
+    assert not record.running
+
+
+def test_of_a_group_that_cannot_be_emulated_that_is_said(
+    open_record: OpenRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guide, "AT_FIRST", 99)
+    space = make_small_space(12)
+    toolchain = by_sample(space, emulation_fails={"g002"})
+    told, diary = searched(open_record(space), space, toolchain, tmp_path, 8)
+    assert "searching; the errors of 1 groups alone are estimated, since their emulation fails" in diary.stages
+    assert told.prior.log_square_errors is not None
+    assert all(map(math.isfinite, told.prior.log_square_errors))
 
 
 def test_where_sessions_cost_more_all_errors_are_taken_at_once(open_record: OpenRecord, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,23 +14,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mptune import api
+from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.errors import RunError
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.settings import SearchSettings
 from mptune.targets.roofline import BoundaryCost, LatencyTerms
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.sampler.latency_model import LatencyModel
 from mptune.tuning.sampler.posterior import BuiltPlans
 from mptune.tuning.space import Pin, SearchSpace
+from mptune.tuning.steps.limits import Limits
 from mptune.tuning.steps.prior import make_prior
-from mptune.tuning.steps.sensitivity import Sensitivity, find_sensitivity
+from mptune.tuning.steps.sensitivity import OneGroupErrors, Sensitivity, find_sensitivity
 from tests.conftest import save_mlp
 from tests.fakes import FAST, Diary, FakeToolchain, Law, make_plan
 from tests.tuning.conftest import OpenRecord, make_small_space
 from tests.tuning.steps.test_tuner import make_toolchain, make_tuner
+
+METRIC = "relative_l2"
 
 
 def test_each_free_group_is_emulated_alone_once(tmp_path: Path) -> None:
@@ -58,11 +65,64 @@ def test_what_was_taken_before_an_interruption_is_kept(tmp_path: Path) -> None:
     assert Sensitivity.load(path, "relative_l2").errors == {}
 
 
-def test_a_group_whose_emulation_fails_or_overflows_is_infinite(tmp_path: Path) -> None:
+def test_a_group_whose_emulation_fails_is_unknown_and_one_that_overflows_is_infinite(tmp_path: Path) -> None:
     space = make_small_space(4)
     toolchain = make_toolchain(space, emulation_fails={"g001"}, non_finite={"g002"})
-    errors = find_sensitivity(space, toolchain, "relative_l2", tmp_path / "s.json", Diary()).errors
-    assert [math.isinf(errors[g]) for g in space.free] == [False, True, True, False]
+    found = find_sensitivity(space, toolchain, "relative_l2", tmp_path / "s.json", Diary())
+    assert {g: math.isinf(error) for g, error in found.errors.items()} == {"g000": False, "g002": True, "g003": False}
+    assert found.failed == ("g001",)
+    squares = make_prior(space, found, None, exact=False).log_square_errors
+    assert squares is not None
+    assert [math.isinf(square) for square in squares] == [False, False, True, False]
+    again = make_toolchain(space)
+    assert find_sensitivity(space, again, "relative_l2", tmp_path / "s.json", Diary()) == found
+    assert again.emulated == [], "what fails for good is not asked again"
+
+
+class TwoOutputs(FakeToolchain):
+    """An output ``z`` beside ``y``, a hundred times as wrong as that; NaN in g002."""
+
+    def emulate(self, plans: Sequence[PrecisionPlan], part: range | None = None) -> tuple[OutputError, ...] | Failure:
+        found = super().emulate(plans, part)
+        assert not isinstance(found, Failure)
+        return tuple(self._both(plan, error) for plan, error in zip(plans, found, strict=True))
+
+    def _both(self, plan: PrecisionPlan, error: OutputError) -> OutputError:
+        y = error.per_output["y"]
+        non_finite = 5.0 if "g002" in plan.fp16_groups else 0.0
+        return OutputError(
+            {"y": y, "z": {**y, METRIC: tuple(100 * v for v in y[METRIC]), "non_finite": (non_finite,) * 2}}
+        )
+
+
+def test_outputs_that_are_ignored_do_not_count(tmp_path: Path) -> None:
+    space, path = make_small_space(4), tmp_path / "s.json"
+    toolchain = TwoOutputs(Law(list(space.free)))
+
+    def taken(ignored: Collection[str]) -> Sensitivity:
+        errors = OneGroupErrors(space, toolchain, METRIC, path, Diary(), ignored=ignored)
+        errors.take(math.inf)
+        return errors.sensitivity()
+
+    law = toolchain.law.errors
+    ignoring = taken(("z",))
+    assert ignoring.errors == {g: pytest.approx(law[g], rel=1e-3) for g in space.free}
+    assert all(set(error.per_output) == {"y"} for error in ignoring.taken.values())
+    whole = taken(())
+    assert math.isinf(whole.errors["g002"])
+    assert whole.errors["g001"] == pytest.approx(100 * law["g001"], rel=1e-3)
+    assert len(toolchain.emulated) == 4, "another set of ignored outputs needs no new emulation"
+    assert Sensitivity.load(path, METRIC).ignoring(("z",)).errors == ignoring.errors
+
+
+def test_past_a_limit_nothing_more_is_taken(tmp_path: Path) -> None:
+    space = make_small_space(20)
+    toolchain, ticks = make_toolchain(space), itertools.count()
+    limits = Limits(SearchSettings(timeout_s=2.0), clock=lambda: float(next(ticks)))
+    errors = OneGroupErrors(space, toolchain, METRIC, tmp_path / "s.json", Diary(), limits=limits)
+    errors.take(math.inf)
+    assert len(toolchain.emulated) == 8, "one job, then the time is over"
+    assert len(Sensitivity.load(tmp_path / "s.json", METRIC).errors) == 8, "and what was taken is kept"
 
 
 def test_a_fault_of_the_machine_stops_it(tmp_path: Path) -> None:
