@@ -13,6 +13,8 @@ from mptune.applying import apply_plan
 from mptune.arguments import (
     ModelLike,
     Shapes,
+    check_batch,
+    check_shapes,
     choice_argument,
     data_argument,
     listening,
@@ -215,19 +217,21 @@ def search(
     if settings.target != "auto":
         load_target(settings.target)
     starter = worker_starter(settings, open_toolchain)
-    with (
-        loaded_model(model) as loaded,
-        listening(progress, listener, max_error, max_latency_ms) as listens,
-        full_disk_as_error(path),
-        only_gpu(settings.gpus[0] if settings.gpus else None),
-        open_run(path, fresh=fresh) as run,
-    ):
+    with contextlib.ExitStack() as stack:
+        loaded = stack.enter_context(loaded_model(model))
         check_tolerances(settings.tolerance, settings.ignore, name, [output.name for output in loaded.outputs])
+        check_shapes(settings.shapes, loaded.inputs)
+        check_batch(settings.data_settings.batch, loaded.inputs)
+        listens = stack.enter_context(listening(progress, listener, max_error, max_latency_ms))
+        stack.enter_context(full_disk_as_error(path))
+        stack.enter_context(only_gpu(settings.gpus[0] if settings.gpus else None))
+        run = stack.enter_context(open_run(path, fresh=fresh))
         placed = placed_model(loaded, model, run)
         session = SearchRun(run, placed, settings, listens, open_toolchain, starter and starter(run))
-        with contextlib.closing(session), findings_kept(run):
-            front = session.run()
-            write_run_files(run, front, session.record, session.grouped, session.environment)
+        stack.enter_context(contextlib.closing(session))
+        stack.enter_context(findings_kept(run))
+        front = session.run()
+        write_run_files(run, front, session.record, session.grouped, session.environment)
     return front
 
 
@@ -321,6 +325,7 @@ def inspect(
     """
     named = load_space(space)
     with loaded_model(model) as loaded:
+        check_batch(batch, loaded.inputs)
         return inspect_model(loaded, named, data_argument(data), batch, budget)
 
 

@@ -19,7 +19,7 @@ from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import external_location, is_external
 from mptune.graph.plan import PLAN_FORMAT, Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
-from mptune.tuning.space import match
+from mptune.tuning.space import close_patterns, match
 
 _KEYS = frozenset({"format", "model_sha256", "precision", "nodes"})
 _PLAN_HINT = 'a plan is chosen/plan.json of a run, or {"nodes": {"NAME or GLOB": "fp16"}}'
@@ -61,7 +61,8 @@ def resolve_plan(model: Model, plan: PrecisionPlan | Path | None, keep_fp32: Seq
     for pattern in keep_fp32:
         groups = match(pattern, resolved.groups)
         if not groups:
-            raise PlanError(f"--keep-fp32 {pattern} matches nothing in {model.path}", "`mptune inspect MODEL` lists it")
+            hint = close_patterns(pattern, resolved.groups)
+            raise PlanError(f"--keep-fp32 {pattern} matches nothing in {model.path}", hint)
         kept.update(dict.fromkeys(groups, Precision.FP32))
     return ResolvedPlan(resolved.groups, resolved.plan.replace(kept), resolved.warnings)
 

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import onnx
 
+from mptune.data.checks import shape_text
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.data.metrics.tasks import callable_name, is_own, resolve_metric
 from mptune.data.metrics.trusted_scripts import check_recorded, refuse_inside, script_of, trust, undirected
@@ -21,6 +22,7 @@ from mptune.engines.loading import load_typed_model
 from mptune.errors import ModelError, RunError, SettingsError
 from mptune.files import write_bytes
 from mptune.graph.loading.model import Model
+from mptune.graph.loading.tensors import TensorInfo
 from mptune.reporting.terminal.progress import TerminalListener
 from mptune.run_json import ChoiceSection, RunFile
 from mptune.rundir import RunDirectory
@@ -172,6 +174,56 @@ def _range(name: str, given: Any) -> ShapeRange:
     except (TypeError, ValueError):
         raise SettingsError(f"--shapes {name}: {given!r} is not understood", _SHAPES_HINT) from None
     return ShapeRange(name, smallest, usual, largest)
+
+
+def check_shapes(shapes: Sequence[ShapeRange], inputs: Sequence[TensorInfo]) -> None:
+    """Refuse shapes of inputs that the model does not have, or has in another rank or with fixed sizes.
+
+    Raises:
+        SettingsError: naming the first of them.
+    """
+    declared = {info.name: info for info in inputs}
+    dynamic = ", ".join(f"{i.name} {shape_text(i.shape or ())}" for i in inputs if not _is_fixed(i)) or "none"
+    for one in shapes:
+        info = declared.get(one.name)
+        if info is None:
+            raise SettingsError(f"--shapes: the model has no input {one.name!r}", f"inputs of any size: {dynamic}")
+        if _is_fixed(info):
+            text = f"--shapes {one.name}: the input's shape is fixed at {shape_text(info.shape or ())}"
+            raise SettingsError(text, f"inputs of any size: {dynamic}")
+        if info.shape is None:
+            continue
+        if len(one.usual) != len(info.shape):
+            raise SettingsError(
+                f"--shapes {one}: input {one.name!r} has rank {len(info.shape)}, not {len(one.usual)}",
+                f"its shape is {shape_text(info.shape or ())}",
+            )
+        for size, *given in zip(info.shape, one.smallest, one.usual, one.largest, strict=True):
+            if isinstance(size, int) and set(given) != {size}:
+                raise SettingsError(
+                    f"--shapes {one}: input {one.name!r} has the shape {shape_text(info.shape or ())}",
+                    "give every dimension, the fixed ones as they are",
+                )
+
+
+def check_batch(batch: int, inputs: Sequence[TensorInfo]) -> None:
+    """Refuse a batch for a model whose batch is fixed at another size.
+
+    Raises:
+        SettingsError: no input's first dimension is dynamic, and none has this size.
+    """
+    first = [info.shape[0] if info.shape else None for info in inputs if info.shape is None or info.shape]
+    if batch == 1 or not first or any(not isinstance(size, int) or size == batch for size in first):
+        return
+    shown = ", ".join(f"{info.name} {shape_text(info.shape or ())}" for info in inputs)
+    raise SettingsError(
+        f"--batch is {batch}, but the model's batch is fixed ({shown})",
+        "leave --batch away, or export the model with a dynamic batch",
+    )
+
+
+def _is_fixed(info: TensorInfo) -> bool:
+    return info.shape is not None and all(isinstance(size, int) for size in info.shape)
 
 
 def tolerance_argument(tolerance: Sequence[str | Tolerance] | None) -> tuple[Tolerance, ...]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from mptune.applying import refuse
 from mptune.arguments import check_reported, listening, recorded_metric, with_demands
 from mptune.data.metrics.accuracy import TaskMetric
+from mptune.errors import RunError
 from mptune.files import full_disk_as_error
 from mptune.reporting.run_files import write_run_files
 from mptune.rundir import joined_run, read_search
@@ -126,6 +127,8 @@ def export(
     target = Path(f"{directory.path.resolve().name}.tar.gz" if out is None else out)
     if target.is_dir() or (target.exists() and not force):
         refuse(target)
+    if not target.parent.is_dir():
+        raise RunError(f"there is no folder {target.parent}", "make it, or give another path with -o")
     with full_disk_as_error(target), joined_run(directory):  # so that nobody moves it aside
         with contextlib.closing(read_record(directory, file, storage)) as record:
             front_of(directory, file, record)  # a run without a baseline has nothing to confirm

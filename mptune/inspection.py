@@ -31,9 +31,10 @@ from mptune.settings import DataSettings, InMemory, SearchSettings
 from mptune.targets.costs import VIEWS, GroupCost, group_costs, is_folded, ungrouped_cost
 from mptune.targets.flops import ShapeTable, node_flops
 from mptune.targets.memory import MemoryNeed, memory_need
-from mptune.targets.out_of_reach import out_of_reach_findings
-from mptune.targets.quantised import quantised_findings
 from mptune.targets.target import load_target
+from mptune.targets.unsearched.already_mixed import already_mixed_findings
+from mptune.targets.unsearched.out_of_reach import out_of_reach_findings
+from mptune.targets.unsearched.quantised import quantised_findings
 from mptune.tuning.failures import did_not_run
 from mptune.tuning.reasons.reference import training_findings, without_repetition
 from mptune.tuning.space import NamedSpace, Pin, make_space
@@ -214,6 +215,7 @@ def inspect_model(
     found = find_hazards(grouped, absmax, seen=seen_of(ranges))
     about_data = [replace(f, origin="inspect") for f in samples.findings] if samples else []
     quantised = quantised_findings(grouped, shapes, "inspect")
+    mixed = already_mixed_findings(grouped, shapes, "inspect")
     interface = interface_findings(model, "inspect")
     unreached = out_of_reach_findings(grouped, shapes, "inspect")
     masked = {name: seen.masked for name, seen in ranges.items() if seen.masked is not None}
@@ -224,6 +226,7 @@ def inspect_model(
         *about_data,
         *about_reference,
         *about_rows,
+        *mixed,
         *quantised,
         *unreached,
         *interface,
@@ -232,6 +235,7 @@ def inspect_model(
     about_parts = [
         *(replace(_as_hazard("quantised", f, "flops_share"), severity="info") for f in quantised),  # pinned
         *(_as_hazard("types", f, "flops_share") for f in unreached),
+        *(_as_hazard("mixed", f, "flops_share") for f in mixed),
         *map(_interface_hazard, interface),
         *(_as_hazard("mask", f, "masked_rows") for f in about_rows),
         *(_reference_hazard(f) for f in without_repetition((*about_training, *about_reference))),

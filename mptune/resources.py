@@ -17,6 +17,9 @@ else:
     import tomli as tomllib
 
 Kind = Literal["targets", "spaces"]
+_THE_GPU_HERE = frozenset({"cuda", "gpu", "nvidia", "cuda:0", "gpu0", "local", "here", "this", "host"})
+"""Names that other tools have for what ``--target auto`` means."""
+
 Schema = TypeVar("Schema", bound=pydantic.BaseModel)
 
 
@@ -64,8 +67,12 @@ def locate(kind: Kind, name_or_path: str, error: type[MptuneError]) -> Path:
     known = names(kind)
     if name_or_path in known:
         return find(kind, name_or_path)
-    close = difflib.get_close_matches(name_or_path.lower(), known, n=3, cutoff=0.5)
+    word = name_or_path.lower()
+    close = [name for name in known if len(word) > 2 and word in name][:3]
+    close = close or difflib.get_close_matches(word, known, n=3, cutoff=0.6)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
+    if kind == "targets" and word in _THE_GPU_HERE:
+        hint = "--target auto takes the GPU of this machine; "
     what = {"targets": "target", "spaces": "search space"}[kind]
     raise error(
         f"there is no {what} {name_or_path!r}",

@@ -7,7 +7,8 @@ that moves, or means something else, does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,6 @@ FRESH_HINT = "give it a run directory of its own with --out DIR, or start over w
 _LABELS = {
     "space_sha256": "content of the search space",
     "groups_sha256": "set of layer groups",
-    "shapes": "range of shapes",
 }
 """How messages name a fixed setting; the others by their field's name."""
 
@@ -240,13 +240,21 @@ class RunFile(_Section):
         return [one for one in findings if not isinstance(one, dict) or one.get("code") in CODES]
 
 
+def damaged_hint(run: Path) -> str:
+    """What to do about a run directory whose run.json is none."""
+    again = f"`mptune search MODEL --out {shlex.quote(str(run))} --fresh`"
+    return f"restore it from a copy, or start over: {again} moves the directory aside (nothing is deleted)"
+
+
 def parse_run_file(document: Any, path: Path) -> RunFile:
     """Read the content of ``path``, a run.json, of this format or of an earlier one.
 
     Raises:
         RunError: not mptune's, or of a newer format.
     """
-    written = document.get("format") if isinstance(document, dict) else None
+    if not isinstance(document, dict):
+        raise RunError(f"{path} is damaged: it holds no JSON object", damaged_hint(path.parent))
+    written = document.get("format")
     if isinstance(written, int) and written > RUN_FORMAT:
         raise RunError(
             f"{path.parent} was written by a newer mptune (run format {written}, this one reads {RUN_FORMAT})",
@@ -259,7 +267,8 @@ def parse_run_file(document: Any, path: Path) -> RunFile:
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise RunError(f"{path} is not a run of mptune: {where}: {first['msg']}", FRESH_HINT) from None
+        wrong = f"{where!r} is missing" if first["type"] == "missing" else f"{where}: {first['msg']}"
+        raise RunError(f"{path} is not a run of mptune: {wrong}", damaged_hint(path.parent)) from None
 
 
 def _from_format_1(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -285,9 +294,18 @@ def check_same(path: Path, recorded: RunFile, model_sha256: str, settings: Fixed
     if recorded.model.sha256 != model_sha256:
         raise RunError(f"{path} belongs to another model: {recorded.model.path} had another content", FRESH_HINT)
     for name, before, now in _differences(recorded.fixed_settings, settings):
+        if name == "shapes":
+            both = f"{_shapes_text(before)} before, {_shapes_text(now)} now"
+            raise RunError(
+                f"{path} was made with other --shapes ({both})", f"go on with the same --shapes, {FRESH_HINT}"
+            )
         shown = f" ({before!r} before, {now!r} now)" if isinstance(now, str | float | int | None) else ""
         label = _LABELS.get(name, name.replace("_", " "))
         _refuse_other(path, label, "" if name in _LABELS else shown)
+
+
+def _shapes_text(shapes: Sequence[ShapeRange]) -> str:
+    return " ".join(map(str, shapes)) or "none"
 
 
 def refuse_other_runs(path: Path, recorded: RunFile | None) -> None:

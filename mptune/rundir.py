@@ -19,7 +19,7 @@ import filelock
 from mptune.engines.base import Workspace
 from mptune.errors import RunError
 from mptune.files import write_json, writing
-from mptune.run_json import FRESH_HINT, RunFile, parse_run_file
+from mptune.run_json import RunFile, damaged_hint, parse_run_file
 from mptune.scratch import delete_scratch
 
 HOME = "../.."
@@ -96,8 +96,13 @@ class RunDirectory:
             document = json.loads(self.run_json.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, RecursionError) as error:
-            raise RunError(f"{self.run_json} cannot be read: {error}", FRESH_HINT) from None
+        except NotADirectoryError:
+            raise RunError(f"{self.path} is a file, not a run directory", _made_by(self.path)) from None
+        except OSError as error:
+            raise RunError(f"{self.run_json} cannot be read: {error.strerror}", "check its permissions") from None
+        except (ValueError, RecursionError) as error:
+            reason = " ".join(str(error).split())
+            raise RunError(f"{self.run_json} is damaged: it is not JSON ({reason})", damaged_hint(self.path)) from None
         return parse_run_file(document, self.run_json)
 
     def forget(self) -> None:
@@ -122,6 +127,15 @@ class RunDirectory:
             RunError: the disk is full, or the directory cannot be written.
         """
         write_json(self.run_json, file.model_dump(mode="json"))
+
+
+def _made_by(path: Path) -> str:
+    """What to give instead of a file: the run beside it, else how to make one."""
+    beside = path.with_name(f"{path.stem}.mptune")
+    if beside.is_dir():
+        return f"give the run directory: {beside}"
+    model = str(path) if path.suffix == ".onnx" else "MODEL"
+    return f"`mptune search {model}` makes a run directory: {beside.name if model != 'MODEL' else 'MODEL.mptune'}"
 
 
 def read_run(path: str | Path) -> tuple[RunDirectory, RunFile]:

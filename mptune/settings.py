@@ -95,6 +95,11 @@ class ShapeRange:
         smallest, usual, largest = (tuple(int(size) for size in part.split("x")) for part in (parts * 3)[:3])
         return cls(name, smallest, usual, largest)
 
+    def __str__(self) -> str:
+        """As ``parse`` reads it."""
+        shapes = ["x".join(map(str, one)) for one in (self.smallest, self.usual, self.largest)]
+        return f"{self.name}:{shapes[0] if len(set(shapes)) == 1 else ','.join(shapes)}"
+
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> ShapeRange:
         """Inverse of ``dataclasses.asdict``, after a way through JSON."""

@@ -104,7 +104,7 @@ def test_help_shows_an_example(command: str, capsys: pytest.CaptureFixture[str])
         (["search", "m.onnx", "--budget", "0"], "--budget is 0"),
         (["search", "m.onnx", "--batch", "0"], "--batch is 0"),
         (["search", "m.onnx", "--seed", "-1"], "--seed is -1"),
-        (["search", "m.onnx", "--engine", "cuda"], "--engine"),
+        (["search", "m.onnx", "--engine", "cuda"], "there is no engine 'cuda'"),
         (["search", "m.onnx", "--timeout", "soon"], "--timeout soon is not a duration"),
         (["search", "m.onnx", "--timeout", "0s"], "--timeout is 0 s"),
         (["search", "m.onnx", "--max-disk", "much"], "--max-disk much is not a size"),

@@ -97,10 +97,15 @@ def test_a_newer_format_is_refused_with_a_hint(written: int) -> None:
     assert "upgrade mptune to that version" in caught.value.hint
 
 
-@pytest.mark.parametrize("document", [[], {}, {"format": 1}, {"format": 1, "measured": 3}, {"format": "two"}])
+@pytest.mark.parametrize("document", [{}, {"format": 1}, {"format": 1, "measured": 3}, {"format": "two"}])
 def test_what_is_no_run_file_is_refused(document: Any) -> None:
     with pytest.raises(RunError, match=r"run\.json is not a run of mptune"):
         parse_run_file(document, PATH)
+
+
+def test_json_that_is_no_object_is_damaged() -> None:
+    with pytest.raises(RunError, match=r"run\.json is damaged: it holds no JSON object"):
+        parse_run_file([], PATH)
 
 
 def test_the_sections_hold_every_setting_that_changes_a_measurement() -> None:
@@ -118,7 +123,7 @@ def test_the_sections_hold_every_setting_that_changes_a_measurement() -> None:
             r"another latency warmup ms \(200.0 before",
         ),
         (SearchSettings(tensorrt=TensorRtSettings(workspace_mb=8)), r"another tensorrt workspace mb \(None before"),
-        (SearchSettings(shapes=(ShapeRange("x", (1,), (1,), (1,)),)), "another range of shapes"),
+        (SearchSettings(shapes=(ShapeRange("x", (1,), (1,), (1,)),)), r"other shapes= \(none before, x:1 now\)"),
     ],
 )
 def test_a_fixed_setting_that_differs_is_named(changed: SearchSettings, said: str) -> None:

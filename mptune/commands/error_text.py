@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,12 +41,7 @@ def explain(error: BaseException) -> Complaint:
     if isinstance(error, MptuneError):
         return Complaint(error.message, error.hint, error.exit_code)
     if is_usage(error):
-        context = getattr(error, "ctx", None)
-        command = "mptune" if context is None else str(context.command_path)
-        message = str(error.format_message()).strip().rstrip(".")  # type: ignore[attr-defined]
-        return Complaint(
-            message[:1].lower() + message[1:], f"`{command} --help` shows what is expected, with an example", EXIT_USAGE
-        )
+        return _usage(error)
     if isinstance(error, OSError) and is_disk_full(error):
         return explain(disk_error(error, Path(error.filename) if error.filename else None))
     if isinstance(error, PermissionError):
@@ -55,3 +53,51 @@ def explain(error: BaseException) -> Complaint:
         f"unexpected {type(error).__name__}{': ' if words else ''}{words}",
         "this is a bug in mptune: run again with --debug for the traceback, and report it",
     )
+
+
+def _usage(error: BaseException) -> Complaint:
+    """A command line that Typer refuses. What it says of a value differs from version to version: it is said anew."""
+    context = getattr(error, "ctx", None)
+    command = "mptune" if context is None else str(context.command_path)
+    message = str(error.format_message()).strip().rstrip(".")  # type: ignore[attr-defined]
+    hint = f"`{command} --help` shows what is expected, with an example"
+    option = next((name for name in getattr(getattr(error, "param", None), "opts", ()) if name.startswith("--")), "")
+    value = "" if context is None or not option else _value_of(option, context.find_root().obj)
+    _, is_choice, listed = message.partition(" is not one of ")
+    choices = re.findall(r"'([^']*)'", listed)
+    if is_choice and value:
+        close = close_to(value, choices)
+        meant = f"did you mean {' or '.join(f'{option} {one}' for one in close)}? " if close else ""
+        return Complaint(
+            f"there is no {option[2:]} {value!r}", f"{meant}{option} takes {', '.join(choices)}", EXIT_USAGE
+        )
+    kind = "whole number" if "integer" in message else "number" if re.search("float|number", message) else ""
+    if kind and value and "range" not in message:
+        return Complaint(f"{option} {value} is not a {kind}", hint, EXIT_USAGE)
+    return Complaint(message[:1].lower() + message[1:], hint, EXIT_USAGE)
+
+
+def _value_of(option: str, invocation: object) -> str:
+    """What a command line gives an option, the last where it is given several times; "" where that is not known."""
+    arguments: Sequence[str] = getattr(invocation, "arguments", ())
+    found = ""
+    for argument, following in zip(arguments, (*arguments[1:], ""), strict=True):
+        name, is_joined, value = argument.partition("=")
+        if name == option:
+            found = value if is_joined else following
+    return found
+
+
+def close_to(word: str, known: Sequence[str]) -> tuple[str, ...]:
+    """The known words that a word may stand for: those that it abbreviates (``trt``: ``tensorrt``), else close ones."""
+    short = [one for one in known if len(word) > 1 and _abbreviates(word.lower(), one.lower())]
+    return tuple(short or difflib.get_close_matches(word.lower(), known, 2))
+
+
+def _abbreviates(word: str, other: str) -> bool:
+    """Whether the letters of a word stand in another one in their order, from the beginning of one of its parts on."""
+    for start in (0, *(match.end() for match in re.finditer("-", other))):
+        letters = iter(other[start:])
+        if other[start : start + 1] == word[:1] and all(letter in letters for letter in word):
+            return True
+    return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -168,6 +169,21 @@ def match(pattern: str, groups: Iterable[LayerGroup]) -> tuple[str, ...]:
         for g in groups
         if g.id == pattern or fnmatchcase(g.name, pattern) or any(fnmatchcase(node, pattern) for node in g.nodes)
     )
+
+
+def close_patterns(pattern: str, groups: Sequence[LayerGroup]) -> str:
+    """A hint for a pattern that means no group: what it may have meant, or what there is of its kind."""
+    prefix, _, rest = pattern.partition(":")
+    kinds, ops = {group.kind for group in groups}, {op for group in groups for op in group.ops}
+    known = {"kind": kinds, "op": ops}.get(prefix)
+    if known is None:
+        names = {node for group in groups for node in group.nodes} | {group.name for group in groups}
+        close = difflib.get_close_matches(pattern, sorted(names), 3)
+        meant = f"did you mean {' or '.join(close)}? " if close else ""
+        return f"{meant}`mptune inspect MODEL` lists the names; op:NAME and kind:NAME mean operators and kinds"
+    close = [one for one in sorted(known) if one.lower() == rest.lower()] or difflib.get_close_matches(rest, known, 2)
+    meant = f"did you mean {' or '.join(f'{prefix}:{one}' for one in close)}? " if close else ""
+    return f"{meant}the model has {', '.join(f'{prefix}:{one}' for one in sorted(known))}"
 
 
 def make_space(

@@ -258,8 +258,10 @@ class OutputError:
 
 def unknown_metric(metric: str, names: Sequence[str]) -> SettingsError:
     """The error for a metric that does not exist, with close matches."""
-    close = difflib.get_close_matches(metric, names, 3)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(names)}"
+    known = tuple(dict.fromkeys(names))
+    within = [name for name in known if len(metric) > 1 and metric.lower() in name]
+    close = within[:3] or difflib.get_close_matches(metric, known, 3)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known)}"
     return SettingsError(f"unknown metric {metric!r}", f"{hint}; your own: script.py:function")
 
 

@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from mptune.errors import ModelError
 from mptune.graph.loading.foreign import AskRuntime, RuntimeTypes, types_by_schema
+from mptune.graph.loading.formats import no_graph, no_model
 from mptune.graph.loading.inference import infer_types, last_line, without_weights
 from mptune.graph.loading.structure import check_structure
 from mptune.graph.loading.tensors import (
@@ -183,13 +184,12 @@ def _read(path: Path) -> onnx.ModelProto:
         raise ModelError(f"no such file: {path}", "check the path; mptune takes an .onnx file") from None
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}", "check its permissions") from None
-    hint = "export it again, or check that the copy is complete (compare its size or sha256 with the original)"
     try:
         proto = onnx.load_model_from_string(data)
     except DecodeError:
-        raise ModelError(f"{path} is not an ONNX model, or it is truncated", hint) from None
+        raise ModelError(*no_model(path, data)) from None
     if not proto.graph.node or not proto.ir_version:
-        raise ModelError(f"{path} holds no ONNX graph", hint)
+        raise ModelError(*no_graph(path, data))
     return proto
 
 

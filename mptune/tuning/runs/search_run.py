@@ -37,8 +37,9 @@ from mptune.run_json import (
 from mptune.rundir import RunDirectory, has_workers
 from mptune.settings import SearchSettings
 from mptune.targets.mismatch import TARGET_CODE, not_measured
-from mptune.targets.out_of_reach import out_of_reach_findings
-from mptune.targets.quantised import quantised_findings
+from mptune.targets.unsearched.already_mixed import already_mixed_findings
+from mptune.targets.unsearched.out_of_reach import out_of_reach_findings
+from mptune.targets.unsearched.quantised import quantised_findings
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.metric_limits import check_metric_limits
 from mptune.tuning.listener import Listener
@@ -139,6 +140,7 @@ class SearchRun(MeasuringRun):
         kernels = self._kernels
         about_model = (
             *kernels.findings(self.grouped),
+            *already_mixed_findings(self.grouped, observations.shapes, "search"),
             *quantised_findings(self.grouped, observations.shapes, "search"),
             *interface_findings(self.grouped.model, "search"),
             *out_of_reach_findings(self.grouped, observations.shapes, "search"),

@@ -1,0 +1,1 @@
+"""Findings about parts of a model that no plan changes."""

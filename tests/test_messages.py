@@ -1,0 +1,190 @@
+"""What mptune says of frequent mistakes: what is wrong with what was given, and what to give instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import mptune
+from mptune.cli import main
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
+from mptune.graph.plan import Precision
+from mptune.graph.writing.rewrite import Rewriter
+
+
+def said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    """Exit code, error and hint; nothing else may be said."""
+    code = main(arguments)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    error, hint = captured.err.splitlines()
+    return code, error.removeprefix("error: "), hint.removeprefix("hint: ")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mlp_path: Path, cnn_path: Path) -> Path:
+    """A working directory with models, files that are none, and run directories that are damaged."""
+    monkeypatch.chdir(tmp_path)
+    for name, model in (("mlp", mlp_path), ("cnn", cnn_path)):
+        (tmp_path / f"{name}.onnx").symlink_to(model)
+    (tmp_path / "net.pt").write_bytes(b"PK\x03\x04 a zip file of data.pkl")
+    (tmp_path / "net.onnx").write_bytes(b"PK\x03\x04 net/data.pkl")
+    (tmp_path / "net.engine").write_bytes(b"ftrt\x00\x00")
+    (tmp_path / "short.onnx").write_bytes(b"\x08")
+    for name, content in (("garbage", "{no json"), ("list", "[1, 2]"), ("other", '{"format": 2}')):
+        (tmp_path / f"{name}.mptune").mkdir()
+        (tmp_path / f"{name}.mptune" / "run.json").write_text(content)
+    (tmp_path / "seen.onnx").touch()
+    (tmp_path / "seen.mptune").mkdir()
+    return tmp_path
+
+
+_RESTORE = (
+    "restore it from a copy, or start over: `mptune search MODEL --out {} --fresh` moves the directory aside "
+    "(nothing is deleted)"
+)
+_HELP = "`mptune {} --help` shows what is expected, with an example"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "error", "hint"),
+    [
+        (
+            ["report", "mlp.onnx"],
+            1,
+            "mlp.onnx is a file, not a run directory",
+            "`mptune search mlp.onnx` makes a run directory: mlp.mptune",
+        ),
+        (["pick", "seen.onnx", "--knee"], 1, "seen.onnx is a file, not a run directory",
+         "give the run directory: seen.mptune"),
+        (
+            ["report", "garbage.mptune"],
+            1,
+            "garbage.mptune/run.json is damaged: it is not JSON (Expecting property name enclosed in double quotes: "
+            "line 1 column 2 (char 1))",
+            _RESTORE.format("garbage.mptune"),
+        ),
+        (["confirm", "list.mptune"], 1, "list.mptune/run.json is damaged: it holds no JSON object",
+         _RESTORE.format("list.mptune")),
+        (["export", "other.mptune"], 1, "other.mptune/run.json is not a run of mptune: 'model' is missing",
+         _RESTORE.format("other.mptune")),
+        (["search", "mlp.onnx", "--budget", "abc"], 2, "--budget abc is not a whole number", _HELP.format("search")),
+        (["search", "mlp.onnx", "--budget=1.5"], 2, "--budget 1.5 is not a whole number", _HELP.format("search")),
+        (["pick", "run", "--max-error", "small"], 2, "--max-error small is not a number", _HELP.format("pick")),
+        (
+            ["search", "mlp.onnx", "--engine", "trt"],
+            2,
+            "there is no engine 'trt'",
+            "did you mean --engine tensorrt or --engine tensorrt-rtx? "
+            "--engine takes auto, tensorrt, tensorrt-rtx, onnxruntime",
+        ),
+        (
+            ["confirm", "run", "--engine=ort"],
+            2,
+            "there is no engine 'ort'",
+            "did you mean --engine onnxruntime? --engine takes auto, tensorrt, tensorrt-rtx, onnxruntime",
+        ),
+        (
+            ["search", "mlp.onnx", "--target", "cuda"],
+            1,
+            "there is no target 'cuda'",
+            "--target auto takes the GPU of this machine; `mptune targets` lists them all; a TOML file of your own "
+            "works too",
+        ),
+        (["search", "mlp.onnx", "--metric", "l2"], 2, "unknown metric 'l2'",
+         "did you mean relative_l2?; your own: script.py:function"),
+        (["export", "seen.mptune", "-o", "missing/run.tar.gz"], 1, "seen.mptune is no run directory (it has no "
+         "run.json)", "`mptune search MODEL` makes one: MODEL.mptune in the working directory"),
+        (
+            ["apply", "mlp.onnx", "--keep-fp32", "kind:nrom", "-o", "out.onnx"],
+            1,
+            "--keep-fp32 kind:nrom matches nothing in mlp.onnx",
+            "did you mean kind:norm? the model has kind:matmul, kind:norm, kind:softmax",
+        ),
+        (
+            ["apply", "mlp.onnx", "--keep-fp32", "op:softmax", "-o", "out.onnx"],
+            1,
+            "--keep-fp32 op:softmax matches nothing in mlp.onnx",
+            "did you mean op:Softmax? the model has op:Gemm, op:LayerNormalization, op:Relu, op:Softmax",
+        ),
+        (
+            ["search", "net.pt"],
+            1,
+            "net.pt is not an ONNX model: a PyTorch file",
+            "load it in Python and export it: torch.onnx.export(model, inputs, 'model.onnx')",
+        ),
+        (
+            ["inspect", "net.onnx"],
+            1,
+            "net.onnx is not an ONNX model: a PyTorch file",
+            "load it in Python and export it: torch.onnx.export(model, inputs, 'model.onnx')",
+        ),
+        (["inspect", "net.engine"], 1, "net.engine is not an ONNX model: a TensorRT engine",
+         "give the ONNX model that it was built from"),
+        (
+            ["inspect", "short.onnx"],
+            1,
+            "short.onnx is not an ONNX model, or it is truncated",
+            "export it again, or check that the copy is complete (compare its size or sha256 with the original)",
+        ),
+        (["search", "mlp.onnx", "--shapes", "z:1x32"], 2, "--shapes: the model has no input 'z'",
+         "inputs of any size: x (batch, 32)"),
+        (["search", "mlp.onnx", "--shapes", "x:1x32x3"], 2, "--shapes x:1x32x3: input 'x' has rank 2, not 3",
+         "its shape is (batch, 32)"),
+        (
+            ["search", "mlp.onnx", "--shapes", "x:1x32,2x32,4x33"],
+            2,
+            "--shapes x:1x32,2x32,4x33: input 'x' has the shape (batch, 32)",
+            "give every dimension, the fixed ones as they are",
+        ),
+        (["search", "cnn.onnx", "--shapes", "image:2x3x16x16"], 2,
+         "--shapes image: the input's shape is fixed at (2, 3, 16, 16)", "inputs of any size: none"),
+        (["search", "cnn.onnx", "--batch", "4"], 2, "--batch is 4, but the model's batch is fixed (image (2, 3, 16, "
+         "16))", "leave --batch away, or export the model with a dynamic batch"),
+        (["inspect", "cnn.onnx", "--batch", "4"], 2, "--batch is 4, but the model's batch is fixed (image (2, 3, 16, "
+         "16))", "leave --batch away, or export the model with a dynamic batch"),
+    ],
+)  # fmt: skip
+def test_a_frequent_mistake(
+    arguments: list[str], code: int, error: str, hint: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(here.rglob("*"))
+    assert said(arguments, capsys) == (code, error, hint)
+    assert sorted(here.rglob("*")) == before
+
+
+def test_where_an_export_goes_must_be_there(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Path(__file__).parent / "old_runs" / "0.1.0" / "precision"
+    assert said(["export", str(run), "-o", "missing/run.tar.gz"], capsys) == (
+        1,
+        "there is no folder missing",
+        "make it, or give another path with -o",
+    )
+
+
+def test_python_callers_hear_the_same_of_their_arguments(here: Path) -> None:
+    with pytest.raises(mptune.SettingsError, match=r"shapes=: the model has no input 'z'"):
+        mptune.search("mlp.onnx", shapes={"z": (1, 32)})
+    with pytest.raises(mptune.SettingsError, match=r"batch= is 4, but the model's batch is fixed"):
+        mptune.search("cnn.onnx", batch=4)
+    assert mptune.inspect("cnn.onnx", batch=2).groups, "the batch that the model has"
+
+
+def test_a_model_that_holds_fp16_already_is_told_with_counts(mlp_path: Path, tmp_path: Path) -> None:
+    model = load_model(mlp_path)
+    grouped = GroupedModel(model, find_groups(model))
+    half = [group.id for group in grouped.groups][:3]  # norm, Gemm with Relu, Gemm
+    plan = grouped.uniform(Precision.FP32).replace(dict.fromkeys(half, Precision.FP16))
+    mixed = Rewriter(grouped).export(plan, tmp_path / "mixed.onnx")
+    (found,) = [one for one in mptune.inspect(mixed).findings if one.code == "already-mixed"]
+    left = len(grouped.groups) - len(half)
+    assert found.text.startswith("4 of 10 layers are FP16 already, ")
+    assert f"only the other {left} groups are searched" in found.text
+    assert found.cure == "give the FP32 model that it was made from"
+    assert (found.severity, found.evidence["fp16_layers"], found.evidence["other_groups"]) == ("warning", 4, left)
+    assert found.where.nodes == ("block0/norm", "block0/fc1/Gemm", "block0/fc1/Relu", "block0/fc2/Gemm")
+    assert 0.4 < float(found.evidence["flops_share"]) < 0.6
+    assert not [one for one in mptune.inspect(mlp_path).findings if one.code == "already-mixed"], "the sound twin"
