@@ -16,7 +16,7 @@ from pathlib import Path
 
 import filelock
 
-from mptune.engines.base import Workspace
+from mptune.engines.base import SKETCHES, Workspace
 from mptune.errors import RunError
 from mptune.files import write_json, writing
 from mptune.run_json import RunFile, damaged_hint, parse_run_file
@@ -35,6 +35,7 @@ _OWN = frozenset(
         "weights",
         "front.json",
         "report.html",
+        "outputs.json",
         "chosen",
         "engines",
         "logs",
@@ -67,12 +68,14 @@ class RunDirectory:
         self.weights = home / "weights"
         self.front_json = path / "front.json"
         self.report_html = path / "report.html"
+        self.outputs_json = path / "outputs.json"
         self.chosen = path / "chosen"
         self.engines = path / "engines"
         self.logs = path / "logs"
         self.data = home / "data"
         self.confirmed = path / "confirmed"
         self.devices = path / "devices"
+        self.sketches = path / "data" / SKETCHES
         self.observed_json = self.data / "observed.json"
 
     def workspace(self, model_path: Path) -> Workspace:

@@ -33,6 +33,10 @@ ErrorSource = Literal["measured", "emulated"]
 """``measured``: outputs of the target's own engine. ``emulated``: FP32 arithmetic with FP16 rounding inserted."""
 
 SampleSet = Literal["search", "held_out"]
+
+SKETCHES = "outputs"
+"""Folder in the run's data directory: a file for each plan that was run on the held-out samples."""
+
 Profiling = Literal["none", "apart", "along"]
 
 
@@ -176,6 +180,10 @@ class Workspace:
     def reference(self, which: SampleSet) -> Path:
         """Path of the reference outputs of a set of samples."""
         return self.data_dir / f"{which}_reference.npz"
+
+    def sketches(self, plan: PrecisionPlan, which: SampleSet) -> Path | None:
+        """Where the job that runs a plan writes what its held-out outputs look like; None for other samples."""
+        return self.data_dir / SKETCHES / f"{plan.fingerprint}.json" if which == "held_out" else None
 
     def scratch(self, name: str) -> Path:
         """A path for a model beside the weight bank, of this process alone: several may share a run directory."""

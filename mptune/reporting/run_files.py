@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mptune.data.run_outputs import RunOutputs, write_run_outputs
 from mptune.engines.environment import Environment, describe_environment
 from mptune.errors import PlanError
 from mptune.files import write_json
@@ -22,6 +25,7 @@ from mptune.tuning.front import Front
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.runs.confirmation import Confirmation
 from mptune.tuning.runs.model_copy import keep_model
+from mptune.tuning.runs.result import sample_indices
 
 
 def write_run_files(
@@ -62,9 +66,27 @@ def write_run_files(
         recipe = None if file is None else BuildRecipe.of(file, run.data, grouped.model.inputs)
         write_chosen(front, front.chosen, grouped, run.chosen, environment, bank, recipe)
     extra = "" if confirmation is None else confirmation_section(confirmation)
+    write_run_outputs(run.outputs_json, run_outputs(run, front))
     write_report(front, record.evaluations(), grouped.groups, run.report_html, environment, extra)
     write_json(run.front_json, document)
     _delete_dominated_engines(run, front, record)
+
+
+def run_outputs(run: RunDirectory, front: Front) -> RunOutputs:
+    """What the outputs of the chosen plan, of the front's other points and of both baselines look like.
+
+    Only of plans that were run on the held-out samples; the points nearest to the chosen one come first.
+    """
+    chosen, points = front.chosen, list(front.points)
+    if chosen is not None:
+        points.sort(key=lambda point: abs(math.log(point.latency.median_ms / chosen.latency.median_ms)))
+    wanted = [e for e in (chosen, front.fp16, *points, front.fp32) if e is not None and e.held_out is not None]
+    outputs = RunOutputs.of_plans([(e.plan.fingerprint, e.error_source) for e in wanted], run.sketches, front.metric)
+    file = run.load()
+    if file is None:
+        return outputs
+    is_rollout = bool(file.fixed_settings.feedback)
+    return replace(outputs, indices=sample_indices(file).held_out, unit="sequence" if is_rollout else "sample")
 
 
 def _is_written(run: RunDirectory, document: dict[str, Any]) -> bool:

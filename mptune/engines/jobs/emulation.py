@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -291,7 +291,7 @@ class Emulation:
     ) -> tuple[OutputError, ...] | Failure:
         paths = [self._emulator.write(plan, self._workspace.scratch(f"emulated-{plan.fingerprint}")) for plan in plans]
         try:
-            return self._call(ErrorsJob(tuple(paths), *self._sample_arguments(which, part)))
+            return self._call(ErrorsJob(tuple(paths), *self._sample_arguments(which, part, plans)))
         finally:
             for path in paths:
                 path.unlink(missing_ok=True)
@@ -310,7 +310,7 @@ class Emulation:
             head,
             tuple(frozenset(switches[group] for group in plan.fp16_groups) for plan in plans),
             tuple(switches[group] for group in groups),
-            *self._sample_arguments(which, part),
+            *self._sample_arguments(which, part, plans),
             slot=self._slot(stretch),
         )
         return self._call(job)
@@ -325,11 +325,13 @@ class Emulation:
         return f"switched {number % room}" if room else None
 
     def _sample_arguments(
-        self, which: SampleSet, part: range | None
+        self, which: SampleSet, part: range | None, plans: Sequence[PrecisionPlan]
     ) -> tuple[Path, Path, Provider, str, range | None, tuple[DependentOutput, ...], Scoring]:
         """The last arguments of both jobs: samples, reference, provider, metric, part, value-dependent outputs, ..."""
         samples, reference = self._workspace.samples(which), self._workspace.reference(which)
-        return samples, reference, self._provider, self._metric, part, self._workload.dependent_outputs, self._scoring
+        sketches = self._workspace.sketches(plans[0], which) if len(plans) == 1 and part is None else None
+        scoring = replace(self._scoring, sketches=sketches)
+        return samples, reference, self._provider, self._metric, part, self._workload.dependent_outputs, scoring
 
     @cached_property
     def samples(self) -> EmulatedSamples:

@@ -18,6 +18,7 @@ from mptune.data.metrics.guarded import metric_limit
 from mptune.data.metrics.parts import PARTS_JSON, OutputParts, find_parts, load_parts
 from mptune.data.metrics.row_sets import RowSet, find_row_sets
 from mptune.data.metrics.tasks import CALLABLE, is_own, resolve_metric
+from mptune.data.sketching import save_sketches, sketch_outputs
 from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.jobs.scoring import Scoring, file_identity, set_errors
 from mptune.engines.worker.child import WorkerState
@@ -82,6 +83,9 @@ def output_error(
         error = compare_outputs(outputs, wanted, extra, row_sets, any_shape=any_shape, parts=parts)
         if len(outputs) < len(references):
             return error
+        if scoring.sketches is not None:
+            sketches = sketch_outputs(outputs, wanted, error, metric, parts, row_sets)
+            save_sketches(scoring.sketches, metric, len(outputs), sketches)
         return error.beside(set_errors(state, metrics, scoring, outputs, reference))
 
 

@@ -36,15 +36,17 @@ class Scoring:
         rollout: outputs that are fed back; None where there are none.
         callable_takes_set: a function of the calling program takes the whole set.
         timeout_s: one call of a metric may take this many seconds.
+        sketches: file to write what the outputs look like to (``mptune.data.sketching``); None writes none.
     """
 
     reported: tuple[str, ...] = ()
     rollout: Rollout | None = None
     callable_takes_set: bool = False
     timeout_s: float = METRIC_TIMEOUT_S
+    sketches: Path | None = None
 
     @classmethod
-    def of(cls, settings: SearchSettings) -> Scoring:
+    def of(cls, settings: SearchSettings, sketches: Path | None = None) -> Scoring:
         """That of a search."""
         function = settings.metric_function
         return cls(
@@ -52,6 +54,7 @@ class Scoring:
             settings.rollout,
             function is not None and takes_whole_set(function),
             settings.worker.metric_timeout_s,
+            sketches,
         )
 
 

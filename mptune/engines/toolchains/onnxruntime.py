@@ -159,7 +159,7 @@ class OnnxRuntimeToolchain(BaseToolchain):
             repetitions=repetitions,
             metric=self.settings.metric,
             dependent=self.workload.dependent_outputs,
-            scoring=Scoring.of(self.settings),
+            scoring=Scoring.of(self.settings, workspace.sketches(plan, which)),
         )
 
     def _layer_times(self, plan: PrecisionPlan) -> tuple[LayerTime, ...] | Failure:

@@ -136,7 +136,7 @@ class TensorRtToolchain(BaseToolchain):
             repetitions=repetitions,
             metric=self.settings.metric,
             dependent=self.workload.dependent_outputs,
-            scoring=Scoring.of(self.settings),
+            scoring=Scoring.of(self.settings, paths.sketches(plan, which)),
             kind=self._kind,
             nodes=self.workload.rewriter.node_precisions(plan),
             runtime_cache=self._runtime_cache,

@@ -110,7 +110,7 @@ def front_of(run: RunDirectory, file: RunFile, record: StudyRecord) -> Front:
         warnings=file.warnings,
         findings=file.findings,
         data_dir=run.data,
-        indices=_indices(file),
+        indices=sample_indices(file),
     )
     settings = SearchSettings(confirm_rounds=file.search.confirm_rounds, latency=file.fixed_settings.latency.settings())
     taken = file.choice
@@ -273,13 +273,15 @@ def build_front(
     )
 
 
-def _indices(file: RunFile) -> SampleIndices:
-    """Which of the user's samples are search samples, and which are held out."""
+def sample_indices(file: RunFile) -> SampleIndices:
+    """Which of the user's samples are search samples, and which are held out; of sequences where each begins."""
     fixed = file.fixed_settings
     if file.data is None:
         return SampleIndices()
-    split = split_indices(file.data.samples, fixed.seed, fixed.held_out_fraction, fixed.max_search_samples)
-    return SampleIndices(*split)
+    steps = (fixed.steps or file.data.samples) if fixed.feedback else 1
+    count = file.data.samples // steps
+    split = split_indices(count, fixed.seed, fixed.held_out_fraction, fixed.max_search_samples)
+    return SampleIndices(*(tuple(steps * k for k in part) for part in split))
 
 
 def _unconfirmed(points: Sequence[Evaluation], chosen: Evaluation | None) -> tuple[str, ...]:
