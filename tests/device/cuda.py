@@ -74,12 +74,12 @@ class Work:
     Attributes:
         run: does it, and returns how many milliseconds it took on the device.
         places: memory that it reads or writes.
-        owner: the execution context that it belongs to; None for copies and events.
+        owner: the execution context that it belongs to, weakly: no graph keeps one alive; None for copies and events.
     """
 
     run: Callable[[], float]
     places: tuple[Allocation, ...] = ()
-    owner: Any = None
+    owner: weakref.ReferenceType[Any] | None = None
 
 
 @dataclass(eq=False)
@@ -122,21 +122,30 @@ class FakeCuda:
     cudaStreamCaptureMode = cudaStreamCaptureMode
     cudaStreamNonBlocking = 1
 
-    def __init__(self, memory_bytes: int = 8 << 30, version: int = 12060, rules: Rules | None = None) -> None:
+    def __init__(
+        self,
+        memory_bytes: int = 8 << 30,
+        version: int = 12060,
+        rules: Rules | None = None,
+        *,
+        is_unified: bool = False,
+    ) -> None:
         """Nothing is allocated.
 
         Args:
             memory_bytes: of the device.
             version: of CUDA, such as 12060.
             rules: takes what is forbidden.
+            is_unified: CPU and GPU share the memory.
         """
         self.rules = rules or Rules()
+        self.is_unified = is_unified
         self.memory_bytes = memory_bytes
         self.version = version
         self.now_ms = 0.0
         self.captures = self.launches = self.executions = 0
         self.contexts: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Execution contexts, each with the ``stream`` that it last ran on."""
+        """Execution contexts, each with the ``_stream`` that it last ran on."""
         self._allocations: dict[int, Allocation] = {}
         self._addresses: list[int] = []
         self._next_address = _FIRST_ADDRESS
@@ -178,6 +187,23 @@ class FakeCuda:
         if address + size > found.end:
             self.rules.forbid(f"{whose}: {size} bytes from {address:#x} reach past the {found.data.size} bytes there")
         return found
+
+    def allocate(self, size: int) -> Allocation | None:
+        """New memory, in which all bits are set (NaN in every floating type); None where too little is left."""
+        if self.used_bytes + size > self.memory_bytes:
+            return None
+        made = Allocation(self._next_address, np.full(size, 0xFF, np.uint8))
+        self._next_address = -(-(made.end + _GUARD) // _ALIGNMENT) * _ALIGNMENT
+        self._allocations[made.address] = made
+        self._addresses.append(made.address)
+        return made
+
+    def release(self, allocation: Allocation, whose: str) -> None:
+        """Free memory; forbidden while work that uses it has not been synchronised (``enqueueV3``)."""
+        if any(allocation in work.places for stream in self.streams for work in stream.queue):
+            self.rules.forbid(f"{whose}: work that uses the memory has not been synchronised")
+        allocation.is_alive = False
+        allocation.data = allocation.data[:0]
 
     def is_device_address(self, address: int) -> bool:
         """Whether an address is none of the host's."""
@@ -242,26 +268,18 @@ class FakeCuda:
             return (*self._return(cudaError_t.cudaErrorStreamCaptureUnsupported), None)
         if size <= 0:
             self.rules.forbid(f"cudaMalloc of {size} bytes: an address of nothing is null")
-        if self.used_bytes + size > self.memory_bytes:
+        made = self.allocate(size)
+        if made is None:
             return (*self._return(cudaError_t.cudaErrorMemoryAllocation), None)
-        # "The memory is not cleared": all bits set are NaN in every floating type.
-        made = Allocation(self._next_address, np.full(size, 0xFF, np.uint8))
-        self._next_address = -(-(made.end + _GUARD) // _ALIGNMENT) * _ALIGNMENT
-        self._allocations[made.address] = made
-        self._addresses.append(made.address)
         return cudaError_t.cudaSuccess, made.address
 
     def cudaFree(self, address: int) -> tuple[cudaError_t]:
-        """Memory that work uses may not be released before the stream is synchronised (``enqueueV3``)."""
         if self._is_capturing("cudaFree"):
             return self._return(cudaError_t.cudaErrorStreamCaptureUnsupported)
         found = self._allocations.get(address)
         if found is None or not found.is_alive:
             self.rules.forbid(f"cudaFree: nothing is allocated at {address:#x}")
-        if any(found in work.places for stream in self.streams for work in stream.queue):
-            self.rules.forbid("cudaFree: work that uses the memory has not been synchronised")
-        found.is_alive = False
-        found.data = found.data[:0]
+        self.release(found, "cudaFree")
         return self._return()
 
     def cudaMemcpyAsync(self, to: int, source: int, size: int, kind: int, stream: Any) -> tuple[cudaError_t]:
@@ -291,7 +309,7 @@ class FakeCuda:
 
     def cudaStreamDestroy(self, stream: Any) -> tuple[cudaError_t]:
         found = self.stream(stream, "cudaStreamDestroy")
-        if any(context.stream == int(found) for context in self.contexts):
+        if any(context._stream == int(found) for context in self.contexts):
             self.rules.forbid("cudaStreamDestroy: an execution context that ran on the stream is alive")
         self.finish(found)  # The device completes it; only the handle is gone.
         del self._handles[int(found)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +18,7 @@ from mptune.engines.lifetime import are_gone, references
 from mptune.engines.tensorrt.allocator import allocator_class
 from mptune.engines.tensorrt.cache import RuntimeCache
 from mptune.engines.tensorrt.errors import build_failure, made
+from mptune.engines.tensorrt.host import copied_to_host, empty_on_host
 from mptune.engines.tensorrt.library import Kind, Library, collector_paused, load_library, open_log
 from mptune.engines.timing.latency import Stopwatch, monotonic_ms
 from mptune.settings import LatencySettings
@@ -165,6 +167,9 @@ class TensorRtSession:
     def close(self) -> None:
         """See ``EngineSession``."""
         if self._bound is not None:
+            if self._stream is not None:
+                with contextlib.suppress(EngineError):  # A lost device executes no more.
+                    self._stream.synchronize()
             self._bound.close()
             self._bound = None
         if self._kernels is not None:
@@ -247,6 +252,7 @@ class TensorRtSession:
         )
         if self._bound is None or self._bound.key != key:
             if self._bound is not None:
+                stream.synchronize()  # What was bound may not be released before (NvInferRuntime.h, enqueueV3).
                 self._bound.close()
                 self._bound = None
             self._bound = self._bind_anew(arrays, key)
@@ -279,9 +285,12 @@ class TensorRtSession:
                 if not context.set_input_shape(name, array.shape):
                     raise self._refused(f"shape {array.shape} of input {name!r} is not what the engine was built for")
                 on_host = self._is_on_host(name)
-                bound.inputs[name] = array.copy() if on_host else cuda.DeviceBuffer(array.shape, array.dtype)
+                bound.inputs[name] = copied_to_host(array) if on_host else cuda.DeviceBuffer(array.shape, array.dtype)
                 self._place(name, bound.inputs[name])
-            unknown = context.infer_shapes()
+            try:
+                unknown = context.infer_shapes()
+            except RuntimeError as error:  # pyCore.cpp raises where TensorRT returns -1
+                raise self._refused("the shapes do not fit together") from error
             if unknown:
                 raise self._refused(f"the shapes of {', '.join(unknown)} cannot be inferred")
             for name in self._names(self.library.trt.TensorIOMode.OUTPUT):
@@ -290,7 +299,7 @@ class TensorRtSession:
                     bound.allocators[name] = allocator_class(self.library.trt)()
                     context.set_output_allocator(name, bound.allocators[name])
                 elif self._is_on_host(name):
-                    bound.outputs[name] = np.empty(shape, self._type(name))
+                    bound.outputs[name] = empty_on_host(shape, self._type(name))
                     self._place(name, bound.outputs[name])
                 else:
                     bound.outputs[name] = cuda.DeviceBuffer(shape, self._type(name))

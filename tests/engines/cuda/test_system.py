@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 import sys
 from collections.abc import Iterator
 from ctypes import CFUNCTYPE, c_int
@@ -21,7 +20,9 @@ from mptune.engines.cuda.system import SystemRuntime, load_system_runtime, syste
 from mptune.engines.tensorrt import session as tensorrt_session
 from mptune.engines.tensorrt.library import Library
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession
-from tests.engines.tensorrt.fake_device import FakeCuda, FakeTensorRt
+from tests.device.cuda import FakeCuda
+from tests.device.programs import double
+from tests.device.tensorrt import make_module
 
 
 class CLibrary:
@@ -30,14 +31,11 @@ class CLibrary:
     def __init__(self, device: FakeCuda, driver: int = 12060, devices: int = 1) -> None:
         self.device = device
         self.driver, self.devices = driver, devices
-        self.objects: dict[int, Any] = {}
-        """Handle -> stream, event or graph of ``FakeCuda``."""
-        self.numbers = itertools.count()
         for name, (written, given) in system._CALLS.items():
             setattr(self, system._SYMBOLS.get(name, name), self.function(name, written, given))
         self.words = {
             35: b"cudaErrorInsufficientDriver",
-            900: b"cudaErrorStreamCaptureUnsupported",
+            901: b"cudaErrorStreamCaptureInvalidated",
             0: b"words of CUDA",
         }
         kept = {code: ctypes.create_string_buffer(text) for code, text in self.words.items()}
@@ -53,11 +51,9 @@ class CLibrary:
         def call(*arguments: Any) -> int:
             values = list(arguments)
             place = None if written is None else values.pop(-1 if last else 0)
-            code, *made = self.answer(name, [self.objects.get(v, v) for v in values])
-            if name.endswith("Destroy"):
-                del self.objects[values[0]]
+            code, *made = self.answer(name, values)
             if place is not None and code == 0:
-                place[0] = made[0] if isinstance(made[0], int | float) else self.keep(made[0])
+                place[0] = made[0] if isinstance(made[0], float) else int(made[0])
             return int(code)
 
         return CFUNCTYPE(c_int, *types)(call)
@@ -68,14 +64,6 @@ class CLibrary:
         if name in ("cudaDriverGetVersion", "cudaRuntimeGetVersion"):
             return 0, self.driver if name.startswith("cudaDriver") else 12060
         return getattr(self.device, name)(*values)  # type: ignore[no-any-return]
-
-    def keep(self, thing: Any) -> int:
-        handle = (1 << 40) + next(self.numbers)
-        if hasattr(thing, "address"):  # TensorRT is given a stream as a number
-            self.device.streams[handle] = self.device.streams.pop(thing.address)
-            thing.address = handle
-        self.objects[handle] = thing
-        return handle
 
 
 @pytest.fixture
@@ -171,9 +159,9 @@ def test_an_engine_runs_on_the_systems_library(tmp_path: Path, monkeypatch: pyte
     device = FakeCuda()
     found = SystemRuntime(CLibrary(device))
     monkeypatch.setattr(cuda, "load_system_runtime", lambda: found)
-    trt = FakeTensorRt(device)
-    monkeypatch.setattr(tensorrt_session, "load_library", lambda kind: Library(kind, trt, "10.3"))
-    (tmp_path / "e").write_text('{"program": "double", "rows": 8}')
+    trt = make_module("10.16.2", device)
+    monkeypatch.setattr(tensorrt_session, "load_library", lambda kind: Library(kind, trt, "10.16"))
+    (tmp_path / "e").write_bytes(double().to_bytes())
     session = TensorRtSession(tmp_path / "e", EngineOptions("tensorrt"))
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     assert np.array_equal(session.run({"x": x})["y"], 2 * x)
@@ -181,17 +169,17 @@ def test_an_engine_runs_on_the_systems_library(tmp_path: Path, monkeypatch: pyte
     assert (device.captures, device.launches) == (1, 1)
     assert watch.value_ms(3) == pytest.approx(1.0)
     session.close()
-    assert not device.memory
-    assert not device.streams
+    assert device.leaks == []
+    assert device.rules.forbidden == device.rules.refused == []
 
 
 @pytest.mark.usefixtures("no_bindings")
 def test_errors_have_cudas_name_and_words(monkeypatch: pytest.MonkeyPatch) -> None:
     device = FakeCuda()
-    device.capture_fails = True
     monkeypatch.setattr(cuda, "load_system_runtime", lambda: SystemRuntime(CLibrary(device)))
-    with pytest.raises(EngineError, match="failed with cudaErrorStreamCaptureUnsupported: words of CUDA"):
-        cuda.Graph(cuda.Stream(), lambda: None)
+    stream = cuda.Stream()
+    with pytest.raises(EngineError, match="failed with cudaErrorStreamCaptureInvalidated: words of CUDA"):
+        cuda.Graph(stream, lambda: device.cudaMalloc(1))
 
 
 def test_every_call_that_is_made_is_there() -> None:

@@ -22,7 +22,7 @@ from mptune.engines.tensorrt import session as tensorrt_session
 from mptune.engines.tensorrt.builder import BuildOptions, build_engine, parse_network
 from mptune.engines.tensorrt.inspect import Layer, read_layers
 from mptune.engines.tensorrt.jobs import LibraryReport
-from mptune.engines.tensorrt.library import Kind, Library, load_library, open_log
+from mptune.engines.tensorrt.library import MODULES, Kind, Library, load_library, open_log
 from mptune.engines.tensorrt.profile import EngineProfileJob, layer_times, profiler_class
 from mptune.engines.timing.latency import Repetitions, summarise
 from mptune.engines.toolchains import tensorrt as tensorrt_toolchain
@@ -36,8 +36,10 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.settings import LatencySettings, SearchSettings
 from mptune.targets.target import Gpu, detect_gpus, load_target
+from tests.device.cuda import FakeCuda
+from tests.device.programs import PROGRAMS
+from tests.device.tensorrt import make_module
 from tests.engines.engine_support import run_here
-from tests.engines.tensorrt.fake_device import FakeCuda, FakeTensorRt
 
 DIGITS = Path(__file__).parents[3] / "benchmarks" / "models" / "digits_vit.onnx"
 QUICK = LatencySettings(warmup_ms=0.0, duration_ms=1.0, min_iterations=10)
@@ -47,17 +49,17 @@ NONE = frozenset[Precision]()
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     device = FakeCuda()
-    trt = FakeTensorRt(device)
     monkeypatch.setattr(cuda, "runtime", lambda: device)
-    monkeypatch.setattr(tensorrt_session, "load_library", lambda kind: Library(kind, trt, "10.16"))
+    modules = {kind: make_module("10.16.2", device, is_rtx=kind != "tensorrt") for kind in MODULES}
+    monkeypatch.setattr(tensorrt_session, "load_library", lambda kind: Library(kind, modules[kind], "10.16"))
     yield device
-    assert not device.memory, "device memory was not freed"
-    assert not device.streams
+    assert device.leaks == []
+    assert device.rules.forbidden == []
 
 
 def job(folder: Path, program: str, kind: Kind = "tensorrt") -> EngineProfileJob:
     engine, samples = folder / f"{program}.engine", folder / "samples.npz"
-    engine.write_text(json.dumps({"program": program, "rows": 4}))
+    engine.write_bytes(PROGRAMS[program]().to_bytes())
     shape = (4,) if program == "nonzero" else (2, 3)
     CalibrationSet(({"x": np.ones(shape, np.float32)},), "test", False).save(samples)
     return EngineProfileJob(engine, samples, kind, QUICK, folder / "runtime.cache" if kind == "tensorrt-rtx" else None)
@@ -65,7 +67,7 @@ def job(folder: Path, program: str, kind: Kind = "tensorrt") -> EngineProfileJob
 
 @pytest.mark.parametrize("kind", ["tensorrt", "tensorrt-rtx"])
 def test_each_layer_is_timed_and_traced_to_its_nodes(kind: Kind, device: FakeCuda, tmp_path: Path) -> None:
-    found = run_here(job(tmp_path, "double", kind))
+    found = run_here(job(tmp_path, "fused", kind))
     assert found == (
         LayerTime(("/a/MatMul", "/a/Relu"), 0.5),
         LayerTime((), 0.25),
