@@ -378,6 +378,11 @@ class TestSplit:
         assert search.findings[-1].code == "too-few-samples"
         assert search.findings[-1].message.startswith("one sample only")
 
+    def test_two_samples_are_enough_to_hold_one_out(self) -> None:
+        search, held_out = self.numbered(2).split(0, 0.25, 64)
+        assert search.samples != held_out.samples
+        assert search.findings == held_out.findings == ()
+
     def test_a_cap_below_one(self) -> None:
         with pytest.raises(DataError, match="at most 0") as caught:
             self.numbered(3).split(0, 0.25, 0)

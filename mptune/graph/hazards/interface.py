@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 
 from mptune.finding import CODES, Finding, FindingOrigin, OutputColumns, Where
@@ -63,6 +64,8 @@ def _fed_back(model: Model, origin: FindingOrigin) -> tuple[Finding, ...]:
         return ()
     shown = _listed([f"{output} -> {given}" for output, given in pairs], quoted=False)
     what = "1 output pairs with an input" if len(pairs) == 1 else f"{len(pairs)} outputs pair with inputs"
+    options = ["--feedback " + shlex.quote(f"{output}:{given}") for output, given in pairs]
+    fed = " ".join(options[:_SHOWN]) + (" and so on" if len(pairs) > _SHOWN else "")
     code = "state-fed-back"
     return (
         Finding(
@@ -75,7 +78,8 @@ def _fed_back(model: Model, origin: FindingOrigin) -> tuple[Finding, ...]:
             evidence={"pairs": len(pairs), **{f"to {given}": output for output, given in pairs}},
             text=f"{what} by name and shape ({shown}): where a step hands its state to the next, errors add up from"
             " step to step, and the error of one step says little about many",
-            cure="give samples from early and late steps, each with the state that the steps before it gave",
+            cure=f"search over recorded sequences: `mptune search MODEL --data PATH {fed} --steps K`; or give samples"
+            " from early and late steps, each with the state that the steps before it gave",
         ),
     )
 

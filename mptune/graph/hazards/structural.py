@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -173,13 +173,14 @@ def _has_safe_variance(model: Model, node: Node) -> bool:
 
 
 def broadcast_hazards(types: ValueTypes, look: Lookup) -> list[Hazard]:
-    """Broadcasts of computed values against each other in a model whose batch is fixed at 1.
+    """Broadcasts of computed values in a model whose batch is fixed at 1, of the kinds that ``_stretched`` names.
 
     TensorRT has been seen to give wrong values there, where the same model with a dynamic batch is right.
     """
     model = types.model
     if not any(info.shape and info.shape[0] == 1 for info in model.inputs):
         return []
+    planes = {tuple(info.shape[2:]) for info in model.inputs if info.shape and len(info.shape) == 4}
     found = []
     for node in model.nodes:
         if node.op_type not in _ELEMENTWISE or not node.is_standard or not node.outputs:
@@ -190,7 +191,7 @@ def broadcast_hazards(types: ValueTypes, look: Lookup) -> list[Hazard]:
         shapes = [model.info(i).shape for i in operands]
         result = model.info(node.outputs[0]).shape
         known = [s for s in (*shapes, result) if s is not None and all(isinstance(dim, int) for dim in s)]
-        if len(known) != len(shapes) + 1 or any(shape == result for shape in shapes):
+        if len(known) != len(shapes) + 1 or not _stretched([_ints(s) for s in known[:-1]], _ints(known[-1]), planes):
             continue
         group = types.group_of[node.index]
         text = " with ".join(str(list(shape or ())) for shape in shapes)
@@ -202,7 +203,7 @@ def broadcast_hazards(types: ValueTypes, look: Lookup) -> list[Hazard]:
                 node.name,
                 node.outputs[0],
                 float(math.prod(int(dim) for dim in result or () if isinstance(dim, int))),
-                f"{node.op_type} stretches {text}, both computed, to {list(result or ())}: with a batch fixed at 1,"
+                f"{node.op_type} stretches {text}, all computed, to {list(result or ())}: with a batch fixed at 1,"
                 " TensorRT has been seen to get such broadcasts wrong",
                 "put an Expand before it, or export with a dynamic batch",
                 "broadcast",
@@ -210,6 +211,30 @@ def broadcast_hazards(types: ValueTypes, look: Lookup) -> list[Hazard]:
             )
         )
     return found
+
+
+def _ints(shape: Sequence[int | str | None]) -> tuple[int, ...]:
+    return tuple(dim for dim in shape if isinstance(dim, int))
+
+
+def _stretched(operands: Sequence[tuple[int, ...]], result: tuple[int, ...], planes: Collection[object]) -> bool:
+    """Whether operands stretch each other, one is stretched over more than one axis, or is a plane of a whole image.
+
+    Gates, biases and scales of channels, tokens or whole tensors are stretched everywhere, and are right everywhere:
+    what has one axis of its own at most, or the channels and no pixel. A one-channel plane counts where the image has
+    the size of one that the model takes.
+    """
+    if not any(operand == result for operand in operands):
+        return True
+    for operand in operands:
+        aligned = (1,) * (len(result) - len(operand)) + operand
+        own = [axis for axis, size in enumerate(aligned) if size > 1]
+        over = [axis for axis, size in enumerate(aligned) if size == 1 < result[axis]]
+        if len(over) > 1 and len(own) > 1:
+            return True
+        if len(result) == 4 and over == [1] and own == [2, 3] and result[2:] in planes:
+            return True
+    return False
 
 
 def int64_hazards(model: Model, look: Lookup) -> list[Hazard]:

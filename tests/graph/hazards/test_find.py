@@ -157,6 +157,47 @@ def test_a_broadcast_with_a_static_batch_of_1(tmp_path: Path) -> None:
     assert hazards(stretched("batch"), tmp_path)[1] == hazards(stretched(2), tmp_path)[1] == ()
 
 
+def combined(small: list[int], batch: int = 1, channels: int = 3) -> onnx.ModelProto:
+    """An image of 8x8 and a computed value of this shape that is stretched to it."""
+    nodes = [
+        node("Conv", ["image", "w"], "c", "conv"),
+        node("Reshape", ["state", "shape"], "r", "reshape"),
+        node("Sigmoid", ["r"], "s", "sigmoid"),
+        node("Mul", ["c", "s"], "y", "stretch"),
+    ]
+    constants = [weight("w", channels, 3, 1, 1), constant("shape", small, np.int64)]
+    inputs = [value("image", [batch, 3, 8, 8]), value("state", [int(np.prod(small))])]
+    return models.model(nodes, inputs, [value("y", [batch, channels, 8, 8])], constants)
+
+
+@pytest.mark.parametrize(
+    ("small", "is_found"),
+    [
+        ([1, 1, 8, 8], True),  # an image against a one-channel plane
+        ([3, 8, 1], False),  # stretched over one axis
+        ([1, 3, 1, 1], False),  # a squeeze-and-excite gate
+        ([3, 1, 1], False),
+        ([1, 1, 1, 1], False),  # a temperature
+        ([1, 1, 1, 8], False),  # a scale of columns
+        ([1, 3, 8, 8], False),
+    ],
+)
+def test_what_is_stretched_at_a_static_batch_of_1(small: list[int], is_found: bool, tmp_path: Path) -> None:
+    proto = combined(small)
+    found = hazards(proto, tmp_path)[1]
+    assert [h.node for h in found if h.kind == "broadcast"] == (["stretch"] if is_found else [])
+
+
+@pytest.mark.parametrize(
+    ("state", "is_found"), [([1, 4, 1, 8, 1], True), ([1, 4, 1, 1, 1], False), ([4, 6, 8, 1], False)]
+)
+def test_a_stretch_over_more_than_one_axis(state: list[int], is_found: bool, tmp_path: Path) -> None:
+    nodes = [node("Sigmoid", ["state"], "s", "sigmoid"), node("Add", ["big", "s"], "y", "stretch")]
+    inputs = [value("big", [1, 4, 6, 8, 8]), value("state", state)]
+    found = hazards(models.model(nodes, inputs, [value("y", None)], []), tmp_path)[1]
+    assert [h.node for h in found if h.kind == "broadcast"] == (["stretch"] if is_found else [])
+
+
 def test_int64_beyond_int32(tmp_path: Path) -> None:
     nodes = [
         node("Slice", ["x", "start", "end"], "a", "slice"),

@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from mptune.data.rollout import Rollout
 from mptune.graph.hazards.interface import interface_findings, state_pairs
 from mptune.graph.loading.model import Model, load_model
 
@@ -92,7 +93,11 @@ def test_state_is_known_by_name_and_shape(
     assert {output.name for output in finding.where.outputs} == pairs.keys()
     assert set(finding.where.inputs) == set(pairs.values())
     assert finding.evidence["pairs"] == len(pairs)
-    assert "--feedback" not in finding.message, "there is no such option yet"
+    texts = [text.split(" ")[0] for text in finding.cure.split("--feedback ")[1:]]
+    names = [list(inputs), list(outputs)]
+    rollout = Rollout.parse(texts, 4, *names, 8)
+    assert rollout is not None
+    assert dict(rollout.pairs).items() <= pairs.items()
 
 
 @pytest.mark.parametrize(

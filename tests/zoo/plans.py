@@ -1,0 +1,93 @@
+"""Models and data of which a plan shows a finding when it is evaluated, each with a sound twin; made with a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from mptune.data.metrics.accuracy import compare_outputs
+from mptune.data.metrics.parts import find_parts
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.writing.emulate import Emulator
+from mptune.graph.writing.weights import WeightBank
+from mptune.tuning.evaluation import Evaluation
+from tests.graph.models import constant, model, node, value
+from tests.tuning.factory import make_evaluation
+from tests.zoo import detector
+from tests.zoo.numbers import Show, rows, weights
+
+SEARCH = 8
+"""Samples that a search sees; those after them are held out."""
+
+
+def _gated(*outliers: int) -> Show:
+    """Features beside a gate that only outliers open: then both are in the thousands, where FP16 steps by 4."""
+    nodes = [
+        node("MatMul", ["x", "w"], "h", "features"),
+        node("MatMul", ["x", "first"], "f", "strength"),
+        node("Sub", ["f", "five"], "s", "beyond"),
+        node("Relu", ["s"], "g", "gate"),
+        node("Mul", ["g", "thousand"], "k", "scaled"),
+        node("Add", ["h", "k"], "z", "raise"),
+        node("Sub", ["z", "k"], "y", "lower"),
+    ]
+    first = np.zeros((16, 1), np.float32)
+    first[0] = 1.0
+    constants = [weights("w", 16, 8), constant("first", first), constant("five", 5.0), constant("thousand", 1000.0)]
+    x = rows(16, samples=12)
+    x[:, 0] = np.clip(x[:, 0], -1, 1)
+    x[list(outliers), 0] = 10.0
+    return Show(model(nodes, [value("x", [1, 16])], [value("y", [1, 8])], constants), {"x": x})
+
+
+def _two_scales(scale: float) -> Show:
+    """Six columns near 1 and two of ``scale``."""
+    nodes = [node("MatMul", ["x", "w"], "h", "features"), node("Tanh", ["h"], "t", "tanh")]
+    nodes.append(node("MatMul", ["t", "v"], "y", "head"))
+    v = np.random.default_rng(5).normal(0, 0.25, (16, 8)).astype(np.float32)
+    v[:, 6:] *= scale
+    proto = model(nodes, [value("x", [1, 16])], [value("y", [1, 8])], [weights("w", 16, 16), constant("v", v)])
+    return Show(proto, {"x": rows(16, samples=12)})
+
+
+def _detections() -> Show:
+    return Show(detector.detector("rows"), {"image": detector.images(12)})
+
+
+PLANS: dict[str, tuple[Callable[[], Show], Callable[[], Show]]] = {
+    "one-sample-decides": (lambda: _gated(3), _gated),
+    "held-out-differs": (lambda: _gated(8, 9, 10, 11), _gated),
+    "column-hidden": (_detections, lambda: _two_scales(0.5)),
+    "near-zero": (lambda: _two_scales(1e-6), lambda: _two_scales(0.5)),
+}
+"""Code -> what shows it under all-FP16, and its sound twin."""
+
+
+def evaluated(show: Show, folder: Path) -> Evaluation:
+    """All-FP16 by emulation, on the search samples and on those that are held out."""
+    onnx.save(show.proto, folder / "model.onnx")
+    loaded = load_model(folder / "model.onnx")
+    groups = GroupedModel(loaded, find_groups(loaded))
+    emulator = Emulator(groups, WeightBank.write(loaded, folder / "bank"))
+
+    def outputs(plan: PrecisionPlan) -> list[dict[str, np.ndarray]]:
+        path = emulator.write(plan, folder / "bank" / f"{plan.fingerprint}.onnx")
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        names = [output.name for output in session.get_outputs()]
+        feeds = [{name: array[k : k + 1] for name, array in show.data.items()} for k in range(12)]
+        return [dict(zip(names, session.run(None, feed), strict=True)) for feed in feeds]
+
+    exact, half = (outputs(groups.uniform(precision)) for precision in (Precision.FP32, Precision.FP16))
+    parts = find_parts(exact[:SEARCH])
+    error, held_out = (
+        compare_outputs(half[which], exact[which], parts=parts) for which in (slice(SEARCH), slice(SEARCH, None))
+    )
+    return replace(make_evaluation(1.0, 1e-3), error=error, held_out=held_out, metric="worst_part")
