@@ -14,7 +14,8 @@ def empty_on_host(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     """A contiguous array with an aligned address that is not null, even where it has no elements."""
     nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     raw = np.empty(nbytes + _ALIGNMENT, np.uint8)
-    return np.ndarray(shape, dtype, buffer=raw, offset=-raw.ctypes.data % _ALIGNMENT)
+    aligned: np.ndarray = np.ndarray(shape, dtype, buffer=raw, offset=-raw.ctypes.data % _ALIGNMENT)
+    return aligned
 
 
 def copied_to_host(array: np.ndarray) -> np.ndarray:
