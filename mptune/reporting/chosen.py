@@ -16,6 +16,7 @@ from mptune.graph.loading.model import Model
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from mptune.printable import printable
+from mptune.reporting.provenance import provenance
 from mptune.reporting.recipe import BuildRecipe
 from mptune.reporting.text import (
     by_importance,
@@ -74,7 +75,7 @@ def write_chosen(
             _recover(directory, fresh, old)
             fresh.mkdir()
             rewriter = Rewriter(grouped, bank)
-            rewriter.export(evaluation.plan, fresh / "model.onnx")
+            rewriter.export(evaluation.plan, fresh / "model.onnx", provenance(front, evaluation))
             plan = evaluation.plan.to_json(rewriter.node_precisions(evaluation.plan))
             (fresh / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
             (fresh / "infer.py").write_text(_infer(grouped.model), encoding="utf-8")

@@ -10,15 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
+from mptune._version import __version__
 from mptune.engines.environment import Environment
 from mptune.errors import RunError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.writing.rewrite import Rewriter, rewrite
 from mptune.graph.writing.weights import WeightBank
 from mptune.reporting.chosen import write_chosen
 from tests.reporting.conftest import Bench, predicted
@@ -63,6 +66,43 @@ def test_model_runs_and_keeps_its_interface(chosen_dir: Path, mlp_path: Path, ml
         ]
     (got,), (wanted,) = mixed.run(None, feeds), original.run(None, feeds)
     assert 0 < np.linalg.norm(got - wanted) / np.linalg.norm(wanted) < 1e-2
+
+
+def test_the_model_says_what_made_it(
+    chosen_dir: Path, bench: Bench, make_front: MakeFront, environment: Environment
+) -> None:
+    front, _ = make_front()
+    mixed = onnx.load(chosen_dir / "model.onnx")
+    onnx.checker.check_model(mixed, full_check=True)
+    known = {entry.key: entry.value for entry in mixed.metadata_props}
+    assert known["mptune.version"] == __version__
+    assert known["mptune.source_sha256"] == bench.model.sha256
+    assert known["mptune.plan"] == front.chosen.plan.fingerprint
+    assert (known["mptune.error"], known["mptune.error_source"]) == ("0.002", "measured")
+    assert (known["mptune.latency_ms"], known["mptune.latency_source"]) == ("1.2", "measured")
+    assert known["mptune.target"] == "this-gpu"
+    precision = json.loads(known["mptune.precision"])
+    assert precision == {group: str(p) for group, p in front.chosen.plan.precision.items()}
+    session = onnxruntime.InferenceSession(chosen_dir / "model.onnx", providers=["CPUExecutionProvider"])
+    assert session.get_modelmeta().custom_metadata_map == known
+    written = (chosen_dir / "model.onnx").read_bytes()
+    write_chosen(front, front.chosen, bench.grouped, chosen_dir, environment)
+    assert (chosen_dir / "model.onnx").read_bytes() == written
+
+
+def test_a_model_made_from_a_chosen_one_does_not_say_what_made_that(chosen_dir: Path, tmp_path: Path) -> None:
+    source = onnx.load(chosen_dir / "model.onnx")
+    source.metadata_props.add(key="author", value="someone")
+    onnx.save(source, tmp_path / "again.onnx")
+    model = load_model(tmp_path / "again.onnx")
+    groups = find_groups(model)
+    plan = PrecisionPlan.uniform(model.sha256, [group.id for group in groups], Precision.FP32)
+    made = rewrite(model, plan, groups)
+    assert [(entry.key, entry.value) for entry in made.metadata_props] == [("author", "someone")]
+    exported = Rewriter(GroupedModel(model, groups)).export(plan, tmp_path / "made.onnx", {"plan": "1234"})
+    keys = [entry.key for entry in onnx.load(exported).metadata_props]
+    assert keys == ["author", "mptune.plan"]
+    onnx.checker.check_model(str(exported), full_check=True)
 
 
 def test_plan_names_every_group_and_its_nodes(chosen_dir: Path, bench: Bench, make_front: MakeFront) -> None:

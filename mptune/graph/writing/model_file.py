@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
 
@@ -19,9 +19,15 @@ _GRAPH_INITIALIZER = 5
 _TENSOR_RAW_DATA = 9
 """Field numbers in onnx.proto."""
 
+METADATA_PREFIX = "mptune."
+"""Of the keys in ``metadata_props`` that say what made a model."""
+
 
 def frame_of(model: Model) -> onnx.ModelProto:
-    """Everything of a model but its nodes, constants and local functions, which are inlined."""
+    """Everything of a model but its nodes, constants and local functions, which are inlined.
+
+    What mptune wrote into a model about its plan is left out: it does not hold for one that is made from it.
+    """
     source = model.proto.graph
     frame = onnx.ModelProto()
     for descriptor, value in model.proto.ListFields():
@@ -31,6 +37,10 @@ def frame_of(model: Model) -> onnx.ModelProto:
             getattr(frame, descriptor.name).extend(value)
         else:
             setattr(frame, descriptor.name, value)
+    kept = [entry for entry in model.proto.metadata_props if not entry.key.startswith(METADATA_PREFIX)]
+    if len(kept) < len(frame.metadata_props):
+        del frame.metadata_props[:]
+        frame.metadata_props.extend(kept)
     frame.ir_version = max(frame.ir_version, _MIN_IR_VERSION)
     graph = frame.graph
     graph.name = source.name or "graph"
@@ -68,6 +78,12 @@ def add_cast(graph: onnx.GraphProto, source: str, result: str, precision: Precis
     """Append a Cast of one value."""
     proto = graph.node.add(op_type="Cast", name=name, input=[source], output=[result])
     proto.attribute.add(name="to", type=onnx.AttributeProto.INT, i=ONNX_TYPES[precision])
+
+
+def add_metadata(proto: onnx.ModelProto, metadata: Mapping[str, str]) -> None:
+    """Append entries to ``metadata_props`` in their order; keys get ``METADATA_PREFIX``."""
+    for key, value in metadata.items():
+        proto.metadata_props.add(key=METADATA_PREFIX + key, value=value.encode("utf-8", "replace").decode("utf-8"))
 
 
 def serialized(proto: onnx.ModelProto, large: Sequence[LargeConstant] = ()) -> Iterator[bytes]:

@@ -24,7 +24,7 @@ from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import ONNX_TYPES
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.constants import ConstantStore, DataFile, LargeConstant, NeededConstants, banked, inline
-from mptune.graph.writing.model_file import add_cast, add_node, frame_of, serialized, serialized_size
+from mptune.graph.writing.model_file import add_cast, add_metadata, add_node, frame_of, serialized, serialized_size
 from mptune.graph.writing.weights import WeightBank, round_values
 
 SELF_CONTAINED_LIMIT = 1_900_000_000
@@ -68,34 +68,41 @@ class Rewriter:
         """
         return write_bytes(path, serialized(*self._typed(plan, self._store)))
 
-    def export(self, plan: PrecisionPlan, path: Path) -> Path:
+    def export(self, plan: PrecisionPlan, path: Path, metadata: Mapping[str, str] | None = None) -> Path:
         """Write the typed model self-contained; past 2 GiB its weights lie in ``path`` + ``.data``.
+
+        Args:
+            plan: of this model.
+            path: where to write.
+            metadata: what to say of it in ``metadata_props``, whose keys get the prefix ``mptune.``.
 
         Raises:
             PlanError: the plan does not fit the model.
             RunError: the file cannot be written, or the disk is full.
         """
-        files = self.exported_files(plan, path)
-        if len(files) == 1:
-            return write_bytes(path, self.exported(plan))
+        if len(self.exported_files(plan, path, metadata)) == 1:
+            return write_bytes(path, serialized(*self._typed(plan, inline, metadata)))
+        data_path = path.with_name(path.name + ".data")
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with (  # The last ends first, so the data have their name before the model has.
                 whole_file(path) as model_file,
-                whole_file(files[1]) as data_file,
-                DataFile(data_file, files[1].name) as data,
+                whole_file(data_path) as data_file,
+                DataFile(data_file, data_path.name) as data,
                 model_file.open("wb") as file,
             ):
-                file.writelines(serialized(*self._typed(plan, data)))
+                file.writelines(serialized(*self._typed(plan, data, metadata)))
         return path
 
-    def exported_files(self, plan: PrecisionPlan, path: Path) -> tuple[Path, ...]:
+    def exported_files(
+        self, plan: PrecisionPlan, path: Path, metadata: Mapping[str, str] | None = None
+    ) -> tuple[Path, ...]:
         """What ``export`` would write and replace: ``path``, and past 2 GiB the file of weights beside it.
 
         Raises:
             PlanError: the plan does not fit the model.
         """
-        if serialized_size(*self._typed(plan, inline)) <= SELF_CONTAINED_LIMIT:
+        if serialized_size(*self._typed(plan, inline, metadata)) <= SELF_CONTAINED_LIMIT:
             return (path,)
         return path, path.with_name(path.name + ".data")
 
@@ -115,13 +122,16 @@ class Rewriter:
         """How many Casts the plan adds, less the model's own that it makes needless."""
         return self.types.resolve(plan).added_casts
 
-    def _typed(self, plan: PrecisionPlan, store: ConstantStore) -> tuple[onnx.ModelProto, list[LargeConstant]]:
+    def _typed(
+        self, plan: PrecisionPlan, store: ConstantStore, metadata: Mapping[str, str] | None = None
+    ) -> tuple[onnx.ModelProto, list[LargeConstant]]:
         """The typed model, and the constants whose data are still to be written."""
         resolution = self.types.resolve(plan)
         folded = self._folded(resolution) if self.types.own_casts else _FoldedNames()
         dropped = self._constants.dropped_nodes(resolution) | resolution.folds.dropped
         proto = onnx.ModelProto()
         proto.CopyFrom(self._frame)
+        add_metadata(proto, metadata or {})
         for value in self._frame.graph.input:
             self._add_casts(proto.graph, value.name, resolution, folded)
         for node, precision in zip(self._model.nodes, resolution.node_precisions, strict=True):
