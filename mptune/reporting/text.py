@@ -24,15 +24,14 @@ from mptune.tuning.fronts.table import front_rows as front_rows
 from mptune.tuning.fronts.table import group_counts as group_counts
 from mptune.tuning.fronts.table import memory_details as memory_details
 from mptune.tuning.fronts.table import memory_text as memory_text
+from mptune.tuning.reasons.group_findings import in_code_order
 
 REASON_WORDS = {
     Reason.PINNED: "pinned",
-    Reason.OVERFLOW: "overflow",
     Reason.FAILED: "failed",
     Reason.ERROR: "error",
     Reason.BOUNDARIES: "Casts",
     Reason.UNTRIED: "not tried",
-    Reason.UNKNOWN: "unknown",
 }
 """Reasons in a word each, for tables; in the order in which they are listed."""
 
@@ -89,16 +88,21 @@ def cut_front(text: str, width: int) -> str:
     return text if len(text) <= width else "..." + text[len(text) - max(0, width - 3) :]
 
 
+def kept_word(kept: Kept) -> str:
+    """Why a group is FP32, in a word: the code of its finding, else the reason."""
+    return kept.finding or REASON_WORDS[kept.reason]
+
+
 def reason_counts(kept: Iterable[Kept], most: int = len(Reason)) -> str:
-    """Number of FP32 groups by reason, such as ``12 error, 2 Casts``.
+    """Number of FP32 groups by finding or reason, such as ``2 overflow, 12 error, 2 Casts``.
 
     Args:
         kept: the groups.
-        most: list at most this many reasons, those with the most groups.
+        most: list at most this many of them, those with the most groups.
     """
-    counts = Counter(group.reason for group in kept)
-    listed = [reason for reason, _ in counts.most_common(most)]
-    return ", ".join(f"{counts[reason]} {word}" for reason, word in REASON_WORDS.items() if reason in listed)
+    counts = Counter(map(kept_word, kept))
+    listed = [word for word, _ in counts.most_common(most)]
+    return ", ".join(f"{counts[word]} {word}" for word in in_code_order(listed, tuple(REASON_WORDS.values())))
 
 
 def id_ranges(ids: Iterable[str], every: Iterable[str]) -> str:
@@ -119,22 +123,22 @@ def id_ranges(ids: Iterable[str], every: Iterable[str]) -> str:
 
 
 def reasons_of(kept: Iterable[Kept], every: Iterable[str]) -> list[tuple[str, str]]:
-    """The FP32 groups of a plan by reason: (the reason in a word, their ids)."""
+    """The FP32 groups of a plan by finding or reason: (that in a word, their ids)."""
     groups, ids = list(kept), list(every)
-    found = ((word, [k.group for k in groups if k.reason is reason]) for reason, word in REASON_WORDS.items())
-    return [(word, id_ranges(held, ids)) for word, held in found if held]
+    words = in_code_order(map(kept_word, groups), tuple(REASON_WORDS.values()))
+    return [(word, id_ranges([k.group for k in groups if kept_word(k) == word], ids)) for word in words]
 
 
 def explain_kept(kept: Kept) -> str:
     """One FP32 group with its name and why it is FP32."""
-    reason = "pinned: " if kept.reason is Reason.PINNED else ""
-    return f"{kept.group} {kept.name}: {reason}{kept.why}"
+    reason = kept.finding or ("pinned" if kept.reason is Reason.PINNED else "")
+    return f"{kept.group} {kept.name}: {reason}{': ' if reason else ''}{kept.why}"
 
 
 def by_importance(kept: Iterable[Kept]) -> list[Kept]:
-    """The groups in the order of their importance: overflow, large errors, Casts; pins last."""
-    ranks = {Reason.OVERFLOW: 0, Reason.FAILED: 0, Reason.ERROR: 1, Reason.PINNED: 3}
-    return sorted(kept, key=lambda k: (ranks.get(k.reason, 2), -(k.one_group_error or 0.0)))
+    """The groups in the order of their importance: findings, failures, large errors, Casts; the user's pins last."""
+    ranks = {Reason.FAILED: 1, Reason.ERROR: 2, Reason.PINNED: 4}
+    return sorted(kept, key=lambda k: (0 if k.finding else ranks.get(k.reason, 3), -(k.one_group_error or 0.0)))
 
 
 def describe_engine(front: Front) -> str:

@@ -13,15 +13,17 @@ EXPLANATION_FORMAT = 1
 
 
 class Reason(str, Enum):
-    """Why a group of a plan is FP32."""
+    """Why a group of a plan is FP32.
+
+    A pinned group has a finding, or the pattern of the search space that pins it. ``FAILED``: no plan with it in FP16
+    gave outputs. ``UNTRIED``: a larger budget may try it, or its figures were not asked for.
+    """
 
     PINNED = "pinned"
-    OVERFLOW = "overflow"
     FAILED = "failed"
     ERROR = "one-group error"
     BOUNDARIES = "not worth its boundaries"
     UNTRIED = "not tried"
-    UNKNOWN = "not known"
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Kept:
             None where it was not taken.
         saves_ms: what FP16 here would save this plan, the Casts counted in; negative where it would cost time. None
             where it is not known.
+        finding: code of the finding that says why (``mptune.finding.CODES``); None where only the reason does.
     """
 
     group: str
@@ -45,12 +48,14 @@ class Kept:
     why: str
     one_group_error: float | None = None
     saves_ms: float | None = None
+    finding: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The entry of a point's ``fp32`` list in front.json: every key always there, null where unknown."""
         return {
             "group": self.group,
             "name": self.name,
+            "finding": self.finding,
             "reason": self.reason.value,
             "why": self.why,
             "one_group_error": _encoded(self.one_group_error),
@@ -74,6 +79,7 @@ class GroupWorth:
         points: how many points the front has.
         verdict: what the chosen plan does with it: ``FP16``, or ``FP32: `` and the reason.
         is_pinned: its precision was not searched.
+        finding: code of the finding that speaks against FP16 here; None where there is none.
     """
 
     group: str
@@ -87,6 +93,7 @@ class GroupWorth:
     points: int
     verdict: str
     is_pinned: bool = False
+    finding: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Every key always there, null where unknown."""
@@ -100,6 +107,7 @@ class GroupWorth:
             "error_per_ms": _encoded(self.error_per_ms),
             "fp16_points": self.fp16_points,
             "points": self.points,
+            "finding": self.finding,
             "verdict": self.verdict,
         }
 

@@ -247,13 +247,14 @@ def test_front_json_has_every_key_and_is_standard_json() -> None:
 
 
 def test_front_json_says_why_groups_are_fp32() -> None:
-    kept = Kept("g002", "norm", Reason.ERROR, "alone it overflows", math.inf, 0.25)
+    kept = Kept("g002", "norm", Reason.ERROR, "alone it overflows", math.inf, 0.25, "overflow")
     plan = make_front().points[0].plan.fingerprint
     document = make_front(explanation=Explanation({plan: (kept,)})).to_json()
     assert document["points"][0]["fp32"] == [
         {
             "group": "g002",
             "name": "norm",
+            "finding": "overflow",
             "reason": "one-group error",
             "why": "alone it overflows",
             "one_group_error": "inf",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, TextIO
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -12,6 +13,7 @@ from mptune.reporting.terminal.console import make_console
 from mptune.reporting.text import (
     REASON_WORDS,
     cut_front,
+    explain_kept,
     format_error,
     format_ms,
     front_rows,
@@ -50,6 +52,7 @@ def print_explanation(front: Front, stream: TextIO | None = None) -> None:
     console.print(Text(f"errors: {front.metric} with this group alone in FP16; gains: {gains_text}"), soft_wrap=wrap)
     console.print(Text("FP16 in: points of the front; plan: what the chosen plan does"), soft_wrap=wrap)
     console.print()
+    _why(console, front)
     console.print(Text("groups in FP32 of each plan, the fastest first", style="bold"))
     every = sorted(group.group for group in explanation.groups)  # Ids are in the order of the model.
     for row in front_rows(front):
@@ -61,6 +64,19 @@ def print_explanation(front: Front, stream: TextIO | None = None) -> None:
         mark = ">" if row.is_chosen else " "
         head = f"{mark} {evaluation.plan.fingerprint}  {format_ms(evaluation.latency.median_ms):>8} ms  "
         console.print(Text(f"{head}{fp32_groups}"), soft_wrap=wrap)
+
+
+def _why(console: Console, front: Front) -> None:
+    """The groups that the chosen plan keeps in FP32 because of a finding, or a pin, each with its figures."""
+    chosen = front.chosen if front.chosen is not None and front.chosen.plan != front.fp32.plan else front.fp16
+    kept = () if chosen is None else front.explanation.of(chosen.plan.fingerprint)
+    told = [group for group in kept if group.finding is not None or group.reason in (Reason.PINNED, Reason.FAILED)]
+    if chosen is None or not told:
+        return
+    console.print(Text(f"kept in FP32 by {chosen.plan.fingerprint}, and why", style="bold"))
+    for group in told:
+        console.print(Text(explain_kept(group)), soft_wrap=not console.is_terminal)
+    console.print()
 
 
 def _groups(worths: tuple[GroupWorth, ...], width: int) -> Table:
@@ -75,7 +91,7 @@ def _groups(worths: tuple[GroupWorth, ...], width: int) -> Table:
             *([_format_gain(worth.casts_ms)] if with_casts else []),
             _format_gain(worth.error_per_ms),
             f"{worth.fp16_points}/{worth.points}",
-            _short_verdict(worth.verdict),
+            _short_verdict(worth),
         )
         for worth in worths
     ]
@@ -99,6 +115,12 @@ def _format_gain(value: float | None) -> str:
     return "-" if value is None else f"{value:.2g}"
 
 
-def _short_verdict(verdict: str) -> str:
-    precision, _, reason = verdict.partition(": ")
-    return f"{precision}: {REASON_WORDS[Reason(reason)]}" if reason else verdict
+def _short_verdict(worth: GroupWorth) -> str:
+    """What the chosen plan does with a group, and why, in two words: the code of the finding where there is one."""
+    precision, _, reason = worth.verdict.partition(": ")
+    if worth.is_pinned:
+        return f"{precision.rpartition(' ')[2]}: {worth.finding or 'pinned'}"
+    if not reason:
+        return precision
+    code = None if reason == Reason.BOUNDARIES.value else worth.finding
+    return f"{precision}: {code or REASON_WORDS[Reason(reason)]}"

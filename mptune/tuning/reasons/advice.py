@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mptune.engines.base import Failure
 from mptune.finding import Finding
 from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
-from mptune.tuning.explanation import Explanation, Reason
+from mptune.tuning.explanation import Explanation, Kept, Reason
 from mptune.tuning.failures import describe
 from mptune.tuning.fronts.dominance import faster_beyond_noise
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
@@ -135,14 +135,19 @@ def _why_nothing_is_faster(outcome: Outcome) -> str:
         return "only all-FP32 was evaluated: the same command with a larger --budget goes on"
     kept = outcome.explanation.of(outcome.fp32.plan.fingerprint)
     free = [group for group in kept if group.reason is not Reason.PINNED]
-    if free and all(group.reason is Reason.OVERFLOW for group in free) and not outcome.failures:
+    if free and all(_breaks(group) for group in free) and not outcome.failures:
         return (
-            "FP16 overflows in every layer group that was tried, so the model stays FP32: `mptune inspect MODEL --data "
-            "PATH` shows where; inputs that are not normalised are a frequent cause"
+            "every layer group that was tried gives NaN or Inf in FP16, so the model stays FP32: `mptune inspect MODEL "
+            "--data PATH` shows where; inputs that are not normalised are a frequent cause"
         )
     if outcome.failures:
         return f"no plan with FP16 in it gave finite outputs, so the model stays FP32: {_failures(outcome)}"
     return "no plan with FP16 in it gave finite outputs, so the model stays FP32: a larger --budget may find one"
+
+
+def _breaks(kept: Kept) -> bool:
+    """Whether a group alone in FP16 gives outputs that are not finite."""
+    return kept.one_group_error is not None and math.isinf(kept.one_group_error)
 
 
 def _failures(outcome: Outcome) -> str:

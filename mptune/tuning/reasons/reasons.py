@@ -18,11 +18,14 @@ from typing import Any
 import numpy as np
 
 from mptune.files import write_json
+from mptune.finding import Finding
+from mptune.graph.grouping.groups import CASTS_INTEGERS, FOLDED
 from mptune.graph.plan import Precision
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
 from mptune.tuning.fronts.dominance import faster_beyond_noise
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
+from mptune.tuning.reasons.group_findings import finding_of
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.sampler.boundaries import Boundary
 from mptune.tuning.sampler.group_tests.overflow_model import FailureModel, OverflowModel
@@ -40,6 +43,9 @@ LEAST_GAIN = 5e-4
 
 LEAST_RISE = 1e-2
 """A group that raises the error of a plan by less than this share costs it nothing that counts."""
+
+_WORTHLESS = (FOLDED, CASTS_INTEGERS)
+"""Why the model itself leaves a group in FP32: FP16 would save nothing."""
 
 _LEARNT_FROM = 300
 """So many evaluations teach the gains all there is to learn; the cost of learning is cubic."""
@@ -143,6 +149,7 @@ def explain(
     points: Sequence[Evaluation],
     others: Sequence[Evaluation],
     chosen: Evaluation | None,
+    findings: Sequence[Finding] = (),
 ) -> Explanation:
     """Say why groups are FP32 in each plan, and what each group costs and gains.
 
@@ -152,6 +159,7 @@ def explain(
         points: the front.
         others: further plans to explain, such as the baselines.
         chosen: the plan that the verdicts are about.
+        findings: of the run; those about groups are the reasons for them.
     """
     grounds = Grounds.load(data_dir / EXPLAIN_JSON)
     if not grounds.groups:
@@ -160,7 +168,7 @@ def explain(
     ignored = chosen.ignored if chosen is not None else points[0].ignored if points else ()
     known: Mapping[str, float] = next((one.ignoring(ignored).errors for one in both if one.errors), {})
     errors = {group: error for group, error in known.items() if not math.isnan(error)}
-    reasons = _Reasons(grounds, errors, record)
+    reasons = _Reasons(grounds, errors, record, findings)
     plans = {e.plan.fingerprint: e for e in (*points, *others, *([chosen] if chosen is not None else []))}
     kept = {fingerprint: reasons.of(evaluation) for fingerprint, evaluation in plans.items()}
     return Explanation(kept, reasons.worths(points, chosen, kept), reasons.gains_from)
@@ -169,13 +177,20 @@ def explain(
 class _Reasons:
     """What is known of every group of one run."""
 
-    def __init__(self, grounds: Grounds, errors: Mapping[str, float], record: StudyRecord) -> None:
+    def __init__(
+        self, grounds: Grounds, errors: Mapping[str, float], record: StudyRecord, findings: Sequence[Finding]
+    ) -> None:
         self._grounds = grounds
+        self._findings = {
+            group.id: found.code
+            for group in grounds.groups
+            if (found := finding_of(group.id, findings, None if group.pin is None else group.pin.reason)) is not None
+        }
         self._free = grounds.free
         self._errors = errors
         self._evaluated = {e.plan.fingerprint: e for e in record.evaluations()}
         built = record.built_plans(self._free).thinned(_LEARNT_FROM)
-        self._overflows = _overflows(built, self._free, errors)
+        self._broken = _broken(built, self._free, errors)
         self._latency: LatencyModel | None = None
         self._terms: Floats
         self._gains: dict[str, float] = {}
@@ -210,17 +225,18 @@ class _Reasons:
     def _kept(self, evaluation: Evaluation, group: GroupFacts, saves_ms: float | None) -> Kept:
         error = self._errors.get(group.id)
         reason, why = self._reason(evaluation, group, error, saves_ms)
-        return Kept(group.id, group.name, reason, why, None if error is None else _rounded(error), saves_ms)
+        code = None if reason is Reason.BOUNDARIES else self._findings.get(group.id)
+        return Kept(group.id, group.name, reason, why, None if error is None else _rounded(error), saves_ms, code)
 
     def _reason(
         self, evaluation: Evaluation, group: GroupFacts, error: float | None, saves_ms: float | None
     ) -> tuple[Reason, str]:
         if group.pin is not None:
             if group.pin.precision is Precision.FP16:
-                return Reason.UNKNOWN, "all-FP32 is the baseline, whatever is pinned"
-            return Reason.PINNED, group.pin.reason
-        if group.id in self._overflows:
-            return self._overflows[group.id]
+                return Reason.UNTRIED, "all-FP32 is the baseline, whatever is pinned"
+            return Reason.BOUNDARIES if group.pin.reason in _WORTHLESS else Reason.PINNED, group.pin.reason
+        if group.id in self._broken:
+            return self._broken[group.id]
         gain = self._gains.get(group.id)
         if gain is not None and saves_ms is not None and gain <= 0 and saves_ms <= 0:
             return Reason.BOUNDARIES, "FP16 saves nothing in it"
@@ -238,7 +254,7 @@ class _Reasons:
             return Reason.ERROR, f"with it in FP16 the error of this plan is {tried.error_value:.1e}{_saving(saves_ms)}"
         if error is None or saves_ms is None:
             lacking = "one-group error" if error is None else "gain"
-            return Reason.UNKNOWN, f"the search did not ask for its {lacking}"
+            return Reason.UNTRIED, f"the search did not ask for its {lacking}"
         return Reason.UNTRIED, f"its error alone is {error:.1e}{_saving(saves_ms)}: a larger budget may try it"
 
     def worths(
@@ -264,14 +280,15 @@ class _Reasons:
                     points=len(points),
                     verdict=_verdict(group, chosen, reasons.get(group.id)),
                     is_pinned=group.pin is not None,
+                    finding=self._findings.get(group.id),
                 )
             )
         return tuple(sorted(worths, key=self._rank))
 
     def _rank(self, worth: GroupWorth) -> tuple[int, float]:
-        if worth.error_per_ms is not None and worth.group not in self._overflows:
+        if worth.error_per_ms is not None and worth.group not in self._broken:
             return 0, worth.error_per_ms
-        last = 3 if worth.is_pinned else 2 if worth.group in self._overflows else 1
+        last = 3 if worth.is_pinned else 2 if worth.group in self._broken else 1
         return last, 0.0 if worth.one_group_error is None else worth.one_group_error
 
     def _alone(self) -> dict[str, float]:
@@ -304,7 +321,7 @@ def _verdict(group: GroupFacts, chosen: Evaluation | None, reason: Reason | None
     return "FP16" if reason is None else f"FP32: {reason.value}"
 
 
-def _overflows(built: BuiltPlans, free: Sequence[str], errors: Mapping[str, float]) -> dict[str, tuple[Reason, str]]:
+def _broken(built: BuiltPlans, free: Sequence[str], errors: Mapping[str, float]) -> dict[str, tuple[Reason, str]]:
     """The groups that cannot be FP16 for all that is known, each with why: no finite plan holds them.
 
     A plan that gave no outputs shows a failure, and no overflow.
@@ -325,9 +342,9 @@ def _overflows(built: BuiltPlans, free: Sequence[str], errors: Mapping[str, floa
         if failed and failed == nothing and max(overflow[column], fails[column]) > 0.5:
             found[group] = (Reason.FAILED, f"{plans} with it in FP16 gave no outputs")
         elif math.isinf(errors.get(group, 0.0)):
-            found[group] = (Reason.OVERFLOW, "alone in FP16 its outputs are NaN or Inf")
+            found[group] = (Reason.ERROR, "alone in FP16 its outputs are NaN or Inf")
         elif failed and max(overflow[column], fails[column]) > 0.5:
-            found[group] = (Reason.OVERFLOW, f"{plans} with it in FP16 came out not finite or gave no outputs")
+            found[group] = (Reason.ERROR, f"{plans} with it in FP16 came out not finite or gave no outputs")
     return found
 
 

@@ -235,7 +235,7 @@ def build_front(
     explanation = Explanation()
     if facts.data_dir is not None:
         baselines = [fp32] if fp16 is None else [fp32, fp16]
-        explanation = explain(record, facts.data_dir, points, baselines, chosen)
+        explanation = explain(record, facts.data_dir, points, baselines, chosen, facts.findings)
     failures = [failure for _, _, failure in record.failures()]
     unreached = next((finding for finding in facts.findings if finding.code == OUT_OF_REACH), None)
     warnings = (

@@ -17,7 +17,7 @@ from mptune.reporting.chosen import write_chosen
 from mptune.reporting.page.html import render
 from mptune.reporting.terminal.explanation import print_explanation
 from mptune.reporting.terminal.front import print_front
-from mptune.reporting.text import by_importance, id_ranges, reason_counts
+from mptune.reporting.text import by_importance, explain_kept, id_ranges, reason_counts, reasons_of
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
 from mptune.tuning.front import Front
 from tests.conftest import save_mlp
@@ -130,10 +130,21 @@ def test_reasons_are_counted_and_ranked() -> None:
         Kept("g1", "b", Reason.ERROR, "e", 1e-3),
         Kept("g2", "c", Reason.ERROR, "e", 1e-1),
         Kept("g3", "d", Reason.BOUNDARIES, "c", 0.5),
-        Kept("g4", "e", Reason.OVERFLOW, "o", math.inf),
+        Kept("g4", "e", Reason.PINNED, "o", math.inf, finding="overflow"),
+        Kept("g5", "f", Reason.ERROR, "s", 1e-1, finding="spacing"),
     ]
-    assert [k.group for k in by_importance(kept)] == ["g4", "g2", "g1", "g3", "g0"]
-    assert reason_counts(kept) == "1 pinned, 1 overflow, 2 error, 1 Casts"
+    assert [k.group for k in by_importance(kept)] == ["g4", "g5", "g2", "g1", "g3", "g0"]
+    assert reason_counts(kept) == "1 overflow, 1 spacing, 1 pinned, 2 error, 1 Casts"
+    assert reasons_of(kept, [k.group for k in kept]) == [
+        ("overflow", "g4"),
+        ("spacing", "g5"),
+        ("pinned", "g0"),
+        ("error", "g1-g2"),
+        ("Casts", "g3"),
+    ]
+    assert explain_kept(kept[4]) == "g4 e: overflow: o"
+    assert explain_kept(kept[0]) == "g0 a: pinned: p"
+    assert explain_kept(kept[1]) == "g1 b: e"
     assert reason_counts(kept, most=1) == "2 error"
     assert reason_counts([]) == ""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mptune.finding import CODES, Finding, Where
 from mptune.graph.plan import Precision
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import Evaluation
@@ -44,11 +45,15 @@ def reasons_in(explanation: Explanation, evaluation: Evaluation) -> dict[str, Re
     return {kept.group: kept.reason for kept in explanation.of(evaluation.plan.fingerprint)}
 
 
+def found(code: str, *groups: str, text: str = "it is so", tensor: str = "t") -> Finding:
+    return Finding(code, CODES[code].severity, "search", Where(groups=groups, tensors=(tensor,)), {}, text, "")
+
+
 @pytest.mark.parametrize("source", ["measured", "predicted"])
 def test_each_reason_where_it_holds(open_record: OpenRecord, tmp_path: Path, source: str) -> None:
     small = make_small_space(8)
     free = tuple(g.id for g in small.groups if g.id != "g000")
-    pin = Pin(Precision.FP32, "a constant of 1e6 overflows")
+    pin = Pin(Precision.FP32, "m: a constant of 1e6 overflows")
     space = replace(small, free=free, pinned={"g000": pin}, seeds=(small.seeds[0],))
     law = Law(
         list(GAINS),
@@ -59,7 +64,13 @@ def test_each_reason_where_it_holds(open_record: OpenRecord, tmp_path: Path, sou
     toolchain = FakeToolchain(law, non_finite={"g004"}, latency_source=source, noise=0.0)  # type: ignore[arg-type]
     record = open_record(space)
     front = guided(record, space, toolchain, tmp_path)
-    explanation = explain(record, tmp_path, front, [], front[0])
+    findings = [
+        found("spacing", "g000", "g002"),
+        found("mask", "g000", text="value 'm' at node 'n': a constant of 1e6 overflows", tensor="m"),
+        found("long-sum", "g004"),
+        found("cancellation", "g006"),
+    ]
+    explanation = explain(record, tmp_path, front, [], front[0], findings)
     for point in front:
         kept = explanation.of(point.plan.fingerprint)
         assert [k.group for k in kept] == list(point.plan.fp32_groups)
@@ -69,10 +80,18 @@ def test_each_reason_where_it_holds(open_record: OpenRecord, tmp_path: Path, sou
     assert {g: k.reason for g, k in kept_groups.items()} == {
         "g000": Reason.PINNED,
         "g002": Reason.ERROR,
-        "g004": Reason.OVERFLOW,
+        "g004": Reason.ERROR,
         "g006": Reason.BOUNDARIES,
         "g007": Reason.BOUNDARIES,
     }
+    assert {g: k.finding for g, k in kept_groups.items()} == {
+        "g000": "mask",  # whose words are the pin's, before those of other findings about the group
+        "g002": "spacing",
+        "g004": None,  # a sum that some engines accumulate in FP32 explains no NaN
+        "g006": None,  # what the group would do to the error is not why it is FP32
+        "g007": None,
+    }
+    assert [w.finding for w in explanation.groups if w.group in ("g000", "g006")] == ["cancellation", "mask"]
     assert kept_groups["g000"].why == pin.reason
     assert kept_groups["g002"].one_group_error == pytest.approx(2e-2)
     assert "2.0e-02" in kept_groups["g002"].why
@@ -152,8 +171,8 @@ def test_without_sensitivity_and_terms_nothing_is_made_up(
     for point in front:
         for kept in explanation.of(point.plan.fingerprint):
             assert (kept.one_group_error, kept.saves_ms) == (None, None)
-            assert kept.reason in (Reason.UNKNOWN, Reason.ERROR, Reason.BOUNDARIES)
-    assert any(r is Reason.UNKNOWN for point in front for r in reasons_in(explanation, point).values())
+            assert kept.reason in (Reason.UNTRIED, Reason.ERROR, Reason.BOUNDARIES)
+    assert any(r is Reason.UNTRIED for point in front for r in reasons_in(explanation, point).values())
 
 
 def test_the_baseline_is_explained_where_a_group_is_pinned_to_fp16(open_record: OpenRecord, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_one_free_group() -> None:
 
 def test_every_group_overflows() -> None:
     done = search(toolchain=lambda ids: {"non_finite": set(ids)})
-    assert "FP16 overflows in every layer group that was tried" in done.said
+    assert "every layer group that was tried gives NaN or Inf in FP16" in done.said
     assert done.front.chosen == done.front.fp32
     assert done.diary.stages[-2] == "stopped: no plan is expected to improve the front beyond the noise"
     assert len(done.toolchain.built) < 20
