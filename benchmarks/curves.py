@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
 import numpy as np
-
-from mptune.reporting.page.scatter import ticks
 
 PANEL, HEIGHT, LEFT, TOP, GAP, FLOOR = 300, 300, 52, 34, 26, 46
 COLOURS = {
@@ -85,3 +84,12 @@ def _panel(left: float, groups: int, mine: Mapping[str, Sequence[Mapping[str, An
         title = f"{kind}: {medians[-1]:.3f} after {builds} builds"
         parts.append(f'<path d="M{" L".join(points)}" {_style(kind)}><title>{escape(title)}</title></path>')
     return parts
+
+
+def ticks(low: float, high: float, count: int = 7) -> list[float]:
+    """Round numbers between two bounds, about ``count`` of them."""
+    span = (high - low) / count
+    magnitude = 10.0 ** math.floor(math.log10(span))
+    step = next(m * magnitude for m in (1, 2, 2.5, 5, 10) if m * magnitude >= span)
+    first = math.ceil(low / step - 1e-9)
+    return [(first + i) * step for i in range(int((high - first * step) / step + 1e-9) + 1)]

@@ -27,6 +27,7 @@ from mptune.tuning.front import Front
 from tests.fakes import FAST, Diary, FakeToolchain, Law
 from tests.graph import models
 from tests.graph.models import node, value
+from tests.reporting.page.reading import data_of
 
 KEYS = ["code", "severity", "origin", "where", "evidence", "text", "cure"]
 PLACES = ["nodes", "groups", "tensors", "outputs", "inputs", "samples"]
@@ -148,10 +149,12 @@ def test_findings_survive_a_resume_and_are_not_listed_twice(place: Path) -> None
     stream = io.StringIO()
     print_front(again, stream)
     terminal = " ".join(stream.getvalue().split())
-    page = (place / "model.mptune/report.html").read_text().replace("&#x27;", "'")
+    page = data_of((place / "model.mptune/report.html").read_text())
     readme = (place / "model.mptune/chosen/README.txt").read_text()
     for text in shown:
-        assert all(where.count(text) == 1 for where in (terminal, page, readme))
+        assert all(where.count(text) == 1 for where in (terminal, readme))
+    assert [f["code"] for f in page["findings"]] == ["random-data", "too-few-samples", "overflow"]
+    assert not set(shown) & set(page["warnings"])
 
 
 def test_a_target_that_is_not_here(place: Path) -> None:

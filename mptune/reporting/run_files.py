@@ -17,11 +17,12 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.plan import PrecisionPlan
 from mptune.graph.writing.weights import WeightBank
 from mptune.reporting.chosen import write_chosen
-from mptune.reporting.page.confirmation import confirmation_section
+from mptune.reporting.page.content import PageContent
 from mptune.reporting.page.html import write_report
 from mptune.reporting.recipe import BuildRecipe
 from mptune.rundir import RunDirectory
-from mptune.tuning.front import Front
+from mptune.tuning.front import Front, reference_error_of
+from mptune.tuning.fronts.progress import progress_of
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.runs.confirmation import Confirmation
 from mptune.tuning.runs.model_copy import keep_model
@@ -65,9 +66,12 @@ def write_run_files(
         file = run.load()
         recipe = None if file is None else BuildRecipe.of(file, run.data, grouped.model.inputs)
         write_chosen(front, front.chosen, grouped, run.chosen, environment, bank, recipe)
-    extra = "" if confirmation is None else confirmation_section(confirmation)
-    write_run_outputs(run.outputs_json, run_outputs(run, front))
-    write_report(front, record.evaluations(), grouped.groups, run.report_html, environment, extra)
+    outputs = run_outputs(run, front)
+    write_run_outputs(run.outputs_json, outputs)
+    evaluations = record.evaluations()
+    progress = progress_of(record, front.fp32, reference_error_of(front.metric, evaluations))
+    content = PageContent(front, evaluations, grouped.groups, environment, progress, confirmation, outputs)
+    write_report(content, run.report_html)
     write_json(run.front_json, document)
     _delete_dominated_engines(run, front, record)
 

@@ -1,0 +1,271 @@
+"""The data of the page as JSON: short keys and columns, since a page of 2,000 plans is to stay small."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mptune._version import __version__
+from mptune.data.metrics.paired import error_interval
+from mptune.data.numbers import encode_float
+from mptune.data.run_outputs import RunOutputs
+from mptune.graph.plan import Precision
+from mptune.printable import printable
+from mptune.reporting.page.confirming import confirmation_document
+from mptune.reporting.page.content import PageContent
+from mptune.reporting.page.failures import failure_documents
+from mptune.reporting.page.recommended import recommended
+from mptune.reporting.text import (
+    describe_engine,
+    environment_facts,
+    error_source,
+    format_interval,
+    latency_source,
+    memory_details,
+    memory_text,
+    unique,
+)
+from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.explanation import Kept, Reason
+from mptune.tuning.front import Front
+
+PLAN_FIELDS = (
+    "plan", "number", "ms", "low", "high", "interval", "speedup", "search", "held_out", "ci95", "finite", "bits",
+    "origin", "memory", "memory_parts", "confirmed", "sources", "part", "warnings",
+)  # fmt: skip
+"""Columns of a plan in the page's data."""
+
+FP16_CODES = frozenset(
+    {
+        "overflow", "vanishing-epsilon", "spacing", "stagnation", "cancellation", "long-sum", "index-in-float", "mask",
+        "norm-written-out", "int64-range", "column-hidden", "no-fp16-kernel",
+    }
+)  # fmt: skip
+"""Findings that say what FP16 breaks; the others are about the model in FP32, the data, the target or the run."""
+
+_LETTERS = {Precision.FP16: "h", Precision.FP32: "f"}
+"""A letter per precision: a plan is a text with one letter per layer group."""
+
+_MOST_WHY = 1_500_000
+"""Characters of reasons with figures; further plans have their reasons without."""
+
+
+def page_document(content: PageContent) -> dict[str, Any]:
+    """The data of the page. Texts from outside are printable; numbers that are not finite are texts, as in JSON files.
+
+    The precision of a plan is a text with a letter per layer group (h FP16, f FP32), in the order of the model.
+    """
+    front = content.front
+    plans = _plans(front, content.evaluations)
+    place = {evaluation.plan: index for index, evaluation in enumerate(plans)}
+    document = {
+        "version": __version__,
+        "model": {"name": front.model_path.name, "path": str(front.model_path), "sha256": front.model_sha256},
+        "target": front.target,
+        "engine": describe_engine(front),
+        "metric": front.metric,
+        "latency_is": front.fp32.latency.source,
+        "error_is": _error_source(front),
+        "sources": [f"Latency: {latency_source(front)}.", f"Error: {error_source(front)}."],
+        "chosen": None if front.chosen is None else place[front.chosen.plan],
+        "chosen_reason": front.chosen_reason,
+        "limits_met": front.limits_met,
+        "fp32": place[front.fp32.plan],
+        "fp16": None if front.fp16 is None else place[front.fp16.plan],
+        "fp16_name": front.fp16_name,
+        "front": [place[point.plan] for point in front.points],
+        "recommended": [{"plan": place[e.plan], "roles": roles} for e, roles in recommended(front)],
+        "evaluations": front.evaluations,
+        "failures": front.failures,
+        "hypervolume": encode_float(front.hypervolume),
+        "groups": _groups(content),
+        "plan_fields": PLAN_FIELDS,
+        "plans": [_plan(evaluation, content) for evaluation in plans],
+        "reasons": _reasons(content, place),
+        "findings": [{**finding.to_json(), "is_fp16": finding.code in FP16_CODES} for finding in front.findings],
+        "warnings": list(unique((*front.warnings, *(front.chosen.warnings if front.chosen else ())))),
+        "outputs": None if content.outputs is None or not content.outputs.plans else _outputs(content.outputs),
+        "statistics": _statistics(content, place),
+        "progress": _progress(content),
+        "failed": failure_documents(content.progress.failures),
+        "confirmation": None if content.confirmation is None else confirmation_document(content.confirmation),
+        "facts": _facts(content),
+    }
+    shown: dict[str, Any] = _printable(document)
+    # A command is pasted into a shell: it is quoted there, and not made printable here.
+    return {**shown, "run": quoted_path(front.run_dir)}
+
+
+def quoted_path(path: Path) -> str:
+    """The absolute path as a word of a shell's command line; characters that cannot be shown are written as escapes."""
+    text = str(path.absolute())
+    if text.isprintable():
+        return shlex.quote(text)
+    plain = text.encode("utf-8", "surrogateescape")
+    return "$'" + "".join(chr(b) if 32 <= b < 127 and b not in b"'\\" else f"\\x{b:02x}" for b in plain) + "'"
+
+
+def _plans(front: Front, evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """Every plan once; the front's own evaluations, which may be confirmed, stand for those of the search."""
+    shown = (front.fp32, front.fp16, front.chosen, *front.points)
+    by_plan = {evaluation.plan: evaluation for evaluation in (*evaluations, *filter(None, shown))}
+    return sorted(by_plan.values(), key=lambda evaluation: evaluation.number)
+
+
+def _plan(evaluation: Evaluation, content: PageContent) -> list[Any]:
+    """The values of ``PLAN_FIELDS``."""
+    latency, part = evaluation.latency, evaluation.part
+    low, high = latency.ci95_ms
+    interval = error_interval(evaluation.counted, evaluation.metric)
+    precision = evaluation.plan.precision
+    return [
+        evaluation.plan.fingerprint,
+        evaluation.number,
+        _short(latency.median_ms),
+        _short(low),
+        _short(high),
+        format_interval(evaluation).replace("+-", "\N{PLUS-MINUS SIGN}"),
+        _short(evaluation.speedup),
+        _short(evaluation.error_value),
+        None if evaluation.held_out_value is None else _short(evaluation.held_out_value),
+        None if interval is None else [_short(bound) for bound in interval],
+        int(evaluation.is_finite),
+        "".join(_LETTERS.get(precision.get(group.id, Precision.FP32), "b") for group in content.groups),
+        evaluation.origin.label,
+        memory_text(evaluation),
+        memory_details(evaluation),
+        int(evaluation.confirmed),
+        f"{latency.source}, {evaluation.error_source}",
+        "" if part is None else str(part),
+        list(evaluation.warnings),
+    ]
+
+
+def _groups(content: PageContent) -> list[dict[str, Any]]:
+    worths = {worth.group: worth for worth in content.front.explanation.groups}
+    pins = _pins(content)
+    documents = []
+    for group in content.groups:
+        worth = worths.get(group.id)
+        documents.append(
+            {
+                "id": group.id,
+                "name": group.name,
+                "kind": group.kind,
+                "ops": describe_ops(group.ops),
+                "nodes": len(group.nodes),
+                "pinned": pins.get(group.id),
+                "error": None if worth is None else _known(worth.one_group_error),
+                "gain": None if worth is None else _known(worth.gain_ms),
+                "casts": None if worth is None else _known(worth.casts_ms),
+            }
+        )
+    return documents
+
+
+def _pins(content: PageContent) -> dict[str, str]:
+    """Group -> why its precision is not searched: by the model's structure, or by the search space and hazards."""
+    explanation = content.front.explanation
+    pins = {group.id: group.pinned for group in content.groups if group.pinned is not None}
+    pins |= {worth.group: worth.verdict for worth in explanation.groups if worth.is_pinned and worth.group not in pins}
+    for kept in explanation.kept.values():
+        pins |= {group.group: group.why for group in kept if group.reason is Reason.PINNED}
+    return pins
+
+
+def describe_ops(ops: Mapping[str, int]) -> str:
+    """The operators of a group, such as ``MatMul, Add x2``."""
+    return ", ".join(op if count == 1 else f"{op} x{count}" for op, count in ops.items())
+
+
+def _reasons(content: PageContent, place: Mapping[Any, int]) -> dict[str, Any]:
+    """Plan -> [group, reason, text, saved milliseconds] of each FP32 group; reasons and texts stand in tables once."""
+    column = {group.id: index for index, group in enumerate(content.groups)}
+    known = {plan.fingerprint: index for plan, index in place.items()}
+    words, texts = {reason: index for index, reason in enumerate(Reason)}, {"": 0}
+    room, plans = _MOST_WHY, {}
+    explanation = content.front.explanation
+    chosen = content.front.chosen
+    first = [] if chosen is None else [chosen.plan.fingerprint]
+    for fingerprint in unique((*first, *explanation.kept)):
+        kept = [one for one in explanation.of(fingerprint) if one.group in column]
+        size = sum(len(one.why) for one in kept)
+        room -= size
+        if fingerprint in known and fingerprint != content.front.fp32.plan.fingerprint:
+            plans[known[fingerprint]] = [
+                _reason(one, column[one.group], words[one.reason], texts if room >= 0 else None) for one in kept
+            ]
+    return {"words": [reason.value for reason in Reason], "texts": list(texts), "plans": plans}
+
+
+def _reason(kept: Kept, column: int, word: int, texts: dict[str, int] | None) -> list[Any]:
+    text = 0 if texts is None else texts.setdefault(kept.why, len(texts))
+    return [column, word, text, _known(kept.saves_ms)]
+
+
+def _statistics(content: PageContent, place: Mapping[Any, int]) -> dict[str, Any]:
+    """Plan -> the statistics of every output, over the held-out samples where there are any; front and baselines."""
+    front = content.front
+    shown = {e.plan: e for e in (*front.points, front.fp32, front.fp16, front.chosen) if e is not None}
+    names: dict[str, None] = {}
+    plans = {}
+    for plan, evaluation in shown.items():
+        summary = (evaluation.held_out or evaluation.error).summary()
+        names |= dict.fromkeys(name for statistics in summary.values() for name in statistics)
+        plans[place[plan]] = [[output, {k: _short(v) for k, v in by.items()}] for output, by in summary.items()]
+    return {"names": list(names), "plans": plans}
+
+
+def _outputs(outputs: RunOutputs) -> dict[str, Any]:
+    return {**outputs.to_json(), "samples": [outputs.sample(number) for number in range(outputs.count)]}
+
+
+def _progress(content: PageContent) -> dict[str, Any]:
+    progress = content.progress
+    return {
+        "hypervolume": [_short(value) for value in progress.hypervolume],
+        "reference_error": _short(progress.reference_error),
+        "trials": progress.trials,
+        "trials_s": round(progress.trials_s, 2),
+        "builds_s": round(progress.builds_s, 2),
+        "span_s": round(progress.span_s, 2),
+    }
+
+
+def _facts(content: PageContent) -> list[tuple[str, str]]:
+    front = content.front
+    facts = [
+        ("model", str(front.model_path)),
+        ("sha256", front.model_sha256),
+        ("target", front.target),
+        ("engine", front.engine),
+        ("device", front.device),
+        ("metric", front.metric),
+    ]
+    return facts if content.environment is None else facts + environment_facts(content.environment)
+
+
+def _error_source(front: Front) -> str:
+    sources = {e.error_source for e in (*front.points, front.fp32, front.fp16) if e is not None}
+    return sources.pop() if len(sources) == 1 else "measured and emulated"
+
+
+def _short(value: float) -> float | str:
+    """Six significant digits: enough for any figure of the page."""
+    return encode_float(float(f"{value:.6g}"))
+
+
+def _known(value: float | None) -> float | str | None:
+    return None if value is None else _short(value)
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, Mapping):
+        return {printable(key): _printable(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_printable(one) for one in value]
+    return value

@@ -1,0 +1,205 @@
+// Latency against error: every plan, the front, two limits to drag, and the selected point.
+
+function chartSection() {
+  const frame = h("div", { class: "chart" });
+  const tip = h("div", { class: "tip", hidden: true });
+  const order = [...front].sort((a, b) => a.ms - b.ms);
+  walker(frame, "Points of the front, the fastest first", () => order.length, () => order.indexOf(state.plan), (k) => order[k] && select(order[k]));
+  let axes = null;
+  let live = null;
+  const redraw = drawn(frame, (width) => {
+    axes = makeAxes(width, Math.round(Math.min(460, Math.max(300, width * 0.58))));
+    live = s("g", {});
+    const picture = s("svg", { viewBox: `0 0 ${width} ${axes.height}`, width, height: axes.height, "aria-hidden": "true" }, grid(axes), points(axes), live);
+    frame.replaceChildren(picture, tip);
+    show();
+  });
+  const show = () => {
+    say(frame, order.indexOf(state.plan), describePlan(state.plan));
+    if (live) live.replaceChildren(...limits(axes, frame), ...selected(axes));
+  };
+  onChange(show);
+  pointing(frame, tip, () => axes);
+  return { node: h("div", { class: "chart-box" }, frame, legend()), redraw };
+}
+
+function grid(axes) {
+  const { box, inner } = axes;
+  const parts = [];
+  for (const value of ticks(axes.fromMs, axes.toMs, Math.max(3, Math.floor((box.right - box.left) / 90)))) {
+    const x = axes.x(value);
+    parts.push(s("line", { class: "grid", x1: x, x2: x, y1: box.top, y2: box.bottom }));
+    parts.push(s("text", { class: "tick", x, y: box.bottom + 18, "text-anchor": "middle" }, String(value)));
+  }
+  for (const { log, text } of logTicks(axes.low, axes.high)) {
+    const y = axes.y(10 ** log);
+    parts.push(s("line", { class: "grid", x1: box.left, x2: box.right, y1: y, y2: y }));
+    parts.push(s("text", { class: "tick", x: box.left - 8, y: y + 4, "text-anchor": "end" }, text));
+  }
+  const strip = (y, text) => {
+    parts.push(s("rect", { class: "band", x: box.left, y, width: box.right - box.left, height: axes.band - 3 }));
+    parts.push(s("text", { class: "tick", x: box.left - 8, y: y + axes.band / 2 + 2, "text-anchor": "end" }, text));
+  };
+  if (axes.hasBroken) strip(box.top, "Inf");
+  if (axes.over) strip(box.top + (axes.hasBroken ? axes.band : 0), "far");
+  if (axes.hasExact) strip(inner.bottom + 3, "exact");
+  const source = data.latency_is === "predicted" ? `predicted for ${cut(data.target, 28)}` : "measured";
+  parts.push(s("text", { class: "axis", x: (box.left + box.right) / 2, y: axes.height - 6, "text-anchor": "middle" }, `latency, ms (${source})`));
+  const middle = (box.top + box.bottom) / 2;
+  parts.push(s("text", { class: "axis", x: 12, y: middle, "text-anchor": "middle", transform: `rotate(-90 12 ${middle})` }, `error, ${cut(data.metric, 30)}`));
+  return s("g", {}, parts);
+}
+
+function points(axes) {
+  const marked = new Set([...front, fp32, fp16, chosen]);
+  const faint = plans.filter((p) => !marked.has(p) && Number.isFinite(p.ms)).map((p) => mark(axes, p, "faint", 3.5));
+  const main = [...marked].filter((p) => p && Number.isFinite(p.ms)).sort((a, b) => (a === chosen) - (b === chosen));
+  const circles = main.map((p) => mark(axes, p, p === chosen ? "chosen" : onFront.has(p.index) ? "front" : "baseline", p === chosen ? 7 : 5));
+  return s("g", {}, faint, staircase(axes), circles, labels(axes, main, circles));
+}
+
+/** A disc: error on held-out samples; a ring: on the search samples alone; a triangle: beyond the edge; a cross: not finite. */
+function mark(axes, plan, style, radius) {
+  const [x, y] = axes.at(plan);
+  if (!plan.finite) return s("path", { class: "broken", d: `M${x - 4} ${y - 4}l8 8m0 -8l-8 8` });
+  if (plan.ms > axes.toMs) return s("path", { class: style, d: `M${x - 4} ${y - 5}l9 5l-9 5z` });
+  if (plan.error > 10 ** axes.high) return s("path", { class: style, d: `M${x - 5} ${y + 4}l5 -9l5 9z` });
+  const ring = someHeldOut && plan.held_out === null && style !== "faint" ? " ring" : "";
+  return s("circle", { class: style + ring, cx: x.toFixed(1), cy: y.toFixed(1), r: radius });
+}
+
+/** From each point to the right until the next, more exact one: what can be had at that latency. */
+function staircase(axes) {
+  const order = front.filter((p) => p.ms <= axes.toMs).sort((a, b) => a.ms - b.ms);
+  if (order.length < 2) return null;
+  const path = order.slice(1).map((p) => `H${axes.px(p).toFixed(1)}V${axes.py(p).toFixed(1)}`);
+  return s("path", { class: "staircase", d: `M${axes.px(order[0]).toFixed(1)} ${axes.py(order[0]).toFixed(1)}${path.join("")}` });
+}
+
+/** Names of the baselines and the chosen plan, each where it covers the least. */
+function labels(axes, main) {
+  const taken = main.map((p) => axes.at(p)).map(([x, y]) => [x - 6, y - 6, x + 6, y + 6]);
+  const texts = [];
+  for (const plan of [chosen, fp32, fp16].filter((p, k, all) => p && all.indexOf(p) === k)) {
+    const text = roleOf(plan);
+    const [x, y] = axes.at(plan);
+    const wide = text.length * 6.9;
+    const places = [[x + 11, y - 9], [x + 11, y + 17], [x - 11 - wide, y - 9], [x - 11 - wide, y + 17], [x - wide / 2, y - 16], [x - wide / 2, y + 24]];
+    const cost = ([left, base]) => {
+      const area = [left - 2, base - 12, left + wide + 2, base + 4];
+      const outside = left < axes.box.left + 2 || left + wide > axes.width - 2 || base < axes.box.top + 10 || base > axes.box.bottom - 2;
+      return (outside ? 10 : 0) + taken.filter((t) => t[0] < area[2] && t[2] > area[0] && t[1] < area[3] && t[3] > area[1]).length;
+    };
+    const best = places.reduce((a, b) => (cost(b) < cost(a) ? b : a));
+    taken.push([best[0], best[1] - 12, best[0] + wide, best[1] + 4]);
+    texts.push(s("text", { class: plan === chosen ? "label chosen-label" : "label", x: best[0], y: best[1] }, text));
+  }
+  return texts;
+}
+
+function selected(axes) {
+  const plan = state.plan;
+  if (!Number.isFinite(plan.ms)) return [];
+  const [x, y] = axes.at(plan);
+  const parts = [];
+  const clip = (v, low, high) => Math.min(high, Math.max(low, v));
+  if (plan.finite && plan.ms <= axes.toMs) {
+    const [x1, x2] = [plan.low, plan.high].map((ms) => clip(axes.x(Math.min(ms, axes.toMs)), axes.box.left, axes.box.right));
+    if (x2 - x1 > 2) parts.push(s("line", { class: "whisker", x1, x2, y1: y, y2: y }));
+    if (plan.ci95 && plan.held_out === null && plan.ci95.every((e) => e > 0)) {
+      const [y1, y2] = plan.ci95.map((e) => clip(axes.y(e), axes.inner.top, axes.inner.bottom));
+      if (y1 - y2 > 2) parts.push(s("line", { class: "whisker", x1: x, x2: x, y1, y2 }));
+    }
+  }
+  parts.push(s("circle", { class: "halo", cx: x, cy: y, r: 11 }));
+  return parts;
+}
+
+/** The two limits: what is beyond them is shaded; their handles can be dragged. */
+function limits(axes, frame) {
+  const { box, inner } = axes;
+  const parts = [];
+  const yError = state.error === null ? null : Math.min(box.bottom, Math.max(box.top, axes.y(state.error)));
+  const xMs = state.ms === null ? null : Math.min(box.right, Math.max(box.left, axes.x(state.ms)));
+  if (yError !== null) parts.push(s("rect", { class: "beyond", x: box.left, y: box.top, width: box.right - box.left, height: yError - box.top }), s("line", { class: "limit", x1: box.left, x2: box.right, y1: yError, y2: yError }));
+  if (xMs !== null) parts.push(s("rect", { class: "beyond", x: xMs, y: box.top, width: box.right - xMs, height: box.bottom - box.top }), s("line", { class: "limit", x1: xMs, x2: xMs, y1: box.top, y2: box.bottom }));
+  const round = (value) => Number(value.toPrecision(value > 0 ? 2 : 1));
+  const fine = (value) => Number(value.toPrecision(3));
+  const drag = (toError, toMs) => (event) => {
+    event.preventDefault();
+    event.stopPropagation();
+    const rect = frame.getBoundingClientRect();
+    const move = (e) => {
+      const [px, py] = [e.clientX - rect.left, e.clientY - rect.top];
+      if (toError) limit(py <= inner.top - 4 ? null : round(axes.errorAt(Math.min(py, inner.bottom))), state.ms);
+      if (toMs) limit(state.error, px >= inner.right - 2 ? null : fine(axes.msAt(Math.max(px, box.left + 1))));
+    };
+    const stop = () => {
+      window.removeEventListener("pointermove", move);
+      window.removeEventListener("pointerup", stop);
+      window.removeEventListener("pointercancel", stop);
+    };
+    window.addEventListener("pointermove", move);
+    window.addEventListener("pointerup", stop);
+    window.addEventListener("pointercancel", stop);
+  };
+  // The handles sit on the axes, where they cover no point; without a limit at the far end.
+  const yHandle = yError ?? box.top;
+  const xHandle = xMs ?? box.right;
+  parts.push(s("rect", { class: "handle error-handle", x: box.left - 9, y: yHandle - 6, width: 18, height: 12, rx: 5, onpointerdown: drag(true, false) }, s("title", {}, "drag: largest error")));
+  parts.push(s("rect", { class: "handle ms-handle", x: xHandle - 6, y: box.bottom - 9, width: 12, height: 18, rx: 5, onpointerdown: drag(false, true) }, s("title", {}, "drag: largest latency")));
+  return parts;
+}
+
+/** Hovering names the nearest point, a click or a tap selects it. */
+function pointing(frame, tip, axesNow) {
+  const nearest = (event, most) => {
+    const axes = axesNow();
+    const rect = frame.getBoundingClientRect();
+    const [px, py] = [event.clientX - rect.left, event.clientY - rect.top];
+    let best = null;
+    let least = most;
+    for (const plan of plans) {
+      if (!Number.isFinite(plan.ms)) continue;
+      const [x, y] = axes.at(plan);
+      // A point of the front wins over one that lies behind it.
+      const distance = Math.hypot(x - px, y - py) + (onFront.has(plan.index) || roleOf(plan) ? 0 : 5);
+      if (distance < least) [best, least] = [plan, distance];
+    }
+    return best;
+  };
+  frame.addEventListener("click", (event) => {
+    if (event.target.classList.contains("handle")) return;
+    const plan = nearest(event, 26);
+    if (plan) select(plan);
+  });
+  frame.addEventListener("pointermove", (event) => {
+    const plan = event.pointerType === "touch" ? null : nearest(event, 16);
+    tip.hidden = plan === null;
+    frame.classList.toggle("over", plan !== null);
+    if (!plan) return;
+    const [x, y] = axesNow().at(plan);
+    tip.replaceChildren(...tipLines(plan));
+    tip.style.left = `${Math.max(0, Math.min(x + 14, axesNow().width - 210))}px`;
+    tip.style.top = `${y + 14}px`;
+  });
+  frame.addEventListener("pointerleave", () => (tip.hidden = true));
+}
+
+function tipLines(plan) {
+  const lines = [
+    `${formatMs(plan.ms)} ms, ${formatSpeedup(plan.speedup)}`,
+    plan.finite ? `error ${formatError(plan.error)}${plan.held_out === null ? " (search samples)" : " (held out)"}` : "outputs not finite",
+    `${plan.halves}/${plan.singles} groups FP16/FP32`,
+    [roleOf(plan), plan.plan].filter(Boolean).join(", "),
+  ];
+  return lines.map((text) => h("div", {}, text));
+}
+
+function legend() {
+  const item = (style, text) => h("span", {}, h("span", { class: `dot ${style}` }), text);
+  const parts = [item("is-chosen", "chosen"), item("is-front", "on the front"), item("is-faint", "other plans")];
+  if (someHeldOut && plans.some((p) => p.held_out === null)) parts.push(item("is-ring", "ring: error of the search samples only"));
+  return h("div", { class: "legend" }, parts);
+}
+

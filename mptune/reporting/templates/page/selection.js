@@ -1,0 +1,155 @@
+// The selected point: limits typed, its figures, what it buys, why its groups stay FP32, and the line that takes it.
+
+function selectionPanel() {
+  const errorBox = limitInput("limit-error", "largest error", "e.g. 1e-3", (value) => limit(value, state.ms));
+  const msBox = limitInput("limit-ms", "largest latency, ms", `e.g. ${formatMs(fp32.ms)}`, (value) => limit(state.error, value));
+  const clear = h("button", { type: "button", class: "quiet-button", onclick: () => limit(null, null) }, "back to the chosen plan");
+  const body = h("div", { class: "selected-body", "aria-live": "polite" });
+  const command = h("code", { id: "pick" });
+  const copy = h("button", { type: "button", id: "copy", onclick: () => copyText(command.textContent, copy) }, "copy");
+  const line = h("div", { class: "command" }, command, copy);
+  const none = h("p", { class: "bad", hidden: true });
+  const node = h(
+    "div",
+    { class: "selected", id: "selected" },
+    h("form", { class: "limits", onsubmit: (event) => event.preventDefault() }, errorBox.node, msBox.node, clear),
+    body,
+    none,
+    h("p", { class: "note" }, "Take it with"),
+    line,
+  );
+  onChange(() => {
+    errorBox.show(state.error);
+    msBox.show(state.ms);
+    body.replaceChildren(...selectedBody(state.plan));
+    command.textContent = pickCommand();
+    line.hidden = !state.plan.finite;
+    none.hidden = state.met;
+    none.textContent = `No point of the front has ${limitText()}; this one is the nearest.`;
+  });
+  return node;
+}
+
+function limitText() {
+  const parts = [];
+  if (state.error !== null) parts.push(`error <= ${state.error}`);
+  if (state.ms !== null) parts.push(`latency <= ${state.ms} ms`);
+  return parts.join(" and ");
+}
+
+/** A number typed; what is no number above 0 is marked, and changes nothing. */
+function limitInput(id, label, hint, take) {
+  const input = h("input", { id, type: "text", inputmode: "decimal", autocomplete: "off", placeholder: hint });
+  input.addEventListener("input", () => {
+    const text = input.value.trim().replace(",", ".");
+    const value = Number(text);
+    const good = text === "" || (Number.isFinite(value) && value > 0);
+    input.setAttribute("aria-invalid", String(!good));
+    if (good) take(text === "" ? null : value);
+  });
+  const show = (value) => {
+    if (document.activeElement === input && value !== null) return;
+    input.setAttribute("aria-invalid", "false");
+    input.value = value === null ? "" : String(value);
+  };
+  return { node: h("label", { for: id }, h("span", {}, label), input), show };
+}
+
+function selectedBody(plan) {
+  const role = roleOf(plan);
+  const against = plan === chosen ? "the plan in chosen/" : chosen ? `against the chosen plan: ${buys(plan, chosen)}` : "";
+  const facts = [
+    ["latency", `${formatMs(plan.ms)} ms${plan.interval ? " " + plan.interval : ""}`],
+    ["speedup", formatSpeedup(plan.speedup)],
+    ["error", plan.finite ? formatError(plan.error) : "not finite"],
+    ["FP16 / FP32", `${plan.halves} / ${plan.singles}`],
+  ];
+  const small = [
+    plan.held_out === null ? `error on the search samples${plan.ci95 ? `, 95 %: ${formatError(plan.ci95[0])} to ${formatError(plan.ci95[1])}` : ""}` : `error held out; ${formatError(plan.search)} on the search samples`,
+    plan.part ? `largest in ${cut(plan.part, 60)}` : "",
+    plan.memory !== "-" ? `memory ${plan.memory}` : "",
+    plan.sources + (plan.confirmed ? ", confirmed" : ""),
+    onFront.has(plan.index) ? "" : "not on the front",
+    plan === chosen || !role ? `proposed by: ${plan.origin}` : "",
+  ].filter(Boolean);
+  return [
+    h("h3", {}, role ? `Selected: ${role}` : "Selected", " ", h("code", {}, plan.plan)),
+    h("dl", { class: "figures" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
+    h("p", { class: "against" }, against),
+    h("p", { class: "note" }, small.join(" \u00b7 ")),
+    plan.warnings.map((text) => h("p", { class: "bad" }, text + ".")),
+  ].flat();
+}
+
+function copyText(text, button) {
+  const done = (word) => {
+    button.textContent = word;
+    setTimeout(() => (button.textContent = "copy"), 1500);
+  };
+  // Pages of files have no clipboard in some browsers: then the line is selected, ready for Ctrl-C.
+  const mark = () => {
+    const range = document.createRange();
+    range.selectNodeContents(document.getElementById("pick"));
+    getSelection().removeAllRanges();
+    getSelection().addRange(range);
+    done("selected");
+  };
+  if (navigator.clipboard) navigator.clipboard.writeText(text).then(() => done("copied"), mark);
+  else mark();
+}
+
+// -- why groups stay FP32 ---------------------------------------------------------------------------------------------
+
+/** The FP32 groups of a plan with their reasons; null where nothing is kept of the plan. */
+function reasonsOf(plan) {
+  const kept = data.reasons.plans[plan.index];
+  if (!kept) return null;
+  return kept.map(([column, word, text, saves, code]) => ({ group: groups[column], reason: data.reasons.words[word], why: data.reasons.texts[text], saves: num(saves), code }));
+}
+
+const REASON_ORDER = ["overflow", "failed", "one-group error", "not worth its boundaries", "not tried", "not known", "pinned"];
+const REASON_TEXTS = {
+  overflow: "FP16 gives no finite outputs",
+  failed: "plans with it in FP16 failed",
+  "one-group error": "in FP16 it would raise the error of this plan",
+  "not worth its boundaries": "the Casts around it cost more than FP16 saves, or it saves nothing",
+  "not tried": "a larger budget may try it",
+  "not known": "the search did not ask for its figures",
+  pinned: "the search space, the model or a hazard says so",
+};
+
+function reasonsBlock() {
+  const frame = h("div", { class: "reasons", id: "reasons" });
+  onChange(({ plan }) => frame.replaceChildren(...reasonBlocks(plan)));
+  return frame;
+}
+
+function reasonBlocks(plan) {
+  const kept = reasonsOf(plan);
+  const heading = h("h3", {}, "Why groups stay FP32 in the selected plan");
+  if (plan.singles === 0) return [heading, h("p", {}, "None does.")];
+  if (plan === fp32) return [heading, h("p", {}, "All-FP32 is the baseline.")];
+  if (kept === null) {
+    const text = onFront.has(plan.index) ? "The run holds nothing to explain it with." : "Reasons are kept for the points of the front only.";
+    return [heading, h("p", {}, text)];
+  }
+  const listed = REASON_ORDER.map((reason) => [reason, kept.filter((k) => k.reason === reason)]).filter(([, list]) => list.length);
+  return [heading, ...listed.map(([reason, list]) => reasonBlock(reason, list))];
+}
+
+function reasonBlock(reason, list) {
+  const open = list.length <= 3;
+  const summary = h("summary", {}, h("b", {}, `${list.length} ${reason}`), ` \u2013 ${REASON_TEXTS[reason] || ""}`);
+  const box = h("details", { open }, summary);
+  const build = () => {
+    if (box.children.length === 1) box.append(h("ul", { class: "kept" }, list.map(keptItem)));
+  };
+  if (open) build();
+  box.addEventListener("toggle", () => box.open && build());
+  return box;
+}
+
+function keptItem({ group, why, code }) {
+  return h("li", {}, h("code", {}, group.id), " ", named(group.name, 60), code ? [" ", h("code", { class: "code" }, code)] : null, why ? `: ${why}` : "");
+}
+

@@ -1,0 +1,112 @@
+// The data, and what is selected. Whoever shows the selection listens with `onChange`.
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const groups = data.groups;
+for (const group of groups) {
+  for (const name of ["error", "gain", "casts"]) group[name] = num(group[name]);
+}
+
+const plans = data.plans.map((row, index) => {
+  const plan = { index };
+  data.plan_fields.forEach((field, column) => (plan[field] = num0(row[column], field)));
+  plan.error = plan.held_out ?? plan.search;
+  plan.halves = [...plan.bits].filter((letter) => letter !== "f").length;
+  plan.singles = plan.bits.length - plan.halves;
+  plan.finite = Boolean(plan.finite);
+  return plan;
+});
+
+function num0(value, field) {
+  return ["ms", "low", "high", "speedup", "search", "held_out"].includes(field) ? num(value) : field === "ci95" && value ? value.map(num) : value;
+}
+
+const front = data.front.map((index) => plans[index]);
+const chosen = data.chosen === null ? null : plans[data.chosen];
+const fp32 = plans[data.fp32];
+const fp16 = data.fp16 === null ? null : plans[data.fp16];
+const onFront = new Set(data.front);
+
+/** What a plan is called beside its id; empty for most. */
+function roleOf(plan) {
+  const roles = [];
+  if (plan === chosen) roles.push("chosen");
+  if (plan === fp32) roles.push("all-FP32");
+  if (plan === fp16) roles.push(data.fp16_name);
+  return roles.join(", ");
+}
+
+function precisionOf(plan, column) {
+  return { h: "fp16", f: "fp32", b: "bf16" }[plan.bits[column]];
+}
+
+function describePlan(plan) {
+  const role = roleOf(plan);
+  return `${role ? role + ": " : ""}${formatMs(plan.ms)} ms, error ${plan.finite ? formatError(plan.error) : "not finite"}, plan ${plan.plan}`;
+}
+
+/** What one plan buys over another, in words. */
+function buys(plan, other) {
+  if (plan === other) return "";
+  const change = plan.ms / other.ms - 1;
+  const speed = Math.abs(change) < 5e-4 ? "as fast" : `${formatPercent(change)} ${change > 0 ? "slower" : "faster"}`;
+  if (!plan.finite) return `${speed}, outputs not finite`;
+  if (plan.error === 0) return `${speed}, exact`;
+  const ratio = other.error / plan.error;
+  if (!(ratio > 0) || !Number.isFinite(ratio)) return `${speed}, error ${formatError(plan.error)}`;
+  if (ratio > 1.05) return `${speed}, ${formatTimes(ratio)} times less error`;
+  if (ratio < 1 / 1.05) return `${speed}, ${formatTimes(1 / ratio)} times more error`;
+  return `${speed}, the same error within 5 %`;
+}
+
+// -- the selection ----------------------------------------------------------------------------------------------------
+
+const state = { plan: chosen ?? front[0] ?? fp32, error: null, ms: null, by: "start", met: true, group: null };
+const listeners = [];
+
+function onChange(listener) {
+  listeners.push(listener);
+}
+
+function change(changes) {
+  Object.assign(state, changes);
+  for (const listener of listeners) listener(state);
+}
+
+function select(plan) {
+  change({ plan, by: "plan", error: null, ms: null, met: true });
+}
+
+/** Take the point that `mptune pick` takes with these limits (null: none). */
+function limit(error, ms) {
+  if (error === null && ms === null) {
+    change({ plan: chosen ?? state.plan, by: "start", error, ms, met: true });
+    return;
+  }
+  const [plan, met] = pickByLimits(error, ms);
+  change({ plan: plan ?? state.plan, by: "limits", error, ms, met: met && plan !== null });
+}
+
+function pickByLimits(error, ms) {
+  const excess = (p) => Math.max(1, error === null ? 1 : p.error / error, ms === null ? 1 : p.ms / ms);
+  const meeting = front.filter((p) => excess(p) <= 1);
+  const least = (list, ...keys) =>
+    list.reduce((best, p) => (best === null || keys.reduce((d, key) => d || key(p) - key(best), 0) < 0 ? p : best), null);
+  if (!meeting.length) return [least(front, excess), false];
+  if (error === null) return [least(meeting, (p) => p.error, (p) => p.ms), true];
+  return [least(meeting, (p) => p.ms, (p) => p.error), true];
+}
+
+/** The command that writes the selected plan into chosen/. */
+function pickCommand() {
+  const words = ["mptune pick", data.run];
+  if (state.by === "limits") {
+    if (state.error !== null) words.push("--max-error", plain(state.error));
+    if (state.ms !== null) words.push("--max-latency-ms", plain(state.ms));
+  } else words.push("--plan", state.plan.plan);
+  return words.join(" ");
+}
+
+function plain(value) {
+  return String(value);
+}
+

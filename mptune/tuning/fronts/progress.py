@@ -1,0 +1,87 @@
+"""How a search went: the hypervolume after each evaluation, and where its time went."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mptune.engines.base import Failure
+from mptune.graph.plan import PrecisionPlan
+from mptune.tuning.evaluation import Evaluation, Origin
+from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, dominated_area, exactness, gains, pareto_staircase
+from mptune.tuning.record.record import StudyRecord
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How a search went.
+
+    Attributes:
+        hypervolume: after each evaluation, by the errors of the search samples, which every evaluation has; 0 to 1.
+        reference_error: errors past it count nothing in the hypervolume.
+        trials: evaluations and failed plans whose times are known.
+        trials_s: seconds that these took, one after the other, whichever process ran them.
+        builds_s: seconds of that in which engines were built; 0 where none is built.
+        span_s: from the start of the first to the end of the last, pauses counted in.
+        failures: plans that failed through their own fault.
+    """
+
+    hypervolume: tuple[float, ...] = ()
+    reference_error: float = 0.0
+    trials: int = 0
+    trials_s: float = 0.0
+    builds_s: float = 0.0
+    span_s: float = 0.0
+    failures: tuple[tuple[PrecisionPlan, Origin, Failure], ...] = ()
+
+
+def progress_of(record: StudyRecord, fp32: Evaluation, reference_error: float) -> Progress:
+    """Read how a search went from its record.
+
+    Args:
+        record: the study.
+        fp32: the all-FP32 baseline.
+        reference_error: of the hypervolume.
+
+    Raises:
+        RunError: the record cannot be read.
+    """
+    evaluations = record.evaluations()
+    spans = [
+        (trial.datetime_start.timestamp(), trial.datetime_complete.timestamp())
+        for trial in record.settled()
+        if trial.datetime_start is not None and trial.datetime_complete is not None
+    ]
+    return Progress(
+        hypervolume=hypervolumes(evaluations, fp32, reference_error),
+        reference_error=reference_error,
+        trials=len(spans),
+        trials_s=sum(max(0.0, end - start) for start, end in spans),
+        builds_s=sum(evaluation.build_s for evaluation in evaluations),
+        span_s=max((end for _, end in spans), default=0.0) - min((start for start, _ in spans), default=0.0),
+        failures=record.failures(),
+    )
+
+
+def hypervolumes(evaluations: Sequence[Evaluation], fp32: Evaluation, reference_error: float) -> tuple[float, ...]:
+    """The hypervolume of the first one, two, ... evaluations, by the errors of the search samples.
+
+    Its axes are those of ``mptune.tuning.front.hypervolume``.
+    """
+    floor = max(fp32.error_value, ERROR_FLOOR)
+    if not floor < reference_error:
+        return (0.0,) * len(evaluations)
+    latency_ms = np.array([e.latency.median_ms for e in evaluations], dtype=float)
+    errors = np.array([e.error_value if e.is_finite else math.inf for e in evaluations], dtype=float)
+    gain = gains(latency_ms, fp32.latency.median_ms)
+    exact = exactness(errors, reference_error, floor)
+    front_gain, front_exact = np.empty(0), np.empty(0)
+    areas: list[float] = []
+    for one_gain, one_exact in zip(gain, exact, strict=True):
+        # The staircase of all before stands for them, so that each step is as cheap as the front is short.
+        front_gain, front_exact = pareto_staircase(np.append(front_gain, one_gain), np.append(front_exact, one_exact))
+        areas.append(dominated_area(front_gain, front_exact))
+    return tuple(areas)

@@ -1,0 +1,212 @@
+"""The data of the page: complete, printable, and small."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mptune.engines.base import Failure, FailureKind, Stage
+from mptune.engines.environment import Environment
+from mptune.finding import CODES, Finding, Where
+from mptune.reporting.page.content import PageContent
+from mptune.reporting.page.document import FP16_CODES, page_document, quoted_path
+from mptune.reporting.page.recommended import recommended
+from mptune.tuning.evaluation import Origin
+from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
+from mptune.tuning.fronts.progress import Progress
+from mptune.tuning.runs.confirmation import Confirmation
+from tests.reporting.conftest import Bench, make_error, predicted
+from tests.reporting.page.reading import plans_of
+
+MakeFront = Callable[..., tuple]
+
+
+def test_the_data_hold_everything(make_front: MakeFront, bench: Bench, environment: Environment) -> None:
+    front, evaluations = make_front()
+    document = page_document(PageContent(front, evaluations, bench.groups, environment))
+    plans = plans_of(document)
+    assert {e.plan.fingerprint for e in evaluations} == set(plans)
+    assert [group["id"] for group in document["groups"]] == [group.id for group in bench.groups]
+    for evaluation in evaluations:
+        shown = plans[evaluation.plan.fingerprint]
+        halves = [g.id for g, letter in zip(bench.groups, shown["bits"], strict=True) if letter == "h"]
+        assert halves == list(evaluation.plan.fp16_groups)
+        assert shown["ms"] == pytest.approx(evaluation.latency.median_ms)
+        assert bool(shown["finite"]) == evaluation.is_finite
+    assert [document["plans"][k][0] for k in document["front"]] == [p.plan.fingerprint for p in front.points]
+    assert document["plans"][document["chosen"]][0] == front.chosen.plan.fingerprint
+    facts = dict(document["facts"])
+    assert facts["GPU 0"].startswith("NVIDIA H200, 140 GiB")
+    assert facts["sha256"] == bench.model.sha256
+    assert document["warnings"] == list(front.warnings)
+    assert (document["latency_is"], document["error_is"]) == ("measured", "measured")
+    assert document["statistics"]["plans"][str(document["fp32"])][0][1]["max_abs"] == 0.0
+
+
+def test_search_and_held_out_errors_stand_apart(make_front: MakeFront, bench: Bench) -> None:
+    front, evaluations = make_front()
+    plans = plans_of(page_document(PageContent(front, evaluations, bench.groups)))
+    confirmed = next(e for e in evaluations if e.held_out is not None)
+    shown = plans[confirmed.plan.fingerprint]
+    assert (shown["search"], shown["held_out"]) == (3e-4, 4e-4)
+    assert [p["held_out"] for p in plans.values()].count(None) == len(evaluations) - 1
+
+
+def test_the_fronts_own_evaluation_stands_for_that_of_the_search(make_front: MakeFront, bench: Bench) -> None:
+    front, evaluations = make_front()
+    earlier = [replace(e, held_out=None, confirmed=False) for e in evaluations]
+    plans = plans_of(page_document(PageContent(front, earlier, bench.groups)))
+    assert len(plans) == len(evaluations)
+    assert sum(plan["held_out"] is not None for plan in plans.values()) == 1
+
+
+def test_a_predicted_target_says_so(make_front: MakeFront, bench: Bench) -> None:
+    document = page_document(PageContent(predicted(make_front()[0]), (), bench.groups))
+    assert (document["latency_is"], document["error_is"]) == ("predicted", "emulated")
+    assert "PREDICTED for jetson-orin-nano-8gb" in document["sources"][0]
+
+
+def test_without_a_choice(make_front: MakeFront, bench: Bench) -> None:
+    front, evaluations = make_front(chosen=None, points=(), chosen_reason="no plan is feasible", limits_met=False)
+    document = page_document(PageContent(front, evaluations, bench.groups))
+    assert document["chosen"] is None
+    assert document["chosen_reason"] == "no plan is feasible"
+    assert not document["limits_met"]
+    assert document["front"] == []
+    assert [one["roles"] for one in document["recommended"]] == [["all-FP16"], ["all-FP32"]]
+
+
+def test_numbers_that_are_not_finite_are_texts(make_front: MakeFront, bench: Bench) -> None:
+    front, _ = make_front()
+    broken = replace(bench.evaluation(6, 0.9, math.nan), error=make_error(math.nan, non_finite=1.0))
+    document = page_document(PageContent(replace(front, points=(), chosen=None, fp16=broken), (broken,), bench.groups))
+    json.dumps(document, allow_nan=False)
+    assert plans_of(document)[broken.plan.fingerprint]["search"] == "nan"
+
+
+def test_pinned_groups_are_named_whoever_pins_them(make_front: MakeFront, bench: Bench) -> None:
+    front, _ = make_front()
+    first, second, third, fourth = (group.id for group in bench.groups[:4])
+    worth = GroupWorth(second, "n", "norm", None, None, None, None, 0, 4, "pinned to FP32", is_pinned=True)
+    kept = {front.chosen.plan.fingerprint: (Kept(third, "n", Reason.PINNED, "the space says so"),)}
+    groups = (replace(bench.groups[0], pinned="only FP32 <kernels>"), *bench.groups[1:])
+    explained = replace(front, explanation=Explanation(kept, (worth,)))
+    by_id = {group["id"]: group for group in page_document(PageContent(explained, (), groups))["groups"]}
+    assert by_id[first]["pinned"] == "only FP32 <kernels>"
+    assert by_id[second]["pinned"] == "pinned to FP32"
+    assert by_id[third]["pinned"] == "the space says so"
+    assert by_id[fourth]["pinned"] is None
+
+
+def test_reasons_stand_once_and_long_ones_are_left_out_last(make_front: MakeFront, bench: Bench) -> None:
+    front, evaluations = make_front()
+    column = bench.groups[-1].id
+
+    def kept(why: str) -> tuple[Kept, ...]:
+        return (Kept(column, "n", Reason.ERROR, why, 1e-3, 0.1),)
+
+    explanation = Explanation({point.plan.fingerprint: kept("too large") for point in front.points})
+    document = page_document(PageContent(replace(front, explanation=explanation), evaluations, bench.groups))
+    assert document["reasons"]["texts"] == ["", "too large"]
+    assert document["fp32"] not in {int(plan) for plan in document["reasons"]["plans"]}
+    (entry,) = document["reasons"]["plans"][str(document["chosen"])]
+    assert document["reasons"]["words"][entry[1]] == "one-group error"
+    huge = {point.plan.fingerprint: kept(f"{k}" * 1_400_000) for k, point in enumerate(front.points)}
+    document = page_document(PageContent(replace(front, explanation=Explanation(huge)), evaluations, bench.groups))
+    assert len(json.dumps(document)) < 2_000_000
+    assert document["reasons"]["plans"][str(document["chosen"])][0][2] != 0, "those of the chosen plan stay"
+
+
+def test_findings_are_sorted_by_what_they_are_about(make_front: MakeFront, bench: Bench) -> None:
+    findings = tuple(
+        Finding(code, "warning", "search", Where(nodes=("a\nb",)), {"x": 1.0}, "t", "")
+        for code in ("overflow", "random-data")
+    )
+    document = page_document(PageContent(make_front(findings=findings)[0], (), bench.groups))
+    assert [f["is_fp16"] for f in document["findings"]] == [True, False]
+    assert document["findings"][0]["where"]["nodes"] == ["a\\nb"], "on one line"
+    assert set(CODES) >= FP16_CODES
+
+
+def test_failures_show_the_first_line_of_their_log(make_front: MakeFront, bench: Bench, tmp_path: Path) -> None:
+    log = tmp_path / "0007.log"
+    log.write_text("\n  \n[E] \x1b[31mno kernel for <Conv>\nmore\n")
+    gone = Failure(Stage.RUN, FailureKind.CRASH, "died", tmp_path / "gone.log")
+    failures = (
+        (bench.plan(2), Origin("sampler"), Failure(Stage.BUILD, FailureKind.NO_TACTIC, "no tactic", log)),
+        (bench.plan(3), Origin("seed", "half"), gone),
+    )
+    content = PageContent(make_front()[0], (), bench.groups, progress=Progress(failures=failures))
+    first, second = page_document(content)["failed"]
+    assert (first["log"], first["line"]) == ("0007.log", "[E] \\x1b[31mno kernel for <Conv>")
+    assert (first["stage"], first["kind"]) == ("build", "no tactic")
+    assert (second["origin"], second["line"]) == ("half", "")
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", "with space", "it's", 'a"b', "$(rm x)", "new\nline", "\x1b[0m", "\u202eb", "\u00e4", "b\\c\n'"]
+)
+def test_the_path_survives_a_shell(name: str, tmp_path: Path) -> None:
+    word = quoted_path(tmp_path / name)
+    assert word.isprintable()
+    echoed = subprocess.run(["bash", "-c", f"printf %s {word}"], capture_output=True, check=True).stdout
+    assert echoed.decode() == str(tmp_path / name)
+
+
+def test_the_run_is_the_real_path(
+    make_front: MakeFront, bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    front, _ = make_front(run_dir=Path("my model.mptune"))
+    run = page_document(PageContent(front, (), bench.groups))["run"]
+    assert shlex.split(run) == [str(tmp_path / "my model.mptune")]
+
+
+def test_a_confirmation_has_both_figures(confirmation: Confirmation, bench: Bench) -> None:
+    content = PageContent(confirmation.front, (), bench.groups, confirmation=confirmation)
+    shown = page_document(content)["confirmation"]
+    assert len(shown["plans"]) == len(confirmation.plans)
+    failed = [plan for plan in shown["plans"] if plan["measured"] is None]
+    assert [plan["failure"] for plan in failed] == ["its outputs are <not> finite"]
+    assert [plan["place"] for plan in shown["plans"]].count("chosen") == 1
+    assert any("the predicted ranking held" in text for text in shown["verdicts"])
+    for plan, row in zip(confirmation.plans, shown["plans"], strict=True):
+        assert row["searched"]["ms"] == plan.searched.latency.median_ms
+
+
+def test_at_most_six_points_are_recommended(make_front: MakeFront, bench: Bench) -> None:
+    front, _ = make_front()
+    points = [bench.evaluation(0, 1.0 + k / 10, 10.0 ** (-1 - k / 2)) for k in range(12)]
+    points = [
+        replace(p, plan=replace(p.plan, model_sha256=str(k), precision=bench.plan(2).precision))
+        for k, p in enumerate(points)
+    ]
+    long = replace(front, points=tuple(points), chosen=points[5], fp16=points[0])
+    found = recommended(long)
+    assert len(found) == 6
+    roles = {e.plan.fingerprint: words for e, words in found}
+    assert roles[points[5].plan.fingerprint] == ["chosen"]
+    assert roles[points[4].plan.fingerprint] == ["faster"]
+    assert "more exact" in roles[points[6].plan.fingerprint]
+    assert roles[points[0].plan.fingerprint] == ["all-FP16 but 4 pinned" if len(bench.groups) == 6 else long.fp16_name]
+    assert ["between"] in roles.values()
+    assert [e.latency.median_ms for e, _ in found] == sorted(e.latency.median_ms for e, _ in found)
+
+
+def test_a_neighbour_that_buys_nothing_is_passed_over(make_front: MakeFront, bench: Bench) -> None:
+    front, _ = make_front()
+    specs = [(2, 0.5, 1e-2), (3, 0.998, 1.1e-3), (4, 1.0, 1e-3), (5, 1.001, 0.95e-3), (1, 1.2, 1e-4)]
+    points = tuple(bench.evaluation(*spec) for spec in specs)
+    roles = {
+        e.latency.median_ms: words
+        for e, words in recommended(replace(front, points=points, chosen=points[2], fp16=None))
+    }
+    assert roles[0.5] == ["faster"]
+    assert roles[1.2] == ["more exact"]
