@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mptune.applying import apply_plan
+from mptune.applying import CheckedData, apply_plan
 from mptune.arguments import (
     ModelLike,
     Shapes,
@@ -337,17 +337,24 @@ def apply(
     keep_fp32: Sequence[str] = (),
     force: bool = False,
     warn: Callable[[str], object] | None = None,
+    data: Any = None,
+    batch: int = 1,
 ) -> Path:
     """Write the mixed-precision model of a plan, self-contained; past 2 GiB its weights lie beside it.
 
     Args:
-        model: path of the ONNX model that the plan was made for.
+        model: path of the ONNX model that the plan was made for, or of one with the same nodes and other weights, such
+            as one that was trained again: what FP16 cannot hold of its weights, and of its values on ``data``, is
+            warned of.
         plan: a plan, the path of a plan.json (a search's, or one by hand that names nodes), or None for FP16 wherever
             FP16 can be right.
         out: where to write.
         keep_fp32: patterns as in search-space files; what they mean is FP32 whatever the plan says.
         force: overwrite ``out``.
         warn: receives what differs from the request, one line each.
+        data: samples, as in ``search``: the plan is checked on the values that they give; without a plan, groups whose
+            values FP16 cannot hold stay in FP32.
+        batch: rows per sample where the batch is dynamic.
 
     Returns:
         The path written.
@@ -355,10 +362,13 @@ def apply(
     Raises:
         RunError: ``out`` exists already or cannot be written.
         ModelError: the model cannot be read, typed or tuned.
-        PlanError: the plan cannot be read, or belongs to another model, or a pattern means nothing.
+        PlanError: the plan cannot be read, or belongs to a model with other nodes, or a pattern means nothing.
+        DataError: the data do not fit the model.
+        BaselineError: the model does not run on them in FP32.
     """
-    given = Path(plan) if isinstance(plan, str) else plan
-    written, warnings = apply_plan(Path(model), given, Path(out), keep_fp32, force=force)
+    given, samples = Path(plan) if isinstance(plan, str) else plan, data_argument(data)
+    checked = None if samples is None else CheckedData(samples, batch)
+    written, warnings = apply_plan(Path(model), given, Path(out), keep_fp32, force=force, data=checked)
     if warn is not None:
         for text in warnings:
             warn(text)

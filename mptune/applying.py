@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
+from mptune.data.calibration import load_calibration
+from mptune.engines.jobs.ranges import seen_of
 from mptune.engines.loading import load_typed_model
 from mptune.errors import PlanError, RunError
 from mptune.files import full_disk_as_error
 from mptune.graph.grouping.by_node import plan_of_nodes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import Granularity, LayerGroup, find_groups
-from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
+from mptune.graph.hazards.find import Hazard, find_hazards, pinned_by_hazards
+from mptune.graph.hazards.hazard import hazard_findings
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import external_location, is_external
 from mptune.graph.plan import PLAN_FORMAT, Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
+from mptune.inspection import observe_values
+from mptune.settings import DataSettings, InMemory
 from mptune.tuning.space import close_patterns, match
 
 _KEYS = frozenset({"format", "model_sha256", "precision", "nodes"})
@@ -33,26 +38,51 @@ class ResolvedPlan:
         groups: of one model.
         plan: a precision for each of them.
         warnings: one line each.
+        is_of_other_weights: the plan was made for a model with the same nodes and other weights.
+        is_by_nodes: written by hand, with nodes.
     """
 
     groups: tuple[LayerGroup, ...]
     plan: PrecisionPlan
     warnings: tuple[str, ...] = ()
+    is_of_other_weights: bool = False
+    is_by_nodes: bool = False
 
 
-def resolve_plan(model: Model, plan: PrecisionPlan | Path | None, keep_fp32: Sequence[str] = ()) -> ResolvedPlan:
+@dataclass(frozen=True)
+class CheckedData:
+    """Samples on which a plan is checked before it is carried out.
+
+    Attributes:
+        source: as of ``--data``.
+        batch: rows per sample where the batch is dynamic.
+    """
+
+    source: Path | InMemory
+    batch: int = 1
+
+
+def resolve_plan(
+    model: Model,
+    plan: PrecisionPlan | Path | None,
+    keep_fp32: Sequence[str] = (),
+    data: CheckedData | None = None,
+) -> ResolvedPlan:
     """Find the groups that a plan gives precisions to, or make a plan where there is none.
 
     Args:
-        model: the model.
+        model: the model. A file of a plan may be of a model with the same nodes and other weights.
         plan: a plan, the path of one, or None for FP16 wherever FP16 can be right.
         keep_fp32: patterns as in search-space files; what they mean is FP32 whatever the plan says.
+        data: samples on which the plan is checked; where there is no plan, what they show stays in FP32.
 
     Raises:
         PlanError: the plan cannot be read or is another model's, or a pattern means nothing.
+        DataError: the data do not fit the model.
+        BaselineError: the model does not run on them.
     """
     if plan is None:
-        resolved = _all_fp16(model)
+        resolved = _all_fp16(model, data)
     elif isinstance(plan, PrecisionPlan):
         resolved = _by_groups(model, plan, {})
     else:
@@ -64,11 +94,20 @@ def resolve_plan(model: Model, plan: PrecisionPlan | Path | None, keep_fp32: Seq
             hint = close_patterns(pattern, resolved.groups)
             raise PlanError(f"--keep-fp32 {pattern} matches nothing in {model.path}", hint)
         kept.update(dict.fromkeys(groups, Precision.FP32))
-    return ResolvedPlan(resolved.groups, resolved.plan.replace(kept), resolved.warnings)
+    resolved = replace(resolved, plan=resolved.plan.replace(kept))
+    if plan is None or not (resolved.is_of_other_weights or data is not None or resolved.is_by_nodes):
+        return resolved
+    return replace(resolved, warnings=(*resolved.warnings, *_doubts(model, resolved, data)))
 
 
 def apply_plan(
-    model: Path, plan: PrecisionPlan | Path | None, out: Path, keep_fp32: Sequence[str], *, force: bool
+    model: Path,
+    plan: PrecisionPlan | Path | None,
+    out: Path,
+    keep_fp32: Sequence[str],
+    *,
+    force: bool,
+    data: CheckedData | None = None,
 ) -> tuple[Path, tuple[str, ...]]:
     """Write the mixed-precision model of a plan. The arguments are those of ``mptune.apply``.
 
@@ -80,7 +119,7 @@ def apply_plan(
     if isinstance(plan, Path) and out.exists() and plan.exists() and out.samefile(plan):
         raise PlanError(f"{out} is what the mixed model is made from", "give another path with -o")
     loaded = load_typed_model(model)
-    resolved = resolve_plan(loaded, plan, keep_fp32)
+    resolved = resolve_plan(loaded, plan, keep_fp32, data)
     return write_model(loaded, resolved, out, force=force), resolved.warnings
 
 
@@ -119,37 +158,100 @@ def _sources(model: Model) -> set[Path]:
     return {model.path} | {external_location(proto, folder).path for proto in protos}
 
 
-def _all_fp16(model: Model) -> ResolvedPlan:
+def _all_fp16(model: Model, data: CheckedData | None) -> ResolvedPlan:
     """FP16 except where a hazard or the group itself rules it out; the warnings name the hazards."""
     groups = find_groups(model)
-    pinned = pinned_by_hazards(find_hazards(GroupedModel(model, groups)))
+    hazards, warnings = _hazards(GroupedModel(model, groups), data)
+    pinned = pinned_by_hazards(hazards)
     names = {group.id: group.name for group in groups}
     kept = set(pinned) | {group.id for group in groups if group.pinned is not None}
     plan = {g.id: Precision.FP32 if g.id in kept else Precision.FP16 for g in groups}
-    warnings = tuple(f"{names[group]} ({group}) stays in FP32: {reason}" for group, reason in pinned.items())
-    return ResolvedPlan(groups, PrecisionPlan(model.sha256, plan), warnings)
+    stays = (f"{names[group]} ({group}) stays in FP32: {reason}" for group, reason in pinned.items())
+    found = () if data is None else _finding_lines(hazards, kept)
+    return ResolvedPlan(groups, PrecisionPlan(model.sha256, plan), (*warnings, *stays, *found))
+
+
+def _hazards(grouped: GroupedModel, data: CheckedData | None) -> tuple[tuple[Hazard, ...], tuple[str, ...]]:
+    """The hazards of the weights, and of the values on the data where there are any; and warnings about the data."""
+    if data is None:
+        return find_hazards(grouped), ()
+    settings = DataSettings(batch=data.batch)
+    samples = load_calibration(data.source, grouped.model.inputs, settings, seed=0)
+    samples = replace(samples, samples=samples.samples[: settings.max_search_samples])
+    ranges, about = observe_values(grouped, samples)
+    found = find_hazards(grouped, {name: seen.absmax for name, seen in ranges.items()}, seen=seen_of(ranges))
+    findings = [finding for finding in (*samples.findings, *about) if finding.severity != "info"]
+    return found, (*samples.warnings, *(f"{finding.code}: {finding.message}" for finding in findings))
+
+
+def _doubts(model: Model, resolved: ResolvedPlan, data: CheckedData | None) -> tuple[str, ...]:
+    """Where a plan has FP16 that cannot be right, or may not be: it is carried out all the same."""
+    hazards, warnings = _hazards(GroupedModel(model, resolved.groups), data)
+    doubtful, fp16 = pinned_by_hazards(hazards), set(resolved.plan.fp16_groups)
+    cure = "" if resolved.is_by_nodes else "; keep it in FP32: --keep-fp32 {id}"
+    pins = tuple(
+        f"{group.name} is FP16 as the plan says, but FP16 cannot be right there: {doubtful[group.id]}"
+        + cure.format(id=group.id)
+        for group in resolved.groups
+        if group.id in doubtful and group.id in fp16
+    )
+    settled = {*doubtful, *(group.id for group in resolved.groups if group.id not in fp16)}
+    found = () if data is None else _finding_lines(hazards, settled)
+    if resolved.is_of_other_weights and data is None:
+        found = (
+            "the values of this model were not checked, only its weights: give --data PATH, so that groups whose values"
+            " FP16 cannot hold are named",
+        )
+    return (*warnings, *pins, *found)
+
+
+def _finding_lines(hazards: Sequence[Hazard], settled: Collection[str]) -> tuple[str, ...]:
+    """What else the values show, by code: of groups that are not settled."""
+    left = [hazard for hazard in hazards if hazard.group is not None and hazard.group not in settled]
+    findings = [finding for finding in hazard_findings(left, "apply") if finding.severity != "info"]
+    return tuple(f"{finding.code}: {finding.message}" for finding in findings)
 
 
 def _from_file(model: Model, path: Path) -> ResolvedPlan:
     document = _read(path)
-    sha256 = document.get("model_sha256") or ""
-    if sha256 and sha256 != model.sha256:
-        raise PlanError(
-            f"{path} was made for another model (sha256 {str(sha256)[:12]}, {model.path} has {model.sha256[:12]})",
-            "give the model that was searched",
-        )
     nodes = _node_precisions(document.get("nodes", {}), path)
+    sha256 = str(document.get("model_sha256") or "")
+    if sha256 and sha256 != model.sha256:
+        return _of_other_weights(model, path, document, nodes)
     if document.get("precision"):
         return _by_groups(model, PrecisionPlan.from_json(document, str(path)), nodes)
     found = plan_of_nodes(model, nodes, str(path))
-    fp16 = set(found.plan.fp16_groups)
-    doubtful = pinned_by_hazards(find_hazards(GroupedModel(model, found.groups)))
-    warnings = tuple(
-        f"{group.name} is FP16 as the plan says, but FP16 cannot be right there: {doubtful[group.id]}"
-        for group in found.groups
-        if group.id in doubtful and group.id in fp16
+    return ResolvedPlan(found.groups, found.plan, found.warnings, is_by_nodes=True)
+
+
+def _of_other_weights(
+    model: Model, path: Path, document: Mapping[str, Any], nodes: Mapping[str, Precision]
+) -> ResolvedPlan:
+    """A plan of a model that has the same nodes and other weights, such as one that was trained again.
+
+    Raises:
+        PlanError: the models' nodes or groups differ, or the plan does not name its nodes.
+    """
+    made_for = str(document["model_sha256"])[:12]
+    other = f"{path} was made for another model (sha256 {made_for}, {model.path} has {model.sha256[:12]})"
+    if not nodes or not document.get("precision"):
+        raise PlanError(other, "give the model that was searched")
+    names = {node.name for node in model.nodes}
+    missing = [name for name in nodes if name not in names]
+    grouped = [name for group in find_groups(model, "op") for name in group.nodes]
+    more = [name for name in grouped if name not in nodes]
+    if missing or more:
+        which = f"the plan's node {missing[0]!r} is not in it" if missing else f"the plan has no node {more[0]!r}"
+        raise PlanError(
+            f"{other} with other nodes: {which}",
+            "give the model that was searched, or one of the same structure, such as one that was trained again",
+        )
+    plan = replace(PrecisionPlan.from_json(dict(document), str(path)), model_sha256=model.sha256)
+    found = _by_groups(model, plan, nodes)
+    warning = (
+        f"{other} with the same nodes: its precisions are taken; the errors that it was chosen by are not known here"
     )
-    return ResolvedPlan(found.groups, found.plan, (*found.warnings, *warnings))
+    return replace(found, warnings=(warning, *found.warnings), is_of_other_weights=True)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -209,7 +209,7 @@ def inspect_model(
         settings = DataSettings(batch=batch)
         samples = load_calibration(data, model.inputs, settings, seed=0)
         samples = replace(samples, samples=samples.samples[: settings.max_search_samples])
-        ranges, about_reference = _observe(grouped, samples)
+        ranges, about_reference = observe_values(grouped, samples)
         shapes = {name: seen.shape for name, seen in ranges.items()}
     absmax = {name: seen.absmax for name, seen in ranges.items()}
     found = find_hazards(grouped, absmax, seen=seen_of(ranges))
@@ -265,8 +265,14 @@ def inspect_model(
     )
 
 
-def _observe(grouped: GroupedModel, samples: CalibrationSet) -> tuple[dict[str, TensorRange], tuple[Finding, ...]]:
-    """Run the model over the samples in a worker: the range and shape of every value, and findings about the model."""
+def observe_values(
+    grouped: GroupedModel, samples: CalibrationSet
+) -> tuple[dict[str, TensorRange], tuple[Finding, ...]]:
+    """Run the model over the samples in a worker: the range and shape of every value, and findings about the model.
+
+    Raises:
+        BaselineError: it does not run on them.
+    """
     with tempfile.TemporaryDirectory(prefix="mptune-inspect-") as folder:
         places = [Path(folder) / name for name in ("weights", "data", "engines", "logs")]
         for place in places:

@@ -206,3 +206,85 @@ def test_never_overwrites_what_it_reads(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(PlanError, match=r"big\.onnx\.data is what the mixed model is made from"):
         mptune.apply(moved, None, source, force=True)
     assert (tmp_path / "big.onnx.data").read_bytes() == before[1]
+
+
+def _trained(seed: int, scale: float, folder: Path, name: str = "second") -> Path:
+    """A product, its squares and another product, with weights of this seed and size."""
+    rng = np.random.default_rng(seed)
+    nodes = [
+        node("MatMul", ["x", "w"], "h", "first"),
+        node("Pow", ["h", "two"], "p", "power"),
+        node("MatMul", ["p", "v"], "y", name),
+    ]
+    constants = [
+        constant("w", rng.normal(0, scale, (32, 32))), constant("two", 2.0), constant("v", rng.normal(0, 0.1, (32, 8)))
+    ]  # fmt: skip
+    proto = models.model(nodes, [value("x", [1, 32])], [value("y", [1, 8])], constants)
+    return models.save(proto, folder, f"trained{seed}{name}.onnx")
+
+
+@pytest.fixture
+def all_half(tmp_path: Path) -> tuple[Path, Path]:
+    """A model and a plan.json of a search, all in FP16."""
+    path = _trained(1, 0.2, tmp_path)
+    model = load_model(path)
+    groups = GroupedModel(model, find_groups(model))
+    plan = groups.uniform(Precision.FP16)
+    document = plan.to_json(Rewriter(groups).node_precisions(plan))
+    (tmp_path / "searched.json").write_text(json.dumps(document))
+    return path, tmp_path / "searched.json"
+
+
+DATA = {"x": np.random.default_rng(5).standard_normal((8, 32)).astype(np.float32)}
+
+
+def test_a_plan_of_a_model_that_was_trained_again(all_half: tuple[Path, Path], tmp_path: Path) -> None:
+    searched, plan = all_half
+    retrained, messages = _trained(2, 0.2, tmp_path), list[str]()
+    out = mptune.apply(retrained, plan, tmp_path / "out.onnx", warn=messages.append)
+    assert len(fp16_weights(out)) == len(fp16_weights(mptune.apply(searched, plan, tmp_path / "same.onnx"))) > 0
+    feed = {"x": DATA["x"][:1]}
+    assert 0 < relative_l2(run(out, feed)["y"], run(retrained, feed)["y"]) < 1e-2
+    assert len(messages) == 2
+    assert "with the same nodes: its precisions are taken" in messages[0]
+    assert "give --data PATH" in messages[1]
+    messages.clear()
+    mptune.apply(retrained, plan, tmp_path / "out.onnx", warn=messages.append, data=DATA, force=True)
+    assert len(messages) == 1, "its values fit FP16"
+
+
+def test_a_pin_that_is_missing_in_the_plan_is_named(all_half: tuple[Path, Path], tmp_path: Path) -> None:
+    _, plan = all_half
+    wild, messages = _trained(3, 40.0, tmp_path), list[str]()
+    mptune.apply(wild, plan, tmp_path / "out.onnx", warn=messages.append, data=DATA)
+    doubts = [text for text in messages if "FP16 cannot be right there" in text]
+    assert any("p: reached" in text for text in doubts)
+    kept = [text.rsplit("--keep-fp32 ", 1)[1] for text in doubts]
+    messages.clear()
+    out = mptune.apply(wild, plan, tmp_path / "kept.onnx", keep_fp32=kept, warn=messages.append, data=DATA)
+    assert not [text for text in messages if "cannot be right" in text], "the option that is named cures it"
+    assert np.isfinite(run(out, {"x": DATA["x"][:1]})["y"]).all()
+
+
+def test_a_plan_of_the_same_model_is_checked_on_data(all_half: tuple[Path, Path], tmp_path: Path) -> None:
+    path, plan = all_half
+    messages: list[str] = []
+    mptune.apply(path, plan, tmp_path / "a.onnx", warn=messages.append, data=DATA)
+    assert messages == []
+    mptune.apply(path, plan, tmp_path / "b.onnx", warn=messages.append, data={"x": DATA["x"] * 1000})
+    assert any("FP16 cannot be right there: p: reached" in text for text in messages)
+
+
+def test_fp16_all_keeps_what_the_data_show_in_fp32(tmp_path: Path) -> None:
+    wild, messages = _trained(3, 40.0, tmp_path), list[str]()
+    out = mptune.apply(wild, None, tmp_path / "out.onnx", warn=messages.append, data=DATA)
+    assert any("stays in FP32: p: reached" in text for text in messages)
+    assert np.isfinite(run(out, {"x": DATA["x"][:1]})["y"]).all()
+
+
+def test_a_model_with_other_nodes_is_another_model(all_half: tuple[Path, Path], tmp_path: Path) -> None:
+    _, plan = all_half
+    with pytest.raises(PlanError, match="with other nodes: the plan's node 'second' is not in it") as caught:
+        mptune.apply(_trained(2, 0.2, tmp_path, "third"), plan, tmp_path / "out.onnx")
+    assert "trained again" in caught.value.hint
+    assert not (tmp_path / "out.onnx").exists()

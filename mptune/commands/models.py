@@ -69,6 +69,12 @@ def apply(
             help="Keep these groups in FP32, with or without a PLAN: op:Softmax, kind:norm or a glob. Repeatable.",
         ),
     ] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Samples: the plan is checked on the values that they give.")
+    ] = None,
+    batch: Annotated[
+        int, typer.Option(metavar="N", help="Rows per sample if the batch is dynamic.")
+    ] = DataSettings().batch,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the output file.")] = False,
 ) -> None:
     """Write the mixed-precision model of a plan.
@@ -76,9 +82,13 @@ def apply(
     A plan written by hand names nodes: {"nodes": {"*/attn/*": "fp16", "op:Softmax": "fp32"}}. If several lines
     name a node, the last one applies. Other nodes are FP32, and indivisible groups stay together.
 
+    The plan of a search also fits a model with the same nodes and other weights, such as one that was trained again.
+    With --data, groups are named that are FP16 in the plan and whose values FP16 cannot hold.
+
     \b
     Example:
       mptune apply model.onnx model.mptune/chosen/plan.json -o mixed.onnx
+      mptune apply retrained.onnx model.mptune/chosen/plan.json --data samples.npz -o mixed.onnx
       mptune apply model.onnx --fp16-all -o fp16.onnx
       mptune apply model.onnx --keep-fp32 kind:norm --keep-fp32 "head/*" -o mixed.onnx
     """
@@ -95,5 +105,7 @@ def apply(
         keep_fp32=keep_fp32 or (),
         force=force,
         warn=lambda text: complain(f"warning: {text}"),
+        data=data,
+        batch=batch,
     )
     say(written)
