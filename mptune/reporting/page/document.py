@@ -181,7 +181,7 @@ def describe_ops(ops: Mapping[str, int]) -> str:
 
 
 def _reasons(content: PageContent, place: Mapping[Any, int]) -> dict[str, Any]:
-    """Plan -> [group, reason, text, saved milliseconds] of each FP32 group; reasons and texts stand in tables once."""
+    """Plan -> [group, reason, text, saved milliseconds, finding] of each FP32 group; texts stand in tables once."""
     column = {group.id: index for index, group in enumerate(content.groups)}
     known = {plan.fingerprint: index for plan, index in place.items()}
     words, texts = {reason: index for index, reason in enumerate(Reason)}, {"": 0}
@@ -202,7 +202,7 @@ def _reasons(content: PageContent, place: Mapping[Any, int]) -> dict[str, Any]:
 
 def _reason(kept: Kept, column: int, word: int, texts: dict[str, int] | None) -> list[Any]:
     text = 0 if texts is None else texts.setdefault(kept.why, len(texts))
-    return [column, word, text, _known(kept.saves_ms)]
+    return [column, word, text, _known(kept.saves_ms), kept.finding]
 
 
 def _statistics(content: PageContent, place: Mapping[Any, int]) -> dict[str, Any]:

@@ -1,0 +1,79 @@
+"""Content that gives every part of the page something to show."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from mptune.data.output_sketch import ErrorMap, Histogram, LargestDifference, OutputSketch, PartSketch
+from mptune.data.run_outputs import PlanOutputs, RunOutputs
+from mptune.engines.base import Failure, FailureKind, Stage
+from mptune.engines.environment import Environment
+from mptune.finding import Finding, Where
+from mptune.graph.grouping.groups import LayerGroup
+from mptune.reporting.page.content import PageContent
+from mptune.tuning.evaluation import Origin
+from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
+from mptune.tuning.front import Front
+from mptune.tuning.fronts.progress import Progress
+from tests.reporting.conftest import Bench
+
+FORGED = "</script><script>window.forged=1</script><img src=x onerror=window.forged=1>"
+HOSTILE = FORGED + "\"'\n\x1b[31m\U0001f600" + "x" * 10_000
+
+
+def rich_content(bench: Bench, directory: Path, environment: Environment) -> PageContent:
+    """A front with a pinned group, findings, reasons, outputs, failures, and hostile names in all of them."""
+    front, evaluations = bench.front(directory / "a 'run'.mptune")
+    first = bench.groups[0]
+    groups = (replace(first, name=HOSTILE, pinned=HOSTILE, ops={HOSTILE: 2}), *bench.groups[1:])
+    front = replace(
+        front,
+        model_path=Path("m<i>.onnx"),
+        findings=(_finding("overflow", first), _finding("random-data", first), _finding("rows-mix", first)),
+        warnings=(HOSTILE,),
+        explanation=_explanation(front, groups),
+    )
+    failure = Failure(Stage.BUILD, FailureKind.NO_TACTIC, HOSTILE, None)
+    progress = Progress(
+        (0.0, 0.1, 0.1, 0.3), 3e-2, 4, 20.0, 12.0, 30.0, ((bench.plan(2), Origin("seed", HOSTILE), failure),)
+    )
+    outputs = {point.plan.fingerprint: _outputs(k + 1) for k, point in enumerate(front.points)}
+    shown = RunOutputs("relative_l2", 3, outputs, (4, 9, 11), (HOSTILE, "b.npy", "c.npy"))
+    return PageContent(front, evaluations, groups, environment, progress, None, shown)
+
+
+def _finding(code: str, group: LayerGroup) -> Finding:
+    where = Where(nodes=(HOSTILE,), groups=(group.id,), tensors=(HOSTILE,), samples=(3,))
+    severity = "error" if code == "rows-mix" else "warning"
+    return Finding(code, severity, "search", where, {"reached": math.inf, "limit": 65504.0}, HOSTILE, f"keep {HOSTILE}")
+
+
+def _explanation(front: Front, groups: tuple[LayerGroup, ...]) -> Explanation:
+    turns = list(Reason)
+    kept = {
+        point.plan.fingerprint: tuple(
+            Kept(group, HOSTILE, turns[k % len(turns)], f"because {k} {HOSTILE}", 10.0**-k, 0.1)
+            for k, group in enumerate(point.plan.fp32_groups)
+        )
+        for point in front.points
+    }
+    worths = tuple(
+        GroupWorth(g.id, g.name, g.kind, math.inf if k == 1 else 10.0**-k, 0.01 * k, 0.002, 1.5, 1, 4, "FP16")
+        for k, g in enumerate(groups)
+    )
+    return Explanation(kept, worths, "the roofline")
+
+
+def _outputs(seed: int) -> PlanOutputs:
+    counts = tuple(int(n) for n in np.random.default_rng(seed).integers(0, 50, 32))
+    values = Histogram(-1.0, 2.0, counts)
+    part = PartSketch(
+        "relative_l2", seed / 100, ((2, seed / 50), (0, seed / 60)), values, replace(values, counts=counts[::-1]),
+        replace(values, non_finite=2), 1, LargestDifference(0.5, 1.0, 2, (0, 3)),
+    )  # fmt: skip
+    grid = ErrorMap(2, (32, 32), 0.5, np.arange(64, dtype=np.uint8).reshape(8, 8) * seed)
+    return PlanOutputs("measured", {HOSTILE: OutputSketch((1, 3, 32, 32), False, (part,), 1, grid)})

@@ -1,0 +1,300 @@
+"""The page in a browser: what a person does with it, without a request, at every width, in both colour schemes.
+
+Needs Chromium with its driver (Debian: ``chromium chromium-driver``) and the extra ``test-browser``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mptune.engines.environment import Environment
+from mptune.reporting.page.content import PageContent
+from mptune.reporting.page.html import write_report
+from mptune.tuning.runs.confirmation import Confirmation
+from tests.reporting.conftest import Bench, make_error
+from tests.reporting.page.rich import FORGED, HOSTILE, rich_content
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="needs the extra test-browser")
+
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync", "--disable-dev-shm-usage",
+)  # fmt: skip
+AXE_LOOKS = ((1280, "light"), (390, "dark"))
+"""An axe-core run takes seconds: one for each layout and each scheme."""
+CHART = ".chart svg"
+
+
+class Browser:
+    """One Chromium for all tests of this file."""
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+
+    def run(self, script: str, *arguments: object) -> Any:
+        return self.driver.execute_script(script, *arguments)
+
+    def ask(self, command: str, **parameters: object) -> Any:
+        return self.driver.execute_cdp_cmd(command, parameters)
+
+    def show(self, page: Path, width: int = 1280, scheme: str = "light") -> None:
+        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.logs()
+        self.driver.get(page.as_uri())
+        assert self.run("return document.querySelectorAll('main section').length") > 4, self.logs()
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait until everything is drawn: drawings follow the width of their frames, a frame later."""
+        wait = "requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(arguments[0])))"
+        self.driver.execute_async_script(wait)
+
+    def logs(self) -> tuple[list[str], list[str]]:
+        """What the console says, and the addresses of all requests, since this was asked last."""
+        console = [entry["message"] for entry in self.driver.get_log("browser")]
+        events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
+        sent = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+        return console, [url for url in sent if not url.startswith("data:")]
+
+    def text(self, selector: str) -> str:
+        return str(self.run("return document.querySelector(arguments[0]).textContent", selector))
+
+    def type_into(self, selector: str, text: str) -> None:
+        field = self.driver.find_element("css selector", selector)
+        field.clear()
+        field.send_keys(text)
+
+    def mouse(self, *steps: tuple[str, float, float]) -> None:
+        for kind, x, y in steps:
+            self.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
+        self.settle()
+
+    def place(self, selector: str, number: int = 0) -> tuple[float, float]:
+        """The middle of an element, scrolled into view, in pixels of the window."""
+        self.run(
+            "document.querySelectorAll(arguments[0])[arguments[1]].scrollIntoView({block: 'center'})", selector, number
+        )
+        box = self.run(
+            "const b = document.querySelectorAll(arguments[0])[arguments[1]].getBoundingClientRect();"
+            "return [b.x + b.width / 2, b.y + b.height / 2]",
+            selector,
+            number,
+        )
+        return float(box[0]), float(box[1])
+
+    def unfold(self, selector: str = "details") -> None:
+        """Open what is folded, and wait until it is there."""
+        self.driver.execute_async_script(
+            "for (const box of document.querySelectorAll(arguments[0])) box.open = true; setTimeout(arguments[1], 30)",
+            selector,
+        )
+
+    def selected(self) -> str:
+        return self.text("#selected h3 code")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("needs chromium and chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('browser')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield Browser(started)
+    started.quit()
+
+
+@pytest.fixture
+def content(bench: Bench, tmp_path: Path, environment: Environment) -> PageContent:
+    return rich_content(bench, tmp_path, environment)
+
+
+@pytest.fixture
+def page(content: PageContent, tmp_path: Path) -> Path:
+    path = tmp_path / "report.html"
+    write_report(content, path)
+    return path
+
+
+def test_nothing_is_fetched_and_names_stay_text(browser: Browser, page: Path) -> None:
+    browser.show(page)
+    browser.unfold()
+    browser.unfold()
+    assert browser.logs() == ([], [page.as_uri()])
+    assert browser.run("return [window.forged, document.images.length, document.scripts.length]") == [None, 0, 2]
+    assert browser.run("return document.querySelector('h1').textContent") == "m<i>.onnx"
+    shown = browser.text("main")
+    assert FORGED in shown
+    assert "\\x1b[31m\U0001f600" in shown
+    assert "\x1b" not in shown
+    assert HOSTILE not in shown
+
+
+def test_a_typed_limit_changes_selection_and_command(browser: Browser, page: Path, content: PageContent) -> None:
+    browser.show(page)
+    front = content.front
+    assert browser.selected() == front.chosen.plan.fingerprint  # type: ignore[union-attr]
+    browser.type_into("#limit-error", "5e-4")
+    wanted = front.best(max_error=5e-4)
+    assert browser.selected() == wanted.plan.fingerprint
+    run = str(front.run_dir).replace("'", "'\"'\"'")
+    assert browser.text("#pick") == f"mptune pick '{run}' --max-error 0.0005"
+    browser.type_into("#limit-ms", "1,3")
+    assert "No point of the front has error <= 0.0005 and latency <= 1.3 ms" in browser.text("#selected")
+    browser.type_into("#limit-error", "")
+    browser.run(
+        "arguments[0].dispatchEvent(new Event('input'))", browser.driver.find_element("css selector", "#limit-error")
+    )
+    assert browser.selected() == front.best(max_latency_ms=1.3).plan.fingerprint
+    browser.type_into("#limit-ms", "abc")
+    assert browser.run("return document.querySelector('#limit-ms').getAttribute('aria-invalid')") == "true"
+    browser.driver.find_element("css selector", ".quiet-button").click()
+    assert browser.selected() == front.chosen.plan.fingerprint  # type: ignore[union-attr]
+    assert browser.logs()[0] == []
+
+
+def test_a_click_changes_table_strip_and_histogram(browser: Browser, page: Path, content: PageContent) -> None:
+    browser.show(page)
+    browser.unfold("#points")
+
+    def look() -> list[str]:
+        rows = "return [...document.querySelectorAll('#points tr.is-selected')].map(r => r.dataset.plan).join()"
+        cells = browser.run("return [...document.querySelectorAll('.strip rect.fp16')].length")
+        bars = browser.run("return document.querySelector('.histogram.plan').getAttribute('d')")
+        return [browser.run(rows), str(cells), bars, browser.text("#reasons"), browser.text("#pick")]
+
+    before = look()
+    x, y = browser.place(f"{CHART} circle.front")
+    browser.mouse(("mousePressed", x, y), ("mouseReleased", x, y))
+    after = look()
+    fingerprints = {point.plan.fingerprint for point in content.front.points}
+    assert after[0] in fingerprints
+    assert all(one != other for one, other in zip(before, after, strict=True))
+    assert after[4].endswith(f"--plan {after[0]}")
+
+
+def test_keys_and_taps_select_points(browser: Browser, page: Path, content: PageContent) -> None:
+    browser.show(page, 390)
+    fastest = content.front.points[0].plan.fingerprint
+    chart = browser.driver.find_element("css selector", ".chart")
+    chart.send_keys(webdriver.Keys.HOME)
+    assert browser.selected() == fastest
+    assert fastest in chart.get_attribute("aria-valuetext")
+    chart.send_keys(webdriver.Keys.ARROW_RIGHT)
+    assert browser.selected() == content.front.points[1].plan.fingerprint
+    strip = browser.driver.find_element("css selector", ".strip")
+    strip.send_keys(webdriver.Keys.END)
+    assert content.groups[-1].id in browser.text(".about")
+    x, y = browser.place(f"{CHART} circle.chosen")
+    browser.ask("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x + 6, "y": y + 6}])
+    browser.ask("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+    assert browser.selected() == content.front.chosen.plan.fingerprint  # type: ignore[union-attr]
+
+
+def test_handles_of_the_limits_can_be_dragged(browser: Browser, page: Path) -> None:
+    browser.show(page)
+    x, y = browser.place(".error-handle")
+    browser.mouse(("mousePressed", x, y), ("mouseMoved", x, y + 120), ("mouseReleased", x, y + 120))
+    typed = "return document.querySelector('#limit-error').value"
+    assert 0 < float(browser.run(typed)) < 2e-2
+    assert browser.text("#pick").endswith(f"--max-error {browser.run(typed)}")
+    x, y = browser.place(".ms-handle")
+    browser.mouse(("mousePressed", x, y), ("mouseMoved", x - 200, y), ("mouseReleased", x - 200, y))
+    assert 0 < float(browser.run("return document.querySelector('#limit-ms').value")) < 2.0
+    x, y = browser.place(".error-handle")
+    browser.mouse(("mousePressed", x, y), ("mouseMoved", x, y - 400), ("mouseReleased", x, y - 400))
+    assert browser.run(typed) == "", "at its end there is no limit"
+
+
+def test_the_table_sorts(browser: Browser, page: Path) -> None:
+    browser.show(page)
+    browser.unfold("#points")
+    browser.run("document.querySelector('#every-plan').click()")
+    column = "return [...document.querySelectorAll('#points tbody td:first-child')].map(c => parseFloat(c.textContent))"
+    assert browser.run(column) == sorted(browser.run(column))
+    button = browser.driver.find_element("css selector", "#points thead button")
+    browser.run("arguments[0].click()", button)
+    assert browser.run(column) == sorted(browser.run(column), reverse=True)
+    assert browser.run("return document.querySelector('#points th').getAttribute('aria-sort')") == "descending"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_width_overflows_and_axe_finds_nothing_serious(browser: Browser, page: Path, scheme: str) -> None:
+    found = importlib.util.find_spec("axe_playwright_python")
+    if found is None or found.origin is None:
+        pytest.skip("needs axe-playwright-python, of the extra test-browser")
+    axe = (Path(found.origin).parent / "axe.min.js").read_text(encoding="utf-8")
+    for width in (390, 768, 1280):
+        browser.show(page, width, scheme)
+        browser.unfold()
+        assert browser.run("return document.documentElement.scrollWidth") <= width
+        browser.run("document.querySelector('.chart').scrollIntoView()")
+        if (width, scheme) not in AXE_LOOKS:
+            continue
+        browser.run(axe)
+        result = browser.driver.execute_async_script("axe.run({resultTypes: ['violations']}).then(arguments[0])")
+        serious = [v for v in result["violations"] if v["impact"] in ("serious", "critical")]
+        assert [(v["id"], v["help"], v["nodes"][0]["html"][:200]) for v in serious] == []
+        assert len(result["passes"]) > 15
+
+
+def test_other_pages_draw(
+    browser: Browser, bench: Bench, content: PageContent, confirmation: Confirmation, tmp_path: Path
+) -> None:
+    front = content.front
+    pages = {
+        "nothing chosen": PageContent(
+            replace(front, chosen=None, points=(), fp16=None, chosen_reason="no plan is feasible", limits_met=False),
+            (),
+            bench.groups,
+        ),
+        "one point": PageContent(replace(front, points=(front.fp32,), chosen=front.fp32, fp16=None), (), bench.groups),
+        "no groups": PageContent(front, (), ()),
+        "a confirmation": PageContent(confirmation.front, (), bench.groups, confirmation=confirmation),
+    }
+    for name, one in pages.items():
+        path = tmp_path / "page.html"
+        write_report(one, path)
+        browser.show(path)
+        assert browser.logs()[0] == [], name
+    lines = browser.run("return document.querySelectorAll('.ranking .rank').length")
+    assert lines == 2 * sum(plan.measured is not None for plan in confirmation.plans)
+    assert "the predicted ranking held" in browser.text("#confirmation")
+    assert len(browser.ask("Page.printToPDF")["data"]) > 10_000
+
+
+def test_far_and_nearly_exact_points_do_not_squeeze_the_others(
+    browser: Browser, bench: Bench, tmp_path: Path, run_dir: Path
+) -> None:
+    front, evaluations = bench.front(run_dir)
+    exact = replace(front.fp32, error=make_error(1.2e-7))
+    far = bench.evaluation(5, 90.0, 4.0, number=77)
+    points = tuple(exact if point.plan == front.fp32.plan else point for point in front.points)
+    content = PageContent(replace(front, fp32=exact, points=points), (*evaluations[1:], far), bench.groups)
+    write_report(content, tmp_path / "page.html")
+    browser.show(tmp_path / "page.html")
+    places = browser.run(
+        "return [...document.querySelectorAll('.chart circle.front, .chart circle.chosen')]"
+        ".map(c => [Number(c.getAttribute('cx')), Number(c.getAttribute('cy'))])"
+    )
+    box = browser.run("const s = document.querySelector('.chart svg'); return [s.clientWidth, s.clientHeight]")
+    for axis in (0, 1):
+        values = [place[axis] for place in places]
+        assert max(values) - min(values) > 0.6 * box[axis]
+    ticks = browser.run("return [...document.querySelectorAll('.chart .tick')].map(t => t.textContent)")
+    assert "exact" in ticks
+    assert "far" in ticks
+    assert browser.run("return document.querySelectorAll('.chart path.faint').length") == 1
