@@ -6,6 +6,7 @@ Data go to stdout, progress, warnings and errors to stderr.
 from __future__ import annotations
 
 import contextlib
+import csv
 import functools
 import json
 import os
@@ -13,7 +14,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
@@ -150,18 +151,43 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, indent=2, allow_nan=False))
 
 
-def finish(front: Front, as_json: bool) -> None:
-    """Print the front and leave with 3 where no plan meets the limits asked for."""
+def finish(front: Front, as_json: bool, *, every: bool = False, said: Collection[str] = ()) -> None:
+    """Print the front and leave with 3 where no plan meets the limits asked for.
+
+    Args:
+        front: to print.
+        as_json: as ``front.json`` has it.
+        every: all rows of the table.
+        said: warnings that stand on stderr already; they are not repeated where stdout goes to the same place.
+    """
     if as_json:
         print_json(front.to_json())
     else:
         from mptune.reporting.terminal.front import print_front
 
-        print_front(front)
+        print_front(front, every=every, said=said if _is_one_place(sys.stdout, sys.stderr) else ())
     if not front.limits_met:
         if as_json:
             complain(f"warning: {front.chosen_reason}")
         raise typer.Exit(EXIT_LIMITS_NOT_MET)
+
+
+def _is_one_place(one: TextIO, other: TextIO) -> bool:
+    """Whether two streams are one terminal, or one file."""
+    try:
+        return os.path.sameopenfile(one.fileno(), other.fileno())
+    except (OSError, ValueError):  # a stream that is no file
+        return False
+
+
+def print_csv(records: Sequence[Mapping[str, object]]) -> None:
+    """A header and a line for each record on stdout; what is not known is empty."""
+    writer = csv.DictWriter(sys.stdout, list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(
+        {name: printable(value) if isinstance(value, str) else value for name, value in record.items()}
+        for record in records
+    )
 
 
 def at_most_one(given: dict[str, Any]) -> int:

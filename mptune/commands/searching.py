@@ -24,6 +24,7 @@ from mptune.commands.common import (
     finish,
     guarded,
     interrupted,
+    print_csv,
     print_json,
     resume_command,
 )
@@ -204,7 +205,7 @@ def search(
         if json_ and error.findings:
             _print_stopped(model, out)
         raise
-    finish(front, json_)
+    finish(front, json_, said=listener.warned)
 
 
 def _print_stopped(model: Path, out: Path | None) -> None:
@@ -260,6 +261,8 @@ def report(
     explain: Annotated[
         bool, typer.Option("--explain", help="Show what each group costs and gains, and why groups stay FP32.")
     ] = False,
+    every: Annotated[bool, typer.Option("--all", help="Show all plans of the front, not a dozen of them.")] = False,
+    csv_: Annotated[bool, typer.Option("--csv", help="Print all plans of the front as CSV on stdout.")] = False,
     repair: Annotated[
         bool, typer.Option("--repair", help="First set damaged lines of the record aside, and keep the rest.")
     ] = False,
@@ -274,8 +277,11 @@ def report(
     Example:
       mptune report model.mptune
       mptune report model.mptune --explain
+      mptune report model.mptune --csv > front.csv
       mptune report model.mptune --json | jq '.points[].latency.median_ms'
     """
+    at_most_one({"--explain": explain, "--csv": csv_})
+    at_most_one({"--json": json_, "--csv": csv_})
     from mptune import api
 
     if repair:
@@ -284,8 +290,12 @@ def report(
         copy = repair_run(run)
         complain("nothing in the journal is damaged" if copy is None else f"the journal as it was is {copy} now")
     front = api.report(run, tolerance=tolerance, ignore=ignore, storage=storage)
-    if not explain:
-        finish(front, json_)
+    if csv_:
+        from mptune.tuning.fronts.table import front_records
+
+        print_csv(front_records(front))
+    elif not explain:
+        finish(front, json_, every=every)
     elif json_:
         print_json(front.explanation.to_json(front.metric))
     else:

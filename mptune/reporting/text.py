@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from importlib import resources
 from pathlib import Path
 
@@ -175,12 +175,17 @@ def unique(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(texts))
 
 
-def front_warnings(front: Front) -> tuple[str, ...]:
+def front_warnings(front: Front, told: Collection[str] = ()) -> tuple[str, ...]:
     """The findings and the warnings of a front that a person must see, one line each.
 
     A finding of severity ``info`` about groups stands in the explanation of these groups, not here.
+
+    Args:
+        front: the front.
+        told: codes of findings about the model that stand elsewhere already.
     """
-    return unique((*_messages(front.findings), *front.warnings))
+    others = (one for one in front.findings if not (one.code in told and one.is_about_model))
+    return unique((*_messages(others), *front.warnings))
 
 
 def _messages(findings: Iterable[Finding]) -> Iterator[str]:

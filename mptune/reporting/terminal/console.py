@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.padding import Padding
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Span, Text
@@ -55,3 +56,27 @@ def make_console(stream: TextIO) -> Console:
     """
     width = None if stream.isatty() else shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns
     return _OurConsole(file=stream, width=width, highlight=False, soft_wrap=False)
+
+
+def print_text(console: Console, text: str | Text, style: str = "", indent: int = 0) -> None:
+    """A paragraph that keeps its indentation where a terminal wraps it; one line where there is no terminal.
+
+    Words stay whole, but for those that are longer than the line.
+    """
+    words = text if isinstance(text, Text) else Text(text, style=style)
+    if console.is_terminal:
+        console.print(Padding(words, (0, 0, 0, indent)))
+    else:
+        console.print(Text(" " * indent).append_text(words), soft_wrap=True)
+
+
+def print_fact(console: Console, name: str, value: str, width: int = 9) -> None:
+    """A name, and a paragraph beside it."""
+    if not console.is_terminal:
+        console.print(Text.assemble((f"{name:<{width}}", "dim"), value), soft_wrap=True)
+        return
+    grid = Table.grid(padding=(0, 0))
+    grid.add_column(width=width, style="dim")
+    grid.add_column(overflow="fold")
+    grid.add_row(Text(name), Text(value))
+    console.print(grid)

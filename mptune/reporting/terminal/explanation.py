@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mptune.reporting.terminal.console import make_console
+from mptune.reporting.terminal.breaks import print_breaks
+from mptune.reporting.terminal.console import make_console, print_text
 from mptune.reporting.text import (
     REASON_WORDS,
     cut_front,
@@ -43,14 +44,14 @@ def print_explanation(front: Front, stream: TextIO | None = None) -> None:
     if not explanation.groups:
         console.print("this run holds nothing to explain: run the same `mptune search` again to add the reasons")
         return
+    print_breaks(console, front, every=True)
     console.print(Text("groups, by error per millisecond gained", style="bold"))
     console.print(_groups(explanation.groups, console.width))
     console.print()
     gains = explanation.gains_from
     gains_text = "unknown: the search did not measure them" if gains is None else f"from {gains}, without Casts"
-    wrap = not console.is_terminal
-    console.print(Text(f"errors: {front.metric} with this group alone in FP16; gains: {gains_text}"), soft_wrap=wrap)
-    console.print(Text("FP16 in: points of the front; plan: what the chosen plan does"), soft_wrap=wrap)
+    print_text(console, f"errors: {front.metric} with this group alone in FP16; gains: {gains_text}")
+    print_text(console, "FP16 in: points of the front; plan: what the chosen plan does")
     console.print()
     _why(console, front)
     console.print(Text("groups in FP32 of each plan, the fastest first", style="bold"))
@@ -63,7 +64,7 @@ def print_explanation(front: Front, stream: TextIO | None = None) -> None:
             fp32_groups = "all: the baseline"
         mark = ">" if row.is_chosen else " "
         head = f"{mark} {evaluation.plan.fingerprint}  {format_ms(evaluation.latency.median_ms):>8} ms  "
-        console.print(Text(f"{head}{fp32_groups}"), soft_wrap=wrap)
+        print_text(console, f"{head}{fp32_groups}")
 
 
 def _why(console: Console, front: Front) -> None:
@@ -75,7 +76,7 @@ def _why(console: Console, front: Front) -> None:
         return
     console.print(Text(f"kept in FP32 by {chosen.plan.fingerprint}, and why", style="bold"))
     for group in told:
-        console.print(Text(explain_kept(group)), soft_wrap=not console.is_terminal)
+        print_text(console, explain_kept(group))
     console.print()
 
 

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from mptune.graph.plan import Precision
-from mptune.reporting.terminal.console import make_console
+from mptune.reporting.terminal.console import make_console, print_fact, print_text
 from mptune.reporting.text import cut_front
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def print_inspection(inspection: Inspection, stream: TextIO | None = None) -> No
     """
     console = make_console(sys.stdout if stream is None else stream)
     for name, value in _facts(inspection):
-        _fact(console, name, value)
+        print_fact(console, name, value)
     _section(console, "groups")
     width = console.width
     if not console.is_terminal:  # nobody looks at it: names stay whole, to be copied
@@ -50,7 +49,7 @@ def print_inspection(inspection: Inspection, stream: TextIO | None = None) -> No
     console.print(_operators(inspection))
     _hazards(console, inspection)
     for text in inspection.warnings:
-        console.print(Text(f"warning: {text}", style="yellow"), soft_wrap=not console.is_terminal)
+        print_text(console, f"warning: {text}", "yellow")
 
 
 def quantity(value: float, unit: str) -> str:
@@ -177,9 +176,10 @@ def _pins(console: Console, inspection: Inspection) -> None:
         if item.pin is not None:
             reasons.setdefault((str(item.pin.precision).upper(), item.pin.reason), []).append(item.group.id)
     if reasons:
-        _section(console, "pinned")
+        count = sum(len(ids) for (precision, _), ids in reasons.items() if precision == "FP32")
+        _section(console, f"pinned: all-FP16 is all-FP16 but {count} pinned" if count else "pinned")
     for (precision, reason), ids in reasons.items():
-        _indented(console, Text.assemble((f"{precision} ", "yellow"), _places(ids), f": {reason}"), 0)
+        print_text(console, Text.assemble((f"{precision} ", "yellow"), _places(ids), f": {reason}"))
 
 
 def _operators(inspection: Inspection) -> Table:
@@ -215,9 +215,9 @@ def _hazards(console: Console, inspection: Inspection) -> None:
     for (severity, kind, reason, cure), hazards in merged.items():
         where = _places([_where(h) for h in hazards])
         head = Text.assemble((severity, _STYLES[severity]), f" {kind}: {where}")
-        _indented(console, head, 0)
-        _indented(console, Text(reason), 2)
-        _indented(console, Text(f"-> {cure}", style="dim"), 2)
+        print_text(console, head)
+        print_text(console, reason, indent=2)
+        print_text(console, f"-> {cure}", "dim", 2)
 
 
 def _where(hazard: Hazard) -> str:
@@ -230,23 +230,3 @@ def _places(places: Sequence[str]) -> str:
     unique = list(dict.fromkeys(places))
     more = f" and {len(unique) - _MOST_PLACES} more" if len(unique) > _MOST_PLACES else ""
     return ", ".join(unique[:_MOST_PLACES]) + more
-
-
-def _indented(console: Console, text: Text, columns: int) -> None:
-    """A paragraph that keeps its indentation where it wraps; one line where no terminal wraps it."""
-    if console.is_terminal:
-        console.print(Padding(text, (0, 0, 0, columns)))
-    else:
-        console.print(Text(" " * columns).append_text(text), soft_wrap=True)
-
-
-def _fact(console: Console, name: str, value: str) -> None:
-    """A name and a paragraph beside it."""
-    if not console.is_terminal:
-        console.print(Text(f"{name:<9}{value}"), soft_wrap=True)
-        return
-    grid = Table.grid(padding=(0, 0))
-    grid.add_column(width=9, style="dim")
-    grid.add_column(overflow="fold")
-    grid.add_row(name, Text(value))
-    console.print(grid)

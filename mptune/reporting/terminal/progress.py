@@ -21,7 +21,8 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.reporting.terminal.console import make_console
 from mptune.reporting.terminal.remaining import RemainingTime
 from mptune.reporting.text import format_duration, format_error, format_ms, format_speedup, group_counts
-from mptune.tuning.evaluation import Evaluation, Origin
+from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation, Origin
+from mptune.tuning.fronts.content import fp16_name
 
 RECENT_FAILURES = 3
 
@@ -121,6 +122,11 @@ class TerminalListener:
             self._warned.add(text)
             self._print(f"warning: {text}", style="yellow")
 
+    @property
+    def warned(self) -> frozenset[str]:
+        """The warnings that were shown."""
+        return frozenset(self._warned)
+
     def _print(self, text: str, style: str = "") -> None:
         with self._while_there():
             self._console.print(Text(text, style=style), soft_wrap=self._live is None)
@@ -215,5 +221,12 @@ def _line(evaluation: Evaluation) -> str:
     return (
         f"{format_ms(latency.median_ms)} ms{predicted}  {format_speedup(evaluation.speedup)}  "
         f"error {format_error(evaluation.error_value)}{emulated}  "
-        f"{group_counts(evaluation.plan)} FP16/FP32  {evaluation.origin.label}"
+        f"{group_counts(evaluation.plan)} FP16/FP32  {_name(evaluation)}"
     )
+
+
+def _name(evaluation: Evaluation) -> str:
+    """Who proposed a plan; the baselines by their names."""
+    if evaluation.origin == ORIGIN_FP32:
+        return "all-FP32"
+    return fp16_name(evaluation.plan) if evaluation.origin == ORIGIN_FP16 else evaluation.origin.label

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from mptune.data.numbers import encode_float
 from mptune.finding import Finding
+from mptune.graph.plan import PrecisionPlan
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation
 from mptune.tuning.fronts.neighbours import Neighbour, neighbours
@@ -92,8 +93,7 @@ class FrontContent:
     @property
     def fp16_name(self) -> str:
         """What the all-FP16 baseline is called: groups that are pinned stay FP32 in it."""
-        pinned = 0 if self.fp16 is None else len(self.fp16.plan.fp32_groups)
-        return f"all-FP16 but {pinned} pinned" if pinned else "all-FP16"
+        return "all-FP16" if self.fp16 is None else fp16_name(self.fp16.plan)
 
     @property
     def _neighbours(self) -> tuple[Neighbour, ...]:
@@ -103,3 +103,9 @@ class FrontContent:
         """The POINT of an evaluation, and why its FP32 groups are FP32."""
         kept = self.explanation.of(evaluation.plan.fingerprint)
         return {**evaluation.to_point(), "fp32": [group.to_json() for group in kept]}
+
+
+def fp16_name(plan: PrecisionPlan) -> str:
+    """What a plan is called that has every group in FP16 but for those that are pinned to FP32."""
+    pinned = len(plan.fp32_groups)
+    return f"all-FP16 but {pinned} pinned" if pinned else "all-FP16"

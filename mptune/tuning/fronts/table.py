@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from mptune.graph.plan import PrecisionPlan
@@ -82,11 +83,13 @@ class Row:
         evaluation: what the line shows.
         marks: ``chosen``, ``all-FP32``, ``all-FP16``, ``not on the front``, ``not finite``; any of them.
         on_front: whether no other plan dominates it.
+        fp16_name: what all-FP16 is called, with the number of pinned groups.
     """
 
     evaluation: Evaluation
     marks: tuple[str, ...]
     on_front: bool
+    fp16_name: str = "all-FP16"
 
     @property
     def is_chosen(self) -> bool:
@@ -94,13 +97,24 @@ class Row:
         return "chosen" in self.marks
 
     @property
+    def is_baseline(self) -> bool:
+        """Whether this is all-FP32 or all-FP16."""
+        return "all-FP32" in self.marks or "all-FP16" in self.marks
+
+    @property
+    def name(self) -> str:
+        """Which baseline this is, or who proposed the plan."""
+        if "all-FP32" in self.marks:
+            return "all-FP32"
+        return self.fp16_name if "all-FP16" in self.marks else self.evaluation.origin.label
+
+    @property
     def note(self) -> str:
         """Who proposed the plan, and what else there is to say about it."""
-        words = [mark for mark in self.marks if mark != "chosen"]
-        origin = self.evaluation.origin.label
-        if origin.lower() not in {word.lower() for word in words}:
-            words.insert(0, origin)
-        return ", ".join(words)
+        words = ["all-FP32"] if "all-FP32" in self.marks else []
+        words += [self.fp16_name] if "all-FP16" in self.marks else []
+        others = [mark for mark in self.marks if mark in ("not finite", "not on the front")]
+        return ", ".join([*(words or [self.evaluation.origin.label]), *others])
 
 
 def part_text(evaluation: Evaluation, width: int = 24) -> str:
@@ -134,13 +148,13 @@ def front_rows(front: FrontContent) -> tuple[Row, ...]:
             marks.append("not finite")
         elif plan not in on_front:
             marks.append("not on the front")
-        rows.append(Row(evaluation, tuple(marks), plan in on_front))
+        rows.append(Row(evaluation, tuple(marks), plan in on_front, front.fp16_name))
     return tuple(sorted(rows, key=lambda row: row.evaluation.latency.median_ms))
 
 
 def front_text(front: FrontContent) -> str:
     """A few lines for ``repr``: what was searched, the table, the choice; under 2,000 characters."""
-    shown, left = _shown(front_rows(front))
+    shown, left = shown_rows(front_rows(front))
     cells = [_header(front), *(_cells(row) for row in shown)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(_HEADER))]
     table = ["  ".join(_justify(line, widths)).rstrip() for line in cells]
@@ -150,7 +164,7 @@ def front_text(front: FrontContent) -> str:
 
 def front_html(front: FrontContent) -> str:
     """The front as an HTML table, for notebooks. The chosen row is bold."""
-    shown, left = _shown(front_rows(front))
+    shown, left = shown_rows(front_rows(front))
     head = "".join(f"<th>{escape(name)}</th>" for name in _header(front))
     body = []
     for row in shown:
@@ -187,18 +201,36 @@ def front_records(front: FrontContent) -> list[dict[str, Any]]:
     ]
 
 
-def _shown(rows: Sequence[Row]) -> tuple[Sequence[Row], int]:
-    """At most ``MOST_ROWS`` of the rows, and how many are left out."""
+def shown_rows(rows: Sequence[Row], wanted: Collection[PrecisionPlan] = ()) -> tuple[Sequence[Row], int]:
+    """At most ``MOST_ROWS`` of the rows, and how many are left out.
+
+    The chosen plan, both ends of the front and the baselines first, then wanted plans, then seeds, then points that
+    lie evenly between.
+
+    Args:
+        rows: of the whole front.
+        wanted: plans that are to be among them, such as the knee.
+    """
     if len(rows) <= MOST_ROWS:
         return rows, 0
     points = [k for k, row in enumerate(rows) if row.on_front]
-    wanted = {*points[:1], *points[-1:]}
-    wanted |= {k for k, row in enumerate(rows) if row.is_chosen or {"all-FP32", "all-FP16"} & set(row.marks)}
-    step = (len(rows) - 1) / (MOST_ROWS - 1)
-    for k in (round(i * step) for i in range(MOST_ROWS)):
-        if len(wanted) < MOST_ROWS:
-            wanted.add(k)
-    return [rows[k] for k in sorted(wanted)], len(rows) - len(wanted)
+    kept = {*points[:1], *points[-1:]}
+    kept |= {k for k, row in enumerate(rows) if row.is_chosen or row.is_baseline}
+    kept |= {k for k, row in enumerate(rows) if row.evaluation.plan in wanted}
+    seeds = [k for k, row in enumerate(rows) if row.evaluation.origin.kind == "seed" and k not in kept]
+    kept |= set(_spread(seeds, (MOST_ROWS - len(kept)) // 2))
+    while len(kept) < MOST_ROWS:  # the middle of the widest gap
+        places = sorted(kept)
+        low, high = max(pairwise(places), key=lambda pair: pair[1] - pair[0])
+        kept.add((low + high) // 2)
+    return [rows[k] for k in sorted(kept)], len(rows) - len(kept)
+
+
+def _spread(places: Sequence[int], most: int) -> list[int]:
+    """At most so many of the places, evenly."""
+    if len(places) <= most:
+        return list(places)
+    return [places[round(k * (len(places) - 1) / max(1, most - 1))] for k in range(most)]
 
 
 def _facts(front: FrontContent) -> tuple[str, str]:

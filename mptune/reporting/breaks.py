@@ -1,0 +1,139 @@
+"""What breaks in FP16, and why: the findings about values that FP16 cannot hold, with what plain FP16 makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mptune.finding import Finding
+from mptune.graph.plan import PrecisionPlan
+from mptune.tuning.front import Front
+from mptune.tuning.reasons.group_findings import BREAKING_CODES
+
+HEADING = "What breaks in FP16, and why"
+
+_UNGUARDED = 2.0**-25
+"""An epsilon up to here rounds to zero in FP16; a larger one is subnormal and loses digits."""
+
+
+@dataclass(frozen=True)
+class Break:
+    """A place where plain FP16 goes wrong.
+
+    Attributes:
+        code: of the finding; "" where a group gives NaN or Inf and no finding says why.
+        groups: ids of the layer groups.
+        nodes: names of the nodes.
+        tensors: names of the values.
+        seen: what was seen, with the value and the sample.
+        plain: what an engine built with plain FP16 gives there.
+        kept: whether the chosen plan keeps all these groups in FP32; None where no plan is chosen.
+        others: so many further values of the same groups have the same code.
+    """
+
+    code: str
+    groups: tuple[str, ...]
+    nodes: tuple[str, ...]
+    tensors: tuple[str, ...]
+    seen: str
+    plain: str
+    kept: bool | None
+    others: int = 0
+
+    @property
+    def where(self) -> str:
+        """Group, node and value, one line."""
+        parts = [", ".join(self.groups)]
+        parts += [f"node {', '.join(self.nodes)}"] if self.nodes else []
+        parts += [f"value {', '.join(self.tensors)}"] if self.tensors else []
+        return ", ".join(part for part in parts if part)
+
+    @property
+    def outcome(self) -> str:
+        """What plain FP16 gives, and what the chosen plan does about it."""
+        kept = {None: "", True: "the chosen plan keeps it in FP32", False: "the chosen plan has it in FP16"}[self.kept]
+        return f"plain FP16: {self.plain}{'; ' if kept else ''}{kept}"
+
+
+def breaks_in_fp16(front: Front) -> tuple[Break, ...]:
+    """What breaks in FP16, the plainest first; one entry for all values of the same groups with the same code."""
+    plan = None if front.chosen is None else front.chosen.plan
+    merged: dict[tuple[str, tuple[str, ...]], list[Finding]] = {}
+    for finding in front.findings:
+        if finding.code in BREAKING_CODES and finding.is_about_model:
+            merged.setdefault((finding.code, tuple(sorted(finding.where.groups))), []).append(finding)
+    found = [_of_findings(findings, plan) for findings in merged.values()]
+    found.sort(key=lambda one: BREAKING_CODES.index(one.code))
+    explained = {group for one in found for group in one.groups}
+    return (*found, *_unexplained(front, explained))
+
+
+def _of_findings(findings: list[Finding], plan: PrecisionPlan | None) -> Break:
+    worst = max(findings, key=_size)
+    groups = worst.where.groups
+    return Break(
+        code=worst.code,
+        groups=groups,
+        nodes=worst.where.nodes,
+        tensors=worst.where.tensors,
+        seen=_seen(worst),
+        plain=plain_fp16(worst),
+        kept=None if plan is None or not groups else set(groups) <= set(plan.fp32_groups),
+        others=len(findings) - 1,
+    )
+
+
+def _unexplained(front: Front, explained: set[str]) -> list[Break]:
+    """Groups that alone in FP16 give NaN or Inf, without a finding that says why."""
+    kept = () if front.chosen is None else front.chosen.plan.fp32_groups
+    return [
+        Break(
+            "",
+            (worth.group,),
+            (worth.name,),
+            (),
+            "no finding says why",
+            "NaN or Inf in the outputs, with this group alone in FP16",
+            None if front.chosen is None else worth.group in kept,
+        )
+        for worth in front.explanation.groups
+        if worth.group not in explained and worth.one_group_error == float("inf")
+    ]
+
+
+def plain_fp16(finding: Finding) -> str:
+    """What an engine that computes this place in FP16 gives there, as far as the evidence shows it."""
+    evidence = finding.evidence
+    if finding.code == "overflow":
+        return "Inf there"
+    if finding.code == "vanishing-epsilon":
+        if float(evidence.get("epsilon", 0.0)) <= _UNGUARDED:
+            return "the epsilon is 0, so that x/0 is Inf and 0/0 is NaN"
+        return "the epsilon loses digits, and what is divided by it alone leaves FP16's range"
+    if finding.code == "mask":
+        if "masked_rows" in evidence:
+            return "NaN in the rows that are masked whole"
+        return "-Inf there, and -Inf times 0, or a row of it alone, is NaN"
+    if finding.code == "stagnation" and "share" in evidence:
+        return f"on {float(evidence['share']):.0%} of the elements the step is lost"
+    if finding.code == "index-in-float":
+        return "whole numbers above 2048 are rounded, so that another index or size comes out"
+    if finding.code == "spacing" and "spacing" in evidence:
+        return f"the values are rounded to multiples of {float(evidence['spacing']):.3g}"
+    if finding.code == "cancellation" and "relative_error" in evidence:
+        return f"rounded operands change the result by {float(evidence['relative_error']):.1%}"
+    return "not exact there"
+
+
+def _size(finding: Finding) -> float:
+    """How large a finding is among those of its code and its groups."""
+    names = ("absmax", "masked_rows", "share", "factor", "largest")
+    return max((float(finding.evidence[name]) for name in names if name in finding.evidence), default=0.0)
+
+
+def _seen(finding: Finding) -> str:
+    """The finding's text without the place that it begins with."""
+    for tensor in finding.where.tensors:
+        for at in (*(f" at node {node!r}" for node in finding.where.nodes), ""):
+            if finding.text.startswith(f"value {tensor!r}{at}: "):
+                return finding.text.removeprefix(f"value {tensor!r}{at}: ")
+    return finding.text

@@ -1,0 +1,165 @@
+"""The table of a front: one line a plan, as many columns as the width holds, no word cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.text import Text
+
+from mptune.reporting.text import (
+    format_error,
+    format_interval,
+    format_ms,
+    format_speedup,
+    front_rows,
+    group_counts,
+    memory_text,
+    reason_counts,
+)
+from mptune.tuning.front import Front, knee
+from mptune.tuning.fronts.table import Row, has_parts, part_text, shown_rows
+
+_GAP = "  "
+_MOST_DIGITS = 6
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column: its head and its cells.
+
+    Attributes:
+        head: its name.
+        cells: a text for each row.
+        is_number: stands at the right.
+        rank: 0 is always shown; others where there is room, the lowest first.
+    """
+
+    head: str
+    cells: tuple[str, ...]
+    is_number: bool = True
+    rank: int = 0
+
+    @property
+    def width(self) -> int:
+        return max(map(len, (self.head, *self.cells)))
+
+    def line(self, text: str) -> str:
+        return text.rjust(self.width) if self.is_number else text.ljust(self.width)
+
+
+def print_table(console: Console, front: Front, *, every: bool = False) -> None:
+    """Print the front: a dozen rows, or all of them, then what their marks mean.
+
+    Args:
+        console: where to print.
+        front: the front.
+        every: all rows; in a terminal the header comes again on each screen.
+    """
+    rows, left = front_rows(front), 0
+    if not every:
+        middle = knee(front.points)
+        shown, left = shown_rows(rows, () if middle is None else (middle.plan,))
+        rows = tuple(shown)
+    columns = _fitting(_columns(front, rows), console.width)
+    header = Text(_GAP.join(column.line(column.head) for column in columns).rstrip(), style="bold")
+    page = max(console.height - 4, 10) if console.is_terminal else len(rows) + 1
+    for place, row in enumerate(rows):
+        if place % page == 0:
+            console.print(header, soft_wrap=True)
+        line = _GAP.join(column.line(column.cells[place]) for column in columns).rstrip()
+        style = "bold green" if row.is_chosen else "" if row.on_front else "dim"
+        console.print(Text(line, style=style), soft_wrap=True)
+    notes = _notes(front, rows, left)
+    if notes:
+        console.print(Text(notes, style="dim"))
+
+
+def error_marks(row: Row, front: Front) -> str:
+    """Marks before an error that is not what the column says: ``~`` emulated, ``*`` of the search samples."""
+    evaluation = row.evaluation
+    sources = {one.evaluation.error_source for one in front_rows(front)}
+    emulated = "~" if len(sources) > 1 and evaluation.error_source == "emulated" else ""
+    searched = "*" if is_held_out(front) and evaluation.held_out is None and evaluation.is_finite else ""
+    return emulated + searched
+
+
+def is_held_out(front: Front) -> bool:
+    """Whether errors are those of the held-out samples, but for rows that were not measured again."""
+    return any(row.evaluation.held_out is not None for row in front_rows(front))
+
+
+def _columns(front: Front, rows: Sequence[Row]) -> list[_Column]:
+    plans = [row.evaluation for row in rows]
+    predicted = any(plan.latency.source == "predicted" for plan in plans)
+    marks = (">" if row.is_chosen else "" if row.on_front else "-" for row in rows)
+    errors = (error_marks(row, front) + format_error(row.evaluation.judged_error) for row in rows)
+    columns = [
+        _Column("", tuple(marks), is_number=False),
+        _Column("plan", tuple(plan.plan.fingerprint for plan in plans), is_number=False),
+        _Column("pred. ms" if predicted else "ms", distinct_ms([plan.latency.median_ms for plan in plans])),
+        _Column("95 %", tuple(map(format_interval, plans)), rank=3),
+        _Column("speedup", tuple(format_speedup(plan.speedup) for plan in plans)),
+        _Column("error", tuple(errors)),
+        _Column("worst part", tuple(map(part_text, plans)), is_number=False, rank=1),
+        _Column("FP16/32", tuple(group_counts(plan.plan) for plan in plans)),
+        _Column("memory", tuple(map(memory_text, plans)), rank=4),
+        _Column("FP32 because", tuple(_because(front, row) for row in rows), is_number=False, rank=2),
+        _Column("origin", tuple(row.name for row in rows), is_number=False),
+    ]
+    unknown = {"worst part": not has_parts(rows), "memory": all(plan.memory is None for plan in plans)}
+    return [column for column in columns if not column.rank or (any(column.cells) and not unknown.get(column.head))]
+
+
+def _because(front: Front, row: Row) -> str:
+    """All-FP32 is the baseline, and needs no reason."""
+    if row.evaluation.plan == front.fp32.plan:
+        return ""
+    return reason_counts(front.explanation.of(row.evaluation.plan.fingerprint), most=2)
+
+
+def _fitting(columns: Sequence[_Column], width: int) -> list[_Column]:
+    """The columns that the width holds: those of rank 0, whose last one is cut between words, then the others."""
+    fixed = [column for column in columns if not column.rank]
+    taken = sum(column.width + len(_GAP) for column in fixed[:-1])
+    last = fixed[-1]
+    left = max(width - taken, len(last.head))
+    last = _Column(last.head, tuple(_cut_words(cell, left) for cell in last.cells), is_number=False)
+    left -= last.width
+    shown = {}
+    for column in sorted((column for column in columns if column.rank), key=lambda column: column.rank):
+        if column.width + len(_GAP) <= left:
+            shown[column.head] = column
+            left -= column.width + len(_GAP)
+    return [*(column for column in columns[:-1] if not column.rank or column.head in shown), last]
+
+
+def _cut_words(text: str, width: int) -> str:
+    """The text, or as many whole words of it as fit, with dots after them."""
+    if len(text) <= width:
+        return text
+    words = text[: max(0, width - 2)].split(" ")
+    whole = " ".join(words[:-1] or [text[: max(0, width - 3)]])
+    return f"{whole}..."
+
+
+def distinct_ms(values: Sequence[float]) -> tuple[str, ...]:
+    """Milliseconds, with as many digits as tell different ones apart."""
+    texts = tuple(map(format_ms, values))
+    for digits in range(3, _MOST_DIGITS + 1):
+        same = {text for text in texts if len({v for v, t in zip(values, texts, strict=True) if t == text}) > 1}
+        if not same:
+            break
+        texts = tuple(f"{v:.{digits}f}" if t in same else t for v, t in zip(values, texts, strict=True))
+    return texts
+
+
+def _notes(front: Front, rows: Sequence[Row], left: int) -> str:
+    """What the marks mean, and how many rows are not shown."""
+    notes = ["- not on the front"] if any(not row.on_front and not row.is_chosen for row in rows) else []
+    marks = {mark for row in rows for mark in error_marks(row, front)}
+    notes += ["~ emulated"] if "~" in marks else []
+    notes += ["* of the search samples"] if "*" in marks else []
+    notes += [f"{left} more rows: --all"] if left else []
+    return "; ".join(["> chosen", *notes] if notes and any(row.is_chosen for row in rows) else notes)
