@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ NUMPY_TYPES: Mapping[str, type[Any]] = {
 }
 """NumPy's type of each ``DataType`` that it has."""
 
+_WIDE = {TensorProto.FLOAT16: TensorProto.FLOAT, TensorProto.BFLOAT16: TensorProto.FLOAT}
 _HEAVY = ("MatMul", "Gemm", "Conv", "ConvTranspose", "LSTM", "GRU")
 _FULL_MS, _LIGHT_MS, _CAST_MS = 0.05, 0.01, 0.002
 
@@ -141,21 +143,29 @@ class Blueprint:
 
     def program(self) -> Program:
         """What the engine computes."""
-        model = ModelProto.FromString(self.model)
-        return Program(model, tf32=self.tf32, is_typed=self.is_typed)
+        return _program(self.model, self.tf32, self.is_typed)
 
     def timed_layers(self, program: Program) -> tuple[Layer, ...]:
         """The engine's layers: FP16 takes half the time, a Cast costs a little."""
         if self.layers is not None:
             return tuple(Layer(name, ms, metadata, (), ()) for name, ms, metadata in self.layers)
         found = []
-        for index, (node, inputs, outputs) in enumerate(program.layers):
-            is_half = TensorProto.FLOAT16 in outputs and self.is_typed
+        for index, (node, *types) in enumerate(program.layers):
+            inputs, outputs = types if self.is_typed else ([_WIDE.get(one, one) for one in some] for some in types)
+            is_half = TensorProto.FLOAT16 in outputs
             ms = (_FULL_MS if node.op_type in _HEAVY else _LIGHT_MS) / (2 if is_half else 1)
             metadata = f"[ONNX Layer: {node.name}]" if node.name else ""
             name = f"{node.name or node.op_type}_myl0_{index}"
-            found.append(Layer(name, _CAST_MS if node.op_type == "Cast" else ms, metadata, inputs, outputs))
+            found.append(
+                Layer(name, _CAST_MS if node.op_type == "Cast" else ms, metadata, tuple(inputs), tuple(outputs))
+            )
         return tuple(found)
+
+
+@lru_cache(maxsize=4)
+def _program(model: bytes, tf32: bool, is_typed: bool) -> Program:
+    """Engines of one file share what ONNX Runtime compiled: a file is opened dozens of times to be timed."""
+    return Program(ModelProto.FromString(model), tf32=tf32, is_typed=is_typed)
 
 
 def dimensions(kind: Any) -> tuple[int, ...]:

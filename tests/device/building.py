@@ -20,12 +20,14 @@ from tests.device.program import load_model
 
 _MIB = 1 << 20
 
-_RTX_CAPABILITIES = {(8, 7): "SM86", (8, 6): "SM86", (8, 9): "SM89", (12, 0): "SM120"}
-"""What TensorRT-RTX builds for in place of a GPU; for an Orin the nearest."""
+_RTX_CAPABILITIES = {(8, 7): "SM86", (8, 6): "SM86", (8, 9): "SM89", (9, 0): "SM89"}
+"""What TensorRT-RTX builds for in place of a GPU; for an Orin and an H200 the nearest."""
 
-BuilderFlag = enumeration("BuilderFlag", TF32=7)
+BuilderFlag = enumeration("BuilderFlag", TF32=6)
 MemoryPoolType = enumeration("MemoryPoolType", WORKSPACE=0)
-NetworkDefinitionCreationFlag = enumeration("NetworkDefinitionCreationFlag", STRONGLY_TYPED=1)
+NetworkDefinitionCreationFlag = enumeration("NetworkDefinitionCreationFlag", _EXPLICIT_BATCH=0, STRONGLY_TYPED=1)
+NetworkDefinitionCreationFlag11 = enumeration("NetworkDefinitionCreationFlag", STRONGLY_TYPED=0)
+"""From 11 on all networks are strongly typed: "The kSTRONGLY_TYPED flag is deprecated and ignored" (NvInfer.h)."""
 Severity = enumeration("Severity", _INTERNAL_ERROR=0, ERROR=1, WARNING=2, INFO=3, _VERBOSE=4)
 _SEVERITIES = (Severity._INTERNAL_ERROR, Severity.ERROR, Severity.WARNING, Severity.INFO, Severity._VERBOSE)
 
@@ -69,7 +71,8 @@ class INetworkDefinition(Native):
     def __init__(self, builder: Builder, flags: int) -> None:
         self._builder = builder  # py::keep_alive<0, 1> of create_network
         self._flags = flags
-        self._rtx = builder._rtx.create_network(flags)
+        trt = builder._library
+        self._rtx = builder._rtx.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
         self._model: Any = None
         self._parser: Any = None
 
@@ -230,6 +233,14 @@ class Builder(Native):
         return IOptimizationProfile(self)
 
     def build_serialized_network(self, network: INetworkDefinition, config: IBuilderConfig) -> IHostMemory | None:
+        inputs = [network._rtx.get_input(k) for k in range(network.num_inputs)]
+        if config._profile is None and any(-1 in tuple(one.shape) or one.is_shape_tensor for one in inputs):
+            self._log._say(
+                "ERROR",
+                "IBuilder::buildSerializedNetwork: Error Code 4: API Usage Error (Network has dynamic or shape inputs,"
+                " but no optimization profile has been defined.)",
+            )
+            return None
         memory = self._rtx.build_serialized_network(network._rtx, self._rtx_config(config))
         if memory is None:
             return None
@@ -243,7 +254,8 @@ class Builder(Native):
             version=module.__version__,
             capability=module._capability,
             tf32=BuilderFlag.TF32 in config._flags,
-            is_typed=module._number >= (11,) or bool(network._flags & 1 << int(_STRONGLY_TYPED)),
+            is_typed=module._number >= (11,)
+            or bool(network._flags & 1 << int(NetworkDefinitionCreationFlag.STRONGLY_TYPED)),
             is_detailed=config.profiling_verbosity == ProfilingVerbosity.DETAILED,
             shapes={} if profile is None else profile._shapes,
             values={} if profile is None else profile._values,
@@ -284,7 +296,7 @@ class Builder(Native):
             self._log._say("WARNING", "Skipping tactic 0 due to insufficient memory on requested size of 1.")
 
 
-_STRONGLY_TYPED = NetworkDefinitionCreationFlag.STRONGLY_TYPED
+_STRONGLY_TYPED = 1 << int(NetworkDefinitionCreationFlag.STRONGLY_TYPED)
 
 
 def _facts(tensor: Any, *, is_input: bool) -> tuple[str, bool, str, tuple[int, ...], bool]:

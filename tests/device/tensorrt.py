@@ -101,6 +101,8 @@ def make_module(version: str, cuda: FakeCuda, capability: tuple[int, int] = (8, 
             setattr(module, name, getattr(source, name))
     if module._number < (11,):
         module.ICudaEngine = _Engine10
+    else:
+        module.NetworkDefinitionCreationFlag = building.NetworkDefinitionCreationFlag11
     if is_rtx:
         for name in rtx_runtime.NAMES:
             setattr(module, name, getattr(rtx_runtime, name))

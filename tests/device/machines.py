@@ -1,0 +1,212 @@
+"""Three machines with TensorRT: whoever imports ``tensorrt`` or ``cuda.bindings.runtime`` finds the device here.
+
+What mptune asks of a machine is there as the machine has it: versions of packages, nvidia-smi, a Jetson's files.
+Nothing of mptune is replaced but the root of the file system in which it looks for a Jetson's files.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.device.cuda import FakeCuda
+from tests.device.rules import Rules
+from tests.targets.jetson_files import ORIN_NANO_SUPER, put_files
+
+_MACHINE, _LOG, _ROOT = "MPTUNE_TEST_MACHINE", "MPTUNE_TEST_LOG", "MPTUNE_TEST_ROOT"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine.
+
+    Attributes:
+        tensorrt: version of TensorRT.
+        gpu: name of the GPU.
+        target: the profile that ``--target auto`` takes for it.
+        capability: compute capability of the GPU.
+        memory_bytes: of the device; of CPU and GPU together on a Jetson.
+        cuda: version of CUDA, such as 12060.
+        driver: version of the driver.
+        architecture: of the CPU.
+        files: of a Jetson.
+    """
+
+    tensorrt: str
+    gpu: str
+    target: str
+    capability: tuple[int, int]
+    memory_bytes: int
+    cuda: int
+    driver: str
+    architecture: str = "x86_64"
+    files: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_jetson(self) -> bool:
+        """Whether CPU and GPU share the memory."""
+        return bool(self.files)
+
+
+ORIN = Machine(
+    "10.3.0",
+    "Orin (nvgpu)",
+    "jetson-orin-nano-8gb-super",
+    (8, 7),
+    7650336 << 10,
+    12060,
+    "540.4.0",
+    "aarch64",
+    ORIN_NANO_SUPER,
+)
+"""JetPack 6.2 on an Orin Nano: TensorRT 10.3, CUDA 12.6, driver 540."""
+ADA = Machine("10.16.2", "NVIDIA RTX 4500 Ada Generation", "rtx-4500-ada", (8, 9), 24564 << 20, 13000, "580.65.06")
+HOPPER = Machine("11.4.0", "NVIDIA H200", "h200", (9, 0), 143771 << 20, 13000, "580.65.06")
+MACHINES = {"orin": ORIN, "ada": ADA, "hopper": HOPPER}
+
+_TAKE_THE_PLACE = "import sys\nfrom tests.device import machines\nsys.modules[__name__] = machines.{}()\n"
+
+_NVIDIA_SMI = """#!{python} -IS
+import sys
+asked = " ".join(sys.argv)
+if "uuid" in asked:
+    print("0, GPU-1, {gpu}, {capability}, {memory}, {driver}")
+elif "clocks.sm" in asked:
+    print("0, {gpu}, {memory}, {used}, {driver}, {clocks}")
+elif "--query" not in asked:
+    print("| NVIDIA-SMI {driver}    Driver Version: {driver}    CUDA Version: {cuda} |")
+"""
+
+
+class Here:
+    """The machine that this one has become.
+
+    Attributes:
+        machine: what it is.
+        log: what was forbidden or refused in any process.
+    """
+
+    def __init__(self, machine: Machine, log: Path) -> None:
+        self.machine, self.log = machine, log
+
+    def broken(self) -> list[str]:
+        """The rules that were broken, by any process."""
+        return self.log.read_text(encoding="utf-8").splitlines() if self.log.exists() else []
+
+
+@contextmanager
+def become(name: str, folder: Path) -> Iterator[Here]:
+    """Make this process, and those that it starts, ones of a machine.
+
+    Args:
+        name: of ``MACHINES``.
+        folder: for what the machine brings.
+    """
+    machine, site, root = MACHINES[name], folder / "site", folder / "root"
+    _write_packages(machine, site)
+    _write_nvidia_smi(machine, folder / "bin" / "nvidia-smi")
+    root.mkdir()
+    put_files(root, machine.files)
+    with pytest.MonkeyPatch.context() as patch:
+        for variable, value in ((_MACHINE, name), (_LOG, folder / "broken.log"), (_ROOT, root)):
+            patch.setenv(variable, str(value))
+        patch.setenv("PATH", str(folder / "bin"), prepend=os.pathsep)
+        patch.syspath_prepend(str(site))
+        patch.setattr("platform.machine", lambda: machine.architecture)
+        for function in _rooted():
+            patch.setattr(function, "__defaults__", _with_root(function))
+        _forget()
+        yield Here(machine, folder / "broken.log")
+    _forget()
+
+
+def tensorrt() -> Any:
+    """The module ``tensorrt`` of this process."""
+    from tests.device.tensorrt import make_module
+
+    machine = MACHINES[os.environ[_MACHINE]]
+    for function in _rooted():  # Whoever imports it is a worker.
+        function.__defaults__ = _with_root(function)
+    return make_module(machine.tensorrt, cuda_runtime(), machine.capability)
+
+
+@cache
+def cuda_runtime() -> FakeCuda:
+    """The module ``cuda.bindings.runtime`` of this process: its device, too."""
+    machine = MACHINES[os.environ[_MACHINE]]
+    rules = Rules(Path(os.environ[_LOG]))
+    return FakeCuda(machine.memory_bytes, machine.cuda, rules, is_unified=machine.is_jetson)
+
+
+def _write_packages(machine: Machine, site: Path) -> None:
+    bindings = f"{machine.cuda // 1000}.{machine.cuda % 1000 // 10}.0"
+    for name, version in (("tensorrt", machine.tensorrt), ("cuda_bindings", bindings)):
+        info = site / f"{name}-{version}.dist-info" / "METADATA"
+        info.parent.mkdir(parents=True)
+        info.write_text(f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n")
+    for path, function in (("tensorrt/__init__.py", "tensorrt"), ("cuda/bindings/runtime.py", "cuda_runtime")):
+        (site / path).parent.mkdir(parents=True)
+        (site / path).write_text(_TAKE_THE_PLACE.format(function))
+    (site / "cuda" / "bindings" / "__init__.py").touch()
+
+
+def _write_nvidia_smi(machine: Machine, path: Path) -> None:
+    """On a Jetson it knows a name and nothing else (JetPack 6)."""
+    memory = "[N/A]" if machine.is_jetson else str(machine.memory_bytes >> 20)
+    clocks = ", ".join(["[N/A]"] * 6) if machine.is_jetson else "2100, 2520, 9001, 61.5, 210.0, 45"
+    path.parent.mkdir()
+    path.write_text(
+        _NVIDIA_SMI.format(
+            python=sys.executable,
+            gpu=machine.gpu,
+            capability="[N/A]" if machine.is_jetson else ".".join(map(str, machine.capability)),
+            memory=memory,
+            used="[N/A]" if machine.is_jetson else "400",
+            driver=machine.driver,
+            clocks=clocks,
+            cuda=f"{machine.cuda // 1000}.{machine.cuda % 1000 // 10}",
+        )
+    )
+    path.chmod(0o755)
+
+
+def _rooted() -> tuple[Any, ...]:
+    """The functions that look for a Jetson's files."""
+    from mptune.engines import environment
+    from mptune.targets import detect, jetson, throttling
+
+    return (
+        environment.describe_environment,
+        detect.detect_gpus,
+        detect.hidden_gpu,
+        jetson.read_jetson,
+        throttling.read_throttling,
+    )
+
+
+def _with_root(function: Callable[..., Any]) -> tuple[Any, ...]:
+    """The defaults of a function, its ``root`` replaced."""
+    parameters = [one for one in inspect.signature(function).parameters.values() if one.default is not one.empty]
+    root = Path(os.environ[_ROOT])
+    return tuple(root if one.name == "root" else one.default for one in parameters)
+
+
+def _forget() -> None:
+    """Empty the caches of what was found on this machine."""
+    import importlib
+
+    from mptune.engines.cuda import runtime
+    from mptune.engines.toolchains import choose
+
+    importlib.invalidate_caches()
+    for found in (choose.find_library, choose.probe, runtime.runtime):
+        found.cache_clear()
