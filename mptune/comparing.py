@@ -124,7 +124,10 @@ def check(mixed: ModelLike, *, against: ModelLike, data: Any, max_error: float, 
         batch: Rows per sample where the batch is dynamic.
 
     Raises:
-        As ``compare``.
+        SettingsError: An argument is out of range.
+        ModelError: A model cannot be read or typed, or the two have other inputs or outputs.
+        DataError: The data do not fit the model.
+        BaselineError: A model does not run on the data.
     """
     return compare(against, mixed, data=data, max_error=max_error, batch=batch)
 

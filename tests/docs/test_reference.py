@@ -1,0 +1,47 @@
+"""The reference pages against the program: every code of a finding, every public name, every option is there."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import mptune
+from mptune.data.metrics.accuracy import METRICS
+from mptune.data.metrics.sets.whole_set import BUILT_IN_SETS
+from mptune.finding import CODES
+from tests.docs.pages import read
+from tests.test_docs import COMMANDS, options_of
+
+FINDINGS = re.sub(r"\s+", " ", read("docs/reference/findings.md"))
+COMMAND_LINE = read("docs/reference/command-line.md")
+
+
+def test_every_code_of_a_finding_has_its_section() -> None:
+    titles = re.findall(r"^### ([a-z0-9-]+)$", read("docs/reference/findings.md"), re.MULTILINE)
+    assert titles == list(CODES)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_section_says_what_the_code_means_and_what_to_do(code: str) -> None:
+    section = FINDINGS.partition(f"### {code} ")[2].partition("### ")[0]
+    assert section.startswith(f"*{CODES[code].severity}*: {CODES[code].meaning}. **What to do:** ")
+
+
+def test_every_public_name_is_in_the_api_reference() -> None:
+    named = re.findall(r"^::: mptune\.(\w+)$", read("docs/reference/api.md"), re.MULTILINE)
+    assert sorted(named) == sorted(set(mptune.__all__) - {"__version__"})
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_is_in_the_section_of_its_command(command: str) -> None:
+    section = COMMAND_LINE.partition(f"## mptune {command}\n")[2].partition("\n## ")[0]
+    assert section, f"docs/reference/command-line.md has no section of mptune {command}"
+    for option in options_of(command) - {"--help", "-h"}:
+        assert re.search(rf"`{re.escape(option)}(?![\w-])", section), f"its section does not name {option}"
+
+
+def test_every_named_metric_is_on_the_page_of_metrics() -> None:
+    text = read("docs/guide/metrics.md")
+    for name in {*METRICS, *BUILT_IN_SETS} - {"non_finite"}:
+        assert f"`{name}`" in text, f"docs/guide/metrics.md does not name {name}"
