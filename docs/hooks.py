@@ -54,7 +54,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         path, _, anchor = target.partition("#")
         if not path or re.match(r"[a-z]+:", target):
             return match[0]
-        place = site_place(posixpath.normpath(posixpath.join(posixpath.dirname(home), path)), mark == "!", config, files)
+        place = site_place(
+            posixpath.normpath(posixpath.join(posixpath.dirname(home), path)), mark == "!", config, files
+        )
         if place is None:
             return text
         relative = posixpath.relpath(place, posixpath.dirname(here) or ".")
@@ -104,5 +106,7 @@ def _output(output: dict[str, Any]) -> str:
     if "image/svg+xml" in data:
         return f'<div class="picture">{"".join(data["image/svg+xml"])}</div>'
     if "image/png" in data:
-        return f'<img alt="The figure that the cell above draws" src="data:image/png;base64,{data["image/png"].strip()}">'
+        return (
+            f'<img alt="The figure that the cell above draws" src="data:image/png;base64,{data["image/png"].strip()}">'
+        )
     return f"```text\n{''.join(data.get('text/plain', '')).rstrip()}\n```"

@@ -151,7 +151,8 @@ def test_the_test_command_of_the_pages_is_what_ci_runs() -> None:
         assert len(commands) == 1, f"{page} does not say in one line how the tests are run"
         *_, install, tests = commands[0].split(" && ")
         assert f"{tests} --cov-fail-under=94\n" in ci, f"{page}: {tests} is not what .ci/run runs"
-        assert install.removeprefix("pip install ") in ci, f"{page}: .ci/run does not {install}"
+        assert install == "pip install -e '.[test]'"
+        assert re.search(r"pip install .*-e '\.\[test[,\]]", ci), f"{page}: .ci/run does not {install}"
 
 
 def test_the_modules_of_benchmarks_that_the_pages_name_exist() -> None:

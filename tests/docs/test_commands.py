@@ -98,7 +98,9 @@ def run(command: str, line: str) -> None:
     if words[0] == "mptune":
         few = ["--budget", "3"] if words[1] == "search" else []
         assert main([*words[1:], *few]) == expected, command
-    elif words[:1] == ["python"] and importlib.util.find_spec("torch") is None and "torch" in Path(words[1]).read_text():
+    elif (
+        words[:1] == ["python"] and importlib.util.find_spec("torch") is None and "torch" in Path(words[1]).read_text()
+    ):
         Path("model.onnx").write_bytes(ONNX)
     elif words[:1] == ["python"]:
         done = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, check=False, timeout=240)
