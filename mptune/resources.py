@@ -80,13 +80,19 @@ def locate(kind: Kind, name_or_path: str, error: type[MptuneError]) -> Path:
     )
 
 
-def read_toml(path: Path, schema: type[Schema], error: type[MptuneError]) -> Schema:
+def read_toml(
+    path: Path,
+    schema: type[Schema],
+    error: type[MptuneError],
+    example: str = "start from one of the files in search_spaces/",
+) -> Schema:
     """Read a TOML file that a person wrote, checked against a schema.
 
     Args:
         path: the file.
         schema: the pydantic model of its content.
         error: what is raised.
+        example: what a right file looks like, for the hints.
 
     Raises:
         MptuneError: of the type ``error``: unreadable, not TOML, or a key or value that the schema does not know.
@@ -97,9 +103,9 @@ def read_toml(path: Path, schema: type[Schema], error: type[MptuneError]) -> Sch
     except OSError as problem:
         raise error(f"{path} cannot be read: {problem.strerror}", "check the path and its permissions") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-        raise error(f"{path} is not TOML: {problem}", "start from one of the files in search_spaces/") from None
+        raise error(f"{path} is not TOML: {problem}", example) from None
     except pydantic.ValidationError as problem:
         first = problem.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"
         message = first["msg"].removeprefix("Value error, ")
-        raise error(f"{path}: {where}: {message}", "the files in search_spaces/ show every key") from None
+        raise error(f"{path}: {where}: {message}", example) from None

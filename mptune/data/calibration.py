@@ -1,12 +1,16 @@
 """Calibration samples: what users give, checked against the model's inputs and cut into one feed per sample.
 
-Three forms of data in files (``mptune.data.in_memory`` has those in memory):
+Forms of data in files (``mptune.data.in_memory`` has those in memory):
 
 * ``.npz``: one array per input, by name, samples concatenated along axis 0. A sample takes B rows of an input whose
   first dimension is fixed at B, and ``--batch`` rows of one whose first dimension is symbolic or unknown.
 * ``.npy``: the same for a model with one input.
 * a folder: one ``.npz`` per sample (or one ``.npy``, for a model with one input), in natural order of the file names;
-  each file is one whole feed and its shapes may differ from file to file.
+  each file is one whole feed and its shapes may differ from file to file. Files with more rows than the fixed first
+  dimension takes, and files called ``shard*``, are shards: each holds several samples. A folder may be of any size: its
+  files are read one at a time, when their samples are needed.
+* images in a folder, with ``preprocess.toml`` (``mptune.data.forms.images``).
+* ``.json``, which Polygraphy writes, and ``script.py:function`` (``mptune.data.forms.polygraphy``).
 
 An input repeats for every sample where its array is exactly one sample: a scalar for a scalar input, or as many rows
 as one sample takes while other inputs have more. A scalar input also takes a vector of one value per sample.
@@ -16,7 +20,6 @@ Nothing is ever cast, cropped or padded: what does not fit is an error that name
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,22 +27,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mptune.data.archive import (
-    read_archive,
-    read_array,
-    read_outputs,
-    read_samples,
-    save_outputs,
-    save_samples,
-)
-from mptune.data.checks import (
-    check_agreement,
-    check_names,
-    check_sample_shape,
-    check_values,
-    shape_text,
-    split_rows,
-)
+from mptune.data.archive import read_outputs, read_samples, save_outputs, save_samples
+from mptune.data.checks import shape_text
+from mptune.data.forms.files import checked, cut, load_file, load_folder, whole_feed
+from mptune.data.forms.images import declaration_of, load_images
+from mptune.data.forms.lazy import Loaded
+from mptune.data.forms.polygraphy import read_json_inputs, run_loader, script_and_function
 from mptune.data.in_memory import SOURCE as ARRAYS_SOURCE
 from mptune.data.in_memory import arrays_of
 from mptune.data.plausibility import data_findings
@@ -53,7 +46,6 @@ if TYPE_CHECKING:
 __all__ = ["CalibrationSet", "load_calibration", "read_outputs", "read_samples", "save_outputs", "save_samples"]
 
 RANDOM_SOURCE = "random inputs"
-_FORMS = "mptune reads .npz, .npy, or a folder with one .npz or .npy per sample"
 
 
 @dataclass(frozen=True)
@@ -67,14 +59,16 @@ class CalibrationSet:
         warnings: that have no code, one line each; they stay with the run.
         findings: about the samples; they stay with the run, too.
         indices: index in the data of each sample, 0-based, where these are a part of them; empty where they are all.
+        preprocessing: how images became inputs (``mptune.data.forms.images``); None for other data.
     """
 
-    samples: tuple[Mapping[str, np.ndarray], ...]
+    samples: Sequence[Mapping[str, np.ndarray]]
     source: str
     is_random: bool
     warnings: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     indices: tuple[int, ...] = ()
+    preprocessing: Mapping[str, Any] | None = None
 
     def split(
         self, seed: int, held_out_fraction: float, max_search: int | None
@@ -135,8 +129,8 @@ def load_calibration(
     """Load and check calibration data, or draw random inputs.
 
     Args:
-        source: ``.npz``, ``.npy`` or folder, or arrays in memory; None draws ``settings.random_samples`` samples of
-            random inputs.
+        source: a path of one of the forms of this module, or arrays in memory; None draws
+            ``settings.random_samples`` samples of random inputs. A script is run, so the user must have named it.
         inputs: the model's inputs (``mptune.graph.loading.model.TensorInfo``).
         settings: batch, and how random inputs are drawn.
         seed: of random inputs.
@@ -152,120 +146,47 @@ def load_calibration(
     if isinstance(source, InMemory):
         loaded = _from_memory(source.content, inputs, settings)
     else:
-        loaded = _load(source, inputs, settings)
+        found = _load(source, inputs, settings)
+        loaded = CalibrationSet(found.samples, found.source, False, found.warnings, preprocessing=found.preprocessing)
     return replace(loaded, findings=data_findings(loaded.samples))
 
 
-def _load(path: Path, inputs: Sequence[TensorInfo], settings: DataSettings) -> CalibrationSet:
+def _load(path: Path, inputs: Sequence[TensorInfo], settings: DataSettings) -> Loaded:
+    script = script_and_function(path)
+    if script is not None:
+        return _loaded_feeds(run_loader(*script), inputs, settings, path.name)
+    declaration = declaration_of(path)
+    if declaration is not None:
+        return load_images(declaration, inputs, settings.batch)
     if path.is_dir():
-        return _load_folder(path, inputs, settings)
-    suffix = path.suffix.lower()
-    if suffix not in (".npz", ".npy"):
-        raise DataError(f"{path} is no calibration data" if path.exists() else f"no such file: {path}", _FORMS)
-    arrays, warnings = _read_feed(path, inputs)
-    return CalibrationSet(_cut(arrays, inputs, settings, path.name, warnings), path.name, False, tuple(warnings))
+        return load_folder(path, inputs, settings)
+    if path.suffix.lower() == ".json":
+        return _loaded_feeds(read_json_inputs(path), inputs, settings, path.name)
+    return load_file(path, inputs, settings)
+
+
+def _loaded_feeds(feeds: Any, inputs: Sequence[TensorInfo], settings: DataSettings, source: str) -> Loaded:
+    given = arrays_of(tuple(feeds), inputs)
+    samples = tuple(
+        whole_feed(
+            checked(arrays, inputs, f"{source}, sample {number}"), inputs, settings, f"{source}, sample {number}"
+        )
+        for number, arrays in enumerate(given)
+        if isinstance(arrays, dict)
+    )
+    return Loaded(samples, source)
 
 
 def _from_memory(content: Any, inputs: Sequence[TensorInfo], settings: DataSettings) -> CalibrationSet:
     given = arrays_of(content, inputs)
     warnings: list[str] = []
     if isinstance(given, dict):
-        samples = _cut(_checked(given, inputs, ARRAYS_SOURCE), inputs, settings, ARRAYS_SOURCE, warnings)
+        samples = cut(checked(given, inputs, ARRAYS_SOURCE), inputs, settings, ARRAYS_SOURCE, warnings)
     else:
         places = [f"{ARRAYS_SOURCE}, sample {number}" for number in range(len(given))]
-        feeds = [(_checked(arrays, inputs, where), where) for arrays, where in zip(given, places, strict=True)]
-        samples = tuple(_whole_feed(feed, inputs, settings, where) for feed, where in feeds)
+        feeds = [(checked(arrays, inputs, where), where) for arrays, where in zip(given, places, strict=True)]
+        samples = tuple(whole_feed(feed, inputs, settings, where) for feed, where in feeds)
     return CalibrationSet(samples, ARRAYS_SOURCE, False, tuple(warnings))
-
-
-def _checked(arrays: Mapping[str, np.ndarray], inputs: Sequence[TensorInfo], where: str) -> dict[str, np.ndarray]:
-    """The arrays in the order of the inputs, with names, types and values checked."""
-    check_names(arrays, inputs, where)
-    return {i.name: check_values(i, arrays[i.name], where) for i in inputs}
-
-
-def _whole_feed(
-    feed: Mapping[str, np.ndarray], inputs: Sequence[TensorInfo], settings: DataSettings, where: str
-) -> Mapping[str, np.ndarray]:
-    """Arrays that are one sample, with their shapes checked."""
-    for info in inputs:
-        check_sample_shape(info, feed[info.name], settings.batch, where)
-    check_agreement(feed, inputs, where)
-    return feed
-
-
-def _read_feed(path: Path, inputs: Sequence[TensorInfo]) -> tuple[dict[str, np.ndarray], list[str]]:
-    """One file's arrays by input name, with types and values checked, and warnings."""
-    warnings: list[str] = []
-    if path.suffix.lower() == ".npy":
-        if len(inputs) != 1:
-            names = ", ".join(f"{i.name}=..." for i in inputs)
-            raise DataError(
-                f"{path.name} is one array, the model has {len(inputs)} inputs",
-                f"write all inputs by name into one file: np.savez('data.npz', {names})",
-            )
-        arrays = {inputs[0].name: read_array(path)}
-    else:
-        arrays = read_archive(path)
-        if len(inputs) == 1 and len(arrays) == 1 and inputs[0].name not in arrays:
-            ((found, array),) = arrays.items()
-            arrays = {inputs[0].name: array}
-            warnings.append(f"{path.name}: array {found!r} is taken for the model's only input {inputs[0].name!r}")
-    return _checked(arrays, inputs, path.name), warnings
-
-
-def _cut(
-    arrays: Mapping[str, np.ndarray],
-    inputs: Sequence[TensorInfo],
-    settings: DataSettings,
-    where: str,
-    warnings: list[str],
-) -> tuple[Mapping[str, np.ndarray], ...]:
-    """Cut concatenated arrays into samples; adds a warning for a repeated input that looks like a forgotten one."""
-    rows = {i.name: split_rows(i, arrays[i.name], settings.batch, where) for i in inputs}
-    counts = {name: len(parts) for name, parts in rows.items()}
-    several = {name: count for name, count in counts.items() if count > 1}
-    total = max(counts.values(), default=1)
-    odd = next((name for name, count in several.items() if count != total), None)
-    if odd is not None:
-        other = next(name for name, count in counts.items() if count == total)
-        raise DataError(
-            f"{where}: input {odd!r} has {counts[odd]} samples, input {other!r} has {total}",
-            "give every input the same number of samples, or a folder with one .npz per sample",
-        )
-    batches = {rows[name][0].shape[:1] for name in several}
-    for name in counts:
-        if total > 1 and counts[name] == 1 and rows[name][0].ndim and rows[name][0].shape[:1] in batches:
-            warnings.append(f"{where}: input {name!r} has one sample, which is repeated for all {total}")
-    samples = tuple({name: parts[k if len(parts) > 1 else 0] for name, parts in rows.items()} for k in range(total))
-    for number, sample in enumerate(samples):
-        check_agreement(sample, inputs, f"{where}, sample {number}")
-    return samples
-
-
-def _load_folder(path: Path, inputs: Sequence[TensorInfo], settings: DataSettings) -> CalibrationSet:
-    files = [f for f in path.iterdir() if f.is_file() and not f.name.startswith(".")]
-    chosen = sorted((f for f in files if f.suffix.lower() in (".npz", ".npy")), key=lambda f: _natural(f.name))
-    kinds = {f.suffix.lower() for f in chosen}
-    if not chosen:
-        seen = sorted({f.suffix.lower() or f.name for f in files})
-        raise DataError(
-            f"{path} holds no .npz or .npy files", f"it holds {', '.join(seen[:5])}; {_FORMS}" if seen else _FORMS
-        )
-    if len(kinds) > 1:
-        raise DataError(f"{path} holds both .npz and .npy files", "keep one kind in the folder, one file per sample")
-    samples: list[Mapping[str, np.ndarray]] = []
-    warnings: list[str] = []
-    for file in chosen:
-        feed, feed_warnings = _read_feed(file, inputs)
-        samples.append(_whole_feed(feed, inputs, settings, file.name))
-        warnings += feed_warnings[: 1 - len(warnings)]  # the same for every file: once is enough
-    return CalibrationSet(tuple(samples), path.resolve().name, False, tuple(warnings))
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Sort key in which ``sample_2`` comes before ``sample_10``."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name) if part]
 
 
 def _random(inputs: Sequence[TensorInfo], settings: DataSettings, seed: int) -> CalibrationSet:

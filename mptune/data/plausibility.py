@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from mptune.data.forms.lazy import LazySamples, feed_digest
 from mptune.finding import CODES, Finding, Where
 
 _MIN_VALUES = 1024
@@ -17,6 +17,8 @@ _MAX_VALUES = 1 << 20
 _MAX_CORRELATION = 0.05
 """Neighbours in a natural image correlate at 0.9 and more; in N independent values by about 1 / sqrt(N)."""
 _MIN_LENGTH = 4
+_MOST_READ = 64
+"""Of samples that are read when they are needed, so many show what the values look like."""
 _TOLERANCE = 0.05
 
 
@@ -54,6 +56,7 @@ def data_findings(samples: Sequence[Mapping[str, np.ndarray]]) -> tuple[Finding,
     Args:
         samples: one feed per sample, all with the same names.
     """
+    few = samples.spread(_MOST_READ) if isinstance(samples, LazySamples) else samples
     random = [
         _finding(
             "random-data",
@@ -62,9 +65,9 @@ def data_findings(samples: Sequence[Mapping[str, np.ndarray]]) -> tuple[Finding,
             suspect.reason,
             suspect.cure,
         )
-        for suspect in random_looking(samples)
+        for suspect in random_looking(few)
     ]
-    return (*random, *_constant(samples), *_duplicates(samples))
+    return (*random, *_constant(few), *_duplicates(samples))
 
 
 def _constant(samples: Sequence[Mapping[str, np.ndarray]]) -> list[Finding]:
@@ -96,13 +99,9 @@ def _duplicates(samples: Sequence[Mapping[str, np.ndarray]]) -> list[Finding]:
     """Samples that equal an earlier one in every input."""
     first: dict[bytes, int] = {}
     repeated = []
-    for number, sample in enumerate(samples):
-        digest = hashlib.sha256()
-        for name in sorted(sample):
-            array = np.ascontiguousarray(sample[name])
-            digest.update(f"{array.dtype} {array.shape}".encode())
-            digest.update(array.tobytes())
-        if first.setdefault(digest.digest(), number) != number:
+    digests = samples.digests() if isinstance(samples, LazySamples) else map(feed_digest, samples)
+    for number, digest in enumerate(digests):
+        if first.setdefault(digest, number) != number:
             repeated.append(number)
     if not repeated:
         return []

@@ -214,7 +214,7 @@ class TestRefused:
     def test_another_kind_of_file(self, tmp_path: Path) -> None:
         path = tmp_path / "x.csv"
         path.write_text("1,2")
-        refused(path, IMAGE, match=r"x\.csv is no calibration data", hint=".npz, .npy, or a folder")
+        refused(path, IMAGE, match=r"x\.csv is no calibration data", hint=".npz, .npy, a folder")
 
     def test_strings(self, npz) -> None:
         refused(None, TensorInfo("text", "string", (1,)), match="'text' is of type string", hint="numeric")
@@ -274,7 +274,9 @@ class TestFolder:
 
     def test_folder_of_images(self, tmp_path: Path) -> None:
         (tmp_path / "cat.jpg").write_bytes(b"")
-        refused(tmp_path, IMAGE, match="holds no .npz or .npy", hint="it holds .jpg")
+        refused(tmp_path, IMAGE, match=r"no preprocess\.toml", hint="size = ")
+        (tmp_path / "cat.jpg").rename(tmp_path / "cat.csv")
+        refused(tmp_path, IMAGE, match="holds no .npz or .npy", hint="it holds .csv")
 
     def test_both_kinds(self, tmp_path: Path) -> None:
         np.save(tmp_path / "a.npy", images(1))

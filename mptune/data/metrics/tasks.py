@@ -158,7 +158,7 @@ def load_metric(spec: str) -> TaskMetric:
         raise DataError(f"no such file: {path} (of metric {spec!r})", "give the path of a Python file, then :function")
     if path.suffix != ".py":
         raise DataError(f"{path} is not a Python file (of metric {spec!r})", "its name should end in .py")
-    module = _run(path)
+    module = run_script(path)
     function = getattr(module, name, None)
     if function is None:
         functions = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
@@ -170,8 +170,12 @@ def load_metric(spec: str) -> TaskMetric:
     return loaded
 
 
-def _run(path: Path) -> ModuleType:
-    """Execute a script as a module of its own; it can import its neighbours, as when Python runs it."""
+def run_script(path: Path) -> ModuleType:
+    """Execute a script as a module of its own; it can import its neighbours, as when Python runs it.
+
+    Raises:
+        DataError: it cannot be loaded, or fails.
+    """
     spec = importlib.util.spec_from_file_location(f"mptune_metric_{path.stem}", path.resolve())
     if spec is None or spec.loader is None:
         raise DataError(f"{path} cannot be loaded as Python", "its name should end in .py")

@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable
 
 from mptune.data.calibration import CalibrationSet, load_calibration
+from mptune.data.forms.images import PREPROCESS_JSON
 from mptune.data.metrics.tasks import definition_of_metric, is_own, law_metric
 from mptune.engines.base import Failure, SampleSet, Toolchain
 from mptune.engines.toolchains.choose import choose_target, open_toolchain
 from mptune.engines.workload import Workload
 from mptune.errors import RunError
-from mptune.files import write_bytes
+from mptune.files import write_bytes, write_json
 from mptune.finding import Finding
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import Granularity, LayerGroup, find_fitting_groups, find_groups, groups_sha256
@@ -220,6 +221,8 @@ class SearchRun(MeasuringRun):
         )
         self._holds(lambda: check_data(self.directory.path, self.file, section), self.file)
         self._save(data=section)
+        if data.preprocessing is not None:
+            write_json(self.directory.data / PREPROCESS_JSON, dict(data.preprocessing))
 
     def _keep_for_workers(self, named: NamedSpace) -> None:
         """Keep the search space, which a worker may not find where it was."""

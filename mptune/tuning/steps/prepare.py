@@ -12,6 +12,7 @@ from types import MappingProxyType
 import numpy as np
 
 from mptune.data.calibration import CalibrationSet
+from mptune.data.forms.lazy import LazySamples
 from mptune.data.numbers import decode_float, encode_float
 from mptune.engines.base import Failure, ReferenceReport, SampleSet, Toolchain, Workspace
 from mptune.engines.environment import Environment
@@ -206,6 +207,8 @@ def check_memory(
 def samples_sha256(data: CalibrationSet) -> str:
     """A hash of all samples: names, types, shapes and values, in their order."""
     digest = hashlib.sha256()
+    if isinstance(data.samples, LazySamples) and data.preprocessing is not None:  # files and declaration stand for them
+        return hashlib.sha256(b"".join(data.samples.digests())).hexdigest()
     for sample in data.samples:
         for name in sorted(sample):
             array = np.ascontiguousarray(sample[name])

@@ -1,0 +1,201 @@
+"""A folder of images, with a declaration of how an image becomes the model's input: ``preprocess.toml`` beside them.
+
+    size = [224, 224]              # height, width; left out: the model's own
+    resize = "crop"                # stretch (default), crop (scale the shorter side, cut the middle), letterbox, none
+    shorter = 256                  # crop: the shorter side before the middle is cut; left out: that of size
+    interpolation = "bilinear"     # or nearest, bicubic: Pillow's, which smooths where it makes smaller
+    pad = 114                      # letterbox: grey level of the border
+    layout = "NCHW"                # or NHWC; left out: by the model's channels
+    colour = "RGB"                 # or BGR, GREY
+    scale = 0.00392156862745098    # value * scale; by default 1/255, for integer inputs 1; then (value - mean) / std
+    mean = [0.485, 0.456, 0.406]
+    std = [0.229, 0.224, 0.225]
+    input = "images"               # the model's only input, where its name is to be checked
+    folder = "val"                 # where the images lie, if not beside this file
+
+``--data`` takes the folder, or the file of the declaration. Nothing is guessed: without a declaration it is an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pydantic
+
+from mptune.data.checks import check_sample_shape, check_values
+from mptune.data.forms.image_lines import image_input
+from mptune.data.forms.lazy import Feed, LazySamples, Loaded
+from mptune.errors import DataError
+from mptune.resources import read_toml
+
+if TYPE_CHECKING:
+    from mptune.graph.loading.tensors import TensorInfo
+
+PREPROCESS_TOML = "preprocess.toml"
+PREPROCESS_JSON = "preprocess.json"
+"""In the run's data directory: the declaration with what the model says of it, as ``image_input`` takes it."""
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+
+_EXAMPLE = 'such as: size = [224, 224]; resize = "crop"; mean = [0.485, 0.456, 0.406]; std = [0.229, 0.224, 0.225]'
+
+
+class _Declared(pydantic.BaseModel):
+    """The content of ``preprocess.toml``."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    size: tuple[int, int] | None = None
+    resize: Literal["stretch", "crop", "letterbox", "none"] = "stretch"
+    shorter: int | None = pydantic.Field(default=None, gt=0)
+    interpolation: Literal["nearest", "bilinear", "bicubic"] = "bilinear"
+    pad: int = pydantic.Field(default=114, ge=0, le=255)
+    layout: Literal["NCHW", "NHWC"] | None = None
+    colour: Literal["RGB", "BGR", "GREY"] = "RGB"
+    scale: float | None = None
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    input: str | None = None
+    folder: str | None = None
+
+    @pydantic.field_validator("std")
+    @classmethod
+    def _is_no_zero(cls, std: tuple[float, ...]) -> tuple[float, ...]:
+        if not all(value > 0 for value in std):
+            raise ValueError("every number must be above 0")
+        return std
+
+
+def declaration_of(path: Path) -> Path | None:
+    """The declaration of a folder of images, or of a ``.toml`` file itself; None where there is none."""
+    if path.suffix.lower() == ".toml":
+        return path
+    beside = path / PREPROCESS_TOML
+    return beside if path.is_dir() and beside.is_file() else None
+
+
+def has_images(folder: Path) -> bool:
+    """Whether files in a folder have names of images."""
+    return any(file.suffix.lower() in SUFFIXES for file in folder.iterdir())
+
+
+def load_images(declaration: Path, inputs: Sequence[TensorInfo], batch: int) -> Loaded:
+    """The images of a folder as samples that are read when they are needed.
+
+    Args:
+        declaration: how an image becomes an input.
+        inputs: of the model.
+        batch: rows per sample of a dynamic batch.
+
+    Raises:
+        DataError: the declaration cannot be read or does not fit the model, or there are no images, or no Pillow.
+    """
+    try:
+        import PIL  # noqa: F401
+    except ImportError:
+        raise DataError("images need Pillow, which is not installed", "pip install 'mptune[images]'") from None
+    declared = read_toml(declaration, _Declared, DataError, _EXAMPLE)
+    info = _input(declared, inputs, declaration)
+    spec = _settled(declared, info, declaration)
+    folder = declaration.parent / (declared.folder or ".")
+    if not folder.is_dir():
+        raise DataError(f"{declaration}: there is no folder {folder}", "folder is relative to the file")
+    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+    rows = info.shape[0] if info.shape and isinstance(info.shape[0], int) else batch
+    if len(files) < rows:
+        raise DataError(
+            f"{folder} holds {len(files)} images, and one sample takes {rows}", f"images end in {', '.join(SUFFIXES)}"
+        )
+    rest = len(files) % rows
+    warnings = (f"{rest} images are left over: one sample takes {rows}",) if rest else ()
+    samples = _Images(files[: len(files) - rest], rows, info, spec, batch)
+    samples.read(0)  # a declaration that does not fit is told at once
+    return Loaded(samples, declaration.parent.resolve().name, warnings, {**spec, "input": info.name})
+
+
+class _Images(LazySamples):
+    def __init__(self, files: Sequence[Path], rows: int, info: TensorInfo, spec: Mapping[str, Any], batch: int) -> None:
+        self._files, self._rows, self._info, self._spec, self._batch = files, rows, info, spec, batch
+
+    def __len__(self) -> int:
+        return len(self._files) // self._rows
+
+    def read(self, index: int) -> Feed:
+        import numpy as np
+
+        rows = [self._row(file) for file in self._of(index)]
+        where = self._of(index)[0].name
+        array = check_values(self._info, np.concatenate(rows), where)
+        check_sample_shape(self._info, array, self._batch, where)
+        return {self._info.name: array}
+
+    def _row(self, file: Path) -> Any:
+        try:
+            return image_input(file, self._spec)
+        except Exception as error:  # Pillow raises nearly anything for a damaged file
+            text = " ".join(str(error).split())
+            raise DataError(f"{file} cannot be read as an image: {text}", "remove it, or declare its size") from None
+
+    def _of(self, index: int) -> Sequence[Path]:
+        return self._files[index * self._rows : (index + 1) * self._rows]
+
+    def digests(self) -> Sequence[bytes]:
+        declared = repr(sorted(self._spec.items())).encode()
+        found = []
+        for index in range(len(self)):
+            digest = hashlib.sha256(declared)
+            for file in self._of(index):
+                digest.update(hashlib.sha256(file.read_bytes()).digest())
+            found.append(digest.digest())
+        return found
+
+
+def _input(declared: _Declared, inputs: Sequence[TensorInfo], declaration: Path) -> TensorInfo:
+    if len(inputs) != 1:
+        names = ", ".join(info.name for info in inputs)
+        raise DataError(
+            f"{declaration}: images are for a model with one input, this one has {len(inputs)}: {names}",
+            "write .npz files with one array per input",
+        )
+    if declared.input not in (None, inputs[0].name):
+        raise DataError(f"{declaration}: the model has no input {declared.input!r}", f"its input is {inputs[0].name!r}")
+    return inputs[0]
+
+
+def _settled(declared: _Declared, info: TensorInfo, declaration: Path) -> dict[str, Any]:
+    """The declaration with what the model says: layout, size and type."""
+    shape = info.shape
+    if shape is None or len(shape) != 4:
+        raise DataError(
+            f"{declaration}: input {info.name!r} has no rank 4, so it takes no images", "write .npz files instead"
+        )
+    channels = 1 if declared.colour == "GREY" else 3
+    fitting = [layout for layout, axis in (("NCHW", 1), ("NHWC", 3)) if shape[axis] == channels]
+    layout = declared.layout or (fitting[0] if len(fitting) == 1 else None)
+    if layout is None:
+        raise DataError(
+            f"{declaration}: which axis of input {info.name!r} holds the {channels} channels is not known",
+            'declare layout = "NCHW" or "NHWC", and colour',
+        )
+    own = shape[2:] if layout == "NCHW" else shape[1:3]
+    size = declared.size or tuple(own)
+    if not all(isinstance(dim, int) and dim > 0 for dim in size):
+        raise DataError(f"{declaration}: the model leaves the size open", "declare it: size = [HEIGHT, WIDTH]")
+    for name, values in (("mean", declared.mean), ("std", declared.std)):
+        if len(values) not in (1, channels):
+            raise DataError(f"{declaration}: {name} has {len(values)} numbers", f"give 1 or {channels}")
+    return {
+        "size": list(size),
+        "resize": declared.resize,
+        "shorter": declared.shorter,
+        "interpolation": declared.interpolation,
+        "pad": declared.pad,
+        "layout": layout,
+        "colour": declared.colour,
+        "scale": declared.scale if declared.scale is not None else 1 / 255 if info.numpy_dtype.kind == "f" else 1.0,
+        "mean": list(declared.mean),
+        "std": list(declared.std),
+        "dtype": info.numpy_dtype.name,
+    }

@@ -1,0 +1,154 @@
+"""Folders of images: what is declared is what the model gets, and nothing is guessed."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mptune.data.calibration import CalibrationSet, load_calibration, split_indices
+from mptune.data.forms import image_lines
+from mptune.data.forms.lazy import LazySamples
+from mptune.errors import DataError
+from mptune.graph.loading.tensors import TensorInfo
+from mptune.settings import DataSettings
+from mptune.tuning.steps.prepare import samples_sha256
+
+PIXELS = np.random.default_rng(3).integers(0, 256, (6, 20, 30, 3), dtype=np.uint8)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path / "val"
+    (place / "cats").mkdir(parents=True)
+    for k, pixels in enumerate(PIXELS):
+        Image.fromarray(pixels).save(place / ("cats" if k % 2 else ".") / f"{k}.png")
+    return place
+
+
+def load(folder: Path, declared: str, shape: tuple[Any, ...] = (1, 3, 20, 30), batch: int = 1) -> CalibrationSet:
+    (folder / "preprocess.toml").write_text(declared)
+    return load_calibration(folder, (TensorInfo("image", "float", shape),), DataSettings(batch=batch), 0)
+
+
+def of(found: CalibrationSet, number: int) -> np.ndarray:
+    return np.asarray(found.samples[number]["image"])
+
+
+FILES = [0, 2, 4, 1, 3, 5]
+"""The images in the order of their paths: ``0.png``, ``2.png``, ..., ``cats/1.png``, ..."""
+
+
+def test_pixels_are_scaled_and_normalised_as_declared(folder: Path) -> None:
+    found = load(folder, 'resize = "none"\nmean = [0.5, 0.4, 0.3]\nstd = [0.2, 0.3, 0.4]')
+    assert len(found.samples) == 6
+    for number, k in enumerate(FILES):
+        wanted = (PIXELS[k] / 255 - [0.5, 0.4, 0.3]) / [0.2, 0.3, 0.4]
+        np.testing.assert_allclose(of(found, number)[0], wanted.transpose(2, 0, 1), rtol=1e-5, atol=1e-6)
+    assert found.preprocessing is not None
+    assert (found.preprocessing["size"], found.preprocessing["layout"]) == ([20, 30], "NCHW")
+
+
+def test_colour_order_layout_and_scale(folder: Path) -> None:
+    found = load(folder, 'resize = "none"\ncolour = "BGR"\nscale = 1.0', ("batch", 20, 30, 3))
+    np.testing.assert_array_equal(of(found, 0)[0], PIXELS[0][..., ::-1])
+    grey = load(folder, 'resize = "none"\ncolour = "GREY"\nscale = 1.0', (1, 1, 20, 30))
+    assert of(grey, 0).shape == (1, 1, 20, 30)
+    assert abs(of(grey, 0) - PIXELS[0].mean(axis=-1)).max() < 110
+
+
+def test_rows_of_a_batch(folder: Path) -> None:
+    assert of(load(folder, 'resize = "none"', (2, 3, 20, 30)), 1).shape == (2, 3, 20, 30)
+    found = load(folder, 'resize = "none"', ("batch", 3, 20, 30), batch=4)
+    assert len(found.samples) == 1
+    assert any("2 images are left over" in text for text in found.warnings)
+
+
+@pytest.mark.parametrize("resize", ["stretch", "crop", "letterbox"])
+def test_every_way_of_resizing_gives_the_size(resize: str, folder: Path) -> None:
+    for size in ((8, 8), (40, 10), (10, 64)):
+        found = load(folder, f'size = {list(size)}\nresize = "{resize}"\npad = 114\nscale = 1', (1, 3, "h", "w"))
+        assert of(found, 0).shape == (1, 3, *size)
+    if resize == "letterbox":  # 10x64 of 20x30: the sides are grey
+        assert (of(found, 0)[..., :10] == 114).all()
+        assert not (of(found, 0)[..., 28:36] == 114).all()
+
+
+def test_the_shorter_side_is_scaled_before_the_middle_is_cut(folder: Path) -> None:
+    found = load(folder, 'size = [10, 10]\nresize = "crop"\nshorter = 20\nscale = 1', (1, 3, 10, 10))
+    np.testing.assert_array_equal(of(found, 0)[0], PIXELS[0][5:15, 10:20].transpose(2, 0, 1))
+
+
+def test_images_are_read_when_they_are_needed(folder: Path) -> None:
+    found = load(folder, 'resize = "none"')
+    assert isinstance(found.samples, LazySamples)
+    search, held_out = (part[0] for part in split_indices(6, 0, 0.25, 1))
+    other = next(number for number in range(6) if number not in (search, held_out))
+    (damaged,) = folder.rglob(f"{FILES[other]}.png")
+    damaged.write_bytes(b"\x89PNG damaged")
+    assert [len(part.samples) for part in found.split(0, 0.25, 1)] == [1, 1]
+    with pytest.raises(DataError, match=rf"{damaged.name} cannot be read as an image"):
+        list(found.samples)
+
+
+def test_a_hash_stands_for_the_files_and_the_declaration(folder: Path) -> None:
+    first = samples_sha256(load(folder, 'resize = "none"'))
+    assert samples_sha256(load(folder, 'resize = "none"')) == first
+    assert samples_sha256(load(folder, 'resize = "none"\ncolour = "BGR"')) != first
+    Image.fromarray(PIXELS[0] // 2).save(folder / "0.png")
+    assert samples_sha256(load(folder, 'resize = "none"')) != first
+
+
+def test_equal_files_are_duplicates(folder: Path) -> None:
+    (folder / "9.png").write_bytes((folder / "0.png").read_bytes())
+    (finding,) = [f for f in load(folder, 'resize = "none"').findings if f.code == "duplicate-samples"]
+    assert finding.where.samples == (3,)
+
+
+@pytest.mark.parametrize(
+    ("declared", "shape", "says"),
+    [
+        ('resize = "none"\nsize = [4, 4]', (1, 3, 4, 4), "it is 20x30, 4x4 is declared"),
+        ('resize = "shrink"', (1, 3, 4, 4), "resize"),
+        ("colours = 3", (1, 3, 4, 4), "colours"),
+        ("std = [0.0]", (1, 3, 4, 4), "above 0"),
+        ("mean = [0.1, 0.2]", (1, 3, 4, 4), "mean has 2 numbers"),
+        ("size = [8, 8]", (1, 5, 4, 4), "channels is not known"),
+        ("", (1, 3, "h", "w"), "leaves the size open"),
+        ("size = [8, 8]", (1, 3, 4, 4), "image"),
+        ("", (1, 3), "no rank 4"),
+        ('input = "x"', (1, 3, 4, 4), "no input 'x'"),
+        ('folder = "nowhere"', (1, 3, 4, 4), "no folder"),
+        ("size = [", (1, 3, 4, 4), "not TOML"),
+    ],
+)
+def test_a_declaration_that_does_not_fit(declared: str, shape: tuple[Any, ...], says: str, folder: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        load(folder, declared, shape)
+    assert says in f"{caught.value.message} {caught.value.hint}"
+    assert caught.value.hint
+
+
+def test_images_without_a_declaration_are_an_error(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"no preprocess\.toml says how they become inputs"):
+        load_calibration(folder, (TensorInfo("image", "float", (1, 3, 20, 30)),), DataSettings(), 0)
+
+
+def test_the_declaration_may_lie_elsewhere(folder: Path, tmp_path: Path) -> None:
+    declared = tmp_path / "mine.toml"
+    declared.write_text('folder = "val"\nresize = "none"')
+    found = load_calibration(declared, (TensorInfo("image", "float", (1, 3, 20, 30)),), DataSettings(), 0)
+    assert len(found.samples) == 6
+
+
+def test_the_lines_need_numpy_and_pillow_alone(folder: Path) -> None:
+    """So that a script that holds them gives what the search saw."""
+    found = load(folder, 'size = [8, 12]\nresize = "letterbox"', (1, 3, 8, 12))
+    scope: dict[str, Any] = {}
+    exec(inspect.getsource(image_lines), scope)
+    given = scope["image_input"](folder / "0.png", dict(found.preprocessing or {}))
+    np.testing.assert_array_equal(given, of(found, 0))

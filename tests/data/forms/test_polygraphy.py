@@ -1,0 +1,140 @@
+"""Polygraphy's saved inputs and loader scripts as calibration data."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mptune
+from mptune.data.calibration import CalibrationSet, load_calibration
+from mptune.errors import DataError
+from mptune.graph.loading.tensors import TensorInfo
+from mptune.settings import DataSettings
+from tests.graph import models
+from tests.graph.models import node, value, weight
+
+INPUTS = (TensorInfo("image", "float", (1, 3, 4, 4)), TensorInfo("ids", "int64", (1, 5)))
+
+
+def feeds(count: int = 3) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    return [
+        {"image": rng.random((1, 3, 4, 4)).astype(np.float32), "ids": rng.integers(0, 9, (1, 5))} for _ in range(count)
+    ]
+
+
+def encoded(array: np.ndarray, marker: str = "polygraphy_class") -> dict[str, str]:
+    """As Polygraphy's ``Encoder`` writes an array; 0.3x named the type with another key."""
+    stream = io.BytesIO()
+    np.save(stream, array, allow_pickle=False)
+    text = base64.b64encode(stream.getvalue()).decode()
+    if marker == "polygraphy_class":
+        return {"array": text, marker: "ndarray"}
+    return {"array": text, "__polygraphy_encoded_ndarray": "polygraphy_serialized_json_type"}
+
+
+def load(path: Path) -> CalibrationSet:
+    return load_calibration(path, INPUTS, DataSettings(), 0)
+
+
+@pytest.mark.parametrize("marker", ["polygraphy_class", "legacy"])
+def test_saved_inputs(marker: str, tmp_path: Path) -> None:
+    given = feeds()
+    path = tmp_path / "inputs.json"
+    path.write_text(json.dumps([{name: encoded(array, marker) for name, array in feed.items()} for feed in given]))
+    found = load(path)
+    assert found.source == "inputs.json"
+    assert len(found.samples) == 3
+    for got, wanted in zip(found.samples, given, strict=True):
+        assert all(np.array_equal(got[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "holds no inputs of Polygraphy"),
+        ('{"lst": []}', "outputs of a run"),
+        ('[{"image": 3}]', "sample 0: input 'image' is no array"),
+        ('[{"image": {"array": "?"}}]', "cannot be read"),
+        ('[{"image": {"array": "AAAA"}}]', "cannot be read"),
+        (json.dumps([{"image": encoded(np.zeros((1, 3, 4, 4), np.float32))}]), "no array for input 'ids'"),
+        (json.dumps([{n: encoded(a.astype(np.float64)) for n, a in feeds(1)[0].items()}]), "expected float32"),
+    ],
+)
+def test_what_is_no_saved_input(text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "inputs.json").write_text(text)
+    with pytest.raises(DataError, match=says) as caught:
+        load(tmp_path / "inputs.json")
+    assert caught.value.hint
+
+
+SCRIPT = """
+import numpy as np
+from neighbour import COUNT
+
+def load_data():
+    rng = np.random.default_rng(0)
+    for _ in range(COUNT):
+        yield {"image": rng.random((1, 3, 4, 4)).astype(np.float32), "ids": rng.integers(0, 9, (1, 5))}
+
+def one():
+    return next(load_data())
+
+def fails():
+    raise KeyError("no data here")
+
+def nothing():
+    return []
+
+def numbers():
+    return [1, 2]
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    (tmp_path / "neighbour.py").write_text("COUNT = 4\n")
+    (tmp_path / "loader.py").write_text(SCRIPT)
+    return tmp_path / "loader.py"
+
+
+@pytest.mark.parametrize(("function", "count"), [("", 4), (":load_data", 4), (":one", 1)])
+def test_a_loader_script(function: str, count: int, script: Path) -> None:
+    found = load(Path(f"{script}{function}"))
+    assert len(found.samples) == count
+    assert np.array_equal(found.samples[0]["image"], np.random.default_rng(0).random((1, 3, 4, 4)).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (":fails", "fails failed: KeyError: 'no data here'"),
+        (":nothing", "gives nothing"),
+        (":numbers", "gives a int"),
+        (":missing", "has no function 'missing'"),
+    ],
+)
+def test_a_loader_script_that_fails(function: str, says: str, script: Path) -> None:
+    with pytest.raises(DataError, match=says) as caught:
+        load(Path(f"{script}{function}"))
+    assert "dictionary of arrays" in caught.value.hint
+    with pytest.raises(DataError, match="no such file"):
+        load(script.with_name("nowhere.py"))
+
+
+def test_inspect_runs_a_script_that_is_named(tmp_path: Path) -> None:
+    model = models.save(
+        models.model(
+            [node("MatMul", ["x", "w"], "y", "fc")], [value("x", [1, 8])], [value("y", [1, 4])], [weight("w", 8, 4)]
+        ),
+        tmp_path,
+    )
+    text = "import numpy as np\ndef load_data():\n    return [{'x': np.full((1, 8), k, np.float32)} for k in (1, 2)]\n"
+    (tmp_path / "loader.py").write_text(text)
+    assert mptune.inspect(model, data=tmp_path / "loader.py").samples == 2
