@@ -205,18 +205,18 @@ def test_only_what_is_timed_leaves_tf32_to_the_environment(
     fp16: PrecisionPlan,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told: dict[str, bool | None] = {}
+    seen: dict[str, bool | None] = {}
     with kind(load_target("cpu"), mlp_workload, settings) as tools:
         call = tools._worker.call
 
         def heard(job: Job[T], timeout_s: float) -> T | Failure:
-            told[type(job).__name__] = getattr(job, "tf32_by_environment", None)
+            seen[type(job).__name__] = getattr(job, "tf32_by_environment", None)
             return call(job, timeout_s)
 
         monkeypatch.setattr(tools._worker, "call", heard)
         assert not isinstance(tools.reference("search"), Failure)
         measured(tools.evaluate(fp16))
-    assert told == {"ReferenceJob": None, "MeasureJob": kind is Convolving}
+    assert seen == {"ReferenceJob": None, "MeasureJob": kind is Convolving, "ObserveJob": None}
 
 
 def test_latency_is_corrected_for_drift_across_resumed_runs(

@@ -116,7 +116,8 @@ def test_a_plan_whose_engine_cannot_be_built_has_failed(
     workspace = make_workspace(path, tmp_path, feed, count=2)
     plan = PrecisionPlan.uniform(model.sha256, [group.id for group in groups], Precision.FP32)
     target = load_target("rtx-4500-ada")
-    with open_toolchain("tensorrt-rtx", target, Workload(GroupedModel(model, groups), workspace), settings) as tools:
+    workload, library = Workload(GroupedModel(model, groups), workspace), load_library("tensorrt-rtx")
+    with AheadToolchain(target, workload, settings, "cpu", library=library) as tools:  # unasked whether it parses
         failure = tools.evaluate(plan)
         assert isinstance(failure, Failure)
         assert (failure.stage, failure.kind) == (Stage.BUILD, FailureKind.UNSUPPORTED)
