@@ -27,7 +27,7 @@ class BuildRecipe:
     """The settings of a run's builds that change the engine.
 
     Attributes:
-        tf32: FP32 groups may use TF32, which trtexec and TensorRT's builder allow unless they are told otherwise.
+        tf32: FP32 groups may use TF32, which trtexec and TensorRT's builder allow by default.
         shapes: of dynamic inputs.
         unknown: dynamic inputs whose shapes are not known.
         settings: workspace and optimization level.

@@ -19,7 +19,7 @@ from mptune.data.metrics.row_pairs import SAME_DISTANCE, Columns, Floats, Indice
 from mptune.graph.loading.value_dependent import DependentOutput
 
 _MOST_COLUMNS = 64
-"""Rows are told apart by the first columns of each output; masks and features have thousands."""
+"""Rows are distinguished by the first columns of each output; masks and features have thousands."""
 
 
 @dataclass(frozen=True, eq=False)

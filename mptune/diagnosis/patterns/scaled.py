@@ -12,7 +12,7 @@ FP32_ROUNDING = 1e-5
 _UNKNOWN_ROUNDING = 1e-2
 """Where the emulation in FP16 is not finite."""
 _MOST_ROUNDING = 0.3
-"""An FP16 error above this, in standard deviations, is no rounding that could be told from anything."""
+"""An FP16 error above this, in standard deviations, is too large to tell a rounding from anything else."""
 CLEAR = 0.1
 """A pattern explains a difference where it leaves at most this share of it."""
 

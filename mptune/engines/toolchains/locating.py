@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from mptune.engines.jobs.emulation import Call
 from mptune.engines.jobs.reference_report import Place, ReferenceReport
 from mptune.engines.ort.session import Provider
 from mptune.engines.workload import Workload
+from mptune.graph.loading.ancestors import needed_nodes
 from mptune.graph.loading.model import Model, Node
 
 REPEAT_WARNING = 1e-5
@@ -83,7 +85,7 @@ class Locator:
     def _sights(self, question: Question, which: SampleSet, outputs: Sequence[str], index: int = 0) -> Sights:
         """What the outputs and everything that they are computed from hold; empty where that cannot be run."""
         model, workspace = self.workload.model, self.workload.workspace
-        nodes = [model.nodes[position] for position in _ancestors(model, outputs)]
+        nodes = needed_nodes(model, outputs)
         names = [info.name for info in model.inputs]
         names += [out for node in nodes for out in node.outputs if out and out not in model.initializers]
         watched = [name for name in names if model.info(name).dtype in _WATCHED]
@@ -110,18 +112,6 @@ def _named(code: str, output: str, place: Place | None) -> Iterator[tuple[tuple[
         yield (code, output), place
 
 
-def _ancestors(model: Model, outputs: Iterable[str]) -> list[int]:
-    """Positions of the nodes that values are computed by, in topological order."""
-    found: set[int] = set()
-    stack = [model.producer[name] for name in outputs if name in model.producer]
-    while stack:
-        position = stack.pop()
-        if position not in found:
-            found.add(position)
-            stack += [model.producer[name] for name in _reads(model.nodes[position]) if name in model.producer]
-    return sorted(found)
-
-
 def _reads(node: Node) -> tuple[str, ...]:
     return tuple(name for name in (*node.inputs, *node.captures) if name)
 
@@ -143,8 +133,7 @@ def _not_finite(model: Model, sights: Sights, output: str, sample: int) -> Place
         seen = sights.get(info.name)
         if seen is not None and not seen.is_finite:
             return Place("", "", info.name, _worded(seen), sample)
-    for position in _ancestors(model, [output]):
-        node = model.nodes[position]
+    for node in needed_nodes(model, [output]):
         for name in node.outputs:
             seen = sights.get(name)
             if seen is None or seen.is_finite:
@@ -202,27 +191,28 @@ def _source(model: Model, sights: Sights, outputs: Iterable[str], is_bad: Callab
 
 def _killer(model: Model, sights: Sights, output: str) -> Place | None:
     """The node nearest to the output that reads what differs from sample to sample, and gives what does not."""
-    stack, visited = [output], set[str]()
-    while stack:
-        name = stack.pop(0)
-        if name in visited or name not in model.producer:
-            continue
-        visited.add(name)
-        node = model.nodes[model.producer[name]]
-        if node.op_type in _SHAPE_OPERATORS:
-            continue
-        reads = [read for read in _reads(node) if read not in model.initializers]
+    for node, name, reads in _backwards(model, output):
         if any(read in sights and not sights[read].is_equal for read in reads):
             return _place(node, name, "constant")
-        stack += sorted(reads, key=lambda read: not model.info(read).is_float32)
     return None
 
 
 def _batch_end(model: Model, sights: Sights, output: str) -> Place | None:
     """The node nearest to the output that reads a value whose first dimension is the batch, and gives one without."""
-    stack, visited = [output], set[str]()
-    while stack:
-        name = stack.pop(0)
+    for node, name, reads in _backwards(model, output):
+        if any(read in sights and sights[read].keeps_rows for read in reads):
+            return _place(node, name, str(list(sights[name].shapes[-1])) if name in sights else "")
+    return None
+
+
+def _backwards(model: Model, output: str) -> Iterator[tuple[Node, str, list[str]]]:
+    """Each node, its value and the computed values that it reads: breadth first from an output, float values first.
+
+    Arithmetic on shapes and what it is computed from is left out.
+    """
+    queue, visited = deque([output]), set[str]()
+    while queue:
+        name = queue.popleft()
         if name in visited or name not in model.producer:
             continue
         visited.add(name)
@@ -230,10 +220,5 @@ def _batch_end(model: Model, sights: Sights, output: str) -> Place | None:
         if node.op_type in _SHAPE_OPERATORS:
             continue
         reads = [read for read in _reads(node) if read not in model.initializers]
-        for read in reads:
-            seen = sights.get(read)
-            if seen is not None and seen.keeps_rows:
-                result = sights.get(name)
-                return _place(node, name, str(list(result.shapes[-1])) if result else "")
-        stack += sorted(reads, key=lambda read: not model.info(read).is_float32)
-    return None
+        yield node, name, reads
+        queue += sorted(reads, key=lambda read: not model.info(read).is_float32)

@@ -16,6 +16,7 @@ import onnx.numpy_helper
 
 from mptune.files import write_bytes
 from mptune.graph.casting.value_types import new_suffix
+from mptune.graph.loading.ancestors import needed_nodes
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.plan import Precision
 from mptune.graph.writing.model_file import add_cast
@@ -88,18 +89,6 @@ def write_widened(model: Model, bank: WeightBank, path: Path, outputs: Sequence[
             graph.output.append(onnx.helper.make_tensor_value_info(name, code, None))
     write_bytes(path, [proto.SerializeToString(deterministic=True)])
     return path
-
-
-def needed_nodes(model: Model, values: Collection[str]) -> list[Node]:
-    """The nodes that these values depend on, in topological order."""
-    wanted = set(values)
-    found = []
-    for node in reversed(model.nodes):
-        if wanted.intersection(node.outputs):
-            found.append(node)
-            wanted.update(node.inputs)
-            wanted.update(node.captures)
-    return found[::-1]
 
 
 def _add(

@@ -28,7 +28,7 @@ def out_of_reach_findings(
 ) -> tuple[Finding, ...]:
     """The finding that some nodes keep their precision whatever a plan says; none where that is not so.
 
-    Quantised operators, those of ai.onnx.ml and subgraphs are told elsewhere.
+    Quantised operators, those of ai.onnx.ml and subgraphs are reported elsewhere.
 
     Args:
         grouped: the model and its layer groups.

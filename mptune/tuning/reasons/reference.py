@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from mptune.engines.jobs.reference_report import Place, ReferenceReport, RowReport
 from mptune.finding import CODES, Finding, FindingOrigin, OutputColumns, Severity, Where
 from mptune.graph.grouping.lookup import attribute
+from mptune.graph.loading.ancestors import needed_nodes
 from mptune.graph.loading.model import Model, Node
 
 REPEAT_WARNING = 1e-5
@@ -41,7 +42,7 @@ def reference_findings(
 
 
 def without_repetition(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The findings without what runs showed of nodes that the graph alone names: a code and a place are told once."""
+    """The findings without what runs showed of nodes that the graph alone names: a code and a place are named once."""
     kept: list[Finding] = []
     for finding in findings:
         known = {node for other in kept if other.code == finding.code for node in other.where.nodes}
@@ -61,7 +62,7 @@ def training_findings(model: Model, origin: FindingOrigin, *, is_run: bool) -> t
     """
     nodes = [
         node
-        for node in _reached(model)
+        for node in needed_nodes(model, [info.name for info in model.outputs])
         if _is_training_norm(node) or (_draws(model, node) and (node.op_type == "Dropout" or not is_run))
     ]
     if not nodes:
@@ -86,18 +87,6 @@ def training_findings(model: Model, origin: FindingOrigin, *, is_run: bool) -> t
             cure=_EVALUATION,
         ),
     )
-
-
-def _reached(model: Model) -> list[Node]:
-    """The nodes that an output depends on, in topological order."""
-    wanted = {info.name for info in model.outputs}
-    found = []
-    for node in reversed(model.nodes):
-        if wanted.intersection(node.outputs):
-            found.append(node)
-            wanted.update(node.inputs)
-            wanted.update(node.captures)
-    return found[::-1]
 
 
 def _is_training_norm(node: Node) -> bool:
@@ -274,7 +263,7 @@ class _Reference:
         wrong = [one for one in candidates if not one[1] <= ROWS_WARNING]
         if not wrong:
             return
-        # The first that is beyond the limit, else the first: what is told is what a user does, feed different rows.
+        # The first that is beyond the limit, else the first: what is named is what a user does, feed different rows.
         output, error, what = next((one for one in wrong if not one[1] <= ROWS_LIMIT), wrong[0])
         place = self._report.places.get(("rows-mix", output))
         at = "" if place is None else f"; they first meet at {place.shown}"

@@ -27,7 +27,7 @@ _LARGEST_EXCESS = 2.0
 
 
 MOST_KEPT = 12
-"""Parts that are told apart; the others join the one most like them, which takes the larger share of each group."""
+"""Parts that are kept apart; the others join the one most like them, which takes the larger share of each group."""
 
 
 def make_prior(

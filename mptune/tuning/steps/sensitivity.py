@@ -388,7 +388,7 @@ def _value(error: OutputError, metric: str) -> float:
 
 
 def _spread(error: OutputError, metric: str) -> float | None:
-    """Standard deviation between samples of the log of an error, by the jackknife; None where it cannot be told."""
+    """Standard deviation between samples of the log of an error, by the jackknife; None where it is unknown."""
     value = _value(error, metric)
     if error.sample_count < 2 or not ERROR_FLOOR < value < math.inf:
         return None

@@ -291,7 +291,7 @@ class Tuner:
         try:
             if reopened is not None:
                 self._reopen(*reopened)
-        finally:  # What was measured is told, also after Ctrl-C.
+        finally:  # What was measured goes to the study, also after Ctrl-C.
             measurement = replace(measurement, latency=Sessions(self._record).corrected(measurement.latency))
             evaluation = self._judged(proposal, measurement)
             self._record.tell_evaluation(proposal, evaluation, measurement.group_times_ms, faults)
