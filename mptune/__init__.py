@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from mptune._version import __version__
 
-# ONNX Runtime 1.29 and later collect telemetry on Linux (names of models and graphs, the machine). It is off where
-# this is set before they are imported. Workers never import it without.
+# ONNX Runtime 1.29 and later collect telemetry on Linux (names of models and graphs, the machine) unless this is
+# set before they are imported. Worker processes set it, too.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _HOME = {
