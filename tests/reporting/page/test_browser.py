@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.browser import NEXT_FRAME, missing, open_browser, show
 from mptune.engines.environment import Environment
 from mptune.reporting.page.content import PageContent
 from mptune.reporting.page.html import write_report
@@ -24,10 +24,6 @@ from tests.reporting.page.rich import FORGED, HOSTILE, rich_content
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs the extra test-browser")
 
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync", "--disable-dev-shm-usage",
-)  # fmt: skip
 AXE_LOOKS = ((1280, "light"), (390, "dark"))
 """An axe-core run takes seconds: one for each layout and each scheme."""
 CHART = ".chart svg"
@@ -46,24 +42,20 @@ class Browser:
         return self.driver.execute_cdp_cmd(command, parameters)
 
     def show(self, page: Path, width: int = 1280, scheme: str = "light") -> None:
-        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
-        self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.logs()
-        self.driver.get(page.as_uri())
+        show(self.driver, page, width, scheme)
         assert self.run("return document.querySelectorAll('main section').length") > 4, self.logs()
-        self.settle()
 
     def settle(self) -> None:
-        """Wait until everything is drawn: drawings follow the width of their frames, a frame later."""
-        wait = "requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(arguments[0])))"
-        self.driver.execute_async_script(wait)
+        """Wait until everything is drawn."""
+        self.driver.execute_async_script(NEXT_FRAME)
 
     def logs(self) -> tuple[list[str], list[str]]:
         """What the console says, and the addresses of all requests, since this was asked last."""
         console = [entry["message"] for entry in self.driver.get_log("browser")]
         events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
         sent = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
-        return console, [url for url in sent if not url.startswith("data:")]
+        return console, [url for url in sent if not url.startswith(("data:", "chrome:"))]  # Chromium's own
 
     def text(self, selector: str) -> str:
         return str(self.run("return document.querySelector(arguments[0]).textContent", selector))
@@ -104,17 +96,10 @@ class Browser:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("needs chromium and chromium-driver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('browser')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield Browser(started)
-    started.quit()
+    if missing():
+        pytest.skip(missing())
+    with open_browser(tmp_path_factory.mktemp("browser")) as driver:
+        yield Browser(driver)
 
 
 @pytest.fixture

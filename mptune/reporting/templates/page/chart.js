@@ -43,7 +43,8 @@ function grid(axes) {
   if (axes.hasBroken) strip(box.top, "Inf");
   if (axes.over) strip(box.top + (axes.hasBroken ? axes.band : 0), "far");
   if (axes.hasExact) strip(inner.bottom + 3, "exact");
-  const source = data.latency_is === "predicted" ? `predicted for ${cut(data.target, 28)}` : "measured";
+  const place = axes.width < 500 ? "" : ` for ${cut(data.target, 28)}`;
+  const source = data.latency_is === "predicted" ? `predicted${place}` : "measured";
   parts.push(s("text", { class: "axis", x: (box.left + box.right) / 2, y: axes.height - 6, "text-anchor": "middle" }, `latency, ms (${source})`));
   const middle = (box.top + box.bottom) / 2;
   parts.push(s("text", { class: "axis", x: 12, y: middle, "text-anchor": "middle", transform: `rotate(-90 12 ${middle})` }, `error, ${cut(data.metric, 30)}`));
@@ -55,7 +56,7 @@ function points(axes) {
   const faint = plans.filter((p) => !marked.has(p) && Number.isFinite(p.ms)).map((p) => mark(axes, p, "faint", 3.5));
   const main = [...marked].filter((p) => p && Number.isFinite(p.ms)).sort((a, b) => (a === chosen) - (b === chosen));
   const circles = main.map((p) => mark(axes, p, p === chosen ? "chosen" : onFront.has(p.index) ? "front" : "baseline", p === chosen ? 7 : 5));
-  return s("g", {}, faint, staircase(axes), circles, labels(axes, main, circles));
+  return s("g", { class: faint.length > 400 ? "many" : null }, faint, staircase(axes), circles, labels(axes, main, circles));
 }
 
 /** A disc: error on held-out samples; a ring: on the search samples alone; a triangle: beyond the edge; a cross: not finite. */
@@ -199,7 +200,7 @@ function tipLines(plan) {
 function legend() {
   const item = (style, text) => h("span", {}, h("span", { class: `dot ${style}` }), text);
   const parts = [item("is-chosen", "chosen"), item("is-front", "on the front"), item("is-faint", "other plans")];
-  if (someHeldOut && plans.some((p) => p.held_out === null)) parts.push(item("is-ring", "ring: error of the search samples only"));
+  if (someHeldOut && [...front, fp32, fp16, chosen].some((p) => p && p.finite && p.held_out === null)) parts.push(item("is-ring", "ring: error of the search samples only"));
   return h("div", { class: "legend" }, parts);
 }
 

@@ -9,7 +9,7 @@ function decideSection() {
     box.append(h("p", { class: "lead" }, lead));
   }
   const rows = data.recommended.map(recommendedRow);
-  const head = h("tr", {}, ["plan", "latency, ms", "speedup", "error", "groups in FP16", "against the chosen plan"].map((name, k) => h("th", { scope: "col", class: (k > 0 && k < 5 ? "number" : "") + (k === 4 || k === 2 ? " wide" : "") }, name)));
+  const head = h("tr", {}, ["plan", "latency, ms", "speedup", "error", "groups in FP16", "against the chosen plan"].map((name, k) => h("th", { scope: "col", class: (k > 0 && k < 5 ? "number" : "") + ([2, 4, 5].includes(k) ? " wide" : "") }, name)));
   box.append(scrolling("Recommended points", h("table", { class: "recommended" }, h("thead", {}, head), h("tbody", {}, rows.map((row) => row.node)))));
   box.append(h("p", { class: "note" }, errorNote()));
   onChange(() => rows.forEach((row) => row.node.classList.toggle("is-selected", row.plan === state.plan)));
@@ -19,16 +19,17 @@ function decideSection() {
 
 function recommendedRow({ plan: index, roles }) {
   const plan = plans[index];
+  const against = chosen === null || plan === chosen ? "" : buys(plan, chosen);
   const button = h("button", { type: "button", class: "pickable", onclick: () => select(plan) }, roles.join(", "));
   const node = h(
     "tr",
     { class: plan === chosen ? "is-chosen" : "" },
-    h("th", { scope: "row" }, plan === chosen ? h("span", { class: "tag" }, "ship") : null, button, h("code", { class: "wide" }, plan.plan)),
+    h("th", { scope: "row" }, plan === chosen ? h("span", { class: "tag" }, "ship") : null, button, h("code", { class: "wide" }, plan.plan), h("div", { class: "narrow" }, against)),
     h("td", { class: "number" }, formatMs(plan.ms)),
     h("td", { class: "number wide" }, formatSpeedup(plan.speedup)),
     h("td", { class: "number" }, errorCell(plan)),
     h("td", { class: "number wide" }, `${plan.halves}/${groups.length}`),
-    h("td", {}, chosen === null || plan === chosen ? "" : buys(plan, chosen)),
+    h("td", { class: "wide" }, against),
   );
   return { plan, node, button };
 }

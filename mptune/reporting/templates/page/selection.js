@@ -59,12 +59,13 @@ function selectedBody(plan) {
   const role = roleOf(plan);
   const against = plan === chosen ? "the plan in chosen/" : chosen ? `against the chosen plan: ${buys(plan, chosen)}` : "";
   const facts = [
-    ["latency", `${formatMs(plan.ms)} ms${plan.interval ? " " + plan.interval : ""}`],
+    ["latency", `${formatMs(plan.ms)} ms`],
     ["speedup", formatSpeedup(plan.speedup)],
     ["error", plan.finite ? formatError(plan.error) : "not finite"],
     ["FP16 / FP32", `${plan.halves} / ${plan.singles}`],
   ];
   const small = [
+    plan.interval ? `latency ${plan.interval} (95 %)` : "",
     plan.held_out === null ? `error on the search samples${plan.ci95 ? `, 95 %: ${formatError(plan.ci95[0])} to ${formatError(plan.ci95[1])}` : ""}` : `error held out; ${formatError(plan.search)} on the search samples`,
     plan.part ? `largest in ${cut(plan.part, 60)}` : "",
     plan.memory !== "-" ? `memory ${plan.memory}` : "",

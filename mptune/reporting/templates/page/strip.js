@@ -129,9 +129,9 @@ function scopeNames(left, cell, y, width) {
     parts.push(s("line", { class: "scope", x1: x + 0.5, x2: Math.max(x + 1, x + room - 1), y1: y + 6, y2: y + 6 }));
     const last = scope.split("/").slice(-2).join("/");
     const text = cut(last, 24);
-    const wide = text.length * 6.4;
+    const wide = text.length * 7;
     const fits = Math.min(x, width - wide);
-    if (fits < free || (room < wide * 0.5 && found.length > 30)) continue;
+    if (fits < free) continue;
     parts.push(s("text", { class: "scope-name", x: fits, y: y + 20 }, s("title", {}, cut(scope, 300)), text));
     free = fits + wide + 10;
   }
@@ -176,7 +176,7 @@ function mapBlock() {
   const step = Math.ceil(all.length / MOST_ROWS);
   const rows = all.filter((plan, k) => k % step === 0 || plan === chosen || k === all.length - 1);
   const frame = h("div", { class: "map" });
-  const text = rows.length === all.length ? `All ${rows.length} points of the front, the fastest first.` : `${rows.length} of the ${all.length} points of the front: every ${step}th, the chosen one and the last, the fastest first.`;
+  const text = rows.length === all.length ? `All ${rows.length} points of the front, the fastest first.` : `${rows.length} of the ${all.length} points of the front: one in ${step}, the chosen one and the last, the fastest first.`;
   const pitch = rows.length > 24 ? 12 : 16;
   let frameRow = null;
   let left = 0;
