@@ -1,17 +1,20 @@
 """Draw the pictures of the page in README and docs: ``python -m benchmarks.page_picture``.
 
 Runs the README's command and photographs its report.html: the top of the page, the network and the outputs, and a phone
-in the dark. Needs what ``benchmarks.browser`` needs.
+in the dark. Needs what ``benchmarks.browser`` needs, and Pillow, which matplotlib brings.
 """
 
 from __future__ import annotations
 
 import base64
+import io
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from PIL import Image
 
 from benchmarks.browser import open_browser, show
 from benchmarks.terminal_picture import ARGUMENTS, ROOT
@@ -37,7 +40,9 @@ def photograph(driver: Any, page: Path, name: str, width: int, scheme: str, firs
     bottom = driver.execute_script(place, last, "bottom") + MARGIN
     clip = {"x": 0, "y": top, "width": width, "height": bottom - top, "scale": 1}
     found = driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png", "clip": clip})
-    (IMAGES / name).write_bytes(base64.b64decode(found["data"]))
+    with Image.open(io.BytesIO(base64.b64decode(found["data"]))) as picture:
+        # A palette makes a third of the bytes: the page has few colours.
+        picture.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(IMAGES / name, optimize=True)
 
 
 def main() -> None:

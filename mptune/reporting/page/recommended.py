@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
+from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.fronts.neighbours import cheap_exactness
 
 MOST = 6
+
+LEAST_APART = math.log(1.1)
+"""Points between others are worth a row where their errors differ by this much."""
 
 CLEARLY_FASTER = 0.98
 CLEARLY_EXACT = 0.7
@@ -19,7 +24,7 @@ def recommended(front: Front) -> list[tuple[Evaluation, list[str]]]:
     """At most six plans with what each is, the fastest first: the chosen one, its neighbours, both baselines.
 
     A neighbour is the nearest point that is clearly faster, and the nearest that is clearly more exact; where there
-    is none, the nearest. What room is left goes to the front's points in the widest gaps between them.
+    is none, the nearest. What room is left goes to the points whose errors lie farthest from those of the others.
     """
     found: dict[str, tuple[Evaluation, list[str]]] = {}
     for evaluation, role in _roles(front):
@@ -61,10 +66,12 @@ def _roles(front: Front) -> Iterator[tuple[Evaluation, str]]:
 
 
 def _farthest(points: Sequence[Evaluation], taken: Sequence[Evaluation]) -> Evaluation | None:
-    """The point that is farthest from all that are taken, by its rank on the front; None where all are."""
-    ranks = {point.plan: rank for rank, point in enumerate(points)}
-    at = [ranks[evaluation.plan] for evaluation in taken if evaluation.plan in ranks]
-    free = [point for point in points if ranks[point.plan] not in at]
-    if not free:
-        return None
-    return max(free, key=lambda point: min((abs(ranks[point.plan] - rank) for rank in at), default=len(points)))
+    """The point whose error is farthest from those that are taken, as a ratio; None where none differs by a tenth."""
+
+    def distance(point: Evaluation) -> float:
+        errors = [max(evaluation.judged_error, ERROR_FLOOR) for evaluation in taken if evaluation.is_finite]
+        own = math.log(max(point.judged_error, ERROR_FLOOR))
+        return min((abs(own - math.log(error)) for error in errors), default=math.inf)
+
+    best = max(points, key=distance, default=None)
+    return best if best is not None and distance(best) > LEAST_APART else None

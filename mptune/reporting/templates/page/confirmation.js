@@ -8,7 +8,7 @@ function confirmationSection() {
   const frame = h("div", { class: "rankings" }, ranking(found, "ms", `latency, ${found.latency_was}`, formatMs), ranking(found, "error", `error, ${found.error_was}`, formatError));
   const failed = found.plans.filter((plan) => !plan.measured);
   box.append(frame);
-  if (failed.length) box.append(h("ul", { class: "plain" }, failed.map((plan) => h("li", {}, "failed: ", h("code", {}, plan.plan), ` (${plan.origin}): ${plan.failure}`))));
+  if (failed.length) box.append(h("ul", { class: "plain" }, failed.map((plan) => h("li", {}, "failed: ", h("code", {}, plan.plan), ` (${cut(plan.origin, 60)}): ${prose(plan.failure)}`))));
   box.append(folded("confirmed-table", "Both figures of every plan", () => scrolling("Confirmed plans", confirmedTable(found))));
   return box;
 }

@@ -19,14 +19,15 @@ function findingsSection() {
 /** What an engine in plain FP16 gives, as far as it was run. */
 function plainFp16(found) {
   const line = h("p", { class: "lead" });
-  const pinned = groups.filter((group) => group.pinned !== null).length;
+  const all = fp16 ?? chosen ?? fp32;
+  const pinned = groups.filter((group, column) => group.pinned !== null && precisionOf(all, column) === "fp32").length;
   if (fp16 === null) line.append(`${data.fp16_name} has no result: it failed, or was not evaluated. `);
   else if (!fp16.finite) line.append(h("strong", {}, `${data.fp16_name} gives NaN or Inf`), " where the FP32 model gives numbers. ");
   else {
     line.append(h("strong", {}, `${data.fp16_name}: error ${formatError(fp16.error)}`), ` at ${formatMs(fp16.ms)} ms`);
     line.append(chosen && chosen !== fp16 ? `; the chosen plan: ${formatError(chosen.error)} at ${formatMs(chosen.ms)} ms. ` : ". ");
   }
-  if (pinned) line.append(`${plural(pinned, "group")} stay${pinned === 1 ? "s" : ""} FP32 in every plan, so an engine with all groups in FP16 was not run. `);
+  if (pinned) line.append(`${plural(pinned, "group")} ${pinned === 1 ? "is" : "are"} pinned to FP32, so an engine with all groups in FP16 was not run. `);
   if (!found) line.append("No value, constant, mask or sum was found that FP16 cannot hold.");
   return line;
 }
@@ -58,9 +59,9 @@ function findingItem(finding) {
     "li",
     {},
     h("p", { class: "finding-head" }, h("code", { class: `code ${finding.severity}` }, finding.code), " ", h("span", { class: "severity" }, finding.severity)),
-    h("p", { class: "finding-text" }, finding.text + "."),
+    h("p", { class: "finding-text" }, prose(finding.text) + "."),
     facts.length ? h("dl", { class: "places" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))) : null,
-    finding.cure ? h("p", { class: "cure" }, h("span", {}, "Do: "), finding.cure + ".") : null,
+    finding.cure ? h("p", { class: "cure" }, h("span", {}, "Do: "), prose(finding.cure) + ".") : null,
   );
 }
 
@@ -90,10 +91,10 @@ function warningsSection() {
   const quiet = other.filter((f) => f.severity !== "warning");
   if (!other.length && !data.warnings.length && data.limits_met) return null;
   const box = section("warnings", "Before you rely on the figures");
-  if (!data.limits_met) box.append(h("p", { class: "bad" }, `Limits not met: ${data.chosen_reason}.`));
+  if (!data.limits_met) box.append(h("p", { class: "bad" }, `Limits not met: ${prose(data.chosen_reason)}.`));
   if (loud.length) box.append(...[findingList(loud)].flat());
-  if (data.warnings.length) box.append(h("ul", { class: "plain" }, data.warnings.map((text) => h("li", {}, text + "."))));
-  if (quiet.length) box.append(h("ul", { class: "plain quiet" }, quiet.map((f) => h("li", {}, f.cure ? `${f.text}; ${f.cure}.` : f.text + "."))));
+  if (data.warnings.length) box.append(h("ul", { class: "plain" }, data.warnings.map((text) => h("li", {}, prose(text) + "."))));
+  if (quiet.length) box.append(h("ul", { class: "plain quiet" }, quiet.map((f) => h("li", {}, prose(f.cure ? `${f.text}; ${f.cure}` : f.text) + "."))));
   return box;
 }
 

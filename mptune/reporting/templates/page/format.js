@@ -34,7 +34,7 @@ function formatPercent(share) {
 }
 
 function formatTimes(ratio) {
-  return ratio >= 9.95 ? (ratio >= 9950 ? exponent(ratio) : ratio.toFixed(0)) : String(Number(ratio.toPrecision(2)));
+  return ratio >= 9950 ? exponent(ratio) : String(Number(ratio.toPrecision(2)));
 }
 
 function formatDuration(seconds) {
@@ -59,6 +59,11 @@ function cut(text, most) {
   if (letters.length <= most) return text;
   const head = Math.floor((most - 1) / 3);
   return letters.slice(0, head).join("") + "\u2026" + letters.slice(letters.length - (most - 1 - head)).join("");
+}
+
+/** A sentence of findings and warnings; names in it may be of any length. */
+function prose(text) {
+  return cut(text, 700);
 }
 
 function plural(count, word) {

@@ -9,7 +9,7 @@ function progressSection() {
   const time = timeBar();
   if (time) box.append(...time);
   if (data.failed.length) box.append(failuresBlock());
-  const facts = h("dl", { class: "facts" }, data.facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+  const facts = h("dl", { class: "facts" }, data.facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, prose(value))]));
   box.append(h("h3", {}, "Environment"), facts);
   return box;
 }
@@ -55,7 +55,7 @@ function timeBar() {
 
 function failuresBlock() {
   const rows = data.failed.map((f) =>
-    h("tr", {}, h("td", {}, h("code", {}, f.plan)), h("td", {}, f.origin), h("td", {}, `${f.stage}: ${f.kind}`), h("td", {}, f.message, f.line ? h("div", { class: "log" }, f.log ? h("code", {}, f.log) : null, " ", f.line) : null)),
+    h("tr", {}, h("td", {}, h("code", {}, f.plan)), h("td", {}, cut(f.origin, 60)), h("td", {}, `${f.stage}: ${f.kind}`), h("td", {}, prose(f.message), f.line ? h("div", { class: "log" }, f.log ? h("code", {}, f.log) : null, " ", f.line) : null)),
   );
   const head = h("tr", {}, ["plan", "origin", "where", "message; first line of the log"].map((name) => h("th", { scope: "col" }, name)));
   const more = data.failures > rows.length ? h("p", { class: "note" }, `${plural(rows.length, "plan")} failed to build or run${data.failures - rows.length > 0 ? `; the other ${data.failures - rows.length} gave outputs that are not finite, or are not listed` : ""}.`) : null;

@@ -71,14 +71,14 @@ function selectedBody(plan) {
     plan.memory !== "-" ? `memory ${plan.memory}` : "",
     plan.sources + (plan.confirmed ? ", confirmed" : ""),
     onFront.has(plan.index) ? "" : "not on the front",
-    plan === chosen || !role ? `proposed by: ${plan.origin}` : "",
+    role.toLowerCase().includes(plan.origin.toLowerCase()) ? "" : `proposed by: ${plan.origin}`,
   ].filter(Boolean);
   return [
     h("h3", {}, role ? `Selected: ${role}` : "Selected", " ", h("code", {}, plan.plan)),
     h("dl", { class: "figures" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
     h("p", { class: "against" }, against),
     h("p", { class: "note" }, small.join(" \u00b7 ")),
-    plan.warnings.map((text) => h("p", { class: "bad" }, text + ".")),
+    plan.warnings.map((text) => h("p", { class: "bad" }, prose(text) + ".")),
   ].flat();
 }
 
@@ -151,6 +151,6 @@ function reasonBlock(reason, list) {
 }
 
 function keptItem({ group, why, code }) {
-  return h("li", {}, h("code", {}, group.id), " ", named(group.name, 60), code ? [" ", h("code", { class: "code" }, code)] : null, why ? `: ${why}` : "");
+  return h("li", {}, h("code", {}, group.id), " ", named(group.name, 60), code ? [" ", h("code", { class: "code" }, code)] : null, why ? `: ${prose(why)}` : "");
 }
 

@@ -50,7 +50,7 @@ function buys(plan, other) {
   const change = plan.ms / other.ms - 1;
   const speed = Math.abs(change) < 5e-4 ? "as fast" : `${formatPercent(change)} ${change > 0 ? "slower" : "faster"}`;
   if (!plan.finite) return `${speed}, outputs not finite`;
-  if (plan.error === 0) return `${speed}, exact`;
+  if (plan.error === 0 || (plan.error < EXACT && other.error > 100 * plan.error)) return `${speed}, exact`;
   const ratio = other.error / plan.error;
   if (!(ratio > 0) || !Number.isFinite(ratio)) return `${speed}, error ${formatError(plan.error)}`;
   if (ratio > 1.05) return `${speed}, ${formatTimes(ratio)} times less error`;

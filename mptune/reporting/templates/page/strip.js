@@ -129,7 +129,7 @@ function scopeNames(left, cell, y, width) {
     parts.push(s("line", { class: "scope", x1: x + 0.5, x2: Math.max(x + 1, x + room - 1), y1: y + 6, y2: y + 6 }));
     const last = scope.split("/").slice(-2).join("/");
     const text = cut(last, 24);
-    const wide = text.length * 7;
+    const wide = text.length * 7.6;
     const fits = Math.min(x, width - wide);
     if (fits < free) continue;
     parts.push(s("text", { class: "scope-name", x: fits, y: y + 20 }, s("title", {}, cut(scope, 300)), text));
@@ -149,8 +149,8 @@ function describeGroup(column) {
   return [
     h("code", {}, group.id), " ", named(group.name, 120), ` \u2013 ${group.kind}: ${cut(group.ops, 160)}`, h("br"),
     h("b", {}, precisionOf(state.plan, column).toUpperCase()), " in the selected plan",
-    kept && kept.reason !== "pinned" ? ` (${kept.reason}${kept.why ? ": " + kept.why : ""})` : "",
-    group.pinned === null ? "" : `, pinned: ${group.pinned}`,
+    kept && kept.reason !== "pinned" ? ` (${kept.reason}${kept.why ? ": " + prose(kept.why) : ""})` : "",
+    group.pinned === null ? "" : `, pinned: ${prose(group.pinned)}`,
     figures.length ? `. ${figures.join(", ")}.` : ".",
   ];
 }
@@ -221,7 +221,7 @@ function groupsTable() {
     { name: "operators", value: (c) => groups[c].ops, cell: (c) => cut(groups[c].ops, 80) },
     { name: "error alone", number: true, value: (c) => groups[c].error ?? -1, cell: (c) => formatError(groups[c].error) },
     { name: "gain, ms", number: true, value: (c) => groups[c].gain ?? -1e9, cell: (c) => (groups[c].gain === null ? "-" : formatNumber(groups[c].gain)) },
-    { name: "selected plan", value: (c) => cellStyle(state.plan, c), cell: (c) => [h("span", { class: `dot ${cellStyle(state.plan, c)}` }), precisionOf(state.plan, c).toUpperCase(), groups[c].pinned === null ? "" : h("small", {}, ` pinned: ${groups[c].pinned}`)] },
+    { name: "selected plan", value: (c) => cellStyle(state.plan, c), cell: (c) => [h("span", { class: `dot ${cellStyle(state.plan, c)}` }), precisionOf(state.plan, c).toUpperCase(), groups[c].pinned === null ? "" : h("small", {}, ` pinned: ${cut(groups[c].pinned, 120)}`)] },
   ];
   const rows = groups.map((_, column) => column);
   const table = sortable(columns, () => rows, { row: (column) => ({ onclick: () => change({ group: column }) }) });
