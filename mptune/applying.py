@@ -30,6 +30,12 @@ _KEYS = frozenset({"format", "model_sha256", "precision", "nodes"})
 _PLAN_HINT = 'a plan is chosen/plan.json of a run, or {"nodes": {"NAME or GLOB": "fp16"}}'
 
 
+_UNSEEN = (
+    "the values of this model were not observed, only its weights and its structure were checked: give --data PATH, so "
+    "that groups whose values FP16 cannot hold stay in FP32"
+)
+
+
 @dataclass(frozen=True)
 class ResolvedPlan:
     """A plan with the groups that it gives precisions to.
@@ -82,20 +88,14 @@ def resolve_plan(
         BaselineError: the model does not run on them.
     """
     if plan is None:
-        resolved = _all_fp16(model, data)
-    elif isinstance(plan, PrecisionPlan):
+        return _all_fp16(model, data, keep_fp32)
+    if isinstance(plan, PrecisionPlan):
         resolved = _by_groups(model, plan, {})
     else:
         resolved = _from_file(model, plan)
-    kept: dict[str, Precision] = {}
-    for pattern in keep_fp32:
-        groups = match(pattern, resolved.groups)
-        if not groups:
-            hint = close_patterns(pattern, resolved.groups)
-            raise PlanError(f"--keep-fp32 {pattern} matches nothing in {model.path}", hint)
-        kept.update(dict.fromkeys(groups, Precision.FP32))
+    kept = dict.fromkeys(_matched(keep_fp32, resolved.groups, model), Precision.FP32)
     resolved = replace(resolved, plan=resolved.plan.replace(kept))
-    if plan is None or not (resolved.is_of_other_weights or data is not None or resolved.is_by_nodes):
+    if not (resolved.is_of_other_weights or data is not None or resolved.is_by_nodes):
         return resolved
     return replace(resolved, warnings=(*resolved.warnings, *_doubts(model, resolved, data)))
 
@@ -158,16 +158,38 @@ def _sources(model: Model) -> set[Path]:
     return {model.path} | {external_location(proto, folder).path for proto in protos}
 
 
-def _all_fp16(model: Model, data: CheckedData | None) -> ResolvedPlan:
-    """FP16 except where a hazard or the group itself rules it out; the warnings name the hazards."""
+def _matched(patterns: Sequence[str], groups: Sequence[LayerGroup], model: Model) -> list[str]:
+    """Ids of the groups that patterns mean.
+
+    Raises:
+        PlanError: a pattern means none.
+    """
+    found: list[str] = []
+    for pattern in patterns:
+        meant = match(pattern, groups)
+        if not meant:
+            text = f"--keep-fp32 {pattern} matches nothing in {model.path}"
+            raise PlanError(text, close_patterns(pattern, groups))
+        found += meant
+    return found
+
+
+def _all_fp16(model: Model, data: CheckedData | None, keep_fp32: Sequence[str]) -> ResolvedPlan:
+    """FP16 except where a hazard or the group itself rules it out, or a pattern means it.
+
+    The warnings name the hazards that keep groups in FP32, then what speaks against FP16 in the others.
+    """
     groups = find_groups(model)
+    asked = _matched(keep_fp32, groups, model)
     hazards, warnings = _hazards(GroupedModel(model, groups), data)
     pinned = pinned_by_hazards(hazards)
     names = {group.id: group.name for group in groups}
-    kept = set(pinned) | {group.id for group in groups if group.pinned is not None}
+    kept = {*pinned, *asked, *(group.id for group in groups if group.pinned is not None)}
     plan = {g.id: Precision.FP32 if g.id in kept else Precision.FP16 for g in groups}
-    stays = (f"{names[group]} ({group}) stays in FP32: {reason}" for group, reason in pinned.items())
-    found = () if data is None else _finding_lines(hazards, kept)
+    stays = [f"{names[group]} ({group}) stays in FP32: {reason}" for group, reason in pinned.items()]
+    found = _finding_lines(hazards, kept)
+    if data is None and len(kept) < len(groups):
+        found = (*found, _UNSEEN)
     return ResolvedPlan(groups, PrecisionPlan(model.sha256, plan), (*warnings, *stays, *found))
 
 
