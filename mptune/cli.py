@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.core import TyperCommand
 
 from mptune._version import __version__
 from mptune.commands import comparing, deploying, listing, models, searching
 from mptune.commands.common import Invocation, complain, ending_signals_as_interrupts, interrupted, reader_left
 from mptune.commands.error_text import explain, is_usage
 from mptune.commands.option_values import parse_duration
+from mptune.commands.panels import with_panels
 from mptune.errors import speak_of_options
 
 __all__ = ["app", "main", "parse_duration"]
@@ -98,6 +100,8 @@ def options(
     """
 
 
+_CLASSES: dict[object, type[TyperCommand]] = {searching.search: with_panels(searching.SEARCH_PANELS)}
+
 for _command in (
     searching.search,
     searching.worker,
@@ -113,4 +117,4 @@ for _command in (
     listing.spaces,
     listing.doctor,
 ):
-    app.command()(_command)
+    app.command(cls=_CLASSES.get(_command))(_command)

@@ -16,11 +16,17 @@ import pytest
 from mptune import __version__
 from mptune.cli import main, parse_duration
 from mptune.commands.error_text import explain
+from mptune.commands.metric_options import METRIC_NAMES
 from mptune.commands.option_values import parse_size
+from mptune.commands.searching import SEARCH_PANELS
+from mptune.data.metrics.accuracy import METRICS
+from mptune.data.metrics.sets.whole_set import BUILT_IN_SETS
 from mptune.errors import MptuneError, SettingsError
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.settings import SearchSettings
+from mptune.tuning.sampler.stock import SAMPLERS
 from tests.graph import models
 
 COMMANDS = ("search", "report", "pick", "inspect", "apply", "targets", "spaces", "doctor")
@@ -83,6 +89,27 @@ def test_help_names_every_command(arguments: list[str], capsys: pytest.CaptureFi
     captured = capsys.readouterr()
     assert all(f"\n  {command} " in captured.out for command in COMMANDS)
     assert captured.err == ""
+
+
+def test_search_help_has_panels_that_name_metrics_and_samplers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", "--help"]) == 0
+    panels: dict[str, list[str]] = {}
+    for line in capsys.readouterr().out.splitlines():
+        if line.endswith(":") and not line.startswith(" "):
+            panels[line[:-1]] = []
+        elif panels:
+            panels[list(panels)[-1]].append(line)
+    options = {name: [line.split()[0] for line in lines if line.startswith("  --")] for name, lines in panels.items()}
+    assert {name: tuple(found) for name, found in options.items() if name in SEARCH_PANELS} == SEARCH_PANELS
+    assert list(panels) == ["Arguments", *SEARCH_PANELS, "Options"]
+    assert options["Options"] == [], "no option is left over"
+    assert any("--help" in line for line in panels["Options"])
+    said = " ".join(" ".join(panels["Error"]).split())
+    assert all(f"{name}," in said or f"{name};" in said for name in METRIC_NAMES)
+    assert "[default: worst_part]" in said
+    assert set(METRIC_NAMES) == {*METRICS, *BUILT_IN_SETS}
+    assert SearchSettings().metric == "worst_part"
+    assert all(f" {name} " in " ".join(" ".join(panels["Advanced"]).split()) for name in SAMPLERS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
