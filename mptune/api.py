@@ -265,6 +265,7 @@ def pick(
     max_error: float | None = None,
     max_latency_ms: float | None = None,
     max_memory_bytes: int | None = None,
+    limits: str | Sequence[str] | None = None,
     tolerance: Sequence[str | Tolerance] | None = None,
     ignore: Sequence[str] | None = None,
     knee: bool = False,
@@ -278,6 +279,7 @@ def pick(
         max_error: take the fastest plan whose error is at most this.
         max_latency_ms: take the most exact plan that is at most this slow.
         max_memory_bytes: take one whose engine and its context take at most so much memory.
+        limits: on the metrics' own values, as in ``search``; None keeps the run's.
         tolerance: as in ``search``: take the fastest plan within these.
         ignore: outputs whose errors do not count; None leaves out those that the run leaves out.
         knee: take the knee of the front.
@@ -289,13 +291,15 @@ def pick(
         PlanError: no such plan, or it is not feasible.
         RunError: it is no run directory, another process uses it, or the model has changed, or is gone without a copy.
     """
-    choice = choice_argument(max_error, max_latency_ms, max_memory_bytes, knee, plan, tolerance)
+    given = (limits,) if isinstance(limits, str) else limits
+    choice = choice_argument(max_error, max_latency_ms, max_memory_bytes, knee, plan, tolerance, given)
     directory, _ = read_run(run)
     with full_disk_as_error(directory.path), open_run(directory.path), contextlib.ExitStack() as stack:
         directory, file = read_run(run)  # again, now that nobody else can write it
         record = stack.enter_context(contextlib.closing(read_record(directory, file, storage)))
-        ignored = file.choice.ignore if ignore is None else tuple(ignore)
-        file = file.model_copy(update={"choice": choice.model_copy(update={"ignore": ignored})})
+        kept = {"ignore": file.choice.ignore if ignore is None else tuple(ignore)}
+        kept |= {"limits": file.choice.limits} if given is None else {}
+        file = file.model_copy(update={"choice": choice.model_copy(update=kept)})
         front = front_of(directory, file, record)
         confirmation = None if file.confirms is None else known_confirmation(directory, file, record, storage)
         loaded = load_either(directory, file)

@@ -257,8 +257,11 @@ def choice_argument(
     knee: bool,
     plan: str | None,
     tolerance: Sequence[str | Tolerance] | None = None,
+    metric_limits: Sequence[str] | None = None,
 ) -> ChoiceSection:
     """How a plan is chosen.
+
+    ``metric_limits`` are those on the metrics' own values.
 
     Raises:
         SettingsError: ways to choose that exclude each other, or a limit that is not above 0.
@@ -266,7 +269,8 @@ def choice_argument(
     check_limits(max_error, max_latency_ms, max_memory_bytes)
     tolerances = tolerance_argument(tolerance)
     limits = (max_error, max_latency_ms, max_memory_bytes)
-    ways = [any(limit is not None for limit in limits) or bool(tolerances), knee, plan is not None]
+    is_limited = any(limit is not None for limit in limits) or bool(tolerances) or bool(metric_limits)
+    ways = [is_limited, knee, plan is not None]
     if sum(ways) > 1:
         raise SettingsError("limits, the knee and a plan's id exclude each other", "give one of them")
     return ChoiceSection(
@@ -275,6 +279,8 @@ def choice_argument(
         max_memory_bytes=max_memory_bytes,
         plan=plan,
         tolerance=tuple(map(str, tolerances)),
+        limits=tuple(metric_limits or ()),
+        knee=knee,
     )
 
 

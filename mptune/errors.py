@@ -35,6 +35,7 @@ _ARGUMENTS = {
     "max-disk": "max_disk_bytes",
     "max-memory": "max_memory_bytes",
     "workspace": "workspace_mb",
+    "limit": "limits",
     **{
         name: name.replace("-", "_")
         for name in (
@@ -52,13 +53,14 @@ _ARGUMENTS = {
                 "knee",
                 "plan",
                 "skip-checks",
+                *("tolerance", "ignore", "labels", "feedback", "steps", "allow-mixed"),
             ),
         )
     },
 }
 """Option -> argument of the Python functions."""
 
-_FLAGS = frozenset({"fresh", "tf32", "force", "knee", "skip-checks"})
+_FLAGS = frozenset({"fresh", "tf32", "force", "knee", "skip-checks", "allow-mixed"})
 
 _OPTION = re.compile(
     rf"--({'|'.join(_ARGUMENTS)})(?![\w-])(?:[ =]([A-Z]{{2,}}\b|X\b|\d[\w.]*|cpu\b|tensorrt-rtx\b|tensorrt\b|\w+:\S+))?"

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
 
 from mptune import api
-from mptune.data.metrics.accuracy import TaskMetric
 from mptune.rundir import read_run
-from mptune.settings import EngineChoice
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
-from mptune.tuning.listener import Listener
 from mptune.tuning.record.storage_urls import storage_url
 from mptune.tuning.record.study import Study, copy_to_memory
-from mptune.tuning.runs.confirmation import Confirmation
-from mptune.tuning.runs.measuring_run import OpenToolchain
 from mptune.tuning.runs.result import read_record
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
@@ -32,6 +32,18 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     """
     read_run(Path(path))
     return Run(path)
+
+
+def _for_run(function: Callable[Concatenate[str | Path, P], T], summary: str) -> Callable[Concatenate[Run, P], T]:
+    """A function of a run directory as a method of ``Run``, with the other arguments as they are."""
+
+    def method(self: Run, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return function(self.path, *args, **kwargs)
+
+    functools.update_wrapper(method, function)
+    method.__doc__ = summary
+    method.__qualname__ = f"Run.{function.__name__}"
+    return method
 
 
 class Run:
@@ -79,56 +91,9 @@ class Run:
         url = storage_url(file.storage)
         return copy_to_memory(name=file.study, metric=file.search.metric, journal=directory.journal, url=url)
 
-    def report(self) -> Front:
-        """Read the front. See ``mptune.report``."""
-        return api.report(self.path)
-
-    def pick(
-        self,
-        *,
-        max_error: float | None = None,
-        max_latency_ms: float | None = None,
-        max_memory_bytes: int | None = None,
-        knee: bool = False,
-        plan: str | None = None,
-    ) -> Front:
-        """Choose another plan and write ``chosen/`` anew. See ``mptune.pick``."""
-        return api.pick(
-            self.path,
-            max_error=max_error,
-            max_latency_ms=max_latency_ms,
-            max_memory_bytes=max_memory_bytes,
-            knee=knee,
-            plan=plan,
-        )
-
-    def confirm(
-        self,
-        *,
-        target: str = "auto",
-        engine: EngineChoice = "auto",
-        metric: str | TaskMetric | None = None,
-        timeout_s: float | None = None,
-        max_disk_bytes: int | None = None,
-        progress: bool | None = None,
-        listener: Listener | None = None,
-        open_toolchain: OpenToolchain | None = None,
-    ) -> Confirmation:
-        """Build and measure the front on the device here. See ``mptune.confirm``."""
-        return api.confirm(
-            self.path,
-            target=target,
-            engine=engine,
-            metric=metric,
-            timeout_s=timeout_s,
-            max_disk_bytes=max_disk_bytes,
-            progress=progress,
-            listener=listener,
-            open_toolchain=open_toolchain,
-        )
-
-    def export(
-        self, out: str | Path | None = None, *, force: bool = False, warn: Callable[[str], object] | None = None
-    ) -> Path:
-        """Pack what a confirmation on another device needs into one file. See ``mptune.export``."""
-        return api.export(self.path, out, force=force, warn=warn)
+    report = _for_run(api.report, "Read the front. See ``mptune.report``.")
+    pick = _for_run(api.pick, "Choose another plan and write ``chosen/`` anew. See ``mptune.pick``.")
+    confirm = _for_run(api.confirm, "Build and measure the front on the device here. See ``mptune.confirm``.")
+    export = _for_run(
+        api.export, "Pack what a confirmation on another device needs into one file. See ``mptune.export``."
+    )

@@ -182,7 +182,10 @@ class SeedSection(_Section):
 
 
 class ChoiceSection(_Section):
-    """How the plan in ``chosen/`` was chosen: by limits, by its fingerprint, or (all null) as the knee."""
+    """How the plan in ``chosen/`` was chosen: by limits, by its fingerprint, or (all null) as the knee.
+
+    ``knee`` asks for the knee of the plans within the limits, where these would give the fastest.
+    """
 
     max_error: float | None = None
     max_latency_ms: float | None = None
@@ -191,6 +194,7 @@ class ChoiceSection(_Section):
     limits: tuple[str, ...] = ()
     tolerance: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
+    knee: bool = False
 
     @classmethod
     def of(cls, settings: SearchSettings) -> ChoiceSection:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import shutil
 from pathlib import Path
 
@@ -15,15 +16,26 @@ from tests.test_api import make_toolchain
 OLD = Path(__file__).parent / "old_runs" / "0.1.0" / "precision"
 
 
-@pytest.fixture
-def run(tmp_path: Path, mlp_data: Path, monkeypatch: pytest.MonkeyPatch) -> mptune.Run:
-    """A search of 12 plans on the fake toolchain."""
-    save_mlp(tmp_path / "model.onnx")
-    monkeypatch.chdir(tmp_path)
-    toolchain = make_toolchain(fails=["g001"])
-    mptune.search("model.onnx", data=mlp_data, budget=12, target="cpu", latency=FAST, open_toolchain=toolchain.open)
+@pytest.fixture(scope="session")
+def searched(tmp_path_factory: pytest.TempPathFactory, mlp_data: Path) -> Path:
+    """The folder of a search of 12 plans on the fake toolchain; do not write to it."""
+    folder = tmp_path_factory.mktemp("searched")
+    save_mlp(folder / "model.onnx")
+    out = folder / "model.mptune"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        toolchain = make_toolchain(fails=["g001"])
+        mptune.search("model.onnx", data=mlp_data, budget=12, target="cpu", latency=FAST, open_toolchain=toolchain.open)
     for which in ("search", "held_out"):  # the fake toolchain computes no reference
-        shutil.copy(f"model.mptune/data/{which}.npz", f"model.mptune/data/{which}_reference.npz")
+        shutil.copy(out / f"data/{which}.npz", out / f"data/{which}_reference.npz")
+    return folder
+
+
+@pytest.fixture
+def run(searched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> mptune.Run:
+    """A copy of that search in the working directory."""
+    shutil.copytree(searched, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
     return mptune.open_run("model.mptune")
 
 
@@ -60,6 +72,41 @@ def test_a_run_picks_confirms_and_exports(run: mptune.Run, tmp_path: Path) -> No
     with pytest.raises(mptune.RunError, match="exists already"):
         run.export(tmp_path / "run.tar.gz")
     assert run.export(tmp_path / "run.tar.gz", force=True).exists()
+
+
+def test_the_methods_take_what_the_functions_take() -> None:
+    for name in ("report", "pick", "confirm", "export"):
+        of_function = inspect.signature(getattr(mptune, name))
+        first, *others = of_function.parameters.values()
+        assert first.name == "run"
+        method = getattr(mptune.Run("somewhere"), name)
+        assert list(inspect.signature(method).parameters.values()) == others
+        assert f"mptune.{name}" in method.__doc__
+
+
+def test_pick_keeps_the_limit_of_the_run(run: mptune.Run) -> None:
+    front = run.front
+    limit = f"{front.metric}<={front.points[1].judged_error:g}"
+    by_limit = run.pick(limits=limit)
+    assert by_limit.chosen_reason == f"the fastest with {limit}"
+    assert by_limit.chosen == front.points[1] != front.points[0]
+    generous_ms = 2 * front.points[-1].latency.median_ms
+    assert run.pick(max_latency_ms=generous_ms).chosen_reason.endswith(f", and {limit}")
+    assert run.pick(max_error=1.0).chosen == front.points[1], "the fastest of all is beyond the limit"
+    assert run.pick(knee=True).chosen_reason == f"the knee of the points with {limit}"
+    assert run.pick(plan=front.points[0].plan.fingerprint).chosen == front.points[0]
+    assert run.pick(max_error=1.0, limits=()).chosen == front.points[0], "another one is given: none"
+    with pytest.raises(mptune.SettingsError, match="limits= psnr>=3: the metrics are"):
+        run.pick(limits="psnr>=3")
+
+
+def test_tolerance_and_ignore_of_a_run(run: mptune.Run) -> None:
+    (output,) = {name for e in run.evaluations for name in e.counted.per_output}
+    error = run.front.points[1].judged_error
+    assert run.report(tolerance=[f"{output}={error:g}"]).chosen == run.pick(tolerance=[f"{output}={error:g}"]).chosen
+    assert run.pick(knee=True, ignore=[]).limits_met
+    with pytest.raises(mptune.SettingsError, match="nothing"):
+        run.report(ignore=["nothing"])
 
 
 def test_a_run_of_the_version_before_opens(tmp_path: Path) -> None:

@@ -101,7 +101,13 @@ ShapesOption = Annotated[
         " data's.",
     ),
 ]
-SamplerOption = Annotated[str, typer.Option(metavar="precision|tpe", help="Sampler that proposes plans.")]
+SamplerOption = Annotated[
+    str,
+    typer.Option(
+        metavar="precision|tpe",
+        help="What proposes plans: precision models error and latency by group, tpe is Optuna's TPESampler.",
+    ),
+]
 WorkspaceOption = Annotated[
     str | None,
     typer.Option(
@@ -113,6 +119,16 @@ SkipChecksOption = Annotated[
     bool, typer.Option("--skip-checks", help="Search although a finding says that no plan repairs what is wrong.")
 ]
 Tf32Option = Annotated[bool, typer.Option("--tf32", help="Allow TF32 in FP32 groups. The reference never uses it.")]
+
+SEARCH_PANELS = {
+    "Model, data and target": ("--data", "--batch", "--shapes", "--target", "--engine", "--space"),
+    "Error": ("--metric", "--labels", "--tolerance", "--ignore", "--feedback", "--steps"),
+    "Choice among the plans": ("--max-error", "--max-latency-ms", "--max-memory", "--limit"),
+    "Budget": ("--budget", "--timeout", "--max-disk", "--gpus"),
+    "Run directory": ("--out", "--fresh", "--storage", "--json"),
+    "Advanced": ("--sampler", "--seed", "--tf32", "--workspace", "--allow-mixed", "--skip-checks"),
+}
+"""Headings of `mptune search --help`, with their options."""
 
 
 @guarded
@@ -310,6 +326,7 @@ def pick(
     max_error: MaxErrorOption = None,
     max_latency_ms: MaxLatencyOption = None,
     max_memory: MaxMemoryOption = None,
+    limit: LimitOption = None,
     tolerance: ToleranceOption = None,
     ignore: IgnoreOption = None,
     knee: Annotated[bool, typer.Option("--knee", help="Choose the knee of the front.")] = False,
@@ -319,16 +336,18 @@ def pick(
 ) -> None:
     """Choose another point of the front and write chosen/ anew. Nothing is measured again.
 
+    The run's own --limit and --ignore hold on, unless others are given.
+
     \b
     Example:
       mptune pick model.mptune --max-error 1e-3
       mptune pick model.mptune --plan 3f2a91c04b1d
     """
     max_memory_bytes = memory_limit(max_memory)
-    limits = (max_error, max_latency_ms, max_memory_bytes, tolerance[0] if tolerance else None)
-    limit = next((limit for limit in limits if limit is not None), None)
-    if at_most_one({"a limit": limit, "--knee": knee, "--plan": plan}) == 0:
-        hint = "give --max-error, --max-latency-ms, --max-memory, --tolerance, --knee or --plan"
+    limits = (max_error, max_latency_ms, max_memory_bytes, tolerance or None, limit or None)
+    asked = next((one for one in limits if one is not None), None)
+    if at_most_one({"a limit": asked, "--knee": knee, "--plan": plan}) == 0:
+        hint = "give --max-error, --max-latency-ms, --max-memory, --limit, --tolerance, --knee or --plan"
         raise SettingsError("nothing says which plan to pick", hint)
     check_limits(max_error, max_latency_ms, max_memory_bytes)
     for text in tolerance or ():
@@ -340,6 +359,7 @@ def pick(
         max_error=max_error,
         max_latency_ms=max_latency_ms,
         max_memory_bytes=max_memory_bytes,
+        limits=limit or None,
         tolerance=tolerance,
         ignore=ignore,
         knee=knee,

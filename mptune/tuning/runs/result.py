@@ -18,7 +18,7 @@ from mptune.settings import SearchSettings, Tolerance
 from mptune.targets.unsearched.out_of_reach import CODE as OUT_OF_REACH
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation, Origin, disagreements
 from mptune.tuning.explanation import Explanation
-from mptune.tuning.front import Front, choose, hypervolume, pareto, reference_error_of
+from mptune.tuning.front import Front, choose, hypervolume, knee, pareto, reference_error_of
 from mptune.tuning.fronts.content import ChoiceKind, OtherDevice
 from mptune.tuning.fronts.metric_limits import MetricLimit, check_metric_limits
 from mptune.tuning.fronts.neighbours import cheap_exactness
@@ -44,6 +44,7 @@ class Choice:
         limits: on the metrics' own values (``mptune.tuning.fronts.metric_limits``); with these alone, the fastest.
         tolerance: largest errors of outputs, or of columns of them; the front holds what is within them.
         ignore: outputs whose errors do not count.
+        knee: the knee of the plans within ``limits``, not the fastest.
     """
 
     max_error: float | None = None
@@ -53,6 +54,7 @@ class Choice:
     limits: tuple[MetricLimit, ...] = ()
     tolerance: tuple[Tolerance, ...] = ()
     ignore: tuple[str, ...] = ()
+    knee: bool = False
 
     @property
     def has_limits(self) -> bool:
@@ -123,6 +125,7 @@ def front_of(run: RunDirectory, file: RunFile, record: StudyRecord) -> Front:
         limits,
         tuple(map(Tolerance.parse, taken.tolerance)),
         taken.ignore,
+        taken.knee,
     )
     front = build_front(record, facts, choice, settings, every=file.confirms is not None)
     return replace(front, other_devices=other_devices(run))
@@ -316,6 +319,8 @@ def _choose(
     if not found:
         nearest, _, _ = choose(points, *bounds)
         return nearest, f"no plan has {wanted}; this one was chosen without that limit", False
+    if choice.knee:
+        return knee(found), f"the knee of the points with {wanted}", True
     if bounds == (None, None, None, ()):
         return min(found, key=lambda e: e.latency.median_ms), f"the fastest with {wanted}", True
     point, reason, met = choose(found, *bounds)
