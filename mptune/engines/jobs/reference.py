@@ -108,7 +108,7 @@ class ReferenceJob:
         session.close()
         if self.parts is not None:
             shapes = [{name: array.shape for name, array in sample.items()} for sample in samples]
-            save_parts(self.parts, find_parts(outputs, batch_sizes(shapes)))
+            save_parts(self.parts, find_parts(outputs, batch_sizes(shapes, len(outputs))))
         return ReferenceReport(
             provider=PROVIDERS[self.provider],
             outputs={

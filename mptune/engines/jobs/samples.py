@@ -109,13 +109,20 @@ def parts_beside(state: WorkerState, reference: Path) -> dict[str, OutputParts]:
 
 
 def _found_parts(reference: Path, samples: Path | None) -> dict[str, OutputParts]:
-    batches = None if samples is None else batch_sizes(read_sample_shapes(samples))
-    return find_parts(read_outputs(reference), batches)
+    outputs = read_outputs(reference)
+    batches = None if samples is None else batch_sizes(read_sample_shapes(samples), len(outputs))
+    return find_parts(outputs, batches)
 
 
-def batch_sizes(shapes: Sequence[Mapping[str, Sequence[int]]]) -> tuple[frozenset[int], ...]:
-    """What may be the batch of each sample: the first dimensions of its inputs."""
-    return tuple(frozenset(shape[0] for shape in sample.values() if shape) for sample in shapes)
+def batch_sizes(shapes: Sequence[Mapping[str, Sequence[int]]], outputs: int) -> tuple[frozenset[int], ...]:
+    """What may be the batch of each output: the first dimensions of the inputs of its sample.
+
+    Args:
+        shapes: of the inputs of each sample.
+        outputs: how many there are: fewer where each is that of a sequence of samples, which have one batch.
+    """
+    firsts = shapes[:: max(1, len(shapes) // outputs)][:outputs]
+    return tuple(frozenset(shape[0] for shape in sample.values() if shape) for sample in firsts)
 
 
 def _changed_rows(

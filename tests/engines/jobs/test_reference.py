@@ -9,9 +9,12 @@ import pytest
 from onnx import TensorProto, helper
 
 from mptune.data.calibration import CalibrationSet, read_outputs
+from mptune.data.metrics.parts import PARTS_JSON, load_parts
+from mptune.data.rollout import Rollout
 from mptune.engines.base import ReferenceReport
 from mptune.engines.jobs.checks.rows import relative_l2
 from mptune.engines.jobs.reference import ObserveJob, ProbeJob, ReferenceJob
+from mptune.engines.jobs.samples import parts_beside
 from mptune.engines.worker.child import WorkerState
 from mptune.graph.loading.model import load_model
 from mptune.graph.writing.observe import write_observing_model
@@ -163,3 +166,22 @@ def test_the_cpu_provider_starts() -> None:
 def test_the_cuda_provider_starts() -> None:
     report = ProbeJob("cuda").run(WorkerState())
     assert report.cuda_python is None or report.cuda_versions is None
+
+
+@pytest.mark.parametrize("count", [8, 7])
+def test_the_parts_of_a_rollout_are_those_of_its_sequences(count: int, tmp_path: Path) -> None:
+    """Two sequences of three steps or four: there are fewer outputs than samples."""
+    save_graph(tmp_path / "m.onnx", [helper.make_node("Add", ["x", "x"], ["y"])], [1, 4])
+    feeds = tuple({"x": ramp(1, 4) * k} for k in range(1, count + 1))
+    CalibrationSet(feeds, "test", False).save(tmp_path / "samples.npz")
+    rollout, parts, state = Rollout((("y", "x"),), count // 2), tmp_path / PARTS_JSON, WorkerState()
+    try:
+        places = tmp_path / "m.onnx", tmp_path / "samples.npz", tmp_path / "reference.npz"
+        ReferenceJob(*places, "cpu", rollout=rollout, parts=parts).run(state)
+        found = load_parts(parts)
+        assert found is not None
+        assert (found["y"].axis, len(found["y"].scales)) == (1, 4), "axis 0 is the batch"
+        parts.unlink()
+        assert parts_beside(state, tmp_path / "reference.npz") == found, "as of a run that kept none"
+    finally:
+        state.close()
