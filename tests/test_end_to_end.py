@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,7 @@ from mptune.targets.target import load_target
 from mptune.tuning.evaluation import Evaluation, Origin
 from mptune.tuning.listener import Silent
 from tests.engines import faults
+from tests.reporting.infer_support import run_alone
 
 MODELS = Path(__file__).parent.parent / "benchmarks" / "models"
 MODEL, DATA = MODELS / "digits_vit.onnx", MODELS / "digits_calib.npz"
@@ -78,6 +80,41 @@ def test_the_chosen_model_is_the_plan_and_runs_without_mptune(searched: Path) ->
     front = json.loads((chosen.parent / "front.json").read_text())
     point = next(p for p in front["points"] if p["plan"] == front["chosen"])
     assert sum(p == "fp16" for p in plan["precision"].values()) == point["fp16_groups"]
+
+
+def test_infer_finds_the_reported_error_again_with_numpy_and_onnxruntime_alone(searched: Path, tmp_path: Path) -> None:
+    chosen = searched / "digits_vit.mptune" / "chosen"
+    front = json.loads((chosen.parent / "front.json").read_text())
+    point = next(p for p in front["points"] if p["plan"] == front["chosen"])
+    assert point["error"]["source"] == "emulated"
+    assert point["error"]["held_out"] > 0
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    done = run_alone(chosen / "infer.py", "--check", packages=packages)
+    assert done.returncode == 0, done.stdout + done.stderr
+    words = next(line for line in done.stdout.splitlines() if line.startswith("worst_part")).replace(",", "").split()
+    found, reported, on_all = float(words[1]), float(words[3]), float(words[7].strip("("))
+    assert found == pytest.approx(reported, rel=1e-4)
+    assert on_all == pytest.approx(point["error"]["held_out"], rel=1e-5)
+    assert "AGREES" in done.stdout
+    assert (chosen / "check.onnx").stat().st_size < 150_000
+    assert (chosen / "check.npz").stat().st_size < 100_000
+
+    # The model of another plan beside it, and one that is broken.
+    other = tmp_path / "other"
+    shutil.copytree(chosen, other)
+    mixed = onnx.load(other / "model.onnx")
+    next(e for e in mixed.metadata_props if e.key == "mptune.plan").value = "123"
+    onnx.save(mixed, other / "model.onnx")
+    refused = run_alone(other / "infer.py", "--check", packages=packages)
+    assert refused.returncode == 1
+    assert "error: model.onnx is of plan 123" in refused.stderr
+    weight = max(mixed.graph.initializer, key=lambda one: len(one.raw_data))
+    weight.raw_data = bytes(len(weight.raw_data))
+    onnx.save(mixed, other / "broken.onnx")
+    broken = run_alone(other / "infer.py", "--check", "--model", str(other / "broken.onnx"), packages=packages)
+    assert broken.returncode == 1
+    assert "DIFFERS" in broken.stdout
 
 
 def test_the_outputs_of_the_front_are_sketched_as_the_front_says(searched: Path) -> None:

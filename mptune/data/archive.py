@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,13 +33,13 @@ def read_array(path: Path) -> np.ndarray:
     return content
 
 
-def read_archive(path: Path) -> dict[str, np.ndarray]:
-    """Read every array of one ``.npz`` file.
+def read_archive(path: Path, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, np.ndarray]:
+    """Read the arrays of one ``.npz`` file, or some of them by name.
 
     Raises:
         DataError: no such file, not an archive of arrays, truncated, or pickled.
     """
-    content = _read(path, "archive of arrays")
+    content = _read(path, "archive of arrays", wanted)
     if isinstance(content, np.ndarray):
         raise DataError(f"{path} holds one array without a name", "rename it: a single array ends in .npy")
     for name, array in content.items():
@@ -48,7 +48,9 @@ def read_archive(path: Path) -> dict[str, np.ndarray]:
     return content
 
 
-def _read(path: Path, what: str) -> np.ndarray | dict[str, np.ndarray]:
+def _read(
+    path: Path, what: str, wanted: Callable[[str], bool] = lambda name: True
+) -> np.ndarray | dict[str, np.ndarray]:
     try:
         # Opened here, because NumPy leaves a damaged archive open where it opened it itself.
         with path.open("rb") as stream:
@@ -56,7 +58,7 @@ def _read(path: Path, what: str) -> np.ndarray | dict[str, np.ndarray]:
             if isinstance(content, np.ndarray):
                 return content
             with content:
-                return {name: content[name] for name in content.files}
+                return {name: content[name] for name in content.files if wanted(name)}
     except Exception as error:  # NumPy and zipfile raise nearly anything for a damaged file, tokenizer errors included
         raise _unreadable(path, error, what) from None
 
@@ -115,26 +117,54 @@ def _write(path: Path, members: Sequence[tuple[str, np.ndarray]]) -> None:
                     np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
 
 
-def read_samples(path: Path) -> tuple[dict[str, np.ndarray], ...]:
+def read_samples(path: Path, first: int | None = None) -> tuple[dict[str, np.ndarray], ...]:
     """Read what ``save_samples`` wrote.
+
+    Args:
+        path: the file.
+        first: read so many samples only; None reads all.
 
     Raises:
         DataError: no such file, damaged, or not one of mptune's.
     """
-    arrays = read_archive(path)
+
+    def is_wanted(key: str) -> bool:
+        number = key.partition("_")[0]
+        return first is None or not number.isdigit() or int(number) < first
+
+    arrays = read_archive(path, is_wanted)
     foreign = DataError(f"{path} was not written by this mptune", "start the run again with --fresh")
     try:
         header: Any = json.loads(arrays.pop("header").tobytes())
         names = header["names"]
         if header["format"] != _FORMAT:
             raise foreign
-        samples: list[dict[str, np.ndarray]] = [{} for _ in range(header["samples"])]
+        count = header["samples"] if first is None else min(first, header["samples"])
+        samples: list[dict[str, np.ndarray]] = [{} for _ in range(count)]
         for key, array in arrays.items():
             number, _, index = key.partition("_")
             samples[int(number)][names[int(index)]] = array
     except (KeyError, ValueError, IndexError, TypeError):
         raise foreign from None
     return tuple(samples)
+
+
+def read_sample_bytes(path: Path) -> tuple[int, ...]:
+    """How many bytes each sample takes in a file that ``save_samples`` wrote; only the directory is read.
+
+    Raises:
+        DataError: no such file, or damaged.
+    """
+    found: dict[int, int] = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for entry in archive.infolist():
+                number, _, index = entry.filename.partition("_")
+                if index:
+                    found[int(number)] = found.get(int(number), 0) + entry.file_size
+    except Exception as error:  # as in ``_read``
+        raise _unreadable(path, error, "archive of arrays") from None
+    return tuple(found.get(number, 0) for number in range(max(found, default=-1) + 1))
 
 
 def read_sample_shapes(path: Path) -> tuple[dict[str, tuple[int, ...]], ...]:

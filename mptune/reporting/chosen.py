@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PureWindowsPath
 from string import Template
 
 from mptune._version import __version__
+from mptune.data.check_set import CheckSet
 from mptune.engines.environment import Environment
 from mptune.files import link_or_copy, writing
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model
+from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
+from mptune.graph.writing.stored import stored_in
 from mptune.graph.writing.weights import WeightBank
 from mptune.printable import printable
 from mptune.reporting.provenance import provenance
@@ -25,18 +29,32 @@ from mptune.reporting.text import (
     format_error,
     format_ms,
     format_speedup,
-    front_warnings,
     read_template,
+    unique,
 )
 from mptune.targets.costs import is_convolutional
-from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.front import Front
 
 ENGINE_FILE = "model.engine"
 """The very engine that was measured, where the toolchain builds files: another build may choose other kernels."""
 
-OWN_FILES = frozenset({"model.onnx", "model.onnx.data", ENGINE_FILE, "plan.json", "infer.py", "build.sh", "README.txt"})
+CHECK_FILE, EMULATION_FILE = "check.npz", "check.onnx"
+"""What ``infer.py --check`` reads: samples, and where the error is emulated the model that emulates it."""
+
+OWN_FILES = frozenset(
+    {
+        *("model.onnx", "model.onnx.data", ENGINE_FILE, "plan.json", "infer.py", "build.sh", "README.txt"),
+        *(CHECK_FILE, EMULATION_FILE),
+    }
+)
 """What mptune writes into ``chosen/`` and may replace. Everything else there belongs to the user."""
+
+MOST_OF_A_CODE = 3
+"""So many findings of one code are in README.txt."""
+
+_EMULATION = """
+check.onnx   the same plan in FP32 with roundings to FP16, which that error is of; it reads the weights of model.onnx"""
 
 MOST_KEPT = 12
 """So many FP32 groups are named in README.txt."""
@@ -50,6 +68,7 @@ def write_chosen(
     environment: Environment | None,
     bank: WeightBank | None = None,
     recipe: BuildRecipe | None = None,
+    check: CheckSet | None = None,
 ) -> None:
     """Write the directory anew, as one step: a reader sees the old one or the new one, never half of each.
 
@@ -63,6 +82,7 @@ def write_chosen(
         environment: where the figures were taken; None where it is not known.
         bank: the run's weight bank; None converts the weights again.
         recipe: how the run builds engines; None for the default settings.
+        check: samples with the error of this plan; None writes none.
 
     Raises:
         RunError: the directory cannot be written, or the disk is full.
@@ -80,11 +100,17 @@ def write_chosen(
             (fresh / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
             (fresh / "infer.py").write_text(_infer(grouped.model), encoding="utf-8")
             recipe = recipe or BuildRecipe()
-            script = fresh / "build.sh"
-            script.write_text(recipe.script(evaluation.plan), encoding="utf-8")
-            script.chmod(script.stat().st_mode | 0o111)
+            if not is_on_cpu(front):
+                script = fresh / "build.sh"
+                script.write_text(recipe.script(evaluation.plan), encoding="utf-8")
+                script.chmod(script.stat().st_mode | 0o111)
+            if check is not None:
+                check.save(fresh / CHECK_FILE)
+                if evaluation.error_source == "emulated":
+                    store = stored_in(fresh / "model.onnx")
+                    Emulator(grouped, bank).write(evaluation.plan, fresh / EMULATION_FILE, store)
             engine = _engine(evaluation, directory)
-            readme = _readme(front, evaluation, environment, engine, recipe)
+            readme = _readme(front, evaluation, environment, engine, recipe, has_check=check is not None)
             (fresh / "README.txt").write_text(readme, encoding="utf-8")
             if engine is not None:
                 link_or_copy(str(engine), str(fresh / ENGINE_FILE))
@@ -95,6 +121,11 @@ def write_chosen(
             shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+def is_on_cpu(front: Front) -> bool:
+    """Whether the target is a CPU, which no engine is built for."""
+    return front.target == "cpu"
 
 
 def _engine(evaluation: Evaluation, directory: Path) -> Path | None:
@@ -138,7 +169,13 @@ def _infer(model: Model) -> str:
 
 
 def _readme(
-    front: Front, evaluation: Evaluation, environment: Environment | None, engine: Path | None, recipe: BuildRecipe
+    front: Front,
+    evaluation: Evaluation,
+    environment: Environment | None,
+    engine: Path | None,
+    recipe: BuildRecipe,
+    *,
+    has_check: bool,
 ) -> str:
     latency, held_out = evaluation.latency, evaluation.held_out_value
     low, high = latency.ci95_ms
@@ -150,7 +187,7 @@ def _readme(
         "model": front.model_path,
         "sha256": front.model_sha256,
         "plan": plan.fingerprint,
-        "origin": str(evaluation.origin),
+        "origin": _origin(front, evaluation),
         "kept": _kept(front, evaluation),
         "engine_file": _engine_line(engine),
         "fp16_groups": len(plan.fp16_groups),
@@ -167,7 +204,7 @@ def _readme(
         "error": f"{format_error(evaluation.error_value)} {front.metric}, {evaluation.error_source.upper()}",
         "held_out": format_error(held_out) if held_out is not None else "not taken",
         "error_detail": (
-            "on the outputs of the target's own engine"
+            f"on the outputs of {'this model on that CPU' if is_on_cpu(front) else 'the engine of the target'}"
             if evaluation.error_source == "measured"
             else "by the FP32 model with explicit roundings to FP16"
         ),
@@ -183,11 +220,46 @@ def _readme(
         "engine": front.engine,
         "device": front.device,
         "environment": _block(f"{name:<16} {value}" for name, value in machine),
-        "warnings": _block(f"  - {text}" for text in (*front_warnings(front), *evaluation.warnings)) or "  none",
+        "findings": _block(_findings(front)) or "  nothing",
+        "warnings": _block(f"  - {text}" for text in unique((*front.warnings, *evaluation.warnings))) or "  none",
+        "emulation": _EMULATION if has_check and evaluation.error_source == "emulated" else "",
     }
-    blocks = ("engine_file", "kept", "environment", "warnings", "tf32")  # of several lines, cleaned one by one
+    # Of several lines, cleaned one by one.
+    blocks = (
+        "engine_file",
+        "emulation",
+        "kept",
+        "findings",
+        "environment",
+        "warnings",
+        "tf32",
+    )
     facts = {name: fact if name in blocks else printable(fact) for name, fact in facts.items()}
-    return Template(read_template("README.txt.in")).substitute(facts)
+    lines = read_template("README.txt.in").splitlines(keepends=True)
+    marks = {"[gpu]": not is_on_cpu(front), "[cpu]": is_on_cpu(front), "[check]": has_check}
+    kept = "".join(line for line in lines if marks.get(line.split(" ", 1)[0], True))
+    for mark in marks:
+        kept = kept.replace(f"{mark} ", "")
+    return Template(kept).substitute(facts)
+
+
+def _origin(front: Front, evaluation: Evaluation) -> str:
+    """Who proposed the plan, by the names that the tables use."""
+    if evaluation.origin == ORIGIN_FP16:
+        return front.fp16_name
+    return "all-FP32" if evaluation.origin == ORIGIN_FP32 else str(evaluation.origin)
+
+
+def _findings(front: Front) -> Iterator[str]:
+    """One line a finding, the most severe first; of each code the first few, then how many more there are."""
+    counts = Counter(finding.code for finding in front.findings)
+    shown: Counter[str] = Counter()
+    for finding in front.findings:
+        shown[finding.code] += 1
+        if shown[finding.code] <= MOST_OF_A_CODE:
+            yield f"  - {finding.severity}: {finding.code}: {finding.message}"
+        elif shown[finding.code] == counts[finding.code]:
+            yield f"  - {counts[finding.code] - MOST_OF_A_CODE} more {finding.code} are in front.json"
 
 
 def _engine_line(engine: Path | None) -> str:

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mptune.data.check_set import CheckSet, collect_check
+from mptune.data.rollout import Rollout
 from mptune.data.run_outputs import RunOutputs, write_run_outputs
 from mptune.engines.environment import Environment, describe_environment
 from mptune.errors import PlanError
@@ -16,11 +18,13 @@ from mptune.files import write_json
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.plan import PrecisionPlan
 from mptune.graph.writing.weights import WeightBank
-from mptune.reporting.chosen import write_chosen
+from mptune.reporting.chosen import is_on_cpu, write_chosen
 from mptune.reporting.page.content import PageContent
 from mptune.reporting.page.html import write_report
 from mptune.reporting.recipe import BuildRecipe
+from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
+from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front, reference_error_of
 from mptune.tuning.fronts.progress import progress_of
 from mptune.tuning.record.record import StudyRecord
@@ -65,7 +69,8 @@ def write_run_files(
         bank = WeightBank.write(grouped.model, run.weights)
         file = run.load()
         recipe = None if file is None else BuildRecipe.of(file, run.data, grouped.model.inputs)
-        write_chosen(front, front.chosen, grouped, run.chosen, environment, bank, recipe)
+        check = None if file is None else _check_set(run, file, front, front.chosen, grouped)
+        write_chosen(front, front.chosen, grouped, run.chosen, environment, bank, recipe, check)
     outputs = run_outputs(run, front)
     write_run_outputs(run.outputs_json, outputs)
     evaluations = record.evaluations()
@@ -74,6 +79,29 @@ def write_run_files(
     write_report(content, run.report_html)
     write_json(run.front_json, document)
     _delete_dominated_engines(run, front, record)
+
+
+def _check_set(
+    run: RunDirectory, file: RunFile, front: Front, chosen: Evaluation, grouped: GroupedModel
+) -> CheckSet | None:
+    """The first held-out samples, with the error of the chosen plan; search samples where it has no held-out error."""
+    fixed, on_onnxruntime = file.fixed_settings, front.engine == "onnxruntime"
+    rollout = None
+    if fixed.feedback and file.data is not None:
+        inputs, outputs = ([v.name for v in values] for values in (grouped.model.inputs, grouped.model.outputs))
+        rollout = Rollout.parse(fixed.feedback, fixed.steps, inputs, outputs, file.data.samples)
+    return collect_check(
+        run.data,
+        chosen.error if chosen.held_out is None else chosen.held_out,
+        "search" if chosen.held_out is None else "held_out",
+        plan=chosen.plan.fingerprint,
+        metric=front.metric,
+        source=chosen.error_source,
+        engine=front.engine,
+        provider=("cpu" if is_on_cpu(front) else "cuda") if on_onnxruntime else None,
+        ignored=chosen.ignored,
+        rollout=rollout,
+    )
 
 
 def run_outputs(run: RunDirectory, front: Front) -> RunOutputs:

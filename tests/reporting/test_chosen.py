@@ -17,6 +17,7 @@ import pytest
 from mptune._version import __version__
 from mptune.engines.environment import Environment
 from mptune.errors import RunError
+from mptune.finding import Finding, Severity, Where
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
@@ -145,6 +146,44 @@ def test_readme_of_a_predicted_target_says_so(bench: Bench, make_front: MakeFron
     assert "target           jetson-orin-nano-8gb" in text
 
 
+def test_readme_of_a_cpu_speaks_of_no_engine(bench: Bench, make_front: MakeFront, run_dir: Path) -> None:
+    front = replace(make_front()[0], target="cpu", engine="onnxruntime", device="AMD EPYC")
+    write_chosen(front, front.chosen, bench.grouped, run_dir / "chosen", None)
+    text = (run_dir / "chosen" / "README.txt").read_text()
+    assert not (run_dir / "chosen" / "build.sh").exists()
+    for word in ("engine", "trtexec", "TensorRT", "CUDA", "GPU", "["):
+        assert word not in text, word
+    assert "runtime          onnxruntime" in text
+    assert "python infer.py --data" in text
+    done = infer(run_dir / "chosen", "--iterations", "2", "--provider", "cpu")
+    for word in ("engine", "TF32", "GPU"):
+        assert word not in done.stdout
+    assert "python infer.py --check" not in text  # there is no check.npz
+
+
+def test_readme_has_the_findings_by_code_and_names_the_baseline_as_the_tables_do(
+    bench: Bench, make_front: MakeFront, run_dir: Path
+) -> None:
+    def finding(code: str, severity: Severity, number: int) -> Finding:
+        where = Where(nodes=(f"n{number}",))
+        return Finding(code, severity, "search", where, {}, f"text {number} \x1b[2J\n<b>", f"cure {number}")
+
+    found = (finding("rows-mix", "error", 0), *(finding("overflow", "info", k) for k in range(1, 6)))
+    front = replace(make_front()[0], findings=found)
+    assert front.fp16 is not None
+    kept = next(iter(front.fp16.plan.precision))
+    fp16 = replace(front.fp16, plan=front.fp16.plan.replace({kept: Precision.FP32}))
+    front = replace(front, fp16=fp16)
+    write_chosen(front, fp16, bench.grouped, run_dir / "chosen", None)
+    text = (run_dir / "chosen" / "README.txt").read_text()
+    assert "  - error: rows-mix: text 0 \\x1b[2J\\n<b>; cure 0\n" in text
+    assert "  - info: overflow: text 3 " in text
+    assert "text 4" not in text
+    assert "  - 2 more overflow are in front.json\n" in text
+    assert "(all-FP16 but 1 pinned)" in text
+    assert "the calibration data are random" in text
+
+
 def test_the_runs_weight_bank_gives_the_same_model(
     chosen_dir: Path, bench: Bench, make_front: MakeFront, tmp_path: Path, environment: Environment
 ) -> None:
@@ -243,7 +282,7 @@ def test_infer_takes_an_npy_and_shapes(chosen_dir: Path, tmp_path: Path) -> None
         (("--data", "nowhere.npz"), "cannot read nowhere.npz"),
         (("--data", "{other}"), "has no input x"),
         (("--shape", "x=4,32"), "is not NAME=AxBxC"),
-        (("--shape", "x=4x31"), "does not run on these inputs"),
+        (("--shape", "x=4x31"), "input x has shape [batch, 32]"),
     ],
 )
 def test_infer_says_what_is_wrong(chosen_dir: Path, tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:

@@ -19,7 +19,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.loading.model import Node
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
-from mptune.graph.writing.constants import NeededConstants, banked, inline
+from mptune.graph.writing.constants import ConstantStore, NeededConstants, banked, inline
 from mptune.graph.writing.model_file import add_cast, add_node, frame_of, serialized
 from mptune.graph.writing.weights import WeightBank
 
@@ -54,8 +54,13 @@ class Emulator:
         self._constants = NeededConstants(self._types, bank, self._reduced)
         self._store = inline if bank is None else banked(bank)
 
-    def write(self, plan: PrecisionPlan, path: Path) -> Path:
+    def write(self, plan: PrecisionPlan, path: Path, store: ConstantStore | None = None) -> Path:
         """Write the emulation to ``path``, which must lie in the weight bank's folder.
+
+        Args:
+            plan: of this model.
+            path: where to write.
+            store: holds the constants in place of the weight bank; ``path`` may then lie elsewhere.
 
         Raises:
             PlanError: the plan does not fit the model.
@@ -78,7 +83,7 @@ class Emulator:
                 self._add_node(proto.graph, node, precision, resolution, read)
             for name in node.outputs:
                 self._add_roundings(proto.graph, name, resolution)
-        large = self._constants.add_to(proto.graph, resolution, self._store)
+        large = self._constants.add_to(proto.graph, resolution, store or self._store)
         return write_bytes(path, serialized(proto, large))
 
     def _resolve(self, plan: PrecisionPlan) -> Resolution:

@@ -1,0 +1,52 @@
+"""chosen/infer.py as a user has it: as a module, and as a script with numpy and onnxruntime alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import pytest
+
+from mptune.reporting.text import read_template
+
+ALONE = """\
+import runpy, sys
+sys.path.insert(0, sys.argv[1])
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def infer_module(folder: Path) -> dict[str, Any]:
+    """The functions of infer.py."""
+    with pytest.MonkeyPatch.context() as patch:  # it sets variables of the environment
+        patch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+        patch.setenv("ORT_DISABLE_TELEMETRY", "1")
+        path = folder / "infer.py"
+        path.write_text(Template(read_template("infer.py.in")).substitute(use_tf32="0"), encoding="utf-8")
+        return runpy.run_path(str(path), run_name="infer")
+
+
+def run_alone(script: Path, *arguments: str, packages: Path) -> subprocess.CompletedProcess[str]:
+    """Run infer.py where numpy and onnxruntime are installed, and nothing else.
+
+    Args:
+        script: the file.
+        arguments: of it.
+        packages: an empty folder, or one of an earlier call.
+    """
+    for name in ("numpy", "onnxruntime"):
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        assert spec.origin is not None
+        source = Path(spec.origin).parent
+        for path in (source, source.with_name(f"{name}.libs")):  # wheels keep shared libraries there
+            if path.exists() and not (packages / path.name).exists():
+                (packages / path.name).symlink_to(path)
+    command = [sys.executable, "-I", "-S", "-c", ALONE, str(packages), str(script), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=packages)

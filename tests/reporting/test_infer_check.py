@@ -1,0 +1,289 @@
+"""infer.py --check: the statistics are mptune's own, and the verdict follows from them."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from mptune.data.archive import save_outputs, save_samples
+from mptune.data.check_set import CheckSet, collect_check
+from mptune.data.metrics.accuracy import OutputError, compare_outputs
+from mptune.data.metrics.parts import PARTS_JSON, find_parts, save_parts
+from mptune.data.metrics.row_sets import find_row_sets
+from mptune.data.rollout import Rollout, outputs_of
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
+from mptune.graph.plan import Precision
+from mptune.graph.writing.emulate import Emulator
+from mptune.graph.writing.rewrite import Rewriter
+from mptune.graph.writing.stored import stored_data, stored_in
+from mptune.graph.writing.weights import WeightBank
+from tests.reporting.infer_support import infer_module
+
+Sample = dict[str, np.ndarray]
+CPU = ["CPUExecutionProvider"]
+
+
+@pytest.fixture(scope="module")
+def infer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The functions of infer.py."""
+    return infer_module(tmp_path_factory.mktemp("infer"))
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def collect(
+    folder: Path, inputs: list[Sample], got: list[Sample], wanted: list[Sample], **options: Any
+) -> CheckSet | None:
+    """As at the end of a run that left these files."""
+    save_samples(folder / "held_out.npz", inputs)
+    save_outputs(folder / "held_out_reference.npz", wanted)
+    save_parts(folder / PARTS_JSON, find_parts(wanted))
+    error = compare_outputs(got, wanted, None, options.pop("row_sets", ()), parts=find_parts(wanted))
+    settings = {"plan": "abc", "metric": "worst_part", "source": "measured", "engine": "onnxruntime", **options}
+    return collect_check(folder, error, "held_out", **settings)
+
+
+def test_the_statistics_are_those_of_mptune(infer: dict[str, Any], tmp_path: Path) -> None:
+    """Columns of their own scale, a reference that is not finite, whole numbers, scalars, an output of zeros."""
+    scale = np.array([300, 1, 0.01], np.float32)
+    wanted = [
+        {
+            "boxes": normal(2, 9, 3, seed=k) * scale,
+            "image": normal(1, 4, 5, 6, seed=k),
+            "label": np.arange(7) + k,
+            "value": normal(seed=k),
+            "zero": np.zeros((1, 3), np.float32),
+        }
+        for k in range(3)
+    ]
+    wanted[1]["image"][0, 0, 0, 0] = np.inf
+    got = [{name: np.asarray(array + normal(*array.shape, seed=9) / 64) for name, array in s.items()} for s in wanted]
+    got = [{**s, "label": w["label"] + 1, "zero": w["zero"]} for s, w in zip(got, wanted, strict=True)]
+    found = collect(tmp_path, [{"x": normal(1)}] * 3, got, wanted)
+    assert found is not None
+    found.save(tmp_path / "check.npz")
+    header, _, references = infer["read_check"](tmp_path / "check.npz")
+    assert [list(one) for one in references] == [list(one) for one in wanted]
+    checked = 0
+    for output in header["outputs"]:
+        name = output["name"]
+        for each, figure in output["figures"].items():
+            part = output["parts"].get(each)
+            values = [infer["statistic"](each, part, g[name], w[name]) for g, w in zip(got, wanted, strict=True)]
+            assert np.mean(values) == pytest.approx(float(figure), rel=1e-12, abs=0), (name, each)
+            checked += 1
+    assert checked == 3 * len(wanted[0]) + 2  # the boxes have three parts
+
+
+@pytest.mark.parametrize("name", ["relative_l2", "max_abs", "worst_part"])
+def test_nan_and_inf_stay(infer: dict[str, Any], name: str) -> None:
+    part = {"axis": None, "start": 0, "stop": 0, "scales": [2.0]}
+    wanted = normal(3, 3)
+    for bad in (np.nan, np.inf):
+        got = wanted.copy()
+        got[1, 1] = bad
+        assert not math.isfinite(infer["statistic"](name, part, got, wanted))
+
+
+def test_few_samples_are_kept_and_the_same_bytes_each_time(tmp_path: Path) -> None:
+    wanted = [{"y": normal(4, seed=k)} for k in range(20)]
+    got = [{"y": sample["y"] * np.float32(1 + k / 100)} for k, sample in enumerate(wanted)]
+    found = collect(tmp_path, [{"x": normal(2)}] * 20, got, wanted)
+    assert found is not None
+    assert (found.header["samples"], found.header["of"], len(found.inputs)) == (8, 20, 8)
+    error = compare_outputs(got, wanted, parts=find_parts(wanted))
+    assert found.header["figure"] == error.of_first(8).value("worst_part")
+    assert found.header["reported"] == error.value("worst_part")
+    found.save(tmp_path / "one.npz")
+    found.save(tmp_path / "two.npz")
+    assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "two.npz").read_bytes()
+
+
+def test_large_samples_are_fewer_and_too_large_ones_none(tmp_path: Path) -> None:
+    wanted = [{"y": normal(2)}] * 5
+    inputs = [{"x": np.zeros((6 << 20,), np.uint8)}] * 5
+    found = collect(tmp_path, inputs, wanted, wanted)
+    assert found is not None
+    assert found.header["samples"] == 2
+    found.save(tmp_path / "check.npz")
+    assert (tmp_path / "check.npz").stat().st_size < 1 << 20
+    assert collect(tmp_path, [{"x": np.zeros((65 << 20,), np.uint8)}], wanted[:1], wanted[:1]) is None
+
+
+def test_ignored_outputs_and_rows_are_not_in_the_figure(tmp_path: Path) -> None:
+    from mptune.graph.loading.value_dependent import DependentOutput
+
+    wanted = [{"y": normal(4), "aside": normal(4), "rows": normal(5, 4)}]
+    got = [{"y": wanted[0]["y"] * np.float32(1.1), "aside": -wanted[0]["aside"], "rows": wanted[0]["rows"][:3]}]
+    rows = find_row_sets([DependentOutput("rows", 0, ("nms",))], wanted)
+    found = collect(tmp_path, [{"x": normal(2)}], got, wanted, row_sets=rows, ignored=("aside",), metric="relative_l2")
+    assert found is not None
+    assert [output["name"] for output in found.header["outputs"]] == ["y"]
+    assert found.header["unchecked"] == ["rows"]
+    assert found.header["figure"] == pytest.approx(0.1, rel=1e-5)
+    nothing = collect(tmp_path, [{"x": normal(2)}], got, wanted, row_sets=rows, ignored=("aside", "y"))
+    assert nothing is None
+
+
+def test_a_metric_of_the_users_is_reported_beside_what_can_be_checked(tmp_path: Path) -> None:
+    wanted = [{"y": normal(4)}]
+    found = collect(tmp_path, [{"x": normal(2)}], wanted, wanted, metric="script.py:mine")
+    assert found is not None
+    assert (found.header["figure"], found.header["reported"]) == (None, None)
+    assert found.header["outputs"][0]["figures"]["worst_part"] == 0
+
+
+def test_what_is_gone_is_no_error(tmp_path: Path) -> None:
+    error = OutputError({"y": {"relative_l2": (0.1,)}})
+    settings = {"plan": "abc", "metric": "relative_l2", "source": "measured", "engine": "onnxruntime"}
+    assert collect_check(tmp_path, error, "held_out", **settings) is None  # type: ignore[arg-type]
+    (tmp_path / "held_out.npz").write_bytes(b"torn")
+    assert collect_check(tmp_path, error, "held_out", **settings) is None  # type: ignore[arg-type]
+
+
+def saved_step(path: Path) -> onnxruntime.InferenceSession:
+    """state' = 0.9 state + x, whose shape lacks the batch axis of the input."""
+    nodes = [
+        helper.make_node("Constant", [], ["decay"], value_float=0.9),
+        helper.make_node("Mul", ["state", "decay"], ["kept"]),
+        helper.make_node("Add", ["kept", "x"], ["sum"]),
+        helper.make_node("Constant", [], ["shape"], value_ints=[4]),
+        helper.make_node("Reshape", ["sum", "shape"], ["next"]),
+    ]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in ("x", "state")]
+    outputs = [helper.make_tensor_value_info("next", TensorProto.FLOAT, [4])]
+    model = helper.make_model(
+        helper.make_graph(nodes, "step", inputs, outputs), opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+    )
+    onnx.save(model, path)
+    return onnxruntime.InferenceSession(path, providers=CPU)
+
+
+def test_what_is_fed_back_is_fed_back(infer: dict[str, Any], tmp_path: Path) -> None:
+    session = saved_step(tmp_path / "step.onnx")
+    samples = [{"x": normal(1, 4, seed=k), "state": normal(1, 4, seed=50 + k)} for k in range(8)]
+    rollout = Rollout((("next", "state"),), 4)
+
+    def run(feed: Any) -> Sample:
+        return {"next": session.run(None, dict(feed))[0]}
+
+    exact = outputs_of(run, samples, rollout)
+    wanted = [{name: array * np.float32(1.01) for name, array in sample.items()} for sample in exact]
+    found = collect(tmp_path, samples, exact, wanted, rollout=rollout)
+    assert found is not None
+    found.save(tmp_path / "check.npz")
+    header, inputs, references = infer["read_check"](tmp_path / "check.npz")
+    assert (len(inputs), len(references), header["steps"]) == (8, 2, 4)
+    assert len(header["outputs"]) == 1 + len(rollout.checkpoints)
+    errors = infer["errors_of"](session, header, inputs, references)
+    assert infer["worst"](errors, "worst_part") == pytest.approx(header["figure"], rel=1e-6)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_an_emulation_reads_the_weights_of_the_model_beside_it(
+    mlp_path: Path, mlp_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: bool
+) -> None:
+    """The same values as an emulation with weights of its own, in a file of the nodes' size."""
+    if beside:
+        monkeypatch.setattr("mptune.graph.writing.rewrite.SELF_CONTAINED_LIMIT", 0)  # as if they passed 2 GiB
+    model = load_model(mlp_path)
+    grouped = GroupedModel(model, find_groups(model))
+    free = [group.id for group in grouped.groups if group.pinned is None]
+    plan = grouped.uniform(Precision.FP32).replace(dict.fromkeys(free[::2], Precision.FP16))
+    bank = WeightBank.write(model, tmp_path / "weights")
+    mixed = Rewriter(grouped, bank).export(plan, tmp_path / "model.onnx", {"plan": plan.fingerprint})
+    assert {one.location for one in stored_data(mixed).values() if one.place.length >= 1024} == {
+        "model.onnx.data" if beside else "model.onnx"
+    }
+    Emulator(grouped, bank).write(plan, tmp_path / "check.onnx", stored_in(mixed))
+    assert (tmp_path / "check.onnx").stat().st_size < 12_000 < mixed.stat().st_size + beside * 100_000
+    onnx.checker.check_model(str(tmp_path / "check.onnx"), full_check=True)
+    alone = Emulator(grouped, bank).write(plan, tmp_path / "weights" / "alone.onnx")
+    feed = {"x": np.load(mlp_data)["x"]}
+    found, wanted = (
+        onnxruntime.InferenceSession(path, providers=CPU).run(None, feed)[0]
+        for path in (tmp_path / "check.onnx", alone)
+    )
+    np.testing.assert_array_equal(found, wanted)
+    exact = onnxruntime.InferenceSession(mlp_path, providers=CPU).run(None, feed)[0]
+    assert 0 < np.abs(found - exact).max() < 1e-2
+
+
+SHAPED = {"image": ["N", 3, "H", "W"], "mask": ["N", "H"], "threshold": [], "fixed": [2, 5]}
+
+
+@pytest.fixture(scope="module")
+def shaped(tmp_path_factory: pytest.TempPathFactory) -> onnxruntime.InferenceSession:
+    """A model whose inputs have shapes of every form."""
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in SHAPED.items()]
+    outputs = [helper.make_tensor_value_info(f"{n}.out", TensorProto.FLOAT, shape) for n, shape in SHAPED.items()]
+    nodes = [helper.make_node("Neg", [name], [f"{name}.out"]) for name in SHAPED]
+    path = tmp_path_factory.mktemp("shaped") / "model.onnx"
+    graph = helper.make_graph(nodes, "shaped", inputs, outputs)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return onnxruntime.InferenceSession(path, providers=CPU)
+
+
+@pytest.mark.parametrize(
+    ("texts", "wanted"),
+    [
+        ([], {"image": [2, 3, 1, 1], "mask": [2, 1], "threshold": [], "fixed": [2, 5]}),
+        (["image=4x3x8x9"], {"image": [4, 3, 8, 9], "mask": [4, 8]}),
+        (["H=7"], {"image": [2, 3, 7, 1], "mask": [2, 7]}),
+        (["image=4x3x8x9", "mask=4x8", "threshold=", "fixed=2x5"], {"image": [4, 3, 8, 9], "fixed": [2, 5]}),
+        (["W=6", "mask=1x2"], {"image": [1, 3, 2, 6], "mask": [1, 2]}),
+    ],
+)
+def test_shapes_of_every_form(
+    infer: dict[str, Any], shaped: onnxruntime.InferenceSession, texts: list[str], wanted: dict[str, list[int]]
+) -> None:
+    shapes = infer["input_shapes"](shaped, texts, 2)
+    assert {name: shapes[name] for name in wanted} == wanted
+    feeds = infer["random_feeds"](shaped, shapes, 0)
+    assert {name: list(np.shape(value)) for name, value in feeds.items()} == shapes
+    infer["run"](shaped, feeds)
+
+
+@pytest.mark.parametrize(
+    ("texts", "says"),
+    [
+        (["image"], "image is not NAME=AxBxC"),
+        (["image=1x3x-1x4"], "is not NAME=AxBxC"),
+        (["image=1,3,4,4"], "is not NAME=AxBxC"),
+        (["image=1x3x4"], "input image has shape [N, 3, H, W]"),
+        (["image=1x4x4x4"], "input image has shape [N, 3, H, W]"),
+        (["fixed=3x5"], "input fixed has shape [2, 5]"),
+        (["picture=1x3"], "there is no input picture\nhint: the inputs are image [N, 3, H, W], mask [N, H]"),
+        (["H=3x4"], "there is no input H"),
+        (["image=1x3x4x4", "mask=1x5"], "axis H is 4 elsewhere"),
+        (["\x1b[2J\n=1"], "there is no input \\x1b[2J\\n"),
+    ],
+)
+def test_shapes_that_do_not_fit(
+    infer: dict[str, Any], shaped: onnxruntime.InferenceSession, texts: list[str], says: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        infer["input_shapes"](shaped, texts, 1)
+    assert says in str(caught.value)
+
+
+def test_a_damaged_check_file_is_one_line(infer: dict[str, Any], tmp_path: Path) -> None:
+    for content in (None, b"torn", json.dumps({}).encode()):
+        path = tmp_path / "check.npz"
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(SystemExit) as caught:
+            infer["read_check"](path)
+        assert str(caught.value).startswith("error: ")
