@@ -21,6 +21,7 @@ from mptune.reporting.terminal.progress import TerminalListener
 from mptune.tuning.evaluation import Origin
 from tests.conftest import save_mlp
 from tests.fakes import FAST, FakeToolchain, Law, make_plan
+from tests.reporting.page.reading import data_of
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202e\u2066\r\x9b31m\nFORGED"
 
@@ -116,6 +117,9 @@ def test_files_and_python(place: Path) -> None:
         page.replace("FORGED", "") for page in (Path("model.mptune/report.html").read_text(), front._repr_html_())
     ]
     assert any("owned" in text for text in shown)
+    progress = data_of(Path("model.mptune/report.html").read_text())["progress"]
+    assert progress["trials"] == len(progress["hypervolume"]) == 6
+    assert 0 < progress["trials_s"] <= progress["span_s"]
     assert [is_clean(text) for text in shown] == [True] * len(shown)
 
 

@@ -5,9 +5,10 @@ function sortable(columns, rows, { row = () => ({}), start = 0 } = {}) {
   let by = start;
   let down = false;
   const body = h("tbody");
+  const style = (column) => [column.number ? "number" : "", column.style ?? ""].join(" ").trim() || null;
   const heads = columns.map((column, k) => {
     const button = h("button", { type: "button", onclick: () => sort(k) }, column.name);
-    return h("th", { scope: "col", class: column.number ? "number" : null }, button);
+    return h("th", { scope: "col", class: style(column) }, button);
   });
   const node = h("table", {}, h("thead", {}, h("tr", {}, heads)), body);
   function sort(k) {
@@ -21,7 +22,7 @@ function sortable(columns, rows, { row = () => ({}), start = 0 } = {}) {
     const rank = (v) => (typeof v === "number" && Number.isNaN(v) ? Infinity : v);
     keyed.sort(([a], [b]) => (rank(a) < rank(b) ? -1 : rank(a) > rank(b) ? 1 : 0) * (down ? -1 : 1));
     heads.forEach((head, k) => head.setAttribute("aria-sort", k === by ? (down ? "descending" : "ascending") : "none"));
-    body.replaceChildren(...keyed.map(([, item]) => h("tr", row(item), columns.map((column) => h("td", { class: column.number ? "number" : null }, column.cell(item))))));
+    body.replaceChildren(...keyed.map(([, item]) => h("tr", row(item), columns.map((column) => h("td", { class: style(column) }, column.cell(item))))));
   }
   show();
   return { node, show, body };
@@ -38,23 +39,24 @@ function pointsTable() {
     if (!kept || plan === fp32) return "";
     return REASON_ORDER.map((word) => [word, kept.filter((k) => k.reason === word).length]).filter(([, n]) => n).map(([word, n]) => `${n} ${word}`).join(", ");
   };
+  const sources = (p) => p.sources + (p.confirmed ? ", confirmed" : "");
   const columns = [
     { name: "ms", number: true, value: (p) => p.ms, cell: (p) => [formatMs(p.ms), p.interval ? h("small", {}, " " + p.interval) : null] },
-    { name: "plan", value: (p) => p.plan, cell: (p) => [h("button", { type: "button", class: "pickable", onclick: () => select(p) }, h("code", {}, p.plan)), p === chosen ? [" ", h("span", { class: "tag" }, "chosen")] : null] },
+    { name: "plan", value: (p) => p.plan, cell: (p) => [h("button", { type: "button", class: "pickable", onclick: () => select(p) }, h("code", {}, p.plan))] },
     { name: "speedup", number: true, value: (p) => p.speedup, cell: (p) => formatSpeedup(p.speedup) },
     { name: "error, held out", number: true, value: (p) => p.held_out ?? Infinity, cell: (p) => (p.held_out === null ? "-" : formatError(p.held_out)) },
     { name: "error, search", number: true, value: (p) => (p.finite ? p.search : Infinity), cell: (p) => (p.finite ? formatError(p.search) : h("span", { class: "bad" }, "not finite")) },
     { name: "FP16/FP32", number: true, value: (p) => p.halves, cell: (p) => `${p.halves}/${p.singles}` },
     { name: "memory", number: true, value: (p) => p.memory, cell: (p) => h("span", { title: p.memory_parts }, p.memory) },
-    { name: "FP32 because", value: reasons, cell: reasons },
-    { name: "part", value: (p) => p.part, cell: (p) => cut(p.part, 30) },
+    { name: "FP32 because", style: "because", value: reasons, cell: reasons },
+    { name: "part", style: "extra", isConstant: new Set(plans.map((p) => p.part)).size < 2, value: (p) => p.part, cell: (p) => cut(p.part, 30) },
     { name: "what", value: (p) => roleOf(p) || p.origin, cell: (p) => [roleOf(p) || p.origin, onFront.has(p.index) ? "" : ", not on the front"].join("") },
-    { name: "sources", value: (p) => p.sources, cell: (p) => p.sources + (p.confirmed ? ", confirmed" : "") },
-  ];
+    { name: "sources", style: "extra", isConstant: new Set(plans.map(sources)).size < 2, value: sources, cell: sources },
+  ].filter((column) => !column.isConstant);
   let every = false;
   const listed = () => (every ? plans : plans.filter((p) => onFront.has(p.index) || p === fp32 || p === fp16 || p === chosen || p === state.plan));
-  const style = (p) => [p === chosen ? "is-chosen" : "", p === state.plan ? "is-selected" : "", onFront.has(p.index) ? "" : "is-off"].join(" ").trim();
-  const table = sortable(columns, listed, { row: (p) => ({ class: style(p) || null, "data-plan": p.plan }) });
+  const look = (p) => [p === chosen ? "is-chosen" : "", p === state.plan ? "is-selected" : "", onFront.has(p.index) ? "" : "is-off"].join(" ").trim();
+  const table = sortable(columns, listed, { row: (p) => ({ class: look(p) || null, "data-plan": p.plan }) });
   const box = h("input", { type: "checkbox", id: "every-plan", onchange: (event) => { every = event.target.checked; table.show(); } });
   onChange(() => {
     if (!every && !table.body.querySelector(`[data-plan="${state.plan.plan}"]`)) table.show();
