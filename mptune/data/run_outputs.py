@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from mptune.data.output_sketch import OutputSketch, sketches_from_json, sketches_to_json
-from mptune.data.sketching import load_sketches
+from mptune.data.sketches.sketch import OutputSketch, sketches_from_json, sketches_to_json
+from mptune.data.sketches.taking import load_sketches
 from mptune.files import write_text
 
 Source = Literal["measured", "emulated"]

@@ -16,9 +16,9 @@ from hypothesis.extra import numpy as arrays
 from mptune.data.metrics.accuracy import compare_outputs
 from mptune.data.metrics.parts import find_parts
 from mptune.data.metrics.row_sets import find_row_sets
-from mptune.data.output_sketch import OutputSketch, sketches_from_json, sketches_to_json
 from mptune.data.run_outputs import MOST_BYTES, PlanOutputs, RunOutputs, read_run_outputs, write_run_outputs
-from mptune.data.sketching import MOST_VALUES, load_sketches, save_sketches, sketch_outputs
+from mptune.data.sketches.sketch import OutputSketch, sketches_from_json, sketches_to_json
+from mptune.data.sketches.taking import MOST_VALUES, load_sketches, save_sketches, sketch_outputs
 from mptune.graph.loading.value_dependent import DependentOutput
 
 Sample = Mapping[str, np.ndarray]

@@ -18,7 +18,7 @@ from mptune.data.metrics.guarded import metric_limit
 from mptune.data.metrics.parts import PARTS_JSON, OutputParts, find_parts, load_parts
 from mptune.data.metrics.row_sets import RowSet, find_row_sets
 from mptune.data.metrics.tasks import CALLABLE, is_own, resolve_metric
-from mptune.data.sketching import save_sketches, sketch_outputs
+from mptune.data.sketches.taking import save_sketches, sketch_outputs
 from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.jobs.scoring import Scoring, file_identity, set_errors
 from mptune.engines.worker.child import WorkerState

@@ -36,7 +36,7 @@ class Scoring:
         rollout: outputs that are fed back; None where there are none.
         callable_takes_set: a function of the calling program takes the whole set.
         timeout_s: one call of a metric may take this many seconds.
-        sketches: file to write what the outputs look like to (``mptune.data.sketching``); None writes none.
+        sketches: file to write what the outputs look like to (``mptune.data.sketches.taking``); None writes none.
     """
 
     reported: tuple[str, ...] = ()

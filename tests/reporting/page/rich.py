@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mptune.data.output_sketch import ErrorMap, Histogram, LargestDifference, OutputSketch, PartSketch
 from mptune.data.run_outputs import PlanOutputs, RunOutputs
+from mptune.data.sketches.sketch import ErrorMap, Histogram, LargestDifference, OutputSketch, PartSketch
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.environment import Environment
 from mptune.finding import Finding, Where

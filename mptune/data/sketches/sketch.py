@@ -2,7 +2,8 @@
 
 A sketch is small whatever the outputs' size: histograms, the largest difference, the worst samples and, where an output
 is like an image, where its differences lie. Jobs write one file for each plan that is run on the held-out samples
-(``mptune.data.sketching``); ``RUN/outputs.json`` brings those of the front together (``mptune.data.run_outputs``).
+(``mptune.data.sketches.taking``); ``RUN/outputs.json`` brings those of the front together
+(``mptune.data.run_outputs``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Takes the sketches of one plan's outputs (``mptune.data.output_sketch``), sample by sample."""
+"""Takes the sketches of one plan's outputs (``mptune.data.sketches.sketch``), sample by sample."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, METRICS, OutputError
 from mptune.data.metrics.parts import WORST_PART, OutputParts, belongs_to, columns_of_part
 from mptune.data.metrics.row_sets import RowSet, aligned_rows
-from mptune.data.output_sketch import (
+from mptune.data.sketches.sketch import (
     HIGHEST_LEVEL,
     ErrorMap,
     Histogram,

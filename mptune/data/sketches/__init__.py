@@ -1,0 +1,1 @@
+"""Sketches of outputs: what they look like beside the reference, in kilobytes."""
