@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -75,13 +77,19 @@ def _part(module: str) -> str:
     return ".".join(module.split(".")[:2])
 
 
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def _imports(path: Path) -> list[tuple[str, int]]:
     """Every module that a file imports, inside functions and under TYPE_CHECKING too, with the line.
 
     ``from mptune.graph import plan`` imports ``mptune.graph.plan``, ``from mptune import search`` ``mptune.search``.
     """
     found = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(_tree(path)):
         if isinstance(node, ast.Import):
             found += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -93,18 +101,24 @@ def _imports(path: Path) -> list[tuple[str, int]]:
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=_module)
-def test_lower_floors_never_import_higher_ones(path: Path) -> None:
+def _floor_faults(path: Path) -> Iterator[str]:
     module = _module(path)
     if module == "mptune":
         return  # the roof: it imports the version and, for type checkers, what it names
-    assert _part(module) in FLOORS, f"{module} has no floor: add it to FLOORS, and to CONTRIBUTING.md"
+    if _part(module) not in FLOORS:
+        yield f"{module} has no floor: add it to FLOORS, and to CONTRIBUTING.md"
+        return
     floor = FLOORS[_part(module)]
     for imported, line in _imports(path):
-        if imported.split(".")[0] == "mptune":
-            part = _part(imported)
-            assert part in FLOORS, f"{module}:{line} imports {imported} from the package's root: name its module"
-            assert FLOORS[part] <= floor, f"{module}:{line} is on floor {floor} and imports {imported} above it"
+        part = _part(imported)
+        if imported.split(".")[0] == "mptune" and part not in FLOORS:
+            yield f"{module}:{line} imports {imported} from the package's root: name its module"
+        elif FLOORS.get(part, 0) > floor:
+            yield f"{module}:{line} is on floor {floor} and imports {imported} above it"
+
+
+def test_lower_floors_never_import_higher_ones() -> None:
+    assert [fault for path in FILES for fault in _floor_faults(path)] == []
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
@@ -115,32 +129,37 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
         pytest.fail("a circle of imports: " + " <- ".join(error.args[1]))
 
 
-@pytest.mark.parametrize("path", FILES, ids=_module)
-def test_outside_packages_stay_on_their_floor(path: Path) -> None:
-    module = _module(path)
-    for imported, line in _imports(path):
-        homes = HOMES.get(imported.split(".")[0])
-        if homes is not None:
-            assert _part(module) in homes, f"{module}:{line} imports {imported}, which belongs to {homes or 'no floor'}"
+def test_outside_packages_stay_on_their_floor() -> None:
+    faults = []
+    for path in FILES:
+        for imported, line in _imports(path):
+            homes = HOMES.get(imported.split(".")[0])
+            if homes is not None and _part(_module(path)) not in homes:
+                faults.append(f"{_module(path)}:{line} imports {imported}, which belongs to {homes or 'no floor'}")
+    assert faults == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=_module)
-def test_only_the_command_line_prints_or_exits(path: Path) -> None:
-    module = _module(path)
-    may_print = module.startswith(PRINTERS)
-    # The worker's child is a process of its own.
-    may_exit = module.startswith(("mptune.__main__", "mptune.cli", "mptune.commands", "mptune.engines"))
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call):
-            name = ast.unparse(node.func)
-            assert may_print or name != "print", f"{module}:{node.lineno} prints"
-            assert may_exit or name not in {"sys.exit", "exit", "quit", "os._exit"}, f"{module}:{node.lineno} exits"
+def test_only_the_command_line_prints_or_exits() -> None:
+    faults = []
+    for path in FILES:
+        module = _module(path)
+        may_print = module.startswith(PRINTERS)
+        # The worker's child is a process of its own.
+        may_exit = module.startswith(("mptune.__main__", "mptune.cli", "mptune.commands", "mptune.engines"))
+        for node in ast.walk(_tree(path)):
+            if isinstance(node, ast.Call):
+                name = ast.unparse(node.func) if isinstance(node.func, (ast.Name, ast.Attribute)) else ""
+                if name == "print" and not may_print:
+                    faults.append(f"{module}:{node.lineno} prints")
+                if name in {"sys.exit", "exit", "quit", "os._exit"} and not may_exit:
+                    faults.append(f"{module}:{node.lineno} exits")
+    assert faults == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=_module)
-def test_no_file_is_long(path: Path) -> None:
-    lines = len(path.read_text(encoding="utf-8").splitlines())
-    assert lines <= MOST_LINES, f"{path.relative_to(PACKAGE.parent)} has {lines} lines: give each subject a file"
+def test_no_file_is_long() -> None:
+    lines = {_module(path): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
+    long = {module: count for module, count in lines.items() if count > MOST_LINES}
+    assert long == {}, "give each subject a file"
 
 
 def test_no_folder_is_full() -> None:
@@ -149,9 +168,8 @@ def test_no_folder_is_full() -> None:
         assert len(entries) <= MOST_ENTRIES, f"{folder.relative_to(PACKAGE.parent)} has {len(entries)} entries"
 
 
-@pytest.mark.parametrize("path", FILES, ids=_module)
-def test_every_file_says_what_it_is_about(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), f"{path} has no docstring"
+def test_every_file_says_what_it_is_about() -> None:
+    assert [_module(path) for path in FILES if not ast.get_docstring(_tree(path))] == []
 
 
 def test_every_public_name_can_be_imported() -> None:

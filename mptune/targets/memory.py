@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.loading.model import Model
@@ -17,7 +17,9 @@ from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.targets.costs import VIEWS, is_folded, item_bytes
 from mptune.targets.flops import Shape, ShapeTable
-from mptune.targets.target import Target, TargetKind
+
+if TYPE_CHECKING:
+    from mptune.targets.target import Target, TargetKind
 
 USABLE: Mapping[TargetKind, float] = {"jetson": 0.75, "gpu": 0.95, "cpu": 0.75}
 """Share of the memory that a model can count on. On a Jetson the CPU, the system and the desktop live in it too."""

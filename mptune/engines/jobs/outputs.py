@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mptune.data.calibration import read_samples, save_outputs
+from mptune.data.archive import read_samples, save_outputs
 from mptune.engines.base import Stage
 from mptune.engines.jobs.samples import Feed, Outputs, cached_samples
 from mptune.engines.ort.cuda_session import open_session

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mptune.data.calibration import save_outputs
+from mptune.data.archive import save_outputs
 from mptune.data.metrics.parts import find_parts, save_parts
 from mptune.data.rollout import Rollout, outputs_of
 from mptune.engines.base import EngineError, ReferenceReport, Stage

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mptune.data.archive import read_sample_shapes
-from mptune.data.calibration import read_outputs, read_samples, save_outputs
+from mptune.data.archive import read_outputs, read_sample_shapes, read_samples, save_outputs
 from mptune.data.metrics.accuracy import OutputError, TaskMetric, compare_outputs
 from mptune.data.metrics.calling import call_metric
 from mptune.data.metrics.guarded import metric_limit

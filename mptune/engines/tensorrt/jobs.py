@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mptune.data.calibration import read_samples
+from mptune.data.archive import read_samples
 from mptune.engines.base import EngineError, EngineSession, FailureKind
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.jobs.measure import MeasureJob

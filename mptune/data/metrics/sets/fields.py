@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from scipy.ndimage import gaussian_filter
 
 from mptune.data.metrics.sets.targets_of import pairs, same_shape
 
@@ -107,15 +106,12 @@ def psnr(
     Raises:
         DataError: no output is an image, or the labels have another shape.
     """
-    means = []
-    for name, output, target, _ in pairs(
-        "psnr", outputs, references, labels, _is_image, "images [N, C, H, W]", is_dense=True
-    ):
-        same_shape("psnr", name, output, target)
-        difference = output.astype(np.float64) - target
-        noise = (difference**2).reshape(len(output), -1).mean(axis=1) / _peaks(target) ** 2
-        means.append(float(np.mean(-10.0 * np.log10(np.maximum(noise, 10.0 ** (-MOST_DB / 10.0))))))
-    return float(np.min(means))
+
+    def decibels(output: np.ndarray, target: np.ndarray) -> float:
+        noise = ((output - target) ** 2).reshape(len(output), -1).mean(axis=1) / _peaks(target) ** 2
+        return float(np.mean(-10.0 * np.log10(np.maximum(noise, 10.0 ** (-MOST_DB / 10.0)))))
+
+    return _least("psnr", outputs, references, labels, decibels)
 
 
 def ssim(
@@ -130,18 +126,33 @@ def ssim(
     Raises:
         DataError: no output is an image, or the labels have another shape.
     """
-    means = []
-    for name, output, target, _ in pairs(
-        "ssim", outputs, references, labels, _is_image, "images [N, C, H, W]", is_dense=True
+    return _least("ssim", outputs, references, labels, _ssim)
+
+
+def _least(
+    name: str,
+    outputs: Mapping[str, Any],
+    references: Mapping[str, Any],
+    labels: Mapping[str, Any],
+    similarity: Callable[[np.ndarray, np.ndarray], float],
+) -> float:
+    """The smallest similarity of an output that holds images, in FP64, and its target."""
+    found = []
+    for output_name, output, target, _ in pairs(
+        name, outputs, references, labels, _is_image, "images [N, C, H, W]", is_dense=True
     ):
-        same_shape("ssim", name, output, target)
-        last = target.shape[1] > 4 >= target.shape[3]
-        sigma = (0.0, _SIGMA, _SIGMA, 0.0) if last else (0.0, 0.0, _SIGMA, _SIGMA)
-        means.append(_ssim(output.astype(np.float64), target.astype(np.float64), sigma, _peaks(target)))
-    return float(np.min(means))
+        same_shape(name, output_name, output, target)
+        found.append(similarity(output.astype(np.float64), target.astype(np.float64)))
+    return float(np.min(found))
 
 
-def _ssim(x: np.ndarray, y: np.ndarray, sigma: tuple[float, ...], peak: float) -> float:
+def _ssim(x: np.ndarray, y: np.ndarray) -> float:
+    from scipy.ndimage import gaussian_filter  # slow to import, and few searches need it
+
+    last = y.shape[1] > 4 >= y.shape[3]
+    sigma = (0.0, _SIGMA, _SIGMA, 0.0) if last else (0.0, 0.0, _SIGMA, _SIGMA)
+    peak = _peaks(y)
+
     def mean(values: np.ndarray) -> np.ndarray:
         return np.asarray(gaussian_filter(values, sigma, truncate=_TRUNCATE))
 
