@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -70,7 +71,7 @@ class Bindings:
             tensor = self.tensors[name]
             if address and not tensor.on_host:
                 item = 2 if tensor.kind == "BF16" else np.dtype(NUMPY_TYPES[tensor.kind]).itemsize
-                elements = int(np.prod([max(size, 0) for size in self.shape(name)], dtype=np.int64))
+                elements = math.prod(max(size, 0) for size in self.shape(name))
                 found[name] = self.cuda.allocation(address, elements * item, f"IExecutionContext::enqueueV3, {name}")
         return found
 

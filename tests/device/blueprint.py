@@ -41,7 +41,7 @@ NUMPY_TYPES: Mapping[str, type[Any]] = {
 
 _WIDE = {TensorProto.FLOAT16: TensorProto.FLOAT, TensorProto.BFLOAT16: TensorProto.FLOAT}
 _HEAVY = ("MatMul", "Gemm", "Conv", "ConvTranspose", "LSTM", "GRU")
-_FULL_MS, _LIGHT_MS, _CAST_MS = 0.05, 0.01, 0.002
+_FULL_MS, _LIGHT_MS, _CAST_MS = 0.2, 0.04, 0.008
 
 Range = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """Smallest, usual and largest."""

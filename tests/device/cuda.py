@@ -12,8 +12,10 @@ from __future__ import annotations
 import ctypes
 import enum
 import itertools
+import time
 import weakref
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,7 +96,8 @@ class _Handle:
 
 @dataclass(eq=False)
 class _Stream(_Handle):
-    queue: list[Work] = field(default_factory=list)
+    queue: deque[Work] = field(default_factory=deque)
+    since_s: float = 0.0
     captured: list[Work] | None = None
     is_invalid: bool = False
 
@@ -129,6 +132,7 @@ class FakeCuda:
         rules: Rules | None = None,
         *,
         is_unified: bool = False,
+        most_wait_ms: float = 0.0,
     ) -> None:
         """Nothing is allocated.
 
@@ -137,9 +141,10 @@ class FakeCuda:
             version: of CUDA, such as 12060.
             rules: takes what is forbidden.
             is_unified: CPU and GPU share the memory.
+            most_wait_ms: the host waits as long as the device works, and at most so long in one call.
         """
         self.rules = rules or Rules()
-        self.is_unified = is_unified
+        self.is_unified, self.most_wait_ms = is_unified, most_wait_ms
         self.memory_bytes = memory_bytes
         self.version = version
         self.now_ms = 0.0
@@ -220,15 +225,24 @@ class FakeCuda:
 
     def put(self, stream: _Stream, work: Work) -> None:
         """Put work on a stream, or into the graph that is being captured from it."""
-        (stream.queue if stream.captured is None else stream.captured).append(work)
+        if stream.captured is not None:
+            stream.captured.append(work)
+            return
+        if not stream.queue:
+            stream.since_s = time.monotonic()
+        stream.queue.append(work)
 
     def finish(self, stream: _Stream) -> None:
         """Do everything that is on a stream."""
+        before_ms = self.now_ms
         while stream.queue:
-            work = stream.queue.pop(0)
+            work = stream.queue.popleft()
             if not all(one.is_alive for one in work.places):
                 self.rules.forbid("work on a stream uses memory that was freed")
             self.now_ms += work.run()
+        wait_ms = min(self.now_ms - before_ms, self.most_wait_ms)
+        if wait_ms > 0.0:
+            time.sleep(max(0.0, stream.since_s + wait_ms / 1000 - time.monotonic()))
 
     def invalidate(self, stream: _Stream) -> None:
         """A call that cannot be captured was made: ending the capture gives no graph."""

@@ -84,6 +84,8 @@ class ICudaEngine(Native):
         self._is_dynamic = any(-1 in one.shape for one in blueprint.tensors if one.is_input)
         weakref.finalize(self, cuda.release, weights, "ICudaEngine")
         self._layers = blueprint.timed_layers(self._program)
+        self._ms = sum(layer.ms for layer in self._layers)
+        self._on_host = [one.name for one in blueprint.tensors if one.on_host]
 
     @property
     def num_io_tensors(self) -> int:
@@ -251,10 +253,11 @@ class IExecutionContext(Native):
             if not self._has_run:
                 cuda.rules.forbid(f"{call}: captured before an execution with these shapes")
         self._stream = int(stream)
-        used = (self._scratch, engine._weights, *bindings.places().values())
+        places = bindings.places()
         if not self._allocators and self.profiler is None:
             me, then = weakref.ref(self), bindings.frozen()
-            cuda.put(stream, Work(lambda: me()._execute(then), used, me))
+            used = (self._scratch, engine._weights, *places.values())
+            cuda.put(stream, Work(lambda: me()._execute(then, places), used, me))
             self._has_run = True
             return True
         # Shapes that depend on values, and times of layers, are known when enqueueV3 returns: it waits for the device.
@@ -268,15 +271,14 @@ class IExecutionContext(Native):
     def _refuse(self, text: str) -> bool:
         return self._engine._refuse(text)
 
-    def _execute(self, bindings: Bindings) -> float:
+    def _execute(self, bindings: Bindings, places: Mapping[str, Allocation]) -> float:
         """Compute all outputs; not again where neither inputs nor outputs were written since."""
-        places = bindings.places()
-        on_host = [one for one in bindings.tensors.values() if one.on_host]
-        state = bindings.addresses, bindings.shapes, [bindings.host_values(one.name).tobytes() for one in on_host]
-        if (*state, _versions(places)) != self._done:
+        on_host = [bindings.host_values(name).tobytes() for name in self._engine._on_host]
+        state = bindings.addresses, bindings.shapes, on_host
+        if (*state, [place.version for place in places.values()]) != self._done:
             for name, value in bindings.program.run(bindings.feeds()).items():
                 bindings.write(name, value, bindings.addresses[name])
-            self._done = (*state, _versions(places))
+            self._done = (*state, [place.version for place in places.values()])
         return self._count()
 
     def _execute_and_allocate(self, stream: int) -> bool:
@@ -295,8 +297,4 @@ class IExecutionContext(Native):
 
     def _count(self) -> float:
         self._cuda.executions += 1
-        return sum(layer.ms for layer in self._engine._layers)
-
-
-def _versions(places: Mapping[str, Allocation]) -> dict[str, int]:
-    return {name: place.version for name, place in places.items()}
+        return self._engine._ms

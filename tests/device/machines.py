@@ -6,8 +6,11 @@ Nothing of mptune is replaced but the root of the file system in which it looks 
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import math
 import os
+import pickle
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,11 +21,20 @@ from typing import Any
 
 import pytest
 
+from mptune.engines import environment
+from mptune.engines.cuda import runtime
+from mptune.engines.toolchains import choose, shared
+from mptune.engines.worker import child, once, parent
+from mptune.engines.worker.child import WorkerState
+from mptune.targets import detect, jetson, throttling
 from tests.device.cuda import FakeCuda
 from tests.device.rules import Rules
 from tests.targets.jetson_files import ORIN_NANO_SUPER, put_files
 
 _MACHINE, _LOG, _ROOT = "MPTUNE_TEST_MACHINE", "MPTUNE_TEST_LOG", "MPTUNE_TEST_ROOT"
+_WAIT = "MPTUNE_TEST_WAIT"
+_SHORT_WAIT_MS = 2.0
+"""Longer than an execution, from which the number of executions is calibrated."""
 
 
 @dataclass(frozen=True)
@@ -99,25 +111,30 @@ class Here:
         self.machine, self.log = machine, log
 
     def broken(self) -> list[str]:
-        """The rules that were broken, by any process."""
-        return self.log.read_text(encoding="utf-8").splitlines() if self.log.exists() else []
+        """The rules that were broken, by any process, and what this one left on the device."""
+        written = self.log.read_text(encoding="utf-8").splitlines() if self.log.exists() else []
+        return [*written, *(f"{one} not freed" for one in cuda_runtime().leaks)]
 
 
 @contextmanager
-def become(name: str, folder: Path) -> Iterator[Here]:
+def become(name: str, folder: Path, *, is_alone: bool = False) -> Iterator[Here]:
     """Make this process, and those that it starts, ones of a machine.
 
     Args:
         name: of ``MACHINES``.
         folder: for what the machine brings.
+        is_alone: jobs run in this process, and the host waits for the device for moments only: workers that start, and
+            a device that takes its time, take seconds.
     """
+    folder.mkdir(exist_ok=True)
     machine, site, root = MACHINES[name], folder / "site", folder / "root"
     _write_packages(machine, site)
     _write_nvidia_smi(machine, folder / "bin" / "nvidia-smi")
     root.mkdir()
+    wait_ms = _SHORT_WAIT_MS if is_alone else math.inf
     put_files(root, machine.files)
     with pytest.MonkeyPatch.context() as patch:
-        for variable, value in ((_MACHINE, name), (_LOG, folder / "broken.log"), (_ROOT, root)):
+        for variable, value in ((_MACHINE, name), (_LOG, folder / "broken.log"), (_ROOT, root), (_WAIT, wait_ms)):
             patch.setenv(variable, str(value))
         patch.setenv("PATH", str(folder / "bin"), prepend=os.pathsep)
         patch.syspath_prepend(str(site))
@@ -125,8 +142,34 @@ def become(name: str, folder: Path) -> Iterator[Here]:
         for function in _rooted():
             patch.setattr(function, "__defaults__", _with_root(function))
         _forget()
+        if is_alone:
+            patch.setitem(sys.modules, "tensorrt", tensorrt())
+            patch.setattr(runtime, "runtime", cuda_runtime)
+            patch.setattr(parent, "Worker", _WorkerHere)
+            patch.setattr(shared, "Worker", _WorkerHere)
+            patch.setattr(once, "Worker", _WorkerHere)
         yield Here(machine, folder / "broken.log")
     _forget()
+
+
+class _WorkerHere(parent.Worker):
+    """Runs its jobs in this process, encoded and decoded as for another one."""
+
+    _state: WorkerState | None = None
+
+    def call(self, job: Any, timeout_s: float) -> Any:
+        self._state = self._state or WorkerState(report=self.on_progress, ask=self.on_question)
+        answer = child._answer(pickle.loads(pickle.dumps(job)), self._state)
+        child._tidy(self._state)
+        kind, value = pickle.loads(answer[child.HEADER.size :])
+        if kind == "error":
+            raise value
+        return value
+
+    def close(self) -> None:
+        if self._state is not None:
+            self._state.close()
+            self._state = None
 
 
 def tensorrt() -> Any:
@@ -143,8 +186,8 @@ def tensorrt() -> Any:
 def cuda_runtime() -> FakeCuda:
     """The module ``cuda.bindings.runtime`` of this process: its device, too."""
     machine = MACHINES[os.environ[_MACHINE]]
-    rules = Rules(Path(os.environ[_LOG]))
-    return FakeCuda(machine.memory_bytes, machine.cuda, rules, is_unified=machine.is_jetson)
+    rules, most_wait_ms = Rules(Path(os.environ[_LOG])), float(os.environ[_WAIT])
+    return FakeCuda(machine.memory_bytes, machine.cuda, rules, is_unified=machine.is_jetson, most_wait_ms=most_wait_ms)
 
 
 def _write_packages(machine: Machine, site: Path) -> None:
@@ -181,9 +224,6 @@ def _write_nvidia_smi(machine: Machine, path: Path) -> None:
 
 def _rooted() -> tuple[Any, ...]:
     """The functions that look for a Jetson's files."""
-    from mptune.engines import environment
-    from mptune.targets import detect, jetson, throttling
-
     return (
         environment.describe_environment,
         detect.detect_gpus,
@@ -202,11 +242,6 @@ def _with_root(function: Callable[..., Any]) -> tuple[Any, ...]:
 
 def _forget() -> None:
     """Empty the caches of what was found on this machine."""
-    import importlib
-
-    from mptune.engines.cuda import runtime
-    from mptune.engines.toolchains import choose
-
     importlib.invalidate_caches()
-    for found in (choose.find_library, choose.probe, runtime.runtime):
+    for found in (choose.find_library, choose.probe, runtime.runtime, cuda_runtime):
         found.cache_clear()

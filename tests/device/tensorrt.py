@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -93,7 +94,7 @@ def make_module(version: str, cuda: FakeCuda, capability: tuple[int, int] = (8, 
         is_rtx: TensorRT-RTX's runtime instead: it has no builder here, there is the real one.
     """
     module: Any = ModuleType("tensorrt")
-    module.__version__ = version
+    module.__version__, module.__spec__ = version, ModuleSpec("tensorrt", None)
     module._number = tuple(map(int, version.split(".")[:2]))
     module._cuda, module._capability = cuda, capability
     for source, names in ((engine, _OF_ENGINES), (building, _OF_BUILDING)):

@@ -21,7 +21,7 @@ MODELS = (
     "dynamic_sequence",
     "flow_gridsample",
     "fp64_path",
-    "layernorm_13",
+    "if_branches",
     "mask_1e9",
     "qdq",
     "unet_resize",
