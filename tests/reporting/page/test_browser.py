@@ -283,3 +283,22 @@ def test_far_and_nearly_exact_points_do_not_squeeze_the_others(
     assert "exact" in ticks
     assert "far" in ticks
     assert browser.run("return document.querySelectorAll('.chart path.faint').length") == 1
+
+
+def test_errors_of_one_kind_of_samples_can_be_shown_throughout(browser: Browser, page: Path) -> None:
+    browser.show(page)
+    places = (
+        "return [...document.querySelectorAll('.chart circle:not(.faint):not(.halo)')].map(c => c.getAttribute('cy'))"
+    )
+    rings = "return document.querySelectorAll('.chart circle.ring').length"
+    before = browser.run(places)
+    assert browser.run(rings) == 3, "one of the four points has met the held-out samples"
+    browser.run("document.querySelector('#samples-search').click()")
+    browser.settle()
+    assert browser.run(rings) == 0
+    after = browser.run(places)
+    assert len(after) == len(before)
+    assert after != before
+    browser.run("document.querySelector('#samples-choice').click()")
+    browser.settle()
+    assert browser.run(places) == before

@@ -2,6 +2,11 @@
 
 const EXACT = 1e-6;
 
+/** The error that the chart shows of a plan: the one that choices go by, or that of the search samples for all alike. */
+function shownError(plan) {
+  return state.samples === "search" ? plan.search : plan.error;
+}
+
 /** Lowest and highest of the values without the few that lie far outside: by more than twice the span of the rest. */
 function core(values, dropLow) {
   const v = [...new Set(values.filter(Number.isFinite))].sort((a, b) => a - b);
@@ -16,7 +21,7 @@ function core(values, dropLow) {
 function makeAxes(width, height) {
   const main = [...new Set([...front, fp32, fp16, chosen].filter(Boolean))];
   const [lowMs, highMs] = core(main.map((p) => p.ms), false) || [0, 1];
-  const positive = main.filter((p) => p.finite && p.error > 0).map((p) => p.error).sort((a, b) => a - b);
+  const positive = main.filter((p) => p.finite && shownError(p) > 0).map(shownError).sort((a, b) => a - b);
   // An error of FP32's own rounding, a decade and more below all others, is as good as exact.
   const kept = positive.filter((e, k) => !(e < EXACT && positive.slice(k + 1).some((other) => other >= EXACT) && positive.find((other) => other > e) > 10 * e));
   const [lowLog, highLog] = core((kept.length ? kept : [1e-4, 1e-1]).map(Math.log10), true) || [-4, -1];
@@ -26,9 +31,9 @@ function makeAxes(width, height) {
   const spanMs = highMs - lowMs || highMs * 0.1 || 1;
   const fromMs = Math.max(0, lowMs - 0.07 * spanMs);
   const toMs = highMs + 0.07 * spanMs;
-  const errorOf = (p) => (p.finite ? p.error : Infinity);
-  const over = plans.some((p) => p.finite && p.error > 10 ** high);
-  const hasExact = plans.some((p) => p.finite && (p.error <= 0 || Math.log10(p.error) < low));
+  const errorOf = (p) => (p.finite ? shownError(p) : Infinity);
+  const over = plans.some((p) => p.finite && shownError(p) > 10 ** high);
+  const hasExact = plans.some((p) => p.finite && (shownError(p) <= 0 || Math.log10(shownError(p)) < low));
   const hasBroken = plans.some((p) => !p.finite && Number.isFinite(p.ms));
   const hasSlow = plans.some((p) => p.ms > toMs);
   const band = 26;
@@ -48,7 +53,6 @@ function makeAxes(width, height) {
     px: (p) => x(p.ms),
     py: (p) => y(errorOf(p)),
     at: (p) => [x(p.ms), y(errorOf(p))],
-    edge: (p) => p.finite && (p.ms > toMs || (p.error > 0 && (Math.log10(p.error) > high || Math.log10(p.error) < low))),
     msAt: (px) => fromMs + ((px - box.left) / (inner.right - box.left)) * (toMs - fromMs),
     errorAt: (py) => 10 ** (low + ((inner.bottom - py) / (inner.bottom - inner.top)) * (high - low)),
   };

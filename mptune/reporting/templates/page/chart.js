@@ -20,7 +20,12 @@ function chartSection() {
   };
   onChange(show);
   pointing(frame, tip, () => axes);
-  return { node: h("div", { class: "chart-box" }, frame, legend()), redraw };
+  let drawnFor = state.samples;
+  onChange(() => {
+    if (state.samples !== drawnFor) redraw();
+    drawnFor = state.samples;
+  });
+  return { node: h("div", { class: "chart-box" }, frame, legend(), samplesSwitch()), redraw };
 }
 
 function grid(axes) {
@@ -47,7 +52,7 @@ function grid(axes) {
   const source = data.latency_is === "predicted" ? `predicted${place}` : "measured";
   parts.push(s("text", { class: "axis", x: (box.left + box.right) / 2, y: axes.height - 6, "text-anchor": "middle" }, `latency, ms (${source})`));
   const middle = (box.top + box.bottom) / 2;
-  parts.push(s("text", { class: "axis", x: 12, y: middle, "text-anchor": "middle", transform: `rotate(-90 12 ${middle})` }, `error, ${cut(data.metric, 30)}`));
+  parts.push(s("text", { class: "axis", x: 12, y: middle, "text-anchor": "middle", transform: `rotate(-90 12 ${middle})` }, `error, ${cut(data.metric, 30)}${state.samples === "search" ? ", search" : ""}`));
   return s("g", {}, parts);
 }
 
@@ -64,15 +69,15 @@ function mark(axes, plan, style, radius) {
   const [x, y] = axes.at(plan);
   if (!plan.finite) return s("path", { class: "broken", d: `M${x - 4} ${y - 4}l8 8m0 -8l-8 8` });
   if (plan.ms > axes.toMs) return s("path", { class: style, d: `M${x - 4} ${y - 5}l9 5l-9 5z` });
-  if (plan.error > 10 ** axes.high) return s("path", { class: style, d: `M${x - 5} ${y + 4}l5 -9l5 9z` });
-  const ring = someHeldOut && plan.held_out === null && style !== "faint" ? " ring" : "";
+  if (shownError(plan) > 10 ** axes.high) return s("path", { class: style, d: `M${x - 5} ${y + 4}l5 -9l5 9z` });
+  const ring = someHeldOut && state.samples === "choice" && plan.held_out === null && style !== "faint" ? " ring" : "";
   return s("circle", { class: style + ring, cx: x.toFixed(1), cy: y.toFixed(1), r: radius });
 }
 
 /** From each point to the right until the next, more exact one: what can be had at that latency. */
 function staircase(axes) {
   const order = front.filter((p) => p.ms <= axes.toMs).sort((a, b) => a.ms - b.ms);
-  if (order.length < 2) return null;
+  if (order.length < 2 || state.samples === "search") return null; // its steps are those of the error that choices go by
   const path = order.slice(1).map((p) => `H${axes.px(p).toFixed(1)}V${axes.py(p).toFixed(1)}`);
   return s("path", { class: "staircase", d: `M${axes.px(order[0]).toFixed(1)} ${axes.py(order[0]).toFixed(1)}${path.join("")}` });
 }
@@ -120,7 +125,8 @@ function selected(axes) {
 function limits(axes, frame) {
   const { box, inner } = axes;
   const parts = [];
-  const yError = state.error === null ? null : Math.min(box.bottom, Math.max(box.top, axes.y(state.error)));
+  const isChoice = state.samples === "choice";
+  const yError = state.error === null || !isChoice ? null : Math.min(box.bottom, Math.max(box.top, axes.y(state.error)));
   const xMs = state.ms === null ? null : Math.min(box.right, Math.max(box.left, axes.x(state.ms)));
   if (yError !== null) parts.push(s("rect", { class: "beyond", x: box.left, y: box.top, width: box.right - box.left, height: yError - box.top }), s("line", { class: "limit", x1: box.left, x2: box.right, y1: yError, y2: yError }));
   if (xMs !== null) parts.push(s("rect", { class: "beyond", x: xMs, y: box.top, width: box.right - xMs, height: box.bottom - box.top }), s("line", { class: "limit", x1: xMs, x2: xMs, y1: box.top, y2: box.bottom }));
@@ -147,7 +153,7 @@ function limits(axes, frame) {
   // The handles sit on the axes, where they cover no point; without a limit at the far end.
   const yHandle = yError ?? box.top;
   const xHandle = xMs ?? box.right;
-  parts.push(s("rect", { class: "handle error-handle", x: box.left - 9, y: yHandle - 6, width: 18, height: 12, rx: 5, onpointerdown: drag(true, false) }, s("title", {}, "drag: largest error")));
+  if (isChoice) parts.push(s("rect", { class: "handle error-handle", x: box.left - 9, y: yHandle - 6, width: 18, height: 12, rx: 5, onpointerdown: drag(true, false) }, s("title", {}, "drag: largest error")));
   parts.push(s("rect", { class: "handle ms-handle", x: xHandle - 6, y: box.bottom - 9, width: 12, height: 18, rx: 5, onpointerdown: drag(false, true) }, s("title", {}, "drag: largest latency")));
   return parts;
 }
@@ -195,6 +201,16 @@ function tipLines(plan) {
     [roleOf(plan), plan.plan].filter(Boolean).join(", "),
   ];
   return lines.map((text) => h("div", {}, text));
+}
+
+/** Which samples the errors of the chart are of: the held-out ones, that few plans have met, or the search's for all. */
+function samplesSwitch() {
+  if (!someHeldOut) return null;
+  const option = (value, text) => {
+    const input = h("input", { type: "radio", name: "samples", id: `samples-${value}`, checked: value === state.samples, onchange: () => change({ samples: value }) });
+    return h("label", { for: `samples-${value}` }, input, " ", text);
+  };
+  return h("fieldset", { class: "switch" }, h("legend", {}, "Errors on"), option("choice", "held-out samples where known, as limits and `mptune pick` take them"), option("search", "the search samples, for every plan"));
 }
 
 function legend() {

@@ -60,7 +60,7 @@ function buys(plan, other) {
 
 // -- the selection ----------------------------------------------------------------------------------------------------
 
-const state = { plan: chosen ?? front[0] ?? fp32, error: null, ms: null, by: "start", met: true, group: null };
+const state = { plan: chosen ?? front[0] ?? fp32, error: null, ms: null, by: "start", met: true, group: null, samples: "choice" };
 const listeners = [];
 
 function onChange(listener) {
