@@ -18,6 +18,7 @@ from benchmarks.browser import NEXT_FRAME, missing, open_browser, show
 from mptune.engines.environment import Environment
 from mptune.reporting.page.content import PageContent
 from mptune.reporting.page.html import write_report
+from mptune.tuning.front import choose
 from mptune.tuning.runs.confirmation import Confirmation
 from tests.reporting.conftest import Bench, make_error
 from tests.reporting.page.rich import FORGED, HOSTILE, rich_content
@@ -151,6 +152,24 @@ def test_a_typed_limit_changes_selection_and_command(browser: Browser, page: Pat
     assert browser.logs()[0] == []
 
 
+def test_limits_select_what_pick_takes(browser: Browser, page: Path, content: PageContent) -> None:
+    browser.show(page)
+    type_both = (
+        "for (const [id, text] of Object.entries(arguments[0])) { const field = document.getElementById(id);"
+        "field.value = text; field.dispatchEvent(new Event('input')); }"
+        "const one = (selector) => document.querySelector('#selected' + selector);"
+        "return [one(' h3 code').textContent, one(' > .bad').hidden]"
+    )
+    limits = [None, 1e-9, 3e-4, 1e-3, 1.0]
+    for max_error in limits:
+        for max_ms in (None, 0.1, 0.9, 1.3, 5.0):
+            if max_error is None and max_ms is None:
+                continue
+            taken, _, met = choose(content.front.points, max_error, max_ms)
+            texts = {"limit-error": str(max_error or ""), "limit-ms": str(max_ms or "")}
+            assert browser.run(type_both, texts) == [taken.plan.fingerprint, met], texts  # type: ignore[union-attr]
+
+
 def test_a_click_changes_table_strip_and_histogram(browser: Browser, page: Path, content: PageContent) -> None:
     browser.show(page)
     browser.unfold("#points")
@@ -191,15 +210,15 @@ def test_keys_and_taps_select_points(browser: Browser, page: Path, content: Page
 
 def test_handles_of_the_limits_can_be_dragged(browser: Browser, page: Path) -> None:
     browser.show(page)
-    x, y = browser.place(".error-handle")
+    x, y = browser.place(".error-handle .grip")
     browser.mouse(("mousePressed", x, y), ("mouseMoved", x, y + 120), ("mouseReleased", x, y + 120))
     typed = "return document.querySelector('#limit-error').value"
     assert 0 < float(browser.run(typed)) < 2e-2
     assert browser.text("#pick").endswith(f"--max-error {browser.run(typed)}")
-    x, y = browser.place(".ms-handle")
+    x, y = browser.place(".ms-handle .grip")
     browser.mouse(("mousePressed", x, y), ("mouseMoved", x - 200, y), ("mouseReleased", x - 200, y))
     assert 0 < float(browser.run("return document.querySelector('#limit-ms').value")) < 2.0
-    x, y = browser.place(".error-handle")
+    x, y = browser.place(".error-handle .grip")
     browser.mouse(("mousePressed", x, y), ("mouseMoved", x, y - 400), ("mouseReleased", x, y - 400))
     assert browser.run(typed) == "", "at its end there is no limit"
 

@@ -39,11 +39,11 @@ function grid(axes) {
   for (const { log, text } of logTicks(axes.low, axes.high)) {
     const y = axes.y(10 ** log);
     parts.push(s("line", { class: "grid", x1: box.left, x2: box.right, y1: y, y2: y }));
-    parts.push(s("text", { class: "tick", x: box.left - 8, y: y + 4, "text-anchor": "end" }, text));
+    parts.push(s("text", { class: "tick", x: box.left - 12, y: y + 4, "text-anchor": "end" }, text));
   }
   const strip = (y, text) => {
     parts.push(s("rect", { class: "band", x: box.left, y, width: box.right - box.left, height: axes.band - 3 }));
-    parts.push(s("text", { class: "tick", x: box.left - 8, y: y + axes.band / 2 + 2, "text-anchor": "end" }, text));
+    parts.push(s("text", { class: "tick", x: box.left - 12, y: y + axes.band / 2 + 2, "text-anchor": "end" }, text));
   };
   if (axes.hasBroken) strip(box.top, "Inf");
   if (axes.over) strip(box.top + (axes.hasBroken ? axes.band : 0), "far");
@@ -153,8 +153,10 @@ function limits(axes, frame) {
   // The handles sit on the axes, where they cover no point; without a limit at the far end.
   const yHandle = yError ?? box.top;
   const xHandle = xMs ?? box.right;
-  if (isChoice) parts.push(s("rect", { class: "handle error-handle", x: box.left - 9, y: yHandle - 6, width: 18, height: 12, rx: 5, onpointerdown: drag(true, false) }, s("title", {}, "drag: largest error")));
-  parts.push(s("rect", { class: "handle ms-handle", x: xHandle - 6, y: box.bottom - 9, width: 12, height: 18, rx: 5, onpointerdown: drag(false, true) }, s("title", {}, "drag: largest latency")));
+  const handle = (style, x, y, width, height, what, ...drags) =>
+    s("g", { class: `handle ${style}`, onpointerdown: drag(...drags) }, s("rect", { class: "touch", x: x - 18, y: y - 18, width: 36, height: 36 }), s("rect", { class: "grip", x: x - width / 2, y: y - height / 2, width, height, rx: 5 }), s("title", {}, what));
+  if (isChoice) parts.push(handle("error-handle", box.left, yHandle, 18, 12, "drag: largest error", true, false));
+  parts.push(handle("ms-handle", xHandle, box.bottom, 12, 18, "drag: largest latency", false, true));
   return parts;
 }
 
@@ -176,7 +178,7 @@ function pointing(frame, tip, axesNow) {
     return best;
   };
   frame.addEventListener("click", (event) => {
-    if (event.target.classList.contains("handle")) return;
+    if (event.target.closest(".handle")) return;
     const plan = nearest(event, 26);
     if (plan) select(plan);
   });
@@ -210,7 +212,7 @@ function samplesSwitch() {
     const input = h("input", { type: "radio", name: "samples", id: `samples-${value}`, checked: value === state.samples, onchange: () => change({ samples: value }) });
     return h("label", { for: `samples-${value}` }, input, " ", text);
   };
-  return h("fieldset", { class: "switch" }, h("legend", {}, "Errors on"), option("choice", "held-out samples where known, as limits and `mptune pick` take them"), option("search", "the search samples, for every plan"));
+  return h("fieldset", { class: "switch" }, h("legend", {}, "Errors on"), option("choice", "held-out samples where known, as `mptune pick` goes by"), option("search", "search samples, for every plan"));
 }
 
 function legend() {

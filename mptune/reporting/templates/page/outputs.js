@@ -142,7 +142,7 @@ function outputStatistics(plan) {
   if (!statistics) return [h("p", {}, "Statistics of the outputs are kept for the points of the front and the baselines.")];
   const names = data.statistics.names.filter((name) => statistics.some(([, by]) => name in by));
   const what = plan.held_out === null ? "the search samples" : "the held-out samples";
-  const head = h("tr", {}, h("th", { scope: "col" }, "statistic"), statistics.map(([output]) => h("th", { scope: "col", class: "number" }, named(output, 40))));
+  const head = h("tr", {}, h("th", { scope: "col" }, "statistic"), statistics.map(([output]) => h("th", { scope: "col", class: "number" }, output === "*" ? "all outputs" : named(output, 40))));
   const rows = names.map((name) => h("tr", {}, h("th", { scope: "row" }, name), statistics.map(([, by]) => h("td", { class: "number" }, name in by ? formatError(num(by[name])) : "-"))));
   const table = () => scrolling("Statistics of the outputs", h("table", { class: "statistics" }, h("thead", {}, head), h("tbody", {}, rows)));
   const box = folded("statistics", `Every statistic of plan ${plan.plan}, over ${what}`, table);

@@ -22,7 +22,8 @@ function selectionPanel() {
     errorBox.show(state.error);
     msBox.show(state.ms);
     body.replaceChildren(...selectedBody(state.plan));
-    command.textContent = pickCommand();
+    // Short words are not broken at their hyphens.
+    command.replaceChildren(...pickWords().flatMap((word, k) => [k ? " " : "", h("span", { class: word.length < 28 ? "word" : null }, word)]));
     line.hidden = !state.plan.finite;
     none.hidden = state.met;
     none.textContent = `No point of the front has ${limitText()}; this one is the nearest.`;

@@ -96,14 +96,14 @@ function pickByLimits(error, ms) {
   return [least(meeting, (p) => p.ms, (p) => p.error), true];
 }
 
-/** The command that writes the selected plan into chosen/. */
-function pickCommand() {
-  const words = ["mptune pick", data.run];
+/** The words of the command that writes the selected plan into chosen/; each may stand in a shell as it is. */
+function pickWords() {
+  const words = ["mptune", "pick", data.run];
   if (state.by === "limits") {
     if (state.error !== null) words.push("--max-error", plain(state.error));
     if (state.ms !== null) words.push("--max-latency-ms", plain(state.ms));
   } else words.push("--plan", state.plan.plan);
-  return words.join(" ");
+  return words;
 }
 
 function plain(value) {
