@@ -85,6 +85,7 @@ class ICudaEngine(Native):
         weakref.finalize(self, cuda.release, weights, "ICudaEngine")
         self._layers = blueprint.timed_layers(self._program)
         self._ms = sum(layer.ms for layer in self._layers)
+        self._kernels = {node.op_type for node, *_ in self._program.layers}
         self._on_host = [one.name for one in blueprint.tensors if one.on_host]
 
     @property
@@ -110,7 +111,7 @@ class ICudaEngine(Native):
     def create_engine_inspector(self) -> EngineInspector:
         return EngineInspector(self)
 
-    def create_execution_context(self, runtime_config: Any = None) -> IExecutionContext | None:
+    def create_execution_context(self) -> IExecutionContext | None:
         scratch = self._cuda.allocate(self.device_memory_size_v2)
         if scratch is None:
             self._error(
@@ -170,6 +171,7 @@ class IExecutionContext(Native):
         self._has_run = False
         self._stream = 0
         self._done: Any = None
+        self._runtime_cache: Any = None
         engine._cuda.contexts.add(self)
         weakref.finalize(self, engine._cuda.release, scratch, "IExecutionContext")
 
@@ -297,4 +299,6 @@ class IExecutionContext(Native):
 
     def _count(self) -> float:
         self._cuda.executions += 1
+        if self._runtime_cache is not None:
+            self._runtime_cache._kernels |= self._engine._kernels
         return self._engine._ms

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.device.engine import ICudaEngine as _ICudaEngine
+from tests.device.engine import IExecutionContext
 from tests.device.native import Native, enumeration
 
 NAMES = ("DynamicShapesKernelSpecializationStrategy", "ICudaEngine", "IRuntimeCache", "IRuntimeConfig")
@@ -15,25 +16,30 @@ DynamicShapesKernelSpecializationStrategy = enumeration(
 
 
 class IRuntimeCache(Native):
-    def __init__(self) -> None:
-        self._read: list[bytes] = []
+    """Kernels by name; loading adds to them or replaces them, NVIDIA does not say which."""
+
+    def __init__(self, *, adds: bool = True) -> None:
+        self._adds = adds
+        self._kernels: set[str] = set()
 
     def deserialize(self, data: bytes) -> bool:
-        self._read.append(data)
+        loaded = set(data.decode().split())
+        self._kernels = self._kernels | loaded if self._adds else loaded
         return True
 
     def serialize(self) -> bytes:
-        return b"kernels"
+        return " ".join(sorted(self._kernels)).encode()
 
 
 class IRuntimeConfig(Native):
     dynamic_shapes_kernel_specialization_strategy: Any = DynamicShapesKernelSpecializationStrategy._LAZY
 
-    def __init__(self) -> None:
+    def __init__(self, *, adds: bool = True) -> None:
+        self._adds = adds
         self._cache: IRuntimeCache | None = None
 
     def create_runtime_cache(self) -> IRuntimeCache:
-        return IRuntimeCache()
+        return IRuntimeCache(adds=self._adds)
 
     def set_runtime_cache(self, cache: IRuntimeCache) -> bool:
         self._cache = cache
@@ -41,8 +47,13 @@ class IRuntimeConfig(Native):
 
 
 class ICudaEngine(_ICudaEngine):
-    _runtime_config: IRuntimeConfig | None = None
-
     def create_runtime_config(self) -> IRuntimeConfig:
-        self._runtime_config = IRuntimeConfig()
-        return self._runtime_config
+        return IRuntimeConfig()
+
+    def create_execution_context(self, runtime_config: IRuntimeConfig | None = None) -> IExecutionContext | None:
+        """Its first execution compiles the kernels that the cache of the configuration lacks."""
+        context = super().create_execution_context()
+        if context is not None and runtime_config is not None:
+            context._runtime_config = runtime_config
+            context._runtime_cache = runtime_config._cache
+        return context

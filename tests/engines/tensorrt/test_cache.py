@@ -1,4 +1,4 @@
-"""On TensorRT-RTX's own objects: there the cache is kept and checked as TensorRT does, only nothing is put into it."""
+"""On TensorRT-RTX's own objects: the timing cache is kept and checked as TensorRT does, only nothing is put into it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import pytest
 
 from mptune.engines.tensorrt.cache import RuntimeCache, TimingCache
 from mptune.engines.tensorrt.library import load_library, open_log
+from tests.device.cuda import FakeCuda
+from tests.device.rtx_runtime import IRuntimeConfig
+from tests.device.tensorrt import make_module
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use Deprecated in TensorRT-RTX:DeprecationWarning")
 
@@ -68,28 +71,15 @@ def test_a_damaged_file_is_replaced_and_told(trt: Any, tmp_path: Path) -> None:
     assert path.read_bytes() != b"no cache at all"
 
 
-class Refusing:
-    """A configuration whose builder is of another version or for another GPU than the cache."""
-
-    def __init__(self, config: Any) -> None:
-        self.config = config
-        self.refused = 0
-
-    def create_timing_cache(self, data: bytes) -> Any:
-        return self.config.create_timing_cache(b"")
-
-    def set_timing_cache(self, timing_cache: Any, ignore_mismatch: bool) -> bool:
-        assert not ignore_mismatch
-        self.refused += 1
-        return self.refused > 1
-
-
-def test_a_cache_of_another_gpu_is_replaced_and_told(trt: Any, tmp_path: Path) -> None:
-    path = tmp_path / "timing.cache"
-    path.write_bytes(b"of another GPU")
-    build = Build(trt)
-    (warning,) = TimingCache(path).attach(Refusing(build.config), build.log)
-    assert "was written by another version of TensorRT or on another GPU" in warning
+def test_a_cache_of_another_version_is_replaced_and_told(trt: Any, tmp_path: Path) -> None:
+    told = []
+    for version in ("10.3.0", "10.3.0", "10.16.2", "10.16.2"):
+        build = Build(make_module(version, FakeCuda()))
+        cache = TimingCache(tmp_path / "timing.cache")
+        told.append(cache.attach(build.config, build.log))
+        assert cache.save(build.config) == []
+    assert [len(warnings) for warnings in told] == [0, 0, 1, 0]
+    assert "was written by another version of TensorRT or on another GPU" in told[2][0]
 
 
 def test_a_folder_that_vanished_costs_the_cache_only(trt: Any, tmp_path: Path) -> None:
@@ -109,42 +99,22 @@ def test_a_folder_that_vanished_costs_the_cache_only(trt: Any, tmp_path: Path) -
     assert warning.startswith("no timing cache")
 
 
-class Kernels:
-    """A runtime configuration and its cache, as TensorRT-RTX's: kernels by name; loading adds to them, or replaces."""
-
-    def __init__(self, *, adds: bool) -> None:
-        self.adds = adds
-        self.kernels: set[str] = set()
-
-    def create_runtime_cache(self) -> Kernels:
-        return self
-
-    def set_runtime_cache(self, runtime_cache: Kernels) -> None:
-        assert runtime_cache is self
-
-    def deserialize(self, data: bytes) -> bool:
-        loaded = set(data.decode().split())
-        self.kernels = self.kernels | loaded if self.adds else loaded
-        return True
-
-    def serialize(self) -> bytes:
-        return " ".join(sorted(self.kernels)).encode()
-
-
 @pytest.mark.parametrize("adds", [True, False])
 def test_the_baselines_old_copy_does_not_overwrite_the_candidates_kernels(adds: bool, tmp_path: Path) -> None:
     """The baseline is opened first and closed last."""
 
-    def opened() -> tuple[Kernels, RuntimeCache]:
-        kernels = Kernels(adds=adds)
-        return kernels, RuntimeCache(tmp_path / "runtime.cache", kernels)
+    def opened() -> tuple[set[str], RuntimeCache]:
+        config = IRuntimeConfig(adds=adds)
+        cache = RuntimeCache(tmp_path / "runtime.cache", config)
+        assert config._cache is not None
+        return config._cache._kernels, cache
 
     of_baseline, baseline = opened()
-    of_baseline.kernels |= {"fp32-gemm"}
+    of_baseline |= {"fp32-gemm"}
     baseline.save()
     for name in ("fp16-gemm", "fp16-conv"):
         of_candidate, candidate = opened()
-        of_candidate.kernels |= {name}
+        of_candidate |= {name}
         candidate.close()
     baseline.close()
     assert set((tmp_path / "runtime.cache").read_text().split()) == {"fp32-gemm", "fp16-gemm", "fp16-conv"}
@@ -152,5 +122,5 @@ def test_the_baselines_old_copy_does_not_overwrite_the_candidates_kernels(adds: 
 
 def test_an_unreadable_cache_costs_nothing(tmp_path: Path) -> None:
     (tmp_path / "runtime.cache").mkdir()
-    cache = RuntimeCache(tmp_path / "runtime.cache", Kernels(adds=True))
+    cache = RuntimeCache(tmp_path / "runtime.cache", IRuntimeConfig())
     cache.close()

@@ -25,6 +25,9 @@ from tests.device.programs import PROGRAMS
 from tests.device.tensorrt import make_module
 from tests.engines.stopwatches import QUICK, calibrated, timed
 
+KERNELS = b"Mul ReduceSum Reshape"
+"""Of ``double``."""
+
 
 class Device:
     """A device, and the sessions that are opened on it."""
@@ -224,15 +227,14 @@ def test_the_inspector_is_asked_of_the_context(device: Device) -> None:
 
 def test_tensorrt_rtx_compiles_at_once_and_keeps_its_kernels(device: Device) -> None:
     session = device.open("double", "tensorrt-rtx")
-    config = session._engine._runtime_config
-    strategies = session.library.trt.DynamicShapesKernelSpecializationStrategy
+    config, strategies = session._context._runtime_config, session.library.trt.DynamicShapesKernelSpecializationStrategy
     assert config.dynamic_shapes_kernel_specialization_strategy is strategies.EAGER
-    assert config._cache._read == []
+    assert config._cache._kernels == set()
     session.run(rows(1))
     session.close()
-    assert (device.folder / "runtime.cache").read_bytes() == b"kernels"
+    assert (device.folder / "runtime.cache").read_bytes() == KERNELS
     again = device.open("double", "tensorrt-rtx")
-    assert again._engine._runtime_config._cache._read == [b"kernels"]
+    assert again._context._runtime_cache.serialize() == KERNELS
 
 
 @pytest.mark.skipif(cuda.unavailable_reason() is None, reason="needs a machine without a GPU")
@@ -281,7 +283,7 @@ def test_kernels_are_kept_from_the_first_execution_on(device: Device) -> None:
     session = device.open("double", "tensorrt-rtx")
     assert not (device.folder / "runtime.cache").exists()
     session.run(rows(1))
-    assert (device.folder / "runtime.cache").read_bytes() == b"kernels"
+    assert (device.folder / "runtime.cache").read_bytes() == KERNELS
     session.close()
 
 
