@@ -188,7 +188,7 @@ def _all_fp16(model: Model, data: CheckedData | None, keep_fp32: Sequence[str]) 
     plan = {g.id: Precision.FP32 if g.id in kept else Precision.FP16 for g in groups}
     stays = [f"{names[group]} ({group}) stays in FP32: {reason}" for group, reason in pinned.items()]
     found = _finding_lines(hazards, kept)
-    if data is None and len(kept) < len(groups):
+    if data is None and found:
         found = (*found, _UNSEEN)
     return ResolvedPlan(groups, PrecisionPlan(model.sha256, plan), (*warnings, *stays, *found))
 

@@ -128,7 +128,9 @@ def export(
     if target.is_dir() or (target.exists() and not force):
         refuse(target)
     if not target.parent.is_dir():
-        raise RunError(f"there is no folder {target.parent}", "make it, or give another path with -o")
+        raise RunError(
+            f"cannot write {target}: there is no folder {target.parent}", "make it, or give another path with -o"
+        )
     with full_disk_as_error(target), joined_run(directory):  # so that nobody moves it aside
         with contextlib.closing(read_record(directory, file, storage)) as record:
             front_of(directory, file, record)  # a run without a baseline has nothing to confirm

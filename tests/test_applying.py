@@ -65,9 +65,8 @@ def test_fp16_where_it_can_be_right(tmp_path: Path) -> None:
     messages: list[str] = []
     out = mptune.apply(path, None, tmp_path / "out.onnx", warn=messages.append)
     assert fp16_weights(out) == {"wq", "wk", "wv", "scale"}
-    assert len(messages) == 2
+    assert len(messages) == 1
     assert messages[0].startswith("mask (g003) stays in FP32: huge: 1e+09 exceeds")
-    assert messages[1].startswith("the values of this model were not observed, only its weights and its structure")
 
 
 def test_a_plan_by_nodes_is_obeyed_and_doubted(tmp_path: Path, write: Write) -> None:

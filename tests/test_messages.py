@@ -160,7 +160,7 @@ def test_where_an_export_goes_must_be_there(here: Path, capsys: pytest.CaptureFi
     run = Path(__file__).parent / "old_runs" / "0.1.0" / "precision"
     assert said(["export", str(run), "-o", "missing/run.tar.gz"], capsys) == (
         1,
-        "there is no folder missing",
+        "cannot write missing/run.tar.gz: there is no folder missing",
         "make it, or give another path with -o",
     )
 

@@ -32,6 +32,7 @@ REASON_WORDS = {
     Reason.ERROR: "error",
     Reason.BOUNDARIES: "Casts",
     Reason.UNTRIED: "not tried",
+    Reason.UNKNOWN: "unknown",
 }
 """Reasons in a word each, for tables; in the order in which they are listed."""
 

@@ -16,7 +16,7 @@ class Reason(str, Enum):
     """Why a group of a plan is FP32.
 
     A pinned group has a finding, or the pattern of the search space that pins it. ``FAILED``: no plan with it in FP16
-    gave outputs. ``UNTRIED``: a larger budget may try it, or its figures were not asked for.
+    gave outputs. ``UNKNOWN``: the search did not ask for its figures, as with another sampler.
     """
 
     PINNED = "pinned"
@@ -24,6 +24,7 @@ class Reason(str, Enum):
     ERROR = "one-group error"
     BOUNDARIES = "not worth its boundaries"
     UNTRIED = "not tried"
+    UNKNOWN = "not known"
 
 
 @dataclass(frozen=True)

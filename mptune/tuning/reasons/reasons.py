@@ -233,7 +233,7 @@ class _Reasons:
     ) -> tuple[Reason, str]:
         if group.pin is not None:
             if group.pin.precision is Precision.FP16:
-                return Reason.UNTRIED, "all-FP32 is the baseline, whatever is pinned"
+                return Reason.UNKNOWN, "all-FP32 is the baseline, whatever is pinned"
             return Reason.BOUNDARIES if group.pin.reason in _WORTHLESS else Reason.PINNED, group.pin.reason
         if group.id in self._broken:
             return self._broken[group.id]
@@ -254,7 +254,7 @@ class _Reasons:
             return Reason.ERROR, f"with it in FP16 the error of this plan is {tried.error_value:.1e}{_saving(saves_ms)}"
         if error is None or saves_ms is None:
             lacking = "one-group error" if error is None else "gain"
-            return Reason.UNTRIED, f"the search did not ask for its {lacking}"
+            return Reason.UNKNOWN, f"the search did not ask for its {lacking}"
         return Reason.UNTRIED, f"its error alone is {error:.1e}{_saving(saves_ms)}: a larger budget may try it"
 
     def worths(

@@ -171,8 +171,8 @@ def test_without_sensitivity_and_terms_nothing_is_made_up(
     for point in front:
         for kept in explanation.of(point.plan.fingerprint):
             assert (kept.one_group_error, kept.saves_ms) == (None, None)
-            assert kept.reason in (Reason.UNTRIED, Reason.ERROR, Reason.BOUNDARIES)
-    assert any(r is Reason.UNTRIED for point in front for r in reasons_in(explanation, point).values())
+            assert kept.reason in (Reason.UNKNOWN, Reason.ERROR, Reason.BOUNDARIES)
+    assert any(r is Reason.UNKNOWN for point in front for r in reasons_in(explanation, point).values())
 
 
 def test_the_baseline_is_explained_where_a_group_is_pinned_to_fp16(open_record: OpenRecord, tmp_path: Path) -> None:
