@@ -97,6 +97,6 @@ def test_a_plan_takes_little_memory(open_record: OpenRecord, journal: Path) -> N
         search(open_record, toolchain, LATE)
         del toolchain
         gc.collect()
-        assert tracemalloc.get_traced_memory()[0] < 25e3 * LATE
+        assert tracemalloc.get_traced_memory()[0] < 15e3 * LATE
     finally:
         tracemalloc.stop()
