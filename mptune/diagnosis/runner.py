@@ -47,7 +47,13 @@ class Runner:
     """
 
     def __init__(
-        self, model: Model, samples: Sequence[Mapping[str, np.ndarray]], folder: Path, batch: int, name: str = ""
+        self,
+        model: Model,
+        samples: Sequence[Mapping[str, np.ndarray]],
+        folder: Path,
+        batch: int,
+        name: str = "",
+        grouped: GroupedModel | None = None,
     ) -> None:
         """Make the runner.
 
@@ -57,6 +63,7 @@ class Runner:
             folder: of temporary files; exists.
             batch: rows per sample where the batch is dynamic.
             name: what messages call the model; its path by default.
+            grouped: the model with its groups; None finds those of the default granularity.
         """
         self.model = model
         self.name = name or str(model.path)
@@ -64,7 +71,7 @@ class Runner:
         for place in places:
             place.mkdir(parents=True)
         self.workspace = Workspace(model.path.resolve(), *places)
-        self.grouped = GroupedModel(model, find_groups(model))
+        self.grouped = grouped or GroupedModel(model, find_groups(model))
         self.workload = Workload(self.grouped, self.workspace)
         self._settings = replace(SearchSettings(), data_settings=DataSettings(batch=batch))
         self._worker = Worker(self.workspace.logs_dir, self._settings.worker, NO_TF32)

@@ -23,9 +23,6 @@ TESTS = Path(__file__).resolve().parents[1]
 ON_A_DEVICE = {"no-fp16-kernel", "no-bf16-kernel", "engine-differs", "emulation-differs"}
 """Only an engine that a GPU runs shows these; what reads its answer is tested with answers that are recorded."""
 
-NOT_MADE = {"size-dependent"}
-"""Nothing makes these yet."""
-
 _TWO_MODELS = "diagnosis/test_two_models.py::"
 _FIRST = f"{_TWO_MODELS}test_the_first_group_that_diverges_is_that_of_the_planted_difference"
 _RENAMED = f"{_TWO_MODELS}test_the_same_model_under_other_names_agrees"
@@ -35,6 +32,10 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "too-few-samples": (
         "data/test_calibration.py::test_a_single_sample_is_both_with_a_warning",
         "data/test_calibration.py::test_two_samples_are_enough_to_hold_one_out",
+    ),
+    "size-dependent": (
+        "diagnosis/test_sweeps.py::test_an_error_that_grows_with_the_size_is_named",
+        "diagnosis/test_sweeps.py::test_a_sound_twin_is_silent",
     ),
     "quantised-parts": (
         "graph/grouping/test_quantised.py::test_the_finding_says_how_many_and_their_share",
@@ -79,7 +80,7 @@ def _tests_of(path: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("code", CODES)
 def test_each_code_has_a_case_and_a_sound_twin(code: str) -> None:
-    places = [code in _shown(), code in ELSEWHERE, code in ON_A_DEVICE, code in NOT_MADE]
+    places = [code in _shown(), code in ELSEWHERE, code in ON_A_DEVICE]
     assert any(places), f"nothing shows {code}: give it a model or data set, and a sound twin"
     assert sum(places) == 1, "in one place only"
     if code in ELSEWHERE:
@@ -89,4 +90,4 @@ def test_each_code_has_a_case_and_a_sound_twin(code: str) -> None:
 
 
 def test_the_tables_name_codes_alone() -> None:
-    assert {*_shown(), *ELSEWHERE, *ON_A_DEVICE, *NOT_MADE} <= set(CODES)
+    assert {*_shown(), *ELSEWHERE, *ON_A_DEVICE} <= set(CODES)

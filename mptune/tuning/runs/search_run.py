@@ -8,6 +8,7 @@ from collections.abc import Callable
 from mptune.data.calibration import CalibrationSet, load_calibration
 from mptune.data.forms.images import PREPROCESS_JSON
 from mptune.data.metrics.tasks import definition_of_metric, is_own, law_metric
+from mptune.diagnosis.sweeps import chosen_sweep
 from mptune.engines.base import Failure, SampleSet, Toolchain
 from mptune.engines.toolchains.choose import choose_target, open_toolchain
 from mptune.engines.workload import Workload
@@ -159,6 +160,12 @@ class SearchRun(MeasuringRun):
         known = (*data_warnings, *observations.warnings, *about)
         warnings = (*known, *kernels.warnings, *space.warnings, *repaired)
         self._save(warnings=tuple(dict.fromkeys(warnings)))
+        front = front_of(self.directory, self.file, self.record)
+        if front.chosen is None or not self._settings.shapes:
+            return front
+        about_sizes, unknown = chosen_sweep(self._workload, self.grouped, front.chosen, self._settings.shapes)
+        self._warn(*unknown, *(finding.message for finding in about_sizes))
+        self._save(findings=(*self.file.findings, *about_sizes), warnings=(*self.file.warnings, *unknown))
         return front_of(self.directory, self.file, self.record)
 
     def _find_groups(self, named: NamedSpace) -> tuple[Granularity, tuple[LayerGroup, ...]]:

@@ -1,0 +1,96 @@
+"""Errors at other declared sizes: what depends on the size is found, and a sound twin is silent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from mptune import api
+from mptune.data.archive import save_samples
+from mptune.diagnosis.sweeps import declared_sizes, kept_sweep, resized
+from mptune.finding import Finding
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
+from mptune.graph.plan import Precision
+from mptune.settings import ShapeRange
+from tests.zoo.sizes import LARGEST, SIZE, data, pooled
+
+RANGE = ShapeRange("image", (1, 3, 8, 8), (1, 3, SIZE, SIZE), (2, 3, LARGEST, LARGEST))
+
+
+def swept(by: str, folder: Path, shapes: tuple[ShapeRange, ...] = (RANGE,)) -> tuple[Finding, ...]:
+    onnx.save(pooled(by), folder / "model.onnx")
+    loaded = load_model(folder / "model.onnx")
+    groups = GroupedModel(loaded, find_groups(loaded))
+    save_samples(folder / "samples.npz", [{"image": image[None]} for image in data()["image"]])
+    place, plan = folder / "sweeps.json", groups.uniform(Precision.FP16)
+    found, warnings = kept_sweep(place, groups, plan, folder / "samples.npz", shapes, "worst_part")
+    assert warnings == ()
+    assert kept_sweep(place, groups, plan, folder / "nowhere.npz", shapes, "worst_part") == (found, ()), "kept"
+    return found
+
+
+def test_an_error_that_grows_with_the_size_is_named(tmp_path: Path) -> None:
+    (finding,) = swept("ReduceSum", tmp_path)
+    assert (finding.code, finding.severity) == ("size-dependent", "warning")
+    assert finding.evidence["error"] == "inf"
+    assert finding.evidence["size"] == f"image 2x3x{LARGEST}x{LARGEST}"
+    assert 0 < float(finding.evidence["error_at_size_of_data"]) < 1
+    assert finding.where.inputs == ("image",)
+
+
+def test_a_sound_twin_is_silent(tmp_path: Path) -> None:
+    assert swept("ReduceMean", tmp_path) == ()
+
+
+def test_one_size_is_no_range(tmp_path: Path) -> None:
+    onnx.save(pooled("ReduceSum"), tmp_path / "model.onnx")
+    loaded = load_model(tmp_path / "model.onnx")
+    groups = GroupedModel(loaded, find_groups(loaded))
+    one = ShapeRange("image", *[(1, 3, 64, 64)] * 3)
+    plan = groups.uniform(Precision.FP16)
+    assert kept_sweep(tmp_path / "s.json", groups, plan, tmp_path / "none.npz", (one,), "worst_part") == ((), ())
+    assert not (tmp_path / "s.json").exists()
+
+
+def test_a_search_names_it(tmp_path: Path) -> None:
+    onnx.save(pooled("ReduceSum"), tmp_path / "model.onnx")
+    shapes = f"image:1x3x8x8,1x3x{SIZE}x{SIZE},1x3x{LARGEST}x{LARGEST}"
+    given = {"data": data(), "shapes": shapes, "out": tmp_path / "run", "budget": 3, "target": "jetson-orin-nano-8gb"}
+    front = api.search(tmp_path / "model.onnx", max_latency_ms=1e-6, **given)
+    assert front.chosen is not None
+    assert front.chosen.plan.fp16_groups
+    (finding,) = [f for f in front.findings if f.code == "size-dependent"]
+    assert front.chosen.plan.fingerprint in finding.text
+    again = api.search(tmp_path / "model.onnx", max_latency_ms=1e-6, **given)
+    assert again.findings == front.findings
+
+
+SAMPLES = [{"image": np.full((1, 1, 2, 2), k, np.float32), "mask": np.full((1, 2), k)} for k in range(3)]
+DIMS = {"image": ("n", 1, "h", 2), "mask": ("n", "h")}
+
+
+def test_sizes_are_the_ends_and_the_usual_one_without_that_of_the_data() -> None:
+    one = ShapeRange("image", (1, 1, 1, 2), (1, 1, 2, 2), (4, 1, 8, 2))
+    assert declared_sizes((one,), SAMPLES) == ({"image": (1, 1, 1, 2)}, {"image": (4, 1, 8, 2)})
+
+
+def test_inputs_that_share_a_dimension_are_resized_alike_and_a_batch_has_different_rows() -> None:
+    feed = resized(SAMPLES, 1, {"image": (4, 1, 6, 2)}, DIMS)
+    assert feed["image"].shape == (4, 1, 6, 2)
+    assert feed["mask"].shape == (4, 6)
+    assert [float(row.mean()) for row in feed["image"]] == [1, 2, 0, 1]
+    assert feed["mask"][:, 0].tolist() == [1, 2, 0, 1]
+
+
+@pytest.mark.parametrize("size", [1, 3, 5, 10])
+def test_the_nearest_value_is_taken(size: int) -> None:
+    sample = {"x": np.arange(5, dtype=np.float32)[None]}
+    found = resized([sample], 0, {"x": (1, size)}, {"x": (1, "t")})["x"]
+    nearest = [min(range(5), key=lambda old: abs((old + 0.5) / 5 - (k + 0.5) / size)) for k in range(size)]
+    assert np.abs(found[0] - nearest).max() <= 1
+    assert (np.diff(found[0]) >= 0).all()
