@@ -40,7 +40,7 @@ PLAN_FIELDS = (
 FP16_CODES = frozenset(
     {
         "overflow", "vanishing-epsilon", "spacing", "stagnation", "cancellation", "long-sum", "index-in-float", "mask",
-        "norm-written-out", "int64-range", "column-hidden", "no-fp16-kernel",
+        "norm-written-out", "no-fp16-kernel",
     }
 )  # fmt: skip
 """Findings that say what FP16 breaks; the others are about the model in FP32, the data, the target or the run."""

@@ -30,7 +30,7 @@ def recommended(front: Front) -> list[tuple[Evaluation, list[str]]]:
     for evaluation, role in _roles(front):
         fingerprint = evaluation.plan.fingerprint
         if fingerprint in found:
-            found[fingerprint][1].append(role)
+            found[fingerprint] = (evaluation, [one for one in found[fingerprint][1] if one not in role] + [role])
         elif len(found) < MOST:
             found[fingerprint] = (evaluation, [role])
     mixed = [point for point in front.points if point.plan.fp16_groups]

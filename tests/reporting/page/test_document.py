@@ -210,3 +210,11 @@ def test_a_neighbour_that_buys_nothing_is_passed_over(make_front: MakeFront, ben
     }
     assert roles[0.5] == ["faster"]
     assert roles[1.2] == ["more exact"]
+
+
+def test_exactness_for_little_latency_is_named_once(make_front: MakeFront, bench: Bench) -> None:
+    front, _ = make_front()
+    points = tuple(bench.evaluation(*spec) for spec in [(3, 1.0, 1e-3), (2, 1.03, 1e-4), (1, 1.5, 2e-5)])
+    found = recommended(replace(front, points=points, chosen=points[0], fp16=None))
+    roles = {e.latency.median_ms: words for e, words in found}
+    assert roles[1.03] == ["more exact for little latency"]

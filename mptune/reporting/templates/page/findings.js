@@ -39,9 +39,23 @@ function findingList(found) {
   return [list, folded("more-findings-" + found[0].severity, `${found.length - SHOWN_FINDINGS} more`, rest)];
 }
 
+/** What a value of FP16 makes of the place, by code. */
+const IN_FP16 = {
+  overflow: "Inf where this value is held",
+  "vanishing-epsilon": "an epsilon of 0, and Inf or NaN where the denominator reaches it",
+  spacing: "neighbours that become equal, or change places",
+  stagnation: "the sum without its step",
+  cancellation: "the rounding of the operands, as large as their difference",
+  "long-sum": "a sum that stops growing, where it is accumulated in FP16",
+  "index-in-float": "another index or size",
+  mask: "an infinite mask, and NaN where it is multiplied by 0 or a row holds nothing else",
+  "norm-written-out": "squares and sums in FP16, which the operator keeps in FP32",
+};
+
 function findingItem(finding) {
   const where = finding.where;
   const facts = [];
+  if (finding.code in IN_FP16) facts.push(["in FP16", IN_FP16[finding.code]]);
   const place = (word, names, most = 3) => {
     if (!names.length) return;
     const shown = names.slice(0, most).map((name, k) => [k ? ", " : "", named(name, 70)]);
