@@ -28,8 +28,8 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-ON_A_JETSON = README.partition("### On a Jetson\n")[2].partition("\n## ")[0]
+PAGE = (ROOT / "docs/guide/jetson.md").read_text(encoding="utf-8")
+ON_A_JETSON = PAGE.partition("## Install on the Jetson\n")[2].partition("\n## ")[0]
 
 with_network = pytest.mark.skipif(
     not os.environ.get("MPTUNE_TEST_NETWORK"), reason="asks a package index: set MPTUNE_TEST_NETWORK=1"

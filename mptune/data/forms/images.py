@@ -95,7 +95,7 @@ def load_images(declaration: Path, inputs: Sequence[TensorInfo], batch: int) -> 
     try:
         import PIL  # noqa: F401
     except ImportError:
-        raise DataError("images need Pillow, which is not installed", "pip install 'mptune[images]'") from None
+        raise DataError("images need Pillow, which is not installed", "pip install pillow") from None
     declared = read_toml(declaration, _Declared, DataError, _EXAMPLE)
     info = _input(declared, inputs, declaration)
     spec = _settled(declared, info, declaration)
