@@ -26,6 +26,7 @@ from mptune.engines.cuda import runtime
 from mptune.engines.toolchains import choose, shared
 from mptune.engines.worker import child, once, parent
 from mptune.engines.worker.child import WorkerState
+from mptune.selftest import run as selftest
 from mptune.targets import detect, jetson, throttling
 from tests.device.cuda import FakeCuda
 from tests.device.rules import Rules
@@ -129,7 +130,7 @@ def become(name: str, folder: Path, *, is_alone: bool = False) -> Iterator[Here]
     folder.mkdir(exist_ok=True)
     machine, site, root = MACHINES[name], folder / "site", folder / "root"
     _write_packages(machine, site)
-    _write_nvidia_smi(machine, folder / "bin" / "nvidia-smi")
+    write_nvidia_smi(machine, folder / "bin" / "nvidia-smi")
     root.mkdir()
     wait_ms = _SHORT_WAIT_MS if is_alone else math.inf
     put_files(root, machine.files)
@@ -145,9 +146,8 @@ def become(name: str, folder: Path, *, is_alone: bool = False) -> Iterator[Here]
         if is_alone:
             patch.setitem(sys.modules, "tensorrt", tensorrt())
             patch.setattr(runtime, "runtime", cuda_runtime)
-            patch.setattr(parent, "Worker", _WorkerHere)
-            patch.setattr(shared, "Worker", _WorkerHere)
-            patch.setattr(once, "Worker", _WorkerHere)
+            for module in (once, shared, selftest):
+                patch.setattr(module, "Worker", _WorkerHere)
         yield Here(machine, folder / "broken.log")
     _forget()
 
@@ -202,7 +202,7 @@ def _write_packages(machine: Machine, site: Path) -> None:
     (site / "cuda" / "bindings" / "__init__.py").touch()
 
 
-def _write_nvidia_smi(machine: Machine, path: Path) -> None:
+def write_nvidia_smi(machine: Machine, path: Path) -> None:
     """On a Jetson it knows a name and nothing else (JetPack 6)."""
     memory = "[N/A]" if machine.is_jetson else str(machine.memory_bytes >> 20)
     clocks = ", ".join(["[N/A]"] * 6) if machine.is_jetson else "2100, 2520, 9001, 61.5, 210.0, 45"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +12,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from mptune.engines.base import EngineError, Failure, FailureKind, Measurement, Progress, Stage
+from mptune.engines.base import Failure, FailureKind, Measurement, Progress, Stage
 from mptune.engines.tensorrt.builder import BuildOptions, engine_faults
 from mptune.engines.tensorrt.jobs import BuildJob, BuildResult, LibraryReport, MeasureEngineJob
 from mptune.engines.tensorrt.library import Kind, is_installed, load_library
 from mptune.engines.tensorrt.store import StoredEngine
 from mptune.engines.toolchains import choose as toolchain
-from mptune.engines.toolchains import tensorrt as tensorrt_toolchain
 from mptune.engines.toolchains.choose import list_toolchains, open_toolchain
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
 from mptune.engines.toolchains.predicted import PredictedToolchain
@@ -34,6 +32,7 @@ from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import EngineChoice, SearchSettings, ShapeRange, TensorRtSettings, WorkerSettings
 from mptune.targets.target import Gpu, load_target
+from tests.device.machines import ADA, become, write_nvidia_smi
 from tests.engines.engine_support import make_workspace
 
 NO_GPU = not toolchain.detect_gpus()
@@ -229,14 +228,8 @@ def test_turing_has_no_fp32_engine(
 @pytest.fixture
 def gpu_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """nvidia-smi shows an RTX 4500 Ada; nothing can run on it."""
-    program = tmp_path / "bin" / "nvidia-smi"
-    program.parent.mkdir()
-    program.write_text(
-        f"#!{sys.executable}\nimport sys\nif 'uuid' in ' '.join(sys.argv):\n"
-        "    print('0, GPU-1, NVIDIA RTX 4500 Ada Generation, 8.9, 24564, 570.86.15')\n"
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    write_nvidia_smi(ADA, tmp_path / "bin" / "nvidia-smi")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
 
 
 class Found:
@@ -318,33 +311,30 @@ def test_a_fault_of_the_machine_costs_no_engine(
     assert len(list(mlp_workload.workspace.engines_dir.glob(f"{fp16.fingerprint}*"))) == 1
 
 
-@dataclass(frozen=True)
-class DamagedEngineJob:
-    """What measuring comes to where the engine file is damaged; there is no device here to find that out."""
-
-    def run(self, state: WorkerState) -> None:
-        raise EngineError(FailureKind.ERROR, "the engine x cannot be loaded: Serialization: Version tag does not match")
-
-
+@needs_rtx
 @without_gpu
-@pytest.mark.usefixtures("gpu_here")
 def test_a_damaged_engine_is_a_failure_and_not_found_again(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
     mlp_workload: Workload,
     settings: SearchSettings,
     fp16: PrecisionPlan,
 ) -> None:
-    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
-    Found(monkeypatch, tensorrt_rtx=LibraryReport("1.7.1"))
-    monkeypatch.setattr(toolchain, "probe", lambda provider: "no CUDA")
-    monkeypatch.setattr(tensorrt_toolchain, "MeasureEngineJob", lambda **fields: DamagedEngineJob())
     mlp_workload.workspace.engines_dir.mkdir()
-    target = load_target("rtx-4500-ada")
-    with open_toolchain("tensorrt-rtx", target, mlp_workload, settings) as tools:
-        failure = tools.evaluate(fp16)
-    assert isinstance(failure, Failure)
-    assert (failure.stage, failure.message[:12]) == (Stage.BUILD, "the engine x")
-    assert not list(mlp_workload.workspace.engines_dir.glob("*.engine"))
+    quick = replace(settings, latency=replace(settings.latency, warmup_ms=0.0))
+    with become("ada", tmp_path / "machine", is_alone=True) as here:
+        with open_toolchain("tensorrt", load_target("rtx-4500-ada"), mlp_workload, quick) as tools:
+            assert not isinstance(tools.reference("search"), Failure)
+            measured = tools.evaluate(fp16)
+            assert isinstance(measured, Measurement)
+            assert measured.engine_path is not None
+            measured.engine_path.write_bytes(measured.engine_path.read_bytes()[:-1])
+            failure = tools.evaluate(fp16)
+            assert isinstance(failure, Failure)
+            assert failure.stage is Stage.BUILD
+            assert "cannot be loaded: Serialization" in failure.message
+            assert not list(mlp_workload.workspace.engines_dir.glob("*.engine"))
+            assert isinstance(tools.evaluate(fp16), Measurement)
+        assert here.broken() == []
 
 
 @needs_rtx
