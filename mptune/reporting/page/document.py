@@ -45,9 +45,6 @@ FP16_CODES = frozenset(
 )  # fmt: skip
 """Findings that say what FP16 breaks; the others are about the model in FP32, the data, the target or the run."""
 
-_LETTERS = {Precision.FP16: "h", Precision.FP32: "f"}
-"""A letter per precision: a plan is a text with one letter per layer group."""
-
 _MOST_WHY = 1_500_000
 """Characters of reasons with figures; further plans have their reasons without."""
 
@@ -132,7 +129,7 @@ def _plan(evaluation: Evaluation, content: PageContent) -> list[Any]:
         None if evaluation.held_out_value is None else _short(evaluation.held_out_value),
         None if interval is None else [_short(bound) for bound in interval],
         int(evaluation.is_finite),
-        "".join(_LETTERS.get(precision.get(group.id, Precision.FP32), "b") for group in content.groups),
+        "".join([_letter(precision.get(group.id)) for group in content.groups]),
         evaluation.origin.label,
         memory_text(evaluation),
         memory_details(evaluation),
@@ -141,6 +138,13 @@ def _plan(evaluation: Evaluation, content: PageContent) -> list[Any]:
         "" if part is None else str(part),
         list(evaluation.warnings),
     ]
+
+
+def _letter(precision: Precision | None) -> str:
+    # By identity: a dictionary of enumeration members costs a hash in Python for each of a million cells.
+    if precision is Precision.FP16:
+        return "h"
+    return "f" if precision in (None, Precision.FP32) else "b"
 
 
 def _groups(content: PageContent) -> list[dict[str, Any]]:

@@ -55,31 +55,52 @@ function stripPicture(width) {
   return { node, cells, cursor, left, cell, cellTop };
 }
 
+/** Many rectangles as one path per style: a map of 40 plans and 500 groups is then a hundred elements, not ten thousand. */
+class Boxes {
+  constructor() {
+    this.styles = new Map();
+  }
+
+  add(style, x, y, width, height) {
+    const box = `M${x.toFixed(2)} ${y.toFixed(1)}h${width.toFixed(2)}v${height.toFixed(1)}h${(-width).toFixed(2)}z`;
+    this.styles.set(style, (this.styles.get(style) ?? "") + box);
+  }
+
+  /** One bar in the column of a group, at least wide enough to be seen. */
+  bar(style, left, cell, column, y, height) {
+    this.add(style, left + column * cell, y, Math.max(0.7, cell - (cell > 4 ? 1 : 0)), height);
+  }
+
+  paths() {
+    return [...this.styles].map(([style, d]) => s("path", { class: style, d }));
+  }
+}
+
 /** One-group errors on a log scale; those that are not finite fill the lane. */
 function errorBars(left, cell, top) {
   const known = groups.map((group) => group.error).filter((error) => error > 0 && Number.isFinite(error)).map(Math.log10);
   const low = Math.max(Math.min(...known), Math.max(...known) - 6) - 0.3;
   const high = Math.max(...known);
-  return groups.map((group, column) => {
-    if (group.error === null || group.error === 0) return null;
+  const bars = new Boxes();
+  groups.forEach((group, column) => {
+    if (group.error === null || group.error === 0) return;
     const finite = Number.isFinite(group.error);
     const share = finite ? Math.max(0.04, (Math.log10(group.error) - low) / (high - low || 1)) : 1;
-    return bar(left, cell, column, top + LANES.error * (1 - share), LANES.error * share, finite ? "error-bar" : "lost-bar");
+    bars.bar(finite ? "error-bar" : "lost-bar", left, cell, column, top + LANES.error * (1 - share), LANES.error * share);
   });
+  return bars.paths();
 }
 
 /** What a group gains in FP16; what is slower in FP16 hangs down in another colour. */
 function gainBars(left, cell, top) {
   const most = Math.max(...groups.map((group) => Math.abs(group.gain ?? 0)), 1e-12);
-  return groups.map((group, column) => {
-    if (!group.gain) return null;
+  const bars = new Boxes();
+  groups.forEach((group, column) => {
+    if (!group.gain) return;
     const size = Math.max(1, (Math.abs(group.gain) / most) * LANES.gain);
-    return bar(left, cell, column, top + LANES.gain - size, size, group.gain > 0 ? "gain-bar" : "loss-bar");
+    bars.bar(group.gain > 0 ? "gain-bar" : "loss-bar", left, cell, column, top + LANES.gain - size, size);
   });
-}
-
-function bar(left, cell, column, y, height, style) {
-  return s("rect", { class: style, x: (left + column * cell).toFixed(2), y: y.toFixed(1), width: Math.max(0.7, cell - (cell > 4 ? 1 : 0)).toFixed(2), height: height.toFixed(1) });
+  return bars.paths();
 }
 
 /** What a cell of a plan shows: groups that are pinned have a colour of their own. */
@@ -88,18 +109,17 @@ function cellStyle(plan, column) {
   return groups[column].pinned === null ? precision : precision === "fp32" ? "pinned" : `pinned ${precision}`;
 }
 
-/** Neighbours of one state as one rectangle. */
+/** The cells of a plan; neighbours of one state are joined where cells are narrow. */
 function runs(plan, left, cell, y, height) {
-  const parts = [];
+  const boxes = new Boxes();
   let start = 0;
   for (let column = 1; column <= groups.length; column += 1) {
     const style = cellStyle(plan, start);
     if (column < groups.length && cell <= 8 && cellStyle(plan, column) === style) continue;
-    const width = (column - start) * cell - (cell > 4 ? 1 : 0);
-    parts.push(s("rect", { class: style, x: (left + start * cell).toFixed(2), y, width: width.toFixed(2), height }));
+    boxes.add(style, left + start * cell, y, (column - start) * cell - (cell > 4 ? 1 : 0), height);
     start = column;
   }
-  return parts;
+  return boxes.paths();
 }
 
 /** The scopes of the layer names below the strip, as deep as they can be told apart, where they have room. */
