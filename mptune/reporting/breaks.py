@@ -104,7 +104,7 @@ def plain_fp16(finding: Finding) -> str:
     """What an engine that computes this place in FP16 gives there, as far as the evidence shows it."""
     evidence = finding.evidence
     if finding.code == "overflow":
-        return "Inf there"
+        return "Inf"
     if finding.code == "vanishing-epsilon":
         if float(evidence.get("epsilon", 0.0)) <= _UNGUARDED:
             return "the epsilon is 0, so that x/0 is Inf and 0/0 is NaN"
@@ -112,7 +112,7 @@ def plain_fp16(finding: Finding) -> str:
     if finding.code == "mask":
         if "masked_rows" in evidence:
             return "NaN in the rows that are masked whole"
-        return "-Inf there, and -Inf times 0, or a row of it alone, is NaN"
+        return "-Inf, and -Inf times 0, or a row of it alone, is NaN"
     if finding.code == "stagnation" and "share" in evidence:
         return f"on {float(evidence['share']):.0%} of the elements the step is lost"
     if finding.code == "index-in-float":

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from mptune.reporting.breaks import HEADING, Break, breaks_in_fp16
 from mptune.reporting.terminal.console import print_text
-from mptune.reporting.text import format_error, short_path
+from mptune.reporting.text import cut_front, format_error, short_path
 from mptune.tuning.front import Front
 
 MOST_SHOWN = 4
@@ -36,7 +36,9 @@ def print_breaks(console: Console, front: Front, *, every: bool = False) -> None
 
 def _print_break(console: Console, one: Break) -> None:
     style = "dim" if one.kept else "yellow"
-    head = Text.assemble((one.code or "not finite", "" if one.kept else "yellow"), f": {one.where}")
+    longest = 2 * console.width if console.is_terminal else None
+    place = one.where if longest is None else cut_front(one.where, longest)
+    head = Text.assemble((one.code or "not finite", "" if one.kept else "yellow"), f": {place}")
     print_text(console, head, indent=2)
     more = "" if not one.others else f"; so for {one.others} more value{'s' if one.others > 1 else ''} there"
     print_text(console, f"{one.seen}{more}", indent=4)

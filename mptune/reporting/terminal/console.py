@@ -70,13 +70,13 @@ def print_text(console: Console, text: str | Text, style: str = "", indent: int 
         console.print(Text(" " * indent).append_text(words), soft_wrap=True)
 
 
-def print_fact(console: Console, name: str, value: str, width: int = 9) -> None:
+def print_fact(console: Console, name: str, value: str, width: int = 9, style: str = "dim") -> None:
     """A name, and a paragraph beside it."""
     if not console.is_terminal:
-        console.print(Text.assemble((f"{name:<{width}}", "dim"), value), soft_wrap=True)
+        console.print(Text.assemble((f"{name:<{width}}", style), value), soft_wrap=True)
         return
     grid = Table.grid(padding=(0, 0))
-    grid.add_column(width=width, style="dim")
+    grid.add_column(width=width, style=style, no_wrap=True)
     grid.add_column(overflow="fold")
     grid.add_row(Text(name), Text(value))
     console.print(grid)

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mptune.reporting.terminal.breaks import print_breaks
-from mptune.reporting.terminal.console import make_console, print_text
+from mptune.reporting.terminal.console import make_console, print_fact, print_text
 from mptune.reporting.text import (
     REASON_WORDS,
     cut_front,
@@ -64,7 +64,7 @@ def print_explanation(front: Front, stream: TextIO | None = None) -> None:
             fp32_groups = "all: the baseline"
         mark = ">" if row.is_chosen else " "
         head = f"{mark} {evaluation.plan.fingerprint}  {format_ms(evaluation.latency.median_ms):>8} ms  "
-        print_text(console, f"{head}{fp32_groups}")
+        print_fact(console, head, fp32_groups, len(head), "")
 
 
 def _why(console: Console, front: Front) -> None:
@@ -76,7 +76,7 @@ def _why(console: Console, front: Front) -> None:
         return
     console.print(Text(f"kept in FP32 by {chosen.plan.fingerprint}, and why", style="bold"))
     for group in told:
-        print_text(console, explain_kept(group))
+        print_fact(console, f"{group.group}  ", explain_kept(group).partition(" ")[2], len(group.group) + 2, "")
     console.print()
 
 

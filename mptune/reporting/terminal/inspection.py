@@ -86,6 +86,10 @@ def _facts(inspection: Inspection) -> list[tuple[str, str]]:
             f" {len(groups) - pinned} free, {pinned} pinned (space {inspection.space})",
         ),
         (
+            "plans",
+            _plans(len(groups) - pinned, sum(g.pin is not None and g.pin.precision is Precision.FP32 for g in groups)),
+        ),
+        (
             "compute",
             f"{quantity(inspection.flops, 'FLOP')} and {quantity(traffic[0], 'B')} of traffic in FP32"
             f" ({quantity(traffic[1], 'B')} in FP16)",
@@ -93,6 +97,14 @@ def _facts(inspection: Inspection) -> list[tuple[str, str]]:
         ("memory", _memory(inspection.memory)),
         ("shapes", _shapes(inspection)),
     ]
+
+
+def _plans(free: int, fp32: int) -> str:
+    """How many plans there are, and what their ends are called."""
+    fp16 = f"all-FP16 but {fp32} pinned" if fp32 else "all-FP16"
+    return (
+        f"2^{free} between all-FP32 and {fp16}" if free else f"none to search: {fp32} of the groups are pinned to FP32"
+    )
 
 
 def _memory(need: MemoryNeed) -> str:
@@ -176,8 +188,7 @@ def _pins(console: Console, inspection: Inspection) -> None:
         if item.pin is not None:
             reasons.setdefault((str(item.pin.precision).upper(), item.pin.reason), []).append(item.group.id)
     if reasons:
-        count = sum(len(ids) for (precision, _), ids in reasons.items() if precision == "FP32")
-        _section(console, f"pinned: all-FP16 is all-FP16 but {count} pinned" if count else "pinned")
+        _section(console, "pinned")
     for (precision, reason), ids in reasons.items():
         print_text(console, Text.assemble((f"{precision} ", "yellow"), _places(ids), f": {reason}"))
 
@@ -211,7 +222,7 @@ def _hazards(console: Console, inspection: Inspection) -> None:
         console.print(Text("values were not observed: give --data", style="dim"), soft_wrap=not console.is_terminal)
     merged: dict[tuple[str, str, str, str], list[Hazard]] = {}
     for hazard in inspection.hazards:
-        merged.setdefault((hazard.severity, hazard.kind, hazard.reason, hazard.cure), []).append(hazard)
+        merged.setdefault((hazard.severity, hazard.code or hazard.kind, hazard.reason, hazard.cure), []).append(hazard)
     for (severity, kind, reason, cure), hazards in merged.items():
         where = _places([_where(h) for h in hazards])
         head = Text.assemble((severity, _STYLES[severity]), f" {kind}: {where}")

@@ -11,10 +11,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
 from mptune.commands.common import print_csv
 from mptune.finding import CODES, Finding, Where
 from mptune.graph.plan import Precision
+from mptune.printable import printable
 from mptune.reporting.terminal.front import print_front
 from mptune.reporting.terminal.table import distinct_ms
 from mptune.tuning.evaluation import Origin
@@ -184,7 +186,7 @@ def test_what_breaks_in_fp16_stands_first(make_front: MakeFront, monkeypatch: py
         "What breaks in FP16, and why",
         f"  overflow: {fp32}, node norm/Pow, value v",
         "    reached 2e+06, in sample 3; so for 1 more value there",
-        "    plain FP16: Inf there; the chosen plan keeps it in FP32",
+        "    plain FP16: Inf; the chosen plan keeps it in FP32",
         f"  stagnation: {fp16}, node pos/Add, value v",
         "    reached 1e+06, in sample 3",
         "    plain FP16: on 93% of the elements the step is lost; the chosen plan has it in FP16",
@@ -303,3 +305,28 @@ def test_csv_has_a_line_for_each_plan(make_front: MakeFront, bench: Bench, capsy
     assert [row["plan"] for row in rows] == [point.plan.fingerprint for point in front.points]
     assert float(rows[3]["latency_ms"]) == front.points[3].latency.median_ms
     assert [row["plan"] for row in rows if row["chosen"] == "True"] == [front.chosen.plan.fingerprint]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "<script>alert(1)</script>",
+        "a'b\"c",
+        "two\nlines",
+        "\x1b]0;title\x07\x1b[31m",
+        "[bold red]x[/]",
+        "naïve 🦜",
+        "n" * 10_000,
+    ],
+)
+def test_names_stay_text_on_a_terminal(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    front, _ = make_front()
+    found = replace(overflow(front.chosen.plan.fp32_groups[0], name), where=Where(nodes=(name,), groups=("g001",)))
+    front = replace(front, findings=(found,), warnings=(f"about {name}",), model_path=Path(f"{name[:50]}.onnx"))
+    lines = on_screen(front, monkeypatch, lines=60)
+    assert max(map(cell_len, lines)) <= 80
+    shown = "".join("".join(lines).split())
+    assert not set(shown) & {"\x1b", "\x07"}
+    assert "".join(printable(name)[-40:].split()) in shown
+    assert len([line for line in lines if "plain FP16: Inf" in line]) == 1
+    assert len(lines) < 60 + len(name) / 70
