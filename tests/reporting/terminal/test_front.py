@@ -313,7 +313,7 @@ def test_csv_has_a_line_for_each_plan(make_front: MakeFront, bench: Bench, capsy
         "<script>alert(1)</script>",
         "a'b\"c",
         "two\nlines",
-        "\x1b]0;title\x07\x1b[31m",
+        "\x1b]0;title\x1b[31m",
         "[bold red]x[/]",
         "naïve 🦜",
         "n" * 10_000,
@@ -321,7 +321,9 @@ def test_csv_has_a_line_for_each_plan(make_front: MakeFront, bench: Bench, capsy
 )
 def test_names_stay_text_on_a_terminal(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     front, _ = make_front()
-    found = replace(overflow(front.chosen.plan.fp32_groups[0], name), where=Where(nodes=(name,), groups=("g001",)))
+    found = replace(
+        overflow(front.chosen.plan.fp32_groups[0], name), where=Where(nodes=(name,), groups=("g001",), tensors=("v",))
+    )
     front = replace(front, findings=(found,), warnings=(f"about {name}",), model_path=Path(f"{name[:50]}.onnx"))
     lines = on_screen(front, monkeypatch, lines=60)
     assert max(map(cell_len, lines)) <= 80
