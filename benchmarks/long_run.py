@@ -162,7 +162,7 @@ def main() -> None:
         with journal.open("rb") as file:
             figures["journal_lines"] = sum(1 for _ in file)
         figures.update(_in_fresh_process("--read", str(run)))
-        command = [sys.executable, "-m", "mptune.cli", "report", str(run)]
+        command = [sys.executable, "-m", "mptune", "report", str(run)]
         started, used = time.monotonic(), psutil.Process().cpu_times()
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         figures["report_command_s"] = time.monotonic() - started

@@ -26,7 +26,7 @@ def printed(arguments: list[str]) -> str:
     main_end, terminal = pty.openpty()
     environment = {**os.environ, "COLUMNS": str(COLUMNS), "TERM": "xterm-256color"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "mptune.cli", *arguments],
+        [sys.executable, "-m", "mptune", *arguments],
         stdout=terminal,
         stderr=subprocess.DEVNULL,
         env=environment,

@@ -104,7 +104,7 @@ class FixedSettings(_Section):
     groups_sha256: str
     batch: int = 1
     random_samples: int = 16
-    held_out_fraction: float = 0.25
+    held_out_fraction: float = pydantic.Field(default=0.25, ge=0.0, lt=1.0)
     max_search_samples: int | None = 64
     seed: int = 0
     tf32: bool = False

@@ -12,7 +12,7 @@ from mptune import api
 from mptune.engines.tensorrt.builder import engine_faults
 from mptune.engines.tensorrt.library import is_installed, load_library
 from mptune.engines.toolchains.choose import detect_gpus
-from mptune.errors import BaselineError
+from mptune.errors import TargetError
 
 pytestmark = [
     pytest.mark.skipif(not is_installed("tensorrt-rtx"), reason="tensorrt-rtx is not installed"),
@@ -59,8 +59,11 @@ def test_the_front_has_engines_and_the_chosen_one_ships(
     assert (moved / "chosen" / "model.engine").read_bytes() == (moved / "engines" / name).read_bytes()
 
 
-def test_a_model_that_tensorrt_rtx_does_not_take_is_told_before_the_search(tmp_path: Path) -> None:
+def test_a_model_that_tensorrt_rtx_does_not_parse_is_predicted_and_the_run_says_why(tmp_path: Path) -> None:
     model = Path(__file__).parent / "graph" / "corpus" / "custom_domain.onnx"
-    with pytest.raises(BaselineError, match=r"FusedMatMul node .*Plugin not found") as caught:
-        api.search(model, target="rtx-4500-ada", budget=4, out=tmp_path / "run")
-    assert "another engine=" in caught.value.hint
+    front = api.search(model, target="rtx-4500-ada", budget=2, out=tmp_path / "run")
+    assert front.engine != "tensorrt-rtx"
+    (warning,) = (text for text in front.warnings if text.startswith("tensorrt-rtx is passed over"))
+    assert "FusedMatMul" in warning
+    with pytest.raises(TargetError, match=r"its parser does not take this model with .*FusedMatMul"):
+        api.search(model, target="rtx-4500-ada", engine="tensorrt-rtx", budget=2, out=tmp_path / "asked")

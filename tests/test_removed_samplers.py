@@ -25,7 +25,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["local", "nsga2", "random"])
 def test_asking_for_one_is_one_line_and_a_hint(mlp_path: Path, name: str) -> None:
-    command = [sys.executable, "-m", "mptune.cli", "search", str(mlp_path), "--sampler", name]
+    command = [sys.executable, "-m", "mptune", "search", str(mlp_path), "--sampler", name]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stdout == ""

@@ -76,7 +76,7 @@ def test_a_killed_search_leaves_no_temporary_models_once_it_is_resumed(tmp_path:
     save_mlp(tmp_path / "model.onnx")
     shutil.copy(mlp_data, tmp_path / "data.npz")
     options = ["--data", "data.npz", "--target", "cpu", "--budget", "3"]
-    command = [sys.executable, "-m", "mptune.cli", "search", "model.onnx", *options]
+    command = [sys.executable, "-m", "mptune", "search", "model.onnx", *options]
     weights = tmp_path / "model.mptune" / "weights"
     search = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120

@@ -12,6 +12,7 @@ import pytest
 
 from mptune import api
 from mptune.cli import main
+from mptune.data.metrics.parts import WORST_PART
 from mptune.errors import MptuneError, RunError
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
@@ -68,7 +69,7 @@ def spoil(number: int, damage: Callable[[bytes], bytes]) -> None:
 
 def evaluated(journal: Path) -> dict[str, tuple[dict[str, str], str]]:
     """Plan of an evaluation -> the parameters of its trial, and the plan that the trial is said to be of."""
-    study = copy_to_memory(name="model", metric="relative_l2", journal=journal)
+    study = copy_to_memory(name="model", metric=WORST_PART, journal=journal)
     found = {}
     for trial in study.trials:
         if "~evaluation" in trial.user_attrs:
