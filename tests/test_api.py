@@ -134,12 +134,13 @@ def test_a_larger_budget_adds_exactly_ten(place: Path) -> None:
 
 
 def test_an_exhausted_space_opens_no_toolchain(place: Path) -> None:
-    groups = len(make_toolchain().law.groups)
-    first = make_toolchain()
-    front = search(first, budget=2**groups + 5, sampler="tpe")
+    Path("small.onnx").write_bytes(models.mlp().SerializeToString())
+    first = make_toolchain("small.onnx")
+    groups = len(first.law.groups)
+    front = search(first, "small.onnx", data=None, budget=2**groups + 5, sampler="tpe")
     assert front.evaluations == len(first.built) == 2**groups
-    again = make_toolchain()
-    assert search(again, budget=2**groups + 5) == front
+    again = make_toolchain("small.onnx")
+    assert search(again, "small.onnx", data=None, budget=2**groups + 5) == front
     assert again.opened == 0
 
 

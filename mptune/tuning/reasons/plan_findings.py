@@ -18,7 +18,7 @@ from mptune.data.metrics.parts import belongs_to
 from mptune.finding import CODES, Finding, FindingOrigin, OutputColumns, Where
 from mptune.tuning.evaluation import EMULATION_FACTOR, Evaluation
 
-LEAST = 1e-2
+LEAST = 5e-2
 """A column whose error is below this share of its own standard deviation hides nothing, whatever its tensor shows."""
 
 HIDDEN = 10.0
