@@ -6,7 +6,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -69,15 +68,27 @@ class Bench:
     ) -> None:
         self._patch.undo()
 
-    def run(self, plan: PrecisionPlan, samples: Sequence[Feeds], **options: Any) -> list[dict[str, np.ndarray]]:
-        """Build a plan's engine, open it twice, run it on all samples and time it, and hold each to what must be so."""
+    def build(self, plan: PrecisionPlan, samples: Sequence[Feeds]) -> bytes:
+        """A plan's engine."""
         typed = self._rewriter.write(plan, self._folder / "typed.onnx")
-        engine = self._folder / "plan.engine"
-        built = builder.build_engine(load_library("tensorrt"), typed, BuildOptions("tensorrt", **options), samples)
-        engine.write_bytes(built.memory)
-        wanted = Program(program.load_model(str(typed)))
+        built = builder.build_engine(load_library("tensorrt"), typed, BuildOptions("tensorrt"), samples)
+        return bytes(built.memory)
+
+    def run(
+        self, plan: PrecisionPlan, samples: Sequence[Feeds], engine: bytes | None = None
+    ) -> list[dict[str, np.ndarray]]:
+        """Run a plan's engine on all samples and time it, and hold each step to what must be so.
+
+        Args:
+            plan: the plan.
+            samples: the engine is built for their shapes.
+            engine: of the plan, as it was built before; None builds it.
+        """
+        path = self._folder / "plan.engine"
+        path.write_bytes(self.build(plan, samples) if engine is None else engine)
+        wanted = Program(program.load_model(str(self._rewriter.write(plan, self._folder / "typed.onnx"))))
         fp64 = frozenset(info.name for info in self.model.inputs if info.dtype == "double")
-        session = TensorRtSession(engine, EngineOptions("tensorrt", QUICK, fp64_inputs=fp64))
+        session = TensorRtSession(path, EngineOptions("tensorrt", QUICK, fp64_inputs=fp64))
         try:
             found = []
             for feeds in (*samples, samples[0]):

@@ -1,6 +1,7 @@
 """Mistakes in mptune's own code, planted line by line: the device finds each."""
 
 from __future__ import annotations
+import __future__
 
 import inspect
 import textwrap
@@ -24,6 +25,7 @@ from tests.device.machines import ADA
 
 pytestmark = pytest.mark.skipif(not is_installed("tensorrt-rtx"), reason="tensorrt-rtx is not installed")
 
+FUTURE = __future__.annotations.compiler_flag
 SESSION, STOPWATCH = TensorRtSession, StreamStopwatch
 BOUND, BUFFER = session._Bound, cuda.DeviceBuffer
 NEW_OUTPUT = "cuda.DeviceBuffer(shape, self._type(name))"
@@ -76,25 +78,38 @@ MISTAKES: dict[str, tuple[Any, str, str, str, str]] = {
 """What is wrong -> owner and name of a function, a line of it, what stands there instead, and what is found."""
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
+SAMPLES = [{"x": np.random.default_rng(rows).normal(size=(rows, 8)).astype(np.float32)} for rows in (2, 3)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two products, each a group of its own."""
     generator = np.random.default_rng(0)
     weights = [numpy_helper.from_array(generator.normal(size=(8, 8)).astype(np.float32), name) for name in "ab"]
     nodes = [helper.make_node("MatMul", ["x", "a"], ["h"], "one"), helper.make_node("MatMul", ["h", "b"], ["y"], "two")]
     infos = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", 8])] for name in "xy"]
     graph = helper.make_graph(nodes, "g", *infos, weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
-    with Bench(ADA, tmp_path / "m.onnx", tmp_path) as bench:
+    path = tmp_path_factory.mktemp("model") / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The engine of the plan: building takes most of the time, and is the same for all mistakes that are not in it."""
+    with Bench(ADA, model, tmp_path_factory.mktemp("engine")) as bench:
+        return bench.build(mixed(bench), SAMPLES)
+
+
+@pytest.fixture
+def bench(model: Path, tmp_path: Path) -> Iterator[Bench]:
+    with Bench(ADA, model, tmp_path) as bench:
         yield bench
 
 
-def exercise(bench: Bench) -> None:
-    """One mixed plan on samples of two sizes."""
+def mixed(bench: Bench) -> PrecisionPlan:
     first, second = (group.id for group in bench.groups)
-    plan = PrecisionPlan(bench.model.sha256, {first: Precision.FP32, second: Precision.FP16})
-    generator = np.random.default_rng(1)
-    bench.run(plan, [{"x": generator.normal(size=(rows, 8)).astype(np.float32)} for rows in (2, 3)])
+    return PrecisionPlan(bench.model.sha256, {first: Precision.FP32, second: Precision.FP16})
 
 
 def plant(patch: pytest.MonkeyPatch, owner: Any, name: str, line: str, mistake: str) -> None:
@@ -103,23 +118,20 @@ def plant(patch: pytest.MonkeyPatch, owner: Any, name: str, line: str, mistake: 
     source = textwrap.dedent(inspect.getsource(function))
     assert source.count(line) == 1, f"{name} has no such line, or several"
     scope = dict(vars(inspect.getmodule(function)))
-    exec(compile(source.replace(line, mistake), f"<{name}>", "exec", dont_inherit=True, flags=annotations), scope)
+    exec(compile(source.replace(line, mistake), f"<{name}>", "exec", dont_inherit=True, flags=FUTURE), scope)
     patch.setattr(owner, name, scope[name])
 
 
-annotations = __import__("__future__").annotations.compiler_flag
-
-
-def test_without_a_mistake_nothing_is_found(bench: Bench) -> None:
-    exercise(bench)
+def test_without_a_mistake_nothing_is_found(bench: Bench, engine: bytes) -> None:
+    bench.run(mixed(bench), SAMPLES, engine)
 
 
 @pytest.mark.parametrize("title", MISTAKES)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:an engine of TensorRT is still")
-def test_each_mistake_is_found(title: str, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_mistake_is_found(title: str, bench: Bench, engine: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name, line, mistake, words = MISTAKES[title]
     plant(monkeypatch, owner, name, line, mistake)
     with pytest.raises(Exception) as caught:
-        exercise(bench)
+        bench.run(mixed(bench), SAMPLES, None if owner is builder else engine)
     rules = bench.cuda.rules
     assert words in "\n".join((str(caught.value), *rules.forbidden, *rules.refused))

@@ -297,7 +297,8 @@ class TensorRtSession:
                 shape = tuple(context.get_tensor_shape(name))
                 if -1 in shape:
                     bound.allocators[name] = allocator_class(self.library.trt)()
-                    context.set_output_allocator(name, bound.allocators[name])
+                    if not context.set_output_allocator(name, bound.allocators[name]):
+                        raise self._refused(f"the memory for {name!r} is refused")
                 elif self._is_on_host(name):
                     bound.outputs[name] = empty_on_host(shape, self._type(name))
                     self._place(name, bound.outputs[name])
