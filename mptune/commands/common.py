@@ -165,19 +165,20 @@ def finish(front: Front, as_json: bool, *, every: bool = False, said: Collection
     else:
         from mptune.reporting.terminal.front import print_front
 
-        print_front(front, every=every, said=said if _is_one_place(sys.stdout, sys.stderr) else ())
+        print_front(front, every=every, said=seen_with_stdout(said))
     if not front.limits_met:
         if as_json:
             complain(f"warning: {front.chosen_reason}")
         raise typer.Exit(EXIT_LIMITS_NOT_MET)
 
 
-def _is_one_place(one: TextIO, other: TextIO) -> bool:
-    """Whether two streams are one terminal, or one file."""
+def seen_with_stdout(said: Collection[str]) -> Collection[str]:
+    """What was said on stderr, where that is the same terminal or file as stdout; else nothing."""
     try:
-        return os.path.sameopenfile(one.fileno(), other.fileno())
+        is_one_place = os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
     except (OSError, ValueError):  # a stream that is no file
-        return False
+        is_one_place = False
+    return said if is_one_place else ()
 
 
 def print_csv(records: Sequence[Mapping[str, object]]) -> None:

@@ -21,6 +21,7 @@ from mptune.commands.common import (
     print_json,
     resume_command,
     say,
+    seen_with_stdout,
 )
 from mptune.commands.option_values import parse_duration, parse_size
 from mptune.commands.searching import (
@@ -91,7 +92,7 @@ def confirm(
     else:
         from mptune.reporting.terminal.confirmation import print_confirmation
 
-        print_confirmation(found)
+        print_confirmation(found, said=seen_with_stdout(listener.warned))
     if not found.front.limits_met:
         if json_:
             complain(f"warning: {found.front.chosen_reason}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -11,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mptune.reporting.confirmation_text import INTERVAL, cells_of, failures, headings, place_of, verdicts
-from mptune.reporting.terminal.console import make_console
+from mptune.reporting.terminal.breaks import print_breaks
+from mptune.reporting.terminal.console import make_console, print_fact, print_text
 from mptune.reporting.text import (
     describe_engine,
     error_source,
@@ -21,6 +23,7 @@ from mptune.reporting.text import (
     latency_source,
     short_path,
 )
+from mptune.tuning.reasons.group_findings import BREAKING_CODES
 
 if TYPE_CHECKING:
     from mptune.tuning.runs.confirmation import Confirmation
@@ -33,15 +36,19 @@ _LEAST_ORIGIN = 8
 _STYLES = {"chosen": "bold green", "front": "", "failed": "red", "": "dim"}
 
 
-def print_confirmation(confirmation: Confirmation, stream: TextIO | None = None) -> None:
+def print_confirmation(confirmation: Confirmation, stream: TextIO | None = None, *, said: Collection[str] = ()) -> None:
     """Print a confirmation: the table of both, Kendall's tau, the verdict in words, the choice, warnings and files.
+
+    What breaks in FP16 stands first.
 
     Args:
         confirmation: what ``mptune.api.confirm`` returned.
         stream: where to print; stdout by default.
+        said: warnings that whoever reads the stream has read already.
     """
     console = make_console(sys.stdout if stream is None else stream)
     front, searched = confirmation.front, confirmation.searched
+    print_breaks(console, front)
     facts = [
         ("model", f"{front.model_path} (sha256 {front.model_sha256[:12]})"),
         ("searched", f"{searched.name}, latency {searched.latency_source}, error {searched.error_source}"),
@@ -50,19 +57,20 @@ def print_confirmation(confirmation: Confirmation, stream: TextIO | None = None)
         ("error", error_source(front)),
     ]
     for name, value in facts:
-        console.print(Text.assemble((f"{name:<9}", "dim"), value), soft_wrap=True)
+        print_fact(console, name, value)
     console.print()
     console.print(_table(confirmation, console.width))
     console.print()
     for line in (*failures(confirmation), *verdicts(confirmation)):
-        console.print(line, soft_wrap=True)
+        print_text(console, line)
     console.print()
     for name, value in _outcome(confirmation):
-        console.print(Text.assemble((f"{name:<9}", "dim"), value), soft_wrap=True)
-    for text in front_warnings(front):
-        console.print(Text(f"warning: {text}", style="yellow"), soft_wrap=not console.is_terminal)
+        print_fact(console, name, value)
+    for text in front_warnings(front, BREAKING_CODES):
+        if text not in said:
+            print_text(console, f"warning: {text}", "yellow")
     if not front.limits_met:
-        console.print(Text(f"limits not met: {front.chosen_reason}", style="bold yellow"))
+        print_text(console, f"limits not met: {front.chosen_reason}", "bold yellow")
 
 
 def _outcome(confirmation: Confirmation) -> list[tuple[str, str]]:
