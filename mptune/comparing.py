@@ -53,10 +53,10 @@ def compare(
         data: Samples, as in ``search``; all of them are used.
         outputs: ``.npz`` of what a deployment gave: one array per output by its name, rows in the order of the data.
         reference_outputs: The same of what holds for right.
-        tolerance: Output -> largest error (root mean square difference of a sample by the output's standard deviation),
-            or ``"abs:X"`` for the largest absolute difference; or texts ``"OUTPUT=X"``. By default twice the emulated
-            all-FP16 error.
-        max_error: Largest error of the outputs without a tolerance.
+        tolerance: Output, or columns of it as ``"boxes[0:4]"`` -> largest error (root mean square difference of a sample
+            by the part's standard deviation), or ``"abs:X"`` for the largest absolute difference; or texts
+            ``"OUTPUT[COLUMNS]=X"``. By default twice the emulated all-FP16 error of each part.
+        max_error: Largest error of what no tolerance is about.
         ignore: Outputs that are not compared.
         trace: Find the first group along the graph whose values differ between ``model`` and ``candidate``: beyond the
             smallest tolerance given, else beyond FP32 rounding.
@@ -107,7 +107,7 @@ def compare(
             alignment = alignment_of(left, right)
             sides = with_candidate_plan(sides, alignment)
             structural = structure_finding(sides, alignment)
-            limits = [each.limit for each in tolerances.values() if not each.absolute]
+            limits = [each.limit for every in tolerances.values() for each in every if not each.is_absolute]
             if trace and (divergence := first_divergence(sides, right, alignment, min(limits, default=None))):
                 more.append(trace_finding(sides, divergence))
         return compare_sides(sides, samples, [structural] if structural else [], more)

@@ -37,8 +37,8 @@ def compare(
     tolerance: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="OUTPUT=X",
-            help="Largest error of an output, or abs:X for the largest absolute difference. Repeatable."
+            metavar="OUTPUT[COLUMNS]=X",
+            help="Largest error of an output or of columns of it, or abs:X for the absolute difference. Repeatable."
             " Default: twice the emulated all-FP16 error.",
         ),
     ] = None,

@@ -13,7 +13,6 @@ from mptune.data.metrics.row_sets import find_row_sets
 from mptune.diagnosis.comparison import Comparison
 from mptune.diagnosis.explained import STRUCTURAL, rounding_cause, rounding_finding, structural_finding
 from mptune.diagnosis.half import precision_finding
-from mptune.diagnosis.limits import Tolerance
 from mptune.diagnosis.patterns.roundings import Explanation
 from mptune.diagnosis.patterns.scaled import FP32_ROUNDING
 from mptune.diagnosis.rows import Layout, read_recording
@@ -21,6 +20,7 @@ from mptune.diagnosis.runner import Outputs, Runner
 from mptune.diagnosis.sides import Side, Sides
 from mptune.finding import Finding, by_severity
 from mptune.graph.loading.value_dependent import shape_facts
+from mptune.settings import Tolerance
 
 
 def make_sides(
@@ -31,7 +31,7 @@ def make_sides(
     recorded: Path | None,
     recorded_reference: Path | None,
     ignore: Collection[str],
-    tolerances: Mapping[str, Tolerance],
+    tolerances: Mapping[str, Sequence[Tolerance]],
     max_error: float | None,
 ) -> Sides:
     """Run what has to run and read what was recorded.
@@ -43,7 +43,7 @@ def make_sides(
         recorded: file of the candidate's outputs.
         recorded_reference: file of the reference's.
         ignore: outputs that are not compared.
-        tolerances: output -> tolerance.
+        tolerances: output -> those that name it or columns of it.
         max_error: limit of the others.
 
     Raises:
@@ -171,7 +171,7 @@ def _statistics(sides: Sides, outputs: Sequence[Side]) -> dict[str, dict[str, fl
         side.name: {
             **found[side.name],
             "error": side.error,
-            "limit": side.tolerance.limit,
+            "limit": side.limit.value,
             "emulated_fp16": side.emulated,
         }
         for side in outputs

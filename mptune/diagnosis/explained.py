@@ -81,11 +81,11 @@ def rounding_finding(side: Side, cause: Explanation | None) -> Finding | None:
     beside = f"FP16 throughout, emulated, gives {side.emulated:.3g}"
     if not exact and side.error > 2 * side.emulated:
         what = "within the tolerance given, and more than FP16 rounding gives"
-    text = f"output {side.name!r} {known}" + (f": {what}" if side.error else "") + f" ({beside})"
+    text = f"output {str(side.where)!r} {known}" + (f": {what}" if side.error else "") + f" ({beside})"
     return finding(
         "agrees",
-        (OutputColumns(side.name),),
-        {"error": side.error, "emulated_fp16": side.emulated, "limit": side.tolerance.limit},
+        (side.where,),
+        {"error": side.error, "emulated_fp16": side.emulated, "limit": side.limit.value},
         text,
         "",
     )
@@ -230,7 +230,7 @@ def _tf32(side: Side, cause: Explanation) -> Finding:
             "left_share": cause.left,
             "size_ratio": cause.size,
             "emulated_fp16": side.emulated,
-            "limit": side.tolerance.limit,
+            "limit": side.limit.value,
         },
         f"output {side.name!r}: TF32 in the {which} ({name}) makes the difference of {side.error:.3g}: emulated, it has"
         f" {cause.size:.2f} times its size, and {100 * cause.left:.2g} % of the difference is left without it",

@@ -7,10 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 
 from mptune.diagnosis.explained import finding
-from mptune.diagnosis.limits import error_of
 from mptune.diagnosis.patterns.roundings import Explanation
 from mptune.diagnosis.sides import Side, arrays_of
-from mptune.finding import Finding, OutputColumns
+from mptune.finding import Finding
 from mptune.graph.plan import Precision, PrecisionPlan
 
 _NAMED = 5
@@ -34,18 +33,18 @@ def precision_finding(side: Sequence[Side], causes: Mapping[str, Explanation]) -
     ranked = sorted(shares, key=lambda group: -shares[group])
     plan, error = _cured(side, shares, ranked)
     kept = [group for group in ranked if plan is not None and plan.precision[group] is Precision.FP32]
-    worst = max(side, key=lambda each: each.judged / each.tolerance.limit)
+    worst = max(side, key=lambda each: each.judged / each.limit.value)
     named = kept if plan is not None else ranked
     names = ", ".join(f"{groups[g].name} ({g}, {100 * shares[g]:.0f} %)" for g in named[:_NAMED])
     more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
     text = (
-        f"output {worst.name!r} has an error of {worst.judged:.3g}, the limit is {worst.tolerance.limit:.3g}: "
+        f"output {str(worst.where)!r} has an error of {worst.judged:.3g}, the limit is {worst.limit.value:.3g}: "
         f"emulating FP16 reproduces it ({100 * causes[worst.name].left:.2g} % of the difference is left)"
         f"; most of it comes from {names}{more}"
     )
     evidence: dict[str, int | float | str] = {
         "error": worst.judged,
-        "limit": worst.tolerance.limit,
+        "limit": worst.limit.value,
         "emulated_fp16": worst.emulated,
         "left_share": causes[worst.name].left,
         "fp16_groups": len(sides.plan.fp16_groups),
@@ -60,7 +59,7 @@ def precision_finding(side: Sequence[Side], causes: Mapping[str, Explanation]) -
         cure = f"keep {count} in FP32 (error {error:.3g}): {command}"
     return finding(
         "precision",
-        tuple(OutputColumns(each.name) for each in side),
+        tuple(each.where for each in side),
         evidence,
         text,
         cure,
@@ -98,7 +97,7 @@ def _cured(
     """The plan with as few groups in FP32 as keep all limits, emulated, and its largest error; None where none does."""
     runner = side[0].sides.runner
     base = runner.grouped.uniform(Precision.FP32).replace(dict.fromkeys(shares, Precision.FP16))
-    wanted = min(each.tolerance.limit / each.judged if math.isfinite(each.judged) else 1e-3 for each in side)
+    wanted = min(each.limit.value / each.judged if math.isfinite(each.judged) else 1e-3 for each in side)
     left, count = sum(shares.values()), 0
     total = left
     while count < len(ranked) and math.sqrt(left / total) > _MARGIN * wanted:
@@ -113,14 +112,9 @@ def _cured(
         errors = []
         fits = True
         for each in side:
-            error = error_of(arrays_of(outputs, each.name), arrays_of(exact, each.name))
-            if each.tolerance.absolute:
-                error = type(each)(
-                    each.sides, each.name, arrays_of(outputs, each.name), arrays_of(exact, each.name), error,
-                    each.emulated, each.tolerance,
-                ).judged  # fmt: skip
-            errors.append(error)
-            fits &= error <= each.tolerance.limit
+            again = each.sides.worst(each.name, arrays_of(outputs, each.name), arrays_of(exact, each.name))
+            errors.append(again.judged)
+            fits &= again.is_within
         if fits:
             return plan, max(errors)
         count = min(len(ranked), count + max(1, (len(ranked) - count) // 3))

@@ -8,55 +8,105 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mptune.data.metrics.parts import OutputParts
 from mptune.diagnosis.patterns.scaled import FP32_ROUNDING
 from mptune.errors import SettingsError
+from mptune.settings import Tolerance
 
 HEADROOM = 2.0
 """Without a tolerance, the limit is this times the emulated all-FP16 error."""
 FALLBACK_LIMIT = 1e-2
 """The limit where the all-FP16 error is not finite."""
 
-_HINT = "--tolerance OUTPUT=X, X in the unit of the error; OUTPUT=abs:X for the largest absolute difference"
-
 
 @dataclass(frozen=True)
-class Tolerance:
-    """How far an output may lie from its reference.
+class Limit:
+    """How far a part of an output may lie from its reference.
 
     Attributes:
-        limit: largest error.
-        absolute: the limit is on the largest absolute difference, in the output's own unit.
+        value: largest error.
+        is_absolute: of the largest absolute difference, in the output's own unit.
+        columns: of the part; None means the whole output.
     """
 
-    limit: float
-    absolute: bool = False
+    value: float
+    is_absolute: bool = False
+    columns: tuple[int, ...] | None = None
 
 
-def parse_tolerances(given: Sequence[str] | Mapping[str, float | str], outputs: Sequence[str]) -> dict[str, Tolerance]:
-    """Read ``OUTPUT=X`` and ``OUTPUT=abs:X``; the name ends at the last ``=``.
+def parse_tolerances(
+    given: Sequence[str] | Mapping[str, float | str], outputs: Sequence[str]
+) -> dict[str, tuple[Tolerance, ...]]:
+    """Read ``OUTPUT[COLUMNS]=X`` and ``OUTPUT[COLUMNS]=abs:X`` (``mptune.settings.Tolerance``).
 
     Args:
-        given: texts, or output -> X.
+        given: texts, or output, with columns or without -> X.
         outputs: names that there are.
 
     Raises:
         SettingsError: no such output, or X is no positive number.
     """
-    pairs = given.items() if isinstance(given, Mapping) else [text.rpartition("=")[::2] for text in given]
-    found = {}
-    for name, value in pairs:
-        text = str(value)
-        absolute = text.startswith("abs:")
-        try:
-            limit = float(text.removeprefix("abs:"))
-        except ValueError:
-            raise SettingsError(f"--tolerance {name}={text} is not understood", _HINT) from None
-        if not (math.isfinite(limit) and limit > 0):
-            raise SettingsError(f"--tolerance {name}={text}: {limit:g} is no limit above 0", _HINT)
-        if name not in outputs:
-            raise SettingsError(f"--tolerance: there is no output {name!r}", f"there are {', '.join(outputs)}")
-        found[name] = Tolerance(limit, absolute)
+    texts = [f"{name}={value}" for name, value in given.items()] if isinstance(given, Mapping) else given
+    found: dict[str, tuple[Tolerance, ...]] = {}
+    for one in map(Tolerance.parse, texts):
+        if one.output not in outputs:
+            raise SettingsError(f"--tolerance: there is no output {one.output!r}", f"there are {', '.join(outputs)}")
+        found[one.output] = (*found.get(one.output, ()), one)
     return found
+
+
+def limits_of(
+    name: str, tolerances: Sequence[Tolerance], parts: OutputParts | None, rest: float | None
+) -> list[Limit | tuple[int, ...] | None]:
+    """The limit of each part of an output; columns, or None for all of it, where the limit is that of FP16.
+
+    Args:
+        name: of the output.
+        tolerances: that name it.
+        parts: its columns; None where it has none.
+        rest: ``--max-error``, of what no tolerance is about; None for that of FP16.
+
+    Raises:
+        SettingsError: a tolerance names columns that there are not.
+    """
+    count = 0 if parts is None or parts.axis is None else len(parts.scales)
+    for one in tolerances:
+        if one.columns is not None and max(one.columns) >= count:
+            known = f"it has {count} columns, from 0 to {count - 1}" if count else "it has no columns"
+            raise SettingsError(f"--tolerance {one}: output {name!r} has no such column", known)
+    found: list[Limit | tuple[int, ...] | None] = [Limit(one.limit, one.is_absolute, one.columns) for one in tolerances]
+    if any(one.columns is None for one in tolerances):
+        return found
+    named = {column for one in tolerances for column in one.columns or ()}
+    left: list[tuple[int, ...] | None]
+    if parts is not None and parts.is_split:
+        every = (tuple(k for k in columns if k not in named) for columns in parts.ranges)
+        left = [columns for columns in every if columns]
+    elif named:
+        columns = tuple(k for k in range(count) if k not in named)
+        left = [columns] if columns else []
+    else:
+        left = [None]
+    return [*found, *(columns if rest is None else Limit(rest, columns=columns) for columns in left)]
+
+
+def columns_of(arrays: Sequence[np.ndarray], axis: int | None, columns: tuple[int, ...] | None) -> list[np.ndarray]:
+    """Some columns of arrays; arrays that do not have them as they are."""
+    if columns is None or axis is None:
+        return list(arrays)
+    return [np.take(a, columns, axis=axis) if a.ndim > axis and a.shape[axis] > max(columns) else a for a in arrays]
+
+
+def largest_of(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float:
+    """Largest absolute difference; inf where shapes or finite values differ."""
+    worst = 0.0
+    for a, b in zip(got, wanted, strict=True):
+        if a.shape != b.shape:
+            return math.inf
+        known = np.isfinite(b)
+        gap = np.abs(np.asarray(a, np.float64)[known] - np.asarray(b, np.float64)[known])
+        worst = max(worst, float(gap.max(initial=0)) if np.isfinite(gap).all() else math.inf)
+    return worst
 
 
 def error_of(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
-from mptune.diagnosis.limits import Tolerance, default_limit, error_of
+from mptune.data.metrics.parts import OutputParts, find_parts
+from mptune.diagnosis.limits import Limit, columns_of, default_limit, error_of, largest_of, limits_of
 from mptune.diagnosis.patterns.scaled import Compared
 from mptune.diagnosis.rows import Layout
 from mptune.diagnosis.runner import Outputs, Runner
+from mptune.engines.jobs.samples import batch_sizes
+from mptune.finding import OutputColumns
 from mptune.graph.plan import PrecisionPlan
+from mptune.settings import Tolerance
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,7 @@ class Sides:
         origin: of the right side: recorded, another model, or the model itself.
         moved: output -> order of axes in the candidate's file.
         taken: output -> output whose recorded array has this one's shape.
-        tolerances: output -> tolerance.
+        tolerances: output -> those that name it or columns of it.
         max_error: limit of outputs without one; None for that of FP16.
     """
 
@@ -46,24 +51,43 @@ class Sides:
     origin: Literal["recorded", "model", "same"]
     moved: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     taken: Mapping[str, str] = field(default_factory=dict)
-    tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
+    tolerances: Mapping[str, Sequence[Tolerance]] = field(default_factory=dict)
     max_error: float | None = None
 
     def output(self, name: str) -> Side:
-        """One output of both sides."""
+        """One output of both sides, judged by the part of it that is worst against its limit."""
         got, wanted = arrays_of(self.candidate, name), arrays_of(self.reference, name)
-        emulated = error_of(arrays_of(self.emulated, name), arrays_of(self.runner.exact, name))
-        return Side(self, name, got, wanted, error_of(got, wanted), emulated, self._tolerance(name, emulated))
+        return self.worst(name, got, wanted)
+
+    def worst(self, name: str, got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> Side:
+        """The part of an output that is worst against its limit, of any two runs.
+
+        Raises:
+            SettingsError: a tolerance names columns that there are not.
+        """
+        emulated, exact = arrays_of(self.emulated, name), arrays_of(self.runner.exact, name)
+        parts = self._parts.get(name)
+        axis = None if parts is None else parts.axis
+        sides = []
+        for limit in limits_of(name, self.tolerances.get(name, ()), parts, self.max_error):
+            columns = limit.columns if isinstance(limit, Limit) else limit
+            a, b = columns_of(got, axis, columns), columns_of(wanted, axis, columns)
+            of_fp16 = error_of(columns_of(emulated, axis, columns), columns_of(exact, axis, columns))
+            allowed = limit if isinstance(limit, Limit) else Limit(default_limit(of_fp16), columns=columns)
+            error = error_of(a, b)
+            judged = largest_of(a, b) if allowed.is_absolute else error
+            sides.append(Side(self, name, got, wanted, error, of_fp16, allowed, judged))
+        return max(sides, key=lambda side: side.judged / side.limit.value)
 
     @property
     def emulated(self) -> Outputs:
         """The model with FP16 wherever FP16 can be right."""
         return self.runner.emulated(self.runner.all_fp16)
 
-    def _tolerance(self, name: str, emulated: float) -> Tolerance:
-        if name in self.tolerances:
-            return self.tolerances[name]
-        return Tolerance(default_limit(emulated) if self.max_error is None else self.max_error)
+    @cached_property
+    def _parts(self) -> Mapping[str, OutputParts]:
+        shapes = [{name: array.shape for name, array in sample.items()} for sample in self.runner.samples]
+        return find_parts(self.runner.exact, batch_sizes(shapes, len(self.runner.exact)))
 
 
 @dataclass(frozen=True)
@@ -77,7 +101,8 @@ class Side:
         wanted: of the reference.
         error: of the candidate.
         emulated: error of the model with FP16 wherever FP16 can be right.
-        tolerance: what is allowed.
+        limit: of the part that is worst against its own; errors are of that part.
+        judged: the figure that it limits.
     """
 
     sides: Sides
@@ -86,29 +111,18 @@ class Side:
     wanted: Sequence[np.ndarray]
     error: float
     emulated: float
-    tolerance: Tolerance
+    limit: Limit
+    judged: float
 
     @property
-    def judged(self) -> float:
-        """The figure that the tolerance limits."""
-        return self.largest if self.tolerance.absolute else self.error
-
-    @property
-    def largest(self) -> float:
-        """Largest absolute difference; inf where shapes or finite values differ."""
-        worst = 0.0
-        for a, b in zip(self.got, self.wanted, strict=True):
-            if a.shape != b.shape:
-                return float("inf")
-            known = np.isfinite(b)
-            gap = np.abs(np.asarray(a, np.float64)[known] - np.asarray(b, np.float64)[known])
-            worst = max(worst, float(gap.max(initial=0)) if np.isfinite(gap).all() else float("inf"))
-        return worst
+    def where(self) -> OutputColumns:
+        """The output, or the columns of it that are judged."""
+        return OutputColumns(self.name, self.limit.columns)
 
     @property
     def is_within(self) -> bool:
         """Whether it is within tolerance."""
-        return self.judged <= self.tolerance.limit
+        return self.judged <= self.limit.value
 
     @property
     def row_count(self) -> int:

@@ -55,7 +55,7 @@ def structure_finding(sides: Sides, alignment: Alignment) -> Finding | None:
             "candidate": first.right,
             "differences": len(alignment.differences),
             "error": worst.error,
-            "limit": worst.tolerance.limit,
+            "limit": worst.limit.value,
             "emulated_fp16": worst.emulated,
         },
         f"node {first.node}: {first.text}{others}; output {worst.name!r} then has an error of {worst.error:.3g}"
