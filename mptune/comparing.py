@@ -53,8 +53,8 @@ def compare(
         data: Samples, as in ``search``; all of them are used.
         outputs: ``.npz`` of what a deployment gave: one array per output by its name, rows in the order of the data.
         reference_outputs: The same of what holds for right.
-        tolerance: Output, or columns of it as ``"boxes[0:4]"`` -> largest error (root mean square difference of a sample
-            by the part's standard deviation), or ``"abs:X"`` for the largest absolute difference; or texts
+        tolerance: Output, or columns of it as ``"boxes[0:4]"`` -> largest error (root mean square difference of a
+            sample by the part's standard deviation), or ``"abs:X"`` for the largest absolute difference; or texts
             ``"OUTPUT[COLUMNS]=X"``. By default twice the emulated all-FP16 error of each part.
         max_error: Largest error of what no tolerance is about.
         ignore: Outputs that are not compared.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PureWindowsPath
 from string import Template
+from typing import Any
 
 from mptune._version import __version__
 from mptune.data.check_set import CheckSet
+from mptune.data.forms.image_script import READ_IMAGES, image_reader, load_preprocessing
 from mptune.engines.environment import Environment
 from mptune.files import link_or_copy, writing
 from mptune.graph.grouping.grouped import GroupedModel
@@ -98,7 +100,8 @@ def write_chosen(
             rewriter.export(evaluation.plan, fresh / "model.onnx", provenance(front, evaluation))
             plan = evaluation.plan.to_json(rewriter.node_precisions(evaluation.plan))
             (fresh / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
-            (fresh / "infer.py").write_text(_infer(grouped.model), encoding="utf-8")
+            script_text = _infer(grouped.model, load_preprocessing(directory.parent / "data"))
+            (fresh / "infer.py").write_text(script_text, encoding="utf-8")
             recipe = recipe or BuildRecipe()
             if not is_on_cpu(front):
                 script = fresh / "build.sh"
@@ -162,10 +165,13 @@ def _carry_over(directory: Path, fresh: Path) -> None:
             link_or_copy(str(entry), str(target))
 
 
-def _infer(model: Model) -> str:
+def _infer(model: Model, preprocessing: Mapping[str, Any] | None = None) -> str:
     # The search uses observed shapes, which are not available here; the declared ones give nearly the same answer.
     use_tf32 = "1" if is_convolutional(model, {}) else "0"
-    return Template(read_template("infer.py.in")).substitute(use_tf32=use_tf32)
+    images = "" if preprocessing is None else image_reader(preprocessing)
+    return Template(read_template("infer.py.in")).substitute(
+        use_tf32=use_tf32, images=images, read_images=READ_IMAGES if images else ""
+    )
 
 
 def _readme(

@@ -134,6 +134,8 @@ class SearchRun(MeasuringRun):
         self._settings = rollout_of(self._settings, self._model, len(data.samples))
         self._workload = Workload(self.grouped, self.directory.workspace(self._model.path.resolve()))
         self._keep_for_workers(named)
+        if data.preprocessing is not None:
+            write_json(self.directory.data / PREPROCESS_JSON, dict(data.preprocessing))
         observations, data_warnings, data_findings = self._observations(data)
         if not self._settings.skip_checks:
             stop_at_errors(data_findings)  # of a run that skipped the checks before
@@ -228,8 +230,6 @@ class SearchRun(MeasuringRun):
         )
         self._holds(lambda: check_data(self.directory.path, self.file, section), self.file)
         self._save(data=section)
-        if data.preprocessing is not None:
-            write_json(self.directory.data / PREPROCESS_JSON, dict(data.preprocessing))
 
     def _keep_for_workers(self, named: NamedSpace) -> None:
         """Keep the search space, which a worker may not find where it was."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import mptune
 from mptune.data.calibration import CalibrationSet, load_calibration, split_indices
 from mptune.data.forms import image_lines
+from mptune.data.forms.image_script import image_reader, load_preprocessing
+from mptune.data.forms.images import PREPROCESS_JSON
 from mptune.data.forms.lazy import LazySamples
 from mptune.errors import DataError
+from mptune.files import write_json
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.settings import DataSettings
 from mptune.tuning.steps.prepare import samples_sha256
+from tests.graph import models
 
 PIXELS = np.random.default_rng(3).integers(0, 256, (6, 20, 30, 3), dtype=np.uint8)
 
@@ -152,3 +159,30 @@ def test_the_lines_need_numpy_and_pillow_alone(folder: Path) -> None:
     exec(inspect.getsource(image_lines), scope)
     given = scope["image_input"](folder / "0.png", dict(found.preprocessing or {}))
     np.testing.assert_array_equal(given, of(found, 0))
+
+
+def test_the_script_of_a_run_reads_images_as_the_search_did(folder: Path, tmp_path: Path) -> None:
+    """``chosen/infer.py``, whose other inputs stay what they are."""
+    found = load(folder, 'size = [8, 12]\nresize = "crop"\ncolour = "BGR"\nmean = [0.5]', (1, 3, 8, 12))
+    write_json(tmp_path / PREPROCESS_JSON, dict(found.preprocessing or {}))
+    declared = load_preprocessing(tmp_path)
+    assert declared is not None
+    scope: dict[str, Any] = {"np": np, "Path": Path}
+    exec(image_reader(declared), scope)
+    np.testing.assert_array_equal(scope["read_images"](folder / "0.png")["image"], of(found, 0))
+    everything = scope["read_images"](folder)["image"]
+    np.testing.assert_array_equal(everything, np.concatenate([of(found, k) for k in range(6)]))
+    assert load_preprocessing(tmp_path / "nowhere") is None
+
+
+def test_a_search_over_images_writes_a_script_that_reads_them(folder: Path, tmp_path: Path) -> None:
+    nodes = [models.node("Conv", ["image", "w"], "c", "conv"), models.node("GlobalAveragePool", ["c"], "y", "pool")]
+    values = [models.value("image", [1, 3, 8, 8])], [models.value("y", [1, 4, 1, 1])]
+    model = models.save(models.model(nodes, *values, [models.weight("w", 4, 3, 3, 3)]), tmp_path)
+    (folder / "preprocess.toml").write_text('resize = "letterbox"\nstd = [0.5]')
+    mptune.search(model, data=folder, out=tmp_path / "run", budget=2, target="jetson-orin-nano-8gb", progress=False)
+    script = tmp_path / "run" / "chosen" / "infer.py"
+    command = [sys.executable, str(script), "--data", str(folder / "0.png"), "--save", str(tmp_path / "out.npz")]
+    done = subprocess.run([*command, "--iterations", "0", "--provider", "cpu"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert np.load(tmp_path / "out.npz")["y"].shape == (1, 4, 1, 1)
