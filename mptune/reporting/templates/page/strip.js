@@ -162,7 +162,7 @@ function describeGroup(column) {
   const group = groups[column];
   const kept = (reasonsOf(state.plan) || []).find((k) => k.group === group);
   const figures = [
-    group.error === null ? null : `error alone ${formatError(group.error)}`,
+    group.error === null ? null : `Error alone: ${formatError(group.error)}`,
     group.gain === null ? null : `FP16 gains ${formatNumber(group.gain)} ms`,
     group.casts === null ? null : `its Casts cost ${formatNumber(group.casts)} ms`,
   ].filter(Boolean);
