@@ -199,12 +199,12 @@ class Evaluation:
         """The same on the held-out samples; None until confirmed."""
         return None if self.held_out is None else self.held_out.without(self.ignored)
 
-    @property
+    @cached_property
     def error_value(self) -> float:
         """The objective statistic on the search samples: the smaller, the more exact."""
         return self.counted.value(self.metric)
 
-    @property
+    @cached_property
     def held_out_value(self) -> float | None:
         """The objective statistic on the held-out samples; None until confirmed."""
         return None if self.counted_held_out is None else self.counted_held_out.value(self.metric)
@@ -232,7 +232,7 @@ class Evaluation:
             return self.pseudo_errors
         return pseudo_values(self.counted.with_samples_of(self.counted_held_out), self.metric)
 
-    @property
+    @cached_property
     def is_finite(self) -> bool:
         """Whether the plan is feasible: no NaN or Inf where the reference has none, on any sample seen."""
         errors = [self.counted] if self.counted_held_out is None else [self.counted, self.counted_held_out]

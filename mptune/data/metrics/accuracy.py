@@ -249,11 +249,16 @@ class OutputError:
     def from_json(cls, document: Mapping[str, Mapping[str, Any]]) -> OutputError:
         """Inverse of ``to_json``."""
         per_output = {
-            output: {name: tuple(map(decode_float, values)) for name, values in statistics.items() if name != _COLUMNS}
+            output: {name: _decoded(values) for name, values in statistics.items() if name != _COLUMNS}
             for output, statistics in document.items()
         }
         columns = {o: ColumnErrors.from_json(by[_COLUMNS]) for o, by in document.items() if _COLUMNS in by}
         return cls(per_output, columns)
+
+
+def _decoded(values: Sequence[float | str]) -> tuple[float, ...]:
+    """Numbers of JSON; most are floats, which need nothing."""
+    return tuple([value if type(value) is float else decode_float(value) for value in values])
 
 
 def unknown_metric(metric: str, names: Sequence[str]) -> SettingsError:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse.csgraph import connected_components
 
 from mptune.data.metrics.paired import LEAST_ERROR, is_compared_by_ratio, significantly_smaller
 from mptune.tuning.evaluation import Evaluation
@@ -48,6 +47,8 @@ def non_dominated(evaluations: Sequence[Evaluation], errors: Sequence[float]) ->
 
 def _first_of_a_circle(beats: Bools, undecided: NDArray[np.intp]) -> int:
     """The first plan of a circle that no plan outside of it beats: a source of the condensed graph of ``beats``."""
+    from scipy.sparse.csgraph import connected_components  # Slow to import, and circles are rare.
+
     among = beats[np.ix_(undecided, undecided)]
     _, circle = connected_components(among, directed=True, connection="strong")
     is_beaten_from_outside = (among & (circle[:, None] != circle[None, :])).any(axis=0)

@@ -31,6 +31,7 @@ class LineReader:
     def __init__(self) -> None:
         """Nothing is known yet."""
         self._ends: dict[bytes, dict[str, Any]] = {}
+        self._start: tuple[bytes, dict[str, Any]] = (b"", {})  # of the last line that sets a parameter
 
     def read(self, line: bytes) -> Record:
         """The record of a whole line.
@@ -38,6 +39,11 @@ class LineReader:
         Raises:
             ValueError: it is not JSON.
         """
+        start, known_start = self._start
+        if start and line.startswith(start):  # The parameters of a trial follow each other.
+            known_end = self._ends.get(line[len(start) : -1])
+            if known_end is not None:
+                return {**known_start, **known_end}
         match = _PARAMETER.fullmatch(line)
         if match is None:
             record: Record = json.loads(line)
@@ -48,9 +54,6 @@ class LineReader:
             known = json.loads(b"{" + end)
             if len(self._ends) < _LARGEST_MEMORY:
                 self._ends[end] = known
-        return {
-            "op_code": _SET_PARAMETER,
-            "worker_id": worker.decode("ascii"),
-            "trial_id": int(trial),
-            **known,
-        }
+        head = {"op_code": _SET_PARAMETER, "worker_id": worker.decode("ascii"), "trial_id": int(trial)}
+        self._start = line[: match.start(3)], head
+        return {**head, **known}
