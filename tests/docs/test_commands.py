@@ -21,7 +21,7 @@ import onnxruntime
 import pytest
 
 from mptune.cli import main
-from tests.docs.pages import PAGES, Block, blocks_of, commands_of, read
+from tests.docs.pages import PAGES, ROOT, Block, blocks_of, commands_of, read
 
 HERE = Path(__file__).resolve().parent
 ONNX = (HERE / "denoiser.onnx").read_bytes()
@@ -87,11 +87,20 @@ def a_copy(searched: Path, place: Path) -> Iterator[Path]:
     shutil.copy(folder / "model.mptune/chosen/model.onnx", folder / "mixed.onnx")
     write_samples(folder, "validation.npz", 3)
     shutil.copy(folder / "validation.npz", folder / "val.npz")
+    (folder / "benchmarks").symlink_to(ROOT / "benchmarks")
     session = onnxruntime.InferenceSession(ONNX, providers=["CPUExecutionProvider"])
     np.savez(folder / "deployed.npz", clean=session.run(None, {"image": np.load(folder / "val.npz")["image"]})[0])
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         yield folder
+
+
+@contextmanager
+def an_empty_folder(place: Path) -> Iterator[Path]:
+    """The working directory of a reader who begins."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        yield place
 
 
 def why_not(command: str) -> str | None:
@@ -134,12 +143,9 @@ def follow(block: Block, names: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("page", PAGES_WITH_COMMANDS)
 def test_a_reader_can_follow_a_page(page: str, searched: Path, tmp_path: Path) -> None:
-    with a_copy(searched, tmp_path) as folder:
+    with an_empty_folder(tmp_path) if page == TUTORIAL else a_copy(searched, tmp_path) as folder:
         if page == "README.md":
             (folder / "mixed.onnx").unlink()  # it makes its own
-        if page == TUTORIAL:
-            for path in folder.iterdir():
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
         names: dict[str, object] = {"__name__": "page"}
         for block in blocks_of(read(page)):
             if page != "README.md" or block.language == "bash":  # its Python needs pandas; tests/test_docs.py reads it
