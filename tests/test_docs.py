@@ -145,7 +145,7 @@ def test_the_test_command_of_the_pages_is_what_ci_runs() -> None:
         commands = [line.strip() for line in code_of(read(page)) if line.startswith(f"{SETUP}-e '.[test]' && pytest")]
         assert len(commands) == 1, f"{page} does not say in one line how the tests are run"
         *_, install, tests = commands[0].split(" && ")
-        assert f"{tests} --cov-fail-under=94\n" in ci, f"{page}: {tests} is not what .ci/run runs"
+        assert f"{tests}\n" in ci, f"{page}: {tests} is not what .ci/run runs"
         assert install == "pip install -e '.[test]'"
         assert re.search(r"pip install .*-e '\.\[test[,\]]", ci), f"{page}: .ci/run does not {install}"
 
