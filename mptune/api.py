@@ -297,8 +297,9 @@ def pick(
     with full_disk_as_error(directory.path), open_run(directory.path), contextlib.ExitStack() as stack:
         directory, file = read_run(run)  # again, now that nobody else can write it
         record = stack.enter_context(contextlib.closing(read_record(directory, file, storage)))
-        kept = {"ignore": file.choice.ignore if ignore is None else tuple(ignore)}
-        kept |= {"limits": file.choice.limits} if given is None else {}
+        ignored = file.choice.ignore if ignore is None else tuple(ignore)
+        limited = file.choice.limits if given is None else choice.limits
+        kept = {"ignore": ignored, "limits": limited, "knee": knee and bool(limited)}
         file = file.model_copy(update={"choice": choice.model_copy(update=kept)})
         front = front_of(directory, file, record)
         confirmation = None if file.confirms is None else known_confirmation(directory, file, record, storage)

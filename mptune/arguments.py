@@ -280,7 +280,6 @@ def choice_argument(
         plan=plan,
         tolerance=tuple(map(str, tolerances)),
         limits=tuple(metric_limits or ()),
-        knee=knee,
     )
 
 

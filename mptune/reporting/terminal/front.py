@@ -95,8 +95,8 @@ def _beside(front: Front) -> list[tuple[str, str]]:
         delta_ms = other.latency_ms_delta
         name, word = ("faster", "less") if delta_ms < 0 else ("slower", "more")
         error = "" if other.error is None else f", {format_difference(other.error)}"
-        if other.evaluation.plan == front.fp32.plan:
-            error = ": all-FP32"  # a ratio of errors to what is exact says nothing
+        if front.fp32.plan in (other.evaluation.plan, front.chosen.plan):  # a ratio to what is exact says nothing
+            error = f", error {format_error(other.evaluation.judged_error)}"
         lines.append((name, f"{other.evaluation.plan.fingerprint}: {format_ms(abs(delta_ms))} ms {word}{error}"))
     return lines
 

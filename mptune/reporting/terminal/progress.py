@@ -173,17 +173,25 @@ class TerminalListener:
         grid.add_column(no_wrap=True, overflow="ellipsis")
         grid.add_row("now", Text(self._stage + self._detail))
         if self._best is not None:
-            grid.add_row(self._best_label(), Text(_line(self._best), style="green"))
+            grid.add_row(self._best_label(), Text(self._fitting(self._best), style="green"))
         elif self._done:
             grid.add_row(self._best_label(), "none yet")
         if self._last is not None:
-            grid.add_row("last", Text(_line(self._last)))
+            grid.add_row("last", Text(self._fitting(self._last)))
         if self._failures:
             count = len(self._failures)
             grid.add_row("failures", Text(f"{count}, latest:" if count > 1 else "1:"))
             for text in self._failures[-RECENT_FAILURES:]:
                 grid.add_row("", Text(text, style="red"))
         return Group(self._progress(), grid)
+
+    def _fitting(self, evaluation: Evaluation) -> str:
+        """As many of a plan's figures as the line holds, each of them whole."""
+        parts = _parts(evaluation)
+        left = self._console.width - len(self._best_label()) - 4
+        while len(parts) > 1 and len("  ".join(parts)) > left:
+            parts.pop()
+        return "  ".join(parts)
 
     def _progress(self) -> RenderableType:
         bar = Table.grid(padding=(0, 2))
@@ -215,14 +223,21 @@ def describe_failure(failure: Failure | str) -> str:
 
 
 def _line(evaluation: Evaluation) -> str:
+    return "  ".join(_parts(evaluation))
+
+
+def _parts(evaluation: Evaluation) -> list[str]:
+    """The figures of a plan, the most important first."""
     latency = evaluation.latency
     predicted = "" if latency.source == "measured" else " predicted"
     emulated = "" if evaluation.error_source == "measured" else " emulated"
-    return (
-        f"{format_ms(latency.median_ms)} ms{predicted}  {format_speedup(evaluation.speedup)}  "
-        f"error {format_error(evaluation.error_value)}{emulated}  "
-        f"{group_counts(evaluation.plan)} FP16/FP32  {_name(evaluation)}"
-    )
+    return [
+        f"{format_ms(latency.median_ms)} ms{predicted}",
+        format_speedup(evaluation.speedup),
+        f"error {format_error(evaluation.error_value)}{emulated}",
+        f"{group_counts(evaluation.plan)} FP16/FP32",
+        _name(evaluation),
+    ]
 
 
 def _name(evaluation: Evaluation) -> str:

@@ -332,3 +332,13 @@ def test_names_stay_text_on_a_terminal(make_front: MakeFront, monkeypatch: pytes
     assert "".join(printable(name)[-40:].split()) in shown
     assert len([line for line in lines if "plain FP16: Inf" in line]) == 1
     assert len(lines) < 60 + len(name) / 70
+
+
+def test_all_fp32_has_no_ratio_of_errors(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
+    front, _ = make_front()
+    lines = printed(replace(front, chosen=front.fp32), monkeypatch).splitlines()
+    (faster,) = [line for line in lines if line.startswith("faster ")]
+    assert faster.endswith("ms less, error 4.0e-04")
+    lines = printed(replace(front, chosen=front.points[-2]), monkeypatch).splitlines()
+    (slower,) = [line for line in lines if line.startswith("slower ")]
+    assert slower.endswith("ms more, error 0")

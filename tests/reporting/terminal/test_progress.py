@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -205,3 +206,25 @@ def test_a_listener_need_not_count_down() -> None:
     for done in range(1, 5):
         count_down(both, done, 10 - done)
     assert "left" in stream.getvalue()
+
+
+def test_live_lines_show_whole_figures(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("LINES", "24")
+    plan = bench.evaluation(6, 0.9, 2.4e-2, origin=Origin("seed", "all-fp16"), source="predicted")
+    shown = {}
+    for columns in (66, 80, 120):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        stream = Terminal()
+        with TerminalListener(stream, max_error=0.1) as listener:
+            listener.evaluated(plan, 1, 5)
+            listener._live.refresh()  # type: ignore[union-attr]
+        (line, *_) = [one for one in stream.getvalue().splitlines() if "last" in one]
+        shown[columns] = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line).partition("last")[2].strip()
+    assert shown[66] == "0.900 ms predicted  2.22x"
+    assert shown[80] == "0.900 ms predicted  2.22x  error 2.4e-02"
+    assert shown[120] == "0.900 ms predicted  2.22x  error 2.4e-02  6/2 FP16/FP32  all-FP16 but 2 pinned"
