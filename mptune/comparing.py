@@ -20,8 +20,9 @@ from mptune.diagnosis.pairs.structure import alignment_of, structure_finding, wi
 from mptune.diagnosis.pairs.tracing import first_divergence, trace_finding
 from mptune.diagnosis.repeating import repetition_findings
 from mptune.diagnosis.runner import Runner
+from mptune.engines.loading import load_typed_model
 from mptune.errors import DataError, ModelError, SettingsError
-from mptune.graph.loading.model import Model, load_model
+from mptune.graph.loading.model import Model
 from mptune.settings import DataSettings
 
 _ENGINES = (".engine", ".plan", ".trt")
@@ -167,14 +168,14 @@ def _candidate(candidate: ModelLike) -> Any:
         with tempfile.TemporaryDirectory(prefix="mptune-candidate-") as folder:
             path = Path(folder) / "candidate.onnx"
             path.write_bytes(candidate.SerializeToString(deterministic=True))
-            yield load_model(path, any_precision=True)
+            yield load_typed_model(path, any_precision=True)
         return
     if Path(candidate).suffix.lower() in _ENGINES:
         raise SettingsError(
             f"{candidate} is an engine: mptune does not run it here",
             "record its outputs where it runs, and give them: --outputs FILE",
         )
-    yield load_model(Path(candidate), any_precision=True)
+    yield load_typed_model(Path(candidate), any_precision=True)
 
 
 def _name(model: ModelLike | None) -> str:

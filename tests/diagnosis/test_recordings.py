@@ -61,7 +61,11 @@ def _data(model: Path, name: str, rng: np.random.Generator) -> recordings.Arrays
     }
 
 
-@pytest.mark.parametrize(("name", "fault", "code"), CASES, ids=lambda value: value.replace(" ", "-"))
+@pytest.mark.parametrize(
+    ("name", "fault", "code"),
+    [pytest.param(*case, marks=pytest.mark.slow) if case[0] == "vit" else case for case in CASES],
+    ids=lambda value: value.replace(" ", "-"),
+)
 def test_each_fault_of_a_recording_is_named(
     name: str, fault: str, code: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

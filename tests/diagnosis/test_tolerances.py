@@ -9,7 +9,10 @@ import pytest
 
 import mptune
 from mptune.cli import main
+from mptune.data.metrics.parts import OutputParts
+from mptune.diagnosis.limits import Limit, limits_of
 from mptune.errors import SettingsError
+from mptune.settings import Tolerance
 from tests.diagnosis import recordings
 from tests.graph import models
 from tests.graph.models import constant, node, value, weight
@@ -48,32 +51,42 @@ def test_boxes_do_not_hide_a_score(place: Path) -> None:
     assert compared(place, SCORE * 1e-3).verdict == "agrees"
 
 
+def test_tolerances_of_columns(place: Path) -> None:
+    assert compared(place, BOXES + SCORE, tolerance=["y[0:4]=0.5", "y[4]=abs:1"]).verdict == "agrees"
+    assert compared(place, BOXES, tolerance=["y[0:4]=abs:1", "y[4]=1"]).verdict == "differs"
+
+
+SPLIT = OutputParts(1, 100.0, (200.0, 200.0, 200.0, 200.0, 1.0), is_split=True)
+WHOLE = OutputParts(1, 1.0, (1.0, 1.0, 1.0), is_split=False)
+
+
 @pytest.mark.parametrize(
-    ("changed", "tolerance", "verdict"),
+    ("parts", "texts", "rest", "wanted"),
     [
-        (SCORE, ["y[4]=0.5"], "agrees"),
-        (SCORE, ["y[4]=abs:0.01"], "differs"),
-        (SCORE, ["y[4]=abs:1"], "agrees"),
-        (SCORE, ["y[0:4]=0.5"], "differs"),  # the score keeps the limit of FP16
-        (BOXES, ["y[0:4]=0.5"], "agrees"),
-        (BOXES, ["y[0,1,2]=0.5"], "differs"),
-        (BOXES, ["y=0.5"], "agrees"),
-        (BOXES, ["y[0:4]=abs:1", "y[4]=1"], "differs"),
+        (SPLIT, [], None, [(0,), (1,), (2,), (3,), (4,)]),
+        (SPLIT, ["y[4]=abs:0.5"], None, [Limit(0.5, True, (4,)), (0,), (1,), (2,), (3,)]),
+        (SPLIT, ["y[0:4]=0.5"], 0.1, [Limit(0.5, columns=(0, 1, 2, 3)), Limit(0.1, columns=(4,))]),
+        (SPLIT, ["y=0.5"], 0.1, [Limit(0.5)]),
+        (SPLIT, ["y=0.5", "y[4]=0.1"], None, [Limit(0.5), Limit(0.1, columns=(4,))]),
+        (WHOLE, [], None, [None]),
+        (WHOLE, [], 0.1, [Limit(0.1)]),
+        (WHOLE, ["y[1]=0.5"], None, [Limit(0.5, columns=(1,)), (0, 2)]),
+        (WHOLE, ["y[0:3]=0.5"], 0.1, [Limit(0.5, columns=(0, 1, 2))]),
+        (None, [], None, [None]),
     ],
 )
-def test_tolerances_of_columns(changed: np.ndarray, tolerance: list[str], verdict: str, place: Path) -> None:
-    assert compared(place, changed, tolerance=tolerance).verdict == verdict
-
-
-def test_max_error_limits_the_rest(place: Path) -> None:
-    assert compared(place, SCORE, tolerance=["y[0:4]=0.5"], max_error=0.5).verdict == "agrees"
-    assert compared(place, SCORE, tolerance={"y[0:4]": 0.5}, max_error=1e-4).verdict == "differs"
+def test_which_limit_each_part_has(
+    parts: OutputParts | None, texts: list[str], rest: float | None, wanted: list[object]
+) -> None:
+    assert limits_of("y", [Tolerance.parse(text) for text in texts], parts, rest) == wanted
 
 
 def test_what_names_no_column(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SettingsError, match="output 'y' has no such column") as caught:
-        compared(place, SCORE, tolerance=["y[5]=1"])
+        limits_of("y", [Tolerance.parse("y[5]=1")], SPLIT, None)
     assert "from 0 to 4" in caught.value.hint
+    with pytest.raises(SettingsError, match="no such column"):
+        limits_of("y", [Tolerance.parse("y[0]=1")], None, None)
     command = ["compare", str(place / "model.onnx"), "--data", str(place / "data.npz")]
     for text in ("z[0]=1", "y[a]=1", "y[0]=-1", "y"):
         assert main([*command, "--outputs", str(place / "right.npz"), "--tolerance", text]) in (1, 2)

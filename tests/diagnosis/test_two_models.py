@@ -12,6 +12,8 @@ from onnx import helper, numpy_helper
 
 import mptune
 from mptune.cli import main
+from mptune.engines.loading import load_typed_model
+from tests.contrib_models import optimised, transformer
 from tests.diagnosis.recordings import session
 from tests.graph import models
 
@@ -129,7 +131,15 @@ def data_of(model: Path, rng: np.random.Generator, rows: int = 4) -> dict[str, n
     return found
 
 
-@pytest.mark.parametrize("case", range(len(PAIRS)), ids=[f"{n}-{getattr(f, '__name__', f)}" for n, f in PAIRS])
+LONG = [k for k, (name, plant) in enumerate(PAIRS) if name == "vit" or (name == TRANSFORMER and plant is perturbed)]
+"""Pairs that take long, and whose difference other pairs have, too."""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(k, marks=pytest.mark.slow) if k in LONG else k for k in range(len(PAIRS))],
+    ids=[f"{n}-{getattr(f, '__name__', f)}" for n, f in PAIRS],
+)
 def test_the_first_group_that_diverges_is_that_of_the_planted_difference(case: int, tmp_path: Path) -> None:
     name, plant = PAIRS[case]
     rng = np.random.default_rng([case, 15])
@@ -196,3 +206,16 @@ def test_runs_that_differ_are_not_deterministic(tmp_path: Path) -> None:
     found = mptune.compare(model, data=data_of(model, np.random.default_rng(2)), repeat=2)
     assert "not-deterministic" in {finding.code for finding in found.findings}
     assert found.verdict == "differs"
+
+
+def test_the_precisions_of_a_candidate_with_operators_of_onnx_runtime_are_known(tmp_path: Path) -> None:
+    """Their types come from ONNX Runtime: without them, what is FP16 in the candidate was not known."""
+    model = optimised(transformer(1), tmp_path)
+    mixed = mptune.apply(model, None, tmp_path / "mixed.onnx", keep_fp32=["op:SkipLayerNormalization", "op:BiasGelu"])
+    data = {"x": np.random.default_rng(1).standard_normal((2, 8, 32)).astype(np.float32)}
+    found = mptune.compare(model, mixed, data=data, max_error=1e-6)
+    (finding,) = [each for each in found.findings if each.code == "precision"]
+    groups = mptune.find_groups(load_typed_model(model))
+    kept = [g for g in groups if {"SkipLayerNormalization", "BiasGelu"} & set(g.ops)]
+    assert kept
+    assert finding.evidence["fp16_groups"] == len(groups) - len(kept)
