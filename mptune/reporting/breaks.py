@@ -55,14 +55,17 @@ class Break:
 
 
 def breaks_in_fp16(front: Front) -> tuple[Break, ...]:
-    """What breaks in FP16, the plainest first; one entry for all values of the same groups with the same code."""
+    """What breaks in FP16; one entry for all values of the same groups with the same code.
+
+    Groups that the chosen plan has in FP16 come first, then the plainest.
+    """
     plan = None if front.chosen is None else front.chosen.plan
     merged: dict[tuple[str, tuple[str, ...]], list[Finding]] = {}
     for finding in front.findings:
         if finding.code in BREAKING_CODES and finding.is_about_model:
             merged.setdefault((finding.code, tuple(sorted(finding.where.groups))), []).append(finding)
     found = [_of_findings(findings, plan) for findings in merged.values()]
-    found.sort(key=lambda one: BREAKING_CODES.index(one.code))
+    found.sort(key=lambda one: (one.kept is True, BREAKING_CODES.index(one.code)))
     explained = {group for one in found for group in one.groups}
     return (*found, *_unexplained(front, explained))
 

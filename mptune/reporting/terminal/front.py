@@ -105,8 +105,8 @@ def _kept(front: Front) -> list[tuple[str, str]]:
     """The most important of the chosen plan's FP32 groups, each with its reason, but for those told of before."""
     if front.chosen is None or front.chosen.plan == front.fp32.plan:
         return []
-    kept = [group for group in by_importance(front.explanation.of(front.chosen.plan.fingerprint))
-            if group.finding not in BREAKING_CODES]  # fmt: skip
+    every = by_importance(front.explanation.of(front.chosen.plan.fingerprint))
+    kept = [group for group in every if group.finding not in BREAKING_CODES]
     lines = [explain_kept(group) for group in kept[:MOST_KEPT]]
     if len(kept) > MOST_KEPT:
         lines.append(f"and {len(kept) - MOST_KEPT} more: mptune report {short_path(front.run_dir)} --explain")
