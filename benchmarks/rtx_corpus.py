@@ -1,5 +1,7 @@
 """Random plans of every model of the corpus, built by TensorRT-RTX ahead of time: its builder needs no GPU.
 
+Beside the corpus: a network with arithmetic on shapes, and a detector with RoiAlign, which TensorRT has as a plugin.
+
 python -m benchmarks.rtx_corpus [--plans 20] [--model NAME ...] [--json OUT]
 
 Each plan becomes one engine for SM 8.6, 8.9 and 12.0, half of the plans at each granularity. A model that TensorRT-RTX
@@ -27,7 +29,9 @@ from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from tests.graph import rtx
 from tests.graph.helpers import plans
+from tests.networks.networks import filled
 
+NETWORKS = ("shape_arithmetic_torchscript_12", "two_stage_torchscript_16")
 CORPUS = sorted((Path(__file__).resolve().parent.parent / "tests" / "graph" / "corpus").glob("*.onnx"))
 GRANULARITIES = ("fusion", "op")
 
@@ -104,15 +108,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     library = load_library("tensorrt-rtx")
     print(f"TensorRT-RTX {library.version}")
-    print(f"{'model':<20}{'plans':>6}{'distinct':>9}{'built':>6}{'s each':>8}{'kB each':>9}")
+    print(f"{'model':<32}{'plans':>6}{'distinct':>9}{'built':>6}{'s each':>8}{'kB each':>9}")
     rows, started = [], time.perf_counter()
-    for path in CORPUS:
-        if options.model is not None and path.stem not in options.model:
+    for name in (*(path.stem for path in CORPUS), *NETWORKS):
+        if options.model is not None and name not in options.model:
             continue
-        row = measure(path, options.plans, library)
+        with tempfile.TemporaryDirectory() as folder:
+            path = filled(name, Path(folder)) if name in NETWORKS else CORPUS[0].with_stem(name)
+            row = measure(path, options.plans, library)
         rows.append(row)
         figures = f"{row.plans:>6}{row.distinct:>9}{row.built:>6}{row.build_s:>8.2f}{row.kilobytes:>9.0f}"
-        print(f"{row.model:<20}" + ("  not in FP32 either" if row.refused else figures), flush=True)
+        print(f"{row.model:<32}" + ("  not in FP32 either" if row.refused else figures), flush=True)
     print(f"{time.perf_counter() - started:.0f} s")
     for row in rows:
         for text in (*((f"in FP32: {row.refused}",) if row.refused else ()), *row.failures):
