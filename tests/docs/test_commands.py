@@ -129,6 +129,7 @@ def run(command: str, line: str) -> None:
 def follow(block: Block, names: dict[str, object]) -> None:
     """Do what a block says."""
     if block.title is not None:
+        Path(block.title).parent.mkdir(exist_ok=True)
         Path(block.title).write_text(block.body)
     elif block.language == "python":
         exec(compile(block.body, "block", "exec"), names)
