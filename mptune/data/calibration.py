@@ -60,6 +60,7 @@ class CalibrationSet:
         findings: about the samples; they stay with the run, too.
         indices: index in the data of each sample, 0-based, where these are a part of them; empty where they are all.
         preprocessing: how images became inputs (``mptune.data.forms.images``); None for other data.
+        names: of the file of each sample; empty where they are no files.
     """
 
     samples: Sequence[Mapping[str, np.ndarray]]
@@ -69,6 +70,7 @@ class CalibrationSet:
     findings: tuple[Finding, ...] = ()
     indices: tuple[int, ...] = ()
     preprocessing: Mapping[str, Any] | None = None
+    names: tuple[str, ...] = ()
 
     def split(
         self, seed: int, held_out_fraction: float, max_search: int | None
@@ -95,10 +97,14 @@ class CalibrationSet:
             both = replace(self, findings=(*self.findings, _too_few(count)))
             return both, both
         search, held_out = (
-            replace(self, samples=tuple(self.samples[i] for i in part), indices=part)
+            replace(self, samples=tuple(self.samples[i] for i in part), indices=part, names=self._names_of(part))
             for part in split_indices(count, seed, held_out_fraction, max_search)
         )
         return search, held_out
+
+    def _names_of(self, part: Sequence[int]) -> tuple[str, ...]:
+        """Where samples were put together, as in sequences, files are not theirs."""
+        return tuple(self.names[i] for i in part) if len(self.names) == len(self.samples) else ()
 
     def save(self, path: Path) -> None:
         """Write the samples as the ``.npz`` that ``read_samples`` reads.
@@ -148,6 +154,7 @@ def load_calibration(
     else:
         found = _load(source, inputs, settings)
         loaded = CalibrationSet(found.samples, found.source, False, found.warnings, preprocessing=found.preprocessing)
+        loaded = replace(loaded, names=found.names)
     return replace(loaded, findings=data_findings(loaded.samples))
 
 

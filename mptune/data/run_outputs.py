@@ -27,6 +27,9 @@ Source = Literal["measured", "emulated"]
 
 FORMAT = 1
 
+HELD_OUT_NAMES_JSON = "held_out_names.json"
+"""In the run's data directory: the file names of the held-out samples, where each was a file."""
+
 MOST_BYTES = 1_000_000
 """Of the file."""
 
@@ -154,6 +157,15 @@ def read_run_outputs(path: Path) -> RunOutputs | None:
         return RunOutputs.from_json(document) if document["format"] == FORMAT else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+
+
+def read_names(path: Path) -> tuple[str, ...]:
+    """The names in ``HELD_OUT_NAMES_JSON``; empty where there are none."""
+    try:
+        names: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return ()
+    return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
 def _without_maps(outputs: Mapping[str, OutputSketch]) -> dict[str, OutputSketch]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from mptune.data.check_set import CheckSet, collect_check
 from mptune.data.rollout import Rollout
-from mptune.data.run_outputs import RunOutputs, write_run_outputs
+from mptune.data.run_outputs import HELD_OUT_NAMES_JSON, RunOutputs, read_names, write_run_outputs
 from mptune.engines.environment import Environment, describe_environment
 from mptune.errors import PlanError
 from mptune.files import write_json
@@ -118,7 +118,9 @@ def run_outputs(run: RunDirectory, front: Front) -> RunOutputs:
     if file is None:
         return outputs
     is_rollout = bool(file.fixed_settings.feedback)
-    return replace(outputs, indices=sample_indices(file).held_out, unit="sequence" if is_rollout else "sample")
+    names = () if is_rollout else read_names(run.data / HELD_OUT_NAMES_JSON)
+    indices = sample_indices(file).held_out
+    return replace(outputs, indices=indices, names=names, unit="sequence" if is_rollout else "sample")
 
 
 def _is_written(run: RunDirectory, document: dict[str, Any]) -> bool:

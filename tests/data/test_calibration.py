@@ -244,6 +244,10 @@ class TestFolder:
         got = load(tmp_path, IMAGE)
         assert [int(s["image"].flat[0]) for s in got.samples] == [1, 2, 9, 10]
         assert got.source == tmp_path.name
+        assert got.names == ("s1.npy", "s2.npy", "s9.npy", "s10.npy")
+        search, held_out = got.split(0, 0.5, None)
+        for part in (search, held_out):
+            assert [f"s{int(sample['image'].flat[0])}.npy" for sample in part.samples] == list(part.names)
 
     def test_shapes_may_differ_from_file_to_file(self, tmp_path: Path) -> None:
         ids, mask = TensorInfo("ids", "int64", ("n", "s")), TensorInfo("mask", "bool", ("n", "s"))

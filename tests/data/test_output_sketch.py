@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as arrays
 from mptune.data.metrics.accuracy import compare_outputs
 from mptune.data.metrics.parts import find_parts
 from mptune.data.metrics.row_sets import find_row_sets
-from mptune.data.run_outputs import MOST_BYTES, PlanOutputs, RunOutputs, read_run_outputs, write_run_outputs
+from mptune.data.run_outputs import MOST_BYTES, PlanOutputs, RunOutputs, read_names, read_run_outputs, write_run_outputs
 from mptune.data.sketches.sketch import OutputSketch, sketches_from_json, sketches_to_json
 from mptune.data.sketches.taking import MOST_VALUES, load_sketches, save_sketches, sketch_outputs
 from mptune.graph.loading.value_dependent import DependentOutput
@@ -207,6 +207,14 @@ def test_what_is_not_there_damaged_or_of_another_metric_is_passed_over(tmp_path:
     assert load_sketches(tmp_path / "other.json", "worst_part") is None
     for name in ("torn", "list", "absent", "good"):
         assert read_run_outputs(tmp_path / f"{name}.json") is None
+
+
+def test_names_of_samples_are_read_where_they_are_there(tmp_path: Path) -> None:
+    path = tmp_path / "names.json"
+    for content, names in ((None, ()), ("[", ()), ("{}", ()), ('["a.npz", "b.npz"]', ("a.npz", "b.npz"))):
+        if content is not None:
+            path.write_text(content)
+        assert read_names(path) == names
 
 
 def test_samples_are_called_as_the_user_knows_them() -> None:

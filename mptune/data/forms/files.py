@@ -60,7 +60,7 @@ def load_folder(path: Path, inputs: Sequence[TensorInfo], settings: DataSettings
     if len({f.suffix.lower() for f in chosen}) > 1:
         raise DataError(f"{path} holds both .npz and .npy files", "keep one kind in the folder, one file per sample")
     samples = _Folder(chosen, inputs, settings)
-    return Loaded(samples, path.resolve().name, samples.warnings)
+    return Loaded(samples, path.resolve().name, samples.warnings, names=tuple(file.name for file in chosen))
 
 
 class _Folder(LazySamples):

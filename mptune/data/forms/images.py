@@ -112,7 +112,8 @@ def load_images(declaration: Path, inputs: Sequence[TensorInfo], batch: int) -> 
     warnings = (f"{rest} images are left over: one sample takes {rows}",) if rest else ()
     samples = _Images(files[: len(files) - rest], rows, info, spec, batch)
     samples.read(0)  # a declaration that does not fit is told at once
-    return Loaded(samples, declaration.parent.resolve().name, warnings, {**spec, "input": info.name})
+    names = tuple(file.relative_to(folder).as_posix() for file in files) if rows == 1 else ()
+    return Loaded(samples, declaration.parent.resolve().name, warnings, {**spec, "input": info.name}, names)
 
 
 class _Images(LazySamples):

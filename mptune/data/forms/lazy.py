@@ -65,9 +65,11 @@ class Loaded:
         source: what to call it.
         warnings: one line each.
         preprocessing: how images become inputs (``mptune.data.forms.images``); None for other forms.
+        names: of the file of each sample; empty where they are no files.
     """
 
     samples: Sequence[Feed]
     source: str
     warnings: tuple[str, ...] = ()
     preprocessing: Mapping[str, Any] | None = None
+    names: tuple[str, ...] = ()

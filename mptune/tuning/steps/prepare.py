@@ -14,6 +14,7 @@ import numpy as np
 from mptune.data.calibration import CalibrationSet
 from mptune.data.forms.lazy import LazySamples
 from mptune.data.numbers import decode_float, encode_float
+from mptune.data.run_outputs import HELD_OUT_NAMES_JSON
 from mptune.engines.base import Failure, ReferenceReport, SampleSet, Toolchain, Workspace
 from mptune.engines.environment import Environment
 from mptune.engines.jobs.ranges import seen_of
@@ -100,6 +101,8 @@ def save_samples(workspace: Workspace, search: CalibrationSet, held_out: Calibra
     """
     search.save(workspace.samples("search"))
     held_out.save(workspace.samples("held_out"))
+    if held_out.names:
+        write_json(workspace.data_dir / HELD_OUT_NAMES_JSON, list(held_out.names))
 
 
 def observed_findings(
