@@ -66,7 +66,7 @@ PLANS: dict[str, tuple[Callable[[], Show], Callable[[], Show]]] = {
     "one-sample-decides": (lambda: _gated(3), _gated),
     "held-out-differs": (lambda: _gated(8, 9, 10, 11), _gated),
     "column-hidden": (_detections, lambda: _two_scales(0.5)),
-    "near-zero": (lambda: _two_scales(1e-6), lambda: _two_scales(0.5)),
+    "near-zero": (lambda: _two_scales(2e-7), lambda: _two_scales(0.5)),
 }
 """Code -> what shows it under all-FP16, and its sound twin."""
 
