@@ -53,14 +53,13 @@ _ARGUMENTS = {
                 "knee",
                 "plan",
                 "skip-checks",
-                *("tolerance", "ignore", "labels", "feedback", "steps", "allow-mixed"),
             ),
         )
     },
 }
 """Option -> argument of the Python functions."""
 
-_FLAGS = frozenset({"fresh", "tf32", "force", "knee", "skip-checks", "allow-mixed"})
+_FLAGS = frozenset({"fresh", "tf32", "force", "knee", "skip-checks"})
 
 _OPTION = re.compile(
     rf"--({'|'.join(_ARGUMENTS)})(?![\w-])(?:[ =]([A-Z]{{2,}}\b|X\b|\d[\w.]*|cpu\b|tensorrt-rtx\b|tensorrt\b|\w+:\S+))?"

@@ -76,13 +76,16 @@ def print_table(console: Console, front: Front, *, every: bool = False) -> None:
         console.print(Text(notes, style="dim"))
 
 
-def error_marks(row: Row, front: Front) -> str:
-    """Marks before an error that is not what the column says: ``~`` emulated, ``*`` of the search samples."""
-    evaluation = row.evaluation
-    sources = {one.evaluation.error_source for one in front_rows(front)}
-    emulated = "~" if len(sources) > 1 and evaluation.error_source == "emulated" else ""
-    searched = "*" if is_held_out(front) and evaluation.held_out is None and evaluation.is_finite else ""
-    return emulated + searched
+def error_marks(rows: Sequence[Row], front: Front) -> tuple[str, ...]:
+    """Marks before errors that are not what the column says: ``~`` emulated, ``*`` of the search samples."""
+    is_mixed = len({row.evaluation.error_source for row in front_rows(front)}) > 1
+    of_held_out = is_held_out(front)
+    marks = []
+    for row in rows:
+        plan = row.evaluation
+        emulated = "~" if is_mixed and plan.error_source == "emulated" else ""
+        marks.append(emulated + ("*" if of_held_out and plan.held_out is None and plan.is_finite else ""))
+    return tuple(marks)
 
 
 def is_held_out(front: Front) -> bool:
@@ -94,7 +97,8 @@ def _columns(front: Front, rows: Sequence[Row]) -> list[_Column]:
     plans = [row.evaluation for row in rows]
     predicted = any(plan.latency.source == "predicted" for plan in plans)
     marks = (">" if row.is_chosen else "" if row.on_front else "-" for row in rows)
-    errors = (error_marks(row, front) + format_error(row.evaluation.judged_error) for row in rows)
+    before = error_marks(rows, front)
+    errors = (mark + format_error(plan.judged_error) for mark, plan in zip(before, plans, strict=True))
     columns = [
         _Column("", tuple(marks), is_number=False),
         _Column("plan", tuple(plan.plan.fingerprint for plan in plans), is_number=False),
@@ -146,19 +150,21 @@ def _cut_words(text: str, width: int) -> str:
 
 def distinct_ms(values: Sequence[float]) -> tuple[str, ...]:
     """Milliseconds, with as many digits as tell different ones apart."""
-    texts = tuple(map(format_ms, values))
-    for digits in range(3, _MOST_DIGITS + 1):
-        same = {text for text in texts if len({v for v, t in zip(values, texts, strict=True) if t == text}) > 1}
-        if not same:
-            break
-        texts = tuple(f"{v:.{digits}f}" if t in same else t for v, t in zip(values, texts, strict=True))
-    return texts
+    texts = list(map(format_ms, values))
+    for digits in range(2, _MOST_DIGITS + 1):
+        alike: dict[str, set[float]] = {}
+        for value, text in zip(values, texts, strict=True):
+            alike.setdefault(text, set()).add(value)
+        texts = [
+            f"{value:.{digits}f}" if len(alike[text]) > 1 else text for value, text in zip(values, texts, strict=True)
+        ]
+    return tuple(texts)
 
 
 def _notes(front: Front, rows: Sequence[Row], left: int) -> str:
     """What the marks mean, and how many rows are not shown."""
     notes = ["- not on the front"] if any(not row.on_front and not row.is_chosen for row in rows) else []
-    marks = {mark for row in rows for mark in error_marks(row, front)}
+    marks = set("".join(error_marks(rows, front)))
     notes += ["~ emulated"] if "~" in marks else []
     notes += ["* of the search samples"] if "*" in marks else []
     notes += [f"{left} more rows: --all"] if left else []
