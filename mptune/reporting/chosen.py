@@ -100,7 +100,7 @@ def write_chosen(
             rewriter.export(evaluation.plan, fresh / "model.onnx", provenance(front, evaluation))
             plan = evaluation.plan.to_json(rewriter.node_precisions(evaluation.plan))
             (fresh / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
-            script_text = _infer(grouped.model, load_preprocessing(directory.parent / "data"))
+            script_text = infer_script(grouped.model, load_preprocessing(directory.parent / "data"))
             (fresh / "infer.py").write_text(script_text, encoding="utf-8")
             recipe = recipe or BuildRecipe()
             if not is_on_cpu(front):
@@ -165,7 +165,8 @@ def _carry_over(directory: Path, fresh: Path) -> None:
             link_or_copy(str(entry), str(target))
 
 
-def _infer(model: Model, preprocessing: Mapping[str, Any] | None = None) -> str:
+def infer_script(model: Model, preprocessing: Mapping[str, Any] | None = None) -> str:
+    """The text of infer.py; ``preprocessing`` is how images become inputs, None where the data are no images."""
     # The search uses observed shapes, which are not available here; the declared ones give nearly the same answer.
     use_tf32 = "1" if is_convolutional(model, {}) else "0"
     images = "" if preprocessing is None else image_reader(preprocessing)

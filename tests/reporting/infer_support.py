@@ -7,12 +7,12 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import pytest
 
-from mptune.reporting.text import read_template
+from mptune.graph.loading.model import load_model
+from mptune.reporting.chosen import infer_script
 
 ALONE = """\
 import runpy, sys
@@ -22,13 +22,13 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def infer_module(folder: Path) -> dict[str, Any]:
-    """The functions of infer.py."""
+def infer_module(model: Path, folder: Path) -> dict[str, Any]:
+    """The functions of a model's infer.py, which is written to the folder."""
     with pytest.MonkeyPatch.context() as patch:  # it sets variables of the environment
         patch.setenv("NVIDIA_TF32_OVERRIDE", "0")
         patch.setenv("ORT_DISABLE_TELEMETRY", "1")
         path = folder / "infer.py"
-        path.write_text(Template(read_template("infer.py.in")).substitute(use_tf32="0"), encoding="utf-8")
+        path.write_text(infer_script(load_model(model)), encoding="utf-8")
         return runpy.run_path(str(path), run_name="infer")
 
 

@@ -34,9 +34,9 @@ CPU = ["CPUExecutionProvider"]
 
 
 @pytest.fixture(scope="module")
-def infer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def infer(mlp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The functions of infer.py."""
-    return infer_module(tmp_path_factory.mktemp("infer"))
+    return infer_module(mlp_path, tmp_path_factory.mktemp("infer"))
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
