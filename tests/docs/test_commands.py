@@ -17,8 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
+from onnx import numpy_helper
 
 from mptune.cli import main
 from tests.docs.pages import PAGES, ROOT, Block, blocks_of, commands_of, read
@@ -161,3 +163,16 @@ def test_most_of_what_is_not_run_is_no_command_of_mptune(page: str) -> None:
             for command in commands_of(block):
                 if command.startswith("mptune") and why_not(command):
                     assert NOT_HERE.search(command), command
+
+
+def test_the_stored_network_is_what_the_tutorial_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without PyTorch the tutorial goes on with ``denoiser.onnx``; where PyTorch is, it must be the same network."""
+    pytest.importorskip("torch", reason="exports with PyTorch: pip install '.[bench]'")
+    monkeypatch.chdir(tmp_path)
+    (block,) = [block for block in blocks_of(read(TUTORIAL)) if block.title == "export.py"]
+    follow(block, {})
+    run("python export.py", "")
+    exported, stored = onnx.load("model.onnx").graph, onnx.load(HERE / "denoiser.onnx").graph
+    assert [node.op_type for node in exported.node] == [node.op_type for node in stored.node]
+    for one, other in zip(exported.initializer, stored.initializer, strict=True):
+        np.testing.assert_allclose(numpy_helper.to_array(one), numpy_helper.to_array(other))
