@@ -55,7 +55,7 @@ def test_a_column_that_is_hidden(metric: str) -> None:
 def test_values_near_zero_are_no_warning() -> None:
     scales = np.array([1.0, 1.0, 1e-5])
     reference = [scales * RNG.standard_normal((1, 40, 3)) for _ in range(4)]
-    outputs = [{"y": r + np.array([1e-4, 1e-4, 3e-7]) * RNG.standard_normal(r.shape)} for r in reference]
+    outputs = [{"y": r + np.array([1e-4, 1e-4, 8e-7]) * RNG.standard_normal(r.shape)} for r in reference]
     (found,) = plan_findings(evaluated(compare_outputs(outputs, [{"y": r} for r in reference])), INDICES)
     assert (found.code, found.severity) == ("near-zero", "info")
     assert found.where.outputs[0].columns == (2,)
