@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tests.device.blueprint import NUMPY_TYPES, Tensor
-from tests.device.cuda import Allocation, FakeCuda
+from tests.device.cuda import FakeCuda
+from tests.device.handles import Allocation
 from tests.device.program import Program
 
 Shape = tuple[int, ...]

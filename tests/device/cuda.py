@@ -1,4 +1,4 @@
-# ruff: noqa: N801, N802, N815 (the names are CUDA's)
+# ruff: noqa: N802, N815 (the names are CUDA's)
 """CUDA's runtime on host memory: what mptune uses of ``cuda.bindings.runtime``, with its order of calls held.
 
 Work that is put on a stream is done when the stream is synchronised and not before, so that whoever reads too early
@@ -10,18 +10,27 @@ NvInferRuntime.h.
 from __future__ import annotations
 
 import ctypes
-import enum
 import itertools
 import time
 import weakref
 from bisect import bisect_right
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from tests.device.handles import (
+    Allocation,
+    Event,
+    Graph,
+    GraphExec,
+    Handle,
+    Stream,
+    Work,
+    cudaError_t,
+    cudaMemcpyKind,
+    cudaStreamCaptureMode,
+)
 from tests.device.rules import Rules
 
 _FIRST_ADDRESS = 0x7_0000_0000_0000
@@ -30,92 +39,6 @@ _ALIGNMENT = 512
 """cudaMalloc gives at least 256 (CUDA C++ Programming Guide, "Device Memory Accesses")."""
 _GUARD = 4096
 _COPY_BYTES_PER_MS = 10e6
-
-
-class cudaError_t(enum.IntEnum):
-    """The errors that are returned here; values of ``driver_types.h``."""
-
-    cudaSuccess = 0
-    cudaErrorInvalidValue = 1
-    cudaErrorMemoryAllocation = 2
-    cudaErrorInvalidDevice = 101
-    cudaErrorInvalidResourceHandle = 400
-    cudaErrorNotReady = 600
-    cudaErrorStreamCaptureUnsupported = 900
-    cudaErrorStreamCaptureInvalidated = 901
-    cudaErrorStreamCaptureUnmatched = 903
-
-
-class cudaMemcpyKind(enum.IntEnum):
-    cudaMemcpyHostToDevice = 1
-    cudaMemcpyDeviceToHost = 2
-
-
-class cudaStreamCaptureMode(enum.IntEnum):
-    cudaStreamCaptureModeThreadLocal = 1
-
-
-@dataclass(eq=False)
-class Allocation:
-    """Device memory; ``version`` changes with each write."""
-
-    address: int
-    data: np.ndarray
-    is_alive: bool = True
-    version: int = 0
-
-    @property
-    def end(self) -> int:
-        return self.address + self.data.size
-
-
-@dataclass(frozen=True, eq=False)
-class Work:
-    """Something on a stream.
-
-    Attributes:
-        run: does it, and returns how many milliseconds it took on the device.
-        places: memory that it reads or writes.
-        owner: the execution context that it belongs to, weakly: no graph keeps one alive; None for copies and events.
-    """
-
-    run: Callable[[], float]
-    places: tuple[Allocation, ...] = ()
-    owner: weakref.ReferenceType[Any] | None = None
-
-
-@dataclass(eq=False)
-class _Handle:
-    """An opaque handle, as cuda-python's: ``int()`` gives the pointer."""
-
-    pointer: int
-
-    def __int__(self) -> int:
-        return self.pointer
-
-
-@dataclass(eq=False)
-class _Stream(_Handle):
-    queue: deque[Work] = field(default_factory=deque)
-    since_s: float = 0.0
-    captured: list[Work] | None = None
-    is_invalid: bool = False
-
-
-@dataclass(eq=False)
-class _Event(_Handle):
-    records: int = 0
-    done: int = 0
-    ms: float = 0.0
-
-
-@dataclass(eq=False)
-class _Graph(_Handle):
-    work: tuple[Work, ...] = ()
-
-
-class _GraphExec(_Graph):
-    pass
 
 
 class FakeCuda:
@@ -155,7 +78,7 @@ class FakeCuda:
         self._addresses: list[int] = []
         self._next_address = _FIRST_ADDRESS
         self._numbers = itertools.count(0x1000, 0x10)
-        self._handles: dict[int, _Handle] = {}
+        self._handles: dict[int, Handle] = {}
         self._last_error = cudaError_t.cudaSuccess
 
     # -- for engines and tests ----------------------------------------------------------------------------------
@@ -171,15 +94,15 @@ class FakeCuda:
         return sum(one.data.size for one in self.memory)
 
     @property
-    def streams(self) -> list[_Stream]:
+    def streams(self) -> list[Stream]:
         """Streams that were not destroyed."""
-        return [one for one in self._handles.values() if isinstance(one, _Stream)]
+        return [one for one in self._handles.values() if isinstance(one, Stream)]
 
     @property
     def leaks(self) -> list[str]:
         """What was made and neither freed nor destroyed."""
         memory = [f"{one.data.size} bytes" for one in self.memory]
-        return memory + [type(one).__name__.strip("_").lower() for one in self._handles.values()]
+        return memory + [type(one).__name__.lower() for one in self._handles.values()]
 
     def allocation(self, address: int, size: int, whose: str) -> Allocation:
         """The allocation in which so many bytes lie from this address; anything else is forbidden."""
@@ -214,16 +137,16 @@ class FakeCuda:
         """Whether an address is none of the host's."""
         return _FIRST_ADDRESS <= address < self._next_address
 
-    def stream(self, handle: Any, whose: str) -> _Stream:
+    def stream(self, handle: Any, whose: str) -> Stream:
         """A living stream, and not the default one: an engine would synchronise the whole device (``enqueueV3``)."""
         if handle is None or int(handle) == 0:
             self.rules.forbid(f"{whose}: the default stream")
         found = self._handles.get(int(handle))
-        if not isinstance(found, _Stream):
+        if not isinstance(found, Stream):
             self.rules.forbid(f"{whose}: the stream was destroyed")
         return found
 
-    def put(self, stream: _Stream, work: Work) -> None:
+    def put(self, stream: Stream, work: Work) -> None:
         """Put work on a stream, or into the graph that is being captured from it."""
         if stream.captured is not None:
             stream.captured.append(work)
@@ -232,7 +155,7 @@ class FakeCuda:
             stream.since_s = time.monotonic()
         stream.queue.append(work)
 
-    def finish(self, stream: _Stream) -> None:
+    def finish(self, stream: Stream) -> None:
         """Do everything that is on a stream."""
         before_ms = self.now_ms
         while stream.queue:
@@ -244,7 +167,7 @@ class FakeCuda:
         if wait_ms > 0.0:
             time.sleep(max(0.0, stream.since_s + wait_ms / 1000 - time.monotonic()))
 
-    def invalidate(self, stream: _Stream) -> None:
+    def invalidate(self, stream: Stream) -> None:
         """A call that cannot be captured was made: ending the capture gives no graph."""
         stream.is_invalid = True
 
@@ -316,10 +239,10 @@ class FakeCuda:
         self.put(on_stream, Work(copy, (place,)))
         return self._return()
 
-    def cudaStreamCreateWithFlags(self, flags: int) -> tuple[cudaError_t, _Stream]:
+    def cudaStreamCreateWithFlags(self, flags: int) -> tuple[cudaError_t, Stream]:
         if flags != self.cudaStreamNonBlocking:
             self.rules.forbid(f"a stream with flags {flags} waits for the default stream")
-        return cudaError_t.cudaSuccess, self._made(_Stream(next(self._numbers)))
+        return cudaError_t.cudaSuccess, self._made(Stream(next(self._numbers)))
 
     def cudaStreamDestroy(self, stream: Any) -> tuple[cudaError_t]:
         found = self.stream(stream, "cudaStreamDestroy")
@@ -344,7 +267,7 @@ class FakeCuda:
         found.captured, found.is_invalid = [], False
         return self._return()
 
-    def cudaStreamEndCapture(self, stream: Any) -> tuple[cudaError_t, _Graph | None]:
+    def cudaStreamEndCapture(self, stream: Any) -> tuple[cudaError_t, Graph | None]:
         found = self.stream(stream, "cudaStreamEndCapture")
         captured, found.captured = found.captured, None
         if captured is None:
@@ -352,22 +275,22 @@ class FakeCuda:
         if found.is_invalid:
             return (*self._return(cudaError_t.cudaErrorStreamCaptureInvalidated), None)
         self.captures += 1
-        return cudaError_t.cudaSuccess, self._made(_Graph(next(self._numbers), tuple(captured)))
+        return cudaError_t.cudaSuccess, self._made(Graph(next(self._numbers), tuple(captured)))
 
-    def cudaGraphInstantiate(self, graph: Any, flags: int) -> tuple[cudaError_t, _GraphExec]:
-        work = self._found(_Graph, graph, "cudaGraphInstantiate").work
-        return cudaError_t.cudaSuccess, self._made(_GraphExec(next(self._numbers), work))
+    def cudaGraphInstantiate(self, graph: Any, flags: int) -> tuple[cudaError_t, GraphExec]:
+        work = self._found(Graph, graph, "cudaGraphInstantiate").work
+        return cudaError_t.cudaSuccess, self._made(GraphExec(next(self._numbers), work))
 
     def cudaGraphDestroy(self, graph: Any) -> tuple[cudaError_t]:
-        del self._handles[int(self._found(_Graph, graph, "cudaGraphDestroy"))]
+        del self._handles[int(self._found(Graph, graph, "cudaGraphDestroy"))]
         return self._return()
 
     def cudaGraphExecDestroy(self, graph: Any) -> tuple[cudaError_t]:
-        del self._handles[int(self._found(_GraphExec, graph, "cudaGraphExecDestroy"))]
+        del self._handles[int(self._found(GraphExec, graph, "cudaGraphExecDestroy"))]
         return self._return()
 
     def cudaGraphLaunch(self, graph: Any, stream: Any) -> tuple[cudaError_t]:
-        found, on_stream = self._found(_GraphExec, graph, "cudaGraphLaunch"), self.stream(stream, "cudaGraphLaunch")
+        found, on_stream = self._found(GraphExec, graph, "cudaGraphLaunch"), self.stream(stream, "cudaGraphLaunch")
         for work in found.work:
             if not all(one.is_alive for one in work.places):
                 self.rules.forbid("cudaGraphLaunch: memory whose address was captured was freed")
@@ -375,11 +298,11 @@ class FakeCuda:
         self.launches += 1
         return self._return()
 
-    def cudaEventCreate(self) -> tuple[cudaError_t, _Event]:
-        return cudaError_t.cudaSuccess, self._made(_Event(next(self._numbers)))
+    def cudaEventCreate(self) -> tuple[cudaError_t, Event]:
+        return cudaError_t.cudaSuccess, self._made(Event(next(self._numbers)))
 
     def cudaEventRecord(self, event: Any, stream: Any) -> tuple[cudaError_t]:
-        found, on_stream = self._found(_Event, event, "cudaEventRecord"), self.stream(stream, "cudaEventRecord")
+        found, on_stream = self._found(Event, event, "cudaEventRecord"), self.stream(stream, "cudaEventRecord")
         found.records += 1
 
         def record() -> float:
@@ -390,7 +313,7 @@ class FakeCuda:
         return self._return()
 
     def cudaEventSynchronize(self, event: Any) -> tuple[cudaError_t]:
-        self._found(_Event, event, "cudaEventSynchronize")
+        self._found(Event, event, "cudaEventSynchronize")
         if self._is_capturing("cudaEventSynchronize"):
             return self._return(cudaError_t.cudaErrorStreamCaptureUnsupported)
         for stream in self.streams:
@@ -398,7 +321,7 @@ class FakeCuda:
         return self._return()
 
     def cudaEventElapsedTime(self, start: Any, end: Any) -> tuple[cudaError_t, float | None]:
-        events = [self._found(_Event, event, "cudaEventElapsedTime") for event in (start, end)]
+        events = [self._found(Event, event, "cudaEventElapsedTime") for event in (start, end)]
         if not all(event.records for event in events):
             self.rules.refuse("cudaEventElapsedTime: an event was not recorded")
             return (*self._return(cudaError_t.cudaErrorInvalidResourceHandle), None)
@@ -409,7 +332,7 @@ class FakeCuda:
 
     def cudaEventDestroy(self, event: Any) -> tuple[cudaError_t]:
         """An event may be destroyed before it is complete."""
-        del self._handles[int(self._found(_Event, event, "cudaEventDestroy"))]
+        del self._handles[int(self._found(Event, event, "cudaEventDestroy"))]
         return self._return()
 
     # -- inside -------------------------------------------------------------------------------------------------
@@ -426,10 +349,10 @@ class FakeCuda:
     def _found(self, kind: type[Any], handle: Any, whose: str) -> Any:
         found = None if handle is None else self._handles.get(int(handle))
         if type(found) is not kind:
-            self.rules.forbid(f"{whose}: it was destroyed, or is no {kind.__name__.strip('_').lower()}")
+            self.rules.forbid(f"{whose}: it was destroyed, or is no {kind.__name__.lower()}")
         return found
 
-    def _is_capturing(self, call: str, streams: Sequence[_Stream] | None = None) -> bool:
+    def _is_capturing(self, call: str, streams: Sequence[Stream] | None = None) -> bool:
         """Whether a call meets a capture that it spoils (``cudaThreadExchangeStreamCaptureMode``)."""
         found = [one for one in streams or self.streams if one.captured is not None]
         for stream in found:

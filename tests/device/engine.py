@@ -16,7 +16,8 @@ from onnx import TensorProto
 
 from tests.device.bindings import Bindings
 from tests.device.blueprint import DATA_TYPES, NUMPY_TYPES, Blueprint
-from tests.device.cuda import Allocation, FakeCuda, Work
+from tests.device.cuda import FakeCuda
+from tests.device.handles import Allocation, Work
 from tests.device.native import Native, Overridable, enumeration, require_made
 
 _ADDRESS_ALIGNMENT = 256

@@ -11,7 +11,7 @@ import pytest
 from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.cuda.system import _CALLS, SystemRuntime
-from tests.device import cuda as fake
+from tests.device import handles as fake
 from tests.device.cuda import FakeCuda
 from tests.device.rules import ForbiddenError
 
