@@ -20,6 +20,7 @@ class Expected:
         pinned: kind of group -> (how many are pinned, words of the reason).
         findings: codes of ``inspect``; a search has ``target-not-here`` beside them.
         on_data: codes that a search adds, as it sees values.
+        harmless_on_data: codes of ``inspect`` that a search leaves out, as it sees values.
         choice: what a search of six plans chooses on the device of ``device.toml``, where FP16 pays: ``all-fp32``,
             ``all-fp16``, ``mixed``, ``fp16`` where the last two are about as good, or ``any``.
         evaluations: how many plans a search of six evaluates: fewer where there are no more.
@@ -32,6 +33,7 @@ class Expected:
     pinned: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     findings: frozenset[str] = frozenset()
     on_data: frozenset[str] = frozenset()
+    harmless_on_data: frozenset[str] = frozenset()
     choice: str = "all-fp16"
     evaluations: int = 6
     closeness: float | None = 1e-2
@@ -84,13 +86,16 @@ NETWORKS: Mapping[str, Expected] = {
     # Farthest points and nearest neighbours are chosen by comparisons.
     "pointnet": Expected(
         {"reduce": 12, "elementwise": 2, "conv": 4, "matmul": 2, "softmax": 1},
+        on_data=frozenset({"column-hidden"}),  # not trained: the classes' scores hardly differ from sample to sample
         closeness=None,
-        choice="mixed",
+        choice="fp16",
         exports={"pointnet_dynamo_18": {"findings": {"broadcast"}}},  # the other export does not tell the shapes
     ),
     # The arithmetic on sizes belongs to no group.
-    "shape_arithmetic": Expected({"conv": 7, "resample": 3, "softmax": 1}, choice="mixed"),
-    "channels_last": Expected({"conv": 3, "matmul": 3, "reduce": 1, "softmax": 1}, choice="mixed"),
+    "shape_arithmetic": Expected({"conv": 7, "resample": 3, "softmax": 1}, choice="fp16"),
+    "channels_last": Expected(
+        {"conv": 3, "matmul": 3, "reduce": 1, "softmax": 1}, on_data=frozenset({"near-zero"}), choice="fp16"
+    ),
     # RMSNorm as an operator came with opset 23. The causal mask of -3.4e38 is chosen by Where: -inf in FP16 is as good.
     "llama": Expected(
         {"elementwise": 3, "norm": 5, "matmul": 15, "attention": 2},
@@ -98,13 +103,13 @@ NETWORKS: Mapping[str, Expected] = {
     ),
     "whisper": Expected({"conv": 2, "norm": 5, "matmul": 12, "attention": 2}),
     "lstm": Expected({"rnn": 2, "matmul": 1}, choice="fp16"),
-    "gru": Expected({"conv": 1, "rnn": 1, "matmul": 1, "softmax": 1}, choice="mixed"),
+    "gru": Expected({"conv": 1, "rnn": 1, "matmul": 1, "softmax": 1}, choice="fp16"),
     # The mask is multiplied by -3.4e38: zero times minus infinity is NaN, so it stays FP32, and only it.
     "text_encoder": Expected(
         {"elementwise": 1, "norm": 5, "matmul": 13, "attention": 2},
         pinned={"elementwise": (1, OVERFLOWS)},
         findings=frozenset({"mask"}),
-        on_data=frozenset({"overflow"}),
+        harmless_on_data=frozenset({"vanishing-epsilon"}),  # its rows are far from constant
         exports={"text_encoder_torchscript_13": {"findings": {"mask", "norm-written-out", "vanishing-epsilon"}}},
     ),
     # Every operator between DequantizeLinear and QuantizeLinear stays as it is; what is left is searched.
@@ -119,7 +124,7 @@ NETWORKS: Mapping[str, Expected] = {
         {"conv": 22, "quantised": 22, "resample": 1},
         pinned={"quantised": (22, INT8)},
         findings=frozenset({"quantised-parts"}),
-        choice="mixed",
+        choice="fp16",
         closeness=3e-2,  # a value between two steps of INT8 may go either way
     ),
     "whisper_quantised": Expected(

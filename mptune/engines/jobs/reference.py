@@ -159,7 +159,7 @@ class ObserveJob:
 
     def run(self, state: WorkerState) -> dict[str, TensorRange]:
         """See the class."""
-        options = SessionOptions(self.provider, timing=False)
+        options = SessionOptions(self.provider, timing=False, reuses_buffers=False)
         session = state.transient(partial(open_session, self.model, options))
         ranges: dict[str, TensorRange] = {}
         answers = [_Answer(probe) for tap in self.taps for probe in tap.probes]

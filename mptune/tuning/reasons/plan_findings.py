@@ -18,8 +18,11 @@ from mptune.data.metrics.parts import belongs_to
 from mptune.finding import CODES, Finding, FindingOrigin, OutputColumns, Where
 from mptune.tuning.evaluation import EMULATION_FACTOR, Evaluation
 
-LEAST = 5e-2
-"""A column whose error is below this share of its own standard deviation hides nothing, whatever its tensor shows."""
+LEAST = 1e-2
+"""Errors of a column below this share of its own standard deviation are no finding, whatever its tensor shows."""
+
+LEAST_HIDDEN = 5e-2
+"""From this share on, an error is large enough to be called hidden; untrained networks reach 2 % without harm."""
 
 HIDDEN = 10.0
 """How much larger a column's error is than the relative L2 error of its output, to be hidden by it."""
@@ -82,7 +85,8 @@ class _Maker:
             moved = np.array(by_column.worst_part)
             apart = np.array(by_column.max_abs)
             large = np.isfinite(moved) & (moved >= LEAST) & (moved >= HIDDEN * whole)
-            for code, which in (("column-hidden", large & (apart >= TINY)), ("near-zero", large & (apart < TINY))):
+            hidden, small = large & (apart >= TINY) & (moved >= LEAST_HIDDEN), large & (apart < TINY)
+            for code, which in (("column-hidden", hidden), ("near-zero", small)):
                 if which.any():
                     columns = tuple(int(c) for c in np.flatnonzero(which))
                     worst = max(columns, key=lambda c: moved[c])
