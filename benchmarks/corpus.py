@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.common import save
+from mptune.engines.loading import load_typed_model
 from mptune.engines.tensorrt.library import Library, load_library
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
-from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
@@ -61,7 +61,7 @@ class Row:
 
 def measure(path: Path, count: int, trt: Library | None, built: int) -> Row:
     """Half of the plans at each granularity."""
-    model = load_model(path)
+    model = load_typed_model(path)
     row = Row(path.stem, len(model.nodes), len(find_groups(model)))
     with tempfile.TemporaryDirectory() as folder:
         bank = WeightBank.write(model, Path(folder))

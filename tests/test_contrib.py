@@ -162,6 +162,19 @@ def test_without_a_kernel_for_the_cpu_schemas_give_the_types(name: str, tmp_path
     assert kinds[GroupedModel(model, groups).owners["middle"]] == KINDS[name]
 
 
+def test_an_operator_whose_input_has_no_known_rank_is_no_scalar(tmp_path: Path, load: Load) -> None:
+    """A product cannot be of a scalar: taken for one, its own type and all behind it would be unknown."""
+    proto = between_products("FusedMatMul", ["shaped", "b"], weights={"b": np.ones((CHANNELS, CHANNELS), np.float32)})
+    reshape = onnx.helper.make_node("Reshape", ["h", "sizes"], ["shaped"], name="reshape")
+    proto.graph.node.insert(1, reshape)
+    proto.graph.input.append(onnx.helper.make_tensor_value_info("sizes", onnx.TensorProto.INT64, ["rank"]))
+    model = load(_saved(proto, tmp_path))
+    assert model.runtime.failure == ""
+    assert all(model.info(out).is_float32 for node in model.nodes for out in node.outputs)
+    assert "behind" in GroupedModel(model, find_groups(model)).owners
+    assert model.info("r").shape is None
+
+
 def test_without_a_runtime_to_ask_nothing_behind_the_operator_has_a_type(tmp_path: Path) -> None:
     model = load_model(_saved(BUILDERS["BiasGelu"](), tmp_path))
     assert model.info("r").dtype == "undefined"

@@ -53,9 +53,12 @@ class OperatorTypesJob:
 
 
 def _info(name: str, kind: str, shape: Iterable[int | str | None], named: set[str]) -> TensorInfo:
-    """A value as mptune describes it. Symbols that ONNX Runtime made up are left out: they stand for nothing."""
+    """A value as mptune describes it. Symbols that ONNX Runtime made up are left out: they stand for nothing.
+
+    ONNX Runtime shows a value of unknown rank like a scalar, without a dimension: such a shape is not known.
+    """
     dims = tuple(dim if isinstance(dim, int) or dim in named else None for dim in shape)
-    return TensorInfo(name, element_type(kind), dims)
+    return TensorInfo(name, element_type(kind), dims or None)
 
 
 def _symbols(value: onnx.ValueInfoProto) -> list[str]:

@@ -1,13 +1,15 @@
 """Makes the networks that other tools write, from those that torch's exporters wrote: quantised and optimised ones.
 
-``python -m tests.graph.exported.derived`` with onnxruntime installed, after ``whole.py``. That of scikit-learn is
-written by hand.
+``python -m tests.graph.exported.derived [NAME ...]`` with onnxruntime installed, after ``whole.py``. That of
+scikit-learn is written by hand.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -93,21 +95,22 @@ def classifier() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
-def main() -> None:
+def main(names: Sequence[str]) -> None:
+    """Make these, or all."""
     logging.disable(logging.WARNING)
     level = ort.GraphOptimizationLevel
     convolutional = ["Conv", "Add", "MaxPool", "Relu", "Concat", "Resize"]
-    made = {
-        "retinanet_quantised": quantised("retinanet_torchscript_13", convolutional),
-        "retinanet_half_quantised": quantised("retinanet_torchscript_13", ["Conv", "Add"], HALF_QUANTISED),
-        "whisper_quantised": quantised("whisper_torchscript_17", ["MatMul", "Gemm"]),
-        "text_encoder_optimised": optimised("text_encoder_torchscript_13", level.ORT_ENABLE_EXTENDED),
-        "retinanet_optimised": optimised("retinanet_torchscript_13", level.ORT_ENABLE_EXTENDED),
-        "classifier": classifier(),
+    cases: dict[str, Callable[[], onnx.ModelProto]] = {
+        "retinanet_quantised": lambda: quantised("retinanet_torchscript_13", convolutional),
+        "retinanet_half_quantised": lambda: quantised("retinanet_torchscript_13", ["Conv", "Add"], HALF_QUANTISED),
+        "whisper_quantised": lambda: quantised("whisper_torchscript_17", ["MatMul", "Gemm"]),
+        "text_encoder_extended": lambda: optimised("text_encoder_torchscript_13", level.ORT_ENABLE_EXTENDED),
+        "whisper_basic": lambda: optimised("whisper_torchscript_17", level.ORT_ENABLE_BASIC),
+        "classifier": classifier,
     }
-    for name, model in made.items():
-        onnx.save(strip(model), FOLDER / f"{name}.onnx")
+    for name in names or cases:
+        onnx.save(strip(cases[name]()), FOLDER / f"{name}.onnx")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
