@@ -15,17 +15,17 @@ from mptune.arguments import ModelLike, data_argument, loaded_model
 from mptune.data.calibration import load_calibration
 from mptune.diagnosis.comparing import compare_sides, make_sides
 from mptune.diagnosis.comparison import Comparison
+from mptune.diagnosis.engine.running import EngineRunner, engine_kinds, is_engine
 from mptune.diagnosis.limits import parse_tolerances
 from mptune.diagnosis.pairs.structure import alignment_of, structure_finding, with_candidate_plan
 from mptune.diagnosis.pairs.tracing import first_divergence, trace_finding
 from mptune.diagnosis.repeating import repetition_findings
 from mptune.diagnosis.runner import Runner
 from mptune.engines.loading import load_typed_model
+from mptune.engines.tensorrt.library import Kind
 from mptune.errors import DataError, ModelError, SettingsError
 from mptune.graph.loading.model import Model
 from mptune.settings import DataSettings
-
-_ENGINES = (".engine", ".plan", ".trt")
 
 
 def compare(
@@ -50,7 +50,8 @@ def compare(
 
     Args:
         model: The FP32 model: a path, or an ``onnx.ModelProto``.
-        candidate: Another model with the same inputs and outputs.
+        candidate: Another model with the same inputs and outputs, or a file with an engine of TensorRT or TensorRT-RTX,
+            which is run on the GPU here.
         data: Samples, as in ``search``; all of them are used.
         outputs: ``.npz`` of what a deployment gave: one array per output by its name, rows in the order of the data.
         reference_outputs: The same of what holds for right.
@@ -59,8 +60,8 @@ def compare(
             ``"OUTPUT[COLUMNS]=X"``. By default twice the emulated all-FP16 error of each part.
         max_error: Largest error of what no tolerance is about.
         ignore: Outputs that are not compared.
-        trace: Find the first group along the graph whose values differ between ``model`` and ``candidate``: beyond the
-            smallest tolerance given, else beyond FP32 rounding.
+        trace: Find the first group along the graph whose values differ between ``model`` and ``candidate``, which is
+            a model: beyond the smallest tolerance given, else beyond FP32 rounding.
         repeat: Run the right side so often, and compare the runs with each other.
         stress: Run the right side in several threads at the same time, and compare with isolated runs.
         batch: Rows per sample where the batch is dynamic.
@@ -72,12 +73,14 @@ def compare(
         SettingsError: Nothing to compare, two candidates, or an argument is out of range.
         ModelError: A model cannot be read or typed, or the two have other inputs or outputs.
         DataError: The data, or what was recorded, do not fit the model.
-        BaselineError: A model does not run on the data.
+        TargetError: The candidate is an engine, and what runs it is not here.
+        BaselineError: A model or an engine does not run on the data.
     """
     _check(candidate, outputs, reference_outputs, data, repeat, stress, trace, batch, max_error)
+    engine = _engine(candidate, trace=trace)
     with contextlib.ExitStack() as stack:
         loaded = stack.enter_context(loaded_model(model))
-        other = None if candidate is None else stack.enter_context(_candidate(candidate))
+        other = None if candidate is None or engine is not None else stack.enter_context(_candidate(candidate))
         names = [output.name for output in loaded.outputs]
         if unknown := [name for name in ignore if name not in names]:
             raise SettingsError(f"--ignore: there is no output {unknown[0]!r}", f"there are {', '.join(names)}")
@@ -87,8 +90,10 @@ def compare(
         samples = load_calibration(data_argument(data), loaded.inputs, DataSettings(batch=batch), seed=0)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mptune-compare-")))
         left = stack.enter_context(Runner(loaded, samples.samples, folder / "model", batch, _name(model)))
-        right = None
-        if other is not None:
+        right: Runner | EngineRunner | None = None
+        if engine is not None:
+            right = stack.enter_context(EngineRunner(*engine, left, folder / "engine", ignore))
+        elif other is not None:
             feeds = [_fed(feed, loaded, other) for feed in samples.samples]
             _check_outputs(loaded, other)
             right = stack.enter_context(Runner(other, feeds, folder / "candidate", batch, _name(candidate)))
@@ -104,7 +109,7 @@ def compare(
         )
         more = repetition_findings(sides, right or left, repeat, stress=stress)
         structural = None
-        if right is not None:
+        if isinstance(right, Runner):
             alignment = alignment_of(left, right)
             sides = with_candidate_plan(sides, alignment)
             structural = structure_finding(sides, alignment)
@@ -162,6 +167,15 @@ def _check(
         raise SettingsError(f"--max-error is {max_error:g}", "give a limit above 0")
 
 
+def _engine(candidate: ModelLike | None, *, trace: bool) -> tuple[Path, tuple[Kind, ...]] | None:
+    """A candidate that is an engine, and what can run it here; None for a model."""
+    if candidate is None or isinstance(candidate, onnx.ModelProto) or not is_engine(Path(candidate)):
+        return None
+    if trace:
+        raise SettingsError("--trace needs two models", "an engine holds no inner values: give the model of its plan")
+    return Path(candidate), engine_kinds(Path(candidate))
+
+
 @contextlib.contextmanager
 def _candidate(candidate: ModelLike) -> Any:
     if isinstance(candidate, onnx.ModelProto):
@@ -170,11 +184,6 @@ def _candidate(candidate: ModelLike) -> Any:
             path.write_bytes(candidate.SerializeToString(deterministic=True))
             yield load_typed_model(path, any_precision=True)
         return
-    if Path(candidate).suffix.lower() in _ENGINES:
-        raise SettingsError(
-            f"{candidate} is an engine: mptune does not run it here",
-            "record its outputs where it runs, and give them: --outputs FILE",
-        )
     yield load_typed_model(Path(candidate), any_precision=True)
 
 

@@ -23,7 +23,12 @@ def compare(
     model: ModelArgument,
     data: Annotated[Path, typer.Option(metavar="PATH", help="The samples that both sides compute.")],
     candidate: Annotated[
-        Path | None, typer.Argument(metavar="[CANDIDATE]", help="Another ONNX model.", show_default=False)
+        Path | None,
+        typer.Argument(
+            metavar="[CANDIDATE]",
+            help="Another ONNX model, or an engine of TensorRT for the GPU here.",
+            show_default=False,
+        ),
     ] = None,
     outputs: Annotated[
         Path | None,
@@ -55,7 +60,7 @@ def compare(
     batch: BatchOption = _BATCH,
     json_: JsonOption = False,
 ) -> None:
-    """Compare recorded outputs, or another model, with MODEL in true FP32, and name the cause of a difference.
+    """Compare recorded outputs, another model, or an engine, with MODEL in true FP32; name the cause of a difference.
 
     Stale and torn rows, TF32 on either side, another order of outputs, columns or rows, another sign, FP16, or what two
     models differ in. Exit code 0 within tolerance, 3 beyond it or where the cause is no rounding.
@@ -64,6 +69,7 @@ def compare(
     Example:
       mptune compare model.onnx --data val.npz --outputs deployed.npz
       mptune compare model.onnx other.onnx --data val.npz --trace
+      mptune compare model.onnx model.engine --data val.npz --repeat 3 --stress
       mptune compare model.onnx --data val.npz --outputs deployed.npz --tolerance boxes=abs:0.5 --json
     """
     from mptune import comparing

@@ -11,13 +11,14 @@ from mptune.data.calibration import CalibrationSet
 from mptune.data.metrics.accuracy import compare_outputs
 from mptune.data.metrics.row_sets import find_row_sets
 from mptune.diagnosis.comparison import Comparison
+from mptune.diagnosis.engine.running import EngineRunner
 from mptune.diagnosis.explained import STRUCTURAL, rounding_cause, rounding_finding, structural_finding
 from mptune.diagnosis.half import precision_finding
 from mptune.diagnosis.patterns.roundings import Explanation
 from mptune.diagnosis.patterns.scaled import FP32_ROUNDING
 from mptune.diagnosis.rows import Layout, read_recording
 from mptune.diagnosis.runner import Outputs, Runner
-from mptune.diagnosis.sides import Side, Sides
+from mptune.diagnosis.sides import Origin, Side, Sides
 from mptune.finding import Finding, by_severity
 from mptune.graph.loading.value_dependent import shape_facts
 from mptune.settings import Tolerance
@@ -25,7 +26,7 @@ from mptune.settings import Tolerance
 
 def make_sides(
     runner: Runner,
-    other: Runner | None,
+    other: Runner | EngineRunner | None,
     batch: int,
     *,
     recorded: Path | None,
@@ -38,7 +39,7 @@ def make_sides(
 
     Args:
         runner: of the model.
-        other: of the candidate, where that is a model.
+        other: of the candidate, where that is a model or an engine.
         batch: rows per sample of a dynamic batch.
         recorded: file of the candidate's outputs.
         recorded_reference: file of the reference's.
@@ -66,7 +67,7 @@ def make_sides(
         candidate, moved, taken = recording.outputs, recording.moved, recording.taken
         candidate_name = str(recorded)
     elif other is not None:
-        candidate = _renamed(other.exact, runner, other)
+        candidate = other.exact if isinstance(other, EngineRunner) else _renamed(other.exact, runner, other)
         candidate_name = other.name
     rows = max((layout.rows_per_sample for layout in layouts.values()), default=1)
     return Sides(
@@ -78,12 +79,18 @@ def make_sides(
         layouts,
         max(rows, batch),
         plan,
-        "recorded" if recorded is not None else "model" if other is not None else "same",
+        "recorded" if recorded is not None else _origin(other),
         moved,
         taken,
         tolerances,
         max_error,
     )
+
+
+def _origin(other: Runner | EngineRunner | None) -> Origin:
+    if other is None:
+        return "same"
+    return "engine" if isinstance(other, EngineRunner) else "model"
 
 
 def _renamed(outputs: Outputs, runner: Runner, other: Runner) -> Outputs:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from mptune.diagnosis.engine.running import EngineRunner
 from mptune.diagnosis.explained import finding, stale_finding
 from mptune.diagnosis.patterns.stale import find_stale
 from mptune.diagnosis.runner import Outputs, Runner
@@ -22,12 +23,12 @@ ROUNDING = 1e-5
 """Relative L2 between runs that the order of FP32 additions can make."""
 
 
-def repetition_findings(sides: Sides, runner: Runner, repeat: int, *, stress: bool) -> list[Finding]:
+def repetition_findings(sides: Sides, runner: Runner | EngineRunner, repeat: int, *, stress: bool) -> list[Finding]:
     """Findings of runs that differ from isolated ones; none where they agree within FP32 rounding.
 
     Args:
         sides: of the comparison.
-        runner: of what is run again: the candidate where that is a model, else the model.
+        runner: of what is run again: the candidate where that is a model or an engine, else the model.
         repeat: how often one after another; 1 is not at all.
         stress: also in several threads at the same time.
     """
@@ -44,7 +45,9 @@ def repetition_findings(sides: Sides, runner: Runner, repeat: int, *, stress: bo
     return found
 
 
-def _differing(sides: Sides, runner: Runner, error: float, worst: Outputs, times: int, how: str) -> Finding:
+def _differing(
+    sides: Sides, runner: Runner | EngineRunner, error: float, worst: Outputs, times: int, how: str
+) -> Finding:
     """What the worst repetition is: stale or torn rows of the isolated runs, or other values."""
     isolated = runner.exact
     if all(name in isolated[0] for name in sides.layouts):

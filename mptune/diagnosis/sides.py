@@ -19,6 +19,8 @@ from mptune.finding import OutputColumns
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import Tolerance
 
+Origin = Literal["recorded", "model", "engine", "same"]
+
 
 @dataclass(frozen=True)
 class Sides:
@@ -33,7 +35,7 @@ class Sides:
         layouts: output -> how it lies; only outputs that are compared.
         batch: rows that one run computes.
         plan: the candidate's precisions as far as they are known; else FP16 wherever FP16 can be right.
-        origin: of the right side: recorded, another model, or the model itself.
+        origin: of the right side: recorded, another model, an engine file, or the model itself.
         moved: output -> order of axes in the candidate's file.
         taken: output -> output whose recorded array has this one's shape.
         tolerances: output -> those that name it or columns of it.
@@ -48,7 +50,7 @@ class Sides:
     layouts: Mapping[str, Layout]
     batch: int
     plan: PrecisionPlan
-    origin: Literal["recorded", "model", "same"]
+    origin: Origin
     moved: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     taken: Mapping[str, str] = field(default_factory=dict)
     tolerances: Mapping[str, Sequence[Tolerance]] = field(default_factory=dict)

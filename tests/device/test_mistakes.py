@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(not is_installed("tensorrt-rtx"), reason="tensor
 FUTURE = __future__.annotations.compiler_flag
 SESSION, STOPWATCH = TensorRtSession, StreamStopwatch
 BOUND, BUFFER = session._Bound, cuda.DeviceBuffer
-NEW_OUTPUT = "cuda.DeviceBuffer(shape, self._type(name))"
+NEW_OUTPUT = "cuda.DeviceBuffer(shape, self.tensor_type(name))"
 
 MISTAKES: dict[str, tuple[Any, str, str, str, str]] = {
     "captured before it ran": (
@@ -46,7 +46,7 @@ MISTAKES: dict[str, tuple[Any, str, str, str, str]] = {
         "Address is not set for y",
     ),
     "too small a buffer": (
-        *(SESSION, "_bind_anew", NEW_OUTPUT, "cuda.DeviceBuffer((1,), self._type(name))"),
+        *(SESSION, "_bind_anew", NEW_OUTPUT, "cuda.DeviceBuffer((1,), self.tensor_type(name))"),
         "reach past the 4 bytes",
     ),
     "a profile that is too narrow": (

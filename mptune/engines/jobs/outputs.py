@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,6 +18,9 @@ from mptune.engines.jobs.samples import Feed, Outputs, cached_samples
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import OrtSession, SessionOptions
 from mptune.engines.worker.child import WorkerState
+
+Run = Callable[[Feed], Outputs]
+"""Computes all outputs of one sample."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +39,14 @@ class OutputsJob:
 
     def run(self, state: WorkerState) -> int:
         """Returns the number of samples."""
-        session = state.transient(partial(open_session, self.model, SessionOptions(timing=False)))
+        run = self._open(state)
         state.enter(Stage.RUN)
-        found = [session.run(feed) for feed in cached_samples(state, self.samples)]
+        found = [run(feed) for feed in cached_samples(state, self.samples)]
         save_outputs(self.outputs, found)
         return len(found)
+
+    def _open(self, state: WorkerState) -> Run:
+        return state.transient(partial(open_session, self.model, SessionOptions(timing=False))).run
 
 
 @dataclass(frozen=True)
@@ -67,19 +73,30 @@ class RepeatJob:
         """Returns the largest relative L2 over repetitions, samples and outputs; 0 where all runs are equal."""
         from mptune.data.archive import read_outputs
 
-        session = state.transient(partial(open_session, self.model, SessionOptions(timing=False)))
+        runs = self._open(state)
         state.enter(Stage.RUN)
         samples = cached_samples(state, self.samples)
         isolated = read_outputs(self.outputs)
         largest = 0.0
         with ThreadPoolExecutor(self.threads) as pool:
             for _ in range(self.times):
-                found = list(pool.map(session.run, samples))
+                found = _shared_out(runs, samples, pool)
                 error = max(_distance(a, b) for a, b in zip(found, isolated, strict=True))
                 if error > largest:
                     largest = error
                     save_outputs(self.worst, found)
         return largest
+
+    def _open(self, state: WorkerState) -> list[Run]:
+        """What runs a sample, for each thread."""
+        return [state.transient(partial(open_session, self.model, SessionOptions(timing=False))).run] * self.threads
+
+
+def _shared_out(runs: Sequence[Run], samples: Sequence[Feed], pool: ThreadPoolExecutor) -> list[Outputs]:
+    """Each thread runs every n-th sample, one after another: what is not thread-safe has a thread of its own."""
+    shares = [pool.submit(_one_by_one, run, samples[k :: len(runs)]) for k, run in enumerate(runs)]
+    found = [share.result() for share in shares]
+    return [found[k % len(runs)][k // len(runs)] for k in range(len(samples))]
 
 
 @dataclass(frozen=True)
@@ -117,6 +134,10 @@ class TraceJob:
                 for index, (one, other) in enumerate(self.pairs):
                     errors[index] = max(errors[index], value_error(found[other], expected[one]))
         return tuple(errors)
+
+
+def _one_by_one(run: Run, samples: Sequence[Feed]) -> list[Outputs]:
+    return [run(feed) for feed in samples]
 
 
 def value_error(found: np.ndarray, expected: np.ndarray) -> float:

@@ -129,9 +129,9 @@ class TensorRtSession:
         stream.synchronize()
         self._keep_kernels()
         found = {}
-        for name in self._names(self.library.trt.TensorIOMode.OUTPUT):
+        for name in self.tensor_names(self.library.trt.TensorIOMode.OUTPUT):
             if name in bound.allocators:
-                found[name] = bound.allocators[name].download(stream, self._type(name))
+                found[name] = bound.allocators[name].download(stream, self.tensor_type(name))
             else:
                 place = bound.outputs[name]
                 found[name] = place.copy() if isinstance(place, np.ndarray) else place.download(stream)
@@ -222,12 +222,14 @@ class TensorRtSession:
             context.nvtx_verbosity = trt.ProfilingVerbosity.NONE
         return context
 
-    def _names(self, mode: Any) -> list[str]:
+    def tensor_names(self, mode: Any) -> list[str]:
+        """Inputs or outputs: ``TensorIOMode.INPUT`` or ``.OUTPUT`` of ``library.trt``."""
         engine = self._engine
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         return [name for name in names if engine.get_tensor_mode(name) == mode]
 
-    def _type(self, name: str) -> np.dtype[Any]:
+    def tensor_type(self, name: str) -> np.dtype[Any]:
+        """NumPy's type of an input or output."""
         engine, trt = self._engine, self.library.trt
         kind = engine.get_tensor_dtype(name)
         try:
@@ -263,10 +265,10 @@ class TensorRtSession:
 
     def _checked(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         arrays = {}
-        for name in self._names(self.library.trt.TensorIOMode.INPUT):
+        for name in self.tensor_names(self.library.trt.TensorIOMode.INPUT):
             if name not in feeds:
                 raise EngineError(FailureKind.ERROR, f"no value is given for input {name!r}")
-            array, wanted = np.asarray(feeds[name], order="C"), self._type(name)
+            array, wanted = np.asarray(feeds[name], order="C"), self.tensor_type(name)
             if name in self.options.fp64_inputs and wanted == np.float32:
                 # TensorRT has no FP64: its parser declares such inputs FP32 (onnx-tensorrt's ModelImporter).
                 self._warn(f"input {name!r} is FP64, and FP32 in the engine: give FP32 where you deploy it")
@@ -293,17 +295,17 @@ class TensorRtSession:
                 raise self._refused("the shapes do not fit together") from error
             if unknown:
                 raise self._refused(f"the shapes of {', '.join(unknown)} cannot be inferred")
-            for name in self._names(self.library.trt.TensorIOMode.OUTPUT):
+            for name in self.tensor_names(self.library.trt.TensorIOMode.OUTPUT):
                 shape = tuple(context.get_tensor_shape(name))
                 if -1 in shape:
                     bound.allocators[name] = allocator_class(self.library.trt)()
                     if not context.set_output_allocator(name, bound.allocators[name]):
                         raise self._refused(f"the memory for {name!r} is refused")
                 elif self._is_on_host(name):
-                    bound.outputs[name] = empty_on_host(shape, self._type(name))
+                    bound.outputs[name] = empty_on_host(shape, self.tensor_type(name))
                     self._place(name, bound.outputs[name])
                 else:
-                    bound.outputs[name] = cuda.DeviceBuffer(shape, self._type(name))
+                    bound.outputs[name] = cuda.DeviceBuffer(shape, self.tensor_type(name))
                     self._place(name, bound.outputs[name])
         except BaseException:
             bound.close()
@@ -384,7 +386,7 @@ class TensorRtSession:
                 if isinstance(place, cuda.DeviceBuffer):
                     place.download(stream)
             for name, allocator in bound.allocators.items():
-                allocator.download(stream, self._type(name))
+                allocator.download(stream, self.tensor_type(name))
             values.append(monotonic_ms() - before)
         return float(np.median(values))
 

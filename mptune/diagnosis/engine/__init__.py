@@ -1,0 +1,1 @@
+"""TensorRT engines as one side of a comparison."""
