@@ -25,6 +25,7 @@ from mptune.engines.loading import load_typed_model
 from mptune.engines.tensorrt.library import Kind
 from mptune.errors import DataError, ModelError, SettingsError
 from mptune.graph.loading.model import Model
+from mptune.reporting.page.comparison import write_comparison
 from mptune.settings import DataSettings
 
 
@@ -42,6 +43,7 @@ def compare(
     repeat: int = 1,
     stress: bool = False,
     batch: int = 1,
+    out: str | os.PathLike[str] | None = None,
 ) -> Comparison:
     """Compare what a deployment gave, or another model, with a model in true FP32, and name the cause of a difference.
 
@@ -65,6 +67,7 @@ def compare(
         repeat: Run the right side so often, and compare the runs with each other.
         stress: Run the right side in several threads at the same time, and compare with isolated runs.
         batch: Rows per sample where the batch is dynamic.
+        out: Folder for ``comparison.json`` and the page ``comparison.html``; it is made where it is not there.
 
     Returns:
         Verdict, findings and statistics.
@@ -75,6 +78,7 @@ def compare(
         DataError: The data, or what was recorded, do not fit the model.
         TargetError: The candidate is an engine, and what runs it is not here.
         BaselineError: A model or an engine does not run on the data.
+        RunError: ``out`` cannot be written.
     """
     _check(candidate, outputs, reference_outputs, data, repeat, stress, trace, batch, max_error)
     engine = _engine(candidate, trace=trace)
@@ -116,7 +120,10 @@ def compare(
             limits = [each.limit for every in tolerances.values() for each in every if not each.is_absolute]
             if trace and (divergence := first_divergence(sides, right, alignment, min(limits, default=None))):
                 more.append(trace_finding(sides, divergence))
-        return compare_sides(sides, samples, [structural] if structural else [], more)
+        found = compare_sides(sides, samples, [structural] if structural else [], more)
+    if out is not None:
+        write_comparison(found, Path(out))
+    return found
 
 
 def check(mixed: ModelLike, *, against: ModelLike, data: Any, max_error: float, batch: int = 1) -> Comparison:

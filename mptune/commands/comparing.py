@@ -58,6 +58,10 @@ def compare(
         bool, typer.Option("--stress", help="Run it in several threads at once, against isolated runs.")
     ] = False,
     batch: BatchOption = _BATCH,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FOLDER", help="Write comparison.json and the page comparison.html there."),
+    ] = None,
     json_: JsonOption = False,
 ) -> None:
     """Compare recorded outputs, another model, or an engine, with MODEL in true FP32; name the cause of a difference.
@@ -86,6 +90,7 @@ def compare(
         repeat=repeat,
         stress=stress,
         batch=batch,
+        out=out,
     )
     _finish(found, as_json=json_)
 

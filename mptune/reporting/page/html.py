@@ -46,7 +46,7 @@ def render(content: PageContent) -> str:
     return Template(read_template("page/page.html")).substitute(
         title=escape(f"{front.model_path.name} on {front.target} - mptune"),
         model=escape(front.model_path.name),
-        policy=f"default-src 'none'; img-src data:; style-src {_source(style)}; script-src {_source(script)}",
+        policy=f"default-src 'none'; img-src data:; style-src {allowed(style)}; script-src {allowed(script)}",
         style=style,
         script=script,
         data=embedded_json(page_document(content)),
@@ -59,6 +59,6 @@ def embedded_json(document: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _source(text: str) -> str:
+def allowed(text: str) -> str:
     """The hash by which a content security policy allows an inline element."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

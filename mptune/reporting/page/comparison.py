@@ -1,0 +1,183 @@
+"""A comparison as one self-contained HTML page, without a script, beside the same as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from mptune._version import __version__
+from mptune.diagnosis.comparison import Comparison
+from mptune.files import write_text, writing
+from mptune.finding import Finding, OutputColumns
+from mptune.printable import printable_html as escape
+from mptune.reporting.page.html import allowed
+from mptune.reporting.text import read_template
+
+JSON_NAME, PAGE_NAME = "comparison.json", "comparison.html"
+
+_MOST_NAMES = 12
+"""So many names of one kind are listed in a finding; the page says how many more there are."""
+
+_FIGURES = ("error", "limit", "emulated_fp16", "max_abs")
+_TITLES = {
+    "error": "error",
+    "limit": "limit",
+    "emulated_fp16": "FP16 throughout, emulated",
+    "max_abs": "largest difference",
+}
+
+
+def write_comparison(comparison: Comparison, folder: Path) -> None:
+    """Write ``comparison.json`` and ``comparison.html``, each whole or not at all; what is there is replaced.
+
+    Args:
+        comparison: what ``mptune.compare`` returned.
+        folder: is made where it is not there.
+
+    Raises:
+        RunError: the place cannot be written.
+    """
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / JSON_NAME, json.dumps(comparison.to_json(), indent=2, allow_nan=False) + "\n")
+    write_text(folder / PAGE_NAME, render_comparison(comparison))
+
+
+def render_comparison(comparison: Comparison) -> str:
+    """The page as text. Names and texts are escaped; a content security policy forbids every request and script."""
+    style = read_template("page/page.css")
+    policy = f"default-src 'none'; img-src data:; style-src {allowed(style)}"
+    verdict = comparison.verdict
+    pill = "measured" if comparison.agrees else "predicted"  # the classes of green and amber
+    parts = [
+        "<!doctype html>",
+        '<html lang="en">',
+        "<head>",
+        '<meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        '<meta name="color-scheme" content="light dark">',
+        '<link rel="icon" href="data:,">',
+        f"<title>{escape(verdict)}: {escape(_file_name(comparison.candidate))} - mptune compare</title>",
+        f"<style>{style}</style>",
+        "</head>",
+        "<body>",
+        '<main id="page">',
+        f"<h1>{escape(_file_name(comparison.candidate))} against {escape(_file_name(comparison.reference))}</h1>",
+        f'<p class="subtitle"><span class="pill {pill}">{escape(verdict)}</span></p>',
+        *_sides(comparison),
+        *_findings(comparison),
+        *_outputs(comparison),
+        *_warnings(comparison.warnings),
+        "</main>",
+        "</body>",
+        "</html>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _file_name(side: str) -> str:
+    """A side without the folders of its path."""
+    return side.replace("\\", "/").rsplit("/", 1)[-1]
+
+
+def _sides(comparison: Comparison) -> Iterable[str]:
+    facts = (
+        ("reference", comparison.reference),
+        ("candidate", comparison.candidate),
+        ("samples", str(comparison.samples)),
+        ("mptune", __version__),
+    )
+    yield '<section id="sides"><h2>What was compared</h2><dl class="facts">'
+    yield from (f"<dt>{name}</dt><dd>{escape(value)}</dd>" for name, value in facts)
+    yield "</dl></section>"
+
+
+def _findings(comparison: Comparison) -> Iterable[str]:
+    yield '<section id="findings"><h2>What makes the difference</h2>'
+    if comparison.findings:
+        yield '<ul class="findings">'
+        for finding in comparison.findings:
+            yield from _finding(finding)
+        yield "</ul>"
+    elif comparison.agrees:
+        yield "<p>There is nothing to name.</p>"
+    else:
+        yield "<p>No known cause explains it: it is no rounding, no stale rows and no other order.</p>"
+    yield "</section>"
+
+
+def _finding(finding: Finding) -> Iterable[str]:
+    severity = escape(finding.severity)
+    yield f'<li><p class="finding-head"><code class="code {severity}">{escape(finding.code)}</code>'
+    yield f'<span class="severity">{severity}</span></p>'
+    yield f'<p class="finding-text">{escape(finding.text)}.</p>'
+    where = finding.where
+    kinds: tuple[tuple[str, Sequence[object]], ...] = (
+        ("node", where.nodes),
+        ("group", where.groups),
+        ("value", where.tensors),
+        ("output", [_column_text(one) for one in where.outputs]),
+        ("input", where.inputs),
+        ("sample", where.samples),
+    )
+    facts = [(word if len(names) == 1 else f"{word}s", _listed(names)) for word, names in kinds if names]
+    evidence = (f"{name.replace('_', ' ')} {_figure(value)}" for name, value in finding.evidence.items())
+    facts += [("evidence", escape(", ".join(evidence)))] if finding.evidence else []
+    if facts:
+        yield '<dl class="places">'
+        yield from (f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
+        yield "</dl>"
+    if finding.cure:
+        yield f'<p class="cure"><span>Do: </span>{escape(finding.cure)}.</p>'
+    yield "</li>"
+
+
+def _column_text(output: OutputColumns) -> str:
+    columns = output.columns
+    return output.name if columns is None else f"{output.name}[{','.join(map(str, columns))}]"
+
+
+def _listed(names: Sequence[object]) -> str:
+    """Names, escaped, and how many more there are."""
+    shown = ", ".join(f"<code>{escape(name)}</code>" for name in names[:_MOST_NAMES])
+    more = len(names) - _MOST_NAMES
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _outputs(comparison: Comparison) -> Iterable[str]:
+    yield '<section id="outputs"><h2>Outputs</h2>'
+    yield '<p class="note">An error is the root mean square difference of a sample, divided by the standard deviation'
+    yield "of the output over all samples, and the mean over the samples.</p>"
+    yield from _table(comparison, _FIGURES)
+    others = list(dict.fromkeys(k for by in comparison.outputs.values() for k in by if k not in _FIGURES))
+    if others:
+        yield "<details><summary>All figures</summary>"
+        yield from _table(comparison, others)
+        yield "</details>"
+    yield "</section>"
+
+
+def _table(comparison: Comparison, names: Sequence[str]) -> Iterable[str]:
+    yield '<div class="scroll"><table class="statistics"><thead><tr><th scope="col">output</th>'
+    titles = (_TITLES.get(name, name.replace("_", " ")) for name in names)
+    yield from (f'<th scope="col" class="number">{escape(title)}</th>' for title in titles)
+    yield "</tr></thead><tbody>"
+    for output, statistics in comparison.outputs.items():
+        yield f'<tr><th scope="row"><code>{escape(output)}</code></th>'
+        figures = (_figure(statistics[name]) if name in statistics else "" for name in names)
+        yield from (f'<td class="number">{escape(figure)}</td>' for figure in figures)
+        yield "</tr>"
+    yield "</tbody></table></div>"
+
+
+def _figure(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _warnings(warnings: Sequence[str]) -> Iterable[str]:
+    if warnings:
+        yield '<section id="warnings"><h2>Before you rely on the figures</h2><ul class="plain">'
+        yield from (f"<li>{escape(text)}</li>" for text in warnings)
+        yield "</ul></section>"
