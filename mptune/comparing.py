@@ -15,6 +15,7 @@ from mptune.arguments import ModelLike, data_argument, loaded_model
 from mptune.data.calibration import load_calibration
 from mptune.diagnosis.comparing import compare_sides, make_sides
 from mptune.diagnosis.comparison import Comparison
+from mptune.diagnosis.engine.marking import fault_finding, find_fault
 from mptune.diagnosis.engine.running import EngineRunner, engine_kinds, is_engine
 from mptune.diagnosis.limits import parse_tolerances
 from mptune.diagnosis.pairs.structure import alignment_of, structure_finding, with_candidate_plan
@@ -62,8 +63,9 @@ def compare(
             ``"OUTPUT[COLUMNS]=X"``. By default twice the emulated all-FP16 error of each part.
         max_error: Largest error of what no tolerance is about.
         ignore: Outputs that are not compared.
-        trace: Find the first group along the graph whose values differ between ``model`` and ``candidate``, which is
-            a model: beyond the smallest tolerance given, else beyond FP32 rounding.
+        trace: Find the first group along the graph whose values differ between ``model`` and ``candidate``: beyond the
+            smallest tolerance given, else beyond FP32 rounding. Where the candidate is an engine: build the all-FP32
+            engine, and where that is wrong, find the output whose marking cures it, with dozens of builds.
         repeat: Run the right side so often, and compare the runs with each other.
         stress: Run the right side in several threads at the same time, and compare with isolated runs.
         batch: Rows per sample where the batch is dynamic.
@@ -81,7 +83,7 @@ def compare(
         RunError: ``out`` cannot be written.
     """
     _check(candidate, outputs, reference_outputs, data, repeat, stress, trace, batch, max_error)
-    engine = _engine(candidate, trace=trace)
+    engine = _engine(candidate)
     with contextlib.ExitStack() as stack:
         loaded = stack.enter_context(loaded_model(model))
         other = None if candidate is None or engine is not None else stack.enter_context(_candidate(candidate))
@@ -113,6 +115,8 @@ def compare(
         )
         more = repetition_findings(sides, right or left, repeat, stress=stress)
         structural = None
+        if trace and isinstance(right, EngineRunner) and (fault := find_fault(left, right, folder / "marking")):
+            more.append(fault_finding(left, fault))
         if isinstance(right, Runner):
             alignment = alignment_of(left, right)
             sides = with_candidate_plan(sides, alignment)
@@ -174,12 +178,10 @@ def _check(
         raise SettingsError(f"--max-error is {max_error:g}", "give a limit above 0")
 
 
-def _engine(candidate: ModelLike | None, *, trace: bool) -> tuple[Path, tuple[Kind, ...]] | None:
+def _engine(candidate: ModelLike | None) -> tuple[Path, tuple[Kind, ...]] | None:
     """A candidate that is an engine, and what can run it here; None for a model."""
     if candidate is None or isinstance(candidate, onnx.ModelProto) or not is_engine(Path(candidate)):
         return None
-    if trace:
-        raise SettingsError("--trace needs two models", "an engine holds no inner values: give the model of its plan")
     return Path(candidate), engine_kinds(Path(candidate))
 
 

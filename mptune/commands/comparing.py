@@ -51,7 +51,10 @@ def compare(
         list[str] | None, typer.Option(metavar="OUTPUT", help="Leave this output out. Repeatable.")
     ] = None,
     trace: Annotated[
-        bool, typer.Option("--trace", help="Find the first group along the graph whose values differ.")
+        bool,
+        typer.Option(
+            "--trace", help="Find the first group whose values differ; of an engine, where FP32 is built wrong."
+        ),
     ] = False,
     repeat: Annotated[int, typer.Option(metavar="N", help="Run CANDIDATE, or MODEL, so often, and compare.")] = 1,
     stress: Annotated[

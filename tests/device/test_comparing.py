@@ -11,7 +11,7 @@ import pytest
 
 import mptune
 from mptune.cli import main
-from mptune.errors import BaselineError, ModelError, SettingsError, TargetError
+from mptune.errors import BaselineError, ModelError, TargetError
 from mptune.targets.detect import detect_gpus
 from tests.conftest import save_mlp
 from tests.device.blueprint import Blueprint
@@ -116,8 +116,6 @@ def test_an_engine_needs_a_device(model: Path, data: Path, tmp_path: Path, capsy
         mptune.compare(model, engine, data=data)
     with pytest.raises(ModelError, match="no such file"):
         mptune.compare(model, tmp_path / "missing.engine", data=data)
-    with pytest.raises(SettingsError, match="--trace needs two models"):
-        mptune.compare(model, engine, data=data, trace=True)
     assert main(["compare", str(model), str(engine), "--data", str(data)]) == 1
     shown = capsys.readouterr().err
     assert "--outputs FILE" in shown

@@ -12,13 +12,16 @@ from typing import TypeVar
 from mptune.data.archive import read_outputs
 from mptune.diagnosis.runner import Outputs, Runner
 from mptune.engines.base import Failure, FailureKind
+from mptune.engines.tensorrt.builder import BuildOptions
+from mptune.engines.tensorrt.jobs import BuildJob
 from mptune.engines.tensorrt.library import INSTALL, Kind, is_installed
 from mptune.engines.tensorrt.outputs import EngineOutputsJob, EngineRepeatJob, ModelNames
 from mptune.engines.toolchains.choose import why_not_on
 from mptune.engines.worker.child import Job
 from mptune.engines.worker.parent import Worker
 from mptune.errors import BaselineError, ModelError, TargetError
-from mptune.settings import WorkerSettings
+from mptune.settings import TensorRtSettings, WorkerSettings
+from mptune.targets.memory import default_workspace_mb
 from mptune.targets.target import Gpu, detect_gpus
 from mptune.tuning.failures import did_not_run
 
@@ -128,7 +131,7 @@ class EngineRunner:
             if not isinstance(found, Failure):
                 return kind, read_outputs(into)
             failures.append(found)
-        raise self._error(failures[0])
+        raise self.error(failures[0])
 
     def repeated(self, times: int, threads: int) -> tuple[float, Outputs | None]:
         """The largest relative difference of repeated runs from isolated ones, and the outputs of that run."""
@@ -138,16 +141,51 @@ class EngineRunner:
         job = EngineRepeatJob(self._path, samples, isolated, times, threads, worst, kind, self._names)
         error = self._call(job)
         if isinstance(error, Failure):
-            raise self._error(error)
+            raise self.error(error)
         return error, read_outputs(worst) if error > 0 else None
+
+    def build_and_run(
+        self, model: Path, engine: Path, profile: Path, samples: Path, outputs: Path, marked: Sequence[str] = ()
+    ) -> int | Failure:
+        """Build an engine of the same kind and run it; the number of samples, or why there is no result.
+
+        Args:
+            model: ONNX file beside its weights.
+            engine: file to write.
+            profile: file of samples whose shapes the engine takes.
+            samples: file of samples to run.
+            outputs: file to write.
+            marked: outputs beyond those of the model.
+        """
+        kind, _ = self._found
+        gpu = detect_gpus()[0]
+        capability = gpu.compute_capability
+        options = BuildOptions(
+            kind,
+            capabilities=(capability,) if kind == "tensorrt-rtx" and capability is not None else (),
+            settings=TensorRtSettings(workspace_mb=default_workspace_mb(gpu.memory_gb if gpu.is_jetson else None)),
+            timing_cache=self._folder / "timing.cache",
+        )
+        built = self._call(BuildJob(model, engine, options, (profile,), self._settings.build_timeout_s, gpu.is_jetson))
+        if isinstance(built, Failure):
+            return built
+        every = (*self._names.outputs, *marked)
+        names = replace(self._names, outputs=every, wanted=every)
+        return self._call(EngineOutputsJob(engine, samples, outputs, kind, names))
 
     def _call(self, job: Job[T]) -> T | Failure:
         limits = self._settings
         return self._worker.call(job, limits.build_timeout_s + limits.measure_timeout_s)
 
-    def _error(self, failure: Failure) -> BaselineError:
-        error = did_not_run(f"{self.name} does not run on these data", replace(failure, log_path=None))
-        if failure.kind is not FailureKind.ERROR:
+    def error(self, failure: Failure, what: str = "") -> BaselineError:
+        """The error for an engine that gave no result.
+
+        Args:
+            failure: why.
+            what: the engine; this one by default.
+        """
+        error = did_not_run(f"{what or self.name} does not run on these data", replace(failure, log_path=None))
+        if failure.kind is not FailureKind.ERROR or what:
             return error
         return BaselineError(
             error.message,

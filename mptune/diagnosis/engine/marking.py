@@ -1,0 +1,251 @@
+"""Where an all-FP32 engine is wrong: engines with one more value marked as an output, until one computes the model.
+
+Fused kernels hold values that nobody else reads. A value that is an output has to be written, so marking it changes
+what is fused around it: users of TensorRT 11 cure miscompiled fusions so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from mptune.data.archive import read_outputs, save_samples
+from mptune.diagnosis.engine.running import EngineRunner
+from mptune.diagnosis.explained import finding
+from mptune.diagnosis.runner import Runner
+from mptune.engines.base import Failure
+from mptune.engines.jobs.outputs import OutputsJob, value_error
+from mptune.finding import Finding, OutputColumns
+from mptune.graph.loading.model import Model
+from mptune.graph.writing.observe import write_with_outputs
+from mptune.tuning.steps.baseline import ENGINE_CODE, FP32_LIMIT
+
+MOST_BUILDS = 48
+"""So many engines are built; bisecting 2,000 values takes about 11, and the rest tries what is left one by one."""
+
+_MOST_NAMES = 4
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An all-FP32 engine that does not compute the model.
+
+    Attributes:
+        outputs: output -> relative L2 against the reference on the worst sample; those beyond ``FP32_LIMIT``.
+        sample: index of that sample.
+        region: names of the nodes among which the fault lies, in the order of the model.
+        cure: the value whose marking as an output brings all outputs within ``FP32_LIMIT``; "" where none was found.
+        cured: largest error of the outputs with it.
+        builds: how many engines were built.
+    """
+
+    outputs: Mapping[str, float]
+    sample: int
+    region: tuple[str, ...]
+    cure: str
+    cured: float
+    builds: int
+
+
+def find_fault(left: Runner, engine: EngineRunner, folder: Path) -> Fault | None:
+    """Build the all-FP32 engine of a model, and find the first region of it that is wrong.
+
+    Args:
+        left: runs the model.
+        engine: builds and runs engines.
+        folder: of temporary files; exists not yet.
+
+    Returns:
+        None where the engine computes the model.
+
+    Raises:
+        BaselineError: the all-FP32 engine cannot be built, or does not run.
+    """
+    folder.mkdir()
+    bench = _Bench(left, engine, folder)
+    whole = bench.outputs((), left.samples_path)
+    if isinstance(whole, Failure):
+        raise engine.error(whole, "the all-FP32 engine that is built here")
+    errors = [_errors(found, exact) for found, exact in zip(whole, left.exact, strict=True)]
+    sample = max(range(len(errors)), key=lambda k: max(errors[k].values()))
+    wrong = {name: error for name, error in errors[sample].items() if not error <= FP32_LIMIT}
+    if not wrong:
+        return None
+    save_samples(bench.sample_path, [left.samples[sample]])
+    search = _Search(Lineage(left.model), left.model, max(wrong, key=lambda name: wrong[name]))
+    while bench.builds < MOST_BUILDS and (value := search.next()) is not None:
+        found = bench.marked(value)
+        if found is None:
+            search.skip(value)
+            continue
+        error, of_outputs = found
+        if of_outputs <= FP32_LIMIT:
+            return Fault(wrong, sample, search.around(value), value, of_outputs, bench.builds)
+        search.learn(value, is_wrong=not error <= FP32_LIMIT)
+    return Fault(wrong, sample, search.region, "", math.inf, bench.builds)
+
+
+def fault_finding(left: Runner, fault: Fault) -> Finding:
+    """``engine-differs``, with the output that cures it where there is one."""
+    worst = max(fault.outputs, key=lambda name: fault.outputs[name])
+    evidence: dict[str, int | float | str] = {
+        "relative_l2": fault.outputs[worst],
+        "limit": FP32_LIMIT,
+        "output": worst,
+        "engines_built": fault.builds,
+    }
+    nodes = ", ".join(map(repr, fault.region[:_MOST_NAMES])) + (", ..." if len(fault.region) > _MOST_NAMES else "")
+    text = f"the all-FP32 engine that is built here is off by {fault.outputs[worst]:.1e} at output {worst!r}"
+    if fault.cure:
+        evidence |= {"marked": fault.cure, "relative_l2_marked": fault.cured}
+        text += (
+            f" (relative L2, limit {FP32_LIMIT:.0e}); with {fault.cure!r} marked as an output all outputs are within"
+            f" {fault.cured:.1e}, so what goes wrong is how the engine fuses {nodes}"
+        )
+        cure = (
+            f"build the engine of the model with {fault.cure!r} as one more output (onnx.helper.make_tensor_value_info,"
+            " model.graph.output.append), or with another version of TensorRT"
+        )
+    else:
+        text += (
+            f" (relative L2, limit {FP32_LIMIT:.0e}), first among {nodes}; no single value marked as an output cured it"
+        )
+        cure = "build with another version of TensorRT, or write these nodes in another way"
+    groups = tuple(dict.fromkeys(left.grouped.owners[node] for node in fault.region if node in left.grouped.owners))
+    return finding(
+        ENGINE_CODE,
+        tuple(OutputColumns(name) for name in fault.outputs),
+        evidence,
+        text,
+        cure,
+        samples=(fault.sample,),
+        nodes=fault.region,
+        groups=groups,
+        tensors=(fault.cure,) if fault.cure else (),
+    )
+
+
+class Lineage:
+    """Which nodes a value is computed from, as bits of whole numbers."""
+
+    def __init__(self, model: Model) -> None:
+        self.of_node: list[int] = []
+        for index, node in enumerate(model.nodes):
+            bits = 1 << index
+            for name in (*node.inputs, *node.captures):
+                if name in model.producer:
+                    bits |= self.of_node[model.producer[name]]
+            self.of_node.append(bits)
+
+
+@dataclass
+class _Search:
+    """Narrows down the nodes among which the first fault lies.
+
+    A value that is wrong is computed from it; one that is right, while the outputs stay wrong, is not.
+    """
+
+    lineage: Lineage
+    model: Model
+    output: str
+    tried: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.suspects = self.lineage.of_node[self.model.producer[self.output]]
+        self.tried |= {output.name for output in self.model.outputs}
+
+    @property
+    def region(self) -> tuple[str, ...]:
+        return self._names(self.suspects)
+
+    def next(self) -> str | None:
+        """The value that halves the suspects best; then those that suspects read and write; None where none is left."""
+        best = max(self._values, key=self._worth, default=None)
+        return None if best is None else best
+
+    def skip(self, value: str) -> None:
+        self.tried.add(value)
+
+    def learn(self, value: str, *, is_wrong: bool) -> None:
+        self.tried.add(value)
+        before = self.lineage.of_node[self.model.producer[value]]
+        left = self.suspects & (before if is_wrong else ~before)
+        self.suspects = left or self.suspects  # A fault that moves with what is marked leaves what is known.
+
+    def around(self, value: str) -> tuple[str, ...]:
+        """The suspects that write and read a value."""
+        near = 1 << self.model.producer[value]
+        for index in self.model.consumers.get(value, ()):
+            near |= 1 << index
+        return self._names(near & self.suspects) or self._names(near)
+
+    @property
+    def _values(self) -> list[str]:
+        found: dict[str, None] = {}
+        for index, node in enumerate(self.model.nodes):
+            if self.suspects >> index & 1:
+                found |= dict.fromkeys((*node.outputs, *node.inputs))
+        return [name for name in found if name not in self.tried and self._can_be_marked(name)]
+
+    def _can_be_marked(self, name: str) -> bool:
+        if not name or name not in self.model.producer or name in self.model.initializers:
+            return False
+        return self.model.info(name).is_float32
+
+    def _worth(self, value: str) -> int:
+        before = self.lineage.of_node[self.model.producer[value]] & self.suspects
+        count = before.bit_count()
+        return min(count, self.suspects.bit_count() - count)
+
+    def _names(self, bits: int) -> tuple[str, ...]:
+        return tuple(node.name for index, node in enumerate(self.model.nodes) if bits >> index & 1)
+
+
+class _Bench:
+    """Builds and runs all-FP32 engines of a model with values marked as outputs."""
+
+    def __init__(self, left: Runner, engine: EngineRunner, folder: Path) -> None:
+        self._left, self._engine, self._folder = left, engine, folder
+        self.sample_path = folder / "sample.npz"
+        self.builds = 0
+
+    def outputs(self, marked: Sequence[str], samples: Path) -> Sequence[Mapping[str, np.ndarray]] | Failure:
+        """Outputs and marked values of the engine with these marks; the samples are those that it is built for."""
+        path = self._write(marked)
+        self.builds += 1
+        into = self._folder / "outputs.npz"
+        found = self._engine.build_and_run(
+            path, self._folder / "marked.engine", self._left.samples_path, samples, into, marked
+        )
+        return found if isinstance(found, Failure) else read_outputs(into)
+
+    def marked(self, value: str) -> tuple[float, float] | None:
+        """Errors of a marked value, and of the worst output, on the worst sample; None where that engine has none."""
+        found = self.outputs((value,), self.sample_path)
+        if isinstance(found, Failure):
+            return None
+        into = self._folder / "exact.npz"
+        self._left.call(OutputsJob(self._write((value,)), self.sample_path, into))
+        exact = read_outputs(into)[0]
+        errors = _errors(found[0], exact)
+        return errors.pop(value), max(errors.values())
+
+    def _write(self, marked: Sequence[str]) -> Path:
+        path = self._left.scratch("marked")
+        write_with_outputs(self._left.model, self._left.workload.bank, path, (*self._names, *marked))
+        return path
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(output.name for output in self._left.model.outputs)
+
+
+def _errors(found: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Relative L2 of each output; outputs that are no floats are left out where there are others."""
+    floats = [name for name in exact if exact[name].dtype.kind == "f"] or list(exact)
+    return {name: value_error(found[name], exact[name]) for name in floats}
