@@ -21,7 +21,7 @@ _HOME = {
     "pick": "mptune.api",
     "confirm": "mptune.deploying",
     "export": "mptune.deploying",
-    "report": "mptune.api",
+    "report": "mptune.reading",
     "inspect": "mptune.api",
     "apply": "mptune.api",
     "compare": "mptune.comparing",
@@ -65,7 +65,7 @@ _HOME = {
 __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
-    from mptune.api import apply, inspect, pick, report, search
+    from mptune.api import apply, inspect, pick, search
     from mptune.comparing import check, compare
     from mptune.deploying import confirm, export
     from mptune.diagnosis.comparison import Comparison
@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     from mptune.graph.writing.rewrite import rewrite
     from mptune.inspection import Inspection
     from mptune.joining import worker
+    from mptune.reading import report
     from mptune.run import Run, open_run
     from mptune.settings import (
         DataSettings,

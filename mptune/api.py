@@ -23,8 +23,6 @@ from mptune.arguments import (
     placed_model,
     run_path,
     shapes_argument,
-    tolerance_argument,
-    with_demands,
 )
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.data.metrics.sets.whole_set import SetFunction
@@ -35,6 +33,7 @@ from mptune.graph.grouping.groups import find_groups
 from mptune.graph.plan import PrecisionPlan
 from mptune.inspection import Inspection, inspect_model
 from mptune.joining import only_gpu, worker_starter
+from mptune.reading import report, tolerance_argument
 from mptune.reporting.run_files import write_run_files
 from mptune.rundir import open_run, read_run
 from mptune.settings import (
@@ -233,30 +232,6 @@ def search(
         front = session.run()
         write_run_files(run, front, session.record, session.grouped, session.environment)
     return front
-
-
-def report(
-    run: str | Path,
-    *,
-    tolerance: Sequence[str | Tolerance] | None = None,
-    ignore: Sequence[str] | None = None,
-    storage: str | None = None,
-) -> Front:
-    """Read a front, with the reasons for FP32, from its run directory alone: no model, no data, no lock.
-
-    Args:
-        run: the run directory.
-        tolerance: as in ``search``; None takes the run's. Nothing is written.
-        ignore: as in ``search``; None takes the run's.
-        storage: URL of the run's database, if any; None takes that of ``MPTUNE_STORAGE``.
-
-    Raises:
-        RunError: it is no run directory, or holds no baseline yet.
-    """
-    directory, file = read_run(run)
-    file = with_demands(file, tolerance, ignore)
-    with contextlib.closing(read_record(directory, file, storage)) as record:
-        return front_of(directory, file, record)
 
 
 def pick(

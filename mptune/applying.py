@@ -15,7 +15,7 @@ from mptune.errors import PlanError, RunError
 from mptune.files import full_disk_as_error
 from mptune.graph.grouping.by_node import plan_of_nodes
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import Granularity, LayerGroup, find_groups
+from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.hazards.find import Hazard, find_hazards, pinned_by_hazards
 from mptune.graph.hazards.hazard import hazard_findings
 from mptune.graph.loading.model import Model
@@ -23,7 +23,7 @@ from mptune.graph.loading.tensors import external_location, is_external
 from mptune.graph.plan import PLAN_FORMAT, Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.inspection import observe_values
-from mptune.settings import DataSettings, InMemory
+from mptune.settings import DataSettings, Granularity, InMemory
 from mptune.tuning.space import close_patterns, match
 
 _KEYS = frozenset({"format", "model_sha256", "precision", "nodes"})

@@ -23,8 +23,9 @@ from mptune.errors import ModelError, RunError, SettingsError
 from mptune.files import write_bytes
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import TensorInfo
+from mptune.reading import tolerance_argument
 from mptune.reporting.terminal.progress import TerminalListener
-from mptune.run_json import ChoiceSection, RunFile
+from mptune.run_json import ChoiceSection
 from mptune.rundir import RunDirectory
 from mptune.settings import InMemory, SearchSettings, ShapeRange, Tolerance, check_limits
 from mptune.tuning.listener import Both, Listener, Silent
@@ -224,30 +225,6 @@ def check_batch(batch: int, inputs: Sequence[TensorInfo]) -> None:
 
 def _is_fixed(info: TensorInfo) -> bool:
     return info.shape is not None and all(isinstance(size, int) for size in info.shape)
-
-
-def tolerance_argument(tolerance: Sequence[str | Tolerance] | None) -> tuple[Tolerance, ...]:
-    """The tolerances that a caller gave, as values or as ``--tolerance`` takes them.
-
-    Raises:
-        SettingsError: not understood.
-    """
-    given = (tolerance,) if isinstance(tolerance, str | Tolerance) else tolerance or ()
-    return tuple(one if isinstance(one, Tolerance) else Tolerance.parse(one) for one in given)
-
-
-def with_demands(file: RunFile, tolerance: Sequence[str | Tolerance] | None, ignore: Sequence[str] | None) -> RunFile:
-    """A run.json whose plan is chosen under other tolerances, without other outputs; None keeps the run's.
-
-    Raises:
-        SettingsError: a tolerance is not understood.
-    """
-    update: dict[str, Any] = {}
-    if tolerance is not None:
-        update |= {"tolerance": tuple(map(str, tolerance_argument(tolerance))), "plan": None}
-    if ignore is not None:
-        update["ignore"] = tuple(ignore)
-    return file.model_copy(update={"choice": file.choice.model_copy(update=update)}) if update else file
 
 
 def choice_argument(

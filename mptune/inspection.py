@@ -17,7 +17,7 @@ from mptune.engines.toolchains.predicted import PredictedToolchain
 from mptune.engines.workload import Workload
 from mptune.finding import SEVERITIES, Finding, by_severity
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import Granularity, LayerGroup, find_fitting_groups, find_groups
+from mptune.graph.grouping.groups import LayerGroup, find_fitting_groups, find_groups
 from mptune.graph.hazards.find import Hazard, find_hazards
 from mptune.graph.hazards.hazard import hazard_findings
 from mptune.graph.hazards.interface import interface_findings
@@ -27,7 +27,7 @@ from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.op_rules import node_rule
-from mptune.settings import DataSettings, InMemory, SearchSettings
+from mptune.settings import DataSettings, Granularity, InMemory, SearchSettings
 from mptune.targets.costs import VIEWS, GroupCost, group_costs, is_folded, ungrouped_cost
 from mptune.targets.flops import ShapeTable, node_flops
 from mptune.targets.memory import MemoryNeed, memory_need

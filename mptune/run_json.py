@@ -19,8 +19,7 @@ from mptune._version import __version__
 from mptune.engines.environment import Environment
 from mptune.errors import RunError
 from mptune.finding import CODES, Finding
-from mptune.graph.grouping.groups import Granularity
-from mptune.settings import EngineChoice, LatencySettings, SearchSettings, ShapeRange, TensorRtSettings
+from mptune.settings import EngineChoice, Granularity, LatencySettings, SearchSettings, ShapeRange, TensorRtSettings
 
 RUN_FORMAT = 2
 """2 has typed sections; 1 (mptune 0.1.0) had ``measured`` and ``settings`` with free keys."""

@@ -11,6 +11,9 @@ from typing import Any, Literal
 from mptune.errors import SettingsError
 from mptune.finding import OutputColumns
 
+Granularity = Literal["op", "fusion", "block", "auto"]
+"""How coarse groups are, the finest first; ``auto`` is ``fusion`` but for very many groups or a large budget."""
+
 EngineChoice = Literal["auto", "tensorrt", "tensorrt-rtx", "onnxruntime"]
 
 

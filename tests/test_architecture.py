@@ -33,6 +33,7 @@ FLOORS = {
     "mptune.diagnosis": 3,
     "mptune.applying": 4,
     "mptune.reporting": 4,
+    "mptune.reading": 5,
     "mptune.arguments": 5,
     "mptune.deploying": 5,
     "mptune.joining": 5,

@@ -298,14 +298,14 @@ def report(
     """
     at_most_one({"--explain": explain, "--csv": csv_})
     at_most_one({"--json": json_, "--csv": csv_})
-    from mptune import api
+    from mptune import reading
 
     if repair:
         from mptune.rundir import repair_run
 
         copy = repair_run(run)
         complain("nothing in the journal is damaged" if copy is None else f"the journal as it was is {copy} now")
-    front = api.report(run, tolerance=tolerance, ignore=ignore, storage=storage)
+    front = reading.report(run, tolerance=tolerance, ignore=ignore, storage=storage)
     if csv_:
         from mptune.tuning.fronts.table import front_records
 

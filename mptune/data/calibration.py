@@ -30,9 +30,7 @@ import numpy as np
 from mptune.data.archive import read_outputs, read_samples, save_outputs, save_samples
 from mptune.data.checks import shape_text
 from mptune.data.forms.files import checked, cut, load_file, load_folder, whole_feed
-from mptune.data.forms.images import declaration_of, load_images
 from mptune.data.forms.lazy import Loaded
-from mptune.data.forms.polygraphy import read_json_inputs, run_loader, script_and_function
 from mptune.data.in_memory import SOURCE as ARRAYS_SOURCE
 from mptune.data.in_memory import arrays_of
 from mptune.data.plausibility import data_findings
@@ -159,6 +157,10 @@ def load_calibration(
 
 
 def _load(path: Path, inputs: Sequence[TensorInfo], settings: DataSettings) -> Loaded:
+    # Slow to import, and a run is read without data.
+    from mptune.data.forms.images import declaration_of, load_images
+    from mptune.data.forms.polygraphy import read_json_inputs, run_loader, script_and_function
+
     script = script_and_function(path)
     if script is not None:
         return _loaded_feeds(run_loader(*script), inputs, settings, path.name)

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.emulated_samples import EmulatedSamples
 from mptune.engines.environment import Environment
-from mptune.engines.jobs.ranges import TensorRange
 from mptune.engines.jobs.reference_report import ReferenceReport as ReferenceReport
 from mptune.engines.timing.latency import Latency, LatencySource, Stopwatch
 from mptune.engines.timing.session_timing import SessionTiming
 from mptune.graph.plan import PrecisionPlan
 from mptune.scratch import scratch_name
-from mptune.targets.memory import EngineMemory
+from mptune.targets.engine_memory import EngineMemory
 
 if TYPE_CHECKING:
+    from mptune.engines.emulated_samples import EmulatedSamples
+    from mptune.engines.jobs.ranges import TensorRange
     from mptune.targets.roofline import LatencyTerms
 
 ErrorSource = Literal["measured", "emulated"]

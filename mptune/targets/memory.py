@@ -8,14 +8,15 @@ fits on a device at all. What the subgraphs of If, Loop and Scan hold inside is 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.targets.costs import VIEWS, is_folded, item_bytes
+from mptune.targets.engine_memory import EngineMemory
 from mptune.targets.flops import Shape, ShapeTable
 
 if TYPE_CHECKING:
@@ -67,38 +68,6 @@ class MemoryNeed:
         if precision is Precision.FP16:
             return self.fp16_weights + self.fp16_activations
         return self.fp32_weights + self.fp32_activations
-
-
-@dataclass(frozen=True)
-class EngineMemory:
-    """What one plan's engine takes, in bytes; None where it is not known.
-
-    Attributes:
-        engine_bytes: size of the engine's file, which holds its weights.
-        context_bytes: memory of the device that an execution context takes for values and scratch: TensorRT's own
-            figure, else the most that is alive at once.
-        weight_bytes: constants as the plan stores them, computed from the model.
-        source: whether ``context_bytes`` is the built engine's own figure.
-    """
-
-    engine_bytes: int | None
-    context_bytes: int | None
-    weight_bytes: int | None
-    source: Literal["measured", "predicted"]
-
-    @property
-    def total_bytes(self) -> int:
-        """What the engine takes when it is loaded: its file or its weights, and the context."""
-        return max(self.engine_bytes or 0, self.weight_bytes or 0) + (self.context_bytes or 0)
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields as JSON types."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> EngineMemory:
-        """Inverse of ``to_json``."""
-        return cls(*(document[name] for name in ("engine_bytes", "context_bytes", "weight_bytes", "source")))
 
 
 def plan_memory(types: ValueTypes, plan: PrecisionPlan, shapes: Mapping[str, Shape]) -> EngineMemory:

@@ -17,7 +17,7 @@ from mptune.engines.base import ErrorSource, Measurement
 from mptune.engines.timing.latency import Latency
 from mptune.finding import OutputColumns
 from mptune.graph.plan import PrecisionPlan
-from mptune.targets.memory import EngineMemory
+from mptune.targets.engine_memory import EngineMemory
 
 EVALUATION_FORMAT = 1
 

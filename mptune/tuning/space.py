@@ -8,17 +8,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import pydantic
 
 from mptune import resources
 from mptune.errors import SpaceError
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import Granularity, LayerGroup
-from mptune.graph.hazards.find import Hazard, over_threshold, pinned_by_hazards
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.settings import Granularity
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Origin
+
+if TYPE_CHECKING:
+    from mptune.graph.grouping.grouped import GroupedModel
+    from mptune.graph.grouping.groups import LayerGroup
+    from mptune.graph.hazards.find import Hazard
 
 PREFIXES = {"quarter": 0.25, "half": 0.5, "three quarters": 0.75}
 """Shares of the groups, from the inputs on, that stay FP32, as in Polygraphy's bisection: few boundaries."""
@@ -205,6 +208,8 @@ def make_space(
         absmax: tensor name -> largest magnitude observed on the search samples.
         missing_kernels: id of each group for which the engine has no FP16 kernel -> why it stays in FP32.
     """
+    from mptune.graph.hazards.find import pinned_by_hazards  # not where a run is read
+
     model, groups = grouped.model, grouped.groups
     matcher = _Matcher(named.name, groups)
     pinned: dict[str, Pin] = {g.id: Pin(Precision.FP32, g.pinned) for g in groups if g.pinned is not None}
@@ -259,6 +264,8 @@ class _Matcher:
 def _seeds(
     space: SearchSpace, grouped: GroupedModel, named: NamedSpace, matcher: _Matcher, absmax: Mapping[str, float]
 ) -> tuple[Seed, ...]:
+    from mptune.graph.hazards.find import over_threshold
+
     def mixed(fp32: Iterable[str]) -> PrecisionPlan:
         kept = set(fp32)
         return space.plan({g: Precision.FP32 if g in kept else Precision.FP16 for g in space.free})

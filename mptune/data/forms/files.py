@@ -11,7 +11,6 @@ import numpy as np
 
 from mptune.data.archive import read_archive, read_array
 from mptune.data.checks import check_agreement, check_names, check_sample_shape, check_values, split_rows
-from mptune.data.forms.images import PREPROCESS_TOML, has_images
 from mptune.data.forms.lazy import Feed, LazySamples, Loaded, feed_digest
 from mptune.errors import DataError
 from mptune.settings import DataSettings
@@ -48,6 +47,8 @@ def load_folder(path: Path, inputs: Sequence[TensorInfo], settings: DataSettings
     files = [f for f in path.iterdir() if f.is_file() and not f.name.startswith(".")]
     chosen = sorted((f for f in files if f.suffix.lower() in (".npz", ".npy")), key=lambda f: _natural(f.name))
     if not chosen:
+        from mptune.data.forms.images import PREPROCESS_TOML, has_images  # slow to import
+
         if has_images(path):
             raise DataError(
                 f"{path} holds images, and no {PREPROCESS_TOML} says how they become inputs",

@@ -12,11 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mptune.data.metrics.row_pairs import SAME_DISTANCE, Columns, Floats, Indices, finite, pair, same_keys
-from mptune.graph.loading.value_dependent import DependentOutput
+
+if TYPE_CHECKING:
+    from mptune.graph.loading.value_dependent import DependentOutput
 
 _MOST_COLUMNS = 64
 """Rows are distinguished by the first columns of each output; masks and features have thousands."""

@@ -29,7 +29,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri, stdtrit
 
 from mptune.engines.timing.session_timing import SessionTiming
 
@@ -54,6 +53,8 @@ class RatioEstimate:
 
     def interval(self, coverage: float = _COVERAGE) -> tuple[float, float]:
         """Student's t interval of the ratio (not of its logarithm)."""
+        from scipy.special import ndtri, stdtrit  # slow to import
+
         level = 0.5 + coverage / 2.0
         quantile = stdtrit(self.degrees, level) if math.isfinite(self.degrees) else ndtri(level)
         half = float(quantile) * self.sd

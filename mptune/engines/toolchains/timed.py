@@ -14,7 +14,7 @@ from mptune.engines.timing.record import TimingRecord
 from mptune.errors import MptuneError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.settings import LatencySettings
-from mptune.targets.memory import EngineMemory
+from mptune.targets.engine_memory import EngineMemory
 
 DRIFT_WARNING = 0.1
 """A baseline whose latency has changed by more than this share since its first timing is a warning."""

@@ -14,11 +14,11 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import get_args
 
 from mptune.errors import PlanError
 from mptune.graph.grouping.lookup import Lookup
-from mptune.graph.grouping.op_kinds import ANCHOR_KINDS, DATA_MOVEMENT
+from mptune.graph.grouping.op_kinds import ANCHOR_KINDS, CASTS_INTEGERS, DATA_MOVEMENT, FOLDED
 from mptune.graph.grouping.patterns import Pattern, find_patterns
 from mptune.graph.grouping.quantised import KEPT_QUANTISED, QUANTISED
 from mptune.graph.grouping.repeats import find_runs, structural_hash
@@ -26,9 +26,7 @@ from mptune.graph.grouping.scopes import block_scopes, group_name, group_scope, 
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.op_rules import casts_integers, node_rule
 from mptune.graph.quantised_weights import dequantises_weights
-
-Granularity = Literal["op", "fusion", "block", "auto"]
-"""How coarse groups are, the finest first; ``auto`` is ``fusion`` but for very many groups or a large budget."""
+from mptune.settings import Granularity
 
 GROUPS_PER_BUDGET = 2.0
 """``auto`` takes ``op`` where that makes at most this many free groups per evaluation."""
@@ -44,9 +42,6 @@ _KEEPS_SCALINGS_OUT = frozenset({"conv", "matmul"})
 _SCALES_OR_MASKS = frozenset({"Mul", "Div", "Add", "Sub", "Where", "Pow", "Neg", "Clip", "Min", "Max"})
 _FOLDS_INTO = frozenset({"conv", "matmul"})
 """A BatchNormalization right after one of these is folded into it by every runtime."""
-
-FOLDED = "computed from constants alone: folded before the model runs, so FP16 saves nothing"
-CASTS_INTEGERS = "casts integers: every reader gets them in the type that it needs"
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,11 @@
-"""Operators by what they mean for layer groups: which start a group, and which only move data."""
+"""Operators by what they mean for layer groups: which start a group, which only move data, and which stay FP32."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+FOLDED = "computed from constants alone: folded before the model runs, so FP16 saves nothing"
+CASTS_INTEGERS = "casts integers: every reader gets them in the type that it needs"
 
 ANCHOR_KINDS: Mapping[str, str] = {
     **dict.fromkeys(("Conv", "ConvTranspose", "DeformConv"), "conv"),

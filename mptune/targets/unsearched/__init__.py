@@ -1,1 +1,4 @@
 """Findings about parts of a model that no plan changes."""
+
+OUT_OF_REACH = "operators-out-of-reach"
+"""The code of the finding that operators keep their precision whatever a plan says."""

@@ -10,8 +10,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.op_rules import is_quantised, node_rule, schema_of
 from mptune.targets.flops import Shape, ShapeTable, is_of_runtime, node_flops
-
-CODE = "operators-out-of-reach"
+from mptune.targets.unsearched import OUT_OF_REACH
 
 NEGLIGIBLE = 0.01
 """Operators whose types are known and that have less of the FLOPs than this are no finding."""
@@ -53,8 +52,8 @@ def out_of_reach_findings(
     operators = Counter(_operator(node) for node in causes)
     return (
         Finding(
-            code=CODE,
-            severity=CODES[CODE].severity,
+            code=OUT_OF_REACH,
+            severity=CODES[OUT_OF_REACH].severity,
             origin=origin,
             where=Where(nodes=tuple(node.name for node in nodes)),
             evidence={

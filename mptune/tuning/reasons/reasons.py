@@ -19,7 +19,7 @@ import numpy as np
 
 from mptune.files import write_json
 from mptune.finding import Finding
-from mptune.graph.grouping.groups import CASTS_INTEGERS, FOLDED
+from mptune.graph.grouping.op_kinds import CASTS_INTEGERS, FOLDED
 from mptune.graph.plan import Precision
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason

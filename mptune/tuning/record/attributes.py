@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from optuna.trial import FrozenTrial
 
 from mptune.engines.timing.latency import Latency
-from mptune.graph.grouping.groups import LayerGroup
 from mptune.tuning.evaluation import ORIGIN_SAMPLER, Evaluation, Origin
 from mptune.tuning.record.backends.packed import unpacked
 from mptune.tuning.sampler.trials import JSON_MARK, LAW_ATTR, TIMING_ATTR
+
+if TYPE_CHECKING:
+    from mptune.graph.grouping.groups import LayerGroup
 
 EVALUATION = f"{JSON_MARK}evaluation"
 FAILURE = f"{JSON_MARK}failure"

@@ -15,7 +15,7 @@ from mptune.finding import Finding, by_severity
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory, read_run
 from mptune.settings import SearchSettings, Tolerance
-from mptune.targets.unsearched.out_of_reach import CODE as OUT_OF_REACH
+from mptune.targets.unsearched import OUT_OF_REACH
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation, Origin, disagreements
 from mptune.tuning.explanation import Explanation
 from mptune.tuning.front import Front, choose, hypervolume, knee, pareto, reference_error_of

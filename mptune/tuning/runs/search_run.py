@@ -16,7 +16,7 @@ from mptune.errors import RunError
 from mptune.files import write_bytes, write_json
 from mptune.finding import Finding
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import Granularity, LayerGroup, find_fitting_groups, find_groups, groups_sha256
+from mptune.graph.grouping.groups import LayerGroup, find_fitting_groups, find_groups, groups_sha256
 from mptune.graph.hazards.find import Hazard, find_hazards
 from mptune.graph.hazards.hazard import hazard_findings
 from mptune.graph.hazards.interface import interface_findings
@@ -37,7 +37,7 @@ from mptune.run_json import (
     refuse_other_runs,
 )
 from mptune.rundir import RunDirectory, has_workers
-from mptune.settings import SearchSettings
+from mptune.settings import Granularity, SearchSettings
 from mptune.targets.mismatch import TARGET_CODE, not_measured
 from mptune.targets.unsearched.already_mixed import already_mixed_findings
 from mptune.targets.unsearched.out_of_reach import out_of_reach_findings

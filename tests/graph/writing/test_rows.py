@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import mptune.graph.writing.rewrite
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import Granularity, LayerGroup, find_groups
+from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.loading.model import load_model
 from mptune.graph.op_rules import node_rule
@@ -21,6 +21,7 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
+from mptune.settings import Granularity
 from tests.graph import models
 from tests.graph.helpers import feeds, plans, relative_l2, run
 from tests.graph.models import constant, node, value, weight
