@@ -22,6 +22,14 @@ def printable_character(character: str) -> str:
     return character if character.isprintable() else character.encode("unicode_escape").decode()
 
 
+def shortened(text: str, most: int) -> str:
+    """The text, or its beginning and its end, ``most`` characters together, as ``cut`` of the page has it."""
+    if len(text) <= most:
+        return text
+    head = (most - 1) // 3
+    return f"{text[:head]}\N{HORIZONTAL ELLIPSIS}{text[head + 1 - most :]}"
+
+
 def printable_html(text: object) -> str:
     """The text as it may stand in HTML; line breaks are left, since they mean nothing there."""
     return "\n".join(escape(printable(line)) for line in str(text).split("\n"))

@@ -21,7 +21,7 @@ from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.stored import stored_in
 from mptune.graph.writing.weights import WeightBank
-from mptune.printable import printable
+from mptune.printable import printable, shortened
 from mptune.reporting.provenance import provenance
 from mptune.reporting.recipe import BuildRecipe
 from mptune.reporting.text import (
@@ -51,6 +51,9 @@ OWN_FILES = frozenset(
     }
 )
 """What mptune writes into ``chosen/`` and may replace. Everything else there belongs to the user."""
+
+_LONGEST = 700
+"""Characters of a line of README.txt, as of a sentence on the page."""
 
 MOST_OF_A_CODE = 3
 """So many findings of one code are in README.txt."""
@@ -215,7 +218,7 @@ def _readme(
             if evaluation.error_source == "measured"
             else "by the FP32 model with explicit roundings to FP16"
         ),
-        "trtexec": recipe.command(plan),
+        "trtexec": printable(recipe.command(plan)),
         "tf32": (
             "TF32 is TensorRT's default, and this plan was measured with it (--tf32)."
             if recipe.uses_tf32(plan)
@@ -240,8 +243,9 @@ def _readme(
         "environment",
         "warnings",
         "tf32",
+        "trtexec",  # pasted into a shell: whole
     )
-    facts = {name: fact if name in blocks else printable(fact) for name, fact in facts.items()}
+    facts = {name: fact if name in blocks else _line(fact) for name, fact in facts.items()}
     lines = read_template("README.txt.in").splitlines(keepends=True)
     marks = {"[gpu]": not is_on_cpu(front), "[cpu]": is_on_cpu(front), "[check]": has_check}
     kept = "".join(line for line in lines if marks.get(line.split(" ", 1)[0], True))
@@ -291,4 +295,9 @@ def _kept(front: Front, evaluation: Evaluation) -> str:
 
 
 def _block(lines: Iterable[str]) -> str:
-    return "\n".join(map(printable, lines))
+    return "\n".join(map(_line, lines))
+
+
+def _line(text: object) -> str:
+    """A line of README.txt, printable; names in it may be of any length."""
+    return shortened(printable(text), _LONGEST)

@@ -184,6 +184,18 @@ def test_readme_has_the_findings_by_code_and_names_the_baseline_as_the_tables_do
     assert "the calibration data are random" in text
 
 
+def test_a_name_of_any_length_is_shortened_in_the_readme(bench: Bench, make_front: MakeFront, run_dir: Path) -> None:
+    name = "n" * 10_000
+    finding = Finding("overflow", "warning", "search", Where(nodes=(name,)), {}, f"value {name!r}: Inf", "")
+    front = replace(make_front()[0], findings=(finding,), warnings=(f"node {name} is slow",), device=name)
+    write_chosen(front, front.chosen, bench.grouped, run_dir / "chosen", None)
+    text = (run_dir / "chosen" / "README.txt").read_text(encoding="utf-8")
+    assert max(map(len, text.splitlines())) < 800
+    assert text.count("\N{HORIZONTAL ELLIPSIS}") >= 3
+    assert "  - node nnn" in text
+    assert "n is slow" in text, "its end is there"
+
+
 def test_the_runs_weight_bank_gives_the_same_model(
     chosen_dir: Path, bench: Bench, make_front: MakeFront, tmp_path: Path, environment: Environment
 ) -> None:

@@ -30,20 +30,13 @@ from mptune.reporting.text import (
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Kept, Reason
 from mptune.tuning.front import Front
+from mptune.tuning.reasons.group_findings import FP16_CODES
 
 PLAN_FIELDS = (
     "plan", "number", "ms", "low", "high", "interval", "speedup", "search", "held_out", "ci95", "finite", "bits",
     "origin", "memory", "memory_parts", "confirmed", "sources", "part", "warnings",
 )  # fmt: skip
 """Columns of a plan in the page's data."""
-
-FP16_CODES = frozenset(
-    {
-        "overflow", "vanishing-epsilon", "spacing", "stagnation", "cancellation", "long-sum", "index-in-float", "mask",
-        "norm-written-out", "no-fp16-kernel",
-    }
-)  # fmt: skip
-"""Findings that say what FP16 breaks; the others are about the model in FP32, the data, the target or the run."""
 
 _MOST_WHY = 1_500_000
 """Characters of reasons with figures; further plans have their reasons without."""

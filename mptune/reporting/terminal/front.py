@@ -10,7 +10,7 @@ from rich.console import Console
 
 from mptune.reporting.terminal.breaks import print_breaks
 from mptune.reporting.terminal.console import make_console, print_fact, print_text
-from mptune.reporting.terminal.table import is_held_out, print_table
+from mptune.reporting.terminal.table import print_table
 from mptune.reporting.text import (
     by_importance,
     describe_engine,
@@ -25,6 +25,7 @@ from mptune.reporting.text import (
     short_path,
 )
 from mptune.tuning.fronts.neighbours import neighbours
+from mptune.tuning.fronts.table import is_held_out
 from mptune.tuning.reasons.group_findings import BREAKING_CODES
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from mptune.reporting.text import (
     reason_counts,
 )
 from mptune.tuning.front import Front, knee
-from mptune.tuning.fronts.table import Row, has_parts, part_text, shown_rows
+from mptune.tuning.fronts.table import Row, error_marks, has_parts, part_text, shown_rows
 
 _GAP = "  "
 _MOST_DIGITS = 6
@@ -74,23 +74,6 @@ def print_table(console: Console, front: Front, *, every: bool = False) -> None:
     notes = _notes(front, rows, left)
     if notes:
         console.print(Text(notes, style="dim"))
-
-
-def error_marks(rows: Sequence[Row], front: Front) -> tuple[str, ...]:
-    """Marks before errors that are not what the column says: ``~`` emulated, ``*`` of the search samples."""
-    is_mixed = len({row.evaluation.error_source for row in front_rows(front)}) > 1
-    of_held_out = is_held_out(front)
-    marks = []
-    for row in rows:
-        plan = row.evaluation
-        emulated = "~" if is_mixed and plan.error_source == "emulated" else ""
-        marks.append(emulated + ("*" if of_held_out and plan.held_out is None and plan.is_finite else ""))
-    return tuple(marks)
-
-
-def is_held_out(front: Front) -> bool:
-    """Whether errors are those of the held-out samples, but for rows that were not measured again."""
-    return any(row.evaluation.held_out is not None for row in front_rows(front))
 
 
 def _columns(front: Front, rows: Sequence[Row]) -> list[_Column]:

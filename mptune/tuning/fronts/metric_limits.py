@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
 from mptune.data.metrics.sets.whole_set import own_value
+from mptune.data.metrics.trusted_scripts import undirected
 from mptune.errors import SettingsError
 from mptune.tuning.evaluation import Evaluation
 
@@ -33,7 +34,7 @@ class MetricLimit:
 
     @classmethod
     def parse(cls, text: str, metrics: Sequence[str]) -> MetricLimit:
-        """Read a limit on one of the metrics that are taken.
+        """Read a limit on one of the metrics that are taken; ``:max`` of a script's function may be left out.
 
         Raises:
             SettingsError: it is none, or names another metric.
@@ -45,10 +46,12 @@ class MetricLimit:
             match = None
         if match is None:
             raise SettingsError(f"--limit {text} is not understood", _HINT)
-        if match["name"] not in metrics:
+        names = {**{undirected(metric): metric for metric in metrics}, **{metric: metric for metric in metrics}}
+        name = names.get(match["name"])
+        if name is None:
             taken = ", ".join(metrics)
             raise SettingsError(f"--limit {text}: the metrics are {taken}", f"give --metric {match['name']}, too")
-        return cls(text.strip(), match["name"], match["sign"].startswith(">"), bound)
+        return cls(text.strip(), name, match["sign"].startswith(">"), bound)
 
     def is_met(self, evaluation: Evaluation) -> bool:
         """Whether a plan's own value of the metric is within the limit; False where it is not known."""

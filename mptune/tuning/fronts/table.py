@@ -20,7 +20,7 @@ MOST_ROWS = 12
 _WIDEST = 60
 """Names that a person gave are cut to this many characters."""
 
-_HEADER = ("", "plan", "ms", "speedup", "error", "held-out", "FP16/32", "origin")
+_HEADER = ("", "plan", "ms", "speedup", "error", "FP16/32", "origin")
 
 
 def format_ms(value: float) -> str:
@@ -152,13 +152,31 @@ def front_rows(front: FrontContent) -> tuple[Row, ...]:
     return tuple(sorted(rows, key=lambda row: row.evaluation.latency.median_ms))
 
 
+def error_marks(rows: Sequence[Row], front: FrontContent) -> tuple[str, ...]:
+    """Marks before errors that are not what the column says: ``~`` emulated, ``*`` of the search samples."""
+    is_mixed = len({row.evaluation.error_source for row in front_rows(front)}) > 1
+    of_held_out = is_held_out(front)
+    marks = []
+    for row in rows:
+        plan = row.evaluation
+        emulated = "~" if is_mixed and plan.error_source == "emulated" else ""
+        marks.append(emulated + ("*" if of_held_out and plan.held_out is None and plan.is_finite else ""))
+    return tuple(marks)
+
+
+def is_held_out(front: FrontContent) -> bool:
+    """Whether errors are those of the held-out samples, but for rows that were not measured again."""
+    return any(row.evaluation.held_out is not None for row in front_rows(front))
+
+
 def front_text(front: FrontContent) -> str:
     """A few lines for ``repr``: what was searched, the table, the choice; under 2,000 characters."""
     shown, left = shown_rows(front_rows(front))
-    cells = [_header(front), *(_cells(row) for row in shown)]
+    marks = error_marks(shown, front)
+    cells = [_header(front), *map(_cells, shown, marks)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(_HEADER))]
     table = ["  ".join(_justify(line, widths)).rstrip() for line in cells]
-    lines = (*_facts(front), *table, *_rest(left), f"chosen: {_chosen(front)}")
+    lines = (*_facts(front), *table, *_rest(left, marks), f"chosen: {_chosen(front)}")
     return "\n".join(map(printable, lines))
 
 
@@ -167,12 +185,13 @@ def front_html(front: FrontContent) -> str:
     shown, left = shown_rows(front_rows(front))
     head = "".join(f"<th>{escape(name)}</th>" for name in _header(front))
     body = []
-    for row in shown:
+    marks = error_marks(shown, front)
+    for row, mark in zip(shown, marks, strict=True):
         style = "font-weight: bold" if row.is_chosen else "" if row.on_front else "opacity: 0.6"
-        cells = "".join(f"<td>{escape(cell)}</td>" for cell in _cells(row))
+        cells = "".join(f"<td>{escape(cell)}</td>" for cell in _cells(row, mark))
         body.append(f'<tr style="{style}">{cells}</tr>')
     lines = "".join(f"<div>{escape(text)}</div>" for text in _facts(front))
-    last = "".join(f"<div>{escape(text)}</div>" for text in (*_rest(left), f"chosen: {_chosen(front)}"))
+    last = "".join(f"<div>{escape(text)}</div>" for text in (*_rest(left, marks), f"chosen: {_chosen(front)}"))
     return f"<div>{lines}<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>{last}</div>"
 
 
@@ -236,15 +255,19 @@ def _spread(places: Sequence[int], most: int) -> list[int]:
 def _facts(front: FrontContent) -> tuple[str, str]:
     source = front.fp32.latency.source
     failed = f", {front.failures} failed" if front.failures else ""
+    samples = " on held-out samples" if is_held_out(front) else ""
     return (
         f"Front of {_cut(front.model_path.name)} on {_cut(front.target)}: {len(front.points)} points from"
         f" {front.evaluations} plans{failed}",
-        f"latency {source} ({_cut(front.engine)}, {_cut(front.device)}), error: {_cut(front.metric)}",
+        f"latency {source} ({_cut(front.engine)}, {_cut(front.device)}), error: {_cut(front.metric)}{samples}",
     )
 
 
-def _rest(left: int) -> tuple[str, ...]:
-    return (f"... and {left} more",) if left else ()
+def _rest(left: int, marks: Sequence[str]) -> tuple[str, ...]:
+    """How many rows are not shown, and what the marks before errors mean."""
+    found = "".join(marks)
+    notes = [text for text in ("~ emulated", "* of the search samples") if text[0] in found]
+    return (*((f"... and {left} more",) if left else ()), *(("; ".join(notes),) if notes else ()))
 
 
 def _chosen(front: FrontContent) -> str:
@@ -259,15 +282,14 @@ def _header(front: FrontContent) -> tuple[str, ...]:
     return tuple("pred. ms" if name == "ms" and predicted else name for name in _HEADER)
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: Row, mark: str) -> tuple[str, ...]:
     evaluation = row.evaluation
     return (
         ">" if row.is_chosen else "",
         evaluation.plan.fingerprint,
         format_ms(evaluation.latency.median_ms),
         format_speedup(evaluation.speedup),
-        format_error(evaluation.error_value),
-        format_error(evaluation.held_out_value),
+        mark + format_error(evaluation.judged_error),
         group_counts(evaluation.plan),
         _cut(row.note, _WIDEST // 2),
     )

@@ -17,6 +17,9 @@ BREAKING_CODES = (
 )
 """Codes of values that FP16 cannot hold, or holds so coarsely that the outputs suffer; the plainest first."""
 
+FP16_CODES = frozenset((*BREAKING_CODES, "long-sum", "norm-written-out", "no-fp16-kernel"))
+"""Codes of what FP16 breaks or lacks; the others are about the model in FP32, the data, the target or the run."""
+
 _PINNING_CODES = (*BREAKING_CODES, "no-fp16-kernel", "no-bf16-kernel", "quantised-parts")
 """Codes of the findings that pin groups to FP32."""
 

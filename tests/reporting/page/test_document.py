@@ -16,11 +16,12 @@ from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.environment import Environment
 from mptune.finding import CODES, Finding, Where
 from mptune.reporting.page.content import PageContent
-from mptune.reporting.page.document import FP16_CODES, page_document, quoted_path
+from mptune.reporting.page.document import page_document, quoted_path
 from mptune.reporting.page.recommended import recommended
 from mptune.tuning.evaluation import Origin
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
 from mptune.tuning.fronts.progress import Progress
+from mptune.tuning.reasons.group_findings import BREAKING_CODES, FP16_CODES
 from mptune.tuning.runs.confirmation import Confirmation
 from tests.reporting.conftest import Bench, make_error, predicted
 from tests.reporting.page.reading import plans_of
@@ -132,7 +133,7 @@ def test_findings_are_sorted_by_what_they_are_about(make_front: MakeFront, bench
     document = page_document(PageContent(make_front(findings=findings)[0], (), bench.groups))
     assert [f["is_fp16"] for f in document["findings"]] == [True, False]
     assert document["findings"][0]["where"]["nodes"] == ["a\\nb"], "on one line"
-    assert set(CODES) >= FP16_CODES
+    assert set(CODES) >= FP16_CODES >= set(BREAKING_CODES)
 
 
 def test_failures_show_the_first_line_of_their_log(make_front: MakeFront, bench: Bench, tmp_path: Path) -> None:
