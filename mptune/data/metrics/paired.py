@@ -9,13 +9,13 @@ are resampled as logarithms: an interval is a factor, a difference a ratio. Metr
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from mptune.data.metrics.accuracy import METRICS, OutputError
 
@@ -73,8 +73,11 @@ def pseudo_values(error: OutputError, metric: str) -> Floats | None:
     return pseudo
 
 
+@functools.cache
 def t_quantile(samples: int) -> float:
     """The 97.5 % quantile of Student's t for a mean of so many values (at least 2)."""
+    from scipy.special import stdtrit  # Slow to import, and most commands compare no errors.
+
     return float(stdtrit(samples - 1, 0.5 + _COVERAGE / 2.0))
 
 

@@ -1,0 +1,23 @@
+"""What reading a run imports: commands that run no model start fast."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+def imported(modules: str) -> set[str]:
+    """The names of all modules that a fresh process has after importing these."""
+    code = f"import sys, {modules}; print(*sys.modules)"
+    return set(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split())
+
+
+@pytest.mark.parametrize("modules", ["mptune.reading, mptune.reporting.terminal.front", "mptune.tuning.space"])
+def test_what_runs_no_model_is_without_what_does(modules: str) -> None:
+    found = imported(modules)
+    assert "mptune.tuning.evaluation" in found
+    heavy = {"onnx", "onnxruntime", "scipy", "scipy.special", "PIL", "mptune.engines.toolchains.choose"}
+    assert not heavy & found
+    assert not {name for name in found if name.startswith(("mptune.graph.writing.", "mptune.engines.worker."))}
