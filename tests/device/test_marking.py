@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -90,14 +91,14 @@ def save_branches(path: Path) -> Path:
     return path
 
 
-def traced(model: Path, load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
+def traced(model: Path, load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **more: Any) -> list[Finding]:
     """The findings ``engine-differs`` of a comparison with the engine that this builder makes of the model."""
     monkeypatch.setattr(building, "load_model", load)
     np.savez(tmp_path / "data.npz", x=np.random.default_rng(3).standard_normal((4, 32)).astype(np.float32))
     shapes = {"x": ((1, 32), (1, 32), (1, 32))}
     made = Blueprint.of_model(load(str(model)), shapes=shapes, version=ORIN.tensorrt, capability=ORIN.capability)
     (tmp_path / "m.engine").write_bytes(made.to_bytes())
-    found = mptune.compare(model, tmp_path / "m.engine", data=tmp_path / "data.npz", trace=True)
+    found = mptune.compare(model, tmp_path / "m.engine", data=tmp_path / "data.npz", trace=True, **more)
     return [finding for finding in found.findings if finding.code == "engine-differs"]
 
 
@@ -139,3 +140,8 @@ def test_without_a_cure_the_node_is_named(here: None, tmp_path: Path, monkeypatc
 
 def test_a_builder_that_is_right_gives_no_finding(here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert traced(save_branches(tmp_path / "branches.onnx"), load_model, tmp_path, monkeypatch) == []
+
+
+def test_outputs_that_are_ignored_are_not_judged(here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, load = save_branches(tmp_path / "branches.onnx"), wrong_everywhere("right/b", 1.5)
+    assert traced(model, load, tmp_path, monkeypatch, ignore=["y"]) == []

@@ -71,7 +71,9 @@ def find_fault(left: Runner, engine: EngineRunner, folder: Path) -> Fault | None
     whole = bench.outputs((), left.samples_path)
     if isinstance(whole, Failure):
         raise engine.error(whole, "the all-FP32 engine that is built here")
-    errors = [_errors(found, exact) for found, exact in zip(whole, left.exact, strict=True)]
+    errors = [bench.errors(found, exact) for found, exact in zip(whole, left.exact, strict=True)]
+    if not bench.judged:
+        return None
     sample = max(range(len(errors)), key=lambda k: max(errors[k].values()))
     wrong = {name: error for name, error in errors[sample].items() if not error <= FP32_LIMIT}
     if not wrong:
@@ -232,8 +234,18 @@ class _Bench:
         into = self._folder / "exact.npz"
         self._left.call(OutputsJob(self._write((value,)), self.sample_path, into))
         exact = read_outputs(into)[0]
-        errors = _errors(found[0], exact)
-        return errors.pop(value), max(errors.values())
+        return value_error(found[0][value], exact[value]), max(self.errors(found[0], exact).values())
+
+    def errors(self, found: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Relative L2 of each output that is judged."""
+        return {name: value_error(found[name], exact[name]) for name in self.judged}
+
+    @cached_property
+    def judged(self) -> tuple[str, ...]:
+        """The outputs that are compared and are floats, but for those whose rows come and go with a threshold."""
+        model, dependent = self._left.model, {output.name for output in self._left.workload.dependent_outputs}
+        names = (name for name in self._engine.wanted if name not in dependent and name in model.producer)
+        return tuple(name for name in names if model.info(name).is_float32)
 
     def _write(self, marked: Sequence[str]) -> Path:
         path = self._left.scratch("marked")
@@ -243,9 +255,3 @@ class _Bench:
     @cached_property
     def _names(self) -> tuple[str, ...]:
         return tuple(output.name for output in self._left.model.outputs)
-
-
-def _errors(found: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Relative L2 of each output; outputs that are no floats are left out where there are others."""
-    floats = [name for name in exact if exact[name].dtype.kind == "f"] or list(exact)
-    return {name: value_error(found[name], exact[name]) for name in floats}

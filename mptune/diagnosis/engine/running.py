@@ -115,6 +115,11 @@ class EngineRunner:
     ) -> None:
         self._worker.close()
 
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The outputs that are compared."""
+        return self._names.wanted
+
     @cached_property
     def exact(self) -> Outputs:
         """The engine's outputs under the model's names, in the types that the engine gives."""
