@@ -32,6 +32,8 @@ EXPORTS = {
 }
 SEARCHED = [(exports or [name])[number % 2 - 1] for number, (name, exports) in enumerate(EXPORTS.items())]
 """One export of each network, of either exporter by turns."""
+LONG = {"swin_torchscript_14", "diffusion_unet_torchscript_15", "retinanet_quantised", "retinanet_half_quantised"}
+"""Whose search takes longest: with what is marked ``slow``."""
 
 
 def test_every_network_has_its_expectations() -> None:
@@ -89,7 +91,9 @@ def test_apply(stem: str, tmp_path: Path) -> None:
                 assert relative_l2(y, reference[name]) < limit, name
 
 
-@pytest.mark.parametrize("stem", SEARCHED)
+@pytest.mark.parametrize(
+    "stem", [pytest.param(stem, marks=[pytest.mark.slow] if stem in LONG else []) for stem in SEARCHED]
+)
 def test_search(stem: str, tmp_path: Path) -> None:
     path = filled(stem, tmp_path)
     front = search(path, tmp_path)
