@@ -176,16 +176,16 @@ def unique(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(texts))
 
 
-def front_warnings(front: Front, told: Collection[str] = ()) -> tuple[str, ...]:
+def front_warnings(front: Front, elsewhere: Collection[str] = ()) -> tuple[str, ...]:
     """The findings and the warnings of a front that a person must see, one line each.
 
     A finding of severity ``info`` about groups stands in the explanation of these groups, not here.
 
     Args:
         front: the front.
-        told: codes of findings about the model that stand elsewhere already.
+        elsewhere: codes of findings about the model that are shown in another place.
     """
-    others = (one for one in front.findings if not (one.code in told and one.is_about_model))
+    others = (one for one in front.findings if not (one.code in elsewhere and one.is_about_model))
     return unique((*_messages(others), *front.warnings))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import onnx
 
@@ -76,6 +76,17 @@ def node_flops(node: Node, shapes: ShapeTable) -> tuple[float, bool]:
     if node.op_type in ("MaxPool", "AveragePool", "LpPool"):
         return float(out * math.prod(_ints(node, "kernel_shape"))), False
     return float(out), False
+
+
+def share_of(nodes: Iterable[Node], flops: Mapping[int, float]) -> float:
+    """The share of all FLOPs that these nodes have; 0 where there are none.
+
+    Args:
+        nodes: some of the model's.
+        flops: of each node, by its index; a node that is not in it counts as nothing.
+    """
+    total = sum(flops.values())
+    return sum(flops.get(node.index, 0.0) for node in nodes) / total if total else 0.0
 
 
 def is_of_runtime(node: Node) -> bool:

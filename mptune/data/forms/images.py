@@ -111,7 +111,7 @@ def load_images(declaration: Path, inputs: Sequence[TensorInfo], batch: int) -> 
     rest = len(files) % rows
     warnings = (f"{rest} images are left over: one sample takes {rows}",) if rest else ()
     samples = _Images(files[: len(files) - rest], rows, info, spec, batch)
-    samples.read(0)  # a declaration that does not fit is told at once
+    samples.read(0)  # a declaration that does not fit is an error at once
     names = tuple(file.relative_to(folder).as_posix() for file in files) if rows == 1 else ()
     return Loaded(samples, declaration.parent.resolve().name, warnings, {**spec, "input": info.name}, names)
 

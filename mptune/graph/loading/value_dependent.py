@@ -56,7 +56,9 @@ RANDOM = frozenset(
 )
 """Operators that compute something else each time."""
 
-_KEPT_QUANTISED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+QUANTISING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+"""Operators that quantise values, or give them back."""
+
 _RENAMES = frozenset({"Identity", "Cast"})
 _INLINE_LIMIT = 4096
 """Constants up to this many bytes are given to the inference by value."""
@@ -183,7 +185,7 @@ class _Walk:
     def _is_folded(self, node: Node, read: list[str]) -> bool:
         if not node.is_standard or not read or node.captures or node.has_subgraph:
             return False
-        return node.op_type not in RANDOM | _KEPT_QUANTISED and all(name in self.folded for name in read)
+        return node.op_type not in RANDOM | QUANTISING and all(name in self.folded for name in read)
 
     def _deciding(self, node: Node) -> list[str]:
         """The values of a node's inputs that decide on the shapes of its outputs."""

@@ -71,11 +71,11 @@ def _why(console: Console, front: Front) -> None:
     """The groups that the chosen plan keeps in FP32 because of a finding, or a pin, each with its figures."""
     chosen = front.chosen if front.chosen is not None and front.chosen.plan != front.fp32.plan else front.fp16
     kept = () if chosen is None else front.explanation.of(chosen.plan.fingerprint)
-    told = [group for group in kept if group.finding is not None or group.reason in (Reason.PINNED, Reason.FAILED)]
-    if chosen is None or not told:
+    explained = [group for group in kept if group.finding is not None or group.reason in (Reason.PINNED, Reason.FAILED)]
+    if chosen is None or not explained:
         return
     console.print(Text(f"kept in FP32 by {chosen.plan.fingerprint}, and why", style="bold"))
-    for group in told:
+    for group in explained:
         print_fact(console, f"{group.group}  ", explain_kept(group).partition(" ")[2], len(group.group) + 2, "")
     console.print()
 

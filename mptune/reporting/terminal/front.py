@@ -103,7 +103,7 @@ def _beside(front: Front) -> list[tuple[str, str]]:
 
 
 def _kept(front: Front) -> list[tuple[str, str]]:
-    """The most important of the chosen plan's FP32 groups, each with its reason, but for those told of before."""
+    """The most important of the chosen plan's FP32 groups, each with its reason, but for those shown before."""
     if front.chosen is None or front.chosen.plan == front.fp32.plan:
         return []
     every = by_importance(front.explanation.of(front.chosen.plan.fingerprint))

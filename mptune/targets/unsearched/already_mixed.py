@@ -8,10 +8,10 @@ from mptune.finding import CODES, Finding, FindingOrigin, Where
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.loading.model import Model, Node
-from mptune.targets.flops import Shape, ShapeTable, node_flops
+from mptune.graph.loading.value_dependent import QUANTISING
+from mptune.targets.flops import Shape, ShapeTable, node_flops, share_of
 
 _CODE = "already-mixed"
-_DEQUANTISES = frozenset(("DequantizeLinear", "QuantizeLinear", "DynamicQuantizeLinear"))
 
 
 def already_mixed_findings(
@@ -31,8 +31,7 @@ def already_mixed_findings(
         return ()
     table = ShapeTable(model, shapes)
     flops = {node.index: node_flops(node, table)[0] for node in computing if not node.has_subgraph}
-    total = sum(flops.values())
-    share = sum(flops.get(node.index, 0.0) for node in half) / total if total else 0.0
+    share = share_of(half, flops)
     what = f"1 of {len(computing)} layers is" if len(half) == 1 else f"{len(half)} of {len(computing)} layers are"
     groups = len(grouped.groups)
     return (
@@ -56,6 +55,6 @@ def already_mixed_findings(
 
 def _computes(model: Model, node: Node) -> bool:
     """Whether a node computes floating-point values: it is no Cast, no view, and dequantises nothing."""
-    if node.op_type in DATA_MOVEMENT or node.op_type in _DEQUANTISES or node.op_type in ("Cast", "Constant"):
+    if node.op_type in DATA_MOVEMENT or node.op_type in QUANTISING or node.op_type in ("Cast", "Constant"):
         return False
     return any(model.info(out).dtype in ("float", "float16") for out in node.outputs if out)

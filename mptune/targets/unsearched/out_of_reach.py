@@ -9,7 +9,7 @@ from mptune.finding import CODES, Finding, FindingOrigin, Where
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.op_rules import is_quantised, node_rule, schema_of
-from mptune.targets.flops import Shape, ShapeTable, is_of_runtime, node_flops
+from mptune.targets.flops import Shape, ShapeTable, is_of_runtime, node_flops, share_of
 from mptune.targets.unsearched import OUT_OF_REACH
 
 NEGLIGIBLE = 0.01
@@ -44,8 +44,7 @@ def out_of_reach_findings(
         return ()
     table = ShapeTable(model, shapes)
     flops = {node.index: _least_flops(node, table) for node in model.nodes if not node.has_subgraph}
-    total = sum(flops.values())
-    share = sum(flops.get(node.index, 0.0) for node in nodes) / total if total else 0.0
+    share = share_of(nodes, flops)
     if not untyped and share < NEGLIGIBLE:
         return ()
     causes = [node for node in nodes if _is_foreign(model, node)] or list(nodes)

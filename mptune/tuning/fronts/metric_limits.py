@@ -70,7 +70,7 @@ def metric_value(evaluation: Evaluation, metric: str) -> float | None:
 def _value(error: OutputError, metric: str) -> float | None:
     if own_value(metric) in error.per_output.get(ALL_OUTPUTS, {}):
         return error.value(own_value(metric))
-    if any(metric in statistics for statistics in error.per_output.values()):
+    if error.has(metric):
         return error.value(metric)
     return None
 

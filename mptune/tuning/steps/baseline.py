@@ -6,13 +6,13 @@ Thresholds are relative L2. FP32 on two engines differs by 1e-7 to 1e-5, TF32 by
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, ReferenceReport, Toolchain
 from mptune.engines.jobs.ranges import TensorRange
 from mptune.errors import BaselineError
-from mptune.finding import CODES, Finding, FindingOrigin, OutputColumns, Where, by_severity
+from mptune.finding import CODES, Finding, FindingOrigin, OutputColumns, Severity, Where, by_severity
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.failures import did_not_run
@@ -168,7 +168,7 @@ def try_objective(toolchain: Toolchain, space: SearchSpace, metric: str, definit
     errors = toolchain.emulate([fp32, fp32.replace({space.free[0]: Precision.FP16})])
     if isinstance(errors, Failure):
         return  # What emulates the groups one by one says so.
-    if not any(metric in statistics for statistics in errors[0].per_output.values()):
+    if not errors[0].has(metric):
         return  # A metric over the whole set is taken of whole evaluations, all-FP32 first.
     if all(not math.isfinite(error.value(metric)) for error in errors):
         check_objective(errors[0], metric, definition)
@@ -200,14 +200,13 @@ def check_baseline(
 def _engine_findings(error: OutputError, tf32: bool, origin: FindingOrigin) -> Iterator[Finding]:
     if error.non_finite:
         bad = [name for name, values in error.per_output.items() if any(values.get("non_finite", ()))]
-        yield Finding(
-            code=ENGINE_CODE,
-            severity="error",
-            origin=origin,
-            where=Where(outputs=tuple(OutputColumns(name) for name in bad)),
-            evidence={"non_finite": error.non_finite},
-            text=f"the all-FP32 engine gives {error.non_finite} NaN or Inf where the reference has none",
-            cure="the engine itself is wrong: try another --engine, or another version of it",
+        yield _engine_differs(
+            "error",
+            origin,
+            bad,
+            {"non_finite": error.non_finite},
+            f"the all-FP32 engine gives {error.non_finite} NaN or Inf where the reference has none",
+            "the engine itself is wrong: try another --engine, or another version of it",
         )
         return
     # A row at a threshold may come and go with the order of a sum: pairs show whether the engine computes the same.
@@ -215,14 +214,13 @@ def _engine_findings(error: OutputError, tf32: bool, origin: FindingOrigin) -> I
     value, limit = pairs.value("relative_l2"), FP32_LIMIT_TF32 if tf32 else FP32_LIMIT
     shown = f"{value:.1e}" if math.isfinite(value) else str(value)
     if not value <= limit:
-        yield Finding(
-            code=ENGINE_CODE,
-            severity="error",
-            origin=origin,
-            where=Where(outputs=(OutputColumns(_worst_output(pairs)),)),
-            evidence={"relative_l2": value, "limit": limit},
-            text=f"the all-FP32 engine is off by {shown} against the reference (limit {limit:.0e})",
-            cure="look for TF32, missing synchronisation, a broken broadcast, or outputs that jump (TopK, NMS, "
+        yield _engine_differs(
+            "error",
+            origin,
+            [_worst_output(pairs)],
+            {"relative_l2": value, "limit": limit},
+            f"the all-FP32 engine is off by {shown} against the reference (limit {limit:.0e})",
+            "look for TF32, missing synchronisation, a broken broadcast, or outputs that jump (TopK, NMS, "
             "ArgMax); try another --engine",
         )
         return
@@ -239,15 +237,26 @@ def _engine_findings(error: OutputError, tf32: bool, origin: FindingOrigin) -> I
             cure="",
         )
     if value > FP32_WARNING and not tf32:
-        yield Finding(
-            code=ENGINE_CODE,
-            severity="warning",
-            origin=origin,
-            where=Where(outputs=(OutputColumns(_worst_output(pairs)),)),
-            evidence={"relative_l2": value, "limit": FP32_WARNING},
-            text=f"the all-FP32 engine is off by {shown} against the reference: that much is not FP16's doing",
-            cure="look for TF32 in the engine",
+        yield _engine_differs(
+            "warning",
+            origin,
+            [_worst_output(pairs)],
+            {"relative_l2": value, "limit": FP32_WARNING},
+            f"the all-FP32 engine is off by {shown} against the reference: that much is not FP16's doing",
+            "look for TF32 in the engine",
         )
+
+
+def _engine_differs(
+    severity: Severity,
+    origin: FindingOrigin,
+    outputs: Iterable[str],
+    evidence: Mapping[str, float],
+    text: str,
+    cure: str,
+) -> Finding:
+    where = Where(outputs=tuple(OutputColumns(name) for name in outputs))
+    return Finding(ENGINE_CODE, severity, origin, where, evidence, text, cure)
 
 
 def _worst_output(error: OutputError) -> str:

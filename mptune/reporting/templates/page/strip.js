@@ -122,7 +122,7 @@ function runs(plan, left, cell, y, height) {
   return boxes.paths();
 }
 
-/** The scopes of the layer names below the strip, as deep as they can be told apart, where they have room. */
+/** The scopes of the layer names below the strip, as deep as they can be distinguished, where they have room. */
 function scopeNames(left, cell, y, width) {
   const words = groups.map((group) => group.name.split(/[/]+/).filter(Boolean));
   const runsAt = (depth) => {
