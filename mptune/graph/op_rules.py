@@ -23,7 +23,8 @@ class NodeRule:
     """What a reduced precision would change about one node.
 
     Attributes:
-        precisions: the reduced precisions that it can run in; none where it has no precision of its own.
+        precisions: the reduced precisions that it can run in; none where it has no precision of its own. FP16 is among
+            them if any is: an operator that has BF16 and no FP16 stays FP32.
         inputs: positions of the FP32 inputs that follow the node's precision.
         outputs: positions of the FP32 outputs that follow it.
         reads_any: positions of FP32 inputs that take any type as it comes, without a Cast.
@@ -159,7 +160,7 @@ def _typed_rule(
     for name in (*node.inputs, *node.outputs):
         if name and info(name).dtype in _OPAQUE:
             return NodeRule(fixed=f"{name!r} is {_OPAQUE[info(name).dtype]}")
-    inputs = tuple(i for i in float_inputs if i not in kept and schema.admitted(schema.input_type(i)))
+    inputs = tuple(i for i in float_inputs if i not in kept and Precision.FP16 in schema.admitted(schema.input_type(i)))
     bound = {schema.input_type(i) for i in inputs}
     outputs = tuple(
         i for i, name in enumerate(node.outputs) if name and info(name).is_float32 and schema.output_type(i) in bound

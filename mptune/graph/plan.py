@@ -19,6 +19,7 @@ class Precision(str, Enum):
 
     FP32 = "fp32"
     FP16 = "fp16"
+    BF16 = "bf16"
 
     def __str__(self) -> str:
         return self.value
@@ -26,6 +27,9 @@ class Precision(str, Enum):
 
 REDUCED: tuple[Precision, ...] = tuple(precision for precision in Precision if precision is not Precision.FP32)
 """The precisions that a plan may lower a group to."""
+
+DEFAULT_PRECISIONS: tuple[Precision, ...] = (Precision.FP32, Precision.FP16)
+"""Those that are used where nobody asks for others."""
 
 # A study of a thousand plans names a precision a hundred thousand times: a look-up takes a tenth of the enumeration's.
 _BY_NAME: Mapping[str, Precision] = {precision.value: precision for precision in Precision}
@@ -83,6 +87,16 @@ class PrecisionPlan:
     def fp16_groups(self) -> tuple[str, ...]:
         """The ids of the groups in FP16, in the order of the groups."""
         return self.groups_in(Precision.FP16)
+
+    @property
+    def bf16_groups(self) -> tuple[str, ...]:
+        """The ids of the groups in BF16, in the order of the groups."""
+        return self.groups_in(Precision.BF16)
+
+    @property
+    def reduced_groups(self) -> tuple[str, ...]:
+        """The ids of the groups in less than FP32, in the order of the groups."""
+        return tuple(g for g, p in self.precision.items() if p is not Precision.FP32)
 
     @property
     def fp32_groups(self) -> tuple[str, ...]:

@@ -11,7 +11,11 @@ import onnx
 
 from mptune.graph.plan import REDUCED, Precision
 
-_TYPE_OF: Mapping[Precision, str] = {Precision.FP32: "tensor(float)", Precision.FP16: "tensor(float16)"}
+_TYPE_OF: Mapping[Precision, str] = {
+    Precision.FP32: "tensor(float)",
+    Precision.FP16: "tensor(float16)",
+    Precision.BF16: "tensor(bfloat16)",
+}
 
 
 @dataclass(frozen=True)

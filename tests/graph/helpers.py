@@ -44,12 +44,18 @@ def relative_l2(y: np.ndarray, reference: np.ndarray) -> float:
     return float(np.linalg.norm(y - reference) / np.linalg.norm(reference))
 
 
-def plans(model: Model, groups: tuple[LayerGroup, ...], count: int, seed: int = 0) -> list[PrecisionPlan]:
+def plans(
+    model: Model,
+    groups: tuple[LayerGroup, ...],
+    count: int,
+    seed: int = 0,
+    precisions: tuple[Precision, ...] = (Precision.FP16, Precision.FP32),
+) -> list[PrecisionPlan]:
+    """The uniform plans, then random ones."""
     rng = random.Random(seed)
     ids = [g.id for g in groups]
-    both = (Precision.FP16, Precision.FP32)
-    uniform = [PrecisionPlan.uniform(model.sha256, ids, p) for p in both]
-    return uniform + [PrecisionPlan(model.sha256, {i: rng.choice(both) for i in ids}) for _ in range(count)]
+    uniform = [PrecisionPlan.uniform(model.sha256, ids, p) for p in precisions]
+    return uniform + [PrecisionPlan(model.sha256, {i: rng.choice(precisions) for i in ids}) for _ in range(count)]
 
 
 def check(path: Path) -> onnx.ModelProto:

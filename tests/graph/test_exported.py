@@ -12,7 +12,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.loading.model import Model, load_model
-from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
@@ -75,6 +75,7 @@ def test_plans_differ_in_what_they_write(tmp_path: Path) -> None:
     rewriter = Rewriter(GroupedModel(model, groups))
     ids = [g.id for g in groups]
     written = {
-        rewriter.write(PrecisionPlan.uniform(model.sha256, ids, p), tmp_path / "t.onnx").read_bytes() for p in Precision
+        rewriter.write(PrecisionPlan.uniform(model.sha256, ids, p), tmp_path / "t.onnx").read_bytes()
+        for p in DEFAULT_PRECISIONS
     }
     assert len(written) == 2

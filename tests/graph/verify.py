@@ -9,12 +9,13 @@ import onnx
 from onnx import TensorProto
 
 from mptune.graph.loading.model import Model
+from mptune.graph.loading.tensors import ONNX_TYPES
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.schemas import onnx_schema
 from mptune.graph.writing.rewrite import Rewriter
 from tests.graph.helpers import check
 
-FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16}
+FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16}
 
 
 def is_inferable(model: Model) -> bool:
@@ -86,7 +87,7 @@ def _plan_is_realised(rewriter: Rewriter, plan: PrecisionPlan, graph: onnx.Graph
     assert len(nodes) == len(graph.node), "node names are unique"
     index = {n.name: n.index for n in rewriter.types.model.nodes}
     for name, precision in rewriter.node_precisions(plan).items():
-        wanted = TensorProto.FLOAT16 if precision is Precision.FP16 else TensorProto.FLOAT
+        wanted = ONNX_TYPES[precision]
         rule = rewriter.types.rules[index[name]]
         realised = {types.get(nodes[name].output[i], wanted) for i in rule.outputs}
         realised |= {types.get(nodes[name].input[i], wanted) for i in rule.inputs}

@@ -63,6 +63,7 @@ class Folds:
         folded: FP16 result of a Cast that goes away -> its root; what reads the result reads the root in FP16.
         adopted: root that crosses -> the Cast whose result, an output, serves as the root's other form.
         renamed: root -> the FP16 output that it is computed as; the Cast between them would change nothing.
+        other: (FP32 result, another precision) -> its root; what reads the result in it reads the root in it.
         dropped: indices of the Casts that go away.
     """
 
@@ -72,13 +73,15 @@ class Folds:
     folded: Mapping[str, str] = field(default_factory=dict)
     adopted: Mapping[str, OwnCast] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
+    other: Mapping[tuple[str, Precision], str] = field(default_factory=dict)
     dropped: frozenset[int] = frozenset()
 
 
 class Folding:
     """Resolves the model's own Casts under one plan; adds the Casts and constants that this makes necessary.
 
-    Only FP16 is folded: what a node reads in another reduced precision it reads from the FP32 form.
+    What a node reads in another reduced precision it reads from the root, unless that is FP16 in the model itself: then
+    from the FP32 form.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class Folding:
         named: frozenset[str],
         constant_names: Container[str],
         is_fp16: Callable[[str], bool],
+        computed: Mapping[str, Precision],
         casts: dict[str, set[Precision]],
         constants: dict[str, set[Precision]],
     ) -> None:
@@ -95,18 +99,21 @@ class Folding:
             named: what keeps its FP32 form and its name under any plan.
             constant_names: the constants of FP32 type.
             is_fp16: whether a value is computed in FP16, by the model itself or by the plan.
+            computed: value -> the reduced precision that the plan computes it in.
             casts: value -> the precisions that it is cast to; is added to.
             constants: constant -> the precisions that it is needed in; is added to.
         """
         self._named = named
         self._constant_names = constant_names
         self._is_fp16 = is_fp16
+        self._computed = computed
         self._casts = casts
         self._constants = constants
         self._root: dict[str, str] = {}
         self._planned: dict[str, bool] = {}
         self._narrow: dict[str, str] = {}
         self._wide: dict[str, str] = {}
+        self._other: dict[tuple[str, Precision], str] = {}
         self._passed: set[str] = set()  # what a Cast that goes away has read
         self._read_wide: set[str] = set()
         self._read_any: set[str] = set()
@@ -123,8 +130,7 @@ class Folding:
         """Note that a node reads the FP32 result of a Cast in ``precision``."""
         root = self._root[name]
         if precision not in _FOLDED:
-            self._need_cast(name, precision)
-            self._read_wide.add(name)
+            self._read_in_other(name, root, precision)
         elif precision is Precision.FP16:
             self._narrow[name] = root
             if root in self._constant_names:
@@ -136,6 +142,17 @@ class Folding:
             self._need_cast(root, Precision.FP32)
         else:
             self._read_wide.add(name)
+
+    def _read_in_other(self, name: str, root: str, precision: Precision) -> None:
+        if self._is_fp16(root) and not self._planned[name]:  # the model's own FP16
+            self._need_cast(name, precision)
+            self._read_wide.add(name)
+            return
+        self._other[name, precision] = root
+        if root in self._constant_names:
+            self._need_constant(root, precision)
+        elif self._computed.get(root) is not precision:
+            self._need_cast(root, precision)
 
     def read_any(self, name: str) -> None:
         """Note that a node reads the FP32 result of a Cast in any type."""
@@ -170,7 +187,7 @@ class Folding:
                 self._need_constant(root, Precision.FP32)
             elif not self._planned[cast.result]:
                 self._read_wide.add(cast.source)
-        return Folds(self._narrow, self._wide, either, folded, adopted, renamed, frozenset(dropped))
+        return Folds(self._narrow, self._wide, either, folded, adopted, renamed, self._other, frozenset(dropped))
 
     def _need_cast(self, value: str, precision: Precision) -> None:
         self._casts.setdefault(value, set()).add(precision)
@@ -201,7 +218,8 @@ class Folding:
 
     def _is_passed(self, name: str) -> bool:
         """Whether all readers of a Cast's FP32 result read its root under the plan."""
-        return name not in self._read_wide and (name in self._narrow or name in self._passed)
+        is_read = name in self._narrow or name in self._passed or any((name, p) in self._other for p in Precision)
+        return name not in self._read_wide and is_read
 
     def _narrowing_stays(self, cast: OwnCast) -> bool:
         root = self._root[cast.result]

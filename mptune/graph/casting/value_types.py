@@ -15,7 +15,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import all_graphs
 from mptune.graph.op_rules import NodeRule, casts_integers, node_rule
-from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,8 @@ class ValueTypes:
         self._own_at: Mapping[int, OwnCast] = {c.index: c for c in self.own_casts}
         self._widened = frozenset(c.result for c in self.own_casts if c.widens)
         self._fp16_values = frozenset(n for c in self.own_casts for n in (c.source, c.result) if self._is_fp16(n))
-        self._needs = {p: tuple(self._needs_of(node, p) for node in model.nodes) for p in Precision}
+        self._needs = {p: self._needs_in(p) for p in DEFAULT_PRECISIONS}  # of the others when a plan has them
+        self._lacking: dict[Precision, Mapping[int, tuple[str, ...]]] = {Precision.FP32: {}}
         # Under any plan: constants that are outputs or that nothing reads stay, computed outputs are FP32.
         self._kept = tuple(c for c in self.constants if c not in model.consumers or c in self.named)
         self._outputs = tuple(o.name for o in model.outputs if o.name in model.producer)
@@ -126,6 +127,9 @@ class ValueTypes:
             return precision
         return None if slot in rule.reads_any else Precision.FP32
 
+    def _needs_in(self, precision: Precision) -> tuple[_NodeNeeds, ...]:
+        return tuple(self._needs_of(node, precision) for node in self.model.nodes)
+
     def _needs_of(self, node: Node, precision: Precision) -> _NodeNeeds:
         if node.index in self._own_at:
             return _NOTHING
@@ -147,6 +151,17 @@ class ValueTypes:
         outputs = () if precision is Precision.FP32 else tuple(node.outputs[slot] for slot in rule.outputs)
         return _NodeNeeds(tuple(values), tuple(constants), tuple(results), tuple(any_type), outputs)
 
+    def lacking(self, precision: Precision) -> Mapping[int, tuple[str, ...]]:
+        """Position of each group that cannot have a precision -> its operators that could be FP16 and not this."""
+        found = self._lacking.get(precision)
+        if found is None:
+            by_group: dict[int, dict[str, None]] = {}
+            for node, rule, position in zip(self.model.nodes, self.rules, self.group_of, strict=True):
+                if position >= 0 and rule.precisions and precision not in rule.precisions:
+                    by_group.setdefault(position, {})[node.op_type] = None
+            found = self._lacking[precision] = {position: tuple(ops) for position, ops in by_group.items()}
+        return found
+
     def _precisions_of_groups(self, plan: PrecisionPlan) -> list[Precision]:
         """The precision of each group, [groups].
 
@@ -165,8 +180,13 @@ class ValueTypes:
         return [plan.precision[group] for group in self._ids]
 
     def _precisions_of_nodes(self, plan: PrecisionPlan) -> tuple[Precision, ...]:
-        """The precision of each node, [nodes]: FP32 where it has none, or where its operator does not admit it."""
-        of_group = [*self._precisions_of_groups(plan), Precision.FP32]  # the last serves what belongs to no group (-1)
+        """The precision of each node, [nodes]: FP32 where it has none, or where its operator does not admit it.
+
+        A group with an operator that lacks what others of it have is FP32 as a whole: patterns are never split.
+        """
+        groups = enumerate(self._precisions_of_groups(plan))
+        of_group = [Precision.FP32 if k in self.lacking(p) else p for k, p in groups]
+        of_group.append(Precision.FP32)  # serves what belongs to no group (-1)
         wanted = (of_group[group] for group in self.group_of)
         return tuple(p if p in rule.precisions else Precision.FP32 for p, rule in zip(wanted, self.rules, strict=True))
 
@@ -177,6 +197,8 @@ class ValueTypes:
             PlanError: the plan does not fit the model.
         """
         precisions = self._precisions_of_nodes(plan)
+        for precision in {*precisions} - self._needs.keys():
+            self._needs[precision] = self._needs_in(precision)
         computed: dict[str, Precision] = {}
         casts: dict[str, set[Precision]] = {}
         constants: dict[str, set[Precision]] = {name: {Precision.FP32} for name in self._kept}
@@ -208,7 +230,7 @@ class ValueTypes:
         def is_fp16(name: str) -> bool:
             return computed.get(name) is fp16 or name in self._fp16_values
 
-        folding = Folding(self.named, self.constants, is_fp16, casts, constants)
+        folding = Folding(self.named, self.constants, is_fp16, computed, casts, constants)
         for index, precision in enumerate(precisions):
             own, needs = self._own_at.get(index), self._needs[precision][index]
             if own is not None:
@@ -229,10 +251,12 @@ class ValueTypes:
         return {node.name: precision for node, group, precision in precisions if group >= 0}
 
     def convertible_constants(self) -> frozenset[str]:
-        """Constants that some plan reads in less than FP32: what the weight bank keeps more than once."""
+        """Constants that some plan reads in less than FP32: what the weight bank keeps more than once.
+
+        What is read in BF16 under some plan is read in FP16 under another (``NodeRule.precisions``).
+        """
         fp32 = Precision.FP32
-        needs = (n for p, of_nodes in self._needs.items() if p is not fp32 for n in of_nodes)
-        found = {name for n in needs for name, wanted in n.constants if wanted is not fp32}
+        found = {name for n in self._needs[Precision.FP16] for name, wanted in n.constants if wanted is not fp32}
         # A constant that the model casts itself may be read through the Cast.
         return frozenset(found | {c.source for c in self.own_casts if c.source in self.constants})
 

@@ -125,11 +125,11 @@ def _range_hazards(types: ValueTypes, masks: MaskValues, tensor: str, absmax: fl
     return found
 
 
-def pinned_by_hazards(hazards: Sequence[Hazard]) -> dict[str, str]:
-    """Groups that FP16 cannot serve, each with the reason of its first hazard."""
+def pinned_by_hazards(hazards: Sequence[Hazard], precision: Precision = Precision.FP16) -> dict[str, str]:
+    """Groups that a reduced precision cannot serve, each with the reason of its first hazard."""
     pinned: dict[str, str] = {}
     for hazard in hazards:
-        if hazard.severity == "error" and hazard.group is not None:
+        if hazard.rules_out(precision) and hazard.group is not None:
             pinned.setdefault(hazard.group, f"{hazard.tensor}: {hazard.reason}")
     return pinned
 

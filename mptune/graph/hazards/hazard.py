@@ -11,13 +11,19 @@ from mptune.finding import CODES, Finding, FindingOrigin, Severity, Where
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.loading.model import Node
+from mptune.graph.plan import Precision
 
 FP16_MAX = 65504.0
 """Largest finite FP16 value, (2 - 2**-10) * 2**15 (IEEE 754-2008, binary16)."""
+BF16_MAX = (2 - 2**-7) * 2.0**127
+"""Largest finite BFLOAT16 value, 3.39e38: FP32's largest, 3.4028e38, rounds to infinity."""
 FP16_TINY = 2.0**-24
 """Smallest FP16 value above zero (subnormal); half of it rounds to zero."""
 FP16_NORMAL = 2.0**-14
 """Smallest normal FP16 value: below it, values lose digits."""
+
+_OF_RANGE = frozenset({"overflow", "range"})
+"""Kinds of hazards of severity ``error`` whose value leaves FP16's range."""
 
 KEPT = "the group is kept in FP32"
 
@@ -56,6 +62,15 @@ class Hazard:
     code: str | None = None
     evidence: Mapping[str, int | float | str] = field(default_factory=dict, hash=False)
     samples: tuple[int, ...] = ()
+
+    def rules_out(self, precision: Precision) -> bool:
+        """Whether the group cannot be right in a reduced precision.
+
+        BF16 has FP32's range, so what leaves FP16's is no hazard to it; with fewer digits, all else is.
+        """
+        if self.severity != "error" or precision is Precision.FP32:
+            return False
+        return precision is Precision.FP16 or self.kind not in _OF_RANGE or self.value > BF16_MAX
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON types."""

@@ -19,6 +19,7 @@ from mptune.graph.plan import Precision
 ONNX_TYPES: Mapping[Precision, int] = {
     Precision.FP32: onnx.TensorProto.FLOAT,
     Precision.FP16: onnx.TensorProto.FLOAT16,
+    Precision.BF16: onnx.TensorProto.BFLOAT16,
 }
 """ONNX's element type of each precision."""
 

@@ -27,6 +27,7 @@ from mptune.graph.writing.weights import (
     type_code,
 )
 
+_FP32_BYTES, _REDUCED_BYTES = 4, 2
 _STREAM_FROM_BYTES = 1 << 12
 _BESIDE_FROM_BYTES = 1 << 10
 
@@ -48,9 +49,9 @@ class LargeConstant:
     @property
     def nbytes(self) -> int:
         """Size of the raw data."""
-        item_bytes = onnx.helper.tensor_dtype_to_np_dtype(self.tensor.data_type).itemsize
-        original_bytes = onnx.helper.tensor_dtype_to_np_dtype(self.constant.proto.data_type).itemsize
-        return self.constant.nbytes // int(original_bytes) * int(item_bytes)
+        if self.rounded_to is None:
+            return self.constant.nbytes
+        return self.constant.nbytes // _FP32_BYTES * _REDUCED_BYTES
 
     def chunks(self) -> Iterator[bytes]:
         """The raw data, a few megabytes at a time."""

@@ -25,7 +25,7 @@ from mptune.graph.loading.tensors import ONNX_TYPES
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.constants import ConstantStore, DataFile, LargeConstant, NeededConstants, banked, inline
 from mptune.graph.writing.model_file import add_cast, add_metadata, add_node, frame_of, serialized, serialized_size
-from mptune.graph.writing.weights import WeightBank, round_values
+from mptune.graph.writing.weights import WeightBank, rounded_tensor
 
 SELF_CONTAINED_LIMIT = 1_900_000_000
 """Bytes up to which one file holds the model: protobuf messages end at 2 GiB."""
@@ -202,6 +202,8 @@ class Rewriter:
         read |= {(name, fp16): in_fp16(root) for name, root in folds.narrow.items()}
         read |= {(name, fp32): adopted.get(root) or self._name(root, fp32, fp16) for name, root in folds.wide.items()}
         read |= {(name, fp32): in_fp16(root) for name, root in folds.folded.items()}
+        for (name, wanted), root in folds.other.items():
+            read[name, wanted] = self._name(root, wanted, resolution.computed_in(root))
         for name, root in folds.either.items():
             read[name, None] = in_fp16(root) if root in folds.folded or computed.get(root) is fp16 else root
         nodes = self._model.nodes
@@ -216,9 +218,9 @@ def _set_output_type(node: onnx.NodeProto, precision: Precision) -> None:
         return
     # ConstantOfShape: FP32 zero where it has no value
     values = [onnx.numpy_helper.to_array(a.t) for a in node.attribute if a.name == "value"]
-    value = round_values(values[0] if values else np.zeros(1, np.float32), precision)
+    tensor = rounded_tensor(values[0] if values else np.zeros(1, np.float32), precision)
     del node.attribute[:]
-    node.attribute.append(onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(value)))
+    node.attribute.append(onnx.helper.make_attribute("value", tensor))
 
 
 def rewrite(model: Model, plan: PrecisionPlan, groups: Sequence[LayerGroup] | None = None) -> onnx.ModelProto:

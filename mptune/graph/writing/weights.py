@@ -20,9 +20,10 @@ import onnx.numpy_helper
 
 from mptune.errors import ModelError
 from mptune.files import file_sha256, whole_file, writing
+from mptune.graph.bfloat16 import from_bfloat16, to_bfloat16
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import EXTERNAL_HINT, ONNX_TYPES, Initializer, external_location, is_external
-from mptune.graph.plan import Precision
+from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
 
 _FORMAT = 1
 _BANK_FROM_BYTES = 1024
@@ -41,7 +42,7 @@ def bank_file(precision: Precision) -> str:
 
 INDEX_FILE = "weights.json"
 BANK_FILES = (INDEX_FILE, *map(bank_file, Precision))
-"""The names of the bank's files."""
+"""The names of the bank's files; those of precisions that nobody asked for are missing."""
 
 
 @dataclass(frozen=True)
@@ -66,17 +67,32 @@ class Rounding:
 
 
 def round_values(values: np.ndarray, precision: Precision) -> np.ndarray:
-    """Round FP32 to the nearest value of a precision, ties to even.
+    """Round FP32 to the nearest value of a reduced precision, ties to even.
 
     Signs and infinities are kept; what overflows becomes infinite.
+
+    Returns:
+        float16, or for BF16, which NumPy lacks, its 16 bits as uint16.
     """
+    if precision is Precision.BF16:
+        return to_bfloat16(values)
     with np.errstate(over="ignore", under="ignore"):
-        return values.astype(onnx.helper.tensor_dtype_to_np_dtype(ONNX_TYPES[precision]))
+        return values.astype(np.float16)
+
+
+def rounded_tensor(values: np.ndarray, precision: Precision, name: str = "") -> onnx.TensorProto:
+    """A self-contained TensorProto of FP32 values, rounded to a reduced precision."""
+    rounded = round_values(values, precision)
+    if precision is Precision.BF16:
+        raw = rounded.astype("<u2", copy=False).tobytes()
+        return onnx.TensorProto(name=name, data_type=ONNX_TYPES[precision], dims=values.shape, raw_data=raw)
+    return onnx.numpy_helper.from_array(rounded, name)
 
 
 def measure_rounding(tensor: str, values: np.ndarray, precision: Precision) -> tuple[np.ndarray, Rounding]:
-    """Round values of a constant; the rounded values, and what that did to them."""
-    rounded = round_values(values, precision)
+    """Round values of a constant; what ``round_values`` gives, and what that did to them."""
+    stored = round_values(values, precision)
+    rounded = from_bfloat16(stored) if precision is Precision.BF16 else stored
     absmax = float(max(np.max(values, initial=0.0), -np.min(values, initial=0.0)))
     overflowed = 0
     if not np.isfinite(rounded).all():
@@ -84,7 +100,7 @@ def measure_rounding(tensor: str, values: np.ndarray, precision: Precision) -> t
         absmax = float(np.max(np.abs(values), where=finite, initial=0.0))
         overflowed = int(np.count_nonzero(finite & ~np.isfinite(rounded)))
     vanished = np.count_nonzero(values != 0) - np.count_nonzero(rounded != 0)
-    return rounded, Rounding(tensor, absmax, overflowed, int(vanished), int(values.size), precision)
+    return stored, Rounding(tensor, absmax, overflowed, int(vanished), int(values.size), precision)
 
 
 def rounding_of(constant: Initializer, precision: Precision) -> Rounding:
@@ -143,8 +159,8 @@ class WeightBank:
 
     Attributes:
         directory: where they lie; typed models are written beside them.
-        places: precision -> constant -> place in its file. The file of FP32 holds constants of any element type, as
-            they are; those of the reduced precisions hold FP32 constants, rounded.
+        places: precision -> constant -> place in its file, for those that it was asked for. The file of FP32 holds
+            constants of any element type, as they are; those of the reduced precisions hold FP32 constants, rounded.
         roundings: of every constant that the bank rounded.
     """
 
@@ -153,13 +169,20 @@ class WeightBank:
     roundings: tuple[Rounding, ...]
 
     @classmethod
-    def write(cls, model: Model, directory: Path, convertible: Collection[str] | None = None) -> WeightBank:
+    def write(
+        cls,
+        model: Model,
+        directory: Path,
+        convertible: Collection[str] | None = None,
+        precisions: Collection[Precision] = DEFAULT_PRECISIONS,
+    ) -> WeightBank:
         """Write the bank, or take the one that is there when it is this model's.
 
         Args:
             model: whose constants.
             directory: is made where it is missing.
             convertible: FP32 constants that some plan reads in a reduced precision; None takes all FP32 ones.
+            precisions: those that plans use besides FP32. What the bank has in others stays.
 
         Raises:
             RunError: the directory cannot be written, or the disk is full.
@@ -170,7 +193,11 @@ class WeightBank:
         rounded = {
             n for n in all_of if model.initializers[n].dtype == "float" and (convertible is None or n in convertible)
         }
-        wanted = {precision: all_of if precision is Precision.FP32 else rounded for precision in Precision}
+        wanted = {
+            precision: all_of if precision is Precision.FP32 else rounded
+            for precision in Precision
+            if precision in (Precision.FP32, *precisions)
+        }
         found = cls._read(model, directory, wanted)
         if found is not None:
             return found
@@ -180,10 +207,10 @@ class WeightBank:
 
     @classmethod
     def _write(cls, model: Model, directory: Path, wanted: Mapping[Precision, Collection[str]]) -> WeightBank:
-        places: dict[Precision, dict[str, Place]] = {precision: {} for precision in Precision}
+        places: dict[Precision, dict[str, Place]] = {precision: {} for precision in wanted}
         roundings: list[Rounding] = []
         with ExitStack() as stack:
-            parts = {p: stack.enter_context(whole_file(directory / bank_file(p))) for p in Precision}
+            parts = {p: stack.enter_context(whole_file(directory / bank_file(p))) for p in wanted}
             files = {p: stack.enter_context(part.open("wb")) for p, part in parts.items()}
             for name in sorted(wanted[Precision.FP32]):
                 into = {p: file for p, file in files.items() if name in wanted[p]}
@@ -206,7 +233,7 @@ class WeightBank:
             "model_sha256": model.sha256,
             **{str(p): {n: [place.offset, place.length] for n, place in of.items()} for p, of in places.items()},
             "roundings": [asdict(r) for r in roundings],
-            "sha256": {bank_file(p): file_sha256(directory / bank_file(p)) for p in Precision},
+            "sha256": {bank_file(p): file_sha256(directory / bank_file(p)) for p in wanted},
         }
         with whole_file(directory / INDEX_FILE) as part:
             part.write_text(json.dumps(document))
@@ -219,7 +246,8 @@ class WeightBank:
             document = json.loads((directory / INDEX_FILE).read_text())
             if document["format"] != _FORMAT or document["model_sha256"] != model.sha256:
                 return None
-            places = {p: {n: Place(*place) for n, place in document[str(p)].items()} for p in Precision}
+            there = [p for p in Precision if p in wanted or str(p) in document]
+            places = {p: {n: Place(*place) for n, place in document[str(p)].items()} for p in there}
             whole = all(
                 max((place.offset + place.length for place in of.values()), default=0)
                 <= (directory / bank_file(p)).stat().st_size
@@ -238,7 +266,7 @@ class WeightBank:
     def tensor(self, constant: Initializer, name: str, rounded_to: Precision | None = None) -> onnx.TensorProto | None:
         """A reference to a banked constant under ``name``, or None where the bank does not hold it."""
         precision = rounded_to or Precision.FP32
-        place = self.places[precision].get(constant.name)
+        place = self.places.get(precision, {}).get(constant.name)
         if place is None:
             return None
         return external_tensor(name, type_code(constant, rounded_to), constant.shape, bank_file(precision), place)
@@ -266,7 +294,7 @@ def external_tensor(name: str, data_type: int, shape: tuple[int, ...], location:
 def inline_tensor(constant: Initializer, name: str, rounded_to: Precision | None = None) -> onnx.TensorProto:
     """A self-contained TensorProto of a constant, rounded to a precision or as it is."""
     if rounded_to is not None:
-        return onnx.numpy_helper.from_array(round_values(constant.numpy(), rounded_to), name)
+        return rounded_tensor(constant.numpy(), rounded_to, name)
     proto = onnx.TensorProto()
     if is_external(constant.proto):
         proto.CopyFrom(onnx.numpy_helper.from_array(np.ascontiguousarray(constant.numpy()), name))

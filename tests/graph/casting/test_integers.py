@@ -12,7 +12,7 @@ from onnx import TensorProto
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
-from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
@@ -43,7 +43,7 @@ def test_a_lone_cast_from_integers_is_not_searched(tmp_path: Path) -> None:
     assert "integers" in str(group.pinned)
 
 
-@pytest.mark.parametrize("of_cast", list(Precision))
+@pytest.mark.parametrize("of_cast", DEFAULT_PRECISIONS)
 def test_readers_in_fp32_get_exact_integers_under_any_plan(tmp_path: Path, of_cast: Precision) -> None:
     loaded = load_model(_two_readers(tmp_path))
     grouped = GroupedModel(loaded, find_groups(loaded))

@@ -1,0 +1,59 @@
+"""BFLOAT16 by integer arithmetic, held against ONNX Runtime's Cast and against the definition."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from mptune.graph.bfloat16 import from_bfloat16, to_bfloat16
+from mptune.graph.hazards.hazard import BF16_MAX
+from tests.graph.helpers import run
+
+RNG = np.random.default_rng(0)
+EDGES = np.array([0.0, -0.0, np.inf, -np.inf, BF16_MAX, 3.4028235e38, -3.4028235e38, 1e-45, 9.2e-41, 1.0], np.float32)
+
+
+def patterns(count: int) -> np.ndarray:
+    """FP32 numbers of all bit patterns alike, subnormals, infinities and NaN among them."""
+    return RNG.integers(0, 1 << 32, count, dtype=np.uint64).astype(np.uint32).view(np.float32)
+
+
+@pytest.mark.parametrize("optimised", [False, True])
+def test_rounds_as_onnx_runtime_does(optimised: bool, tmp_path: Path) -> None:
+    """So a pair of Casts is a rounding: it is not optimised away, and ties go to even."""
+    x = np.concatenate([EDGES, patterns(200_000)])
+    nodes = [
+        helper.make_node("Cast", ["x"], ["low"], to=TensorProto.BFLOAT16),
+        helper.make_node("Cast", ["low"], ["y" if not optimised else "back"], to=TensorProto.FLOAT),
+    ]
+    if optimised:
+        nodes.append(helper.make_node("Neg", ["back"], ["y"]))
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "casts", value[:1], value[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), tmp_path / "m.onnx")
+    y = run(tmp_path / "m.onnx", {"x": x})["y"]
+    ours = from_bfloat16(to_bfloat16(x))
+    np.testing.assert_array_equal(-y if optimised else y, ours)
+    assert np.isnan(ours[np.isnan(x)]).all()
+
+
+def test_rounds_to_the_nearest() -> None:
+    x = patterns(100_000)
+    x = x[np.isfinite(x) & (np.abs(x) < BF16_MAX)]
+    bits = to_bfloat16(x)
+    here = np.abs(from_bfloat16(bits).astype(np.float64) - x)
+    for neighbour in (bits + np.uint16(1), bits - np.uint16(1)):
+        there = from_bfloat16(neighbour).astype(np.float64)
+        known = np.isfinite(there) & (np.signbit(there) == np.signbit(x))
+        assert (here[known] <= np.abs(there - x)[known]).all()
+
+
+def test_keeps_shapes() -> None:
+    assert to_bfloat16(np.float32(3.0)).shape == ()
+    assert to_bfloat16(np.zeros((2, 0, 3), np.float32)).shape == (2, 0, 3)
+    assert from_bfloat16(to_bfloat16(np.full((2, 3), 1e5, np.float32))).tolist() == [[99840.0] * 3] * 2
+    assert to_bfloat16(np.arange(12, dtype=np.float32).reshape(3, 4)[:, ::2]).shape == (3, 2)
