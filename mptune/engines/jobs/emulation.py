@@ -1,8 +1,8 @@
 """Emulated errors of plans (``mptune.graph.writing.emulate``): the models that are written and the jobs that run them.
 
 On a GPU opening a session takes longer than running the model, on a CPU it is the other way round. So plans share
-sessions, with a switch for each group, and a plan whose FP16 groups lie in one stretch of the model starts at the waist
-before it, from values that were computed once.
+sessions, with a switch for each group, and a plan whose reduced groups lie in one stretch of the model starts at the
+waist before it, from values that were computed once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mptune.engines.workload import Workload
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.value_dependent import DependentOutput
-from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.switched import SwitchedEmulator
 from mptune.graph.writing.waists import Stretch, Waist, find_stretches
@@ -259,12 +259,12 @@ class Emulation:
         self._written.clear()
 
     def _by_stretch(self, plans: Sequence[PrecisionPlan], *, few: bool) -> dict[Stretch | None, list[int]]:
-        """The stretch that holds all FP16 groups of each plan, None where there is none -> the plans' indices."""
+        """The stretch that holds all reduced groups of each plan, None where there is none -> the plans' indices."""
         found: dict[Stretch | None, list[int]] = {}
         for index, plan in enumerate(plans):
-            half = set(plan.fp16_groups)
+            reduced = set(plan.reduced_groups)
             # Values at waists are kept for a few samples only.
-            home = next((s for s in self._stretches if half <= set(s.groups)), None) if few and half else None
+            home = next((s for s in self._stretches if reduced <= set(s.groups)), None) if few and reduced else None
             found.setdefault(home, []).append(index)
         return found
 
@@ -272,11 +272,11 @@ class Emulation:
         self, stretch: Stretch | None, plans: Sequence[PrecisionPlan], which: SampleSet, part: range | None
     ) -> tuple[OutputError, ...] | Failure:
         # On a CPU the switches of a whole model cost more than a session for each plan. And nothing is fused around a
-        # switch, so a plan without FP16 matches the reference bit by bit only in a session of its own.
+        # switch, so an all-FP32 plan matches the reference bit by bit only in a session of its own.
         # What is fed back changes the values at waists, and every step runs the whole model.
         if self._scoring.rollout is not None:
             return self._one_by_one(plans, which, part)
-        apart = stretch is None and (self._provider == "cpu" or not any(plan.fp16_groups for plan in plans))
+        apart = stretch is None and (self._provider == "cpu" or not any(plan.reduced_groups for plan in plans))
         if apart or not self._switching:
             return self._one_by_one(plans, which, part)
         errors = self._switched(stretch, plans, which, part)
@@ -299,17 +299,18 @@ class Emulation:
     def _switched(
         self, stretch: Stretch | None, plans: Sequence[PrecisionPlan], which: SampleSet, part: range | None
     ) -> tuple[OutputError, ...] | Failure:
-        switches = self._switched_emulator.switches
-        groups = tuple(switches) if stretch is None else stretch.groups
+        emulator = self._switched_emulator
+        precisions = tuple(p for p in REDUCED if any(p in plan.precision.values() for plan in plans)) or REDUCED[:1]
+        groups = tuple(g.id for g in self._computed.groups) if stretch is None else stretch.groups
         start = Waist() if stretch is None else stretch.start
-        name = "whole" if stretch is None else groups[0]
-        model = self._write(name, lambda path: self._switched_emulator.write(path, groups, start))
+        name = "-".join(("whole" if stretch is None else groups[0], *map(str, precisions)))
+        model = self._write(name, lambda path: emulator.write(path, groups, start, precisions))
         head = self._write("head", self._write_head) if start.tensors else None
         job = SwitchedErrorsJob(
             model,
             head,
-            tuple(frozenset(switches[group] for group in plan.fp16_groups) for plan in plans),
-            tuple(switches[group] for group in groups),
+            tuple(map(emulator.on, plans)),
+            tuple(emulator.switches[p][g] for p in precisions for g in groups if g in emulator.switches[p]),
             *self._sample_arguments(which, part, plans),
             slot=self._slot(stretch),
         )

@@ -137,10 +137,11 @@ class Emulator:
         add_cast(graph, reduced, result, Precision.FP32, value + self._rounded[precision])
 
     def _read_through_casts(self, resolution: Resolution) -> dict[tuple[str, Precision], str]:
-        """What FP16 nodes read in place of the results of the model's own Casts to FP32."""
+        """What nodes in reduced precisions read in place of the results of the model's own Casts to FP32."""
         fp16 = Precision.FP16
         read = {}
-        for name, root in resolution.folds.narrow.items():
-            is_cast = fp16 in resolution.casts.get(root, ()) or fp16 in resolution.constants.get(root, ())
-            read[name, fp16] = root + self._rounded[fp16] if is_cast else name
+        replaced = {(name, fp16): root for name, root in resolution.folds.narrow.items()} | {**resolution.folds.other}
+        for (name, wanted), root in replaced.items():
+            is_cast = wanted in resolution.casts.get(root, ()) or wanted in resolution.constants.get(root, ())
+            read[name, wanted] = root + self._rounded[wanted] if is_cast else name
         return read

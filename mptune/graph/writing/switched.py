@@ -1,4 +1,4 @@
-"""One emulation for many plans: a boolean input for each group turns its roundings on at run time.
+"""One emulation for many plans: a boolean input for each group and precision turns its roundings on at run time.
 
 ``emulate`` writes one model for one plan; this is one model for all plans of some groups, in one session.
 A value of these groups is rounded in a branch of an If, or always, and a Where selects the rounded or the exact one. An
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 import onnx.helper
@@ -19,12 +19,27 @@ from mptune.files import write_bytes
 from mptune.graph.casting.value_types import ValueTypes, new_suffix
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.plan import Precision
+from mptune.graph.loading.tensors import ONNX_TYPES
+from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.emulate import needs_rounding
 from mptune.graph.writing.waists import Waist
 from mptune.graph.writing.weights import WeightBank
 
 _BEFORE_ALL = Waist()
+
+
+class _Kinds(NamedTuple):
+    """What the names of the things of one precision end with."""
+
+    switch: str
+    reduced: str
+    rounded: str
+
+
+_KINDS: Mapping[Precision, _Kinds] = {
+    Precision.FP16: _Kinds("switch", "half", "rounded"),
+    Precision.BF16: _Kinds("switch_bf16", "bf16", "rounded_bf16"),
+}
 
 
 class SwitchedEmulator:
@@ -41,23 +56,46 @@ class SwitchedEmulator:
         self._types = ValueTypes(grouped)
         self._bank = bank
         self._branches = branches
-        kinds = ("switch", "raw", "half", "rounded", "same", "chosen")
+        kinds = ("raw", "same", "chosen", "or", *(k for of in _KINDS.values() for k in of))
         self._suffix = {kind: new_suffix(grouped.model, kind) for kind in kinds}
-        self.switches: Mapping[str, str] = {group.id: group.id + self._suffix["switch"] for group in grouped.groups}
-        """Group id -> name of the scalar boolean input that puts it in FP16."""
+        self.switches: Mapping[Precision, Mapping[str, str]] = {
+            precision: {
+                group.id: group.id + self._suffix[of.switch]
+                for position, group in enumerate(grouped.groups)
+                if position not in self._types.lacking(precision)
+            }
+            for precision, of in _KINDS.items()
+        }
+        """Precision -> group id -> name of the scalar boolean input that puts it there; of groups that can have it."""
 
-    def write(self, path: Path, switched: Collection[str], start: Waist = _BEFORE_ALL) -> Path:
-        """Write the emulation of all plans with no group but these in FP16 to ``path``, in the weight bank's folder.
+    def on(self, plan: PrecisionPlan) -> frozenset[str]:
+        """The switches that are on under a plan."""
+        return frozenset(
+            switch
+            for precision, of in self.switches.items()
+            for group, switch in of.items()
+            if plan.precision[group] is precision
+        )
+
+    def write(
+        self,
+        path: Path,
+        switched: Collection[str],
+        start: Waist = _BEFORE_ALL,
+        precisions: Sequence[Precision] = (Precision.FP16,),
+    ) -> Path:
+        """Write the emulation of all plans with no group but these reduced to ``path``, in the weight bank's folder.
 
         Args:
             path: of the file.
-            switched: ids of the groups that have a switch; none of their nodes lies before ``start``.
+            switched: ids of the groups that have switches; none of their nodes lies before ``start``.
             start: its tensors become inputs, and no node before it is there.
+            precisions: those that have a switch.
 
         Raises:
             RunError: the file cannot be written, or the disk is full.
         """
-        switches = {g: name for g, name in self.switches.items() if g in switched}
+        switches = {p: {g: name for g, name in self.switches[p].items() if g in switched} for p in precisions}
         writing = _Writing(self._types, self._suffix, switches, branches=self._branches)
         for node in self._types.model.nodes[start.last + 1 :]:
             writing.add(node)
@@ -81,14 +119,22 @@ class _Writing:
     """One model while it is written."""
 
     def __init__(
-        self, types: ValueTypes, suffix: Mapping[str, str], switches: Mapping[str, str], *, branches: bool
+        self,
+        types: ValueTypes,
+        suffix: Mapping[str, str],
+        switches: Mapping[Precision, Mapping[str, str]],
+        *,
+        branches: bool,
     ) -> None:
         self._types = types
         self._model = types.model
         self._suffix = suffix
         self._branches = branches
         ids = [group.id for group in types.groups]
-        self._switch = {ids.index(group): name for group, name in switches.items()}
+        self._switch: dict[int, list[tuple[Precision, str]]] = {}
+        for precision, of in switches.items():
+            for group, name in of.items():
+                self._switch.setdefault(ids.index(group), []).append((precision, name))
         self._maker = {
             node.outputs[slot]: types.group_of[node.index]
             for node, rule in zip(types.model.nodes, types.rules, strict=True)
@@ -97,7 +143,7 @@ class _Writing:
         self._graph = onnx.GraphProto(name="emulation")
         self._made: set[str] = set()
         self._read: set[str] = set()
-        self._halves: set[str] = set()
+        self._reduced: dict[Precision, set[str]] = {}
 
     def add(self, node: Node) -> None:
         """Append a node, with the switched roundings of its inputs and outputs."""
@@ -119,41 +165,50 @@ class _Writing:
         proto.name = node.name
         proto.input[:], proto.output[:] = inputs, outputs
         for slot in behind:
-            self._choose(switch or "", outputs[slot], node.outputs[slot])
+            self._choose(switch or [], outputs[slot], node.outputs[slot])
 
-    def _chosen(self, tensor: str, group: int, switch: str) -> str:
+    def _chosen(self, tensor: str, group: int, switch: Sequence[tuple[Precision, str]]) -> str:
         """The name that the nodes of a group read in place of a value that another group computes."""
         result = f"{tensor}.{group}{self._suffix['chosen']}"
         if result not in self._made:
             self._choose(switch, tensor, result)
         return result
 
-    def _choose(self, switch: str, tensor: str, result: str) -> None:
-        """Append the nodes that compute ``result``: the value, rounded where the switch is on."""
+    def _choose(self, switches: Sequence[tuple[Precision, str]], tensor: str, result: str) -> None:
+        """Append the nodes that compute ``result``: the value, rounded as the switch says that is on."""
+        otherwise = tensor
+        for number, (precision, switch) in enumerate(switches, 1):
+            chosen = result if number == len(switches) else f"{result}.{precision}{self._suffix['or']}"
+            self._choose_between(precision, switch, tensor, otherwise, chosen)
+            otherwise = chosen
+
+    def _choose_between(self, precision: Precision, switch: str, tensor: str, otherwise: str, result: str) -> None:
+        """Append the nodes that compute ``result``: ``tensor`` rounded where the switch is on, else ``otherwise``."""
         self._read.update((switch, tensor))
         if self._branches:
             same = result + self._suffix["same"]
             branches = {
-                "then_branch": _branch(self._rounding(tensor, result)),
-                "else_branch": _branch([_node("Identity", [tensor], same)]),
+                "then_branch": _branch(self._rounding(precision, tensor, result)),
+                "else_branch": _branch([_node("Identity", [otherwise], same)]),
             }
             self._append(_node("If", [switch], result, **branches))
             return
-        rounding = self._rounding(tensor, tensor)
+        rounding = self._rounding(precision, tensor, tensor)
         rounded = rounding[-1].output[0]
         if rounded not in self._made:
             self._append(*rounding)
-        self._append(_node("Where", [switch, rounded, tensor], result))
+        self._append(_node("Where", [switch, rounded, otherwise], result))
 
-    def _rounding(self, tensor: str, stem: str) -> list[onnx.NodeProto]:
-        """The nodes that cast a value to FP16 and back; constants are stored in FP16 too."""
-        half, rounded = stem + self._suffix["half"], stem + self._suffix["rounded"]
+    def _rounding(self, precision: Precision, tensor: str, stem: str) -> list[onnx.NodeProto]:
+        """The nodes that cast a value to a reduced precision and back; constants are stored in it too."""
+        kinds = _KINDS[precision]
+        reduced, rounded = stem + self._suffix[kinds.reduced], stem + self._suffix[kinds.rounded]
         if tensor in self._types.constants:
-            self._halves.add(tensor)
-            return [_node("Cast", [tensor + self._suffix["half"]], rounded, to=onnx.TensorProto.FLOAT)]
+            self._reduced.setdefault(precision, set()).add(tensor)
+            return [_node("Cast", [tensor + self._suffix[kinds.reduced]], rounded, to=onnx.TensorProto.FLOAT)]
         return [
-            _node("Cast", [tensor], half, to=onnx.TensorProto.FLOAT16),
-            _node("Cast", [half], rounded, to=onnx.TensorProto.FLOAT),
+            _node("Cast", [tensor], reduced, to=ONNX_TYPES[precision]),
+            _node("Cast", [reduced], rounded, to=onnx.TensorProto.FLOAT),
         ]
 
     def _append(self, *nodes: onnx.NodeProto) -> None:
@@ -167,12 +222,14 @@ class _Writing:
         for name, constant in model.initializers.items():
             if name in read:
                 graph.initializer.append(bank.tensor_or_inline(constant, name))
-            if name in self._halves:
-                graph.initializer.append(bank.tensor_or_inline(constant, name + self._suffix["half"], Precision.FP16))
+            for precision, of in self._reduced.items():
+                if name in of:
+                    stored = name + self._suffix[_KINDS[precision].reduced]
+                    graph.initializer.append(bank.tensor_or_inline(constant, stored, precision))
         graph.sparse_initializer.extend(s for s in model.proto.graph.sparse_initializer if s.values.name in read)
         graph.input.extend(value for value in model.proto.graph.input if value.name in read)
         graph.input.extend(_value(model, name) for name in entered if name in read)
-        for switch in self._switch.values():
+        for switch in (name for of in self._switch.values() for _, name in of):
             graph.input.append(onnx.helper.make_tensor_value_info(switch, onnx.TensorProto.BOOL, []))
         graph.output.extend(outputs)
         proto = onnx.ModelProto(ir_version=max(model.proto.ir_version, 4), graph=graph)

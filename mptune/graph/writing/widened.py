@@ -1,12 +1,13 @@
-"""A model with FP16 values as one that computes in FP32 and rounds where the first does; and only some of its values.
+"""A mixed model as one that computes in FP32 and rounds where the first does; and only some of its values.
 
 ONNX Runtime's CPU provider has few FP16 kernels: it computes an FP16 model in FP32 and drops roundings between nodes.
-Here each FP16 value goes through an explicit pair of Casts, which stays. A model without FP16 values stays as it is.
+It has next to none of BF16, and runs no model that needs them. Here each FP16 and BF16 value goes through an explicit
+pair of Casts, which stays. A model without such values stays as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,29 +19,33 @@ from mptune.files import write_bytes
 from mptune.graph.casting.value_types import new_suffix
 from mptune.graph.loading.ancestors import needed_nodes
 from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.tensors import ONNX_TYPES
 from mptune.graph.plan import Precision
 from mptune.graph.writing.model_file import add_cast
 from mptune.graph.writing.weights import WeightBank
 
-_HALF, _FLOAT = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
+_FLOAT = onnx.TensorProto.FLOAT
+_PRECISIONS: Mapping[str, Precision] = {"float16": Precision.FP16, "bfloat16": Precision.BF16}
+"""By element type."""
+_REDUCED_CODES = frozenset(ONNX_TYPES[precision] for precision in _PRECISIONS.values())
 _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype"})
 
 
-def has_half(model: Model) -> bool:
-    """Whether any value of the main graph is FP16."""
-    return any(info.dtype == "float16" for info in model.tensors.values())
+def reduced_values(model: Model) -> dict[str, Precision]:
+    """The values of the main graph that are FP16 or BF16."""
+    return {name: _PRECISIONS[info.dtype] for name, info in model.tensors.items() if info.dtype in _PRECISIONS}
 
 
-def half_in_subgraphs(model: Model) -> bool:
-    """Whether FP16 appears where only a copy of the model can hold it: in a model with If, Loop or Scan."""
-    return has_half(model) and any(node.has_subgraph for node in model.nodes)
+def reduced_in_subgraphs(model: Model) -> bool:
+    """Whether such values appear where only a copy of the model can hold them: in one with If, Loop or Scan."""
+    return bool(reduced_values(model)) and any(node.has_subgraph for node in model.nodes)
 
 
 def write_widened(model: Model, bank: WeightBank, path: Path, outputs: Sequence[str] | None = None) -> Path:
     """Write the model, computing in FP32, to ``path`` in the bank's folder.
 
     Args:
-        model: any model; where ``half_in_subgraphs`` it is written as it is.
+        model: any model; where ``reduced_in_subgraphs`` it is written as it is.
         bank: its large constants.
         path: where to write.
         outputs: values of the main graph that become the only outputs, and nodes that none of them needs are left
@@ -49,8 +54,7 @@ def write_widened(model: Model, bank: WeightBank, path: Path, outputs: Sequence[
     Raises:
         RunError: the file cannot be written, or the disk is full.
     """
-    widen = has_half(model) and not half_in_subgraphs(model)
-    halves = {name for name, info in model.tensors.items() if info.dtype == "float16"} if widen else set[str]()
+    reduced = {} if reduced_in_subgraphs(model) else reduced_values(model)
     suffixes = new_suffix(model, "raw"), new_suffix(model, "half")
     proto = onnx.ModelProto(ir_version=max(model.proto.ir_version, 4))
     proto.opset_import.extend(model.proto.opset_import)
@@ -59,61 +63,61 @@ def write_widened(model: Model, bank: WeightBank, path: Path, outputs: Sequence[
     graph.sparse_initializer.extend(model.proto.graph.sparse_initializer)
     kept = [*model.nodes] if outputs is None else needed_nodes(model, outputs)
     read = {name for node in kept for name in (*node.inputs, *node.captures)} | set(outputs or ())
-    entries = [info.name for info in model.inputs if info.name in halves]
+    entries = [info.name for info in model.inputs if info.name in reduced]
     for info in model.inputs:
         value = next(v for v in model.proto.graph.input if v.name == info.name)
         given = graph.input.add()
         given.CopyFrom(value)
-        if info.name in halves:
+        if info.name in reduced:
             given.type.tensor_type.elem_type = _FLOAT
     for constant in model.initializers.values():
         if constant.node_index is None and (outputs is None or constant.name in read):
-            if constant.name in halves:
+            if constant.name in reduced:
                 wide = np.asarray(constant.numpy(), np.float32)
                 graph.initializer.append(onnx.numpy_helper.from_array(wide, constant.name))
             else:
                 graph.initializer.append(bank.tensor_or_inline(constant, constant.name))
     for name in entries:
-        _add_rounding(graph, name, name + suffixes[0], *suffixes)
+        _add_rounding(graph, name, name + suffixes[0], reduced[name], *suffixes)
     for node in kept:
-        _add(graph, node, halves, entries, *suffixes)
+        _add(graph, node, reduced, entries, *suffixes)
     if outputs is None:
         for value in model.proto.graph.output:
             kind = graph.output.add()
             kind.CopyFrom(value)
-            if value.name in halves:
+            if value.name in reduced:
                 kind.type.tensor_type.elem_type = _FLOAT
     else:
         for name in outputs:
-            code = _FLOAT if name in halves else onnx.TensorProto.DataType.Value(model.info(name).dtype.upper())
+            code = _FLOAT if name in reduced else onnx.TensorProto.DataType.Value(model.info(name).dtype.upper())
             graph.output.append(onnx.helper.make_tensor_value_info(name, code, None))
     write_bytes(path, [proto.SerializeToString(deterministic=True)])
     return path
 
 
 def _add(
-    graph: onnx.GraphProto, node: Node, halves: Collection[str], entries: Collection[str], raw: str, half: str
+    graph: onnx.GraphProto, node: Node, reduced: Mapping[str, Precision], entries: Collection[str], raw: str, half: str
 ) -> None:
-    """Append a node; FP16 results are computed in FP32 under another name, and rounded."""
-    rounded = [name for name in node.outputs if name in halves]
+    """Append a node; FP16 and BF16 results are computed in FP32 under another name, and rounded."""
+    rounded = [name for name in node.outputs if name in reduced]
     proto = graph.node.add()
     proto.CopyFrom(node.proto)
     proto.name = node.name
     if entries:
         proto.input[:] = [name + raw if name in entries else name for name in node.inputs]
     if rounded:
-        proto.output[:] = [name + raw if name in halves else name for name in node.outputs]
-    if halves:
+        proto.output[:] = [name + raw if name in reduced else name for name in node.outputs]
+    if reduced:
         for attribute in proto.attribute:
-            if attribute.name in _TYPE_ATTRIBUTES and attribute.i == _HALF and rounded:
+            if attribute.name in _TYPE_ATTRIBUTES and attribute.i in _REDUCED_CODES and rounded:
                 attribute.i = _FLOAT
-            if attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type == _HALF:
+            if attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type in _REDUCED_CODES:
                 wide = onnx.numpy_helper.to_array(attribute.t).astype(np.float32)
                 attribute.t.CopyFrom(onnx.numpy_helper.from_array(wide))
     for name in rounded:
-        _add_rounding(graph, name + raw, name, raw, half)
+        _add_rounding(graph, name + raw, name, reduced[name], raw, half)
 
 
-def _add_rounding(graph: onnx.GraphProto, source: str, result: str, raw: str, half: str) -> None:
-    add_cast(graph, source, source + half, Precision.FP16, source + half)
+def _add_rounding(graph: onnx.GraphProto, source: str, result: str, precision: Precision, raw: str, half: str) -> None:
+    add_cast(graph, source, source + half, precision, source + half)
     add_cast(graph, source + half, result, Precision.FP32, source + half + raw)

@@ -198,7 +198,7 @@ def test_before_builds_a_few_rows_are_enough(batch: int, samples: int, run: Run)
 def test_one_session_serves_any_plan_of_the_whole_model(run: Run, tmp_path: Path) -> None:
     bank = WeightBank.write(run.model, run.workspace.weights_dir)
     emulator = SwitchedEmulator(GroupedModel(run.model, run.groups), bank)
-    names = emulator.switches
+    names = emulator.switches[Precision.FP16]
     path = emulator.write(run.workspace.weights_dir / "whole.onnx", names)
     many = [run.plan(0, 3), run.plan(*range(len(run.groups))), run.plan()]
     on = tuple(frozenset(names[group] for group in plan.fp16_groups) for plan in many)

@@ -12,7 +12,7 @@ import pytest
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
-from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.observe import write_observing_model
 from mptune.graph.writing.switched import SwitchedEmulator
@@ -69,7 +69,8 @@ class Both:
         return Unfused(self.emulator.write(plan, self.folder / "plan.onnx")).run(self.feed)
 
     def switches(self, plan: PrecisionPlan) -> dict[str, np.ndarray]:
-        return {s: np.array(plan.precision[g] is Precision.FP16) for g, s in self.switched.switches.items()}
+        switches = self.switched.switches[Precision.FP16]
+        return {s: np.array(plan.precision[g] is Precision.FP16) for g, s in switches.items()}
 
 
 def assert_same(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray], rtol: float) -> None:
@@ -83,7 +84,7 @@ def assert_same(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray], 
 @pytest.mark.parametrize("path", SWITCHED, ids=lambda p: p.stem)
 def test_one_model_serves_every_plan(path: Path, branches: bool, tmp_path: Path) -> None:
     both = Both(path, tmp_path, branches=branches)
-    session = Unfused(both.switched.write(tmp_path / "whole.onnx", both.switched.switches))
+    session = Unfused(both.switched.write(tmp_path / "whole.onnx", both.switched.switches[Precision.FP16]))
     for plan in plans(both.model, both.groups, 3):
         assert_same(session.run({**both.feed, **both.switches(plan)}), both.expected(plan), both.rtol)
 
@@ -111,7 +112,7 @@ def test_what_overflows_does_no_harm_while_it_is_switched_off(branches: bool, tm
     (group,) = both.groups
     session = Unfused(both.switched.write(tmp_path / "bank" / "whole.onnx", [group.id]))
     feed = {"x": np.array([[1, -300, 0, 2]], np.float32)}
-    (switch,) = both.switched.switches.values()
+    (switch,) = both.switched.switches[Precision.FP16].values()
     assert session.run({**feed, switch: np.array(False)})["y"].tolist() == [[300, -90000, 0, 600]]
     assert session.run({**feed, switch: np.array(True)})["y"].tolist() == [[300, -np.inf, 0, 600]]
 
@@ -120,4 +121,18 @@ def test_only_chosen_groups_have_a_switch(tmp_path: Path) -> None:
     both = Both(models.save(models.mlp(), tmp_path), tmp_path / "bank")
     chosen = [both.groups[1].id]
     session = Unfused(both.switched.write(tmp_path / "bank" / "few.onnx", chosen))
-    assert session.inputs == {"x", both.switched.switches[chosen[0]]}
+    assert session.inputs == {"x", both.switched.switches[Precision.FP16][chosen[0]]}
+
+
+@pytest.mark.parametrize("branches", [False, True], ids=["where", "if"])
+@pytest.mark.parametrize("name", ["vit", "constants"])
+def test_one_model_serves_plans_of_three_precisions(name: str, branches: bool, tmp_path: Path) -> None:
+    both = Both(next(p for p in SWITCHED if p.stem == name), tmp_path, branches=branches)
+    all_three = (Precision.BF16, Precision.FP32, Precision.FP16)
+    groups = [group.id for group in both.groups]
+    session = Unfused(both.switched.write(tmp_path / "whole.onnx", groups, precisions=REDUCED))
+    switches = {s for of in both.switched.switches.values() for s in of.values()}
+    assert switches <= session.inputs
+    for plan in plans(both.model, both.groups, 3, precisions=all_three):
+        on = both.switched.on(plan)
+        assert_same(session.run({**both.feed, **{s: np.array(s in on) for s in switches}}), both.expected(plan), 0.0)
