@@ -26,7 +26,7 @@ from benchmarks.common import save
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
-from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 
@@ -73,7 +73,7 @@ def plans(model: Model, ids: list[str]) -> list[PrecisionPlan]:
     """The last group alone in FP16, which leaves more than 2 GiB, then random plans."""
     rng = random.Random(0)
     fp32 = PrecisionPlan.uniform(model.sha256, ids, Precision.FP32)
-    drawn = [PrecisionPlan(model.sha256, {i: rng.choice(tuple(Precision)) for i in ids}) for _ in range(REWRITES - 1)]
+    drawn = [PrecisionPlan(model.sha256, {i: rng.choice(DEFAULT_PRECISIONS) for i in ids}) for _ in range(REWRITES - 1)]
     return [fp32.replace({ids[-1]: Precision.FP16}), *drawn]
 
 

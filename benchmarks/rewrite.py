@@ -35,7 +35,7 @@ from benchmarks.models.synthetic import transformer, with_nodes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
-from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 
@@ -52,7 +52,7 @@ TIMEOUT_S = 600
 
 def random_plan(model_sha256: str, ids: list[str], seed: int) -> PrecisionPlan:
     rng = random.Random(seed)
-    return PrecisionPlan(model_sha256, {i: rng.choice(tuple(Precision)) for i in ids})
+    return PrecisionPlan(model_sha256, {i: rng.choice(DEFAULT_PRECISIONS) for i in ids})
 
 
 def kept_in_fp32(path: Path) -> list[str]:

@@ -29,7 +29,7 @@ from benchmarks.common import MeasuredPlans, bools_of, check_groups, plan_of, re
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.loading.model import load_model
-from mptune.graph.plan import Precision
+from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
 from mptune.targets.costs import kernel_costs
 from mptune.targets.flops import ShapeTable
 from mptune.targets.roofline import FUSED, UNFUSED, Execution, LatencyTerms, cast_ms, kernel_ms, roofline
@@ -101,7 +101,7 @@ class Counted:
         self.name = measured.model
         self.measured_ms = np.array([measured.baseline_ms, *(plan.latency_ms for plan in kept[1:])])
         self._target = target
-        self._kernels = [(p, list(kernel_costs(grouped, measured.shapes, p).values())) for p in Precision]
+        self._kernels = [(p, list(kernel_costs(grouped, measured.shapes, p).values())) for p in DEFAULT_PRECISIONS]
         self._half = bools_of([plan.precision for plan in kept])
         self._crossed = np.array([[b.is_crossed(plan) for b in boundaries] for plan in plans], dtype=float)
         self._elements = [shapes.elements(b.tensor) for b in boundaries]

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mptune.applying import CheckedData, apply_plan
 from mptune.arguments import (
@@ -30,7 +30,7 @@ from mptune.deploying import confirm, export
 from mptune.files import full_disk_as_error
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
-from mptune.graph.plan import PrecisionPlan
+from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.inspection import Inspection, inspect_model
 from mptune.joining import only_gpu, worker_starter
 from mptune.reading import report, tolerance_argument
@@ -319,6 +319,9 @@ def apply(
     warn: Callable[[str], object] | None = None,
     data: Any = None,
     batch: int = 1,
+    reduced: Literal["fp16", "bf16"] = "fp16",
+    keep_bf16: Sequence[str] = (),
+    opset: int | None = None,
 ) -> Path:
     """Write the mixed-precision model of a plan, self-contained; past 2 GiB its weights lie beside it.
 
@@ -335,6 +338,10 @@ def apply(
         data: samples, as in ``search``: the plan is checked on the values that they give; without a plan, groups whose
             values FP16 cannot hold stay in FP32.
         batch: rows per sample where the batch is dynamic.
+        reduced: what groups have where ``plan`` is None: ``bf16`` takes BF16 wherever BF16 can be right.
+        keep_bf16: as ``keep_fp32``, of groups that are BF16; what both mean is FP32.
+        opset: raises the model to this operator set first, by ONNX's own converter: most operators have BF16 from 22
+            on.
 
     Returns:
         The path written.
@@ -348,7 +355,17 @@ def apply(
     """
     given, samples = Path(plan) if isinstance(plan, str) else plan, data_argument(data)
     checked = None if samples is None else CheckedData(samples, batch)
-    written, warnings = apply_plan(Path(model), given, Path(out), keep_fp32, force=force, data=checked)
+    written, warnings = apply_plan(
+        Path(model),
+        given,
+        Path(out),
+        keep_fp32,
+        force=force,
+        data=checked,
+        reduced=Precision(reduced),
+        keep_bf16=keep_bf16,
+        opset=opset,
+    )
     if warn is not None:
         for text in warnings:
             warn(text)

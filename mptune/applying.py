@@ -13,6 +13,8 @@ from mptune.engines.jobs.ranges import seen_of
 from mptune.engines.loading import load_typed_model
 from mptune.errors import PlanError, RunError
 from mptune.files import full_disk_as_error
+from mptune.graph.casting.support import unsupported
+from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.by_node import plan_of_nodes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
@@ -20,7 +22,7 @@ from mptune.graph.hazards.find import Hazard, find_hazards, pinned_by_hazards
 from mptune.graph.hazards.hazard import hazard_findings
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import external_location, is_external
-from mptune.graph.plan import PLAN_FORMAT, Precision, PrecisionPlan
+from mptune.graph.plan import PLAN_FORMAT, REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.inspection import observe_values
 from mptune.settings import DataSettings, Granularity, InMemory
@@ -73,14 +75,19 @@ def resolve_plan(
     plan: PrecisionPlan | Path | None,
     keep_fp32: Sequence[str] = (),
     data: CheckedData | None = None,
+    *,
+    reduced: Precision = Precision.FP16,
+    keep_bf16: Sequence[str] = (),
 ) -> ResolvedPlan:
     """Find the groups that a plan gives precisions to, or make a plan where there is none.
 
     Args:
         model: the model. A file of a plan may be of a model with the same nodes and other weights.
-        plan: a plan, the path of one, or None for FP16 wherever FP16 can be right.
+        plan: a plan, the path of one, or None for ``reduced`` wherever it can be right.
         keep_fp32: patterns as in search-space files; what they mean is FP32 whatever the plan says.
         data: samples on which the plan is checked; where there is no plan, what they show stays in FP32.
+        reduced: what groups have where there is no plan.
+        keep_bf16: as ``keep_fp32``, of groups that are BF16; what both mean is FP32.
 
     Raises:
         PlanError: the plan cannot be read or is another model's, or a pattern means nothing.
@@ -88,13 +95,13 @@ def resolve_plan(
         BaselineError: the model does not run on them.
     """
     if plan is None:
-        return _all_fp16(model, data, keep_fp32)
+        return _all_reduced(model, data, reduced, keep_fp32, keep_bf16)
     if isinstance(plan, PrecisionPlan):
         resolved = _by_groups(model, plan, {})
     else:
         resolved = _from_file(model, plan)
-    kept = dict.fromkeys(_matched(keep_fp32, resolved.groups, model), Precision.FP32)
-    resolved = replace(resolved, plan=resolved.plan.replace(kept))
+    kept = _kept(keep_fp32, keep_bf16, resolved.groups, model)
+    resolved = _supported(model, replace(resolved, plan=resolved.plan.replace(kept)))
     if not (resolved.is_of_other_weights or data is not None or resolved.is_by_nodes):
         return resolved
     return replace(resolved, warnings=(*resolved.warnings, *_doubts(model, resolved, data)))
@@ -108,6 +115,9 @@ def apply_plan(
     *,
     force: bool,
     data: CheckedData | None = None,
+    reduced: Precision = Precision.FP16,
+    keep_bf16: Sequence[str] = (),
+    opset: int | None = None,
 ) -> tuple[Path, tuple[str, ...]]:
     """Write the mixed-precision model of a plan. The arguments are those of ``mptune.apply``.
 
@@ -118,8 +128,8 @@ def apply_plan(
         refuse(out)  # before a large model is read
     if isinstance(plan, Path) and out.exists() and plan.exists() and out.samefile(plan):
         raise PlanError(f"{out} is what the mixed model is made from", "give another path with -o")
-    loaded = load_typed_model(model)
-    resolved = resolve_plan(loaded, plan, keep_fp32, data)
+    loaded = load_typed_model(model, opset=opset)
+    resolved = resolve_plan(loaded, plan, keep_fp32, data, reduced=reduced, keep_bf16=keep_bf16)
     return write_model(loaded, resolved, out, force=force), resolved.warnings
 
 
@@ -158,7 +168,15 @@ def _sources(model: Model) -> set[Path]:
     return {model.path} | {external_location(proto, folder).path for proto in protos}
 
 
-def _matched(patterns: Sequence[str], groups: Sequence[LayerGroup], model: Model) -> list[str]:
+def _kept(
+    keep_fp32: Sequence[str], keep_bf16: Sequence[str], groups: Sequence[LayerGroup], model: Model
+) -> dict[str, Precision]:
+    """Group id -> the precision that patterns keep it in."""
+    kept = dict.fromkeys(_matched("--keep-bf16", keep_bf16, groups, model), Precision.BF16)
+    return kept | dict.fromkeys(_matched("--keep-fp32", keep_fp32, groups, model), Precision.FP32)
+
+
+def _matched(option: str, patterns: Sequence[str], groups: Sequence[LayerGroup], model: Model) -> list[str]:
     """Ids of the groups that patterns mean.
 
     Raises:
@@ -168,29 +186,52 @@ def _matched(patterns: Sequence[str], groups: Sequence[LayerGroup], model: Model
     for pattern in patterns:
         meant = match(pattern, groups)
         if not meant:
-            text = f"--keep-fp32 {pattern} matches nothing in {model.path}"
+            text = f"{option} {pattern} matches nothing in {model.path}"
             raise PlanError(text, close_patterns(pattern, groups))
         found += meant
     return found
 
 
-def _all_fp16(model: Model, data: CheckedData | None, keep_fp32: Sequence[str]) -> ResolvedPlan:
-    """FP16 except where a hazard or the group itself rules it out, or a pattern means it.
+def _all_reduced(
+    model: Model, data: CheckedData | None, reduced: Precision, keep_fp32: Sequence[str], keep_bf16: Sequence[str]
+) -> ResolvedPlan:
+    """``reduced`` except where a hazard or the group itself rules it out, or a pattern means the group.
 
     The warnings name the hazards that keep groups in FP32, then what speaks against FP16 in the others.
     """
     groups = find_groups(model)
-    asked = _matched(keep_fp32, groups, model)
+    asked = _kept(keep_fp32, keep_bf16, groups, model)
     hazards, warnings = _hazards(GroupedModel(model, groups), data)
-    pinned = pinned_by_hazards(hazards)
+    pinned = {g: why for g, why in pinned_by_hazards(hazards, reduced).items() if asked.get(g) is not Precision.BF16}
     names = {group.id: group.name for group in groups}
-    kept = {*pinned, *asked, *(group.id for group in groups if group.pinned is not None)}
-    plan = {g.id: Precision.FP32 if g.id in kept else Precision.FP16 for g in groups}
+    fixed = {*pinned, *(group.id for group in groups if group.pinned is not None)}
+    plan = {g.id: Precision.FP32 if g.id in fixed else asked.get(g.id, reduced) for g in groups}
     stays = [f"{names[group]} ({group}) stays in FP32: {reason}" for group, reason in pinned.items()]
-    found = _finding_lines(hazards, kept)
-    if data is None and found:
-        found = (*found, _UNSEEN)
-    return ResolvedPlan(groups, PrecisionPlan(model.sha256, plan), (*warnings, *stays, *found))
+    found = _supported(model, ResolvedPlan(groups, PrecisionPlan(model.sha256, plan)))
+    settled = {
+        *pinned,
+        *(group for group, precision in found.plan.precision.items() if precision is not Precision.FP16),
+    }
+    about = _finding_lines(hazards, settled)
+    if data is None and about:
+        about = (*about, _UNSEEN)
+    doubts = _ruled_out(hazards, found, Precision.BF16, "") if reduced is not Precision.BF16 else ()
+    return replace(found, warnings=(*warnings, *stays, *found.warnings, *doubts, *about))
+
+
+def _supported(model: Model, resolved: ResolvedPlan) -> ResolvedPlan:
+    """The plan with those groups in FP32 whose operators have no BF16 at the model's operator set, and a warning."""
+    asked = [group.id for group in resolved.groups if resolved.plan.precision[group.id] is Precision.BF16]
+    if not asked:
+        return resolved
+    missing = unsupported(ValueTypes(GroupedModel(model, resolved.groups)), Precision.BF16)
+    lacking = [group for group in asked if group in missing.groups]
+    if not lacking:
+        return resolved
+    ops = dict.fromkeys(op for group in lacking for op in missing.groups[group])
+    warning = f"{len(lacking)} of {len(asked)} groups that should be BF16 stay in FP32: {missing.reason(ops)}"
+    plan = resolved.plan.replace(dict.fromkeys(lacking, Precision.FP32))
+    return replace(resolved, plan=plan, warnings=(*resolved.warnings, warning))
 
 
 def _hazards(grouped: GroupedModel, data: CheckedData | None) -> tuple[tuple[Hazard, ...], tuple[str, ...]]:
@@ -209,15 +250,10 @@ def _hazards(grouped: GroupedModel, data: CheckedData | None) -> tuple[tuple[Haz
 def _doubts(model: Model, resolved: ResolvedPlan, data: CheckedData | None) -> tuple[str, ...]:
     """Where a plan has FP16 that cannot be right, or may not be: it is carried out all the same."""
     hazards, warnings = _hazards(GroupedModel(model, resolved.groups), data)
-    doubtful, fp16 = pinned_by_hazards(hazards), set(resolved.plan.fp16_groups)
     cure = "" if resolved.is_by_nodes else "; keep it in FP32: --keep-fp32 {id}"
-    pins = tuple(
-        f"{group.name} is FP16 as the plan says, but FP16 cannot be right there: {doubtful[group.id]}"
-        + cure.format(id=group.id)
-        for group in resolved.groups
-        if group.id in doubtful and group.id in fp16
-    )
-    settled = {*doubtful, *(group.id for group in resolved.groups if group.id not in fp16)}
+    pins = tuple(line for precision in REDUCED for line in _ruled_out(hazards, resolved, precision, cure))
+    fp16 = set(resolved.plan.fp16_groups)
+    settled = {*pinned_by_hazards(hazards), *(group.id for group in resolved.groups if group.id not in fp16)}
     found = () if data is None else _finding_lines(hazards, settled)
     if resolved.is_of_other_weights and data is None:
         found = (
@@ -225,6 +261,17 @@ def _doubts(model: Model, resolved: ResolvedPlan, data: CheckedData | None) -> t
             " FP16 cannot hold are named",
         )
     return (*warnings, *pins, *found)
+
+
+def _ruled_out(hazards: Sequence[Hazard], resolved: ResolvedPlan, precision: Precision, cure: str) -> tuple[str, ...]:
+    """The groups that a plan has in a precision in which they cannot be right, one line each."""
+    doubtful, name = pinned_by_hazards(hazards, precision), precision.name
+    return tuple(
+        f"{group.name} is {name} as the plan says, but {name} cannot be right there: {doubtful[group.id]}"
+        + cure.format(id=group.id)
+        for group in resolved.groups
+        if group.id in doubtful and resolved.plan.precision[group.id] is precision
+    )
 
 
 def _finding_lines(hazards: Sequence[Hazard], settled: Collection[str]) -> tuple[str, ...]:
@@ -300,7 +347,9 @@ def _node_precisions(nodes: Any, path: Path) -> dict[str, Precision]:
     found = {}
     for name, precision in nodes.items():
         if precision not in [p.value for p in Precision]:
-            raise PlanError(f"{path}: node {name!r} has precision {precision!r}", "precisions are 'fp16' and 'fp32'")
+            raise PlanError(
+                f"{path}: node {name!r} has precision {precision!r}", f"a precision is one of: {', '.join(Precision)}"
+            )
         found[name] = Precision(precision)
     return found
 

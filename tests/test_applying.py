@@ -328,3 +328,54 @@ def test_a_model_with_other_nodes_is_another_model(all_half: tuple[Path, Path], 
         mptune.apply(_trained(2, 0.2, tmp_path, "third"), plan, tmp_path / "out.onnx")
     assert "trained again" in caught.value.hint
     assert not (tmp_path / "out.onnx").exists()
+
+
+def bf16_weights(path: Path) -> set[str]:
+    reduced = (c for c in load_model(path).initializers.values() if c.dtype == "bfloat16")
+    return {c.name.removesuffix("__bf16") for c in reduced}
+
+
+def test_bf16_where_values_leave_fp16s_range(tmp_path: Path) -> None:
+    """A constant of 1e9 keeps its group out of FP16, not out of BF16."""
+    path = models.save(models.attention(mask=-1e9), tmp_path)
+    messages: list[str] = []
+    out = mptune.apply(path, None, tmp_path / "out.onnx", reduced="bf16", warn=messages.append)
+    assert bf16_weights(out) == {"wq", "wk", "wv", "scale", "huge", "one"}
+    assert not fp16_weights(out)
+    assert messages == []
+
+
+def test_bf16_ends_too(tmp_path: Path) -> None:
+    path = models.save(models.attention(mask=-3.4028235e38), tmp_path)
+    messages: list[str] = []
+    out = mptune.apply(path, None, tmp_path / "out.onnx", reduced="bf16", warn=messages.append)
+    assert "huge" not in bf16_weights(out)
+    assert [text for text in messages if "stays in FP32" in text]
+
+
+def test_groups_that_are_kept_in_bf16(tmp_path: Path, write: Write) -> None:
+    path = models.save(models.attention(mask=-1e9), tmp_path)
+    out = mptune.apply(path, None, tmp_path / "out.onnx", keep_bf16=["*mask*"])
+    assert bf16_weights(out) == {"huge", "one"}
+    assert fp16_weights(out) == {"wq", "wk", "wv", "scale"}
+    plan = write(nodes={"*": "fp16"})
+    out = mptune.apply(path, plan, tmp_path / "both.onnx", keep_bf16=["*"], keep_fp32=["*mask*"])
+    assert bf16_weights(out) == {"wq", "wk", "wv", "scale"}
+    with pytest.raises(PlanError, match="--keep-bf16 nowhere/\\* matches nothing"):
+        mptune.apply(path, None, tmp_path / "no.onnx", keep_bf16=["nowhere/*"])
+
+
+def test_what_has_no_bf16_stays_and_is_said(tmp_path: Path, write: Write) -> None:
+    path = models.save(models.cnn(), tmp_path)
+    messages: list[str] = []
+    out = mptune.apply(path, write(nodes={"*": "bf16"}), tmp_path / "out.onnx", warn=messages.append)
+    convolving = {c.inputs[1] for c in load_model(path).nodes if c.op_type == "Conv"}
+    assert not bf16_weights(out) & convolving
+    (said,) = [text for text in messages if "BF16" in text]
+    assert "ONNX has no BF16 for Conv" in said
+    assert "--opset 22" in said
+    messages.clear()
+    out = mptune.apply(path, write(nodes={"*": "bf16"}), tmp_path / "22.onnx", warn=messages.append, opset=22)
+    assert bf16_weights(out) >= convolving
+    assert load_model(out).opset == 22
+    assert not [text for text in messages if "has no BF16" in text]

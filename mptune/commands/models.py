@@ -62,12 +62,21 @@ def apply(
         typer.Argument(metavar="[PLAN]", help="A plan.json, of a search or written by hand.", show_default=False),
     ] = None,
     fp16_all: Annotated[bool, typer.Option("--fp16-all", help="No PLAN: FP16 wherever FP16 can be right.")] = False,
+    bf16_all: Annotated[bool, typer.Option("--bf16-all", help="No PLAN: BF16 wherever BF16 can be right.")] = False,
     keep_fp32: Annotated[
         list[str] | None,
         typer.Option(
             metavar="PATTERN",
             help="Keep these groups in FP32, with or without a PLAN: op:Softmax, kind:norm or a glob. Repeatable.",
         ),
+    ] = None,
+    keep_bf16: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="The same for BF16, which holds values that leave FP16's range."),
+    ] = None,
+    opset: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Raise the model to this opset first: most operators have BF16 from 22 on."),
     ] = None,
     data: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Samples: the plan is checked on the values that they give.")
@@ -91,11 +100,13 @@ def apply(
       mptune apply retrained.onnx model.mptune/chosen/plan.json --data samples.npz -o mixed.onnx
       mptune apply model.onnx --fp16-all -o fp16.onnx
       mptune apply model.onnx --keep-fp32 kind:norm --keep-fp32 "head/*" -o mixed.onnx
+      mptune apply model.onnx --fp16-all --keep-bf16 "decoder/*" --opset 22 -o mixed.onnx
     """
-    if plan is None and not fp16_all and not keep_fp32:
+    if plan is None and not (fp16_all or bf16_all or keep_fp32 or keep_bf16):
         raise SettingsError("nothing says which plan to apply", "give a plan.json, --fp16-all or --keep-fp32 PATTERN")
-    if plan is not None and fp16_all:
-        raise SettingsError("PLAN and --fp16-all exclude each other", "give one of them")
+    given = ["PLAN"] * (plan is not None) + ["--fp16-all"] * fp16_all + ["--bf16-all"] * bf16_all
+    if len(given) > 1:
+        raise SettingsError(f"{' and '.join(given)} exclude each other", "give one of them")
     from mptune import api
 
     written = api.apply(
@@ -103,6 +114,9 @@ def apply(
         plan,
         out,
         keep_fp32=keep_fp32 or (),
+        keep_bf16=keep_bf16 or (),
+        reduced="bf16" if bf16_all else "fp16",
+        opset=opset,
         force=force,
         warn=lambda text: complain(f"warning: {text}"),
         data=data,

@@ -15,17 +15,18 @@ if TYPE_CHECKING:
 _TIMEOUT_S = 300.0
 
 
-def load_typed_model(path: str | Path, *, any_precision: bool = False) -> Model:
+def load_typed_model(path: str | Path, *, any_precision: bool = False, opset: int | None = None) -> Model:
     """Load, check and type a model, with the help of ONNX Runtime where ONNX's own inference does not do.
 
     Args:
         path: of the model.
         any_precision: as of ``load_model``.
+        opset: as of ``load_model``.
 
     Raises:
         ModelError: as ``load_model``.
     """
-    return load_model(path, _ask, any_precision=any_precision)
+    return load_model(path, _ask, any_precision=any_precision, opset=opset)
 
 
 def _ask(slim: onnx.ModelProto, values: Sequence[str]) -> RuntimeTypes:

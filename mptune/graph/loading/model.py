@@ -21,6 +21,7 @@ from mptune.errors import ModelError
 from mptune.graph.loading.foreign import AskRuntime, RuntimeTypes, types_by_schema
 from mptune.graph.loading.formats import no_graph, no_model
 from mptune.graph.loading.inference import infer_types, last_line, without_weights
+from mptune.graph.loading.opset import raised
 from mptune.graph.loading.structure import check_structure
 from mptune.graph.loading.tensors import (
     Initializer,
@@ -112,7 +113,9 @@ class Model:
         return self.tensors.get(tensor) or TensorInfo(tensor, "undefined", None)
 
 
-def load_model(path: str | Path, ask: AskRuntime | None = None, *, any_precision: bool = False) -> Model:
+def load_model(
+    path: str | Path, ask: AskRuntime | None = None, *, any_precision: bool = False, opset: int | None = None
+) -> Model:
     """Load, check and type a model.
 
     Args:
@@ -120,6 +123,7 @@ def load_model(path: str | Path, ask: AskRuntime | None = None, *, any_precision
         ask: says which types the operators have that ONNX does not define; None where nobody does: then what they
             compute, and what is computed from it, has no type (``mptune.engines.loading.load_typed_model`` asks).
         any_precision: take a model that computes nothing in FP32, too, such as one that is FP16 throughout.
+        opset: the operator set that ONNX's converter raises the model to; None leaves it as it is.
 
     Raises:
         ModelError: no such file, not ONNX, truncated, an opset or a construct that cannot be tuned, external data that
@@ -130,7 +134,9 @@ def load_model(path: str | Path, ask: AskRuntime | None = None, *, any_precision
     check_structure(proto, path)
     if proto.functions:
         proto = _inlined(proto, path)
-    opset = _check_opset(proto, path)
+    found = _check_opset(proto, path)
+    proto = proto if opset is None else raised(proto, path, opset)
+    opset = opset or found
     base_dir = path.resolve().parent
     for tensor in all_tensors(proto.graph):
         if is_external(tensor):

@@ -1,0 +1,95 @@
+"""Raising a model's operator set with ONNX's own converter: some operators have BFLOAT16 only in newer ones.
+
+Large constants stay out of the converter, which copies them several times and cannot hold 2 GiB: it sees them as inputs
+of the graph.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import onnx.version_converter
+
+from mptune.errors import ModelError
+from mptune.graph.loading.inference import last_line
+from mptune.graph.loading.tensors import is_external
+
+_STANDARD_DOMAINS = ("", "ai.onnx")
+_LARGE_FROM_BYTES = 1 << 10
+"""Axes, sizes, scales and limits, which the converter moves between attributes and inputs, are smaller."""
+
+
+def raised(proto: onnx.ModelProto, path: Path, opset: int) -> onnx.ModelProto:
+    """The model at a newer operator set; the same model where it is at that one already.
+
+    Args:
+        proto: without local functions.
+        path: what the model is called in messages.
+        opset: version of ONNX's own operators.
+
+    Raises:
+        ModelError: the set is older than the model's, or not known to the installed onnx, or ONNX's converter cannot
+            bring the model there.
+    """
+    current = next(o.version for o in proto.opset_import if o.domain in _STANDARD_DOMAINS)
+    newest = onnx.defs.onnx_opset_version()
+    if opset < current:
+        raise ModelError(
+            f"{path} uses opset {current}: --opset {opset} would lower it", "an operator set can only be raised"
+        )
+    if opset > newest:
+        raise ModelError(
+            f"--opset is {opset}, the installed onnx {onnx.__version__} knows up to {newest}",
+            f"give at most {newest}, or pip install --upgrade onnx",
+        )
+    if opset == current:
+        return proto
+    try:
+        converted = onnx.version_converter.convert_version(_without_large(proto), opset)
+    except Exception as error:  # the converter raises RuntimeError, ValueError and its own ConvertError
+        raise ModelError(
+            f"{path} cannot be brought from opset {current} to {opset} by ONNX's converter: {last_line(error)}",
+            "export it again at that opset, or search at the opset that it has",
+        ) from None
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    del result.graph.node[:]
+    result.graph.node.extend(converted.graph.node)
+    del result.graph.value_info[:]  # of values that the converter has renamed or typed anew
+    there = {constant.name for constant in result.graph.initializer}
+    result.graph.initializer.extend(c for c in converted.graph.initializer if c.name not in there)
+    for entry in result.opset_import:
+        if entry.domain in _STANDARD_DOMAINS:
+            entry.version = opset
+    result.ir_version = max(proto.ir_version, converted.ir_version)
+    return result
+
+
+def _without_large(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model whose large constants are inputs."""
+    slim = onnx.ModelProto()
+    for descriptor, value in proto.ListFields():
+        if descriptor.name == "graph":
+            continue
+        if hasattr(value, "extend"):
+            getattr(slim, descriptor.name).extend(value)
+        else:
+            setattr(slim, descriptor.name, value)
+    graph = slim.graph
+    graph.name = proto.graph.name or "graph"
+    graph.node.extend(proto.graph.node)
+    graph.input.extend(proto.graph.input)
+    graph.output.extend(proto.graph.output)
+    graph.value_info.extend(proto.graph.value_info)
+    graph.sparse_initializer.extend(proto.graph.sparse_initializer)
+    inputs = {value.name for value in proto.graph.input}
+    for constant in proto.graph.initializer:
+        if is_external(constant) or constant.ByteSize() >= _LARGE_FROM_BYTES:
+            if constant.name not in inputs:
+                graph.input.append(
+                    onnx.helper.make_tensor_value_info(constant.name, constant.data_type, list(constant.dims))
+                )
+        else:
+            graph.initializer.append(constant)
+    return slim
