@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.once import once
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.plan import Precision
 from mptune.graph.quantised_weights import dequantises_weights
@@ -92,8 +93,18 @@ _OPAQUE: Mapping[str, str] = {
 }
 
 
+@once
+def node_rules(model: Model) -> tuple[NodeRule, ...]:
+    """What a reduced precision would change about each node, [nodes]; found once per model."""
+    return tuple(_rule_of(model, node) for node in model.nodes)
+
+
 def node_rule(model: Model, node: Node) -> NodeRule:
-    """What a reduced precision would change about ``node``."""
+    """What a reduced precision would change about ``node``, one of the model's."""
+    return node_rules(model)[node.index]
+
+
+def _rule_of(model: Model, node: Node) -> NodeRule:
     schema = schema_of(model, node)
     if schema is None and not node.is_standard:
         return NodeRule(fixed=f"operator of the domain {node.domain!r}: its types are not known to ONNX")

@@ -8,9 +8,9 @@ kINT32, kINT64, kBOOL, or kFLOAT", and for most models a message about element t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from weakref import WeakKeyDictionary
 
 from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.once import once
 
 REASON = "computes a shape: FP16 is not exact above 2048, and TensorRT takes no FP16 shapes"
 
@@ -52,9 +52,7 @@ _SHAPE_OF = frozenset({"Shape", "Size"})
 _INTEGERS = ("int", "uint")
 
 
-_known: WeakKeyDictionary[Model, frozenset[int]] = WeakKeyDictionary()
-
-
+@once
 def shape_arithmetic(model: Model) -> frozenset[int]:
     """Indices of the nodes that compute shapes; found once per model.
 
@@ -62,13 +60,6 @@ def shape_arithmetic(model: Model) -> frozenset[int]:
     from shapes (or from integer inputs of rank 1 and less) alone, and a shape input is among its uses: such a value is
     small, and computing it in FP32 costs nothing.
     """
-    found = _known.get(model)
-    if found is None:
-        found = _known[model] = _find(model)
-    return found
-
-
-def _find(model: Model) -> frozenset[int]:
     as_shape: set[int] = set()
     as_data: set[int] = set()
     outputs = {info.name for info in model.outputs}

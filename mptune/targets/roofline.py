@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.value_dependent import shape_facts
-from mptune.graph.op_rules import NodeRule, node_rule
+from mptune.graph.op_rules import NodeRule, node_rules
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.targets.costs import GroupCost, group_costs, kernel_costs, ungrouped_cost
 from mptune.targets.flops import Shape, ShapeTable
@@ -256,7 +256,7 @@ def _edges(grouped: GroupedModel, folded: Collection[str]) -> list[_Edge]:
     the run are left out: so are their Casts.
     """
     model, owners = grouped.model, grouped.owners
-    rules = [node_rule(model, node) for node in model.nodes]
+    rules = node_rules(model)
     named = {output.name for output in model.outputs}
     found = []
     for name, info in model.tensors.items():

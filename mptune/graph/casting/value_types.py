@@ -13,8 +13,9 @@ from mptune.errors import PlanError
 from mptune.graph.casting.own_casts import Folding, Folds, OwnCast, own_cast
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.once import once
 from mptune.graph.loading.tensors import all_graphs
-from mptune.graph.op_rules import NodeRule, casts_integers, node_rule
+from mptune.graph.op_rules import NodeRule, casts_integers, node_rules
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
 
 
@@ -92,7 +93,7 @@ class ValueTypes:
         self.model = model = grouped.model
         self.groups = grouped.groups
         self._ids = tuple(group.id for group in self.groups)
-        self.rules: tuple[NodeRule, ...] = tuple(node_rule(model, node) for node in model.nodes)
+        self.rules: tuple[NodeRule, ...] = node_rules(model)
         self.group_of = self._nodes_by_group()
         self.integers = {n.outputs[0]: n.inputs[0] for n in model.nodes if casts_integers(model, n)}
         self.constants = {n: c for n, c in model.initializers.items() if c.dtype == "float" and not c.overridable}
@@ -259,6 +260,12 @@ class ValueTypes:
         found = {name for n in self._needs[Precision.FP16] for name, wanted in n.constants if wanted is not fp32}
         # A constant that the model casts itself may be read through the Cast.
         return frozenset(found | {c.source for c in self.own_casts if c.source in self.constants})
+
+
+@once
+def value_types(grouped: GroupedModel) -> ValueTypes:
+    """The typing of a model, made once for its groups."""
+    return ValueTypes(grouped)
 
 
 def new_suffix(model: Model, kind: str) -> str:

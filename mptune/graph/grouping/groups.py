@@ -24,7 +24,7 @@ from mptune.graph.grouping.quantised import KEPT_QUANTISED, QUANTISED
 from mptune.graph.grouping.repeats import find_runs, structural_hash
 from mptune.graph.grouping.scopes import block_scopes, group_name, group_scope, unique_names
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.op_rules import casts_integers, node_rule
+from mptune.graph.op_rules import casts_integers, node_rules
 from mptune.graph.quantised_weights import dequantises_weights
 from mptune.settings import Granularity
 
@@ -137,7 +137,7 @@ class _Partition:
     def __init__(self, model: Model) -> None:
         self._model = model
         self._look = Lookup(model)
-        rules = [node_rule(model, node) for node in model.nodes]
+        rules = node_rules(model)
         self._has_precision = [bool(rule.inputs or rule.outputs) for rule in rules]
         self._patterns = find_patterns(model, self._look)
         self._pattern_of = {index: pattern for pattern in self._patterns for index in pattern.nodes}

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mptune.finding import SEVERITIES, Severity
-from mptune.graph.casting.value_types import ValueTypes
+from mptune.graph.casting.value_types import ValueTypes, value_types
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.grouping.patterns import find_patterns
@@ -45,7 +45,7 @@ def find_hazards(
         seen: what else the same samples showed.
     """
     model = grouped.model
-    types, look, ranges = ValueTypes(grouped), Lookup(model), ranges or {}
+    types, look, ranges = value_types(grouped), Lookup(model), ranges or {}
     seen, patterns = seen or Seen(), find_patterns(model, look)
     smallest = {
         record.node: min(record.scalars["smallest"])
@@ -136,7 +136,7 @@ def pinned_by_hazards(hazards: Sequence[Hazard], precision: Precision = Precisio
 
 def over_threshold(grouped: GroupedModel, ranges: Mapping[str, float], threshold: float) -> tuple[str, ...]:
     """Ids of the groups that read or compute a value whose magnitude exceeds ``threshold`` (AutoCast's rule: 512)."""
-    types = ValueTypes(grouped)
+    types = value_types(grouped)
     found = set()
     for node, position in zip(grouped.model.nodes, types.group_of, strict=True):
         touched = [

@@ -17,6 +17,7 @@ import onnx.numpy_helper
 import onnx.shape_inference
 
 from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.once import once
 from mptune.graph.loading.tensors import all_graphs, type_of
 
 _SELECT = frozenset({"NonMaxSuppression", "NonZero", "Compress", "Unique"})
@@ -101,8 +102,9 @@ class ShapeFacts:
     nodes: tuple[Node, ...]
 
 
+@once
 def shape_facts(model: Model) -> ShapeFacts:
-    """Walk over the model once, in topological order.
+    """Walk over the model, in topological order; once per model.
 
     Weights that are stored quantised do not count as folded from there on: neither ONNX Runtime nor TensorRT computes
     QuantizeLinear and DequantizeLinear beforehand.

@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx
 
 from mptune.files import write_bytes
-from mptune.graph.casting.value_types import Resolution, ValueTypes, new_suffix
+from mptune.graph.casting.value_types import Resolution, ValueTypes, new_suffix, value_types
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.loading.model import Node
@@ -39,7 +39,7 @@ class Emulator:
     """Writes emulations of one model's plans. Made once; a plan then takes milliseconds."""
 
     def __init__(self, grouped: GroupedModel, bank: WeightBank | None = None) -> None:
-        self._types = ValueTypes(grouped)
+        self._types = value_types(grouped)
         self._model = model = grouped.model
         self._rounds = frozenset(
             node.outputs[slot]

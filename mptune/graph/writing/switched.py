@@ -16,7 +16,7 @@ import onnx
 import onnx.helper
 
 from mptune.files import write_bytes
-from mptune.graph.casting.value_types import ValueTypes, new_suffix
+from mptune.graph.casting.value_types import ValueTypes, new_suffix, value_types
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import ONNX_TYPES
@@ -53,7 +53,7 @@ class SwitchedEmulator:
             bank: its weights.
             branches: round in branches of an If, not beside a Where.
         """
-        self._types = ValueTypes(grouped)
+        self._types = value_types(grouped)
         self._bank = bank
         self._branches = branches
         kinds = ("raw", "same", "chosen", "or", *(k for of in _KINDS.values() for k in of))
