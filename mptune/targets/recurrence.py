@@ -11,9 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mptune.graph.grouping.lookup import attribute
+from mptune.graph.grouping.op_kinds import RECURRENT
 from mptune.graph.loading.model import Node
-
-RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 FOLDED = "computed from constants alone: folded before the model runs, so FP16 saves nothing"
 CASTS_INTEGERS = "casts integers: every reader gets them in the type that it needs"
 
+RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
+"""Operators that run once for each step of a sequence."""
+
 ANCHOR_KINDS: Mapping[str, str] = {
     **dict.fromkeys(("Conv", "ConvTranspose", "DeformConv"), "conv"),
     **dict.fromkeys(("FusedConv", "NhwcConv", "NhwcFusedConv", "ConvTransposeWithDynamicPads"), "conv"),
@@ -65,7 +68,7 @@ ANCHOR_KINDS: Mapping[str, str] = {
         ),
         "attention",
     ),
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), "rnn"),
+    **dict.fromkeys(RECURRENT, "rnn"),
     **dict.fromkeys(
         (
             "ReduceMean",

@@ -2,7 +2,8 @@
 
 *Requires* a model from ``load_model`` and groups from ``find_groups``. *Ensures*: the interface is unchanged; each
 value is cast at most once per type, right after its producer; constants are converted, never cast at run time; shape,
-index and boolean values are untouched; the same plan gives the same bytes; the all-FP32 plan changes nothing.
+index and boolean values are untouched; the same plan gives the same bytes; the all-FP32 plan changes nothing. Beside
+Casts it adds nothing but a subtraction of zero where TensorRT-RTX needs one (``mptune.graph.casting.barriers``).
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import onnx.helper
 import onnx.numpy_helper
 
 from mptune.files import whole_file, write_bytes, writing
-from mptune.graph.casting.value_types import Resolution, ValueTypes, new_suffix
+from mptune.graph.casting.barriers import add_barrier, needs_barrier
+from mptune.graph.casting.value_types import Resolution, new_suffix, value_types
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.loading.model import Model, Node
@@ -52,9 +54,10 @@ class Rewriter:
     """
 
     def __init__(self, grouped: GroupedModel, bank: WeightBank | None = None) -> None:
-        self.types = ValueTypes(grouped)
+        self.types = value_types(grouped)
         self._model = model = grouped.model
         self._suffixes = {precision: new_suffix(model, str(precision)) for precision in Precision}
+        self._barrier, self._zero = new_suffix(model, "barrier"), new_suffix(model, "zero")
         self._frame = frame_of(model)
         self._constants = NeededConstants(self.types, bank, self._suffixes)
         self._store: ConstantStore = inline if bank is None else banked(bank)
@@ -159,6 +162,8 @@ class Rewriter:
             wanted = self.types.precision_of_input(node, slot, precision)
             computed = resolution.computed_in(name)
             inputs.append(folded.read.get((name, wanted)) or self._name(name, wanted or computed, computed))
+        if needs_barrier(self.types, node, resolution):
+            inputs[0] = add_barrier(graph, inputs[0], node.name + self._barrier, self._zero)
         outputs = [self._computed_name(name, resolution) for name in node.outputs]
         proto = add_node(graph, node, inputs, outputs)
         rule = self.types.rules[node.index]
