@@ -103,7 +103,7 @@ class Counted:
         self._target = target
         self._kernels = [(p, list(kernel_costs(grouped, measured.shapes, p).values())) for p in DEFAULT_PRECISIONS]
         self._half = bools_of([plan.precision for plan in kept])
-        self._crossed = np.array([[b.is_crossed(plan) for b in boundaries] for plan in plans], dtype=float)
+        self._crossed = np.array([[b.casts(plan) for b in boundaries] for plan in plans], dtype=float)
         self._elements = [shapes.elements(b.tensor) for b in boundaries]
 
     def predict(self, execution: Execution) -> np.ndarray:
@@ -171,7 +171,7 @@ def compare(path: Path, models: Path, target: Target, execution: Execution, verb
     plans = [plan_of(model, groups, plan.precision) for plan in measured.plans]
     predicted = np.array([terms.predict(plan) for plan in plans])
     taken = np.array([measured.baseline_ms, *(plan.latency_ms for plan in measured.plans[1:])])
-    crossed = np.array([[b.is_crossed(plan) for b in terms.boundaries] for plan in plans])
+    crossed = np.array([[b.casts(plan) for b in terms.boundaries] for plan in plans])
     random = np.array([p.kind == "random" and np.isfinite(p.latency_ms) for p in measured.plans])
     alone = np.array([p.kind == "one-group" and np.isfinite(p.latency_ms) for p in measured.plans])
     tau = float(kendalltau(predicted[random], taken[random]).statistic)

@@ -61,7 +61,7 @@ class BuildRecipe:
 
     def uses_tf32(self, plan: PrecisionPlan) -> bool:
         """Whether the engine of a plan was allowed TF32: that of all-FP32, the baseline, never is."""
-        return self.tf32 and bool(plan.fp16_groups)
+        return self.tf32 and bool(plan.reduced_groups)
 
     def options(self, plan: PrecisionPlan) -> tuple[str, ...]:
         """The options of trtexec: names as of TensorRT 10.0 to 11 (samples/common/sampleOptions.cpp)."""

@@ -236,10 +236,10 @@ class _Counter:
         )
 
     def beside_convolution(self, node: Node, precision: Precision) -> tuple[GroupCost, ...]:
-        """The kernels beside a convolution: its bias, and in FP16 the conversions of its operands and its result."""
+        """The kernels beside a convolution: its bias, and below FP32 the conversions of its operands and its result."""
         operands = sum(self._shapes.elements(name) for name in node.inputs[:2])
         result = self._shapes.elements(node.outputs[0])
-        converted = (operands, result) if precision is Precision.FP16 else ()
+        converted = () if precision is Precision.FP32 else (operands, result)
         bias = [_elementwise(float(result), result)] if len(node.inputs) > 2 and node.inputs[2] else []
         return (*bias, *(_elementwise(0.0, elements) for elements in converted))
 

@@ -64,10 +64,10 @@ class MemoryNeed:
     fp16_peak: str
 
     def total(self, precision: Precision) -> int:
-        """Weights and activations of all-FP32 or all-FP16, in bytes."""
-        if precision is Precision.FP16:
-            return self.fp16_weights + self.fp16_activations
-        return self.fp32_weights + self.fp32_activations
+        """Weights and activations of all-FP32, or of all-FP16 or all-BF16, in bytes."""
+        if precision is Precision.FP32:
+            return self.fp32_weights + self.fp32_activations
+        return self.fp16_weights + self.fp16_activations
 
 
 def plan_memory(types: ValueTypes, plan: PrecisionPlan, shapes: Mapping[str, Shape]) -> EngineMemory:

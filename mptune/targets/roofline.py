@@ -110,7 +110,7 @@ class BoundaryCost:
         producer_group: id of the group that computes it; None where it is FP32 under every plan (model inputs, nodes
             without a precision).
         consumer_groups: ids of the groups that read it, the producer's own group left out.
-        cost_ms: of the Cast. All readers share one, so it is paid once.
+        cost_ms: of a Cast. All readers in one precision share one, so it is paid once.
         fp32_consumer: something reads it that is FP32 under every plan: the model's output, a subgraph, a node or an
             input without a precision.
     """
@@ -121,12 +121,12 @@ class BoundaryCost:
     cost_ms: float
     fp32_consumer: bool = False
 
-    def is_crossed(self, plan: PrecisionPlan) -> bool:
-        """Whether the plan needs the Cast."""
-        producer = _precision(plan, self.producer_group)
-        if self.fp32_consumer and producer is Precision.FP16:
-            return True
-        return any(_precision(plan, group) is not producer for group in self.consumer_groups)
+    def casts(self, plan: PrecisionPlan) -> int:
+        """How many Casts the plan needs: one for each precision that it is read in and not computed in."""
+        wanted = {_precision(plan, group) for group in self.consumer_groups}
+        if self.fp32_consumer:
+            wanted.add(Precision.FP32)
+        return len(wanted - {_precision(plan, self.producer_group)})
 
 
 def _precision(plan: PrecisionPlan, group: str | None) -> Precision:
@@ -139,7 +139,8 @@ class LatencyTerms:
 
     Attributes:
         base_ms: all-FP32.
-        gains_ms: group id -> what FP16 saves; negative where FP16 is slower, 0 for pinned groups.
+        gains_ms: group id -> what FP16 saves, and BF16, which has its rate; negative where FP16 is slower, 0 for pinned
+            groups.
         boundaries: every tensor that some plan needs a Cast for.
     """
 
@@ -148,9 +149,9 @@ class LatencyTerms:
     boundaries: tuple[BoundaryCost, ...]
 
     def predict(self, plan: PrecisionPlan) -> float:
-        """Latency of a plan in milliseconds: ``base - gains of the FP16 groups + costs of the boundaries``."""
-        gained = sum(self.gains_ms.get(group, 0.0) for group in plan.fp16_groups)
-        return self.base_ms - gained + sum(b.cost_ms for b in self.boundaries if b.is_crossed(plan))
+        """Latency of a plan in milliseconds: ``base - gains of the reduced groups + costs of the boundaries``."""
+        gained = sum(self.gains_ms.get(group, 0.0) for group in plan.reduced_groups)
+        return self.base_ms - gained + sum(b.cost_ms * b.casts(plan) for b in self.boundaries)
 
 
 def roofline(
@@ -204,14 +205,19 @@ def _groups_ms(
 
 def kernel_ms(cost: GroupCost, target: Target, precision: Precision, execution: Execution = FUSED) -> float:
     """Milliseconds that a kernel takes: the slower of computing and moving, and its launch."""
-    is_fp16 = precision is Precision.FP16
-    peak = target.fp16_tflops if is_fp16 else target.fp32_tflops
-    share = execution.fp16_matrix if is_fp16 else execution.fp32_matrix
+    peak, share = _peak(target, precision, execution)
     computing = cost.matrix_flops / (peak * 1e9 * share * execution.occupancy(cost.matrix_elements, target))
     computing += cost.vector_flops / (target.fp32_tflops * 1e9 * VECTOR_EFFICIENCY)
-    moving = (cost.fp16_bytes if is_fp16 else cost.fp32_bytes) / _bytes_per_ms(target, execution)
+    moving = (cost.fp32_bytes if precision is Precision.FP32 else cost.fp16_bytes) / _bytes_per_ms(target, execution)
     steps = sum(_steps_ms(recurrence, target, precision, execution) for recurrence in cost.recurrences)
     return max(computing, moving) + cost.kernels * target.launch_us * 1e-3 + steps
+
+
+def _peak(target: Target, precision: Precision, execution: Execution) -> tuple[float, float]:
+    """Peak of matrix products, TFLOP/s, and the share that an engine reaches; FP32's where a device lacks BF16."""
+    peaks = {Precision.FP16: target.fp16_tflops, Precision.BF16: target.bf16_tflops}
+    peak = peaks.get(precision)
+    return (target.fp32_tflops, execution.fp32_matrix) if peak is None else (peak, execution.fp16_matrix)
 
 
 def _steps_ms(recurrence: Recurrence, target: Target, precision: Precision, execution: Execution) -> float:
@@ -219,19 +225,17 @@ def _steps_ms(recurrence: Recurrence, target: Target, precision: Precision, exec
 
     Weights that the second level cache holds are read from memory once, which the group's own traffic counts.
     """
-    is_fp16 = precision is Precision.FP16
-    peak = target.fp16_tflops if is_fp16 else target.fp32_tflops
-    share = execution.fp16_matrix if is_fp16 else execution.fp32_matrix
+    peak, share = _peak(target, precision, execution)
     occupancy = execution.occupancy(recurrence.matrix_elements, target)
     computing = recurrence.matrix_flops / (peak * 1e9 * share * occupancy)
-    weight_bytes = recurrence.weights * (2 if is_fp16 else 4)
+    weight_bytes = recurrence.weights * (4 if precision is Precision.FP32 else 2)
     is_cached = weight_bytes <= (target.l2_mb or 0.0) * 1e6
     moving = 0.0 if is_cached else weight_bytes / _bytes_per_ms(target, execution)
     return recurrence.steps * (max(computing, moving) + target.launch_us * 1e-3)
 
 
 def cast_ms(elements: int, target: Target, execution: Execution = FUSED) -> float:
-    """Milliseconds that a Cast of a tensor between FP32 and FP16 takes."""
+    """Milliseconds that a Cast of a tensor between two precisions takes."""
     return elements * _CAST_BYTES / _bytes_per_ms(target, execution) + execution.cast_launches * target.launch_us * 1e-3
 
 

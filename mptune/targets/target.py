@@ -25,6 +25,7 @@ FIGURES = (
     "sm_count",
     "gpu_mhz",
     "fp16_tflops",
+    "bf16_tflops",
     "fp32_tflops",
     "tf32_tflops",
     "bandwidth_gbps",
@@ -34,6 +35,10 @@ FIGURES = (
     "power_modes",
 )
 """The fields of a profile that need a source."""
+
+BF16_SINCE = (8, 0)
+"""The first compute capability whose tensor cores have BF16: by the support matrices of TensorRT and TensorRT-RTX,
+Turing (7.5) has none, nor has Xavier (7.2)."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ class Target:
         compute_capability: of an NVIDIA GPU.
         sm_count: streaming multiprocessors.
         gpu_mhz: clock that the peaks hold at; given for Jetsons, whose power modes cap it.
+        bf16_tflops: the same of BF16; None where the device has none (before compute capability 8.0).
         tf32_tflops: dense TF32 tensor core peak, TFLOP/s.
         l2_mb: second level cache, MB.
         launch_us: fixed cost of one kernel within a CUDA graph, microseconds.
@@ -73,6 +79,7 @@ class Target:
     compute_capability: tuple[int, int] | None = None
     sm_count: int | None = None
     gpu_mhz: float | None = None
+    bf16_tflops: float | None = None
     tf32_tflops: float | None = None
     l2_mb: float | None = None
     power_modes: tuple[str, ...] = ()
@@ -100,6 +107,7 @@ class _TargetFile(pydantic.BaseModel):
     compute_capability: Annotated[str, pydantic.Field(pattern=r"^\d+\.\d$")] | None = None
     sm_count: Annotated[int, pydantic.Field(gt=0)] | None = None
     gpu_mhz: _Positive | None = None
+    bf16_tflops: _Positive | None = None
     tf32_tflops: _Positive | None = None
     l2_mb: _Positive | None = None
     power_modes: tuple[str, ...] = ()
@@ -168,14 +176,20 @@ def match_target(gpu: Gpu) -> Target:
     nearest = min(profiles, key=lambda target: _distance(target, gpu, kind))
     source = f"‡ inferred: that of {nearest.name}, the profile nearest to this GPU"
     own = {"compute_capability": gpu.compute_capability, "memory_gb": gpu.memory_gb}
-    sources = dict.fromkeys(nearest.sources, source)
+    sources = dict.fromkeys((name for name in nearest.sources if name != "bf16_tflops"), source)
     sources |= {figure: "reported by the driver" for figure, value in own.items() if value is not None}
+    capability = gpu.compute_capability or nearest.compute_capability
+    bf16_tflops = None
+    if capability is not None and capability >= BF16_SINCE:
+        bf16_tflops = nearest.bf16_tflops or nearest.fp16_tflops
+        sources["bf16_tflops"] = source
     return replace(
         nearest,
         name=re.sub(r"[^a-z0-9]+", "-", gpu.name.lower().removeprefix("nvidia")).strip("-") or "gpu",
         title=gpu.name,
         kind=kind,
-        compute_capability=gpu.compute_capability or nearest.compute_capability,
+        compute_capability=capability,
+        bf16_tflops=bf16_tflops,
         memory_gb=gpu.memory_gb or nearest.memory_gb,
         sources=sources,
         power_modes=(),

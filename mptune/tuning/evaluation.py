@@ -344,6 +344,7 @@ class Evaluation:
             },
             "speedup": encode_float(self.speedup),
             "fp16_groups": len(self.plan.fp16_groups),
+            "bf16_groups": len(self.plan.bf16_groups),
             "fp32_groups": len(self.plan.fp32_groups),
             "engine": self.engine_path,
             "confirmed": self.confirmed,

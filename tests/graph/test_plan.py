@@ -18,7 +18,8 @@ def test_survives_json(precision: dict[str, Precision]) -> None:
     again = PrecisionPlan.from_json(json.dumps(plan.to_json()))
     assert again == plan
     assert again.fingerprint == plan.fingerprint
-    assert set(plan.fp16_groups) | set(plan.fp32_groups) == set(precision)
+    assert {*plan.fp16_groups, *plan.bf16_groups} == set(plan.reduced_groups)
+    assert set(plan.reduced_groups) | set(plan.fp32_groups) == set(precision)
 
 
 @given(precisions, st.data())

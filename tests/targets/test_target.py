@@ -147,6 +147,22 @@ class TestMatch:
         assert got.note.startswith("no profile of its own")
         assert got.name not in resources.names("targets")
 
+    @pytest.mark.parametrize(
+        ("gpu", "has_bf16"),
+        [
+            (Gpu("NVIDIA GeForce RTX 3090", (8, 6), 25.8, "550"), True),
+            (Gpu("NVIDIA GeForce RTX 2080 Ti", (7, 5), 11.8, "550"), False),
+            (Gpu("NVIDIA Jetson AGX Xavier", (7, 2), 33.0, "L4T 35.4", is_jetson=True), False),
+            (Gpu("NVIDIA Jetson Orin Nano Developer Kit", (8, 7), 7.99, "L4T 36.4"), True),
+            (Gpu("Tesla T4", (7, 5), 16.1, "570"), False),
+        ],
+    )
+    def test_bf16_is_there_from_ampere_on(self, gpu: Gpu, has_bf16: bool) -> None:
+        got = match_target(gpu)
+        assert (got.bf16_tflops is not None) == has_bf16
+        assert ("bf16_tflops" in got.sources) == has_bf16
+        assert got.bf16_tflops in (None, got.fp16_tflops)
+
     def test_an_unknown_jetson_takes_after_a_jetson(self) -> None:
         got = match_target(Gpu("NVIDIA Jetson AGX Thor Developer Kit", (11, 0), 131.0, "L4T 38.2", is_jetson=True))
         assert got.kind == "jetson"

@@ -14,10 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mptune.graph.plan import Precision
+from mptune.graph.plan import REDUCED, Precision
 
 _TYPE_KEYS = ("Datatype", "DataType", "Format/Datatype", "Format/DataType", "Format")
-# "Row major linear FP16 format", "Channel major FP16 format where channel % 8 == 0", "Half"; not the BFloat16 of BF16.
+# "Row major linear FP16 format", "Channel major FP16 format where channel % 8 == 0", "Half"; "Row major linear BF16".
+_BRAIN = re.compile(r"BF16|BFloat16", re.IGNORECASE)
 _HALF = re.compile(r"(?<!B)FP16|(?<!B)Float16|\bHalf\b", re.IGNORECASE)
 _SINGLE = re.compile(r"FP32|Float32|(?<!B)\bFloat\b|\bTF32\b", re.IGNORECASE)
 _INT8 = re.compile(r"\bU?Int8\b", re.IGNORECASE)
@@ -94,7 +95,7 @@ def type_warnings(
     """
     warnings = []
     realised = _realised(nodes, layers)
-    if Precision.FP16 in nodes.values() and realised and realised == _realised(nodes, baseline):
+    if not {*nodes.values()}.isdisjoint(REDUCED) and realised and realised == _realised(nodes, baseline):
         warnings.append(
             "the engine computes in the same types as the all-FP32 engine, so the plan changed nothing: update"
             " TensorRT, or treat the plan as FP32"
@@ -140,6 +141,8 @@ def _types(tensors: Any) -> frozenset[Precision]:
 def _type(description: Mapping[str, Any]) -> Precision | None:
     """The floating type of a tensor; None for integers, other floats, and where TensorRT gives none."""
     text = _type_text(description)
+    if _BRAIN.search(text):
+        return Precision.BF16
     if _HALF.search(text):
         return Precision.FP16
     return Precision.FP32 if _SINGLE.search(text) else None

@@ -116,4 +116,4 @@ class EngineStore:
 
     def _options_for(self, plan: PrecisionPlan) -> BuildOptions:
         # The all-FP32 plan is the baseline, which never uses TF32.
-        return replace(self._options, tf32=self._options.tf32 and bool(plan.fp16_groups))
+        return replace(self._options, tf32=self._options.tf32 and bool(plan.reduced_groups))

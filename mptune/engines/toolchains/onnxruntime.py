@@ -153,7 +153,7 @@ class OnnxRuntimeToolchain(BaseToolchain):
             timing_samples=workspace.samples("search"),
             reference=workspace.reference(which),
             provider=self.provider,
-            tf32=self.settings.tf32 and bool(plan.fp16_groups),  # The all-FP32 plan is built as the baseline is.
+            tf32=self.settings.tf32 and bool(plan.reduced_groups),  # The all-FP32 plan is built as the baseline is.
             tf32_by_environment=self.tf32_by_environment,
             latency=self.settings.latency,
             repetitions=repetitions,

@@ -28,6 +28,7 @@ _FIGURES = (
     ("sm_count", "multiprocessors", ""),
     ("gpu_mhz", "GPU clock", "MHz"),
     ("fp16_tflops", "FP16, dense", "TFLOP/s"),
+    ("bf16_tflops", "BF16, dense", "TFLOP/s"),
     ("fp32_tflops", "FP32, no TF32", "TFLOP/s"),
     ("tf32_tflops", "TF32, dense", "TFLOP/s"),
     ("bandwidth_gbps", "bandwidth", "GB/s"),

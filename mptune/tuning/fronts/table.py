@@ -207,6 +207,7 @@ def front_records(front: FrontContent) -> list[dict[str, Any]]:
             "part": part_text(row.evaluation, _WIDEST) or None,
             "held_out_error": row.evaluation.held_out_value,
             "fp16_groups": len(row.evaluation.plan.fp16_groups),
+            "bf16_groups": len(row.evaluation.plan.bf16_groups),
             "fp32_groups": len(row.evaluation.plan.fp32_groups),
             "memory_bytes": None if row.evaluation.memory is None else row.evaluation.memory.total_bytes,
             "origin": str(row.evaluation.origin),

@@ -19,7 +19,7 @@ from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.errors import RunError
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
-from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.targets.roofline import BoundaryCost, LatencyTerms
 from mptune.tuning.evaluation import Evaluation
@@ -149,7 +149,7 @@ def laws(draw: st.DrawFn) -> tuple[LatencyTerms, SearchSpace]:
             cost = draw(st.floats(0, 0.5))
             boundaries.append(BoundaryCost(f"t{index}", producer, tuple(readers), cost, fixed))
     space = make_small_space(6)
-    pins = draw(st.dictionaries(ids, st.sampled_from(Precision), max_size=3))
+    pins = draw(st.dictionaries(ids, st.sampled_from(DEFAULT_PRECISIONS), max_size=3))
     free = tuple(g for g in IDS if g not in pins)
     pinned = {g: Pin(p, "a test") for g, p in pins.items()}
     return LatencyTerms(10.0, gains, tuple(boundaries)), replace(space, free=free, pinned=pinned)
