@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +24,13 @@ def require() -> Library:
     return load_library("tensorrt-rtx")
 
 
-def refusal(library: Library, path: Path, *, build: bool = True) -> str | None:
+def refusal(
+    library: Library, path: Path, *, build: bool = True, capabilities: Sequence[tuple[int, int]] = COMPUTE_CAPABILITIES
+) -> str | None:
     """Parse a model as a strongly typed network and build it ahead of time; None where both work, or the message."""
     try:
         if build:
-            options = BuildOptions("tensorrt-rtx", capabilities=COMPUTE_CAPABILITIES)
+            options = BuildOptions("tensorrt-rtx", capabilities=tuple(capabilities))
             build_engine(library, path, options, outlines(path))
         else:
             parse_network(library, path, open_log(library.trt))

@@ -44,7 +44,7 @@ _NO_TACTIC = re.compile(
 _UNSUPPORTED = re.compile(
     r"plugin not found|could not find plugin|unsupported_node|unsupported_graph|unsupported operator"
     r"|no importer registered|is not supported|not supported by|does not support|incompatible device"
-    r"|compute capabilit|target gpu sm"
+    r"|compute capabilit|target gpu sm|cannot compile for target"
 )
 # Logged where there is no device; it accompanies other errors when building ahead of time.
 _NO_DEVICE = re.compile(r"cudaError (?:35|100)\b|CUDA initialization failure")

@@ -171,9 +171,9 @@ def test_tensorrt_sees_as_many_quantising_layers_in_every_model(name: str, tmp_p
     plans += [space.plan({g: rng.choice(list(Precision)) for g in space.free}) for _ in range(2)]
     for number, plan in enumerate(plans):
         path = rewriter.export(plan, tmp_path / f"{number}.onnx")
-        # Engines of the whole networks are built under `-m slow`; FP8 came with SM 8.9.
-        is_built = name in WRITTEN and name != "FP8"
-        assert rtx.refusal(library, path, build=is_built) is None, plan
+        # More engines of the whole networks are built under `-m slow`; FP8 came with SM 8.9.
+        is_built = name in WRITTEN or number in (1, 3)
+        assert rtx.refusal(library, path, build=is_built, capabilities=[(8, 9)]) is None, plan
         _, network, parser = parse_network(library, path, open_log(library.trt))
         layers = [network.get_layer(k) for k in range(network.num_layers)]
         kinds = {"QUANTIZE", "DEQUANTIZE"}
@@ -181,6 +181,14 @@ def test_tensorrt_sees_as_many_quantising_layers_in_every_model(name: str, tmp_p
         del network, parser
     assert sum(seen[0].values()) == sum(n.op_type in ("QuantizeLinear", "DequantizeLinear") for n in loaded.nodes)
     assert all(counts == seen[0] for counts in seen)
+
+
+def test_fp8_for_a_gpu_without_it_is_refused_in_tensorrts_words(tmp_path: Path) -> None:
+    path = save(WRITTEN["FP8"](), tmp_path)
+    said = rtx.refusal(rtx.require(), path, capabilities=[(8, 6)])
+    assert said is not None
+    assert said.startswith("unsupported: ")
+    assert "sm86" in said
 
 
 def test_tensorrt_sees_the_same_quantisation_under_every_plan(residual: GroupedModel, tmp_path: Path) -> None:
