@@ -20,7 +20,7 @@ from mptune.engines.jobs.checks.rows import check_rows, first_other, relative_l2
 from mptune.engines.jobs.ranges import TensorRange
 from mptune.engines.jobs.samples import Feed, batch_sizes, cached_samples
 from mptune.engines.ort.cuda_session import open_session
-from mptune.engines.ort.session import PROVIDERS, Provider, SessionOptions
+from mptune.engines.ort.session import PROVIDERS, OrtSession, Provider, SessionOptions
 from mptune.engines.worker.child import WorkerState
 from mptune.graph.hazards.masked_rows import MaskedRows
 from mptune.graph.hazards.probes import ProbeRecord
@@ -159,8 +159,7 @@ class ObserveJob:
 
     def run(self, state: WorkerState) -> dict[str, TensorRange]:
         """See the class."""
-        options = SessionOptions(self.provider, timing=False, reuses_buffers=False)
-        session = state.transient(partial(open_session, self.model, options))
+        session = self._open(state)
         ranges: dict[str, TensorRange] = {}
         answers = [_Answer(probe) for tap in self.taps for probe in tap.probes]
         state.enter(Stage.RUN)
@@ -185,6 +184,16 @@ class ObserveJob:
             known = ranges[answer.probe.key]
             ranges[answer.probe.key] = replace(known, records=(*known.records, answer.record()))
         return ranges
+
+    def _open(self, state: WorkerState) -> OrtSession:
+        """On a CPU without optimisations: nothing is fused where each value is read, and to look takes seconds."""
+        options = SessionOptions(self.provider, timing=False, reuses_buffers=False)
+        if self.provider == "cpu":
+            try:
+                return state.transient(partial(open_session, self.model, replace(options, optimise=False)))
+            except EngineError:  # some kernels exist for what the optimiser writes only
+                pass
+        return state.transient(partial(open_session, self.model, options))
 
 
 class _Answer:

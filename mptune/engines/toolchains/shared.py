@@ -87,7 +87,9 @@ class ReferenceModel:
             workspace = self._workload.workspace
             path = workspace.scratch("observe")
             try:
-                taps = write_observing_model(self._workload.model, self._workload.bank, path)
+                taps = write_observing_model(
+                    self._workload.model, self._workload.bank, path, branches=self._provider == "cpu"
+                )
                 ranges = self._call(ObserveJob(path, taps, workspace.samples("search"), self._provider))
             finally:
                 path.unlink(missing_ok=True)

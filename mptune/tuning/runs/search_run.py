@@ -341,6 +341,7 @@ class SearchRun(MeasuringRun):
             emulated=emulated,
             limits=self._limits,
             before_proposal=None if guide is None else guide.before_proposal,
+            seeds_first=None if guide is None else guide.seeds_first,
         ).run()
         self._listener.stage(f"stopped: {stop.value}")
 

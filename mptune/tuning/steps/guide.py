@@ -8,21 +8,47 @@ from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Toolchain
 from mptune.settings import SearchSettings
 from mptune.targets.roofline import LatencyTerms
-from mptune.tuning.evaluation import ORIGIN_FP16
+from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_SAMPLER
 from mptune.tuning.listener import Listener
+from mptune.tuning.record.attributes import origin_of
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.sampler.posterior import Prior
-from mptune.tuning.space import SearchSpace
+from mptune.tuning.space import SearchSpace, Seed
 from mptune.tuning.steps.emulated import PlanEmulator
 from mptune.tuning.steps.prior import make_prior
 from mptune.tuning.steps.sensitivity import OneGroupErrors
 
+SEEDS_FIRST = 2
+"""Where plans take long to evaluate, so many seeds come before the sampler's first plan: all-FP32 and all-FP16."""
+
 AT_FIRST = 200
-"""Emulations of one group on one sample before the first proposal, at least; as many as all seeds take, where those
-take more. One computes about half of the model, as it begins at a waist before its group."""
+"""Emulations of one group on one sample that come soon, at least; as many as all seeds take, where those take more. One
+computes about half of the model, as it begins at a waist before its group."""
+
+_SOON = 2.0
+"""Until then, emulations for each sample of the plans that have been evaluated: about as long as those took."""
 
 _PER_PLAN_SAMPLE = 0.5
-"""Emulations between two proposals for each sample of a plan's evaluation: a quarter of its time."""
+"""Later, emulations between two proposals for each sample of a plan's evaluation: a quarter of its time."""
+
+
+def due_seeds(record: StudyRecord, space: SearchSpace, first: int | None = None) -> list[Seed]:
+    """The seeds that come next: of those that nobody has evaluated or in work.
+
+    The baseline comes alone: nothing is worth a build before it is known to be sound. Where another worker has it in
+    work, this one takes the other seeds meanwhile.
+
+    Args:
+        record: of the search.
+        space: has the seeds.
+        first: so many come before the sampler's first plan, the others after it; None lets all come before it.
+    """
+    seeds = [seed for seed in space.seeds if not record.is_known(seed.plan.fingerprint)]
+    if seeds[:1] == list(space.seeds[:1]):
+        return seeds[:1]
+    if first is None or any(origin_of(trial.user_attrs) == ORIGIN_SAMPLER for trial in record.settled()):
+        return seeds
+    return [seed for seed in seeds if seed in space.seeds[:first]]
 
 
 class Guide:
@@ -64,6 +90,11 @@ class Guide:
         self.prior: Prior = self._guide()
         """What the sampler knows beside the evaluations."""
 
+    @property
+    def seeds_first(self) -> int | None:
+        """How many seeds come before the sampler's first plan; None for all."""
+        return None if self._per_plan is None else SEEDS_FIRST
+
     def before_proposal(self) -> None:
         """Take more one-group errors, as many as are due by now, and tell the sampler.
 
@@ -79,9 +110,9 @@ class Guide:
         """By the plans that were evaluated, so that a resumed search takes the same as one that was not interrupted."""
         if self._per_plan is None:
             return math.inf
-        seeds = len(self._space.seeds)
-        at_first = max(AT_FIRST, 2 * seeds * self._per_plan)
-        return at_first + _PER_PLAN_SAMPLE * self._per_plan * max(0, self._record.spent - seeds)
+        seeds, spent = len(self._space.seeds), self._record.spent
+        soon = min(max(AT_FIRST, _SOON * seeds * self._per_plan), _SOON * spent * self._per_plan)
+        return soon + _PER_PLAN_SAMPLE * self._per_plan * max(0, spent - seeds)
 
     def _guide(self) -> Prior:
         known = self._errors.sensitivity()

@@ -50,9 +50,6 @@ _SHARE = 0.25
 _LEAST_STAKE = 0.1
 """What is at stake in a group that saves nothing, in means over all groups: its neighbours' Casts may hang on it."""
 
-LONG = 160
-"""With more free groups than this, those that repeat a pattern wait until every pattern is known."""
-
 _UNSEEN_DOUBT = 1.0
 """Relative doubt of an error that was zero on the samples taken so far: others may show one."""
 
@@ -230,13 +227,14 @@ class OneGroupErrors:
     def _wanted(self) -> list[_Job]:
         """Jobs, the one that tells most for its cost first: a first sample of each group comes before all others.
 
-        Of groups with one pattern the first one comes first.
+        Where it takes long, groups that repeat a pattern wait until every pattern is known, and what saves most latency
+        comes first.
         """
         free = set(self._space.free)
         first_of = {group.pattern or group.id: group.id for group in reversed(self._space.groups) if group.id in free}
         firsts = set(first_of.values())
         lists = [g for g in self._space.free if g in firsts], [g for g in self._space.free if g not in firsts]
-        if not self._is_long:
+        if self._toolchain.emulated_samples.per_plan is None:
             lists = [*self._space.free], []
         doubts = self._doubts()
         lacking: list[tuple[str, range, tuple[str, ...]]] = []
@@ -250,18 +248,14 @@ class OneGroupErrors:
         # A wrong error of a group moves the front by what the group saves. What is gained by a further sample:
         worth = {g: self._stakes[g] * doubts[g] ** 2 / len(part) for _, part, few in lacking if part.start for g in few}
         least = float(np.quantile(list(worth.values()), 1.0 - _SHARE)) if worth else 0.0
-        jobs: list[tuple[float, _Job]] = []
+        jobs: list[tuple[int, float, _Job]] = []
         for key, part, few in lacking:
             wanted = few if part.start == 0 else tuple(g for g in few if worth[g] >= least)
             if wanted:
-                value = math.inf if part.start == 0 else sum(worth[g] for g in wanted) / len(wanted)
-                jobs.append((value, _Job(key, part, wanted)))
-        return [job for _, job in sorted(jobs, key=lambda entry: -entry[0])]
-
-    @property
-    def _is_long(self) -> bool:
-        """Whether groups that repeat others wait for all of those."""
-        return self._toolchain.emulated_samples.per_plan is not None and len(self._space.free) > LONG
+                value_of = self._stakes if part.start == 0 else worth
+                rank = 0 if part.start else 2 if set(wanted) <= set(lists[0]) else 1
+                jobs.append((rank, sum(value_of[g] for g in wanted) / len(wanted), _Job(key, part, wanted)))
+        return [job for _, _, job in sorted(jobs, key=lambda entry: (-entry[0], -entry[1]))]
 
     def _lacks(self, group: str, part: range, doubts: Mapping[str, float]) -> bool:
         """Whether this is the next part of a group that needs one."""

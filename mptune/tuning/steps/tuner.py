@@ -27,6 +27,7 @@ from mptune.tuning.record.sessions import Sessions, anchored, keep_reopened, reo
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.attempts import ATTEMPTS, Attempts
 from mptune.tuning.steps.baseline import check_baseline, check_objective
+from mptune.tuning.steps.guide import due_seeds
 from mptune.tuning.steps.limits import Limit, Limits
 from mptune.tuning.steps.remeasure import announce
 
@@ -89,6 +90,7 @@ class Tuner:
         limits: Limits | None = None,
         sleep: Callable[[float], None] = time.sleep,
         before_proposal: Callable[[], None] | None = None,
+        seeds_first: int | None = None,
     ) -> None:
         """Wire the parts.
 
@@ -103,6 +105,7 @@ class Tuner:
             limits: that end the search early; None takes those of the settings, from the start of ``run`` on.
             sleep: waits for so many seconds, where other workers have the rest of the budget in work.
             before_proposal: called before the sampler is asked for a plan; not where one is enqueued.
+            seeds_first: so many of the seeds come before the sampler's first plan, the others after it; None for all.
         """
         self._sleep = sleep
         self._record = record
@@ -114,6 +117,7 @@ class Tuner:
         self._emulated = emulated
         self._limits = limits
         self._before_proposal = before_proposal
+        self._seeds_first = seeds_first
         self._vain = 0
         self._failed_to_reopen = 0
         self._attempts = Attempts(record, toolchain, listener)
@@ -175,13 +179,7 @@ class Tuner:
         return any(evaluation.plan.fp16_groups for evaluation in self._record.evaluations())
 
     def _enqueue_seeds(self) -> None:
-        """Those that nobody has evaluated or in work.
-
-        The baseline comes alone: nothing is worth a build before it is known to be sound. Where another worker has it
-        in work, this one takes the other seeds meanwhile.
-        """
-        seeds = [seed for seed in self._space.seeds if not self._record.is_known(seed.plan.fingerprint)]
-        for seed in seeds[:1] if seeds[:1] == list(self._space.seeds[:1]) else seeds:
+        for seed in due_seeds(self._record, self._space, self._seeds_first):
             self._record.enqueue(seed.plan, seed.origin)
 
     def _longest_trial_s(self) -> float:

@@ -249,7 +249,7 @@ def test_observing_gives_every_values_range_and_shape(make: object, banked: bool
     path = models.save(make(), tmp_path)  # type: ignore[operator]
     model = load_model(path)
     bank = WeightBank.write(model, tmp_path / "bank") if banked else None
-    taps = write_observing_model(model, bank, tmp_path / "bank" / "observe.onnx")
+    taps = write_observing_model(model, bank, tmp_path / "bank" / "observe.onnx", branches=banked)
     feed = feeds(model)
     out = run(tmp_path / "bank" / "observe.onnx", feed)
     assert tuple(t.tensor for t in taps) == observed_tensors(model)
@@ -262,14 +262,35 @@ def test_observing_gives_every_values_range_and_shape(make: object, banked: bool
             assert out[tap.non_finite] == 0
 
 
-def test_observing_counts_what_is_not_finite(tmp_path: Path) -> None:
+@pytest.mark.parametrize("branches", [False, True])
+@pytest.mark.parametrize(
+    ("given", "non_finite", "lowest", "highest"),
+    [
+        ((0.0, -1.0, 1.0, 2.0), 2, 0.0, np.log(2)),  # -inf, NaN
+        ((np.inf, np.nan, 0.5, 0.25), 2, np.log(0.25), 0.0),
+        ((0.0, np.inf, 0.5, 2.0), 2, np.log(0.5), np.log(2)),  # both infinities, whose sum is NaN
+        ((0.5, 0.25, 0.5, 0.125), 0, np.log(0.125), np.log(0.5)),
+    ],
+)
+def test_observing_counts_what_is_not_finite(
+    given: tuple[float, ...], non_finite: int, lowest: float, highest: float, branches: bool, tmp_path: Path
+) -> None:
     proto = models.model([models.node("Log", ["x"], "y", "log")], [models.value("x", [4])], [models.value("y", [4])])
     model = load_model(models.save(proto, tmp_path))
-    taps = write_observing_model(model, None, tmp_path / "o.onnx")
-    out = run(tmp_path / "o.onnx", {"x": np.array([0, -1, 1, 2], np.float32)})
+    taps = write_observing_model(model, None, tmp_path / "o.onnx", branches=branches)
+    out = run(tmp_path / "o.onnx", {"x": np.array(given, np.float32)})
     tap = taps[-1]
-    assert out[tap.non_finite] == 2
-    assert out[tap.absmax] == pytest.approx(np.log(2))
+    assert out[tap.non_finite] == non_finite
+    assert (out[tap.lowest], out[tap.highest]) == pytest.approx((lowest, highest))
+    assert out[tap.absmax] == pytest.approx(max(highest, -lowest, 0.0))
+
+
+def test_observing_a_sum_that_overflows_is_no_infinite_value(tmp_path: Path) -> None:
+    proto = models.model([models.node("Neg", ["x"], "y", "neg")], [models.value("x", [4])], [models.value("y", [4])])
+    model = load_model(models.save(proto, tmp_path))
+    taps = write_observing_model(model, None, tmp_path / "o.onnx", branches=True)
+    out = run(tmp_path / "o.onnx", {"x": np.full(4, 3e38, np.float32)})
+    assert (out[taps[-1].non_finite], out[taps[-1].absmax]) == (0, pytest.approx(3e38))
 
 
 def _masked_attention(folder: Path, keep: str) -> tuple[Model, dict[str, float]]:

@@ -16,9 +16,9 @@ from mptune.engines.emulated_samples import EmulatedSamples, in_parts
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.targets.roofline import LatencyTerms
-from mptune.tuning.evaluation import ORIGIN_SAMPLER
+from mptune.tuning.evaluation import ORIGIN_SAMPLER, Origin
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.space import SearchSpace
+from mptune.tuning.space import SearchSpace, Seed
 from mptune.tuning.steps import guide
 from mptune.tuning.steps.guide import Guide
 from mptune.tuning.steps.limits import Limits
@@ -171,8 +171,7 @@ def test_an_interrupted_one_goes_on_where_it_was(tmp_path: Path) -> None:
     assert first.samples + second.samples == whole.samples
 
 
-def test_of_many_groups_one_of_each_pattern_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mptune.tuning.steps.sensitivity.LONG", 10)
+def test_one_group_of_each_pattern_comes_first(tmp_path: Path) -> None:
     small = make_small_space(24)
     groups = tuple(replace(group, pattern=f"p{index % 6}") for index, group in enumerate(small.groups))
     space = replace(small, groups=groups)
@@ -188,6 +187,14 @@ def test_of_many_groups_one_of_each_pattern_comes_first(tmp_path: Path, monkeypa
     assert estimates["g001"][1] == pytest.approx(2 * known.doubts["g001"])
     errors.take(math.inf)
     assert set(errors.sensitivity().errors) == set(space.free)
+
+
+def test_groups_that_save_most_come_first(tmp_path: Path) -> None:
+    space = make_small_space(48)
+    gains_ms = {group: 0.1 + (16 <= index < 24) for index, group in enumerate(space.free)}
+    toolchain = by_sample(space)
+    OneGroupErrors(space, toolchain, METRIC, tmp_path / "s.json", Diary(), gains_ms=gains_ms).take(16)
+    assert [group for group, _ in toolchain.samples] == [*space.free[16:24], *space.free[:8]]
 
 
 def test_a_sample_that_magnifies_every_rounding_is_allowed_for() -> None:
@@ -222,7 +229,9 @@ def searched(
         told.before_proposal()
         toolchain.proposed.append(toolchain.emulations)
 
-    Tuner(record, space, toolchain, settings, diary, before_proposal=before_proposal).run()
+    Tuner(
+        record, space, toolchain, settings, diary, before_proposal=before_proposal, seeds_first=told.seeds_first
+    ).run()
     return told, diary
 
 
@@ -246,6 +255,36 @@ def test_the_first_plan_is_proposed_before_all_errors_are_known(
     exact = complete(space, toolchain)
     taken = Sensitivity.load(tmp_path / "s.json", METRIC)
     assert all(abs(math.log(taken.errors[g] / exact[g])) < 5 * taken.doubts.get(g, 1e-9) for g in space.free)
+
+
+def test_where_plans_take_long_the_first_comes_after_all_fp32_and_all_fp16(
+    open_record: OpenRecord, tmp_path: Path
+) -> None:
+    space = replace(make_small_space(24), seeds=())
+    mixed = [space.plan(dict.fromkeys(space.free, "fp32") | dict.fromkeys(space.free[:k], "fp16")) for k in (6, 12)]
+    seeds = make_small_space(24).seeds[:2] + tuple(
+        Seed(Origin("seed", f"first {k}"), plan) for k, plan in enumerate(mixed)
+    )
+    space = replace(space, seeds=seeds)
+    toolchain, record = by_sample(space), open_record(space)
+    searched(record, space, toolchain, tmp_path, 12)
+    origins = [e.origin for e in record.evaluations()]
+    assert origins[:2] == [seed.origin for seed in seeds[:2]]
+    assert origins[2] == ORIGIN_SAMPLER
+    assert set(origins[3:5]) == {seed.origin for seed in seeds[2:]}
+    assert set(origins[5:]) == {ORIGIN_SAMPLER}
+    assert toolchain.proposed[0] <= 2 * 2 * 4, "no more than as long as the two took"
+    assert len(record.evaluations()) == 12
+
+
+def test_where_plans_are_quick_all_seeds_come_first(open_record: OpenRecord, tmp_path: Path) -> None:
+    space = make_small_space(24)
+    extra = space.plan(dict.fromkeys(space.free, "fp32") | dict.fromkeys(space.free[:6], "fp16"))
+    space = replace(space, seeds=(*space.seeds, Seed(Origin("seed", "first"), extra)))
+    toolchain, record = by_sample(space), open_record(space)
+    toolchain.emulated_samples = EmulatedSamples((range(SAMPLES),), None)
+    searched(record, space, toolchain, tmp_path, 6)
+    assert [e.origin for e in record.evaluations()][: len(space.seeds)] == [seed.origin for seed in space.seeds]
 
 
 def test_a_resumed_search_takes_and_proposes_the_same(
