@@ -50,6 +50,15 @@ def data_argument(data: Any) -> Path | InMemory | None:
     return InMemory(data if is_whole else tuple(data))
 
 
+def data_arguments(data: Any) -> tuple[Path | InMemory | None, tuple[Path, ...]]:
+    """The ``data`` of a search, and the paths of data sets of further sizes where there are several paths."""
+    is_several = isinstance(data, (list, tuple)) and data and all(isinstance(one, (str, os.PathLike)) for one in data)
+    if not is_several:
+        return data_argument(data), ()
+    first, *others = map(Path, data)
+    return first, tuple(others)
+
+
 def metric_argument(metric: str | TaskMetric | None, run: Path, fresh: bool = False) -> tuple[str, TaskMetric | None]:
     """The name of a metric that the caller gave, and the function where it is one. A script is trusted from now on.
 

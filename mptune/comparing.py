@@ -6,13 +6,14 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import onnx
 
-from mptune.arguments import ModelLike, data_argument, loaded_model
-from mptune.data.calibration import load_calibration
+from mptune.arguments import ModelLike, data_arguments, loaded_model
+from mptune.data.calibration import CalibrationSet, load_calibration
 from mptune.diagnosis.comparing import compare_sides, make_sides
 from mptune.diagnosis.comparison import Comparison
 from mptune.diagnosis.engine.marking import fault_finding, find_fault
@@ -55,7 +56,7 @@ def compare(
         model: The FP32 model: a path, or an ``onnx.ModelProto``.
         candidate: Another model with the same inputs and outputs, or a file with an engine of TensorRT or TensorRT-RTX,
             which is run on the GPU here.
-        data: Samples, as in ``search``; all of them are used.
+        data: Samples, as in ``search``; all of them are used, those of several paths one after the other.
         outputs: ``.npz`` of what a deployment gave: one array per output by its name, rows in the order of the data.
         reference_outputs: The same of what holds for right.
         tolerance: Output, or columns of it as ``"boxes[0:4]"`` -> largest error (root mean square difference of a
@@ -93,7 +94,7 @@ def compare(
         if set(names) <= set(ignore):
             raise SettingsError("all outputs are ignored", "leave one to compare")
         tolerances = parse_tolerances(tolerance, names)
-        samples = load_calibration(data_argument(data), loaded.inputs, DataSettings(batch=batch), seed=0)
+        samples = _samples(data, loaded, batch)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mptune-compare-")))
         left = stack.enter_context(Runner(loaded, samples.samples, folder / "model", batch, _name(model)))
         right: Runner | EngineRunner | None = None
@@ -176,6 +177,22 @@ def _check(
         raise SettingsError(f"--batch is {batch}", "give at least 1")
     if max_error is not None and not max_error > 0:
         raise SettingsError(f"--max-error is {max_error:g}", "give a limit above 0")
+
+
+def _samples(data: Any, model: Model, batch: int) -> CalibrationSet:
+    """The samples of one data set, or of several, one after the other: each sample is of its own size."""
+    first, others = data_arguments(data)
+    every = [load_calibration(one, model.inputs, DataSettings(batch=batch), seed=0) for one in (first, *others)]
+    if not others:
+        return every[0]
+    return replace(
+        every[0],
+        samples=[sample for one in every for sample in one.samples],
+        source=", ".join(one.source for one in every),
+        warnings=tuple(dict.fromkeys(text for one in every for text in one.warnings)),
+        findings=tuple(dict.fromkeys(finding for one in every for finding in one.findings)),
+        names=(),
+    )
 
 
 def _engine(candidate: ModelLike | None) -> tuple[Path, tuple[Kind, ...]] | None:

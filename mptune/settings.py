@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -97,6 +97,11 @@ class ShapeRange:
             raise SettingsError(f"--shapes {text} is not understood", _SHAPES_HINT)
         smallest, usual, largest = (tuple(int(size) for size in part.split("x")) for part in (parts * 3)[:3])
         return cls(name, smallest, usual, largest)
+
+    def holds(self, shape: Sequence[int]) -> bool:
+        """Whether a shape is within the range."""
+        bounds = zip(self.smallest, shape, self.largest, strict=False)
+        return len(shape) == len(self.usual) and all(low <= size <= high for low, size, high in bounds)
 
     def __str__(self) -> str:
         """As ``parse`` reads it."""
@@ -254,6 +259,7 @@ class SearchSettings:
     Attributes:
         budget: evaluations, seeds and failures counted in; duplicates cost nothing.
         data: calibration data, or None for random inputs (with a warning that stays).
+        more_data: samples of further sizes, one data set for each: the chosen plan is looked at on these, too.
         out: run directory; None means ``MODEL-stem.mptune`` in the working directory.
         target: ``auto``, a profile's name, or the path of a TOML file.
         space: a search-space file's name or path.
@@ -295,6 +301,7 @@ class SearchSettings:
 
     budget: int = 50
     data: Path | InMemory | None = None
+    more_data: tuple[Path, ...] = ()
     out: Path | None = None
     target: str = "auto"
     space: str = "default"

@@ -21,7 +21,10 @@ BatchOption = Annotated[int, typer.Option(metavar="N", help="Rows per sample if 
 @guarded
 def compare(
     model: ModelArgument,
-    data: Annotated[Path, typer.Option(metavar="PATH", help="The samples that both sides compute.")],
+    data: Annotated[
+        list[Path],
+        typer.Option(metavar="PATH", help="The samples that both sides compute. Repeatable: samples of further sizes."),
+    ],
     candidate: Annotated[
         Path | None,
         typer.Argument(
@@ -102,7 +105,10 @@ def compare(
 def check(
     mixed: Annotated[Path, typer.Argument(metavar="MIXED", help="The mixed-precision model.")],
     against: Annotated[Path, typer.Option(metavar="MODEL", help="The FP32 model that it was made from.")],
-    data: Annotated[Path, typer.Option(metavar="PATH", help="Samples, such as a validation set.")],
+    data: Annotated[
+        list[Path],
+        typer.Option(metavar="PATH", help="Samples, such as a validation set. Repeatable: samples of further sizes."),
+    ],
     max_error: Annotated[float, typer.Option(metavar="X", help="Largest error of every output.")],
     batch: BatchOption = _BATCH,
     json_: JsonOption = False,

@@ -56,8 +56,12 @@ _ENGINE = Engine(_SEARCH.engine)
 
 BudgetOption = Annotated[int, typer.Option(metavar="N", help="Plans to evaluate, seeds included.")]
 DataOption = Annotated[
-    Path | None,
-    typer.Option(metavar="PATH", help="Calibration samples: .npz, a folder of .npz or .npy. Default: random inputs."),
+    list[Path] | None,
+    typer.Option(
+        metavar="PATH",
+        help="Calibration samples: .npz, a folder of .npz or .npy. Default: random inputs. Once for each size: the"
+        " search is on the first, or on the usual size of --shapes; the chosen plan is tried on the others.",
+    ),
 ]
 OutOption = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Run directory. Default: the model's name + .mptune, here.")
@@ -178,7 +182,6 @@ def search(
     """
     settings: dict[str, Any] = {
         "budget": budget,
-        "data": data,
         "out": out,
         "target": target,
         "space": space,
@@ -209,6 +212,8 @@ def search(
     SearchSettings(**settings, data_settings=DataSettings(batch=batch))
     if metric:
         settings["metric"] = metric
+    if data:
+        settings["data"] = data if len(data) > 1 else data[0]
     try:
         from mptune import api
         from mptune.reporting.terminal.progress import TerminalListener

@@ -148,6 +148,7 @@ def compare_sides(
         sides.candidate_name,
         len(sides.reference),
         tuple(warnings),
+        {side.name: side.limit for side in outputs},
     )
 
 
@@ -180,6 +181,8 @@ def _statistics(sides: Sides, outputs: Sequence[Side]) -> dict[str, dict[str, fl
             "error": side.error,
             "limit": side.limit.value,
             "emulated_fp16": side.emulated,
+            "judged": side.judged,
+            "judged_fp16": side.judged_fp16,
         }
         for side in outputs
     }

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mptune.data.numbers import encode_float
+from mptune.diagnosis.limits import Limit
 from mptune.finding import Finding
 
 COMPARISON_FORMAT = 1
@@ -21,13 +22,16 @@ class Comparison:
     Attributes:
         verdict: ``differs`` where an output is beyond its limit, or has a cause that is no rounding.
         findings: what the difference is, the most severe first.
-        outputs: output name -> statistic -> value over all samples. ``error`` is what ``limit`` limits: the root mean
-            square difference of a sample, divided by the output's standard deviation over all samples, the mean over
-            the samples. ``emulated_fp16`` is the same of the model with FP16 wherever FP16 can be right.
+        outputs: output name -> statistic -> value over all samples. ``error`` is the root mean square difference of a
+            sample, divided by the output's standard deviation over all samples, the mean over the samples.
+            ``emulated_fp16`` is the same of the model with FP16 wherever FP16 can be right. ``judged`` is what
+            ``limit`` limits: that error, or the largest absolute difference where the tolerance is of that;
+            ``judged_fp16`` as before.
         reference: what the left side is called.
         candidate: what the right side is called.
         samples: how many.
         warnings: that have no code, one line each.
+        limits: output name -> the limit of its part that is worst against its own; ``error`` and ``judged`` are of it.
     """
 
     verdict: Verdict
@@ -37,6 +41,7 @@ class Comparison:
     candidate: str
     samples: int
     warnings: tuple[str, ...] = ()
+    limits: Mapping[str, Limit] = field(default_factory=dict)
 
     @property
     def agrees(self) -> bool:
@@ -57,4 +62,5 @@ class Comparison:
             "candidate": self.candidate,
             "samples": self.samples,
             "warnings": list(self.warnings),
+            "limits": {name: limit.to_json() for name, limit in self.limits.items()},
         }

@@ -75,17 +75,17 @@ def rounding_finding(side: Side, cause: Explanation | None) -> Finding | None:
         return _tf32(side, cause)
     if not side.is_within:
         return None
-    known = "equals the reference" if side.error == 0 else f"error {side.error:.3g}"
+    known = "equals the reference" if side.error == 0 else f"has {side.limit.sentence(side.judged)}"
     exact = side.error <= FP32_ROUNDING
     what = "what FP32 rounding gives" if exact else "the size of FP16 rounding"
-    beside = f"FP16 throughout, emulated, gives {side.emulated:.3g}"
+    beside = f"FP16 throughout, emulated, gives {side.judged_fp16:.3g}"
     if not exact and side.error > 2 * side.emulated:
         what = "within the tolerance given, and more than FP16 rounding gives"
     text = f"output {str(side.where)!r} {known}" + (f": {what}" if side.error else "") + f" ({beside})"
     return finding(
         "agrees",
         (side.where,),
-        {"error": side.error, "emulated_fp16": side.emulated, "limit": side.limit.value},
+        side.evidence,
         text,
         "",
     )
@@ -225,13 +225,7 @@ def _tf32(side: Side, cause: Explanation) -> Finding:
     return finding(
         cause.cause,
         (OutputColumns(side.name),),
-        {
-            "error": side.error,
-            "left_share": cause.left,
-            "size_ratio": cause.size,
-            "emulated_fp16": side.emulated,
-            "limit": side.limit.value,
-        },
+        side.evidence | {"left_share": cause.left, "size_ratio": cause.size},
         f"output {side.name!r}: TF32 in the {which} ({name}) makes the difference of {side.error:.3g}: emulated, it has"
         f" {cause.size:.2f} times its size, and {100 * cause.left:.2g} % of the difference is left without it",
         cure,

@@ -31,32 +31,29 @@ def precision_finding(side: Sequence[Side], causes: Mapping[str, Explanation]) -
     groups = {group.id: group for group in runner.grouped.groups}
     shares = _shares(side)
     ranked = sorted(shares, key=lambda group: -shares[group])
-    plan, error = _cured(side, shares, ranked)
+    plan, left = _cured(side, shares, ranked)
     kept = [group for group in ranked if plan is not None and plan.precision[group] is Precision.FP32]
     worst = max(side, key=lambda each: each.judged / each.limit.value)
     named = kept if plan is not None else ranked
     names = ", ".join(f"{groups[g].name} ({g}, {100 * shares[g]:.0f} %)" for g in named[:_NAMED])
     more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
     text = (
-        f"output {str(worst.where)!r} has an error of {worst.judged:.3g}, the limit is {worst.limit.value:.3g}: "
+        f"output {str(worst.where)!r} has {worst.limit.sentence(worst.judged)}, the limit is {worst.limit.value:.3g}: "
         f"emulating FP16 reproduces it ({100 * causes[worst.name].left:.2g} % of the difference is left)"
         f"; most of it comes from {names}{more}"
     )
-    evidence: dict[str, int | float | str] = {
-        "error": worst.judged,
-        "limit": worst.limit.value,
-        "emulated_fp16": worst.emulated,
+    evidence = worst.evidence | {
         "left_share": causes[worst.name].left,
         "fp16_groups": len(sides.plan.fp16_groups),
     }
-    if plan is None:
+    if plan is None or left is None:
         cure = "no plan with FP16 groups keeps the limit: allow more with --tolerance, or stay in FP32"
     else:
-        evidence |= {"kept_groups": len(kept), "error_with_kept": error}
+        evidence |= {"kept_groups": len(kept), "error_with_kept": left.judged}
         patterns = " ".join(f"--keep-fp32 {_quoted(groups[g].id)}" for g in kept[:40])
         count = f"{len(kept)} group{'s' * (len(kept) != 1)}"
         command = f"mptune apply {runner.model.path} --fp16-all {patterns} -o OUT.onnx"
-        cure = f"keep {count} in FP32 (error {error:.3g}): {command}"
+        cure = f"keep {count} in FP32 ({left.limit.sentence(left.judged).partition(' ')[2]}): {command}"
     return finding(
         "precision",
         tuple(each.where for each in side),
@@ -93,8 +90,8 @@ def _shares(side: Sequence[Side]) -> dict[str, float]:
 
 def _cured(
     side: Sequence[Side], shares: Mapping[str, float], ranked: Sequence[str]
-) -> tuple[PrecisionPlan | None, float]:
-    """The plan with as few groups in FP32 as keep all limits, emulated, and its largest error; None where none does."""
+) -> tuple[PrecisionPlan | None, Side | None]:
+    """The plan with as few groups in FP32 as keep all limits, emulated, and what is nearest to its limit then."""
     runner = side[0].sides.runner
     base = runner.grouped.uniform(Precision.FP32).replace(dict.fromkeys(shares, Precision.FP16))
     wanted = min(each.limit.value / each.judged if math.isfinite(each.judged) else 1e-3 for each in side)
@@ -106,16 +103,13 @@ def _cured(
     for _ in range(_TRIES):
         plan = base.replace(dict.fromkeys(ranked[:count], Precision.FP32))
         if not plan.fp16_groups:
-            return None, 0.0
+            return None, None
         outputs = runner.emulated(plan)
         exact = runner.exact
-        errors = []
-        fits = True
-        for each in side:
-            again = each.sides.worst(each.name, arrays_of(outputs, each.name), arrays_of(exact, each.name))
-            errors.append(again.judged)
-            fits &= again.is_within
-        if fits:
-            return plan, max(errors)
+        again = [
+            each.sides.worst(each.name, arrays_of(outputs, each.name), arrays_of(exact, each.name)) for each in side
+        ]
+        if all(each.is_within for each in again):
+            return plan, max(again, key=lambda each: each.judged / each.limit.value)
         count = min(len(ranked), count + max(1, (len(ranked) - count) // 3))
-    return None, 0.0
+    return None, None

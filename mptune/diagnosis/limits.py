@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +33,19 @@ class Limit:
     value: float
     is_absolute: bool = False
     columns: tuple[int, ...] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The limit as ``compare --json`` prints it."""
+        columns = None if self.columns is None else list(self.columns)
+        return {"value": self.value, "unit": "absolute" if self.is_absolute else "relative", "columns": columns}
+
+    def text(self, figure: float) -> str:
+        """A figure of what is limited, as ``--tolerance`` takes it: ``0.01``, or ``abs:0.5``."""
+        return f"abs:{figure:.3g}" if self.is_absolute else f"{figure:.3g}"
+
+    def sentence(self, figure: float) -> str:
+        """The same in a sentence: ``an error of 0.01``, or ``a largest absolute difference of 0.5``."""
+        return f"{'a largest absolute difference' if self.is_absolute else 'an error'} of {figure:.3g}"
 
 
 def parse_tolerances(

@@ -77,8 +77,11 @@ class Sides:
             of_fp16 = error_of(columns_of(emulated, axis, columns), columns_of(exact, axis, columns))
             allowed = limit if isinstance(limit, Limit) else Limit(default_limit(of_fp16), columns=columns)
             error = error_of(a, b)
-            judged = largest_of(a, b) if allowed.is_absolute else error
-            sides.append(Side(self, name, got, wanted, error, of_fp16, allowed, judged))
+            judged, judged_fp16 = error, of_fp16
+            if allowed.is_absolute:
+                judged = largest_of(a, b)
+                judged_fp16 = largest_of(columns_of(emulated, axis, columns), columns_of(exact, axis, columns))
+            sides.append(Side(self, name, got, wanted, error, of_fp16, allowed, judged, judged_fp16))
         return max(sides, key=lambda side: side.judged / side.limit.value)
 
     @property
@@ -105,6 +108,7 @@ class Side:
         emulated: error of the model with FP16 wherever FP16 can be right.
         limit: of the part that is worst against its own; errors are of that part.
         judged: the figure that it limits.
+        judged_fp16: the same figure of the model with FP16 wherever FP16 can be right.
     """
 
     sides: Sides
@@ -115,6 +119,7 @@ class Side:
     emulated: float
     limit: Limit
     judged: float
+    judged_fp16: float
 
     @property
     def where(self) -> OutputColumns:
@@ -125,6 +130,16 @@ class Side:
     def is_within(self) -> bool:
         """Whether it is within tolerance."""
         return self.judged <= self.limit.value
+
+    @property
+    def evidence(self) -> dict[str, int | float | str]:
+        """Its figures for a finding: the one that is limited, where that is not ``error``, too."""
+        figures: dict[str, int | float | str] = {"error": self.error, "emulated_fp16": self.emulated}
+        if self.limit.is_absolute:
+            figures |= {"largest_difference": self.judged, "limit_of_difference": self.limit.value}
+        else:
+            figures["limit"] = self.limit.value
+        return figures
 
     @property
     def row_count(self) -> int:

@@ -10,12 +10,14 @@ from typing import get_args
 
 import numpy as np
 
-from mptune.data.calibration import CalibrationSet
+from mptune.data.calibration import CalibrationSet, load_calibration
 from mptune.data.labels import load_labels, save_labels
 from mptune.data.rollout import Rollout
+from mptune.diagnosis.sizes.sized import size_text, sizes_of
 from mptune.engines.base import SampleSet, Toolchain, Workspace
-from mptune.errors import SettingsError
+from mptune.errors import DataError, SettingsError
 from mptune.graph.loading.model import Model
+from mptune.graph.loading.tensors import TensorInfo
 from mptune.run_json import RunFile
 from mptune.settings import SearchSettings
 from mptune.tuning.runs.seals import damaged, is_whole, seal
@@ -24,6 +26,9 @@ from mptune.tuning.steps.kernels import KERNELS_JSON, ask_for_kernels
 from mptune.tuning.steps.prepare import save_samples
 
 Labels = Sequence[dict[str, np.ndarray]]
+
+_PER_SIZE = 4
+"""Samples of each further size at which the chosen plan is looked at."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,41 @@ class SampleSets:
         if not lost:
             return ()
         return (f"{', '.join(lost)} in {workspace.data_dir} had been lost or damaged, and is written anew",)
+
+
+def load_data(
+    settings: SearchSettings, inputs: Sequence[TensorInfo]
+) -> tuple[CalibrationSet, tuple[tuple[Mapping[str, np.ndarray], ...], ...]]:
+    """The samples that are searched on, and a few of each further size.
+
+    Of several data sets, one for each size, that of the usual size of ``--shapes`` is searched on, else the first.
+
+    Raises:
+        DataError: data cannot be read or do not fit the model, two are of one size, or one is beyond ``--shapes``.
+    """
+    sources = [settings.data, *settings.more_data]
+    every = [load_calibration(source, inputs, settings.data_settings, settings.seed) for source in sources]
+    if len(every) == 1:
+        return every[0], ()
+    sizes = [sizes_of(one.samples[0], inputs) for one in every]
+    usual = {one.name: one.usual for one in settings.shapes}
+    searched = next((k for k, size in enumerate(sizes) if usual and usual.items() <= size.items()), 0)
+    for number, (one, size) in enumerate(zip(every, sizes, strict=True)):
+        twin = sizes.index(size)
+        if twin != number:
+            raise DataError(
+                f"{every[twin].source} and {one.source} hold samples of one size ({size_text(size) or 'the only one'})",
+                "give --data once for each size; put samples of one size into one folder",
+            )
+        for declared in settings.shapes:
+            shape = size.get(declared.name)
+            if shape is not None and not declared.holds(shape):
+                raise DataError(
+                    f"{one.source}: input {declared.name!r} is {'x'.join(map(str, shape))}, beyond --shapes {declared}",
+                    "widen --shapes, or leave these samples away",
+                )
+    others = [one.samples for k, one in enumerate(every) if k != searched]
+    return every[searched], tuple(tuple(s[k] for k in range(min(_PER_SIZE, len(s)))) for s in others)
 
 
 def split_data(data: CalibrationSet, settings: SearchSettings) -> SampleSets:

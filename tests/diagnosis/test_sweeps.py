@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
+import mptune
 from mptune import api
+from mptune.cli import main
 from mptune.data.archive import save_samples
-from mptune.diagnosis.sweeps import declared_sizes, kept_sweep, resized
+from mptune.diagnosis.sizes.sized import declared_sizes, resized
+from mptune.diagnosis.sizes.sweeps import kept_sweep
 from mptune.finding import Finding
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -28,9 +32,9 @@ def swept(by: str, folder: Path, shapes: tuple[ShapeRange, ...] = (RANGE,)) -> t
     groups = GroupedModel(loaded, find_groups(loaded))
     save_samples(folder / "samples.npz", [{"image": image[None]} for image in data()["image"]])
     place, plan = folder / "sweeps.json", groups.uniform(Precision.FP16)
-    found, warnings = kept_sweep(place, groups, plan, folder / "samples.npz", shapes, "worst_part")
+    found, warnings = kept_sweep(place, groups, plan, folder / "samples.npz", shapes)
     assert warnings == ()
-    assert kept_sweep(place, groups, plan, folder / "nowhere.npz", shapes, "worst_part") == (found, ()), "kept"
+    assert kept_sweep(place, groups, plan, folder / "nowhere.npz", shapes) == (found, ()), "kept"
     return found
 
 
@@ -53,7 +57,7 @@ def test_one_size_is_no_range(tmp_path: Path) -> None:
     groups = GroupedModel(loaded, find_groups(loaded))
     one = ShapeRange("image", *[(1, 3, 64, 64)] * 3)
     plan = groups.uniform(Precision.FP16)
-    assert kept_sweep(tmp_path / "s.json", groups, plan, tmp_path / "none.npz", (one,), "worst_part") == ((), ())
+    assert kept_sweep(tmp_path / "s.json", groups, plan, tmp_path / "none.npz", (one,)) == ((), ())
     assert not (tmp_path / "s.json").exists()
 
 
@@ -68,6 +72,84 @@ def test_a_search_names_it(tmp_path: Path) -> None:
     assert front.chosen.plan.fingerprint in finding.text
     again = api.search(tmp_path / "model.onnx", max_latency_ms=1e-6, **given)
     assert again.findings == front.findings
+
+
+def sized(size: int, brightness: float = 1.0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(size)
+    shades = brightness * rng.uniform(0.2, 1, (3, 3, 1, 1))
+    return {"image": (shades * rng.uniform(0.9, 1, (3, 3, size, size))).astype(np.float32)}
+
+
+@pytest.mark.slow
+def test_data_of_a_further_size_show_it_on_their_own_samples(tmp_path: Path) -> None:
+    onnx.save(pooled("ReduceSum"), tmp_path / "model.onnx")
+    for name, size in (("usual", SIZE), ("large", LARGEST)):
+        np.savez(tmp_path / f"{name}.npz", **sized(size))
+    words = ["search", str(tmp_path / "model.onnx"), "--out", str(tmp_path / "run"), "--target", "jetson-orin-nano-8gb"]
+    words += ["--data", str(tmp_path / "large.npz"), "--data", str(tmp_path / "usual.npz")]
+    words += ["--shapes", f"image:1x3x8x8,1x3x{SIZE}x{SIZE},1x3x{LARGEST}x{LARGEST}"]
+    assert main([*words, "--budget", "2", "--max-latency-ms", "1e-6"]) == 3
+    front = json.loads((tmp_path / "run" / "front.json").read_text())
+    (finding,) = [f for f in front["findings"] if f["code"] == "size-dependent"]
+    assert finding["evidence"]["size_of_data"] == f"image 1x3x{SIZE}x{SIZE}", "the usual size is searched on"
+    assert finding["evidence"]["size"] == f"image 1x3x{LARGEST}x{LARGEST}"
+    assert "(on samples of that size)" in finding["text"]
+
+
+def swept_with(folder: Path, by: str, given: list[list[dict[str, np.ndarray]]]) -> tuple[Finding, ...]:
+    """Without ``--shapes``."""
+    onnx.save(pooled(by), folder / "model.onnx")
+    loaded = load_model(folder / "model.onnx")
+    groups = GroupedModel(loaded, find_groups(loaded))
+    save_samples(folder / "samples.npz", [{"image": image[None]} for image in sized(SIZE, 600.0)["image"]])
+    plan = groups.uniform(Precision.FP16)
+    found, warnings = kept_sweep(folder / "s.json", groups, plan, folder / "samples.npz", (), given=given)
+    assert warnings == ()
+    return found
+
+
+@pytest.mark.parametrize("by", ["ReduceSum", "ReduceMean"])
+def test_axes_of_any_size_are_tried_at_half_and_twice_the_size(by: str, tmp_path: Path) -> None:
+    found = swept_with(tmp_path, by, [])
+    assert [f.evidence["size"] for f in found] == ([f"image 1x3x{2 * SIZE}x{2 * SIZE}"] if by == "ReduceSum" else [])
+    for finding in found:
+        assert "a size that the model's inputs allow" in finding.text
+
+
+def test_given_sizes_stand_in_for_those_that_are_possible(tmp_path: Path) -> None:
+    small = [{"image": image[None]} for image in sized(SIZE // 2, 600.0)["image"]]
+    assert swept_with(tmp_path, "ReduceSum", [small]) == ()
+
+
+@pytest.mark.parametrize(
+    ("second", "shapes", "message"),
+    [
+        (SIZE, [], "hold samples of one size"),
+        (LARGEST, [f"image:1x3x8x8,1x3x{SIZE}x{SIZE},1x3x{SIZE}x{SIZE}"], "beyond --shapes"),
+    ],
+)
+def test_data_sets_that_are_not_one_for_each_size(
+    second: int, shapes: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    onnx.save(pooled("ReduceSum"), tmp_path / "model.onnx")
+    np.savez(tmp_path / "one.npz", **sized(SIZE))
+    np.savez(tmp_path / "two.npz", **sized(second))
+    words = ["search", str(tmp_path / "model.onnx"), "--out", str(tmp_path / "run")]
+    words += [word for name in ("one", "two") for word in ("--data", str(tmp_path / f"{name}.npz"))]
+    assert main([*words, *(word for one in shapes for word in ("--shapes", one))]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert "hint: " in error
+
+
+def test_compare_takes_a_data_set_for_each_size(tmp_path: Path) -> None:
+    onnx.save(pooled("ReduceMean"), tmp_path / "model.onnx")
+    paths = [tmp_path / f"{size}.npz" for size in (8, SIZE)]
+    for path in paths:
+        np.savez(path, **sized(int(path.stem)))
+    found = mptune.compare(tmp_path / "model.onnx", tmp_path / "model.onnx", data=paths)
+    assert found.agrees
+    assert found.samples == 6
 
 
 SAMPLES = [{"image": np.full((1, 1, 2, 2), k, np.float32), "mask": np.full((1, 2), k)} for k in range(3)]

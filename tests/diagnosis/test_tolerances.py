@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ from mptune.cli import main
 from mptune.data.metrics.parts import OutputParts
 from mptune.diagnosis.limits import Limit, limits_of
 from mptune.errors import SettingsError
+from mptune.reporting.page.comparison import render_comparison
+from mptune.reporting.terminal.comparison import print_comparison
 from mptune.settings import Tolerance
 from tests.diagnosis import recordings
 from tests.graph import models
@@ -53,7 +56,18 @@ def test_boxes_do_not_hide_a_score(place: Path) -> None:
 
 def test_tolerances_of_columns(place: Path) -> None:
     assert compared(place, BOXES + SCORE, tolerance=["y[0:4]=0.5", "y[4]=abs:1"]).verdict == "agrees"
-    assert compared(place, BOXES, tolerance=["y[0:4]=abs:1", "y[4]=1"]).verdict == "differs"
+    found = compared(place, BOXES, tolerance=["y[0:4]=abs:1", "y[4]=1"])
+    assert found.verdict == "differs"
+    largest = float(np.abs(np.load(place / "got.npz")["y"] - np.load(place / "right.npz")["y"]).max())
+    figures = found.outputs["y"]
+    assert figures["judged"] == pytest.approx(largest, rel=1e-4), "what the limit is about, and not the relative error"
+    assert figures["judged_fp16"] > 10 * figures["emulated_fp16"], "in the same unit"
+    assert found.to_json()["limits"] == {"y": {"value": 1.0, "unit": "absolute", "columns": [0, 1, 2, 3]}}
+    stream = io.StringIO()
+    print_comparison(found, stream)
+    row = next(line for line in stream.getvalue().splitlines() if line.startswith("y[0:4] "))
+    assert row.split()[1:3] == [f"abs:{largest:.3g}", "abs:1"]
+    assert f"abs:{largest:.3g}" in render_comparison(found)
 
 
 SPLIT = OutputParts(1, 100.0, (200.0, 200.0, 200.0, 200.0, 1.0), is_split=True)

@@ -41,7 +41,7 @@ def structure_finding(sides: Sides, alignment: Alignment) -> Finding | None:
     if not changed:
         return None
     first = alignment.differences[0]
-    worst = max(changed, key=lambda side: side.error)
+    worst = max(changed, key=lambda side: side.judged / side.limit.value)
     group = sides.runner.grouped.owners.get(first.node)
     more = len(alignment.differences) - 1
     others = f"; {more} more node{'s' * (more != 1)} differ{'s' * (more == 1)}" if more else ""
@@ -54,12 +54,10 @@ def structure_finding(sides: Sides, alignment: Alignment) -> Finding | None:
             "reference": first.left,
             "candidate": first.right,
             "differences": len(alignment.differences),
-            "error": worst.error,
-            "limit": worst.limit.value,
-            "emulated_fp16": worst.emulated,
+            **worst.evidence,
         },
-        f"node {first.node}: {first.text}{others}; output {worst.name!r} then has an error of {worst.error:.3g}"
-        f" (FP16 throughout gives {worst.emulated:.3g})",
+        f"node {first.node}: {first.text}{others}; output {str(worst.where)!r} then has"
+        f" {worst.limit.sentence(worst.judged)} (FP16 throughout gives {worst.judged_fp16:.3g})",
         "export both from the same source, or give this node the same value in both",
         nodes=(first.node,),
         groups=(group,) if group else (),

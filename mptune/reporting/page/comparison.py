@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mptune._version import __version__
 from mptune.diagnosis.comparison import Comparison
+from mptune.diagnosis.limits import Limit
 from mptune.files import write_text, writing
 from mptune.finding import Finding, OutputColumns
 from mptune.printable import printable_html as escape
@@ -19,13 +20,13 @@ JSON_NAME, PAGE_NAME = "comparison.json", "comparison.html"
 _MOST_NAMES = 12
 """So many names of one kind are listed in a finding; the page says how many more there are."""
 
-_FIGURES = ("error", "limit", "emulated_fp16", "max_abs")
-_TITLES = {
-    "error": "error",
+_FIGURES = {
+    "judged": "error",
     "limit": "limit",
-    "emulated_fp16": "FP16 throughout, emulated",
+    "judged_fp16": "FP16 throughout, emulated",
     "max_abs": "largest difference",
 }
+"""Statistic -> what the page calls it; all but the last are in the unit of the limit."""
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> None:
@@ -149,8 +150,9 @@ def _listed(names: Sequence[object]) -> str:
 def _outputs(comparison: Comparison) -> Iterable[str]:
     yield '<section id="outputs"><h2>Outputs</h2>'
     yield '<p class="note">An error is the root mean square difference of a sample, divided by the standard deviation'
-    yield "of the output over all samples, and the mean over the samples.</p>"
-    yield from _table(comparison, _FIGURES)
+    yield "of the output over all samples, and the mean over the samples; <code>abs:</code> marks the largest absolute"
+    yield "difference, where the tolerance is of that. Both are of the columns that are named, where any are.</p>"
+    yield from _table(comparison, list(_FIGURES))
     others = list(dict.fromkeys(k for by in comparison.outputs.values() for k in by if k not in _FIGURES))
     if others:
         yield "<details><summary>All figures</summary>"
@@ -161,15 +163,21 @@ def _outputs(comparison: Comparison) -> Iterable[str]:
 
 def _table(comparison: Comparison, names: Sequence[str]) -> Iterable[str]:
     yield '<div class="scroll"><table class="statistics"><thead><tr><th scope="col">output</th>'
-    titles = (_TITLES.get(name, name.replace("_", " ")) for name in names)
+    titles = (_FIGURES.get(name, name.replace("_", " ")) for name in names)
     yield from (f'<th scope="col" class="number">{escape(title)}</th>' for title in titles)
     yield "</tr></thead><tbody>"
     for output, statistics in comparison.outputs.items():
-        yield f'<tr><th scope="row"><code>{escape(output)}</code></th>'
-        figures = (_figure(statistics[name]) if name in statistics else "" for name in names)
+        limit = comparison.limits[output]
+        part = OutputColumns(output, limit.columns if "judged" in names else None)
+        yield f'<tr><th scope="row"><code>{escape(str(part))}</code></th>'
+        figures = (_statistic(name, statistics[name], limit) if name in statistics else "" for name in names)
         yield from (f'<td class="number">{escape(figure)}</td>' for figure in figures)
         yield "</tr>"
     yield "</tbody></table></div>"
+
+
+def _statistic(name: str, value: float, limit: Limit) -> str:
+    return limit.text(value) if name in ("judged", "limit", "judged_fp16") else _figure(value)
 
 
 def _figure(value: object) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TextIO
 from rich.table import Table
 from rich.text import Text
 
+from mptune.finding import OutputColumns
 from mptune.reporting.terminal.console import make_console
 
 if TYPE_CHECKING:
@@ -50,8 +51,9 @@ def print_comparison(comparison: Comparison, stream: TextIO | None = None) -> No
     for column in ("error", "limit", "FP16 throughout, emulated", "largest difference"):
         table.add_column(column, justify="right")
     for name, statistics in comparison.outputs.items():
-        values = (statistics[key] for key in ("error", "limit", "emulated_fp16", "max_abs"))
-        table.add_row(name, *(f"{value:.3g}" for value in values))
+        limit = comparison.limits[name]
+        figures = (limit.text(statistics[key]) for key in ("judged", "limit", "judged_fp16"))
+        table.add_row(str(OutputColumns(name, limit.columns)), *figures, f"{statistics['max_abs']:.3g}")
     console.print(table)
     for text in comparison.warnings:
         console.print(Text(f"warning: {text}", style="yellow"), soft_wrap=whole)

@@ -21,7 +21,7 @@ def excess(evaluation: Evaluation, tolerance: Tolerance) -> float:
     Where it cannot be known, because a run of an older version kept no errors by column, it is infinite.
     """
     errors = [evaluation.error] if evaluation.held_out is None else [evaluation.error, evaluation.held_out]
-    values = [_value(error, tolerance, evaluation.metric) for error in errors]
+    values = [largest_error(error, tolerance, evaluation.metric) for error in errors]
     return math.inf if any(math.isnan(v) for v in values) else max(values) / tolerance.limit
 
 
@@ -44,7 +44,7 @@ def rest_error(evaluation: Evaluation, tolerances: Sequence[Tolerance]) -> float
     by_part = error.by_part(evaluation.metric)
     if not by_part:
         return evaluation.judged_error
-    return max((value for part, value in by_part.items() if not _is_covered(part, tolerances)), default=0.0)
+    return max((value for part, value in by_part.items() if not is_covered(part, tolerances)), default=0.0)
 
 
 def is_wanted(evaluation: Evaluation, tolerances: Sequence[Tolerance]) -> bool:
@@ -52,7 +52,8 @@ def is_wanted(evaluation: Evaluation, tolerances: Sequence[Tolerance]) -> bool:
     return evaluation.metric not in ADD_IN_SQUARES or rest_error(evaluation, tolerances) <= REFERENCE_ERROR
 
 
-def _is_covered(part: OutputColumns, tolerances: Sequence[Tolerance]) -> bool:
+def is_covered(part: OutputColumns, tolerances: Sequence[Tolerance]) -> bool:
+    """Whether tolerances are about all of an output, or of a part of it."""
     mine = [one for one in tolerances if one.output == part.name]
     if any(one.columns is None for one in mine):
         return True
@@ -60,7 +61,7 @@ def _is_covered(part: OutputColumns, tolerances: Sequence[Tolerance]) -> bool:
     return part.columns is not None and limited.issuperset(part.columns)
 
 
-def _value(error: OutputError, tolerance: Tolerance, metric: str) -> float:
+def largest_error(error: OutputError, tolerance: Tolerance, metric: str) -> float:
     """The largest error of what a tolerance is about; NaN where it was not taken."""
     statistics = error.per_output.get(tolerance.output, {})
     if tolerance.columns is None:

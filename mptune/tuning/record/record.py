@@ -25,6 +25,7 @@ from mptune.engines.timing.session_timing import SessionTiming
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation, Origin
 from mptune.tuning.failures import describe
+from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.record.adoption import adopt, objectives
 from mptune.tuning.record.attributes import (
     ATTEMPTS,
@@ -189,19 +190,19 @@ class StudyRecord:
 
     # -- asking and telling -------------------------------------------------------------------------------------
 
-    def guide(self, prior: Prior, seed: int, emulate: Emulate | None = None) -> None:
-        """Let ``PrecisionSampler`` propose from now on, with what is known before any build, or can be asked."""
-        # Other metrics have no error past which a plan is worthless: the largest one seen bounds the front.
-        scale = None if self.metric in ADD_IN_SQUARES else math.inf
+    def guide(
+        self, prior: Prior, seed: int, emulate: Emulate | None = None, searched: SearchedError | None = None
+    ) -> None:
+        """Let ``PrecisionSampler`` propose from now on, with what is known or can be asked, errors as ``searched``."""
+        scale = None if self.metric in ADD_IN_SQUARES else math.inf  # of others the largest one seen bounds the front
         named = replace(prior, groups=tuple(self._names.of(group) for group in prior.groups))
 
         def emulate_named(plans: Sequence[Mapping[str, str]]) -> Sequence[float]:
             assert emulate is not None
             return emulate([by_group(plan) for plan in plans])
 
-        self._study.sampler = PrecisionSampler(
-            named, derive_seed(seed, 0), scale, None if emulate is None else emulate_named
-        )
+        judge = None if searched is None else searched.judge(lambda trial: self._decode(trial).error)
+        self._study.sampler = PrecisionSampler(named, derive_seed(seed, 0), scale, emulate and emulate_named, judge)
 
     def enqueue(self, plan: PrecisionPlan, origin: Origin, attempt: int = 0, failures: int = 0) -> None:
         """Let a plan be asked next, unless it is enqueued already; its new trial replaces ``failures`` before it."""

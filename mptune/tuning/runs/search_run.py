@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from mptune.data.calibration import CalibrationSet, load_calibration
+from mptune.data.calibration import CalibrationSet
 from mptune.data.forms.images import PREPROCESS_JSON
 from mptune.data.metrics.tasks import definition_of_metric, is_own, law_metric
-from mptune.diagnosis.sweeps import chosen_sweep
+from mptune.diagnosis.sizes.sweeps import chosen_sweep
 from mptune.engines.base import Failure, SampleSet, Toolchain
 from mptune.engines.toolchains.choose import choose_target, open_toolchain
 from mptune.engines.workload import Workload
@@ -44,6 +44,7 @@ from mptune.targets.unsearched.out_of_reach import out_of_reach_findings
 from mptune.targets.unsearched.quantised import quantised_findings
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.metric_limits import check_metric_limits
+from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.listener import Listener
 from mptune.tuning.reasons.reasons import keep_grounds
 from mptune.tuning.record.storage import check_opens
@@ -54,7 +55,7 @@ from mptune.tuning.runs.hosts import check_study
 from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
 from mptune.tuning.runs.result import forget_run, front_of, has_evaluation
 from mptune.tuning.runs.seals import seal
-from mptune.tuning.sample_sets import labels_sha256, rollout_of, split_data
+from mptune.tuning.sample_sets import labels_sha256, load_data, rollout_of, split_data
 from mptune.tuning.space import NamedSpace, SearchSpace, load_space, make_space
 from mptune.tuning.steps.attempts import in_fresh_processes
 from mptune.tuning.steps.baseline import stop_at_errors, try_objective
@@ -127,9 +128,7 @@ class SearchRun(MeasuringRun):
         self._granularity, groups = self._find_groups(named)
         self.grouped = GroupedModel(self._model, groups)
         self.file = self._begin(named)
-        data = load_calibration(
-            self._settings.data, self._model.inputs, self._settings.data_settings, self._settings.seed
-        )
+        data, others = load_data(self._settings, self._model.inputs)
         self._check_data(data)
         self._settings = rollout_of(self._settings, self._model, len(data.samples))
         self._workload = Workload(self.grouped, self.directory.workspace(self._model.path.resolve()))
@@ -163,9 +162,10 @@ class SearchRun(MeasuringRun):
         warnings = (*known, *kernels.warnings, *space.warnings, *repaired)
         self._save(warnings=tuple(dict.fromkeys(warnings)))
         front = front_of(self.directory, self.file, self.record)
-        if front.chosen is None or not self._settings.shapes:
+        sizes = self._settings.shapes, others
+        about_sizes, unknown = chosen_sweep(self._workload, self.grouped, front.chosen, *sizes)
+        if not about_sizes and not unknown:
             return front
-        about_sizes, unknown = chosen_sweep(self._workload, self.grouped, front.chosen, self._settings.shapes)
         self._warn(*unknown, *(finding.message for finding in about_sizes))
         self._save(findings=(*self.file.findings, *about_sizes), warnings=(*self.file.warnings, *unknown))
         return front_of(self.directory, self.file, self.record)
@@ -360,15 +360,17 @@ class SearchRun(MeasuringRun):
         if isinstance(terms, Failure):
             self._warn(f"no latency can be predicted, so the search learns it from builds alone: {terms.message}")
         known = None if isinstance(terms, Failure) else terms
-        shared, gains_ms = SharedErrors(self.record, law), None if known is None else known.gains_ms
-        ignored, limits = self._settings.ignore, self._limits
+        searched, limits = SearchedError.of_settings(self._settings, law), self._limits
+        shared, gains_ms = SharedErrors(self.record, searched.kept_key), None if known is None else known.gains_ms
         errors = OneGroupErrors(
-            space, toolchain, law, path, self._listener, shared, gains_ms=gains_ms, ignored=ignored, limits=limits
+            space, toolchain, law, path, self._listener, shared, gains_ms=gains_ms, searched=searched, limits=limits
         )
         if toolchain.error_source == "measured" and toolchain.emulation_holds:
             path = self._workload.workspace.data_dir / EMULATED_JSON
-            self._emulator = PlanEmulator(space, toolchain, law, path, self._listener, limits=limits, ignored=ignored)
-        guide = Guide(self.record, space, toolchain, self._settings, self._listener, errors, known, self._emulator)
+            self._emulator = PlanEmulator(space, toolchain, law, path, self._listener, limits=limits, searched=searched)
+        guide = Guide(
+            self.record, space, toolchain, self._settings, self._listener, errors, known, self._emulator, searched
+        )
         keep_grounds(space, guide.prior, self._workload.workspace.data_dir)
         return guide
 

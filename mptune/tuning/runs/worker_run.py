@@ -17,7 +17,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups, groups_sha256
 from mptune.run_json import RunFile, TargetSection
 from mptune.rundir import HOME, RunDirectory
-from mptune.settings import SearchSettings
+from mptune.settings import SearchSettings, Tolerance
 from mptune.targets.target import detect_gpus, load_target
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import StudyRecord
@@ -81,6 +81,8 @@ class WorkerRun(SearchRun):
             timeout_s=file.search.timeout_s,
             max_disk_bytes=file.search.max_disk_bytes,
             ignore=file.choice.ignore,
+            tolerance=tuple(map(Tolerance.parse, file.choice.tolerance)),
+            max_error=file.choice.max_error,
         )
         super().__init__(run, load_either(run, file), settings, listener, opener)
         self._url = storage

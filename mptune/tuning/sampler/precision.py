@@ -41,7 +41,7 @@ from mptune.tuning.sampler.candidates import find_candidates
 from mptune.tuning.sampler.min_cut import CutSolver
 from mptune.tuning.sampler.plan_rows import PRECISIONS, Bools, to_bits
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
-from mptune.tuning.sampler.trials import EHVI_ATTR, EMULATED_ATTR, TrialReader, is_precision
+from mptune.tuning.sampler.trials import EHVI_ATTR, Judge, TrialReader, emulated_attr, is_precision
 
 _DIRECTIONS = [StudyDirection.MINIMIZE, StudyDirection.MINIMIZE]
 
@@ -65,6 +65,7 @@ class PrecisionSampler(BaseSampler):
         seed: int | None = None,
         error_scale: float | None = None,
         emulate: Emulate | None = None,
+        judge: Judge | None = None,
     ) -> None:
         """Make the sampler.
 
@@ -73,9 +74,11 @@ class PrecisionSampler(BaseSampler):
             seed: the same study, prior and seed give the same proposal.
             error_scale: error past which a plan is worth nothing; None takes 3e-2; ``inf`` the largest one measured.
             emulate: gives the errors of plans before they are built; NaN where it cannot.
+            judge: of the errors of trials; None takes the objectives as they were told.
         """
         self._prior = prior
         self._emulate = emulate
+        self._judge = judge
         self._seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
         self._random = RandomSampler(seed=self._seed)
         self._reference_error = error_scale or REFERENCE_ERROR
@@ -113,7 +116,7 @@ class PrecisionSampler(BaseSampler):
         plan, ehvi, emulated_errors = self.propose(prior, built, generator)
         if plan is None:
             return {}
-        attrs = {EHVI_ATTR: ehvi, **({EMULATED_ATTR: emulated_errors} if emulated_errors else {})}
+        attrs = {EHVI_ATTR: ehvi, **({emulated_attr(self._judge): emulated_errors} if emulated_errors else {})}
         for name, value in attrs.items():
             # Optuna has no public way for a sampler to write on the trial that it samples; its own do the same.
             study._storage.set_trial_user_attr(trial._trial_id, name, value)
@@ -123,7 +126,7 @@ class PrecisionSampler(BaseSampler):
         """That of the study and the groups, which knows the trials that have been finished before."""
         of = (study._storage, study._study_id, prior.groups)
         if self._reader is None or self._reader[0] != of:
-            self._reader = of, TrialReader(prior.groups)
+            self._reader = of, TrialReader(prior.groups, self._judge)
         return self._reader[1]
 
     def sample_independent(

@@ -7,7 +7,7 @@ user attributes; those that were renamed since version 0.1.0 are read under both
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -51,6 +51,25 @@ HAS_TRIAL_CONSTRAINTS = hasattr(Trial, "set_constraint")
 FAILURE_ATTR = "failure"
 """Trial attribute: why a plan gave no outputs; absent where it gave outputs, if not finite ones."""
 
+
+@dataclass(frozen=True)
+class Judge:
+    """Errors of trials that are not their objectives: those under tolerances, which another search may not have.
+
+    Attributes:
+        key: tells its errors from those of another judge.
+        error_of: of a finished trial whose outputs are finite; ``inf`` where it is not.
+    """
+
+    key: str
+    error_of: Callable[[FrozenTrial], float]
+
+
+def emulated_attr(judge: Judge | None) -> str:
+    """The trial attribute of the plans that were emulated, and judged so."""
+    return EMULATED_ATTR if judge is None else f"{EMULATED_ATTR}: {judge.key}"
+
+
 _OLD_NAMES = {TIMING_ATTR: "measured", EHVI_ATTR: "promise", EMULATED_ATTR: "emulated plans", PLAN_ATTR: "plan"}
 """Under which version 0.1.0 wrote them."""
 
@@ -84,7 +103,7 @@ def ehvi_of(trial: FrozenTrial) -> float | None:
 
 def _read(trial: FrozenTrial, name: str) -> Any:
     attrs = trial.user_attrs
-    return unpacked(attrs[name] if name in attrs else attrs.get(_OLD_NAMES[name]))
+    return unpacked(attrs[name] if name in attrs else attrs.get(_OLD_NAMES.get(name, name)))
 
 
 def is_precision(distribution: BaseDistribution) -> bool:
@@ -129,13 +148,15 @@ class _Reading:
 class TrialReader:
     """Reads the trials of one study again and again; each finished trial is decoded once."""
 
-    def __init__(self, groups: Sequence[str]) -> None:
+    def __init__(self, groups: Sequence[str], judge: Judge | None = None) -> None:
         """Nothing is read yet.
 
         Args:
             groups: ids of the free groups.
+            judge: of the errors; None takes the objectives as they were told.
         """
         self._groups = tuple(groups)
+        self._judge = judge
         self._finished: dict[int, _Reading] = {}
         self._emulated: dict[str, float] = {}  # of the finished trials
 
@@ -202,7 +223,7 @@ class TrialReader:
         return known
 
     def _read(self, trial: FrozenTrial) -> _Reading:
-        found: Mapping[str, Any] = _read(trial, EMULATED_ATTR) or {}
+        found: Mapping[str, Any] = _read(trial, emulated_attr(self._judge)) or {}
         emulated = {bits: decode_float(error) for bits, error in found.items() if len(bits) == len(self._groups)}
         row = None if trial.state is TrialState.FAIL else to_row(_choices(trial), self._groups)
         if row is None:
@@ -211,7 +232,7 @@ class TrialReader:
         return _Reading(
             to_bits(np.array(row, dtype=bool)),
             np.array(row, dtype=bool),
-            _figures(trial),
+            _figures(trial, self._judge),
             np.array([profile.get(group, math.nan) for group in self._groups]) if profile else None,
             trial.state is TrialState.PRUNED and FAILURE_ATTR in trial.user_attrs,
             _read(trial, PLAN_ATTR) is not None,
@@ -226,13 +247,13 @@ def _choices(trial: FrozenTrial) -> Mapping[str, Any]:
     return trial.params
 
 
-def _figures(trial: FrozenTrial) -> tuple[float, float, float, float]:
+def _figures(trial: FrozenTrial, judge: Judge | None) -> tuple[float, float, float, float]:
     """Latency, its standard error, error, and whether the plan is finite, as ``BuiltPlans`` has them."""
     timing = timing_of(trial)
     sd_ms = float(timing.get("sd_ms", 0.0))
     if trial.state is TrialState.COMPLETE:
         latency_ms, error = trial.values
-        error = trial.user_attrs.get(LAW_ATTR, error)
+        error = trial.user_attrs.get(LAW_ATTR, error) if judge is None else judge.error_of(trial)
         return float(latency_ms), sd_ms, float(error), 1.0
     if trial.state is TrialState.PRUNED:
         return float(timing.get("latency_ms", math.nan)), sd_ms, math.nan, 0.0

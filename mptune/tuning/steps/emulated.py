@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from mptune.engines.base import Failure, Toolchain
 from mptune.errors import RunError
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.evaluation import EmulatedError
+from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.listener import Listener
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.attempts import FAULTS_IN_A_ROW, in_fresh_processes, run_control
@@ -40,7 +42,7 @@ class PlanEmulator:
         listener: Listener,
         alone: Mapping[str, float] | None = None,
         limits: Limits | None = None,
-        ignored: Collection[str] = (),
+        searched: SearchedError | None = None,
     ) -> None:
         """Read the errors that an earlier run left in the file.
 
@@ -52,17 +54,17 @@ class PlanEmulator:
             listener: receives a warning when the machine fails.
             alone: free group -> error of the plan with that group alone in FP16, if already emulated.
             limits: that end the search: past them nothing is emulated.
-            ignored: outputs of the model whose errors do not count.
+            searched: how the sampler judges errors; None judges them by the metric.
         """
-        self._ignored = tuple(sorted(ignored))
+        self._searched = searched or SearchedError(metric)
+        self._plain = replace(self._searched, tolerances=(), max_error=None)
         self._limits = limits
         self._space = space
         self._toolchain = toolchain
-        self._metric = metric
         self._listener = listener
         self._fp32 = PrecisionPlan.uniform(space.model_sha256, [g.id for g in space.groups], Precision.FP32)
-        self._kept = EmulatedErrors(path, f"{metric} without {self._ignored}" if ignored else metric)
-        self._alone: dict[str, EmulatedError] = {}
+        self._kept = {key: EmulatedErrors(path, key) for key in (self._plain.key, self._searched.key)}
+        self._alone: dict[str, dict[str, EmulatedError]] = {key: {} for key in self._kept}
         self.learn(alone or {})
         self._works = True
 
@@ -70,55 +72,51 @@ class PlanEmulator:
         """The errors of plans, by the precision ``"fp16"`` or ``"fp32"`` of every free group.
 
         Returns:
-            The objective statistic of each; ``inf`` where it is not finite, NaN where the emulation failed.
+            The error of each as the sampler judges it; ``inf`` where it is not finite, NaN where the emulation failed.
 
         Raises:
             RunError: the file cannot be written, or the disk is full.
         """
         plans = [self._space.plan(one) for one in choices]
-        new = {plan.fingerprint: plan for plan in plans if self._known(plan) is None}
+        judged = self._searched.key
+        new = {plan.fingerprint: plan for plan in plans if self._known(plan, judged) is None}
         if new and self._works and (self._limits is None or self._limits.reached() is None):
             self._emulate(new)
-        errors = (self._known(plan) for plan in plans)
+        errors = (self._known(plan, judged) for plan in plans)
         return [math.nan if error is None else error.value for error in errors]
 
-    def learn(self, alone: Mapping[str, float]) -> None:
-        """Take over errors of groups alone that have been emulated on all samples meanwhile."""
-        for group, error in alone.items():
-            self._alone[self._fp32.replace({group: Precision.FP16}).fingerprint] = EmulatedError(error, None)
+    def learn(self, alone: Mapping[str, float], judged: Mapping[str, float] | None = None) -> None:
+        """Take over errors of groups alone that have been emulated on all samples meanwhile.
+
+        Args:
+            alone: free group -> the objective statistic.
+            judged: the same errors as the sampler judges them; None where that is the objective statistic.
+        """
+        for key, errors in ((self._searched.key, judged or alone), (self._plain.key, alone)):
+            for group, error in errors.items():
+                plan = self._fp32.replace({group: Precision.FP16})
+                self._alone[key][plan.fingerprint] = EmulatedError(error, None)
 
     def recall(self, plan: PrecisionPlan) -> EmulatedError | None:
-        """The emulated error of a plan; None if it was not emulated, or failed."""
-        error = self._known(plan)
+        """The emulated objective statistic of a plan; None if it was not emulated, or failed."""
+        error = self._known(plan, self._plain.key)
         return None if error is None or error.samples == 0 else error
 
-    def _known(self, plan: PrecisionPlan) -> EmulatedError | None:
-        return self._kept.errors.get(plan.fingerprint) or self._alone.get(plan.fingerprint)
+    def _known(self, plan: PrecisionPlan, key: str) -> EmulatedError | None:
+        return self._kept[key].errors.get(plan.fingerprint) or self._alone[key].get(plan.fingerprint)
 
     def _emulate(self, plans: Mapping[str, PrecisionPlan]) -> None:
         try:
-            errors = emulate_plans(self._toolchain, list(plans.values()), self._metric, self._listener, self._ignored)
+            found = emulate_outputs(self._toolchain, list(plans.values()), self._listener)
         except RunError as error:
             self._works = False
             self._listener.warning(f"the search goes on without emulating plans before they are built: {error.message}")
             return
-        self._kept.refresh()  # Another search in the same run directory may have added some meanwhile.
-        self._kept.add(dict(zip(plans, errors, strict=True)))
-
-
-def emulate_plans(
-    toolchain: Toolchain,
-    plans: Sequence[PrecisionPlan],
-    metric: str,
-    listener: Listener,
-    ignored: Collection[str] = (),
-) -> list[EmulatedError]:
-    """The emulated errors of plans, without outputs that are ignored; one that fails alone has NaN, of no sample.
-
-    See ``emulate_outputs``.
-    """
-    found = emulate_outputs(toolchain, plans, listener)
-    return [_UNKNOWN if error is None else _emulated(error.without(ignored), metric) for error in found]
+        for judge in {self._plain.key: self._plain, self._searched.key: self._searched}.values():
+            errors = {plan: _emulated(error, judge) for plan, error in zip(plans, found, strict=True)}
+            kept = self._kept[judge.key]
+            kept.refresh()  # Another search in the same run directory may have added some meanwhile.
+            kept.add(errors)
 
 
 def emulate_outputs(
@@ -159,7 +157,5 @@ def emulate_outputs(
     return errors
 
 
-def _emulated(error: OutputError, metric: str) -> EmulatedError:
-    value = error.value(metric)
-    finite = error.non_finite == 0 and math.isfinite(value)
-    return EmulatedError(value if finite else math.inf, error.sample_count)
+def _emulated(error: OutputError | None, judge: SearchedError) -> EmulatedError:
+    return _UNKNOWN if error is None else EmulatedError(judge.value(error), error.sample_count)

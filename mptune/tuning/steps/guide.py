@@ -9,6 +9,7 @@ from mptune.engines.base import Toolchain
 from mptune.settings import SearchSettings
 from mptune.targets.roofline import LatencyTerms
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_SAMPLER
+from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.attributes import origin_of
 from mptune.tuning.record.record import StudyRecord
@@ -64,6 +65,7 @@ class Guide:
         errors: OneGroupErrors,
         terms: LatencyTerms | None,
         emulator: PlanEmulator | None = None,
+        searched: SearchedError | None = None,
     ) -> None:
         """Tell the sampler what earlier runs have found.
 
@@ -76,6 +78,7 @@ class Guide:
             errors: one-group errors.
             terms: of the roofline; None where no latency can be predicted.
             emulator: of whole plans; None where evaluations are emulations themselves.
+            searched: how the sampler judges errors; None judges them by the metric of the record.
         """
         self._record = record
         self._space = space
@@ -85,6 +88,7 @@ class Guide:
         self._errors = errors
         self._terms = terms
         self._emulator = emulator
+        self._searched = searched
         self._per_plan = toolchain.emulated_samples.per_plan
         self._told = ""
         self.prior: Prior = self._guide()
@@ -119,15 +123,20 @@ class Guide:
         exact = self._toolchain.latency_source == "predicted"
         prior = make_prior(self._space, known, self._terms, exact=exact, anchor=self._anchor())
         if self._emulator is not None:
-            self._emulator.learn({g: error for g, error in known.errors.items() if g not in known.doubts})
-        self._record.guide(prior, self._seed, self._emulator)
+            plain = self._errors.known().errors
+            done = [g for g in known.errors if g not in known.doubts]
+            self._emulator.learn({g: plain[g] for g in done}, {g: known.errors[g] for g in done})
+        self._record.guide(prior, self._seed, self._emulator, self._searched)
         return prior
 
     def _anchor(self) -> OutputError | None:
         """The error of all-FP16 on the samples that one-group errors are taken on."""
         count = self._toolchain.emulated_samples.count
         found = [e for e in self._record.evaluations() if e.origin == ORIGIN_FP16 and e.is_finite]
-        return found[0].counted.of_first(count) if found else None
+        if not found:
+            return None
+        counted = found[0].counted if self._searched is None else self._searched.of(found[0].error)
+        return counted.of_first(count)
 
     def _tell(self) -> None:
         known = self._errors.sensitivity()

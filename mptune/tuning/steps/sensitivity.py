@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 
 from mptune.data.metrics.accuracy import OutputError
-from mptune.data.metrics.parts import belongs_to
 from mptune.data.numbers import decode_float, encode_float
 from mptune.engines.base import Toolchain
 from mptune.files import write_json
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
+from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.listener import Listener
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.emulated import emulate_outputs
@@ -77,7 +77,11 @@ class Sensitivity:
 
     def ignoring(self, outputs: Collection[str]) -> Sensitivity:
         """The same without some outputs of the model."""
-        taken = {group: error.without(outputs) for group, error in self.taken.items()}
+        return self.judged(SearchedError(self.metric, ignored=tuple(outputs)))
+
+    def judged(self, searched: SearchedError) -> Sensitivity:
+        """The same errors as the sampler judges them."""
+        taken = {group: searched.of(error) for group, error in self.taken.items()}
         return replace(
             self, errors={**self.errors, **{g: _value(e, self.metric) for g, e in taken.items()}}, taken=taken
         )
@@ -138,7 +142,7 @@ class OneGroupErrors:
         shared: SharedErrors | None = None,
         sleep: Callable[[float], None] = time.sleep,
         gains_ms: Mapping[str, float] | None = None,
-        ignored: Collection[str] = (),
+        searched: SearchedError | None = None,
         limits: Limits | None = None,
     ) -> None:
         """Read what an earlier run left in the file.
@@ -152,10 +156,10 @@ class OneGroupErrors:
             shared: what the other workers of the search do; None where there are none.
             sleep: waits for so many seconds, where other workers have the rest in work.
             gains_ms: group id -> latency that FP16 saves there; None where that is not known.
-            ignored: outputs of the model whose errors do not count; they are kept.
+            searched: how errors are judged; None judges them by the metric. The file keeps them as they are.
             limits: that end the search: past them nothing is emulated.
         """
-        self._ignored = tuple(ignored)
+        self._searched = searched or SearchedError(metric)
         self._limits = limits
         self._space = space
         self._toolchain = toolchain
@@ -167,8 +171,10 @@ class OneGroupErrors:
         self._stakes = _stakes(space.free, gains_ms or {})
         self._parts = toolchain.emulated_samples.parts
         known = Sensitivity.load(path, metric)
-        self._taken = {g: error for g, error in known.taken.items() if g in space.free}
-        self._final = {g: error for g, error in known.errors.items() if g in space.free and g not in self._taken}
+        kept = {g: error for g, error in known.taken.items() if g in space.free}
+        self._final = {g: error for g, error in known.errors.items() if g in space.free and g not in kept}
+        # Under tolerances that the search did not have before, errors are taken anew.
+        self._taken = {g: self._searched.kept(error) for g, error in kept.items() if self._searched.is_kept(error)}
         self._failed = {g for g in known.failed if g in space.free}
         self._fp32 = PrecisionPlan.uniform(space.model_sha256, [g.id for g in space.groups], Precision.FP32)
         self._saved = known
@@ -206,12 +212,13 @@ class OneGroupErrors:
         return self.spent > before
 
     def sensitivity(self) -> Sensitivity:
-        """All that is known."""
-        return self._known().ignoring(self._ignored)
+        """All that is known, as the sampler judges it."""
+        return self.known().judged(self._searched)
 
-    def _known(self) -> Sensitivity:
-        """The same with the statistics of ignored outputs, which another call of the search may not ignore."""
-        values = {g: _value(error.without(self._ignored), self._metric) for g, error in self._taken.items()}
+    def known(self) -> Sensitivity:
+        """The same by the metric, with the statistics of ignored outputs: another call may not ignore them."""
+        ignored = self._searched.ignored
+        values = {g: _value(error.without(ignored), self._metric) for g, error in self._taken.items()}
         errors, doubts = {**values, **self._final}, self._doubts()
         free = [g for g in self._space.free if g in errors]
         return Sensitivity(
@@ -273,7 +280,7 @@ class OneGroupErrors:
         that of the mean of n of N samples is smaller by ``sqrt((1 - n / N) / n)`` (sampling without replacement).
         """
         count = self._parts[-1].stop
-        counted = {g: error.without(self._ignored) for g, error in self._taken.items()}
+        counted = {g: self._searched.of(error) for g, error in self._taken.items()}
         spreads = {g: _spread(error, self._metric) for g, error in counted.items()}
         own = {g: spread for g, spread in spreads.items() if spread is not None}
         squares = [spread**2 for spread in own.values()]
@@ -305,7 +312,8 @@ class OneGroupErrors:
         self._listener.stage(f"sensitivity: {done} of {free} groups{more}")
         plans = [self._fp32.replace({group: Precision.FP16}) for group in job.groups]
         found = emulate_outputs(self._toolchain, plans, self._listener, job.part if len(self._parts) > 1 else None)
-        errors = dict(zip(job.groups, (_only(error, self._metric) for error in found), strict=True))
+        kept = (None if error is None else self._searched.kept(error) for error in found)
+        errors = dict(zip(job.groups, kept, strict=True))
         for group, error in errors.items():
             self._add(group, job.part, error)
         if self._shared is not None:
@@ -323,7 +331,8 @@ class OneGroupErrors:
                 self._taken[group] = both
             else:  # Outputs whose shape depends on values were compared in another way: the parts do not add up.
                 del self._taken[group]
-                values = (_value(one.without(self._ignored), self._metric) for one in (known, error))
+                ignored = self._searched.ignored
+                values = (_value(one.without(ignored), self._metric) for one in (known, error))
                 self._final[group] = max(values)
 
     def _read_shared(self) -> None:
@@ -334,7 +343,7 @@ class OneGroupErrors:
                         self._add(group, part, error)
 
     def _save(self) -> None:
-        known = self._known()
+        known = self.known()
         if known != self._saved:
             known.save(self._path)
             self._saved = known
@@ -363,17 +372,6 @@ def _stakes(groups: Sequence[str], gains_ms: Mapping[str, float]) -> dict[str, f
     gains = {group: max(gains_ms.get(group, 0.0), 0.0) for group in groups}
     mean = sum(gains.values()) / max(len(gains), 1)
     return {group: max(gain / mean, _LEAST_STAKE) if mean else 1.0 for group, gain in gains.items()}
-
-
-def _only(error: OutputError | None, metric: str) -> OutputError | None:
-    """The objective's statistics and the count of non-finite values alone."""
-    if error is None:
-        return None
-    per_output = {
-        o: {s: v for s, v in by.items() if s == "non_finite" or belongs_to(s, metric)}
-        for o, by in error.per_output.items()
-    }
-    return OutputError(per_output)
 
 
 def _value(error: OutputError, metric: str) -> float:

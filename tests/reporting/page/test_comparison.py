@@ -15,6 +15,7 @@ import pytest
 import mptune
 from mptune.cli import main
 from mptune.diagnosis.comparison import Comparison
+from mptune.diagnosis.limits import Limit
 from mptune.errors import RunError
 from mptune.finding import Finding, OutputColumns, Where
 from mptune.reporting.page.comparison import render_comparison, write_comparison
@@ -35,8 +36,9 @@ def comparison(text: str) -> Comparison:
         text=text,
         cure=text,
     )
-    figures = {"error": 0.25, "limit": 1e-3, "emulated_fp16": 5e-4, "max_abs": float("inf"), text: 3.0}
-    return Comparison("differs", (finding,), {text: figures}, f"a/{text}", f"b/{text}", 4, (text,))
+    figures = {"judged": 0.25, "limit": 1e-3, "judged_fp16": 5e-4, "max_abs": float("inf"), text: 3.0}
+    limits = {text: Limit(1e-3, columns=(0, 2))}
+    return Comparison("differs", (finding,), {text: figures}, f"a/{text}", f"b/{text}", 4, (text,), limits)
 
 
 def test_what_comes_from_outside_is_escaped_and_nothing_is_fetched_or_run() -> None:

@@ -18,6 +18,7 @@ from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_SAMPLER, EmulatedError, Evaluation, disagreements
+from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.listener import Silent
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.emulated import EMULATED_JSON, PlanEmulator
@@ -55,10 +56,11 @@ def test_outputs_that_are_ignored_do_not_count(tmp_path: Path) -> None:
     space = make_small_space(4)
     toolchain = TwoOutputs(Law(list(space.free)))
     place, rows = tmp_path / EMULATED_JSON, choices(space, "1000")
-    ignoring = PlanEmulator(space, toolchain, METRIC, place, Diary(), ignored=("z",))
+    without_z = SearchedError(METRIC, ignored=("z",))
+    ignoring = PlanEmulator(space, toolchain, METRIC, place, Diary(), searched=without_z)
     assert ignoring(rows) == [pytest.approx(toolchain.law.error(make_plan("1000")))]
     assert PlanEmulator(space, toolchain, METRIC, place, Diary())(rows) == [math.inf], "kept apart"
-    assert PlanEmulator(space, toolchain, METRIC, place, Diary(), ignored=("z",))(rows) == ignoring(rows)
+    assert PlanEmulator(space, toolchain, METRIC, place, Diary(), searched=without_z)(rows) == ignoring(rows)
     assert len(toolchain.emulated) == 2
 
 

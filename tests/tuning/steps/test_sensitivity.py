@@ -23,6 +23,7 @@ from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.targets.roofline import BoundaryCost, LatencyTerms
 from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.sampler.latency_model import LatencyModel
 from mptune.tuning.sampler.posterior import BuiltPlans
@@ -100,7 +101,8 @@ def test_outputs_that_are_ignored_do_not_count(tmp_path: Path) -> None:
     toolchain = TwoOutputs(Law(list(space.free)))
 
     def taken(ignored: Collection[str]) -> Sensitivity:
-        errors = OneGroupErrors(space, toolchain, METRIC, path, Diary(), ignored=ignored)
+        searched = SearchedError(METRIC, ignored=tuple(ignored))
+        errors = OneGroupErrors(space, toolchain, METRIC, path, Diary(), searched=searched)
         errors.take(math.inf)
         return errors.sensitivity()
 

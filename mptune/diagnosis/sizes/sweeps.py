@@ -1,0 +1,251 @@
+"""Errors of the chosen plan at other sizes than that of the search's samples, by emulation.
+
+A search judges plans at the size of its data. Sums, norms and positions grow with the size, so a plan that is right
+there may overflow at another. What is compared is FP32 with FP16 on the same inputs, whatever they show.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mptune.data.archive import read_samples
+from mptune.data.metrics.parts import find_parts
+from mptune.data.numbers import decode_float, encode_float
+from mptune.diagnosis.runner import Runner
+from mptune.diagnosis.sizes.sized import Feed, SizedSamples, Sizes, has_sizes, size_text, sized_samples
+from mptune.engines.workload import Workload
+from mptune.errors import BaselineError
+from mptune.files import write_json
+from mptune.finding import CODES, Finding, OutputColumns, Where
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.plan import PrecisionPlan
+from mptune.settings import ShapeRange
+from mptune.tuning.evaluation import Evaluation
+
+SWEEPS_JSON = "sweeps.json"
+"""Name of the file in the run's data directory."""
+
+FAR_ABOVE = 3.0
+"""How much larger the error at another size is, to depend on the size."""
+
+_FAR_SMALLER = 1e-6
+"""Columns whose values are this share of the largest ones are rounding themselves."""
+
+_LEAST_ERROR = 1e-3
+"""Relative errors below this are what FP16 gives anyway."""
+
+Swept = tuple[Sizes, str, float]
+"""A size, where its samples are from (``SizedSamples.origin``), and the error there."""
+
+
+def sweep(
+    grouped: GroupedModel, plan: PrecisionPlan, sized: Sequence[SizedSamples], ignored: Sequence[str] = ()
+) -> tuple[list[Swept], list[str]]:
+    """The emulated error of a plan on samples of each size.
+
+    Args:
+        grouped: the model and the groups of the plan.
+        plan: what is emulated.
+        sized: the samples; those of the search first.
+        ignored: outputs that do not count.
+
+    Returns:
+        Sizes with their errors, ``inf`` where the outputs are not finite; and a warning for each size that somebody
+        named, and that the model does not run at.
+    """
+
+    def errors(some: Sequence[SizedSamples]) -> list[Swept]:
+        flat = [feed for one in some for feed in one.feeds]
+        with (
+            tempfile.TemporaryDirectory(prefix="mptune-sweep-") as folder,
+            Runner(grouped.model, flat, Path(folder) / "model", 1, grouped=grouped) as runner,
+        ):
+            exact, half = runner.exact, runner.emulated(plan)
+        found: list[Swept] = []
+        start = 0
+        for one in some:
+            part = slice(start, start + len(one.feeds))
+            start = part.stop
+            found.append((one.sizes, one.origin, relative_error(half[part], exact[part], ignored)))
+        return found
+
+    try:
+        return errors(sized), []
+    except BaselineError as error:
+        if len(sized) < 2:
+            return [], [f"errors at other sizes are not known: {error.message}"]
+    found: list[Swept] = []
+    warnings: list[str] = []
+    for one in sized:
+        try:
+            found += errors([one])
+        except BaselineError as error:
+            if one.origin != "possible":  # nobody said that the model takes it
+                warnings.append(f"errors at {size_text(one.sizes)} are not known: {error.message}")
+    return found, warnings
+
+
+def relative_error(half: Sequence[Feed], exact: Sequence[Feed], ignored: Sequence[str] = ()) -> float:
+    """Root mean square difference over root mean square value, of the output or column that is worst; ``inf`` for NaN.
+
+    Not over the standard deviation between samples, as the objective: of the few samples here that says little.
+    Outputs whose shape depends on values, and columns far smaller than the others, are passed over.
+    """
+    worst = 0.0
+    parts = find_parts(exact)
+    for name in parts.keys() - set(ignored):
+        pairs = [(np.asarray(got[name]), np.asarray(wanted[name])) for got, wanted in zip(half, exact, strict=True)]
+        if any(got.shape != wanted.shape for got, wanted in pairs):
+            continue
+        axis = parts[name].axis if parts[name].is_split else None
+        compared = list(map(_compared, pairs))
+        squares, sizes = (np.sum([_of_columns(pair[k], axis) for pair in compared], axis=0) for k in (0, 1))
+        kept = sizes > _FAR_SMALLER**2 * np.max(sizes)
+        if not np.isfinite(squares).all():
+            return math.inf
+        worst = max(worst, math.sqrt(np.max(squares[kept] / sizes[kept], initial=0.0)))
+    return worst
+
+
+def _compared(pair: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Squares of difference and of reference, where the reference is finite."""
+    got, wanted = (array.astype(np.float64) for array in pair)
+    finite = np.isfinite(wanted)
+    with np.errstate(all="ignore"):  # NaN and Inf are results here
+        return np.where(finite, (got - wanted) ** 2, 0.0), np.where(finite, wanted**2, 0.0)
+
+
+def _of_columns(squares: np.ndarray, axis: int | None) -> np.ndarray:
+    """Sum of each column, or of all in an array of one."""
+    columns = squares.reshape(1, -1) if axis is None else np.moveaxis(squares, axis, 0).reshape(squares.shape[axis], -1)
+    total: np.ndarray = columns.sum(axis=1)
+    return total
+
+
+def chosen_sweep(
+    workload: Workload,
+    grouped: GroupedModel,
+    chosen: Evaluation | None,
+    shapes: Sequence[ShapeRange],
+    given: Sequence[Sequence[Feed]] = (),
+) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
+    """``kept_sweep`` of the chosen plan of a run; nothing where there is none, or all of it is FP32."""
+    if chosen is None or not chosen.plan.fp16_groups:
+        return (), ()
+    workspace = workload.workspace
+    place, samples = workspace.data_dir / SWEEPS_JSON, workspace.samples("search")
+    return kept_sweep(place, grouped, chosen.plan, samples, shapes, chosen.ignored, given)
+
+
+def kept_sweep(
+    place: Path,
+    grouped: GroupedModel,
+    plan: PrecisionPlan,
+    samples: Path,
+    shapes: Sequence[ShapeRange],
+    ignored: Sequence[str] = (),
+    given: Sequence[Sequence[Feed]] = (),
+) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
+    """What ``sweep`` shows of a plan, as findings and warnings; done once for a plan and its sizes, and kept in a file.
+
+    Args:
+        place: the file.
+        grouped: as of ``sweep``.
+        plan: as of ``sweep``.
+        samples: the file of search samples.
+        shapes: the declared sizes; one that is no range is none here.
+        ignored: as of ``sweep``.
+        given: samples of further sizes.
+
+    Raises:
+        RunError: the file cannot be written.
+        DataError: the samples cannot be read.
+    """
+    inputs = grouped.model.inputs
+    if not has_sizes(inputs, shapes, given):
+        return (), ()
+    key = {
+        "plan": plan.fingerprint,
+        "shapes": [str(one) for one in shapes],
+        "error": "relative",
+        "ignored": list(ignored),
+        "given": [_digest(one) for one in given],
+    }
+    known = _load(place, key)
+    if known is None:
+        sized = sized_samples(read_samples(samples), inputs, shapes, given)
+        if len(sized) < 2:
+            return (), ()
+        known = sweep(grouped, plan, sized, ignored)
+        rows = [[{n: list(s) for n, s in sizes.items()}, origin, encode_float(e)] for sizes, origin, e in known[0]]
+        write_json(place, {**key, "errors": rows, "warnings": known[1]})
+    found, warnings = known
+    return sweep_findings(plan, found, [output.name for output in grouped.model.outputs]), tuple(warnings)
+
+
+def _digest(feeds: Sequence[Feed]) -> str:
+    digest = hashlib.sha256()
+    for feed in feeds:
+        for name in sorted(feed):
+            digest.update(f"{name} {feed[name].dtype.str} {feed[name].shape}".encode())
+            digest.update(np.ascontiguousarray(feed[name]).tobytes())
+    return digest.hexdigest()
+
+
+def _load(place: Path, key: Mapping[str, object]) -> tuple[list[Swept], list[str]] | None:
+    try:
+        document = json.loads(place.read_text(encoding="utf-8"))
+        if {name: document[name] for name in key} != key:
+            return None
+        rows = [({n: tuple(s) for n, s in z.items()}, str(o), decode_float(e)) for z, o, e in document["errors"]]
+        return rows, [str(text) for text in document["warnings"]]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+_NAMED_BY = {
+    "given": "samples of that size",
+    "declared": "samples resized to a size of --shapes",
+    "possible": "samples resized to a size that the model's inputs allow",
+}
+
+_CURES = {
+    "given": "search on the samples of the size that is deployed most: give their --data first",
+    "declared": "give samples of that size as a further --data; search on those of the size that is deployed",
+    "possible": "if such sizes are deployed, give samples of them: --data once for each size",
+}
+
+
+def sweep_findings(plan: PrecisionPlan, found: Sequence[Swept], outputs: Sequence[str]) -> tuple[Finding, ...]:
+    """``size-dependent`` for the worst size, where its error is far above that at the size of the search's samples."""
+    base = next((error for _, origin, error in found if origin == "samples"), math.inf)
+    own = next((size_text(sizes) for sizes, origin, _ in found if origin == "samples"), "")
+    others = [row for row in found if row[1] != "samples"]
+    if not others or not math.isfinite(base):
+        return ()
+    worst, origin, error = max(others, key=lambda row: row[2])
+    if error <= max(FAR_ABOVE * base, _LEAST_ERROR):
+        return ()
+    code = "size-dependent"
+    shown = "not finite" if math.isinf(error) else f"{error:.1e}"
+    times = "" if math.isinf(error) or not base else f", {error / base:.3g} times as large"
+    size = size_text(worst)
+    return (
+        Finding(
+            code=code,
+            severity=CODES[code].severity,
+            origin="search",
+            where=Where(inputs=tuple(worst), outputs=tuple(OutputColumns(name) for name in outputs)),
+            evidence={"error": error, "error_at_size_of_data": base, "size": size, "size_of_data": own},
+            text=f"plan {plan.fingerprint}: its emulated error is {shown} at {size} (on {_NAMED_BY[origin]}){times},"
+            f" and {base:.1e} at the size of the data, {own}",
+            cure=_CURES[origin],
+        ),
+    )

@@ -1,0 +1,152 @@
+"""Under tolerances the sampler judges errors by what they are of their limits, for whole plans and groups alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from mptune import api
+from mptune.data.metrics.accuracy import OutputError, compare_outputs
+from mptune.finding import OutputColumns
+from mptune.settings import SearchSettings, Tolerance
+from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.fronts.hypervolume import REFERENCE_ERROR
+from mptune.tuning.fronts.searched_error import SearchedError
+from mptune.tuning.fronts.tolerances import excess
+from mptune.tuning.steps.prior import make_prior
+from mptune.tuning.steps.sensitivity import Sensitivity
+from tests.graph.models import constant, model, node, value
+from tests.tuning.conftest import make_small_space
+from tests.tuning.factory import make_evaluation
+
+COLUMNS = np.array([200.0, 200.0, 200.0, 200.0, 1.0])
+
+
+def outputs(noise: np.ndarray, samples: int = 6) -> OutputError:
+    """``boxes`` [1, 8, 5], of which the last column is a score, and ``mask`` [1, 8], with noise on both."""
+    rng = np.random.default_rng(0)
+    exact = [
+        {"boxes": rng.standard_normal((1, 8, 5)) * COLUMNS, "mask": rng.standard_normal((1, 8))} for _ in range(samples)
+    ]
+    half = [
+        {"boxes": one["boxes"] + rng.standard_normal((1, 8, 5)) * noise[:5], "mask": one["mask"] + noise[5]}
+        for one in exact
+    ]
+    return compare_outputs(half, exact)
+
+
+NOISE = np.array([0.2, 0.2, 0.2, 0.2, 0.01, 1e-4])
+
+
+def searched(*texts: str, max_error: float | None = None, metric: str = "worst_part") -> SearchedError:
+    return SearchedError(metric, tuple(map(Tolerance.parse, texts)), max_error)
+
+
+@pytest.mark.parametrize("metric", ["worst_part", "relative_l2"])
+@pytest.mark.parametrize(
+    "text", ["boxes=0.05", "boxes=abs:2", "boxes[4]=0.05", "boxes[4]=abs:0.1", "boxes[0:4]=abs:2", "mask=abs:0.001"]
+)
+def test_at_a_limit_the_error_is_that_past_which_a_plan_is_worth_nothing(text: str, metric: str) -> None:
+    error = outputs(NOISE)
+    ratio = excess(make_evaluation_of(error, metric), Tolerance.parse(text))
+    one = searched(text, metric=metric)
+    value_of = one.of(error).per_output[text]
+    worst = max(sum(values) / len(values) for values in value_of.values())
+    assert worst == pytest.approx(ratio * REFERENCE_ERROR)
+    first, second = (
+        one.kept(OutputError({o: {s: v[part] for s, v in by.items()} for o, by in error.per_output.items()}, columns))
+        for part, columns in ((slice(0, 3), error.columns), (slice(3, 6), error.columns))
+    )
+    both = first.with_samples_of(second)
+    assert one.is_kept(both)
+    assert one.value(both) == pytest.approx(one.value(error)), "of an error that was kept in two parts, too"
+
+
+def make_evaluation_of(error: OutputError, metric: str = "worst_part") -> Evaluation:
+
+    return replace(make_evaluation(1.0, 1e-3), error=error, metric=metric)
+
+
+def test_the_rest_is_limited_by_the_largest_error() -> None:
+    error = outputs(NOISE)
+    mask = error.by_part("worst_part")[OutputColumns("mask", None)]
+    assert searched("boxes=1e6").value(error) == pytest.approx(mask)
+    assert searched("boxes=1e6", max_error=1e-5).value(error) == pytest.approx(mask / 1e-5 * REFERENCE_ERROR)
+    assert searched().of(error) is error
+    assert searched("boxes=1").value(outputs(NOISE * math.nan)) == math.inf
+
+
+def test_what_the_file_lacks_is_taken_again() -> None:
+    error = outputs(NOISE)
+    plain = searched().kept(error)
+    assert searched("boxes=0.1").is_kept(plain)
+    for text in ("boxes[4]=abs:0.1", "boxes=abs:1", "boxes[0]=0.1"):
+        assert not searched(text).is_kept(plain)
+        assert searched(text).is_kept(searched(text).kept(error))
+    assert searched("boxes=0.1").kept_key == searched("boxes=0.9").kept_key == "worst_part"
+    assert len({searched(text).key for text in ("boxes=0.1", "boxes=0.2", "boxes=abs:0.1")}) == 3
+
+
+def test_the_sampler_sees_each_group_against_the_limits() -> None:
+    space = make_small_space(2)
+    boxes, mask = outputs(NOISE * [1, 1, 1, 1, 1, 0]), outputs(NOISE * [0, 0, 0, 0, 0, 1])
+    first, second = space.free
+    one = searched("boxes[4]=abs:0.001", "boxes[0:4]=0.5")
+    known = Sensitivity("worst_part", {}, {first: one.kept(boxes), second: one.kept(mask)})
+    prior = make_prior(space, known.judged(one), None, exact=True)
+    assert prior.log_square_errors is not None
+    limits = [Tolerance("boxes", (4,), 0.001, True), Tolerance("boxes", (0, 1, 2, 3), 0.5)]
+    ratio = max(excess(make_evaluation_of(boxes), limit) for limit in limits)
+    assert math.exp(prior.log_square_errors[0] / 2) == pytest.approx(ratio * REFERENCE_ERROR)
+    assert math.exp(prior.log_square_errors[1] / 2) == pytest.approx(mask.value("worst_part"))
+
+
+BLOCKS, WIDTH, ROWS = 8, 128, 32
+
+
+def two_branches() -> onnx.ModelProto:
+    """``a`` is exact in FP16, and ``b`` is 6 % off, which its user allows."""
+    rng = np.random.default_rng(0)
+    nodes, constants, terms, x = [], [constant("scale", 150.0)], [], "x"
+
+    def weight(name: str) -> str:
+        constants.append(constant(name, rng.standard_normal((WIDTH, WIDTH)) / np.sqrt(WIDTH)))
+        return name
+
+    for k in range(BLOCKS):
+        y = f"a{k}" if k < BLOCKS - 1 else "a"
+        nodes += [node("MatMul", [x, weight(f"wa{k}")], f"a{k}m", f"a{k}.fc"), node("Tanh", [f"a{k}m"], y, f"a{k}.act")]
+        x = y
+    for k in range(BLOCKS):
+        nodes.append(node("MatMul", ["x", weight(f"wb{k}")], f"b{k}m", f"b{k}.fc"))
+        nodes.append(node("Mul", [f"b{k}m", "scale"], f"b{k}s", f"b{k}.scale"))
+        nodes.append(node("Sin", [f"b{k}s"], f"b{k}n", f"b{k}.sin"))
+        terms.append(f"b{k}n")
+    nodes.append(node("Sum", terms, "b", "b.sum"))
+    shape = [1, ROWS, WIDTH]
+    return model(nodes, [value("x", shape)], [value("a", shape), value("b", shape)], constants)
+
+
+@pytest.mark.slow
+def test_a_search_finds_plans_within_tolerances_that_lie_past_what_is_worth_anything_without(tmp_path: Path) -> None:
+    onnx.save(two_branches(), tmp_path / "model.onnx")
+    data = {"x": np.random.default_rng(1).standard_normal((12, ROWS, WIDTH)).astype(np.float32)}
+    tolerance = ["b=abs:12", "a=6e-4"]
+    given = {"data": data, "budget": 14, "target": "jetson-orin-nano-8gb", "out": tmp_path / "run"}
+    front = api.search(tmp_path / "model.onnx", tolerance=tolerance, **given)  # type: ignore[arg-type]
+    assert front.limits_met
+    assert front.chosen is not None
+    errors = front.chosen.counted.by_part("worst_part")
+    assert errors[OutputColumns("b", None)] > REFERENCE_ERROR
+    assert 0 < errors[OutputColumns("a", None)] <= 6e-4, "some of a is in FP16, too"
+    assert len(front.chosen.plan.fp16_groups) > BLOCKS, "all of b, and some of a"
+
+
+def test_settings_without_tolerances_judge_by_the_metric() -> None:
+    settings = SearchSettings(max_error=1e-3, ignore=("mask",))
+    assert SearchedError.of_settings(settings, "worst_part") == SearchedError("worst_part", ignored=("mask",))
