@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import mptune
@@ -37,12 +38,21 @@ CASES = [
     ("exported", "rows", "outputs-permuted"),
     ("cnn", "sign", "outputs-permuted"),
     ("mlp", "complement", "outputs-permuted"),
+    ("pair", "outputs", "outputs-permuted"),
 ]
+
+
+def _pair() -> onnx.ModelProto:
+    """Two outputs of one shape, as the logits of the start and the end of a span."""
+    nodes = [models.node("MatMul", ["x", "w"], "start", "first"), models.node("MatMul", ["x", "v"], "end", "last")]
+    outputs = [models.value(name, ["batch", 8]) for name in ("start", "end")]
+    constants = [models.weight("w", 16, 8), models.weight("v", 16, 8)]
+    return models.model(nodes, [models.value("x", ["batch", 16])], outputs, constants)
 
 
 @cache
 def _model(name: str, folder: Path) -> Path:
-    made = {"mlp": models.mlp, "cnn": models.cnn, "attention": models.attention}
+    made = {"mlp": models.mlp, "cnn": models.cnn, "attention": models.attention, "pair": _pair}
     if name in made:
         return models.save(made[name](), folder, f"{name}.onnx")
     return {

@@ -58,17 +58,25 @@ def _two_scales(scale: float) -> Show:
     return Show(proto, {"x": rows(16, samples=12)})
 
 
-def _detections() -> Show:
-    return Show(detector.detector("rows"), {"image": detector.images(12)})
+def _detections(layout: detector.Layout) -> Show:
+    return Show(detector.detector(layout), {"image": detector.images(12)})
+
+
+def _detections_alike() -> Show:
+    """Channels of one scale, each as exact as the whole."""
+    nodes = [node("Conv", ["image", "w"], "c", "conv"), node("Tanh", ["c"], "y", "tanh")]
+    proto = model(nodes, [value("image", [1, 3, 32, 32])], [value("y", [1, 8, 32, 32])], [weights("w", 8, 3, 1, 1)])
+    return Show(proto, {"image": detector.images(12)})
 
 
 PLANS: dict[str, tuple[Callable[[], Show], Callable[[], Show]]] = {
     "one-sample-decides": (lambda: _gated(3), _gated),
     "held-out-differs": (lambda: _gated(8, 9, 10, 11), _gated),
-    "column-hidden": (_detections, lambda: _two_scales(0.5)),
+    "column-hidden": (lambda: _detections("rows"), lambda: _two_scales(0.5)),
+    "column-hidden in a channel": (lambda: _detections("heatmap"), _detections_alike),
     "near-zero": (lambda: _two_scales(2e-7), lambda: _two_scales(0.5)),
 }
-"""Code -> what shows it under all-FP16, and its sound twin."""
+"""Code, with what distinguishes two of one code after a blank -> what shows it under all-FP16, and its sound twin."""
 
 
 def evaluated(show: Show, folder: Path) -> Evaluation:

@@ -1,11 +1,9 @@
-"""Every code of a finding has a model or data set that shows it, and a sound twin: the table of both.
-
-The zoo's own tables say what shows a code; for what is shown elsewhere ``ELSEWHERE`` names the two tests.
-"""
+"""Every situation that the list of findings describes has a case that shows it, and a sound twin (``LINES``)."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -14,8 +12,10 @@ import pytest
 from mptune.finding import CODES
 from tests.diagnosis.test_recordings import CASES
 from tests.zoo.fp32 import specimens
-from tests.zoo.graphs import GRAPHS
+from tests.zoo.graphs import FURTHER_GRAPHS, GRAPHS
+from tests.zoo.lines import LINES, Line
 from tests.zoo.numbers import SHOWN
+from tests.zoo.numbers.further import FURTHER
 from tests.zoo.plans import PLANS
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -23,71 +23,42 @@ TESTS = Path(__file__).resolve().parents[1]
 ON_A_DEVICE = {"no-fp16-kernel", "no-bf16-kernel", "engine-differs", "emulation-differs"}
 """Only an engine that a GPU runs shows these; what reads its answer is tested with answers that are recorded."""
 
-_TWO_MODELS = "diagnosis/test_two_models.py::"
-_FIRST = f"{_TWO_MODELS}test_the_first_group_that_diverges_is_that_of_the_planted_difference"
-_RENAMED = f"{_TWO_MODELS}test_the_same_model_under_other_names_agrees"
-_CHECK = f"{_TWO_MODELS}test_check_passes_a_mixed_model_within_its_limit_and_exits_with_3_beyond"
-
-ELSEWHERE: dict[str, tuple[str, str]] = {
-    "too-few-samples": (
-        "data/test_calibration.py::test_a_single_sample_is_both_with_a_warning",
-        "data/test_calibration.py::test_two_samples_are_enough_to_hold_one_out",
-    ),
-    "size-dependent": (
-        "diagnosis/test_sweeps.py::test_an_error_that_grows_with_the_size_is_named",
-        "diagnosis/test_sweeps.py::test_a_sound_twin_is_silent",
-    ),
-    "quantised-parts": (
-        "graph/grouping/test_quantised.py::test_the_finding_says_how_many_and_their_share",
-        "graph/grouping/test_quantised.py::test_weights_alone_dequantised_leave_a_product_free",
-    ),
-    "operators-out-of-reach": (
-        "test_out_of_reach.py::test_an_operator_that_nobody_knows_is_a_finding_with_its_share",
-        "test_out_of_reach.py::test_what_the_optimiser_writes_at_its_extended_level_is_no_finding",
-    ),
-    "reference-depends-on-optimisation": (
-        "test_reference_optimisation.py::test_a_reference_that_depends_on_optimisation_is_a_finding",
-        "test_reference_optimisation.py::test_rounding_alone_is_no_finding",
-    ),
-    "target-not-here": (
-        "test_findings.py::test_a_target_that_is_not_here",
-        "targets/test_mismatch.py::test_the_profile_of_the_device_is_no_warning",
-    ),
-    "attribute-differs": (_FIRST, _RENAMED),
-    "first-difference": (_FIRST, _RENAMED),
-    "precision": (_CHECK, _CHECK),
+PAIRED: Mapping[str, Collection[str]] = {
+    "numbers": {*SHOWN, *FURTHER},
+    "graphs": {*GRAPHS, *FURTHER_GRAPHS},
+    "plans": set(PLANS),
+    "recordings": {fault for _, fault, _ in CASES},  # the twin is a recording that is equal
 }
-"""Code -> the test that shows it, and that of its sound twin."""
-
-
-def _shown() -> dict[str, int]:
-    """Code -> how many models or data sets of the zoo show it and have a sound twin."""
-    fp32 = specimens()
-    twins = {name.removesuffix("_twin") for name, one in fp32.items() if name.endswith("_twin") and not one.code}
-    broken = [one.code for name, one in fp32.items() if one.code and name in twins]
-    recorded = [code for _, fault, code in CASES if fault != "equal"]  # the twin is a recording that is equal
-    codes = [*broken, *(name.split()[0] for name in SHOWN), *PLANS, *GRAPHS, *recorded]
-    return {code: codes.count(code) for code in codes}
+"""Table -> its cases; each has its twin beside it."""
 
 
 @cache
-def _tests_of(path: str) -> dict[str, str]:
-    """The tests of a file, with their source."""
-    text = (TESTS / path).read_text(encoding="utf-8")
-    nodes = ast.walk(ast.parse(text))
-    return {n.name: ast.get_source_segment(text, n) or "" for n in nodes if isinstance(n, ast.FunctionDef)}
+def _tests_of(path: str) -> frozenset[str]:
+    tree = ast.parse((TESTS / path).read_text(encoding="utf-8"))
+    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
 
 
-@pytest.mark.parametrize("code", CODES)
-def test_each_code_has_a_case_and_a_sound_twin(code: str) -> None:
-    places = [code in _shown(), code in ELSEWHERE, code in ON_A_DEVICE]
-    assert any(places), f"nothing shows {code}: give it a model or data set, and a sound twin"
-    assert sum(places) == 1, "in one place only"
-    if code in ELSEWHERE:
-        for test in ELSEWHERE[code]:
+@pytest.mark.parametrize("line", LINES, ids=lambda line: f"{line.code} {line.situation}".strip().replace(" ", "-"))
+def test_each_situation_has_a_case_and_a_sound_twin(line: Line) -> None:
+    assert line.code in CODES
+    if line.table == "device":
+        assert line.code in ON_A_DEVICE
+    elif line.table == "tests":
+        for test in (line.case, line.twin):
             path, name = test.split("::")
             assert name in _tests_of(path), f"{test} is not there"
+    elif line.table == "fp32":
+        twin = line.twin or f"{line.case}_twin"
+        assert specimens()[line.case].code
+        assert not specimens()[twin].code
+    else:
+        assert line.case in PAIRED[line.table]
 
 
-def test_the_tables_name_codes_alone() -> None:
-    assert {*_shown(), *ELSEWHERE, *ON_A_DEVICE} <= set(CODES)
+def test_no_code_and_no_case_is_without_a_line() -> None:
+    assert {line.code for line in LINES} == set(CODES)
+    used = {(line.table, line.case) for line in LINES}
+    assert {(table, case) for table, cases in PAIRED.items() for case in cases} - used == set()
+    broken = {name for name, one in specimens().items() if one.code}
+    assert broken == {line.case for line in LINES if line.table == "fp32"}
+    assert len({(line.code, line.situation) for line in LINES}) == len(LINES)

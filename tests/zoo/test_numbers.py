@@ -11,7 +11,15 @@ import pytest
 import mptune
 from mptune.inspection import Inspection
 from tests.zoo.numbers import SHOWN, Show
+from tests.zoo.numbers.further import FURTHER
 from tests.zoo.tracker import recorded, tracker
+
+EVERY = {**SHOWN, **FURTHER}
+NAMES = [*SHOWN, *(pytest.param(name, marks=pytest.mark.slow) for name in FURTHER)]
+
+
+def code_of(name: str) -> str:
+    return name.split()[0].rstrip(",:")
 
 
 def inspected(show: Show, folder: Path) -> Inspection:
@@ -20,9 +28,9 @@ def inspected(show: Show, folder: Path) -> Inspection:
     return mptune.inspect(folder / "model.onnx", data=folder / "data.npz")
 
 
-@pytest.mark.parametrize("name", SHOWN)
+@pytest.mark.parametrize("name", NAMES)
 def test_what_shows_a_code_is_named_with_its_node_and_numbers(name: str, tmp_path: Path) -> None:
-    code, show = name.split()[0], SHOWN[name][0]()
+    code, show = code_of(name), EVERY[name][0]()
     found = [f for f in inspected(show, tmp_path).findings if f.code == code]
     assert found, f"{code} is not found"
     assert set(show.nodes) <= {node for finding in found for node in finding.where.nodes}
@@ -31,10 +39,10 @@ def test_what_shows_a_code_is_named_with_its_node_and_numbers(name: str, tmp_pat
     assert {finding.severity for finding in found} == {wrong}
 
 
-@pytest.mark.parametrize("name", SHOWN)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_sound_twin_is_silent(name: str, tmp_path: Path) -> None:
-    code = name.split()[0]
-    found = inspected(SHOWN[name][1](), tmp_path).findings
+    code = code_of(name)
+    found = inspected(EVERY[name][1](), tmp_path).findings
     assert [f.text for f in found if f.code == code] == []
     # Vectors of a normal distribution are what these networks take.
     assert [f.text for f in found if f.severity != "info" and f.code != "random-data"] == []

@@ -140,7 +140,7 @@ def _long_sum(is_one_signed: bool) -> Show:
     return Show(proto, {"x": images()}, ("pool",))
 
 
-def _index(size: int) -> Show:
+def flat_index(size: int) -> Show:
     """Rows of a table by a flat index that is computed in floating point from a row and a column."""
     nodes = [
         node("Mul", ["row", "width"], "r", "times width"),
@@ -156,7 +156,7 @@ def _index(size: int) -> Show:
     return Show(proto, data, ("flat index",))
 
 
-def _mask(low: float) -> Show:
+def times_mask(low: float) -> Show:
     nodes = [
         node("MatMul", ["x", "w"], "s", "scores"),
         node("Sub", ["one", "mask"], "not", "invert"),
@@ -273,8 +273,8 @@ SHOWN: dict[str, tuple[Callable[[], Show], Callable[[], Show]]] = {
     "spacing before ArgMax": (lambda: _argmax(2000.0), lambda: _argmax(0.0)),
     "cancellation": (lambda: _cancellation(500.0), lambda: _cancellation(0.0)),
     "long-sum": (lambda: _long_sum(True), lambda: _long_sum(False)),
-    "index-in-float": (lambda: _index(64), lambda: _index(32)),
-    "mask": (lambda: _mask(-1e9), lambda: _mask(-1e4)),
+    "index-in-float": (lambda: flat_index(64), lambda: flat_index(32)),
+    "mask": (lambda: times_mask(-1e9), lambda: times_mask(-1e4)),
     "norm-written-out": (_norm, _energy),
     "int64-range": (lambda: _int64(True), lambda: _int64(False)),
     "data-do-not-fit": (lambda: _images(lambda x: x * 255), lambda: _images(lambda x: x)),
