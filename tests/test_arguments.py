@@ -49,7 +49,7 @@ def search(model: Any = "model.onnx", **arguments: Any) -> Front:
 
 def test_every_setting_is_a_keyword_and_documented() -> None:
     parameters = inspect.signature(mptune.search).parameters
-    assert set(SearchSettings.__dataclass_fields__) - {"metric_function", "reported_metrics", "rollout"} <= set(
+    assert set(SearchSettings.__dataclass_fields__) - {"metric_function", "more_data", "reported_metrics", "rollout"} <= set(
         parameters
     )
     assert all(p.kind is not p.VAR_KEYWORD for p in parameters.values())

@@ -1,0 +1,247 @@
+"""How many findings of severity warning and above are false, over sound and broken models.
+
+python -m benchmarks.false_alarms [--seeds 5] [--only TEXT] [--search] [--json OUT]
+
+Every model is inspected with data (``mptune inspect MODEL --data``). What is right to name is known by construction:
+
+* the six networks of ``benchmarks.models.small_networks``, sound and with each planted fault, for each seed;
+* the zoo of the tests: each situation shows its code, each sound twin none;
+* the corpus of graphs and the exported networks: nobody planted a fault; what is right for them stands in ``KNOWN``, with
+  the reason, and in the tests' expectations of the networks. Their data are drawn, which ``random-data`` is right to say.
+
+A finding is false where its code is not among those of its model. ``--search`` searches the six sound networks, too,
+for what only a plan shows. Writes a line for each finding and the rate; exits with 1 where more than 1 in 50 is false.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import onnx
+
+import mptune
+from benchmarks.common import save
+from benchmarks.models.small_networks import NETWORKS
+from mptune.engines.loading import load_typed_model
+from mptune.errors import MptuneError
+from mptune.finding import CODES, Finding
+from tests.graph.helpers import feeds
+from tests.networks.expected import expected
+from tests.networks.networks import FILES, filled, samples
+from tests.zoo.fp32 import specimens
+from tests.zoo.graphs import FURTHER_GRAPHS, GRAPHS
+from tests.zoo.numbers import SHOWN
+from tests.zoo.numbers.further import FURTHER
+
+CORPUS = sorted((Path(__file__).resolve().parent.parent / "tests" / "graph" / "corpus").glob("*.onnx"))
+EXPORTED = sorted((Path(__file__).resolve().parent.parent / "tests" / "graph" / "exported").glob("*.onnx"))
+
+KNOWN: dict[str, dict[str, str]] = {}
+"""Model of the corpus -> code that is right for it -> why."""
+
+BESIDE: dict[str, dict[str, str]] = {
+    "stagnation of a running sum": {"output-constant": "the Tanh of a sum of 600 is 1"},
+    "vanishing-epsilon, one over zero": {
+        "overflow": "one over the epsilon is 1e9",
+        "duplicate-samples": "two samples are zero",
+    },
+    "vanishing-epsilon below the normal numbers": {
+        "overflow": "one over the epsilon is 1e6",
+        "duplicate-samples": "two samples are zero",
+    },
+    "int64-range in a comparison": {"output-constant": "the marker stands at one place in all samples"},
+}
+"""Case of the zoo -> codes that are right for it beside the one it shows -> why."""
+
+DRAWN = frozenset({"random-data"})
+MOST = 1 / 50
+
+Named: TypeAlias = "tuple[str, Callable[..., Case]]"
+"""A model's name, and what makes it: takes ``name`` and ``place``, a folder of its own."""
+
+
+@dataclass
+class Case:
+    """A model with data.
+
+    Attributes:
+        name: of the model, with its fault and seed.
+        model: its file.
+        data: its data.
+        right: codes that are right to name.
+        planted: those that must be named; a miss is listed, and is no false alarm.
+    """
+
+    name: str
+    model: Path
+    data: Path | None
+    right: frozenset[str] = frozenset()
+    planted: frozenset[str] = frozenset()
+
+
+@dataclass
+class Row:
+    """One finding, judged."""
+
+    model: str
+    code: str
+    severity: str
+    is_false: bool
+    text: str
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--seeds", type=int, default=5, help="of the six networks")
+    parser.add_argument("--only", default="", help="models whose name holds this text")
+    parser.add_argument("--search", action="store_true", help="search the six sound networks, too")
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    options = parser.parse_args(arguments)
+    rows: list[Row] = []
+    missed: list[str] = []
+    models, start = 0, time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="mptune-alarms-") as folder:
+        for case in cases(Path(folder), options.seeds, options.only):
+            models += 1
+            found = judged(case, looked_at(case, search=options.search and case.name.endswith(" sound 0")))
+            rows += found
+            missed += [f"{case.name}: {code}" for code in sorted(case.planted - {row.code for row in found})]
+            for row in found:
+                print(
+                    f"{'FALSE ' if row.is_false else 'right '} {row.model}: {row.severity} {row.code}: {row.text[:150]}",
+                    flush=True,
+                )
+    false = sum(row.is_false for row in rows)
+    print(f"\n{models} models, {len(rows)} findings of warning and above, {false} false", end=" ")
+    print(
+        f"({100 * false / max(len(rows), 1):.1f} %); {len(missed)} planted faults missed; {time.monotonic() - start:.0f} s"
+    )
+    for text in missed:
+        print(f"missed: {text}")
+    if options.json is not None:
+        save(options.json, {"models": models, "findings": [asdict(row) for row in rows], "missed": missed})
+    return int(false > MOST * len(rows))
+
+
+def looked_at(case: Case, *, search: bool) -> tuple[Finding, ...]:
+    """What the plain commands find."""
+    found = mptune.inspect(case.model, data=case.data).findings
+    if search:
+        run = case.model.with_suffix(".mptune")
+        front = mptune.search(case.model, data=case.data, out=run, budget=8, target="jetson-orin-nano-8gb")
+        codes = {finding.code for finding in found}
+        found += tuple(finding for finding in front.findings if finding.code not in codes)
+    return found
+
+
+def judged(case: Case, found: tuple[Finding, ...]) -> list[Row]:
+    """The findings of warning and above: one of each code for a model, however many nodes show it."""
+    serious = {finding.code: finding for finding in reversed(found) if finding.severity != "info"}
+    right = case.right | case.planted
+    return [Row(case.name, code, one.severity, code not in right, one.message) for code, one in serious.items()]
+
+
+def cases(folder: Path, seeds: int, only: str) -> Iterator[Case]:
+    """All models, each in a folder of its own."""
+    for name, make in [*networks(seeds), *zoo(), *corpus(), *exported()]:
+        if only in name:
+            place = folder / f"{abs(hash(name))}"
+            place.mkdir()
+            try:
+                yield make(name=name, place=place)
+            except MptuneError as error:
+                print(f"left out {name}: {error.message[:150]}", flush=True)
+
+
+def networks(seeds: int) -> Iterator[Named]:
+    """The six networks, sound and with each fault."""
+    for name, (make, faults) in NETWORKS.items():
+        for fault, codes in {"sound": frozenset[str](), **faults}.items():
+            for seed in range(seeds):
+                net = make(np.random.default_rng(seed), fault)
+                batch = "n" if seed % 2 or fault == "batch" else 1
+                yield (f"{name} {fault} {seed}", partial(placed, net.proto(batch=batch), net.data, planted=codes))
+
+
+def zoo() -> Iterator[Named]:
+    """What shows each code, and its twins."""
+    for name, twins in {**SHOWN, **FURTHER}.items():
+        code = name.split()[0].rstrip(",:")
+        for kind, make, planted in (("", twins[0], {code}), (" (twin)", twins[1], set[str]())):
+            right = frozenset(BESIDE.get(name + kind, {})) | DRAWN  # vectors of noise are what most of these take
+            show = make()
+            yield (
+                f"zoo {name}{kind}",
+                partial(placed, show.proto, dict(show.data), right=right, planted=frozenset(planted)),
+            )
+    for name, one in specimens().items():
+        codes = frozenset({one.code} - {""})
+        yield f"zoo {name}", partial(placed, one.proto, dict(one.data), right=DRAWN, planted=codes)
+    for name, (broken, sound, _) in {**GRAPHS, **FURTHER_GRAPHS}.items():
+        code = name.split()[0].rstrip(":")
+        severe = frozenset({code} if CODES[code].severity != "info" else set())
+        yield f"zoo {name}", partial(placed, broken(), None, planted=severe)
+        yield f"zoo {name} (twin)", partial(placed, sound(), None)
+
+
+def corpus() -> Iterator[Named]:
+    """Graphs of the tests, on drawn data."""
+    for path in CORPUS:
+        yield f"corpus {path.stem}", partial(drawn, path, frozenset(KNOWN.get(path.stem, {})))
+
+
+def exported() -> Iterator[Named]:
+    """Networks as exporters write them, on drawn data."""
+    for path in EXPORTED:
+        yield f"exported {path.stem}", partial(drawn, path, frozenset(KNOWN.get(path.stem, {})))
+    for stem in FILES:
+        yield f"network {stem}", partial(network, stem)
+
+
+def placed(
+    proto: onnx.ModelProto,
+    data: dict[str, np.ndarray] | None,
+    name: str,
+    place: Path,
+    right: frozenset[str] = frozenset(),
+    planted: frozenset[str] = frozenset(),
+) -> Case:
+    """A model and its data, written to a folder."""
+    onnx.save(proto, place / "model.onnx")
+    if data is not None:
+        np.savez(place / "data.npz", **data)  # type: ignore[arg-type]
+    return Case(name, place / "model.onnx", None if data is None else place / "data.npz", right, planted)
+
+
+def drawn(path: Path, right: frozenset[str], name: str, place: Path) -> Case:
+    """A model of the tests with eight drawn samples, one file each."""
+    model = load_typed_model(path, any_precision=True)
+    save_folder(place / "data", [feeds(model, seed, batch=1) for seed in range(8)])
+    return Case(name, path, place / "data", right | DRAWN)
+
+
+def network(stem: str, name: str, place: Path) -> Case:
+    """A network of the tests, with the findings that its test expects."""
+    path, wanted = filled(stem, place), expected(stem)
+    save_folder(place / "data", samples(load_typed_model(path, any_precision=True)))
+    return Case(name, path, place / "data", wanted.findings | wanted.on_data | DRAWN)
+
+
+def save_folder(folder: Path, every: list[dict[str, np.ndarray]]) -> None:
+    """One file for each sample."""
+    folder.mkdir()
+    for number, sample in enumerate(every):
+        np.savez(folder / f"{number}.npz", **sample)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
