@@ -6,8 +6,8 @@ Every model is inspected with data (``mptune inspect MODEL --data``). What is ri
 
 * the six networks of ``benchmarks.models.small_networks``, sound and with each planted fault, for each seed;
 * the zoo of the tests: each situation shows its code, each sound twin none;
-* the corpus of graphs and the exported networks: nobody planted a fault; what is right for them stands in ``KNOWN``, with
-  the reason, and in the tests' expectations of the networks. Their data are drawn, which ``random-data`` is right to say.
+* the corpus of graphs and the exported networks: nobody planted a fault; what is right for them stands in ``KNOWN``,
+  with the reason, and in the tests' expectations of the networks. Their data are drawn, as ``random-data`` says.
 
 A finding is false where its code is not among those of its model. ``--search`` searches the six sound networks, too,
 for what only a plan shows. Writes a line for each finding and the rate; exits with 1 where more than 1 in 50 is false.
@@ -116,15 +116,12 @@ def main(arguments: list[str] | None = None) -> int:
             rows += found
             missed += [f"{case.name}: {code}" for code in sorted(case.planted - {row.code for row in found})]
             for row in found:
-                print(
-                    f"{'FALSE ' if row.is_false else 'right '} {row.model}: {row.severity} {row.code}: {row.text[:150]}",
-                    flush=True,
-                )
+                judgement = "FALSE" if row.is_false else "right"
+                print(f"{judgement}  {row.model}: {row.severity} {row.code}: {row.text[:150]}", flush=True)
     false = sum(row.is_false for row in rows)
-    print(f"\n{models} models, {len(rows)} findings of warning and above, {false} false", end=" ")
-    print(
-        f"({100 * false / max(len(rows), 1):.1f} %); {len(missed)} planted faults missed; {time.monotonic() - start:.0f} s"
-    )
+    rate = 100 * false / max(len(rows), 1)
+    print(f"\n{models} models, {len(rows)} findings of warning and above, {false} false ({rate:.1f} %)")
+    print(f"{len(missed)} planted faults missed; {time.monotonic() - start:.0f} s")
     for text in missed:
         print(f"missed: {text}")
     if options.json is not None:
