@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from mptune.engines.base import EngineError, Failure, FailureKind, Progress, Stage
+from mptune.engines.worker.parenthood import signal_at_death_of_parent
 from mptune.errors import MptuneError
 from mptune.files import is_disk_full
 
@@ -25,7 +26,6 @@ HEADER = struct.Struct("!Q")
 Message = tuple[str, Any]
 
 _GUARD_WAKES_S = 60.0
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 _TRANSIENT = "transient"
 """Slot of what a job alone uses."""
@@ -106,11 +106,10 @@ def encode(message: Message) -> bytes:
 
 
 def main() -> None:
-    """Serve until the parent closes the pipe. Arguments: request fd, answer fd, the parent's process number."""
-    requests, answers, parent = (int(argument) for argument in sys.argv[1:4])
+    """Serve until the parent closes the pipe. Arguments: request fd, answer fd."""
+    requests, answers = (int(argument) for argument in sys.argv[1:3])
     for fd in (requests, answers):
         os.set_inheritable(fd, False)  # A grandchild that outlives us must not keep the parent waiting.
-    _die_with(parent)
     # Ctrl-C reaches the whole terminal, and a service manager's SIGTERM the whole group; the parent decides.
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
@@ -191,13 +190,6 @@ def describe(error: BaseException) -> tuple[FailureKind, str]:
     return FailureKind.ERROR, f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def _die_with(parent: int) -> None:
-    """On Linux have the kernel kill this process when the parent dies, even while native code is stuck."""
-    _signal_at_death_of_parent(signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)  # It died before the line above.
-
-
 def _offer_to_oom_killer() -> None:
     """Have Linux kill this process first where memory runs out: the parent has the record, and takes another worker.
 
@@ -229,21 +221,12 @@ def _guard_group(pipes: tuple[int, int]) -> int | None:
         for fd in (0, 1, 2, *pipes):
             os.close(fd)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-        _signal_at_death_of_parent(signal.SIGUSR1)
+        signal_at_death_of_parent(signal.SIGUSR1)
         while os.getppid() == worker:
             signal.sigtimedwait({signal.SIGUSR1}, _GUARD_WAKES_S)
         os.killpg(0, signal.SIGKILL)
     finally:
         os._exit(0)
-
-
-def _signal_at_death_of_parent(number: int) -> None:
-    if sys.platform != "linux":
-        return
-    import ctypes
-
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
 
 
 def _receive(fd: int) -> Message | None:

@@ -68,14 +68,15 @@ def spawn(
 def kill_tree(process: subprocess.Popen[bytes]) -> None:
     """Kill a process that leads a session of its own, its process group and all its descendants; reap it.
 
-    The children of a process that has ended are still found by its process group.
+    The children of a process that has ended are still found by its process group. Nothing is stopped first (SIGSTOP):
+    if this process died then, what it had stopped would stay for ever, the guard of the group included.
     """
-    victims: list[psutil.Process] = []
+    outside: list[psutil.Process] = []
     if process.poll() is None:
-        victims = _freeze_descendants(process.pid)
+        outside = _outside_of_group(process.pid)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    for victim in victims:
+    for victim in outside:
         with contextlib.suppress(psutil.Error):
             victim.kill()
     with contextlib.suppress(OSError):
@@ -85,18 +86,15 @@ def kill_tree(process: subprocess.Popen[bytes]) -> None:
         process.wait(_REAP_TIMEOUT_S)
 
 
-def _freeze_descendants(pid: int) -> list[psutil.Process]:
-    """Stop a process and list its descendants, stopped as well: a stopped process starts no new ones."""
-    victims: list[psutil.Process] = []
+def _outside_of_group(pid: int) -> list[psutil.Process]:
+    """The descendants of a process group's leader that the group's signal does not reach."""
+    found: list[psutil.Process] = []
     with contextlib.suppress(psutil.Error):
-        root = psutil.Process(pid)
-        root.suspend()
-        victims = root.children(recursive=True)
-        for victim in victims:
-            with contextlib.suppress(psutil.Error):
-                victim.suspend()
-        victims += [late for late in root.children(recursive=True) if late not in victims]
-    return victims
+        for victim in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(OSError):
+                if os.getpgid(victim.pid) != pid:
+                    found.append(victim)
+    return found
 
 
 def oom_kills() -> int | None:

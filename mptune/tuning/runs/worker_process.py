@@ -7,7 +7,6 @@ process answers with a line of JSON for each event. What it or a library prints 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import pickle
@@ -23,6 +22,7 @@ from typing import Any, BinaryIO
 
 from mptune import errors
 from mptune.engines.base import Failure, Progress
+from mptune.engines.worker.parenthood import signal_at_death_of_parent
 from mptune.engines.worker.process_tree import absolute_sys_path, kill_tree
 from mptune.errors import MptuneError, RunError
 from mptune.files import writing
@@ -30,7 +30,6 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.tuning.evaluation import Evaluation, Origin
 
 _CLOSE_TIMEOUT_S = 30.0
-_PR_SET_PDEATHSIG = 1
 
 
 class WorkerProcess:
@@ -158,11 +157,9 @@ def main() -> None:
     channel = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     parent, function, arguments = pickle.load(sys.stdin.buffer)
-    if sys.platform == "linux":  # The kernel sends the signal when the parent dies, however it does.
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:
-            return
+    signal_at_death_of_parent(signal.SIGTERM)
+    if sys.platform == "linux" and os.getppid() != parent:
+        return
     reports = _Reports(channel)
     try:
         function(**arguments, listener=reports)

@@ -482,6 +482,45 @@ def test_a_parent_that_is_killed_leaves_nothing_of_its_workers_job(number: int, 
     assert all(is_gone(child.pid) for child in children)
 
 
+_DIES_WHILE_IT_KILLS = """
+import os, signal, sys
+from pathlib import Path
+from mptune.engines.worker import process_tree
+from mptune.engines.worker.parent import Worker
+from tests.engines import faults
+process_tree.os.killpg = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+with Worker(Path("logs")) as worker:
+    worker.call(faults.Hang(Path(sys.argv[1]), apart=False), 1.0)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: PR_SET_PDEATHSIG")
+def test_a_parent_that_is_killed_while_it_kills_its_worker_leaves_nothing(tmp_path: Path) -> None:
+    mark = {"MPTUNE_TEST_MARK": str(tmp_path)}
+    command = [sys.executable, "-c", _DIES_WHILE_IT_KILLS, str(tmp_path / "pids")]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, **mark}, stderr=subprocess.PIPE, timeout=PLENTY_S, check=False
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    deadline = time.monotonic() + 20.0
+    while left := marked(mark):
+        if time.monotonic() > deadline:
+            for process in left:
+                process.kill()
+            pytest.fail(f"left: {[process.status() for process in left]}")
+        time.sleep(0.05)
+
+
+def marked(mark: dict[str, str]) -> list[psutil.Process]:
+    """The living processes that have an environment variable."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE and mark.items() <= process.environ().items():
+                found.append(process)
+    return found
+
+
 def test_a_worker_that_is_killed_between_two_jobs_leaves_nothing(worker: Worker, tmp_path: Path) -> None:
     worker.call(faults.StartAndLeave(tmp_path / "pids"), PLENTY_S)
     (started,) = (int(pid) for pid in (tmp_path / "pids").read_text().split())
