@@ -281,7 +281,7 @@ def pick(
         limited = file.choice.limits if given is None else choice.limits
         kept = {"ignore": ignored, "limits": limited, "knee": knee and bool(limited)}
         file = file.model_copy(update={"choice": choice.model_copy(update=kept)})
-        front = front_of(directory, file, record)
+        front = front_of(directory, file, record, keep=True)
         confirmation = None if file.confirms is None else known_confirmation(directory, file, record, storage)
         loaded = load_either(directory, file)
         grouped = GroupedModel(loaded, find_groups(loaded, file.fixed_settings.granularity))

@@ -11,7 +11,7 @@ from mptune.run_json import RunFile
 from mptune.rundir import read_run
 from mptune.settings import Tolerance
 from mptune.tuning.front import Front
-from mptune.tuning.runs.result import front_of, read_record
+from mptune.tuning.fronts.kept import kept_front
 
 
 def report(
@@ -34,6 +34,11 @@ def report(
     """
     directory, file = read_run(run)
     file = with_demands(file, tolerance, ignore)
+    kept = kept_front(directory, file)
+    if kept is not None:
+        return kept
+    from mptune.tuning.runs.result import front_of, read_record  # They import Optuna.
+
     with contextlib.closing(read_record(directory, file, storage)) as record:
         return front_of(directory, file, record)
 

@@ -77,6 +77,7 @@ class RunDirectory:
         self.devices = path / "devices"
         self.sketches = path / "data" / SKETCHES
         self.observed_json = self.data / "observed.json"
+        self.kept_front_json = path / "data" / "kept_front.json"
 
     def workspace(self, model_path: Path) -> Workspace:
         """The paths that jobs share; their directories exist afterwards.

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mptune.data.metrics.accuracy import METRICS, OutputError
+from mptune.data.metrics.student_t import t_quantile
 
 Floats = NDArray[np.float64]
 
@@ -74,11 +75,9 @@ def pseudo_values(error: OutputError, metric: str) -> Floats | None:
 
 
 @functools.cache
-def t_quantile(samples: int) -> float:
+def quantile_of_mean(samples: int) -> float:
     """The 97.5 % quantile of Student's t for a mean of so many values (at least 2)."""
-    from scipy.special import stdtrit  # Slow to import, and most commands compare no errors.
-
-    return float(stdtrit(samples - 1, 0.5 + _COVERAGE / 2.0))
+    return t_quantile(0.5 + _COVERAGE / 2.0, samples - 1)
 
 
 def error_interval(error: OutputError, metric: str) -> tuple[float, float] | None:
@@ -86,7 +85,7 @@ def error_interval(error: OutputError, metric: str) -> tuple[float, float] | Non
     pseudo = pseudo_values(error, metric)
     if pseudo is None:
         return None
-    value, half = error.value(metric), t_quantile(len(pseudo)) * _standard_error(pseudo)
+    value, half = error.value(metric), quantile_of_mean(len(pseudo)) * _standard_error(pseudo)
     if not is_compared_by_ratio(metric):
         return value - half, value + half
     return value * math.exp(-half), value * math.exp(half)
@@ -97,7 +96,7 @@ def compare_errors(one: OutputError, other: OutputError, metric: str) -> Differe
     first, second = pseudo_values(one, metric), pseudo_values(other, metric)
     if first is None or second is None or len(first) != len(second):
         return None
-    half = t_quantile(len(first)) * _standard_error(first - second)
+    half = quantile_of_mean(len(first)) * _standard_error(first - second)
     values = one.value(metric), other.value(metric)
     if not is_compared_by_ratio(metric):
         difference = values[0] - values[1]
@@ -131,7 +130,7 @@ def significantly_smaller(values: Floats, pseudo: Sequence[Floats | None]) -> ND
         # What rounding leaves of equal series is no doubt.
         variance[variance < 1e-24 * (squares[:, None] + squares[None, :] + 1.0)] = 0.0
         means = table.mean(axis=1)
-        apart = means[None, :] - means[:, None] > t_quantile(samples) * np.sqrt(variance)
+        apart = means[None, :] - means[:, None] > quantile_of_mean(samples) * np.sqrt(variance)
         smaller[np.ix_(rows, rows)] &= apart
     return smaller
 

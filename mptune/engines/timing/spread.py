@@ -30,6 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mptune.data.metrics.student_t import t_quantile
 from mptune.engines.timing.session_timing import SessionTiming
 
 Floats = NDArray[np.float64]
@@ -53,11 +54,7 @@ class RatioEstimate:
 
     def interval(self, coverage: float = _COVERAGE) -> tuple[float, float]:
         """Student's t interval of the ratio (not of its logarithm)."""
-        from scipy.special import ndtri, stdtrit  # slow to import
-
-        level = 0.5 + coverage / 2.0
-        quantile = stdtrit(self.degrees, level) if math.isfinite(self.degrees) else ndtri(level)
-        half = float(quantile) * self.sd
+        half = t_quantile(0.5 + coverage / 2.0, self.degrees) * self.sd
         return math.exp(self.log_ratio - half), math.exp(self.log_ratio + half)
 
 

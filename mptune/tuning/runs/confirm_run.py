@@ -291,7 +291,7 @@ def read_confirmation(
         raise RunError(f"{search[0].path} holds no evaluation yet", "let `mptune search` go on with it first")
     settings = settings_of(file, file.fixed_settings.target, file.fixed_settings.engine)
     rounds = rounds_needed(settings, "measured")
-    return compare(searched, target, front_of(directory, file, record), record, rounds, settings.latency)
+    return compare(searched, target, front_of(directory, file, record, keep=True), record, rounds, settings.latency)
 
 
 def known_confirmation(

@@ -62,7 +62,7 @@ class MixedRun(WorkerRun):
         about = () if self.environment is None else self.environment.warnings
         warnings = (*observations.warnings, *about, *kernels.warnings)
         self._save(warnings=tuple(dict.fromkeys(warnings)))
-        return front_of(self.directory, self.file, self.record)
+        return front_of(self.directory, self.file, self.record, keep=True)
 
     def _take_budget(self, record: StudyRecord) -> None:
         record.set_note(START_NOTE, self._began_s)

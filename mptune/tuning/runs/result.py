@@ -1,30 +1,25 @@
-"""From the record to the front: what search, report and pick all show. Reads only."""
+"""From the record to the front: what search, report and pick all show."""
 
 from __future__ import annotations
 
 import difflib
-import shlex
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
-from mptune.data.calibration import split_indices
 from mptune.errors import PlanError, RunError
-from mptune.finding import Finding, by_severity
 from mptune.run_json import RunFile
-from mptune.rundir import RunDirectory, read_run
+from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings, Tolerance
 from mptune.targets.unsearched import OUT_OF_REACH
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation, Origin, disagreements
 from mptune.tuning.explanation import Explanation
 from mptune.tuning.front import Front, choose, hypervolume, knee, pareto, reference_error_of
-from mptune.tuning.fronts.content import ChoiceKind, OtherDevice
+from mptune.tuning.fronts.content import ChoiceKind
+from mptune.tuning.fronts.kept import RunStamp, keep_front
 from mptune.tuning.fronts.metric_limits import MetricLimit, check_metric_limits
-from mptune.tuning.fronts.neighbours import cheap_exactness
+from mptune.tuning.fronts.run_facts import Facts, facts_of, hint_of_exactness, other_devices, shown_findings
 from mptune.tuning.fronts.tolerances import check_tolerances, feasible, known_outputs
 from mptune.tuning.reasons.advice import Outcome, findings
-from mptune.tuning.reasons.plan_findings import SampleIndices, chosen_findings
 from mptune.tuning.reasons.reasons import explain
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.storage_urls import same_storage, storage_url
@@ -63,57 +58,21 @@ class Choice:
         return any(limit is not None for limit in limits) or bool(self.tolerance) or bool(self.limits)
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What a front says beside its evaluations.
-
-    Attributes:
-        run_dir: the run directory.
-        model_path: the user's model.
-        model_sha256: its hash.
-        target: name of the target.
-        engine: name of the toolchain.
-        device: what ran or is predicted.
-        warnings: of the run so far, one line each.
-        findings: of the run so far.
-        data_dir: the run's data directory, which holds what explanations rest on; None explains nothing.
-        indices: of the samples in the data.
-    """
-
-    run_dir: Path
-    model_path: Path
-    model_sha256: str
-    target: str
-    engine: str
-    device: str
-    warnings: tuple[str, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    data_dir: Path | None = None
-    indices: SampleIndices = field(default_factory=SampleIndices)
-
-
-def front_of(run: RunDirectory, file: RunFile, record: StudyRecord) -> Front:
+def front_of(run: RunDirectory, file: RunFile, record: StudyRecord, *, keep: bool = False) -> Front:
     """The front of a run, from its run.json and its record.
 
+    Args:
+        run: the run directory.
+        file: its run.json.
+        record: its study.
+        keep: keep the front for ``report`` (``mptune.tuning.fronts.kept``): the caller holds the run's lock.
+
     Raises:
-        RunError: nothing has been evaluated yet.
+        RunError: nothing has been evaluated yet, or what is to be kept cannot be written.
         PlanError: the chosen plan was never evaluated, or is not feasible.
     """
-    target = file.target
-    if target is None:
-        raise RunError(f"{run.path} holds no evaluation yet", "let `mptune search` go on with it first")
-    facts = Facts(
-        run_dir=run.path,
-        model_path=Path(file.model.path),
-        model_sha256=file.model.sha256,
-        target=target.name,
-        engine=target.engine,
-        device=target.device,
-        warnings=file.warnings,
-        findings=file.findings,
-        data_dir=run.data,
-        indices=sample_indices(file),
-    )
+    before = RunStamp.of(run, file) if keep else None
+    facts = facts_of(run, file)
     settings = SearchSettings(confirm_rounds=file.search.confirm_rounds, latency=file.fixed_settings.latency.settings())
     taken = file.choice
     limits = check_metric_limits(taken.limits, (file.search.metric, *file.search.reported_metrics))
@@ -128,18 +87,9 @@ def front_of(run: RunDirectory, file: RunFile, record: StudyRecord) -> Front:
         taken.knee,
     )
     front = build_front(record, facts, choice, settings, every=file.confirms is not None)
+    if before is not None:
+        keep_front(run, file, front, before)
     return replace(front, other_devices=other_devices(run))
-
-
-def other_devices(run: RunDirectory) -> tuple[OtherDevice, ...]:
-    """The fronts of other devices below a run directory, by their names; those that cannot be read are left out."""
-    found = []
-    for path in sorted(run.devices.iterdir()) if run.devices.is_dir() else ():
-        with suppress(RunError):
-            directory, file = read_run(path)
-            if file.target is not None:
-                found.append(OtherDevice(directory.path, file.target.device, file.target.engine))
-    return tuple(found)
 
 
 def read_record(run: RunDirectory, file: RunFile, storage: str | None = None) -> StudyRecord:
@@ -231,10 +181,7 @@ def build_front(
     points = confirmed_front(feasible(confirmed, choice.tolerance))
     chosen, reason, met = _choose(points, (*confirmed, *evaluations), choice)
     kind = _kind(choice, points, chosen)
-    better = None if chosen is None or kind not in ("knee", "fastest") else cheap_exactness(points, chosen)
-    if better is not None:
-        run = shlex.quote(str(facts.run_dir))
-        reason += f"; {better.text}: `mptune pick {run} --plan {better.evaluation.plan.fingerprint[:4]}`"
+    reason += hint_of_exactness(points, chosen, kind, facts.run_dir)
     explanation = Explanation()
     if facts.data_dir is not None:
         baselines = [fp32] if fp16 is None else [fp32, fp16]
@@ -249,9 +196,6 @@ def build_front(
         *findings(Outcome(points, fp32, evaluations, failures, explanation, every, unreached)),
         *_unconfirmed(points, chosen),
     )
-    plan = (chosen or fp32).plan
-    run = shlex.quote(str(facts.run_dir))
-    about = chosen_findings(chosen, facts.indices, facts.findings, is_confirmation=every, run=run)
     return Front(
         run_dir=facts.run_dir,
         model_path=facts.model_path,
@@ -271,20 +215,9 @@ def build_front(
         failures=record.failed,
         hypervolume=hypervolume(points, fp32, reference_error_of(record.metric, evaluations)),
         warnings=tuple(dict.fromkeys(warnings)),
-        findings=by_severity(finding.under_plan(plan.fp32_groups) for finding in about),
+        findings=shown_findings(facts, chosen, fp32, is_confirmation=every),
         explanation=explanation,
     )
-
-
-def sample_indices(file: RunFile) -> SampleIndices:
-    """Which of the user's samples are search samples, and which are held out; of sequences where each begins."""
-    fixed = file.fixed_settings
-    if file.data is None:
-        return SampleIndices()
-    steps = (fixed.steps or file.data.samples) if fixed.feedback else 1
-    count = file.data.samples // steps
-    split = split_indices(count, fixed.seed, fixed.held_out_fraction, fixed.max_search_samples)
-    return SampleIndices(*(tuple(steps * k for k in part) for part in split))
 
 
 def _unconfirmed(points: Sequence[Evaluation], chosen: Evaluation | None) -> tuple[str, ...]:

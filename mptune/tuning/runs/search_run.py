@@ -161,14 +161,14 @@ class SearchRun(MeasuringRun):
         known = (*data_warnings, *observations.warnings, *about)
         warnings = (*known, *kernels.warnings, *space.warnings, *repaired)
         self._save(warnings=tuple(dict.fromkeys(warnings)))
-        front = front_of(self.directory, self.file, self.record)
+        front = front_of(self.directory, self.file, self.record, keep=True)
         sizes = self._settings.shapes, others
         about_sizes, unknown = chosen_sweep(self._workload, self.grouped, front.chosen, *sizes)
         if not about_sizes and not unknown:
             return front
         self._warn(*unknown, *(finding.message for finding in about_sizes))
         self._save(findings=(*self.file.findings, *about_sizes), warnings=(*self.file.warnings, *unknown))
-        return front_of(self.directory, self.file, self.record)
+        return front_of(self.directory, self.file, self.record, keep=True)
 
     def _find_groups(self, named: NamedSpace) -> tuple[Granularity, tuple[LayerGroup, ...]]:
         """The space's groups; ``auto`` fits the budget of the first search, so that a larger one resumes the run."""

@@ -13,9 +13,10 @@ from mptune.errors import PlanError, RunError
 from mptune.settings import SearchSettings, WorkerSettings
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32
 from mptune.tuning.front import Front, knee, pareto
+from mptune.tuning.fronts.run_facts import Facts
 from mptune.tuning.listener import Silent
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.runs.result import Choice, Facts, build_front, find_plan
+from mptune.tuning.runs.result import Choice, build_front, find_plan
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.remeasure import (
     confirm,

@@ -1,0 +1,119 @@
+"""What a front says beside its evaluations: the run, its target, what its run.json warns of, and the words about it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mptune.data.calibration import split_indices
+from mptune.errors import RunError
+from mptune.finding import Finding, by_severity
+from mptune.run_json import RunFile
+from mptune.rundir import RunDirectory, read_run
+from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.fronts.content import ChoiceKind, OtherDevice
+from mptune.tuning.fronts.neighbours import cheap_exactness
+from mptune.tuning.reasons.plan_findings import SampleIndices, chosen_findings
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a front says beside its evaluations.
+
+    Attributes:
+        run_dir: the run directory.
+        model_path: the user's model.
+        model_sha256: its hash.
+        target: name of the target.
+        engine: name of the toolchain.
+        device: what ran or is predicted.
+        warnings: of the run so far, one line each.
+        findings: of the run so far.
+        data_dir: the run's data directory, which holds what explanations rest on; None explains nothing.
+        indices: of the samples in the data.
+    """
+
+    run_dir: Path
+    model_path: Path
+    model_sha256: str
+    target: str
+    engine: str
+    device: str
+    warnings: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    data_dir: Path | None = None
+    indices: SampleIndices = field(default_factory=SampleIndices)
+
+
+def facts_of(run: RunDirectory, file: RunFile) -> Facts:
+    """The facts of a run, from its run.json.
+
+    Raises:
+        RunError: nothing has been evaluated yet.
+    """
+    target = file.target
+    if target is None:
+        raise RunError(f"{run.path} holds no evaluation yet", "let `mptune search` go on with it first")
+    return Facts(
+        run_dir=run.path,
+        model_path=Path(file.model.path),
+        model_sha256=file.model.sha256,
+        target=target.name,
+        engine=target.engine,
+        device=target.device,
+        warnings=file.warnings,
+        findings=file.findings,
+        data_dir=run.data,
+        indices=sample_indices(file),
+    )
+
+
+def other_devices(run: RunDirectory) -> tuple[OtherDevice, ...]:
+    """The fronts of other devices below a run directory, by their names; those that cannot be read are left out."""
+    found = []
+    for path in sorted(run.devices.iterdir()) if run.devices.is_dir() else ():
+        with suppress(RunError):
+            directory, file = read_run(path)
+            if file.target is not None:
+                found.append(OtherDevice(directory.path, file.target.device, file.target.engine))
+    return tuple(found)
+
+
+def sample_indices(file: RunFile) -> SampleIndices:
+    """Which of the user's samples are search samples, and which are held out; of sequences where each begins."""
+    fixed = file.fixed_settings
+    if file.data is None:
+        return SampleIndices()
+    steps = (fixed.steps or file.data.samples) if fixed.feedback else 1
+    count = file.data.samples // steps
+    split = split_indices(count, fixed.seed, fixed.held_out_fraction, fixed.max_search_samples)
+    return SampleIndices(*(tuple(steps * k for k in part) for part in split))
+
+
+def hint_of_exactness(points: Sequence[Evaluation], chosen: Evaluation | None, kind: ChoiceKind, run_dir: Path) -> str:
+    """What is added to why a plan was chosen where a point beside it is much more exact; else empty.
+
+    Args:
+        points: the front.
+        chosen: its plan.
+        kind: how it was chosen: whoever asked for limits or a plan is not told of others.
+        run_dir: the run directory, for the command line.
+    """
+    better = None if chosen is None or kind not in ("knee", "fastest") else cheap_exactness(points, chosen)
+    if better is None:
+        return ""
+    run = shlex.quote(str(run_dir))
+    return f"; {better.text}: `mptune pick {run} --plan {better.evaluation.plan.fingerprint[:4]}`"
+
+
+def shown_findings(
+    facts: Facts, chosen: Evaluation | None, fp32: Evaluation, *, is_confirmation: bool
+) -> tuple[Finding, ...]:
+    """The findings of a run and of its chosen plan, the most severe first, as they stand under that plan."""
+    plan = (chosen or fp32).plan
+    run = shlex.quote(str(facts.run_dir))
+    about = chosen_findings(chosen, facts.indices, facts.findings, is_confirmation=is_confirmation, run=run)
+    return by_severity(finding.under_plan(plan.fp32_groups) for finding in about)
