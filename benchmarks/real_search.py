@@ -31,8 +31,8 @@ import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import Trial, TrialState
-from scipy.optimize import nnls
 
+from benchmarks.additive_law import AdditiveLaw
 from benchmarks.common import bools_of, hypervolume, rounded, save
 from benchmarks.measuring import Bench, add_options, open_bench
 from benchmarks.samplers import make_compared
@@ -76,7 +76,7 @@ class Search:
     def __init__(self, bench: Bench, deadline: float) -> None:
         self.bench = bench
         self.deadline = deadline
-        self.space = _space(bench)
+        self.space = default_space(bench)
         self.prior = self._prior()
         self.runs: list[Run] = []
 
@@ -191,27 +191,12 @@ class Search:
 
 
 class _Law:
-    """The additive law, fitted by least squares to all plans that were built; proposes plans around their front."""
+    """The additive law, fitted to all plans that were built; proposes plans around their front."""
 
     def __init__(self, search: Search, rows: Bools, latency: Floats, error: Floats) -> None:
-        self._boundaries, self._prior = search.prior.boundaries, search.prior
+        self._boundaries = search.prior.boundaries
         self._rows, self._latency, self._error = rows, latency, error
-        self._base_ms = search.bench.record.baseline_ms
-        columns = self._columns(rows)
-        ridge = 1e-3 * np.eye(columns.shape[1])
-        self._terms = np.linalg.solve(columns.T @ columns + ridge, columns.T @ (latency - self._base_ms))
-        square = np.maximum(error, ERROR_FLOOR) ** 2
-        assert search.prior.log_square_errors is not None
-        self._unit = np.exp(np.clip(search.prior.log_square_errors, -40.0, 0.0))
-        self._factors, _ = nnls(rows * self._unit / square[:, None], np.ones(len(rows)))
-
-    def _columns(self, rows: Bools) -> Floats:
-        return np.column_stack([rows, *(boundary.crossed(rows) for boundary in self._boundaries)]).astype(float)
-
-    def predict(self, rows: Bools) -> tuple[Floats, Floats]:
-        """Latency, and log of the error."""
-        square = rows @ (self._unit * self._factors) + ERROR_FLOOR**2
-        return self._base_ms + self._columns(rows) @ self._terms, 0.5 * np.log(square)
+        self.predict = AdditiveLaw.fit(search.prior, rows, latency, error, search.bench.record.baseline_ms).predict
 
     def best(self, count: int, rng: np.random.Generator) -> Bools:
         """New plans, spread over the errors of the front, each the fastest that is predicted at its error."""
@@ -267,7 +252,7 @@ def _front(latency: Floats, error: Floats) -> list[list[float | str]]:
     return [[rounded(latency[k]), rounded(error[k])] for k in kept]
 
 
-def _space(bench: Bench) -> SearchSpace:
+def default_space(bench: Bench) -> SearchSpace:
     """The default search space, as the tool makes it."""
     absmax = {tensor: seen.absmax for tensor, seen in bench.ranges.items()}
     grouped, bank = bench.workload.grouped, bench.workload.bank

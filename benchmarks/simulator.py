@@ -88,6 +88,8 @@ class Truth:
     missed: float = MISSED
     """Share of these that emulation does not foresee."""
     cliffs: Cliffs | None = None
+    timing: float = TIMING
+    """Standard deviation of a timing, relative."""
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng([self.seed, self.groups])
@@ -235,7 +237,13 @@ class Truth:
 
 
 def search(
-    truth: Truth, sampler: BaseSampler, budget: int, *, profiled: bool = False, tries: int | None = None
+    truth: Truth,
+    sampler: BaseSampler,
+    budget: int,
+    *,
+    profiled: bool = False,
+    tries: int | None = None,
+    first: Sequence[Mapping[str, str]] | None = None,
 ) -> tuple[Bools, list[float]]:
     """Search a simulated model, all-FP32 and all-FP16 first.
 
@@ -245,6 +253,7 @@ def search(
         budget: plans to build.
         profiled: tell the sampler the times of the groups, too.
         tries: proposals at most, those counted in that are built already; None is 20 times the budget.
+        first: plans that are built first, in place of all-FP32 and all-FP16.
 
     Returns:
         The plans that were built, in their order, and the seconds of computing that each proposal took.
@@ -252,22 +261,23 @@ def search(
     rng = np.random.default_rng([truth.seed, 7])
     study = optuna.create_study(directions=["minimize", "minimize"], sampler=sampler)
     space = {g: optuna.distributions.CategoricalDistribution(PRECISIONS) for g in truth.ids}
-    for precision in PRECISIONS:
-        study.enqueue_trial(dict.fromkeys(truth.ids, precision))
+    seeds = [dict.fromkeys(truth.ids, precision) for precision in PRECISIONS] if first is None else first
+    for seed in seeds:
+        study.enqueue_trial(dict(seed))
     built: dict[bytes, Bools] = {}
     seconds: list[float] = []
     for attempt in range(20 * budget if tries is None else tries):
         started = time.process_time()  # other programs on the machine do not count
         trial = study.ask(space)
-        if attempt >= 2:
+        if attempt >= len(seeds):
             seconds.append(time.process_time() - started)
         plan = np.array([[trial.params[g] == "fp16" for g in truth.ids]])
         if plan.tobytes() in built:
             study.tell(trial, state=optuna.trial.TrialState.FAIL)
             continue
         built[plan.tobytes()] = plan[0]
-        latency = float(truth.latency(plan)[0] * (1 + TIMING * rng.normal()))
-        measured: dict[str, Any] = {"latency_ms": latency, "sd_ms": TIMING * latency}
+        latency = float(truth.latency(plan)[0] * (1 + truth.timing * rng.normal()))
+        measured: dict[str, Any] = {"latency_ms": latency, "sd_ms": truth.timing * latency}
         if profiled:
             measured["group_ms"] = dict(zip(truth.ids, truth.profile(plan[0], rng), strict=True))
         trial.set_user_attr(TIMING_ATTR, measured)

@@ -93,9 +93,12 @@ def keep_front(run: RunDirectory, file: RunFile, front: Front, before: RunStamp)
         "explanation": asdict(front.explanation),
     }
     path = run.kept_front_json
+    text = json.dumps(document, separators=(",", ":")) + "\n"  # with Python's NaN: it is for mptune alone
+    if _text(path) == text:
+        return
     with writing(path):
         path.parent.mkdir(exist_ok=True)
-    write_text(path, json.dumps(document, separators=(",", ":")) + "\n")  # Python's NaN: it is for mptune alone
+    write_text(path, text)
 
 
 def kept_front(run: RunDirectory, file: RunFile) -> Front | None:
@@ -140,6 +143,13 @@ def _decoded(run: RunDirectory, file: RunFile, document: dict[str, Any]) -> Fron
         explanation=_EXPLANATION.validate_python(document["explanation"]),
         other_devices=other_devices(run),
     )
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
 
 
 def _grounds(run: RunDirectory) -> Iterator[Path]:
