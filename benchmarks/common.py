@@ -29,14 +29,17 @@ T = TypeVar("T")
 
 
 def workspace(model: Path, data: Path, folder: Path, samples: int, batch: int) -> Workspace:
-    """A run's folders under ``folder``, with the first ``samples`` samples as both search and held-out samples."""
+    """A run's folders under ``folder``, with the first samples for the search, and the next ones held out.
+
+    Where there are no more than ``samples`` samples, the same are held out.
+    """
     made = Workspace(model, *(folder / name for name in ("weights", "data", "engines", "logs")))
     for path in (made.weights_dir, made.data_dir, made.engines_dir, made.logs_dir):
         path.mkdir(parents=True, exist_ok=True)
     loaded = load_calibration(data, load_model(model).inputs, DataSettings(batch=batch), seed=0)
-    chosen = CalibrationSet(loaded.samples[:samples], loaded.source, loaded.is_random, loaded.warnings)
-    chosen.save(made.samples("search"))
-    chosen.save(made.samples("held_out"))
+    held_out = loaded.samples[samples : 2 * samples] or loaded.samples[:samples]
+    for which, chosen in (("search", loaded.samples[:samples]), ("held_out", held_out)):
+        CalibrationSet(chosen, loaded.source, loaded.is_random, loaded.warnings).save(made.samples(which))
     return made
 
 

@@ -24,14 +24,19 @@ COLOURS = {
     "nsga2": "#6b5b4b",
     "gp": "#222222",
     "random": "#bbaa99",
+    "mptune": "#0b6e4f",
+    "Optuna TPE": "#aa3344",
+    "Optuna NSGA-II": "#6b5b4b",
+    "Optuna GP": "#222222",
+    "Optuna random": "#bbaa99",
 }
 
 
-def draw(runs: Mapping[tuple[int, str], Sequence[Mapping[str, Any]]]) -> str:
+def draw(runs: Mapping[tuple[int | str, str], Sequence[Mapping[str, Any]]]) -> str:
     """Medians over the seeds.
 
     Args:
-        runs: (groups, sampler) -> its runs, each with ``shares``, one for every number of builds.
+        runs: (number of groups or name of a model, sampler) -> its runs, each with ``shares``, one for each build.
     """
     sizes = list(dict.fromkeys(groups for groups, _ in runs))
     kinds = list(dict.fromkeys(kind for _, kind in runs))
@@ -55,14 +60,17 @@ def draw(runs: Mapping[tuple[int, str], Sequence[Mapping[str, Any]]]) -> str:
 
 def _style(kind: str) -> str:
     dashes = ' stroke-dasharray="4 3"' if kind == "reachable" else ""
-    width = 2.6 if kind == "precision" else 1.5
+    width = 2.6 if kind in ("precision", "mptune") else 1.5
     return f'fill="none" stroke="{COLOURS.get(kind, "#000000")}" stroke-width="{width}"{dashes}'
 
 
-def _panel(left: float, groups: int, mine: Mapping[str, Sequence[Mapping[str, Any]]], *, first: bool) -> list[str]:
+def _panel(
+    left: float, groups: int | str, mine: Mapping[str, Sequence[Mapping[str, Any]]], *, first: bool
+) -> list[str]:
     builds = max(len(run["shares"]) for some in mine.values() for run in some)
     floor = TOP + HEIGHT
-    parts = [f'<text x="{left + PANEL / 2}" y="{TOP - 12}" text-anchor="middle" font-size="14">{groups} groups</text>']
+    heading = f"{groups} groups" if isinstance(groups, int) else escape(groups)
+    parts = [f'<text x="{left + PANEL / 2}" y="{TOP - 12}" text-anchor="middle" font-size="14">{heading}</text>']
     for share in ticks(0.0, 1.0, 5):
         y = floor - share * HEIGHT
         parts.append(f'<path d="M{left} {y:.1f}h{PANEL}" stroke="#e4e4e4"/>')

@@ -22,11 +22,15 @@ from mptune.engines.environment import read_gpus
 
 HERE = Path(__file__).resolve().parent
 MODELS = ("vit_s", "resnet50", "flow_net", "text_encoder")
-READY = {"digits_vit": (HERE / "models" / "digits_vit.onnx", HERE / "models" / "digits_calib.npz")}
+READY = {
+    "digits_vit": (HERE / "models" / "digits_vit.onnx", HERE / "models" / "digits_calib.npz"),
+    "line_encoder": (HERE / "models" / "line_encoder.onnx", HERE / "models" / "line_encoder.npz"),
+}
 """Models that are in the repository, with their samples."""
 
 OWN: dict[str, dict[str, float]] = {
     "digits_vit": {"batch": 8, "samples": 12},
+    "line_encoder": {"batch": 8, "samples": 6},
     "flow_net": {"samples": 32, "duration_ms": 200.0},
 }
 """What a model has instead of the options: a small one has time for all of its samples; where matches hang on the last

@@ -93,9 +93,16 @@ def write(path: Path | None, bench: Bench, plans: Sequence[tuple[str, str]], tf3
         "with_tf32": {name: {"latency_ms": rounded(ms), "error": rounded(e)} for name, (ms, e) in tf32.items()},
         "statistics": names,
         "shapes": {tensor: list(seen.shape) for tensor, seen in bench.ranges.items()},
+        "plan_s": _plan_s(bench),
         "plans": rows,
     }
     save(path, document, lists=("groups", "plans"))
+
+
+def _plan_s(bench: Bench) -> float | str | None:
+    """Median seconds to build and measure a plan; None where none was measured."""
+    taken = [entry["seconds"][2] for entry in bench.record.plans.values() if "seconds" in entry]
+    return rounded(float(np.median(taken))) if taken else None
 
 
 def measure(bench: Bench, plans: Sequence[tuple[str, str]], deadline: float, save: Callable[[], None]) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks.common import Record, bits_of, plan_of, require, rounded, workspace
 from benchmarks.timing import FIRST_WARMUP_MS, ReadyJob, Timed, TimeJob, alone
 from mptune.data.metrics.accuracy import OutputError
-from mptune.engines.base import Failure
+from mptune.engines.base import Failure, SampleSet
 from mptune.engines.environment import read_gpus
 from mptune.engines.ort.cuda_session import NO_TF32
 from mptune.engines.ort.session import Provider
@@ -96,6 +96,7 @@ class Bench:
         workers: int,
         duration_ms: float,
         statistics: bool,
+        which: SampleSet = "search",
     ) -> None:
         """Open everything, take the reference and the observed shapes, and the record of an earlier call.
 
@@ -110,6 +111,7 @@ class Bench:
             workers: processes that open sessions at once.
             duration_ms: of one timing of the baseline.
             statistics: keep all statistics of errors, not the relative L2 error alone.
+            which: the samples that errors of engines are taken on.
         """
         self.model = load_model(model)
         self.groups = find_groups(self.model)
@@ -121,7 +123,8 @@ class Bench:
         )
         self.workload = Workload(GroupedModel(self.model, self.groups), self.space)
         self._emulating = Emulating(target, self.workload, self.settings, provider)
-        require(self._emulating.reference("search"))
+        for one in dict.fromkeys(("search", which)):
+            require(self._emulating.reference(one))
         self.ranges = require(self._emulating.observe())
         self.terms = require(self._emulating.latency_terms())
         self._tf32_by_environment = self._emulating.tf32_by_environment
@@ -130,7 +133,7 @@ class Bench:
         self._rewriter = self.workload.rewriter
         self._baseline = self._rewriter.write(self.plan("0" * len(self.groups)), self._scratch("baseline"))
         self.record = Record(folder / "plans.jsonl", len(self.groups))
-        self.samples, self._statistics = samples, statistics
+        self.samples, self._statistics, self._which = samples, statistics, which
         gpus = read_gpus() if provider == "cuda" else ()
         self.device = gpus[0].name if gpus else provider
         self._workers: queue.SimpleQueue[tuple[Worker, float]] = queue.SimpleQueue()
@@ -204,7 +207,7 @@ class Bench:
         known = self.record.repetitions
         job = ReadyJob(
             baseline=self._baseline,
-            samples=self.space.samples("search"),
+            samples=self.space.samples(self._which),
             lock=self._lock,
             provider=self.provider,
             latency=self.settings.latency,
@@ -238,23 +241,36 @@ class Bench:
         plan = self.plan(bits)
         with self._rewriting:
             path = self._rewriter.write(plan, self._scratch(f"{plan.fingerprint}{'-tf32' * tf32}"))
-        assert self.record.repetitions is not None
         try:
-            yield TimeJob(
-                model=path,
-                baseline=self._baseline,
-                samples=self.space.samples("search"),
-                reference=self.space.reference("search"),
-                lock=self._lock,
-                provider=self.provider,
-                latency=self.settings.latency,
-                repetitions=Repetitions.from_json(self.record.repetitions),
-                statistics=self._statistics,
-                tf32=tf32,
-                tf32_by_environment=self._tf32_by_environment,
-            )
+            yield self._job_of_file(path, tf32=tf32)
         finally:
             path.unlink(missing_ok=True)
+
+    def _job_of_file(self, model: Path, *, tf32: bool = False) -> TimeJob:
+        assert self.record.repetitions is not None
+        return TimeJob(
+            model=model,
+            baseline=self._baseline,
+            samples=self.space.samples(self._which),
+            reference=self.space.reference(self._which),
+            lock=self._lock,
+            provider=self.provider,
+            latency=self.settings.latency,
+            repetitions=Repetitions.from_json(self.record.repetitions),
+            statistics=self._statistics,
+            tf32=tf32,
+            tf32_by_environment=self._tf32_by_environment,
+        )
+
+    def time_again(self, plan: str | Path) -> Timed | Failure:
+        """Open and time a plan, or a model of the same inputs and outputs, whatever the record holds; not recorded."""
+        with contextlib.ExitStack() as stack:
+            job = self._job_of_file(plan) if isinstance(plan, Path) else stack.enter_context(self._job(plan))
+            worker, _ = self._workers.get()
+            try:
+                return worker.call(job, JOB_TIMEOUT_S)
+            finally:
+                self._workers.put((worker, time.monotonic()))
 
     def _timed(self, bits: str) -> tuple[Timed | Failure, float, float]:
         """A worker's result, its seconds, and the seconds since its last such job, emulation included."""
@@ -312,7 +328,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path)
 
 
-def open_bench(options: argparse.Namespace, *, statistics: bool) -> Bench:
+def open_bench(options: argparse.Namespace, *, statistics: bool, which: SampleSet = "search") -> Bench:
     """The bench that the options describe."""
     return Bench(
         options.model,
@@ -325,4 +341,5 @@ def open_bench(options: argparse.Namespace, *, statistics: bool) -> Bench:
         workers=options.workers,
         duration_ms=options.duration_ms,
         statistics=statistics,
+        which=which,
     )

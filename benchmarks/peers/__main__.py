@@ -1,0 +1,108 @@
+"""mptune against its peers, step by step; every step goes on where an earlier call stopped.
+
+    python -m benchmarks.peers collect vit_s swin_t --work W --limit 540    # on the GPU: about 150 plans of each
+    python -m benchmarks.peers replay vit_s swin_t                          # anywhere: searches on the fitted law
+    python -m benchmarks.peers final vit_s swin_t --work W --limit 540      # on the GPU: every peer's plans
+    python -m benchmarks.peers table --json peers.json --markdown peers.md --svg peers.svg
+
+``collect`` makes a model, measures plans of it (``benchmarks.measured_plans``: both uniform ones, each group alone,
+random ones) and writes down what a search would know of it; then plans along the front of the law that is fitted to
+these. ``replay`` writes ``peers_replay_MODEL.json`` (``benchmarks.peers.replay``), ``final`` ``h200_peers_MODEL.json``
+(``benchmarks.peers.final``). With ``--provider cpu --target cpu`` the steps run without a GPU; the names of the files
+say h200 all the same, so give another ``--results``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.peers import collect, table
+from benchmarks.peers.final import Final
+from benchmarks.peers.models import MODELS
+from benchmarks.peers.replay import SAMPLERS, replay
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The options of all steps."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    steps = parser.add_subparsers(dest="step", required=True)
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("models", nargs="*", choices=[[], *MODELS], default=[], metavar="MODEL", help="default: all")
+    common.add_argument("--results", type=Path, default=Path("benchmarks/results"))
+    common.add_argument("--limit", type=float, default=1e9, help="seconds: what is left then is left to the next call")
+    device = argparse.ArgumentParser(add_help=False)
+    device.add_argument("--work", type=Path, default=Path("peers.work"), help="models and records, kept between calls")
+    device.add_argument("--provider", choices=("cuda", "cpu"), default="cuda")
+    device.add_argument("--target", default="h200", help="whose roofline is taken")
+    step = steps.add_parser("collect", parents=[common, device], help="measure plans of each model")
+    step.add_argument("--random", type=int, default=80, help="random plans")
+    step.add_argument("--front", type=int, default=30, help="plans along the front of the law")
+    step = steps.add_parser("replay", parents=[common], help="replay searches on the fitted laws")
+    step.add_argument("--samplers", nargs="+", choices=SAMPLERS, default=[one for one in SAMPLERS if one != "gp"])
+    step.add_argument("--seeds", type=int, default=3)
+    step.add_argument("--budget", type=int, default=50, help="builds of mptune's sampler")
+    step.add_argument("--stock-budget", type=int, default=200, help="builds of Optuna's samplers")
+    step.add_argument("--jobs", type=int, default=1)
+    step = steps.add_parser("final", parents=[common, device], help="build and time every peer's plans")
+    step.add_argument("--rounds", type=int, default=3, help="sessions of each plan")
+    step.add_argument("--steps", nargs="+", choices=("bisect", "time"), default=["bisect", "time"])
+    step = steps.add_parser("table", parents=[common], help="the comparison, from the files of the other steps")
+    step.add_argument("--json", type=Path)
+    step.add_argument("--markdown", type=Path)
+    step.add_argument("--svg", type=Path)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one step on every model; 1 where something is left for another call."""
+    options = make_parser().parse_args(arguments)
+    deadline = time.monotonic() + options.limit
+    models = [MODELS[name] for name in options.models or MODELS]
+    if options.step == "table":
+        table.write(options.results, [model.name for model in models], options.json, options.markdown, options.svg)
+        return 0
+    if options.step == "replay":
+        present = [m.name for m in models if (options.results / f"peers_known_{m.name}.json").exists()]
+        for name in present:
+            replay(
+                options.results,
+                name,
+                options.results / f"peers_replay_{name}.json",
+                samplers=options.samplers,
+                seeds=options.seeds,
+                budget=options.budget,
+                stock_budget=options.stock_budget,
+                jobs=options.jobs,
+                limit_s=deadline - time.monotonic(),
+            )
+        return 0
+    is_done = True
+    options.work.mkdir(parents=True, exist_ok=True)
+    for model in models:
+        left = deadline - time.monotonic()
+        place = {"provider": options.provider, "target": options.target}
+        if left <= 0:
+            print(f"{model.name}: no time left")
+            is_done = False
+        elif options.step == "collect":
+            is_done &= collect.collect(
+                model,
+                options.work,
+                options.results,
+                random=options.random,
+                front=options.front,
+                limit_s=left,
+                **place,
+            )
+        else:
+            final = Final(model, options.work, options.results, limit_s=left, **place)
+            is_done &= final.run(options.results / f"h200_peers_{model.name}.json", options.rounds, options.steps)
+    return 0 if is_done else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

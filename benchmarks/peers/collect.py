@@ -1,0 +1,76 @@
+"""Plans of one model measured on the device, with what a search would know of it: what replays rest on."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.common import read_measured_plans
+from benchmarks.measured_plans import emulate, measure, plans_to_measure, write
+from benchmarks.measuring import Bench, open_bench
+from benchmarks.peers.known import know, read_known
+from benchmarks.peers.models import PeerModel
+from benchmarks.peers.world import World, fit_laws
+
+_EMULATION_SHARE = 0.3
+"""Of the time there is, for emulating."""
+
+
+def collect(
+    model: PeerModel,
+    work: Path,
+    results: Path,
+    *,
+    random: int,
+    front: int,
+    provider: str,
+    target: str,
+    limit_s: float,
+) -> bool:
+    """Measure what is left of a model's plans; returns whether nothing is.
+
+    Args:
+        model: which.
+        work: folder of models and records.
+        results: folder of the files that are written.
+        random: random plans.
+        front: plans along the front of the law that is fitted to the others.
+        provider: ``cuda`` or ``cpu``.
+        target: whose roofline is taken.
+        limit_s: seconds.
+    """
+    deadline = time.monotonic() + limit_s
+    out, known = results / f"h200_plans_{model.name}.json", results / f"peers_known_{model.name}.json"
+    with open_bench(model.options(work, "bench", provider=provider, target=target), statistics=False) as bench:
+        if time.monotonic() < deadline:
+            know(bench, known)
+        plans = plans_to_measure(bench, random, seed=0)
+        plans += [("front", bits) for bits in bench.record.marked.get("front", ())]
+        _measure(bench, out, plans, deadline)
+        is_whole = all(bits in bench.record.plans and bits in bench.record.emulated for _, bits in plans)
+        if is_whole and not bench.record.marked.get("front"):
+            fitted = read_measured_plans(out)
+            world = World(read_known(known), fitted, fit_laws(read_known(known), fitted))
+            for bits in along_the_front(world, front, {bits for _, bits in plans}):
+                bench.record.mark(bits, "front")
+                plans.append(("front", bits))
+            _measure(bench, out, plans, deadline)
+            is_whole = all(bits in bench.record.plans and bits in bench.record.emulated for _, bits in plans)
+        done = sum(bits in bench.record.plans for _, bits in plans)
+    print(f"{model.name}: {done} of {len(plans)} plans measured{'' if is_whole else ', not all of them emulated'}")
+    return is_whole
+
+
+def _measure(bench: Bench, out: Path, plans: list[tuple[str, str]], deadline: float) -> None:
+    left = max(0.0, deadline - time.monotonic())
+    measure(bench, plans, deadline - _EMULATION_SHARE * left, lambda: write(out, bench, plans, {}))
+    emulate(bench, [bits for _, bits in plans if bits in bench.record.plans], deadline)
+    write(out, bench, plans, {})
+
+
+def along_the_front(world: World, count: int, but: set[str]) -> list[str]:
+    """Plans spread along the law's front, each of them new."""
+    found = [bits for bits in map(world.bits, world.near_exact()) if bits not in but]
+    return [found[k] for k in np.unique(np.linspace(0, len(found) - 1, min(count, len(found))).astype(int))]

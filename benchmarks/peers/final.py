@@ -1,0 +1,242 @@
+"""Each peer's plans and each replay's front, built and timed in turn with the baseline; errors on held-out data.
+
+Every plan is opened several times, one round after the other, so that its interval holds what differs from session to
+session (``mptune.engines.timing.spread``). What was measured stays in a file of one line a session: a later call goes
+on with it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import rounded, save
+from benchmarks.measuring import Bench, open_bench
+from benchmarks.peers.known import Known, read_known
+from benchmarks.peers.models import PeerModel
+from benchmarks.peers.own import CONVERTERS, Crashed, Made, bisect, convert
+from benchmarks.peers.replay import NAMES
+from mptune.engines.base import Failure
+from mptune.engines.timing.session_timing import SessionTiming
+from mptune.engines.timing.spread import SessionSpread
+
+LIMITS = (0.1, 0.3, 0.5)
+"""Error limits, as shares of all-FP16's error."""
+
+_MOST_EMULATED = 3
+"""Plans whose emulation is timed."""
+
+
+@dataclass
+class Sessions:
+    """What was measured of each plan so far, kept in a file. A key is a plan's bits, or the name of a model file."""
+
+    path: Path
+    timings: dict[str, list[SessionTiming]] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for line in self.path.read_text().splitlines() if self.path.exists() else ():
+            self._take(json.loads(line))
+
+    def add(self, entry: dict[str, Any]) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+        self._take(entry)
+
+    def _take(self, entry: Mapping[str, Any]) -> None:
+        key = entry["key"]
+        if "failure" in entry:
+            self.failures[key] = entry["failure"]
+            return
+        self.timings.setdefault(key, []).append(SessionTiming.from_json(entry["timing"]))
+        self.errors[key] = entry["error"] if entry["finite"] else math.inf
+
+    def figures(self, baseline_ms: float) -> dict[str, dict[str, Any]]:
+        """Latency with its 95 % interval, and the error, of every plan that was timed."""
+        spread = SessionSpread(self.timings)
+        found = {}
+        for key, sessions in self.timings.items():
+            estimate = spread.estimate(sessions)
+            low, high = estimate.interval()
+            found[key] = {
+                "latency_ms": rounded(baseline_ms * math.exp(estimate.log_ratio)),
+                "ci95_ms": [rounded(baseline_ms * low), rounded(baseline_ms * high)],
+                "error": rounded(self.errors[key]),
+                "sessions": len(sessions),
+            }
+        return found
+
+
+class Final:
+    """The measurement of one model."""
+
+    def __init__(self, model: PeerModel, work: Path, results: Path, *, provider: str, target: str, limit_s: float):
+        self._model, self._work, self._results = model, work, results
+        self._provider, self._target = provider, target
+        self._deadline = time.monotonic() + limit_s
+        self._known = read_known(results / f"peers_known_{model.name}.json")
+        self._emulation_s: float | None = None
+        self._opened = f"{time.time():.3f}"  # a worker, and so a session of the baseline, for each call
+
+    @property
+    def _left_s(self) -> float:
+        return self._deadline - time.monotonic()
+
+    def run(self, out: Path, rounds: int, steps: Sequence[str]) -> bool:
+        """Measure what is left; returns whether nothing is.
+
+        Args:
+            out: the file of figures, written after every round.
+            rounds: sessions of each plan.
+            steps: of "bisect" and "time".
+        """
+        made, crashed = self._candidates(with_bisect="bisect" in steps)
+        options = self._model.options(self._work, "final", provider=self._provider, target=self._target)
+        with open_bench(options, statistics=False, which="held_out") as bench:
+            sessions = Sessions(self._work / f"{self._model.name}.final" / "sessions.jsonl")
+            keys = {_key(one): one.plan for one in made}
+            keys = {"0" * len(self._known.groups): "0" * len(self._known.groups), **keys}
+            for number in range(rounds if "time" in steps else 0):
+                for key, plan in keys.items():
+                    if self._left_s > 0 and key not in sessions.failures:
+                        self._measure(bench, sessions, key, plan, number)
+                self._save(out, bench, sessions, made, crashed, rounds)
+            self._save(out, bench, sessions, made, crashed, rounds)
+            left = [k for k in keys if k not in sessions.failures and len(sessions.timings.get(k, ())) < rounds]
+        print(f"{self._model.name}: {len(keys) - len(left)} of {len(keys)} plans measured, {len(crashed)} peers failed")
+        return not left
+
+    def _measure(self, bench: Bench, sessions: Sessions, key: str, plan: str | Path, number: int) -> None:
+        if len(sessions.timings.get(key, ())) > number:
+            return
+        found = bench.time_again(plan)
+        if isinstance(found, Failure):
+            words = f"{found.kind.value} ({found.stage.value}): {found.message}"
+            sessions.add({"key": key, "failure": words[:300]})
+            return
+        ratio = found.latency.median_ms / found.baseline.median_ms
+        low, high = found.latency.ci95_ms
+        sd = (high - low) / (2 * 1.96) / found.latency.median_ms
+        timing = SessionTiming(self._opened, math.log(ratio), sd)
+        error, finite = found.error.value("relative_l2"), found.error.non_finite == 0
+        sessions.add(
+            {"key": key, "timing": timing.to_json(), "error": error if math.isfinite(error) else 0.0, "finite": finite}
+        )
+
+    # -- candidates -----------------------------------------------------------------------------------------------
+
+    def _candidates(self, *, with_bisect: bool) -> tuple[list[Made], list[Crashed]]:
+        model, data = self._model.make(self._work)
+        rows = self._model.rows if self._model.rows > 1 else self._model.batch
+        folder = self._work / f"{self._model.name}.peers"
+        converted = [convert(name, model, data, rows, folder) for name in CONVERTERS]
+        every = [*self._rules(), *converted, *self._bisected(with_bisect), *self._replayed()]
+        return [one for one in every if isinstance(one, Made)], [one for one in every if isinstance(one, Crashed)]
+
+    def _rules(self) -> Iterator[Made]:
+        names = {"all-FP16": "all-fp16", "norm and softmax in FP32": "norm and softmax in FP32"}
+        seeds = {name.removeprefix("seed: "): bits for name, bits in self._known.seeds}
+        for peer, seed in names.items():
+            if seed in seeds:
+                yield Made(peer, seeds[seed])
+
+    def _bisected(self, allowed: bool) -> Iterator[Made | Crashed]:
+        """Plans of the bisection for each error limit and both directions, on the search samples."""
+        note = self._work / f"{self._model.name}.final" / "bisected.json"
+        if note.exists():
+            for entry in json.loads(note.read_text()):
+                yield Made(**entry)
+            return
+        if not allowed:
+            return
+        options = self._model.options(self._work, "bench", provider=self._provider, target=self._target)
+        found = []
+        with open_bench(options, statistics=False) as bench:
+            fp16 = next(bits for name, bits in self._known.seeds if name.endswith("all-fp16"))
+            whole = bench.measure(fp16).get("error", math.inf)
+            if not math.isfinite(whole):
+                yield Crashed("bisection", "all-FP16 has no finite error to take limits from")
+                return
+            for limit in LIMITS:
+                for forward in (True, False):
+                    if self._left_s <= 0:
+                        return  # begun anew in the next call, which finds the builds in the bench's record
+                    name = f"bisection {'forward' if forward else 'backward'}, error {limit:g}"
+                    found.append(self._bisect(bench, name, limit * whole, forward=forward))
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.write_text(json.dumps([asdict(one) for one in found]))
+        yield from found
+
+    def _bisect(self, bench: Bench, name: str, limit: float, *, forward: bool) -> Made:
+        free = [k for k, is_free in enumerate(self._known.is_free) if is_free]
+        started = time.monotonic()
+
+        def is_good(bits: str) -> bool:
+            entry = bench.measure(bits)
+            return bool(entry["finite"]) and entry["error"] <= limit
+
+        plan, builds = bisect(free, len(self._known.groups), is_good, forward=forward)
+        return Made(name, plan, builds, seconds=round(time.monotonic() - started, 3))
+
+    def _replayed(self) -> Iterator[Made]:
+        """The fronts of the first seed's replays, at each budget."""
+        path = self._results / f"peers_replay_{self._model.name}.json"
+        for run in json.loads(path.read_text())["runs"] if path.exists() else ():
+            if run["seed"] == 0 and "failure" not in run:
+                for budget, front in run["fronts"].items():
+                    for bits in front:
+                        yield Made(
+                            NAMES[run["sampler"]],
+                            bits,
+                            int(budget),
+                            seconds=run["cpu_s"],
+                            peak_mib=run["peak_mib"],
+                            budget=int(budget),
+                            emulated=run["emulated"],
+                        )
+
+    # -- the file -------------------------------------------------------------------------------------------------
+
+    def _save(
+        self, out: Path, bench: Bench, sessions: Sessions, made: Sequence[Made], crashed: Sequence[Crashed], rounds: int
+    ) -> None:
+        fp16 = next(bits for name, bits in self._known.seeds if name.endswith("all-fp16"))
+        if self._emulation_s is None and self._left_s > 0:
+            self._emulation_s = _timed_emulation(bench, self._known, made)
+        document = {
+            **{k: v for k, v in bench.description().items() if k not in ("groups", "repetitions")},
+            "held_out": True,
+            "rounds": rounds,
+            "all_fp16": fp16,
+            "emulation_s": None if self._emulation_s is None else rounded(self._emulation_s),
+            "made": [{**asdict(one), "plan": _key(one)} for one in made],
+            "crashed": [asdict(one) for one in crashed] + [
+                {"peer": key, "words": words} for key, words in sessions.failures.items()
+            ],
+            "measured": sessions.figures(bench.record.baseline_ms),
+        }  # fmt: skip
+        save(out, document, lists=("made",))
+
+
+def _key(one: Made) -> str:
+    return one.plan if isinstance(one.plan, str) else f"file: {one.peer}"
+
+
+def _timed_emulation(bench: Bench, known: Known, made: Sequence[Made]) -> float | None:
+    """Seconds to emulate one plan on the search samples, the median of a few."""
+    plans = [one.plan for one in made if isinstance(one.plan, str) and one.plan not in bench.record.emulated]
+    seconds = []
+    for bits in dict.fromkeys(plans):
+        if len(seconds) == _MOST_EMULATED:
+            break
+        started = time.monotonic()
+        bench.emulate(bits)
+        seconds.append(time.monotonic() - started)
+    return sorted(seconds)[len(seconds) // 2] if seconds else None

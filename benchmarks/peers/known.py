@@ -1,0 +1,73 @@
+"""What a search knows of a model before any build, as a file: groups, pins, first plans, the roofline's terms.
+
+With it and the file of ``benchmarks.measured_plans`` searches are replayed without the model, its data or a device.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.common import MeasuredPlans
+from benchmarks.measuring import Bench
+from benchmarks.real_search import default_space
+from mptune.files import write_json
+from mptune.tuning.reasons.reasons import Grounds
+from mptune.tuning.sampler.posterior import Prior
+from mptune.tuning.steps.prior import make_prior
+from mptune.tuning.steps.sensitivity import Sensitivity
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of one model.
+
+    Attributes:
+        groups: ids of all layer groups, in the order of the model.
+        free: ids of those that are searched.
+        seeds: name and plan (one 0 or 1 per group) of what a search builds first, all-FP32 and all-FP16 before others.
+        prior: of the free groups, without errors.
+    """
+
+    groups: tuple[str, ...]
+    free: tuple[str, ...]
+    seeds: tuple[tuple[str, str], ...]
+    prior: Prior
+
+    @property
+    def is_free(self) -> np.ndarray:
+        """Whether each group is searched, shape (groups,)."""
+        return np.isin(self.groups, self.free)
+
+    def with_errors(self, measured: MeasuredPlans) -> Prior:
+        """The prior with the emulated one-group errors that a file of measured plans holds."""
+        alone = {plan.precision.index("1"): plan.emulated for plan in measured.of_kind("one-group")}
+        errors = [alone.get(self.groups.index(group)) for group in self.free]
+        missing = [group for group, error in zip(self.free, errors, strict=True) if error is None]
+        if missing:
+            raise SystemExit(f"{measured.model}: no emulated error of {missing[0]}: collect it with --emulate")
+        squares = tuple(2.0 * math.log(error) if error else -math.inf for error in errors if error is not None)
+        return replace(self.prior, log_square_errors=tuple(max(square, -80.0) for square in squares))
+
+
+def know(bench: Bench, path: Path) -> None:
+    """Write what the tool would know of the bench's model."""
+    space = default_space(bench)
+    nothing = Sensitivity("relative_l2", {})
+    Grounds.of(space, make_prior(space, nothing, bench.terms, exact=False)).save(path)
+    document = json.loads(path.read_text())
+    seeds = [[str(seed.origin), bench.bits(seed.plan)] for seed in space.seeds]
+    write_json(path, {"model": bench.model.path.stem, **document, "seeds": seeds})
+
+
+def read_known(path: Path) -> Known:
+    """Read what ``know`` wrote."""
+    grounds = Grounds.load(path)
+    if grounds.prior is None:
+        raise SystemExit(f"{path} is missing or holds no latency terms: python -m benchmarks.peers know MODEL")
+    seeds = tuple((name, bits) for name, bits in json.loads(path.read_text())["seeds"])
+    return Known(tuple(group.id for group in grounds.groups), grounds.free, seeds, grounds.prior)

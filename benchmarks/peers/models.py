@@ -1,0 +1,82 @@
+"""The nine networks that are compared, and how each is made and measured."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.h200 import OWN, READY
+
+
+@dataclass(frozen=True)
+class PeerModel:
+    """One network.
+
+    Attributes:
+        name: of its script in ``benchmarks/models``.
+        what: in a few words.
+        batch: rows of its inputs where they are static.
+        rows: rows a sample where the batch is dynamic.
+        samples: for the search, and as many held out.
+        duration_ms: of one timing of the baseline.
+    """
+
+    name: str
+    what: str
+    batch: int = 8
+    rows: int = 1
+    samples: int = 4
+    duration_ms: float = 100.0
+
+    def make(self, work: Path) -> tuple[Path, Path]:
+        """Model and samples, exported by the model's script where they are not there yet."""
+        if self.name in READY:
+            return READY[self.name]
+        model, data = work / f"{self.name}.onnx", work / f"{self.name}.npz"
+        if not data.exists():
+            command = [sys.executable, "-m", f"benchmarks.models.{self.name}", "--out", str(work / self.name)]
+            command += ["--batch", str(self.batch), "--samples", str(2 * self.samples)]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        return model, data
+
+    def options(self, work: Path, folder: str, *, provider: str, target: str) -> argparse.Namespace:
+        """What ``benchmarks.measuring.open_bench`` takes; the folder is kept between calls."""
+        model, data = self.make(work)
+        return argparse.Namespace(
+            model=model,
+            data=data,
+            folder=work / f"{self.name}.{folder}",
+            target=target,
+            provider=provider,
+            samples=self.samples,
+            batch=self.rows,
+            workers=1,
+            duration_ms=self.duration_ms,
+        )
+
+
+def _digits() -> PeerModel:
+    own = OWN["digits_vit"]
+    return PeerModel("digits_vit", "digits model", rows=int(own["batch"]), samples=6)
+
+
+MODELS = {
+    model.name: model
+    for model in (
+        PeerModel("vit_s", "ViT-S, batch 8"),
+        PeerModel("resnet50", "ResNet-50, batch 8"),
+        PeerModel("swin_t", "Swin-T, batch 8"),
+        PeerModel("raft", "RAFT-small with GridSample", batch=1),
+        PeerModel("detector", "detector with FPN and decode", batch=1),
+        PeerModel("unet", "U-Net, GroupNorm and cross attention", batch=1),
+        PeerModel("decoder", "decoder blocks, RMSNorm and RoPE"),
+        PeerModel("line_encoder", "text encoder, trained", rows=8, samples=6),
+        _digits(),
+        PeerModel("text_encoder", "text encoder, batch 8"),
+        PeerModel("flow_net", "flow matching net, batch 8", samples=32, duration_ms=200.0),
+    )
+}
+"""By name. The last two were measured before; they are compared where their files are there."""

@@ -1,0 +1,201 @@
+"""Samplers replayed on measured models (``benchmarks.peers.world``): hypervolume at equal builds, and their fronts.
+
+Each run is a process of its own, so that its peak memory is its own. mptune's sampler has what the tool gives it:
+emulated one-group errors, the roofline's terms, emulation of what it proposes, and the plans of the search space first,
+which count as builds. Optuna's begin with all-FP32 and all-FP16.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.samplers import BaseSampler
+
+from benchmarks.common import rounded, save
+from benchmarks.huge import peak_mib
+from benchmarks.peers.world import World, open_world
+from benchmarks.samplers import make_compared
+from benchmarks.simulator import search
+from mptune.tuning.fronts.hypervolume import hypervolume_improvement, pareto_staircase
+from mptune.tuning.sampler.plan_rows import Bools
+from mptune.tuning.sampler.precision import PrecisionSampler
+
+NAMES = {
+    "precision": "mptune",
+    "tpe": "Optuna TPE",
+    "nsga2": "Optuna NSGA-II",
+    "random": "Optuna random",
+    "gp": "Optuna GP",
+}
+SAMPLERS = tuple(NAMES)
+AT = (10, 25, 50, 100, 200)
+"""Builds after which the hypervolume is shown."""
+
+FINAL = (50, 200)
+"""Builds after which a front is built and timed."""
+
+MOST_POINTS = 8
+"""Points of a front that are built and timed."""
+
+_GP_TRIES = 2
+"""Optuna's GPSampler proposes built plans again and again, and takes seconds each time."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One replay.
+
+    Attributes:
+        results: folder with the files of the model.
+        model: its name.
+        sampler: of ``SAMPLERS``.
+        seed: of the sampler.
+        budget: builds.
+        deadline: by the system's clock (``time.time``): none is begun after it.
+    """
+
+    results: Path
+    model: str
+    sampler: str
+    seed: int
+    budget: int
+    deadline: float = float("inf")
+
+
+class Counting:
+    """Emulation that counts what it is asked."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.plans = 0
+
+    def __call__(self, choices: Sequence[Mapping[str, str]]) -> list[float]:
+        self.plans += len(choices)
+        return self._world.emulate(choices)
+
+
+def run(task: Task) -> dict[str, Any]:
+    """Replay one search; how it failed where it does."""
+    document: dict[str, Any] = {"sampler": task.sampler, "seed": task.seed, "budget": task.budget}
+    if time.time() >= task.deadline:
+        return {**document, "failure": "not begun: no time was left"}
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    warnings.simplefilter("ignore")
+    world = open_world(task.results, task.model, task.seed)
+    emulate = Counting(world)
+    started = time.process_time()
+    try:
+        sampler = _sampler(task, world, emulate)
+        tries = _GP_TRIES * task.budget if task.sampler == "gp" else None
+        first = world.first if task.sampler == "precision" else None
+        plans, seconds = search(world, sampler, task.budget, tries=tries, first=first)
+    except Exception as error:  # whatever a peer raises is its result
+        return {**document, "failure": f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"}
+    return {
+        **document,
+        "built": len(plans),
+        "cpu_s": rounded(time.process_time() - started),
+        "proposal_ms": rounded(1e3 * float(np.median(seconds))) if seconds else None,
+        "emulated": emulate.plans,
+        "peak_mib": rounded(peak_mib()),
+        "fronts": {
+            str(n): [world.bits(plan) for plan in few_points(world, plans[:n])] for n in FINAL if n <= len(plans)
+        },
+        "curve": [rounded(world.hypervolume(plans[:n])) for n in range(1, len(plans) + 1)],
+    }
+
+
+def _sampler(task: Task, world: World, emulate: Counting) -> BaseSampler:
+    if task.sampler == "precision":
+        return PrecisionSampler(world.prior(), seed=task.seed, emulate=emulate)
+    return make_compared(task.sampler, task.seed, world.groups)
+
+
+def few_points(world: World, plans: Bools, count: int = MOST_POINTS) -> Bools:
+    """The points of a front that together dominate most, at most ``count``, taken greedily; the fastest comes first."""
+    front = world.front(plans)
+    front = front[front.any(axis=1)]
+    gain, exact = world.coordinates(front)
+    chosen: list[int] = []
+    while len(chosen) < min(count, len(front)):
+        added = hypervolume_improvement(gain, exact, *pareto_staircase(gain[chosen], exact[chosen]))
+        added[chosen] = -1.0
+        chosen.append(int(np.argmax(added)))
+    found: Bools = front[sorted(chosen, key=lambda index: -gain[index])]
+    return found
+
+
+def replay(
+    results: Path,
+    model: str,
+    out: Path,
+    *,
+    samplers: Sequence[str],
+    seeds: int,
+    budget: int,
+    stock_budget: int,
+    jobs: int,
+    limit_s: float,
+) -> dict[str, Any]:
+    """Replay what is not in ``out`` yet, and write it after every run.
+
+    Args:
+        results: folder with the files of the model.
+        model: its name.
+        out: the file.
+        samplers: of ``SAMPLERS``.
+        seeds: how many of each.
+        budget: builds of mptune's sampler.
+        stock_budget: builds of the others.
+        jobs: processes at a time.
+        limit_s: no run is begun after so many seconds.
+    """
+    world = open_world(results, model)
+    known = _known(out)
+    deadline = time.time() + limit_s
+    tasks = [
+        Task(results.resolve(), model, sampler, seed, budget if sampler == "precision" else stock_budget, deadline)
+        for seed in range(seeds)
+        for sampler in samplers
+    ]
+    left = [task for task in tasks if (task.sampler, task.seed, task.budget) not in known]
+    exact = world.near_exact()
+    document = {
+        "model": model,
+        "replayed": True,
+        "law": world.laws.to_json(),
+        "baseline_ms": rounded(world.base),
+        "near_exact": rounded(world.hypervolume(exact)),
+    }
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(min(jobs, max(1, len(left))), maxtasksperchild=1) as pool:
+        for found in pool.imap_unordered(run, left):
+            known[found["sampler"], found["seed"], found["budget"]] = found
+            runs = sorted(known.values(), key=lambda one: (SAMPLERS.index(one["sampler"]), one["seed"]))
+            save(out, {**document, "runs": runs}, lists=("runs",))
+            print(row(found), flush=True)
+    return {**document, "runs": list(known.values())}
+
+
+def row(found: Mapping[str, Any]) -> str:
+    """A line about one run."""
+    what = f"{found['sampler']:<10} seed {found['seed']}"
+    if "failure" in found:
+        return f"{what}: {found['failure']}"
+    shares = ", ".join(f"{found['curve'][n - 1]:.4f} at {n}" for n in AT if n <= found["built"])
+    return f"{what}: {shares}; {found['cpu_s']} s, {found['emulated']} emulated, {found['peak_mib']} MiB"
+
+
+def _known(out: Path) -> dict[tuple[str, int, int], dict[str, Any]]:
+    """The runs of an earlier call that came to an end."""
+    runs = json.loads(out.read_text())["runs"] if out.exists() else []
+    return {(one["sampler"], one["seed"], one["budget"]): one for one in runs if "failure" not in one}

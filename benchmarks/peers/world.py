@@ -1,0 +1,193 @@
+"""A measured model that can be searched without its device: the law of its plans, off as far as it was seen to be.
+
+Latency and error of a plan follow from the additive law that is fitted to all measured plans; each plan then deviates
+from it, always by the same amount, drawn with the standard deviation of the law's residual on plans that it was not
+fitted to. A timing has the noise that the measured ones had, and an emulated error deviates from the true one as those
+that were measured and emulated did. A plan is not finite where one of its groups alone was not.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtri
+
+from benchmarks.additive_law import AdditiveLaw, Residual, cross_validated
+from benchmarks.common import MeasuredPlans, bools_of, read_measured_plans
+from benchmarks.peers.known import Known, read_known
+from benchmarks.simulator import Truth
+from mptune.data.numbers import decode_float
+from mptune.tuning.sampler.plan_rows import Bools, Floats
+from mptune.tuning.sampler.posterior import Prior
+
+_LATENCY, _ERROR, _EMULATION = 1, 2, 3
+"""What a plan's deviations are drawn for."""
+
+_MIXING = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+
+
+@dataclass(frozen=True)
+class Laws:
+    """A fitted law with how well it is known.
+
+    Attributes:
+        law: fitted to all measured plans.
+        residual: on plans left out of the fit, a fifth at a time; without those of one group alone.
+        others: on plans of searches of the same model, which no fit has seen; None where there are none.
+        emulation: standard deviation of the logarithm of emulated over measured error, of plans of many groups.
+        timing: median standard error of a measured latency, relative.
+        overflows: which free groups alone are not finite, shape (groups,).
+    """
+
+    law: AdditiveLaw
+    residual: Residual
+    others: Residual | None
+    emulation: float
+    timing: float
+    overflows: Bools
+
+    @property
+    def used(self) -> Residual:
+        """The larger of what is known of the residual, so that replays are not easier than the device."""
+        return self.residual if self.others is None else max(self.residual, self.others, key=lambda r: r.latency)
+
+    def to_json(self) -> dict[str, Any]:
+        """How well the law is known."""
+        return {
+            "left out": self.residual.to_json(),
+            "of searches": None if self.others is None else self.others.to_json(),
+            "emulation_log_sd": float(f"{self.emulation:.4g}"),
+            "timing_sd": float(f"{self.timing:.4g}"),
+            "not_finite_groups": int(self.overflows.sum()),
+        }
+
+
+def fit_laws(known: Known, measured: MeasuredPlans, searched: Path | None = None) -> Laws:
+    """Fit the law of one model.
+
+    Args:
+        known: of the model.
+        measured: its plans.
+        searched: a file of ``benchmarks.real_search`` of the same model and baseline, to judge the law by.
+    """
+    prior, free = known.with_errors(measured), known.is_free
+    kept = [plan for plan in measured.plans if math.isfinite(plan.latency_ms) and math.isfinite(plan.error)]
+    rows = bools_of([plan.precision for plan in kept])[:, free]
+    latency, error = np.array([[plan.latency_ms, plan.error] for plan in kept]).T
+    many = np.array([plan.kind != "one-group" and "1" in plan.precision for plan in kept])
+    order = np.random.default_rng(0).permutation(np.flatnonzero(many))
+    residual = cross_validated(prior, rows[order], latency[order], error[order], measured.baseline_ms)
+    law = AdditiveLaw.fit(prior, rows, latency, error, measured.baseline_ms)
+    both = [p for p, is_one in zip(kept, many, strict=True) if is_one and p.emulated and p.error > 0.0]
+    ratios = np.log([p.emulated / p.error for p in both if p.emulated is not None and math.isfinite(p.emulated)])
+    alone = {plan.precision.index("1") for plan in measured.of_kind("one-group") if not math.isfinite(plan.error)}
+    return Laws(
+        law,
+        residual,
+        _others(law, free, measured, searched),
+        float(ratios.std()) if len(ratios) else 0.0,
+        float(np.median([plan.latency_sd_ms / plan.latency_ms for plan in kept])),
+        np.array([index in alone for index in range(len(free))])[free],
+    )
+
+
+def _others(law: AdditiveLaw, free: Bools, measured: MeasuredPlans, searched: Path | None) -> Residual | None:
+    document = json.loads(searched.read_text()) if searched is not None and searched.exists() else None
+    if document is None or document["baseline_ms"] != measured.baseline_ms:
+        return None
+    seen = {plan.precision for plan in measured.plans}
+    columns = document["columns"]
+    found = []
+    for plan in document["plans"]:
+        entry = dict(zip(columns, plan, strict=True))
+        figures = [decode_float(entry[name]) for name in ("latency_ms", "error")]
+        if entry["precision"] not in seen and all(map(math.isfinite, figures)) and figures[1] > 0.0:
+            found.append((entry["precision"], *figures))
+    if not found:
+        return None
+    rows = bools_of([bits for bits, _, _ in found])[:, free]
+    return Residual.of(law, rows, np.array([ms for _, ms, _ in found]), np.array([error for _, _, error in found]))
+
+
+class World(Truth):
+    """A model whose plans follow a law, for ``benchmarks.simulator.search``; ``seed`` is the sampler's."""
+
+    def __init__(self, known: Known, measured: MeasuredPlans, laws: Laws, seed: int = 0) -> None:
+        self._known, self.laws, self._prior = known, laws, known.with_errors(measured)
+        super().__init__(groups=len(known.free), seed=seed, overflow=0.0, timing=laws.timing)
+
+    def __post_init__(self) -> None:
+        law = self.laws.law
+        self.ids = self._known.free
+        self.boundaries, self.costs = list(law.boundaries), law.costs_ms
+        whole = np.maximum(law.gains_ms, 0.0) + law.base_ms / self.groups
+        self.times = np.stack([whole, whole - law.gains_ms], axis=1)
+        self.errors = np.sqrt(law.squares)
+        self.overflows = self.laws.overflows
+        self.missed = np.zeros(self.groups, dtype=bool)
+        self.slow = np.zeros(self.groups, dtype=bool)
+        self.base = law.base_ms
+
+    def latency(self, plans: Bools) -> Floats:
+        """Of each row, in milliseconds; all-FP32 is the baseline itself."""
+        off = self._deviations(plans, _LATENCY, self.laws.used.latency)
+        return np.where(plans.any(axis=1), self.laws.law.predict(plans)[0] * (1.0 + off), self.base)
+
+    def error(self, plans: Bools) -> Floats:
+        """Of each row."""
+        off = self._deviations(plans, _ERROR, self.laws.used.log_error)
+        return np.exp(self.laws.law.predict(plans)[1] + np.where(plans.any(axis=1), off, 0.0))
+
+    def finite(self, plans: Bools) -> Bools:
+        """Whether each row's outputs are finite."""
+        result: Bools = ~(plans & self.overflows).any(axis=1)
+        return result
+
+    def emulate(self, choices: Sequence[Mapping[str, str]]) -> list[float]:
+        """Emulated errors of whole plans."""
+        plans = np.array([[choice[group] == "fp16" for group in self.ids] for choice in choices])
+        found = self.error(plans) * np.exp(self._deviations(plans, _EMULATION, self.laws.emulation))
+        return [float(value) for value in np.where(self.finite(plans), found, math.inf)]
+
+    def prior(self, kind: str = "precision") -> Prior:
+        """What a search knows of it."""
+        return self._prior
+
+    @property
+    def first(self) -> list[dict[str, str]]:
+        """What a search of mptune's builds first."""
+        free = self._known.is_free
+        rows = bools_of([bits for _, bits in self._known.seeds])[:, free]
+        return [{g: "fp16" if half else "fp32" for g, half in zip(self.ids, row, strict=True)} for row in rows]
+
+    def bits(self, plan: Bools) -> str:
+        """A row over the free groups as one 0 or 1 for each group of the model; pins stand as in the first plan."""
+        whole = bools_of([self._known.seeds[0][1]])[0]
+        whole[self._known.is_free] = plan
+        return "".join("01"[int(half)] for half in whole)
+
+    def _deviations(self, plans: Bools, kind: int, sd: float) -> Floats:
+        """What each plan deviates by: normal, the same whenever it is asked, and of another plan another."""
+        weights = np.random.default_rng(kind).integers(1, 2**63, plans.shape[1], dtype=np.uint64)
+        mixed = plans.astype(np.uint64) @ weights + np.uint64(kind)
+        for shift, factor in _MIXING:  # SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)
+            mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+        share = (((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(11)).astype(float) + 0.5) / 2.0**53
+        deviations: Floats = sd * ndtri(share)
+        return deviations
+
+
+def open_world(results: Path, model: str, seed: int = 0) -> World:
+    """The world of a model whose files are in a folder of results."""
+    measured = read_measured_plans(results / f"h200_plans_{model}.json")
+    known = read_known(results / f"peers_known_{model}.json")
+    if known.groups != tuple(group for group, _, _ in measured.groups):
+        raise SystemExit(f"{model}: the layer groups are not those that were measured; measure again")
+    laws = fit_laws(known, measured, results / f"h200_search_{model}.json")
+    return World(known, measured, laws, seed)
