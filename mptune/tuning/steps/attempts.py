@@ -91,11 +91,13 @@ def in_fresh_processes(
     Raises:
         RunError: the machine failed at the last attempt.
     """
+    timeouts = 0
     for attempt in range(1, _FP32_ATTEMPTS + 1):
         result = job()
         if not isinstance(result, Failure) or not (result.is_machine_fault or (crashes and result.is_inconclusive)):
             return result
-        if attempt == (ATTEMPTS if result.kind is FailureKind.TIMEOUT else _FP32_ATTEMPTS):
+        timeouts += result.kind is FailureKind.TIMEOUT
+        if attempt == _FP32_ATTEMPTS or timeouts == ATTEMPTS:
             if result.is_machine_fault:
                 raise machine_error(result, attempt)
             return result

@@ -19,7 +19,7 @@ from mptune.tuning.failures import did_not_run
 from mptune.tuning.front import pareto
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.attempts import FAULTS_IN_A_ROW, Attempts, attempts_needed
+from mptune.tuning.steps.attempts import FAULTS_IN_A_ROW, Attempts, attempts_needed, in_fresh_processes
 from mptune.tuning.steps.prepare import observe
 from mptune.tuning.steps.remeasure import confirm
 from mptune.tuning.steps.sensitivity import find_sensitivity
@@ -135,6 +135,29 @@ def test_a_kill_during_the_reference_or_the_ranges_does_not_end_the_search(space
     observe(toolchain, diary)
     assert toolchain.restarts == 1
     assert "killed by SIGKILL" in diary.warnings[0]
+
+
+_CRASH = Failure(Stage.RUN, FailureKind.CRASH, "killed by SIGSEGV")
+_TIMEOUT = Failure(Stage.RUN, FailureKind.TIMEOUT, "no result after 9 s")
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "calls", "expected"),
+    [
+        ((_CRASH, _TIMEOUT, "done"), 3, "done"),  # one timeout, after a crash
+        ((_TIMEOUT, _CRASH, _CRASH, "done"), 4, "done"),
+        ((_TIMEOUT, _TIMEOUT, "done"), 2, _TIMEOUT),  # a hang is waited for twice
+        ((_TIMEOUT, _CRASH, _TIMEOUT, "done"), 3, _TIMEOUT),
+        ((_CRASH, _CRASH, _CRASH, _CRASH, "done"), 4, _CRASH),
+    ],
+)
+def test_only_a_second_timeout_ends_the_attempts_early(
+    space: SearchSpace, outcomes: Sequence[Failure | str], calls: int, expected: Failure | str
+) -> None:
+    left, toolchain = list(outcomes), make_toolchain(space)
+    assert in_fresh_processes(lambda: left.pop(0), toolchain, Diary(), "taking the reference") == expected
+    assert len(outcomes) - len(left) == calls
+    assert toolchain.restarts == calls - 1
 
 
 def test_a_model_that_does_not_run_is_still_told(space: SearchSpace) -> None:

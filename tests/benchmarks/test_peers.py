@@ -1,0 +1,230 @@
+"""The comparison with peers: laws, replays on them, bisection, converters, and the tables."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.additive_law import AdditiveLaw, Residual, cross_validated
+from benchmarks.peers import own, table
+from benchmarks.peers.__main__ import main
+from benchmarks.peers.final import Sessions
+from benchmarks.peers.own import Crashed, Made, bisect, convert
+from benchmarks.peers.replay import MOST_POINTS, Task, few_points, run
+from benchmarks.peers.world import open_world
+from mptune.engines.timing.session_timing import SessionTiming
+from mptune.tuning.sampler.boundaries import Boundary
+from mptune.tuning.sampler.posterior import Prior
+
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+GROUPS = 9
+
+
+@pytest.fixture
+def plans() -> tuple[Prior, np.ndarray, np.ndarray, np.ndarray]:
+    """A prior with wrong terms, plans, and their latencies and errors by a true law."""
+    rng = np.random.default_rng(0)
+    boundaries = tuple(Boundary((k, k + 1)) for k in range(GROUPS - 1))
+    gains, costs, errors = (rng.uniform(0.1, 0.5, GROUPS), rng.uniform(0.0, 0.1, GROUPS - 1), rng.uniform(1, 9, GROUPS))
+    prior = Prior(
+        tuple(f"g{k}" for k in range(GROUPS)),
+        log_square_errors=tuple(np.log((1e-3 * errors * rng.lognormal(0.0, 0.2, GROUPS)) ** 2)),
+        gains_ms=tuple(3.0 * gains * rng.lognormal(0.0, 0.3, GROUPS)),
+        boundaries=boundaries,
+        boundary_costs_ms=tuple(3.0 * costs),
+    )
+    rows = rng.random((160, GROUPS)) < 0.5
+    rows[0] = True
+    crossed = np.column_stack([boundary.crossed(rows) for boundary in boundaries])
+    latency = 10.0 - rows @ gains + crossed @ costs
+    return prior, rows, latency, 1e-3 * np.sqrt(rows @ errors**2)
+
+
+def test_a_law_that_holds_is_found(plans: tuple[Prior, np.ndarray, np.ndarray, np.ndarray]) -> None:
+    prior, rows, latency, error = plans
+    seen = error > 0.0
+    residual = cross_validated(prior, rows[seen], latency[seen], error[seen], 10.0)
+    assert residual.latency < 1e-3
+    assert residual.log_error < 0.04, "the one-group errors that it begins with are 20 % off"
+    assert residual.plans == seen.sum()
+
+
+def test_a_residual_is_what_the_law_misses(plans: tuple[Prior, np.ndarray, np.ndarray, np.ndarray]) -> None:
+    prior, rows, latency, error = plans
+    law = AdditiveLaw.fit(prior, rows, latency, error, 10.0)
+    assert (law.costs_ms >= 0.0).all()
+    noise = np.random.default_rng(1)
+    slower = latency / noise.normal(1.0, 0.03, len(latency))
+    off = Residual.of(law, rows, slower, error * noise.lognormal(0.0, 0.2, len(error)))
+    assert off.latency == pytest.approx(0.03, rel=0.25)
+    assert off.log_error == pytest.approx(0.2, rel=0.25)
+
+
+@pytest.mark.parametrize("forward", [True, False])
+@pytest.mark.parametrize("needed", [0, 1, 3, 7, 8])
+def test_bisection_finds_the_fewest_groups(forward: bool, needed: int) -> None:
+    groups = (0, 1, 2, 4, 5, 6, 8, 9)  # 3 and 7 are pinned to FP32
+    seen: list[str] = []
+
+    def is_good(bits: str) -> bool:
+        seen.append(bits)
+        return sum(bits[group] == "0" for group in groups) >= needed
+
+    plan, builds = bisect(groups, 10, is_good, forward=forward)
+    kept = groups[:needed] if forward else groups[len(groups) - needed :]
+    assert [k for k in groups if plan[k] == "0"] == list(kept)
+    assert (plan[3], plan[7]) == ("0", "0")
+    assert builds == len(seen) <= 4
+    assert len(set(seen)) == builds
+
+
+def test_a_measured_model_answers_the_same_whenever_it_is_asked() -> None:
+    first, second = open_world(RESULTS, "digits_vit", 1), open_world(RESULTS, "digits_vit", 2)
+    plans = np.random.default_rng(0).random((200, first.groups)) < 0.5
+    for ask in ("latency", "error"):
+        assert (getattr(first, ask)(plans) == getattr(second, ask)(plans[:])).all()
+    law_ms, log_error = first.laws.law.predict(plans)
+    assert np.std(first.latency(plans) / law_ms) == pytest.approx(first.laws.used.latency, rel=0.2)
+    assert np.std(np.log(first.error(plans)) - log_error) == pytest.approx(first.laws.used.log_error, rel=0.2)
+    assert first.latency(np.zeros((1, first.groups), dtype=bool)) == first.base
+    assert first.bits(plans[0])[: first.groups].count("1") == plans[0].sum()
+    assert len(first.first) > 2
+
+
+def test_a_group_that_alone_is_not_finite_makes_no_plan_finite() -> None:
+    world = open_world(RESULTS, "digits_vit")
+    overflows = np.zeros(world.groups, dtype=bool)
+    overflows[3] = True
+    world = type(world)(world._known, _measured("digits_vit"), replace(world.laws, overflows=overflows))
+    plans = np.eye(world.groups, dtype=bool)
+    assert (world.finite(plans) == ~overflows).all()
+    assert world.emulate([{g: "fp16" if g == world.ids[3] else "fp32" for g in world.ids}]) == [float("inf")]
+
+
+def _measured(model: str) -> object:
+    from benchmarks.common import read_measured_plans
+
+    return read_measured_plans(RESULTS / f"h200_plans_{model}.json")
+
+
+def test_a_replay_builds_its_budget_and_names_its_front() -> None:
+    found = run(Task(RESULTS, "digits_vit", "random", 0, 12))
+    assert (found["built"], len(found["curve"])) == (12, 12)
+    assert found["curve"] == sorted(found["curve"])
+    world = open_world(RESULTS, "digits_vit")
+    plans = np.random.default_rng(0).random((60, world.groups)) < 0.5
+    few = few_points(world, plans)
+    assert 1 <= len(few) <= MOST_POINTS
+    latency = world.latency(few)
+    assert (np.diff(latency) > 0.0).all(), "the fastest first"
+    assert world.hypervolume(few) == pytest.approx(world.hypervolume(plans), rel=0.1)
+
+
+def test_a_replay_that_fails_says_so() -> None:
+    assert run(Task(RESULTS, "digits_vit", "no such", 0, 3))["failure"].startswith(
+        ("ValueError", "KeyError", "Settings")
+    )
+    assert "no time" in run(Task(RESULTS, "digits_vit", "random", 0, 3, deadline=0.0))["failure"]
+
+
+def test_a_converter_that_is_not_there_or_crashes_is_told_with_its_words(
+    tmp_path: Path, mlp_path: Path, mlp_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(own.CONVERTERS, "absent", (own.olive, "no_such_package"))
+    absent = convert("absent", mlp_path, mlp_data, 1, tmp_path)
+    assert isinstance(absent, Crashed)
+    assert "no_such_package is not installed" in absent.words
+    crashed = convert("ONNX Runtime float16", tmp_path / "no.onnx", mlp_data, 1, tmp_path / "a")
+    assert isinstance(crashed, Crashed)
+    assert "no.onnx" in crashed.words
+    made = convert("ONNX Runtime float16", mlp_path, mlp_data, 1, tmp_path / "b")
+    assert isinstance(made, Made)
+    assert isinstance(made.plan, Path)
+    assert made.plan.exists()
+    assert made.peak_mib is not None
+
+
+def test_sessions_of_an_earlier_call_are_taken_up(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.jsonl"
+    one = Sessions(path)
+    for number in range(4):
+        timing = SessionTiming("a", np.log(0.5 + 1e-4 * number), 1e-4).to_json()
+        one.add({"key": "11", "timing": timing, "error": 1e-3, "finite": True})
+    one.add({"key": "10", "timing": SessionTiming("a", 0.0, 1e-4).to_json(), "error": 0.0, "finite": False})
+    one.add({"key": "file: x", "failure": "crash (build): SIGSEGV"})
+    again = Sessions(path)
+    assert (again.timings, again.failures) == (one.timings, one.failures)
+    figures = again.figures(2.0)
+    low, high = figures["11"]["ci95_ms"]
+    assert low < figures["11"]["latency_ms"] < high
+    assert figures["11"]["latency_ms"] == pytest.approx(1.0, rel=1e-3)
+    assert figures["10"]["error"] == "inf"
+
+
+def test_the_table_holds_what_was_measured_and_marks_what_is_replayed() -> None:
+    def figure(latency: float, error: float) -> dict[str, object]:
+        return {"latency_ms": latency, "error": error, "ci95_ms": [latency - 0.01, latency + 0.01], "sessions": 3}
+
+    made = {"builds": 0, "seconds": 2.0, "peak_mib": 50.0, "budget": None, "emulated": 0}
+    document = {
+        "baseline_ms": 4.0,
+        "device": "none",
+        "rounds": 3,
+        "all_fp16": "11",
+        "emulation_s": 0.1,
+        "made": [
+            {**made, "peer": "all-FP16", "plan": "11"},
+            *({**made, "peer": "mptune", "plan": bits, "budget": 50, "emulated": 20} for bits in ("10", "01")),
+            {**made, "peer": "AutoCast", "plan": "file: AutoCast"},
+        ],
+        "crashed": [{"peer": "Olive float16", "words": "it broke"}],
+        "measured": {
+            "00": figure(4.0, 1e-7), "11": figure(2.0, 1e-2), "10": figure(2.2, 2e-3), "01": figure(3.0, 5e-4),
+        },
+    }  # fmt: skip
+    found = table.measured(document, 1.5)
+    mptune = found["peers"]["mptune, 50 builds"]
+    assert [one and one["latency_ms"] for one in mptune["at_error"]] == [3.0, 2.2, 2.2]
+    assert [one and one["error"] for one in mptune["at_latency"]] == [2e-3, 2e-3, 5e-4]
+    assert mptune["seconds"] == 2.0 + 50 * 1.5 + 20 * 0.1
+    assert "AutoCast" not in found["peers"], "it was not measured"
+    text = table.tables({"m": {"what": "a model", "measured": found}})[0]
+    assert "it broke" in text
+    assert "2.2 (2.19 to 2.21)" in text
+    one = {"sampler": "precision", "curve": [0.1] * 50, "built": 50, "cpu_s": 1, "emulated": 9, "peak_mib": 9}
+    runs = [{**one, "seed": seed} for seed in range(3)]
+    law = {"left out": {"latency": 0.01, "log_error": 0.1}, "of searches": None}
+    replays = table.replayed({"law": law, "near_exact": 0.2, "runs": runs})
+    text = table.tables({"m": {"what": "a model", "replayed": replays}})[0]
+    assert "mptune, 50*" in text
+    assert "| a model | 0.500 | 1.00%, 10.5% |" in text
+
+
+@pytest.mark.slow
+def test_every_step_runs_on_a_cpu_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    work, results = tmp_path / "work", tmp_path / "results"
+    results.mkdir()
+    place = ["digits_vit", "--results", str(results)]
+    device = ["--work", str(work), "--provider", "cpu", "--target", "h200"]
+    collect = ["collect", *place, *device, "--random", "6", "--front", "3"]
+    assert main([*collect, "--limit", "0.1"]) == 1
+    assert main(collect) == 0
+    plans = json.loads((results / "h200_plans_digits_vit.json").read_text())["plans"]
+    assert {plan["kind"] for plan in plans} == {"uniform", "one-group", "random", "front"}
+    options = ["--samplers", "precision", "random", "--seeds", "1", "--budget", "50", "--stock-budget", "50"]
+    assert main(["replay", *place, *options]) == 0
+    final = ["final", *place, *device, "--rounds", "2"]
+    assert main([*final, "--limit", "5"]) in (0, 1)
+    assert main(final) == 0
+    outputs = {name: tmp_path / f"peers.{name}" for name in ("json", "markdown", "svg")}
+    assert main(["table", *place, *(text for name, path in outputs.items() for text in (f"--{name}", str(path)))]) == 0
+    peers = json.loads(outputs["json"].read_text())["models"]["digits_vit"]["measured"]["peers"]
+    assert {"all-FP16", "norm and softmax in FP32", "bisection", "mptune, 50 builds"} <= set(peers)
+    assert "ONNX Runtime float16" in outputs["markdown"].read_text()
+    assert outputs["svg"].read_text().startswith("<svg")
+    shutil.rmtree(work)
