@@ -111,8 +111,13 @@ def main(arguments: list[str] | None = None) -> int:
     models, start = 0, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mptune-alarms-") as folder:
         for case in cases(Path(folder), options.seeds, options.only):
+            try:
+                seen = looked_at(case, search=options.search and case.name.endswith(" sound 0"))
+            except MptuneError as error:
+                print(f"left out {case.name}: {error.message[:150]}", flush=True)
+                continue
             models += 1
-            found = judged(case, looked_at(case, search=options.search and case.name.endswith(" sound 0")))
+            found = judged(case, seen)
             rows += found
             missed += [f"{case.name}: {code}" for code in sorted(case.planted - {row.code for row in found})]
             for row in found:
@@ -153,10 +158,7 @@ def cases(folder: Path, seeds: int, only: str) -> Iterator[Case]:
         if only in name:
             place = folder / f"{abs(hash(name))}"
             place.mkdir()
-            try:
-                yield make(name=name, place=place)
-            except MptuneError as error:
-                print(f"left out {name}: {error.message[:150]}", flush=True)
+            yield make(name=name, place=place)
 
 
 def networks(seeds: int) -> Iterator[Named]:

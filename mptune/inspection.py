@@ -288,7 +288,9 @@ def observe_values(
     if isinstance(reference, Failure):
         return dict(ranges), ()
     about = check_reference(reference, "inspect", skip=True)
-    return dict(ranges), (*about, *optimisation_findings(reference.optimisation_error, grouped.model, "inspect"))
+    known = (*about, *training_findings(grouped.model, "inspect", is_run=True))
+    optimised = optimisation_findings(reference.optimisation_error, grouped.model, "inspect", known=known)
+    return dict(ranges), (*about, *optimised)
 
 
 def _sorted(hazards: Sequence[Hazard]) -> tuple[Hazard, ...]:

@@ -13,6 +13,7 @@ import mptune
 from mptune.finding import Finding
 from tests.contrib_models import BATCH, CHANNELS, LENGTH, transformer
 from tests.graph.grouping.test_quantised import _residual
+from tests.zoo.fp32 import specimens
 
 CODE = "reference-depends-on-optimisation"
 
@@ -74,6 +75,15 @@ def test_rounding_alone_is_no_finding(tmp_path: Path) -> None:
     onnx.save(transformer(), path)
     data = np.random.default_rng(1).standard_normal((2 * BATCH, LENGTH, CHANNELS)).astype(np.float32)
     assert _found(path, data) == []
+
+
+@pytest.mark.parametrize("name", ["dropout", "noise"])
+def test_what_draws_random_numbers_differs_whatever_is_optimised(name: str, tmp_path: Path) -> None:
+    one = specimens()[name]
+    onnx.save(one.proto, tmp_path / "model.onnx")
+    codes = {finding.code for finding in mptune.inspect(tmp_path / "model.onnx", data=dict(one.data)).findings}
+    assert "not-deterministic" in codes
+    assert CODE not in codes
 
 
 def test_steps_of_quantised_activations_are_rounding(tmp_path: Path) -> None:

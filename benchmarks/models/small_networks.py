@@ -163,7 +163,7 @@ def forecaster(rng: np.random.Generator, fault: str) -> Network:
         ratio, training = net.constant("ratio", 0.3), net.constant("training", True, np.bool_)
         last = net.add("Dropout", [last, ratio, training], "dropout")
     if fault == "clock":  # the time since the start of the record, which FP16 does not resolve
-        day = net.add("ReduceMean", ["window"], "now", axes=[1])
+        day = net.add("ReduceMean", ["window"], "now", axes=[1], keepdims=0)
         day = net.add("MatMul", [day, net.weight("clock.w", 3, 1)], "minute")
         day = net.add("Add", [day, net.constant("start", 6000.0)], "clock")
         late = net.add("Sub", [day, net.constant("due", 6000.0)], "late")
@@ -202,7 +202,7 @@ def encoder(rng: np.random.Generator, fault: str) -> Network:
     count = net.add("ReduceSum", ["mask", net.constant("axis too", [1], np.int64)], "count", keepdims=1)
     pooled = net.add("Div", [total, count], "mean")
     if fault == "dead":
-        pooled = net.add("Mul", [pooled, net.constant("gate", 0.0)], "gate")
+        pooled = net.add("Mul", [pooled, net.constant("closed", 0.0)], "gate")
     net.outputs = [net.add("MatMul", [pooled, net.weight("head.w", width, 5)], "logits")]
     return net
 

@@ -6,7 +6,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -77,7 +79,7 @@ def print_targets(targets: Sequence[Target], stream: TextIO | None = None) -> No
         "Every figure's source, power modes and notes: mptune targets NAME",
         "A profile of your own: --target FILE.toml",
     ):
-        console.print(line, soft_wrap=True)
+        console.print(line, soft_wrap=not console.is_terminal)
 
 
 def _figure(target: Target, name: str) -> str:
@@ -98,7 +100,7 @@ def print_target(target: Target, stream: TextIO | None = None) -> None:
     console = make_console(sys.stdout if stream is None else stream)
     console.print(Text.assemble((target.name, "bold"), f"  {target.title}"), soft_wrap=True)
     if target.note:
-        console.print(Text(target.note), soft_wrap=True)
+        console.print(Text(target.note), soft_wrap=not console.is_terminal)
     console.print()
     table = plain_table("figure", "value", "unit", "source", right=("value",))
     table.columns[-1].no_wrap = False
@@ -110,7 +112,7 @@ def print_target(target: Target, stream: TextIO | None = None) -> None:
     console.print()
     console.print(
         "\N{DAGGER} from memory, \N{DOUBLE DAGGER} inferred. Power modes cap clocks: the caps are read on the device.",
-        soft_wrap=True,
+        soft_wrap=not console.is_terminal,
     )
 
 
@@ -132,12 +134,13 @@ def print_spaces(spaces: Sequence[NamedSpace], stream: TextIO | None = None) -> 
     console = make_console(sys.stdout if stream is None else stream)
     for space in spaces:
         file = space.file
-        console.print(Text.assemble((space.name, "bold"), f"  {file.description}"), soft_wrap=True)
+        heading = Text.assemble((space.name, "bold"), f"  {file.description}")
+        console.print(heading, soft_wrap=not console.is_terminal)
         facts: list[tuple[str, str]] = [("groups", file.granularity)]
         facts += [(f"pin {name}", ", ".join(found)) for name in ("fp32", "fp16") if (found := getattr(file.pin, name))]
         facts += [(f"seed {seed.name}", f"{', '.join(seed.fp32)} in FP32, the rest in FP16") for seed in file.seed]
         for name, value in facts:
-            console.print(Text(f"    {name}: {value}"), soft_wrap=True)
+            _print_indented(console, Text(f"{name}: {value}"), 4)
     console.print()
     console.print("A space of your own: --space FILE.toml")
 
@@ -156,9 +159,21 @@ def print_doctor(environment: Environment, toolchains: Sequence[ToolchainStatus]
     console.print()
     for status in toolchains:
         word, style = ("ready", "green") if status.available else ("missing", "yellow")
-        reason = f"  {status.reason}" if status.reason else ""
-        console.print(Text.assemble(f"{status.name:<24}", (f"{word:<8}", style), reason), soft_wrap=True)
+        state = Text.assemble(f"{status.name:<24}", (f"{word:<8}", style))
+        if console.is_terminal and status.reason:
+            console.print(state)
+            _print_indented(console, Text(status.reason), 4)
+        else:
+            console.print(state + Text(f"  {status.reason}" if status.reason else ""), soft_wrap=True)
         if status.install and not status.available:
-            console.print(Text(f"    install: {status.install}"), soft_wrap=True)
+            _print_indented(console, Text(f"install: {status.install}"), 4)
     for text in environment.warnings:
-        console.print(Text(f"warning: {text}", style="yellow"), soft_wrap=True)
+        console.print(Text(f"warning: {text}", style="yellow"), soft_wrap=not console.is_terminal)
+
+
+def _print_indented(console: Console, text: Text, indent: int) -> None:
+    """Whole lines where something reads them; wrapped at words, and indented, where a person does."""
+    if console.is_terminal:
+        console.print(Padding(text, (0, 0, 0, indent)))
+    else:
+        console.print(Text(" " * indent) + text, soft_wrap=True)

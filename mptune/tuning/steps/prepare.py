@@ -118,7 +118,7 @@ def observed_findings(
     first = indices[0] if indices else 0
     return (
         *observations.findings,
-        *optimisation_findings(observations.optimisation_error, grouped.model, "search", first),
+        *optimisation_findings(observations.optimisation_error, grouped.model, "search", first, observations.findings),
         *masked_row_findings(grouped, observations.masked, "search", indices),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,24 @@ def test_a_file_of_the_users_own(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_an_unknown_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["targets", "jetson-orin-nano"]) == 1
     assert load_target("jetson-orin-nano-8gb").name in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["targets"], ["targets", "jetson-orin-nano-8gb"], ["doctor"], ["spaces"]])
+def test_words_are_not_cut_at_80_columns(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, narrow = io.StringIO(), Terminal()
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    for stream in (whole, narrow):
+        monkeypatch.setattr("sys.stdout", stream)
+        assert main(words) == 0
+    shown = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in narrow.getvalue().splitlines()]
+    assert max(map(len, shown)) <= 80
+    listed = {word for line in shown for word in line.split()}
+    assert listed <= {word for line in whole.getvalue().splitlines() for word in line.split()}
+
+
+class Terminal(io.StringIO):
+    """What is written to a terminal."""
+
+    def isatty(self) -> bool:
+        return True
