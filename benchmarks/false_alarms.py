@@ -57,6 +57,7 @@ BESIDE: dict[str, dict[str, str]] = {
         "overflow": "one over the epsilon is 1e6",
         "duplicate-samples": "two samples are zero",
     },
+    "constant-data": {"duplicate-samples": "all samples are equal"},
     "int64-range in a comparison": {"output-constant": "the marker stands at one place in all samples"},
 }
 """Case of the zoo -> codes that are right for it beside the one it shows -> why."""

@@ -72,6 +72,11 @@ def test_what_is_wrong_is_named_with_its_node(name: str, tmp_path: Path) -> None
     assert finding.severity == ("warning" if specimen.code == "output-constant" else "error")
 
 
+@pytest.mark.parametrize("name", ["noise", "faint_noise", "dropout"])
+def test_random_numbers_are_named_once(name: str, tmp_path: Path) -> None:
+    assert {finding.code for finding in in_process(ZOO[name], tmp_path)} == {"not-deterministic"}
+
+
 @pytest.mark.parametrize("name", SOUND)
 def test_a_sound_twin_stays_silent(name: str, tmp_path: Path) -> None:
     assert not in_process(ZOO[name], tmp_path)

@@ -103,6 +103,10 @@ def _draws(model: Model, node: Node) -> bool:
     return training is not None and bool(training) and (ratio is None or float(ratio) > 0)
 
 
+_BEYOND_REPEATS = 10.0
+"""How many times more than two runs rows differ, to depend on the other rows."""
+
+
 class _Reference:
     """The findings of one report, by what they are about."""
 
@@ -260,7 +264,9 @@ class _Reference:
         ]
         if rows.mixed and not rows.alone:
             candidates[0] = (*rows.worst_mixed, "a row gives another output when the other rows of its batch change")
-        wrong = [one for one in candidates if not one[1] <= ROWS_WARNING]
+        # Rows that differ as two runs do say nothing of their batch.
+        least = max(ROWS_WARNING, _BEYOND_REPEATS * self._report.repeat_error)
+        wrong = [one for one in candidates if not one[1] <= least]
         if not wrong:
             return
         # The first that is beyond the limit, else the first: what is named is what a user does, feed different rows.
