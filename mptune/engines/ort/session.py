@@ -31,6 +31,8 @@ OPTIMISED_MODEL = "optimised.onnx"
 
 _OPTIMISED_WEIGHTS = "optimised.weights"
 
+_QUANTISED_KERNEL = "Failed to find kernel for com.microsoft.Q"
+
 _LOG_WARNING = 2
 
 
@@ -234,11 +236,25 @@ class OrtSession(ABC):
         # The other one makes x64quantprecision fail where two layers read one INT8 weight ("Attempt to replace the
         # existing tensor", 1.31.1); without it products are as exact, by ONNX Runtime's Avx2WeightS8ToU8Transformer.
         disabled = ["MatmulTransposeFusion", "QDQS8ToU8Transformer"] if self._on_cpu else []
-        return translated(
-            lambda: onnxruntime.InferenceSession(
-                model, options, providers=providers, disabled_optimizers=disabled, enable_fallback=0
+
+        def load(*more: str) -> Any:
+            return translated(
+                lambda: onnxruntime.InferenceSession(
+                    model, options, providers=providers, disabled_optimizers=[*disabled, *more], enable_fallback=0
+                )
             )
+
+        try:
+            return load()
+        except EngineError as error:
+            # With x64quantprecision a Gemm of INT8 activations gets UINT8 weights, and no kernel takes both (1.31.1).
+            if not (self._on_cpu and _QUANTISED_KERNEL in error.message):
+                raise
+        self._warnings.append(
+            "ONNX Runtime has no INT8 kernel for a quantised layer of this model on a CPU: all of its quantised layers"
+            " compute in FP32 between QuantizeLinear and DequantizeLinear"
         )
+        return load("QDQSelectorActionTransformer")
 
 
 class CpuSession(OrtSession):

@@ -24,6 +24,7 @@ from mptune.graph.grouping.quantised import KEPT_QUANTISED, QUANTISED
 from mptune.graph.grouping.repeats import find_runs, structural_hash
 from mptune.graph.grouping.scopes import block_scopes, group_name, group_scope, unique_names
 from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.value_dependent import QUANTISING
 from mptune.graph.op_rules import casts_integers, node_rules
 from mptune.graph.quantised_weights import dequantises_weights
 from mptune.settings import Granularity
@@ -230,7 +231,7 @@ class _Partition:
         -1e9, and pixels of 16 bits, must be FP32 where the attention or the convolution need not be. What is computed
         from constants stays in FP32, to be rounded once. Views of constants (exporters put an Identity before a weight
         that two layers share) go with their first reader, whoever else reads them: converting a weight twice costs
-        nothing.
+        nothing. Only where no other reads them it is a quantised part, which nothing else joins.
         """
         model, leader, kind = self._model, found.leader, found.kind
         folded = {i for i in sources if self._is_folded(model.nodes[i])}
@@ -246,16 +247,27 @@ class _Partition:
             node = model.nodes[i]
             if i in folded:
                 continue
-            nodes = (r for out in node.outputs if out for r in self._look.readers(out))
-            readers = {leader[r.index] for r in nodes if leader[r.index] >= 0}
-            readers = {r for r in readers if kind.get(r) != QUANTISED and not _is_led_by(i, r, leader)}
-            if readers and self._is_view_of_constant(node):
-                leader[i] = min(readers)
-            elif len(readers) == 1 and self._may_join(node, kind.get(min(readers))):
-                leader[i] = readers.pop()
+            is_view = self._is_view_of_constant(node)
+            readers = {r for r in self._reading_groups(node, leader, through=is_view) if not _is_led_by(i, r, leader)}
+            floats = {r for r in readers if kind.get(r) != QUANTISED}
+            if readers and is_view:
+                leader[i] = min(floats or readers)
+            elif len(floats) == 1 and self._may_join(node, kind.get(min(floats))):
+                leader[i] = floats.pop()
         for i in reversed(sources):  # a leader that joined another group takes along those that it led
             while leader[leader[i]] != leader[i]:
                 leader[i] = leader[leader[i]]
+
+    def _reading_groups(self, node: Node, leader: Sequence[int], *, through: bool) -> set[int]:
+        """Leaders of the groups that read what a node computes, also ``through`` QuantizeLinear and its like."""
+        found, outputs = set(), [*node.outputs]
+        while outputs:
+            for reader in self._look.readers(outputs.pop()):
+                if leader[reader.index] >= 0:
+                    found.add(leader[reader.index])
+                elif through and reader.op_type in QUANTISING:
+                    outputs += reader.outputs
+        return found
 
     def _may_join(self, node: Node, kind: str | None) -> bool:
         """Whether a node may share the precision of its only reader, a group of this kind."""
@@ -270,9 +282,16 @@ class _Partition:
         return self._is_static(node) and not self._is_single(node) and not self._is_view_of_constant(node)
 
     def _is_view_of_constant(self, node: Node) -> bool:
-        """Whether a node shows a constant in another form: a view of it, or its dequantised values."""
-        is_view = node.op_type in DATA_MOVEMENT or dequantises_weights(self._model, node)
-        return is_view and bool(node.inputs) and node.inputs[0] in self._model.initializers
+        """Whether a node shows a constant in another form: a view of it, its dequantised values, or a view of those."""
+        if not (node.op_type in DATA_MOVEMENT or dequantises_weights(self._model, node)) or not node.inputs:
+            return False
+        value = node.inputs[0]
+        while value in self._model.producer and value not in self._model.initializers:
+            before = self._model.nodes[self._model.producer[value]]
+            if before.op_type not in DATA_MOVEMENT | QUANTISING:
+                return False
+            value = before.inputs[0]
+        return value in self._model.initializers
 
     def _is_single(self, node: Node) -> bool:
         """Whether a node computes single values: a scale, not a mask."""

@@ -58,6 +58,11 @@ class Outcome:
         return _sampled(self.evaluations)
 
     @property
+    def has_seeds_alone(self) -> bool:
+        """Whether the search ended before the sampler had its turn, and there are more plans."""
+        return not (self.was_searched or self.is_exhausted or self.is_given)
+
+    @property
     def mixed(self) -> list[Evaluation]:
         """All finite evaluations except the all-FP32 baseline."""
         return [e for e in self.evaluations if e.origin != ORIGIN_FP32 and e.is_finite]
@@ -80,7 +85,7 @@ def findings(outcome: Outcome) -> tuple[str, ...]:
         and not (outcome.is_exhausted or outcome.is_given)
     ):
         found.append("no searched plan is on the front, only seeds: a larger --budget may find better ones")
-    if not (outcome.was_searched or outcome.is_exhausted or outcome.is_given) and outcome.mixed and outcome.free:
+    if outcome.has_seeds_alone and outcome.mixed and outcome.free:
         found.append(
             "the budget went to the baseline and the seeds, and nothing was searched: the same command with a larger "
             "--budget goes on"
@@ -126,6 +131,8 @@ def _why_nothing_is_faster(outcome: Outcome) -> str:
             "be FP16, so whether FP16 pays on this target is not shown; `mptune report RUN --explain` says why the "
             "others are pinned"
         )
+    if outcome.mixed and outcome.has_seeds_alone:
+        return "no seed is faster than all-FP32 beyond noise, so whether FP16 pays on this target is not shown"
     if outcome.mixed:
         return (
             "no plan is faster than all-FP32 beyond noise: FP16 does not pay on this target; look at the layer times "

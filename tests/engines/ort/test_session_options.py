@@ -42,6 +42,45 @@ def test_layers_may_share_an_int8_weight(tmp_path: Path) -> None:
     assert np.array_equal(np.rint(y / scale), rounded(first @ weight * scale * scale))
 
 
+def test_a_gemm_of_int8_activations_opens_and_is_exact(tmp_path: Path) -> None:
+    """Its weights have a scale for each channel; the product beside it reads UINT8, and must not saturate either."""
+    rng = np.random.default_rng(0)
+    scale, scales = np.float32(0.05), rng.uniform(0.01, 0.05, 32).astype(np.float32)
+    constants = [
+        models.constant("scale", scale),
+        models.constant("zero", 0, np.int8),
+        models.constant("scales", scales),
+    ]
+    constants += [models.constant("zeros", np.zeros(32), np.int8), models.constant("zeros32", np.zeros(32), np.int32)]
+    constants += [models.constant(name, rng.integers(-127, 128, (32, 32)), np.int8) for name in ("w", "v")]
+    constants += [models.constant("b", rng.integers(-999, 999, 32), np.int32), models.constant("bs", scales * scale)]
+    constants.append(models.constant("middle", 128, np.uint8))
+    nodes = [
+        models.node("DequantizeLinear", ["w", "scales", "zeros"], "wf", axis=0),
+        models.node("DequantizeLinear", ["v", "scale", "zero"], "vf"),
+        models.node("DequantizeLinear", ["b", "bs", "zeros32"], "bf", axis=0),
+        *_quantised("x", "x"),
+        models.node("Gemm", ["x_dq", "wf", "bf"], "a", transB=1),
+        *_quantised("a", "a"),
+        models.node("QuantizeLinear", ["x", "scale", "middle"], "u"),
+        models.node("DequantizeLinear", ["u", "scale", "middle"], "u_dq"),
+        models.node("MatMul", ["u_dq", "vf"], "c"),
+        models.node("QuantizeLinear", ["c", "scale", "middle"], "c_q"),
+        models.node("DequantizeLinear", ["c_q", "scale", "middle"], "c_dq"),
+    ]
+    outputs = [models.value(name, [4, 32]) for name in ("a_dq", "c_dq")]
+    path = models.save(models.model(nodes, [models.value("x", [4, 32])], outputs, constants), tmp_path)
+    x, found = rng.uniform(-6, 6, (4, 32)).astype(np.float32), []
+    for optimise in (True, False):
+        session = CpuSession(path, SessionOptions("cpu", timing=False, optimise=optimise))
+        found.append(session.run({"x": x}))
+        session.close()
+    for name, plain in found[1].items():
+        apart = np.abs(found[0][name] - plain)
+        assert apart.max() < 1.01 * scale, name  # one step, where a rounding is a tie
+        assert np.count_nonzero(apart > scale / 2) <= 2, name
+
+
 def _quantised(value: str, name: str) -> list[onnx.NodeProto]:
     return [
         models.node("QuantizeLinear", [value, "scale", "zero"], f"{name}_q"),

@@ -39,6 +39,15 @@ def test_a_front_that_beats_nobody_says_so() -> None:
     assert "FP16 does not pay on this target" in advice([FP32], [FP32, slow])
 
 
+def test_seeds_alone_do_not_show_whether_fp16_pays() -> None:
+    slow = make_evaluation(9.9, 1e-3, width=0.1, number=1, origin=ORIGIN_FP16)
+    text = advice([FP32], [FP32, slow], free=4)
+    assert "does not pay" not in text
+    assert "whether FP16 pays on this target is not shown" in text
+    assert "nothing was searched" in text
+    assert "FP16 does not pay" in advice([FP32], [FP32, slow], free=1), "there are no other plans"
+
+
 def test_few_free_groups_do_not_show_whether_fp16_pays() -> None:
     slow = make_evaluation(9.9, 1e-3, width=0.1, number=1)
     text = advice([FP32], [FP32, slow], free=1, pinned=67)
