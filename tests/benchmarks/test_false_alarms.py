@@ -1,0 +1,37 @@
+"""The benchmark of false alarms: what it judges, and six networks without a false alarm or a missed fault."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.false_alarms import Case, judged, main, networks
+from benchmarks.models.small_networks import NETWORKS
+from mptune.finding import CODES, Finding, Where
+
+
+def finding(code: str) -> Finding:
+    return Finding(code, CODES[code].severity, "inspect", Where(), {}, code, "")
+
+
+def test_a_finding_is_false_where_its_code_is_not_the_models() -> None:
+    case = Case("m", Path("m"), None, frozenset({"random-data"}), frozenset({"overflow"}))
+    every = [finding(code) for code in ("overflow", "overflow", "random-data", "mask", "near-zero")]
+    rows = judged(case, tuple(every))
+    assert {row.code: row.is_false for row in rows} == {"overflow": False, "random-data": False, "mask": True}
+
+
+def test_every_network_is_made_sound_and_with_each_fault() -> None:
+    names = {name for name, _ in networks(1)}
+    assert names == {f"{n} {f} 0" for n, (_, faults) in NETWORKS.items() for f in ("sound", *faults)}
+    assert {code for _, faults in NETWORKS.values() for codes in faults.values() for code in codes} <= set(CODES)
+
+
+@pytest.mark.slow
+def test_six_networks_have_no_false_alarm_and_no_missed_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seeds", "1", "--only", " 0"]) == 0
+    shown = capsys.readouterr().out
+    assert "18 models" in shown
+    assert " 0 false" in shown
+    assert "0 planted faults missed" in shown
