@@ -14,6 +14,7 @@ from mptune.diagnosis.comparison import Comparison
 from mptune.diagnosis.engine.running import EngineRunner
 from mptune.diagnosis.explained import STRUCTURAL, rounding_cause, rounding_finding, structural_finding
 from mptune.diagnosis.half import precision_finding
+from mptune.diagnosis.patterns.places import where_it_lies
 from mptune.diagnosis.patterns.roundings import Explanation
 from mptune.diagnosis.patterns.scaled import FP32_ROUNDING
 from mptune.diagnosis.rows import Layout, read_recording
@@ -120,6 +121,7 @@ def compare_sides(
     findings: list[Finding] = [*structural, *more]
     beyond: list[Side] = []
     causes: dict[str, Explanation] = {}
+    places: list[str] = []
     for side in outputs:
         found = structural_finding(side)
         if found is None:
@@ -135,6 +137,8 @@ def compare_sides(
                 found = None  # what the models differ in makes it, not a rounding
         if found is not None:
             findings.append(found)
+        elif not structural and not side.is_within and (place := where_it_lies(side.got, side.wanted)):
+            places.append(f"output {side.name!r}: {place}")
     if beyond:
         findings.append(precision_finding(beyond, causes))
     is_within = all(side.is_within for side in outputs)
@@ -147,7 +151,7 @@ def compare_sides(
         sides.reference_name,
         sides.candidate_name,
         len(sides.reference),
-        tuple(warnings),
+        (*places, *warnings),
         {side.name: side.limit for side in outputs},
     )
 

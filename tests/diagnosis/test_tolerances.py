@@ -12,6 +12,7 @@ import mptune
 from mptune.cli import main
 from mptune.data.metrics.parts import OutputParts
 from mptune.diagnosis.limits import Limit, limits_of
+from mptune.diagnosis.patterns.places import where_it_lies
 from mptune.errors import SettingsError
 from mptune.reporting.page.comparison import render_comparison
 from mptune.reporting.terminal.comparison import print_comparison
@@ -68,6 +69,38 @@ def test_tolerances_of_columns(place: Path) -> None:
     row = next(line for line in stream.getvalue().splitlines() if line.startswith("y[0:4] "))
     assert row.split()[1:3] == [f"abs:{largest:.3g}", "abs:1"]
     assert f"abs:{largest:.3g}" in render_comparison(found)
+
+
+@pytest.mark.parametrize(
+    ("shape", "where", "wanted"),
+    [
+        ((1, 8, 8, 8), (..., 4), "100 % of the squared difference lies at index 4 of axis 3, which has 8"),
+        ((1, 20, 6, 6), (slice(None), slice(2, 4)), "lies at indices 2, 3 of axis 1, which has 20"),
+        ((1, 8, 8, 8), (..., slice(None)), ""),
+        ((1, 2), (..., 1), ""),
+    ],
+)
+def test_where_a_difference_lies_that_nothing_explains(
+    shape: tuple[int, ...], where: tuple[object, ...], wanted: str
+) -> None:
+    rng = np.random.default_rng(0)
+    exact = [rng.standard_normal(shape).astype(np.float32) for _ in range(4)]
+    got = [array.copy() for array in exact]
+    for array in got:
+        array[where] += 0.3
+        array += 1e-3 * rng.standard_normal(shape).astype(np.float32)
+    assert where_it_lies(got, exact).endswith(wanted)
+    assert bool(where_it_lies(got, exact)) == bool(wanted)
+
+
+def test_compare_says_where_it_lies(place: Path) -> None:
+    y = np.load(place / "right.npz")["y"].copy()
+    y[:, 1] += 40
+    np.savez(place / "off.npz", y=y)
+    found = mptune.compare(place / "model.onnx", data=place / "data.npz", outputs=place / "off.npz")
+    assert found.verdict == "differs"
+    assert found.findings == ()
+    assert found.warnings[0].endswith("at index 1 of axis 1, which has 5")
 
 
 SPLIT = OutputParts(1, 100.0, (200.0, 200.0, 200.0, 200.0, 1.0), is_split=True)
