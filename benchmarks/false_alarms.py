@@ -211,6 +211,8 @@ def exported() -> Iterator[Named]:
     for path in EXPORTED:
         yield f"exported {path.stem}", partial(drawn, path, frozenset(KNOWN.get(path.stem, {})))
     for stem in FILES:
+        if stem == "classifier":  # holds maps, and is refused
+            continue
         yield f"network {stem}", partial(network, stem)
 
 
