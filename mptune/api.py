@@ -70,6 +70,7 @@ def search(
     out: str | os.PathLike[str] | None = None,
     target: str | os.PathLike[str] = "auto",
     space: str | os.PathLike[str] = "default",
+    precisions: Sequence[str] = ("fp32", "fp16"),
     engine: EngineChoice = "auto",
     max_error: float | None = None,
     max_latency_ms: float | None = None,
@@ -121,6 +122,8 @@ def search(
             working directory.
         target: The device to tune for: ``auto`` (the GPU here, else a prediction), a name or a target file.
         space: Which groups may be FP16: a name that ``mptune spaces`` lists, or a search-space file.
+        precisions: What groups may be: ``("fp32", "fp16")``, ``("fp32", "bf16")`` or all three: then groups whose
+            values leave FP16's range may be BF16.
         engine: What builds and runs the candidates: ``auto``, ``tensorrt``, ``tensorrt-rtx`` or ``onnxruntime``.
         max_error: Choose the fastest plan whose error is at most this.
         max_latency_ms: Choose the plan with the smallest error whose latency is at most this, in milliseconds.
@@ -186,6 +189,7 @@ def search(
         out=None if out is None else Path(out),
         target=os.fspath(target),
         space=os.fspath(space),
+        precisions=tuple(precisions),
         engine=engine,
         max_error=max_error,
         max_latency_ms=max_latency_ms,

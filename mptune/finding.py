@@ -91,6 +91,9 @@ _TABLE: tuple[tuple[str, Severity, str], ...] = (
     ("precision", "warning", "the difference comes from FP16"),
 )
 
+RANGE_CODES = frozenset({"overflow", "mask", "vanishing-epsilon", "norm-written-out"})
+"""Values that leave FP16's range, which BF16 holds."""
+
 CODES: Mapping[str, CodeInfo] = MappingProxyType({code: CodeInfo(severity, text) for code, severity, text in _TABLE})
 """Every code that a finding can have."""
 
@@ -210,10 +213,14 @@ class Finding:
         """Whether it names places in the model, and not the data, the target or the run as a whole."""
         return bool(self.where.nodes or self.where.groups)
 
-    def under_plan(self, fp32_groups: Collection[str]) -> Finding:
-        """The same as it stands under a plan: a warning whose groups are all FP32 there is ``info``."""
+    def under_plan(self, fp32_groups: Collection[str], bf16_groups: Collection[str] = ()) -> Finding:
+        """The same as it stands under a plan: a warning whose groups are all FP32 there is ``info``.
+
+        Or BF16, where it is FP16's range that the values leave.
+        """
         groups = self.where.groups
-        if self.severity == "warning" and groups and all(group in fp32_groups for group in groups):
+        kept = {*fp32_groups, *(bf16_groups if self.code in RANGE_CODES else ())}
+        if self.severity == "warning" and groups and all(group in kept for group in groups):
             return replace(self, severity="info")
         return self
 

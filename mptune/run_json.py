@@ -29,6 +29,7 @@ FRESH_HINT = "give it a run directory of its own with --out DIR, or start over w
 _LABELS = {
     "space_sha256": "content of the search space",
     "groups_sha256": "set of layer groups",
+    "precisions": "set of precisions",
 }
 """How messages name a fixed setting; the others by their field's name."""
 
@@ -101,6 +102,7 @@ class FixedSettings(_Section):
     space_sha256: str
     granularity: Granularity
     groups_sha256: str
+    precisions: tuple[str, ...] = ("fp32", "fp16")
     batch: int = 1
     random_samples: int = 16
     held_out_fraction: float = pydantic.Field(default=0.25, ge=0.0, lt=1.0)
@@ -133,6 +135,7 @@ class FixedSettings(_Section):
             space_sha256=space_sha256,
             granularity=granularity,
             groups_sha256=groups_sha256,
+            precisions=settings.precisions,
             batch=data.batch,
             random_samples=data.random_samples,
             held_out_fraction=data.held_out_fraction,

@@ -237,6 +237,10 @@ def check_limits(max_error: float | None, max_latency_ms: float | None, max_memo
             raise SettingsError(f"{name} is {value}", "give a number above 0")
 
 
+PRECISION_SETS = (("fp32", "fp16"), ("fp32", "bf16"), ("fp32", "fp16", "bf16"))
+"""What a search may choose among."""
+
+
 @dataclass(frozen=True, eq=False)
 class InMemory:
     """Calibration data that the caller holds in memory, in place of a path.
@@ -263,6 +267,7 @@ class SearchSettings:
         out: run directory; None means ``MODEL-stem.mptune`` in the working directory.
         target: ``auto``, a profile's name, or the path of a TOML file.
         space: a search-space file's name or path.
+        precisions: that groups may have: FP32, and FP16, BF16 or both.
         engine: toolchain family, or ``auto``.
         max_error: choose the fastest plan whose error is at most this.
         max_latency_ms: choose the most exact plan that is at most this slow.
@@ -305,6 +310,7 @@ class SearchSettings:
     out: Path | None = None
     target: str = "auto"
     space: str = "default"
+    precisions: tuple[str, ...] = ("fp32", "fp16")
     engine: EngineChoice = "auto"
     max_error: float | None = None
     max_latency_ms: float | None = None
@@ -349,6 +355,10 @@ class SearchSettings:
             raise SettingsError(f"--budget is {self.budget}", "give at least 1; 50 is the default")
         if self.data_settings.batch < 1:
             raise SettingsError(f"--batch is {self.data_settings.batch}", "give at least 1")
+        if self.precisions not in PRECISION_SETS:
+            raise SettingsError(
+                f"--precisions is {','.join(self.precisions)}", f"give {' or '.join(map(','.join, PRECISION_SETS))}"
+            )
         check_limits(self.max_error, self.max_latency_ms, self.max_memory_bytes)
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise SettingsError(f"--timeout is {self.timeout_s:g} s", "give a duration above 0")

@@ -72,6 +72,15 @@ TargetOption = Annotated[
 SpaceOption = Annotated[
     str, typer.Option(metavar="NAME|FILE", help="Which groups may be FP16; `mptune spaces` lists the names.")
 ]
+_PRECISIONS = ",".join(_SEARCH.precisions)
+PrecisionsOption = Annotated[
+    str,
+    typer.Option(
+        metavar="LIST",
+        help="What groups may be: fp32,fp16 or fp32,bf16 or fp32,fp16,bf16. With all three, groups whose values leave"
+        " FP16's range may be BF16.",
+    ),
+]
 EngineOption = Annotated[Engine, typer.Option(help="Toolchain that builds and runs the candidates.")]
 BatchOption = Annotated[int, typer.Option(metavar="N", help="Rows per sample where the batch is dynamic.")]
 TimeoutOption = Annotated[
@@ -125,7 +134,7 @@ SkipChecksOption = Annotated[
 Tf32Option = Annotated[bool, typer.Option("--tf32", help="Allow TF32 in FP32 groups. The reference never uses it.")]
 
 SEARCH_PANELS = {
-    "Model, data and target": ("--data", "--batch", "--shapes", "--target", "--engine", "--space"),
+    "Model, data and target": ("--data", "--batch", "--shapes", "--target", "--engine", "--space", "--precisions"),
     "Error": ("--metric", "--labels", "--tolerance", "--ignore", "--feedback", "--steps"),
     "Choice among the plans": ("--max-error", "--max-latency-ms", "--max-memory", "--limit"),
     "Budget": ("--budget", "--timeout", "--max-disk", "--gpus"),
@@ -144,6 +153,7 @@ def search(
     out: OutOption = None,
     target: TargetOption = _SEARCH.target,
     space: SpaceOption = _SEARCH.space,
+    precisions: PrecisionsOption = _PRECISIONS,
     engine: EngineOption = _ENGINE,
     max_error: MaxErrorOption = None,
     max_latency_ms: MaxLatencyOption = None,
@@ -204,6 +214,7 @@ def search(
         "fresh": fresh,
         "sampler": sampler,
         "tf32": tf32,
+        "precisions": tuple(word.strip() for word in precisions.split(",")),
         "skip_checks": skip_checks,
         "shapes": tuple(ShapeRange.parse(text) for text in shapes or ()),
         "tensorrt": tensorrt_settings(workspace),

@@ -192,13 +192,13 @@ class Workspace:
 
 @dataclass(frozen=True)
 class MissingKernel:
-    """A node that leaves its execution provider once it is FP16.
+    """A node that leaves its execution provider once it is FP16, or BF16.
 
     Attributes:
         node: its name.
         op_type: its operator, with the domain where that is not ONNX's own.
         wanted: the provider that runs it in FP32.
-        actual: the provider that runs it in FP16.
+        actual: the provider that runs it in FP16 or BF16; "" where none does.
     """
 
     node: str
@@ -311,6 +311,10 @@ class Toolchain(Protocol):
 
         Empty where the engine has one provider only, or does not say.
         """
+        ...
+
+    def missing_bf16_kernels(self) -> tuple[MissingKernel, ...] | Failure:
+        """The same of the all-BF16 plan; an operator that no provider runs in BF16 is named, too."""
         ...
 
     def evaluate(

@@ -11,6 +11,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.value_dependent import DependentOutput, shape_facts
+from mptune.graph.plan import DEFAULT_PRECISIONS
 
 if TYPE_CHECKING:
     from mptune.graph.writing.rewrite import Rewriter
@@ -24,10 +25,12 @@ class Workload:
     Attributes:
         grouped: the user's model and its layer groups.
         workspace: the run's paths.
+        precisions: that its plans have.
     """
 
     grouped: GroupedModel
     workspace: Workspace
+    precisions: tuple[str, ...] = DEFAULT_PRECISIONS
 
     @property
     def model(self) -> Model:
@@ -46,14 +49,14 @@ class Workload:
 
     @cached_property
     def bank(self) -> WeightBank:
-        """Its weights in FP32 and FP16, written to the workspace when first asked for, unless they are there.
+        """Its weights in each of its precisions, written to the workspace when first asked for, unless they are there.
 
         Raises:
             RunError: they cannot be written, or the disk is full.
         """
         from mptune.graph.writing.weights import WeightBank
 
-        return WeightBank.write(self.model, self.workspace.weights_dir)
+        return WeightBank.write(self.model, self.workspace.weights_dir, precisions=self.precisions)
 
     @cached_property
     def rewriter(self) -> Rewriter:

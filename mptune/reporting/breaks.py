@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mptune.finding import Finding
-from mptune.graph.plan import PrecisionPlan
+from mptune.finding import RANGE_CODES, Finding
+from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.front import Front
 from mptune.tuning.reasons.group_findings import BREAKING_CODES
 
@@ -28,6 +29,7 @@ class Break:
         plain: what an engine built with plain FP16 gives there.
         kept: whether the chosen plan keeps all these groups in FP32; None where no plan is chosen.
         others: so many further values of the same groups have the same code.
+        held: the precisions of these groups in the chosen plan that say so.
     """
 
     code: str
@@ -38,6 +40,7 @@ class Break:
     plain: str
     kept: bool | None
     others: int = 0
+    held: str = ""
 
     @property
     def where(self) -> str:
@@ -50,7 +53,8 @@ class Break:
     @property
     def outcome(self) -> str:
         """What plain FP16 gives, and what the chosen plan does about it."""
-        kept = {None: "", True: "the chosen plan keeps it in FP32", False: "the chosen plan has it in FP16"}[self.kept]
+        verbs = {None: "", True: "the chosen plan keeps it in ", False: "the chosen plan has it in "}
+        kept = verbs[self.kept] + (self.held or ("FP32" if self.kept else "FP16") if self.kept is not None else "")
         return f"plain FP16: {self.plain}{'; ' if kept else ''}{kept}"
 
 
@@ -73,6 +77,7 @@ def breaks_in_fp16(front: Front) -> tuple[Break, ...]:
 def _of_findings(findings: list[Finding], plan: PrecisionPlan | None) -> Break:
     worst = max(findings, key=_size)
     groups = worst.where.groups
+    kept, held = _held(groups, worst.code, plan)
     return Break(
         code=worst.code,
         groups=groups,
@@ -80,9 +85,20 @@ def _of_findings(findings: list[Finding], plan: PrecisionPlan | None) -> Break:
         tensors=worst.where.tensors,
         seen=_seen(worst),
         plain=plain_fp16(worst),
-        kept=None if plan is None or not groups else set(groups) <= set(plan.fp32_groups),
+        kept=kept,
         others=len(findings) - 1,
+        held=held,
     )
+
+
+def _held(groups: Sequence[str], code: str, plan: PrecisionPlan | None) -> tuple[bool | None, str]:
+    """Whether a plan has all these groups where the finding does no harm, and the precisions that say so."""
+    if plan is None or not groups:
+        return None, ""
+    harmless = {Precision.FP32, *({Precision.BF16} if code in RANGE_CODES else ())}
+    there = dict.fromkeys(plan.precision.get(group, Precision.FP32) for group in groups)
+    kept = all(precision in harmless for precision in there)
+    return kept, " and ".join(precision.name for precision in there if kept or precision not in harmless)
 
 
 def _unexplained(front: Front, explained: set[str]) -> list[Break]:

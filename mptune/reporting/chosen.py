@@ -201,6 +201,7 @@ def _readme(
         "kept": _kept(front, evaluation),
         "engine_file": _engine_line(engine),
         "fp16_groups": len(plan.fp16_groups),
+        "in_bf16": f"{len(plan.bf16_groups)} in BF16, " if plan.bf16_groups else "",
         "groups": len(plan.precision),
         "reason": front.chosen_reason,
         "latency": f"{format_ms(latency.median_ms)} ms (median), {latency.source.upper()}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -146,6 +146,19 @@ def load_target(name_or_path: str) -> Target:
         TargetError: unknown name, no such file, or not a valid profile.
     """
     return _read(resources.locate("targets", name_or_path, TargetError))
+
+
+def check_bf16(target: Target, precisions: Collection[str]) -> None:
+    """Refuse BF16 on a device that has none.
+
+    Raises:
+        TargetError: it is asked for, and the device lacks it.
+    """
+    if "bf16" in precisions and target.bf16_tflops is None:
+        raise TargetError(
+            f"{target.title} has no BF16, which --precisions asks for",
+            "leave bf16 out of --precisions; GPUs of compute capability 8.0 and newer have it (`mptune targets`)",
+        )
 
 
 def list_targets() -> tuple[Target, ...]:

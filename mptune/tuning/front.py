@@ -176,7 +176,7 @@ def knee(points: Sequence[Evaluation]) -> Evaluation | None:
     Returns:
         One of the points; None where there are none.
     """
-    mixed = [p for p in points if p.plan.fp16_groups] or list(points)
+    mixed = [p for p in points if p.plan.reduced_groups] or list(points)
     usable = [p for p in mixed if p.metric not in ADD_IN_SQUARES or p.judged_error <= REFERENCE_ERROR] or mixed
     usable.sort(key=lambda p: (p.latency.median_ms, p.judged_error))
     if not usable:

@@ -55,7 +55,14 @@ class SampleSets:
         save_labels(workspace.samples("search"), self.labels[0])
         save_labels(workspace.samples("held_out"), self.labels[1])
 
-    def repair(self, workspace: Workspace, open_toolchain: Callable[[], Toolchain], *, skip: bool) -> tuple[str, ...]:
+    def repair(
+        self,
+        workspace: Workspace,
+        open_toolchain: Callable[[], Toolchain],
+        *,
+        skip: bool,
+        precisions: Sequence[str] = ("fp32", "fp16"),
+    ) -> tuple[str, ...]:
         """Write data anew that are gone or damaged: jobs would fail on them, plan after plan.
 
         Returns:
@@ -73,7 +80,7 @@ class SampleSets:
                     workspace.reference(which).unlink(missing_ok=True)
                     check_reference(open_toolchain().reference(which), skip=skip)
             if KERNELS_JSON in lost:
-                ask_for_kernels(open_toolchain()).save(workspace.data_dir / KERNELS_JSON)
+                ask_for_kernels(open_toolchain(), precisions).save(workspace.data_dir / KERNELS_JSON)
         if lost or not is_whole(workspace.data_dir):
             seal(workspace.data_dir)
         if not lost:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -14,7 +14,7 @@ import pydantic
 
 from mptune import resources
 from mptune.errors import SpaceError
-from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.plan import DEFAULT_PRECISIONS, REDUCED, Precision, PrecisionPlan
 from mptune.settings import Granularity
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Origin
 
@@ -39,6 +39,7 @@ class PinPatterns(_Strict):
 
     fp32: tuple[str, ...] = ()
     fp16: tuple[str, ...] = ()
+    bf16: tuple[str, ...] = ()
 
 
 class SeedPatterns(_Strict):
@@ -111,6 +112,8 @@ class SearchSpace:
         pinned: id -> precision and reason, for all others.
         seeds: deduplicated; the first is always all-FP32.
         warnings: one line each.
+        reduced: free group -> what it is where it is not FP32; FP16 where it is missing. BF16 costs what FP16 does and
+            is less exact, so a group is BF16 only where its values leave FP16's range, or FP16 is not wanted.
     """
 
     model_sha256: str
@@ -119,6 +122,15 @@ class SearchSpace:
     pinned: Mapping[str, Pin]
     seeds: tuple[Seed, ...]
     warnings: tuple[str, ...] = ()
+    reduced: Mapping[str, Precision] = field(default_factory=dict)
+
+    def reduced_of(self, group: str) -> Precision:
+        """What a free group is where it is not FP32."""
+        return self.reduced.get(group, Precision.FP16)
+
+    def choices_of(self, group: str) -> tuple[str, str]:
+        """What a free group may be, as text: FP32, and what it is where it is not."""
+        return str(Precision.FP32), str(self.reduced_of(group))
 
     @property
     def size(self) -> int:
@@ -195,6 +207,8 @@ def make_space(
     hazards: Sequence[Hazard] = (),
     absmax: Mapping[str, float] | None = None,
     missing_kernels: Mapping[str, str] | None = None,
+    precisions: Sequence[str] = DEFAULT_PRECISIONS,
+    without_bf16: Mapping[str, str] | None = None,
 ) -> SearchSpace:
     """Put together what the groups, their hazards, the engine and the search-space file say.
 
@@ -207,29 +221,50 @@ def make_space(
         hazards: of the model; only those of severity ``error`` pin.
         absmax: tensor name -> largest magnitude observed on the search samples.
         missing_kernels: id of each group for which the engine has no FP16 kernel -> why it stays in FP32.
+        precisions: that groups may have. With both reduced ones, a group that cannot be right in FP16 may be BF16.
+        without_bf16: id of each group for which the engine or its operators have no BF16 -> why not.
     """
     from mptune.graph.hazards.find import pinned_by_hazards  # not where a run is read
 
     model, groups = grouped.model, grouped.groups
     matcher = _Matcher(named.name, groups)
     pinned: dict[str, Pin] = {g.id: Pin(Precision.FP32, g.pinned) for g in groups if g.pinned is not None}
-    for group, reason in (*pinned_by_hazards(hazards).items(), *(missing_kernels or {}).items()):
-        pinned.setdefault(group, Pin(Precision.FP32, reason))
-    wanted_fp16 = matcher.all_of(named.file.pin.fp16)
-    for precision, wanted in (
-        (Precision.FP32, matcher.all_of(named.file.pin.fp32)),
-        (Precision.FP16, wanted_fp16),
-    ):
-        for group, pattern in wanted.items():
-            pinned.setdefault(group, Pin(precision, f"pinned to {precision} by {pattern!r} of {named.name}"))
+    ruled_out = {
+        Precision.FP16: {**(missing_kernels or {}), **pinned_by_hazards(hazards)},
+        Precision.BF16: {**(without_bf16 or {}), **pinned_by_hazards(hazards, Precision.BF16)},
+    }
+    allowed = [precision for precision in REDUCED if precision in precisions]
+    reduced: dict[str, Precision] = {}
+    for group in (g.id for g in groups if g.id not in pinned):
+        possible = [precision for precision in allowed if group not in ruled_out[precision]]
+        if possible:
+            reduced[group] = possible[0]
+        else:
+            pinned[group] = Pin(Precision.FP32, ruled_out[allowed[0]][group])
+    wanted = {
+        Precision.FP32: matcher.all_of(named.file.pin.fp32),
+        Precision.FP16: matcher.all_of(named.file.pin.fp16),
+        Precision.BF16: matcher.all_of(named.file.pin.bf16),
+    }
+    for precision in REDUCED:
+        if wanted[precision] and precision not in allowed:
+            pattern = next(iter(wanted.pop(precision).values()))
+            matcher.warnings.append(f"{pattern!r} pins groups to {precision.name}, which --precisions leaves out")
     names = {g.id: g.name for g in groups}
-    overruled = [group for group in wanted_fp16 if pinned[group].precision is Precision.FP32]
-    matcher.warnings += [
-        f"{names[group]} stays in FP32 although {wanted_fp16[group]!r} pins it to FP16: {pinned[group].reason}"
-        for group in overruled
-    ]
+    for precision, patterns in wanted.items():
+        for group, pattern in patterns.items():
+            if precision is Precision.FP32 or group not in ruled_out[precision]:
+                pinned.setdefault(group, Pin(precision, f"pinned to {precision} by {pattern!r} of {named.name}"))
+    for precision in REDUCED:
+        for group, pattern in wanted.get(precision, {}).items():
+            if group not in pinned:  # it may be the other one
+                pinned[group] = Pin(Precision.FP32, ruled_out[precision][group])
+            if pinned[group].precision is Precision.FP32:
+                asked = f"{pattern!r} pins it to {precision.name}"
+                matcher.warnings.append(f"{names[group]} stays in FP32 although {asked}: {pinned[group].reason}")
     free = tuple(g.id for g in groups if g.id not in pinned)
-    space = SearchSpace(model.sha256, groups, free, pinned, ())
+    searched = {group: precision for group, precision in reduced.items() if group not in pinned}
+    space = SearchSpace(model.sha256, groups, free, pinned, (), reduced=searched)
     seeds = _seeds(space, grouped, named, matcher, absmax or {})
     return replace(space, seeds=seeds, warnings=tuple(matcher.warnings))
 
@@ -268,7 +303,7 @@ def _seeds(
 
     def mixed(fp32: Iterable[str]) -> PrecisionPlan:
         kept = set(fp32)
-        return space.plan({g: Precision.FP32 if g in kept else Precision.FP16 for g in space.free})
+        return space.plan({g: Precision.FP32 if g in kept else space.reduced_of(g) for g in space.free})
 
     # The baseline is all-FP32 whatever is pinned: speed-ups and errors are relative to it.
     seeds = [Seed(ORIGIN_FP32, grouped.uniform(Precision.FP32)), Seed(ORIGIN_FP16, mixed(()))]

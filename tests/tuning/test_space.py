@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -149,3 +150,44 @@ def test_prefixes_are_seeds_with_few_boundaries(tmp_path: Path, mlp: tuple[Model
     prefixes = {str(seed.origin): seed.plan.fp32_groups for seed in space.seeds if seed.origin.name.startswith("first")}
     assert prefixes["seed: first half in FP32"] == space.free[: len(space.free) // 2]
     assert all(kept == space.free[: len(kept)] for kept in prefixes.values())
+
+
+def test_with_three_precisions_what_leaves_fp16s_range_may_be_bf16(mlp: tuple[Model, tuple[LayerGroup, ...]]) -> None:
+    model, groups = mlp
+    over, lost, lacking = [group.id for group in groups][:3]
+    hazards = [
+        replace(make_hazard(over, "error"), kind="range", value=1e5),
+        replace(make_hazard(lost, "error"), kind="stagnation"),
+        replace(make_hazard(lacking, "error"), kind="overflow", value=1e9),
+    ]
+    named = load_space("default")
+    both = make_space(GroupedModel(model, groups), named, hazards)
+    assert {over, lost, lacking} <= both.pinned.keys()
+    assert set(both.reduced.values()) == {Precision.FP16}
+    all_three = make_space(
+        GroupedModel(model, groups), named, hazards, None, None, ("fp32", "fp16", "bf16"), {lacking: "no kernel"}
+    )
+    assert all_three.reduced_of(over) is Precision.BF16
+    assert all_three.choices_of(over) == ("fp32", "bf16")
+    assert all_three.pinned.keys() == both.pinned.keys() - {over}
+    assert "it is infinite" in all_three.pinned[lacking].reason
+    assert all(all_three.reduced_of(g) is Precision.FP16 for g in all_three.free if g != over)
+    fp16 = next(seed for seed in all_three.seeds if seed.origin == ORIGIN_FP16).plan
+    assert fp16.bf16_groups == (over,)
+    alone = make_space(
+        GroupedModel(model, groups), named, hazards, None, None, ("fp32", "bf16"), {lacking: "no kernel"}
+    )
+    assert set(alone.reduced.values()) == {Precision.BF16}
+    assert alone.pinned[lacking].reason == "no kernel" or "it is infinite" in alone.pinned[lacking].reason
+
+
+def test_pins_to_bf16(tmp_path: Path, mlp: tuple[Model, tuple[LayerGroup, ...]]) -> None:
+    model, groups = mlp
+    (head,) = match("head/*", groups)
+    named = write_space(tmp_path, "[pin]\nbf16 = ['head/*']")
+    space = make_space(GroupedModel(model, groups), named, precisions=("fp32", "fp16", "bf16"))
+    assert space.pinned[head].precision is Precision.BF16
+    assert not space.warnings
+    without = make_space(GroupedModel(model, groups), named)
+    assert head in without.free
+    assert "which --precisions leaves out" in without.warnings[0]

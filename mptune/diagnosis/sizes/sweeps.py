@@ -137,7 +137,7 @@ def chosen_sweep(
     given: Sequence[Sequence[Feed]] = (),
 ) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
     """``kept_sweep`` of the chosen plan of a run; nothing where there is none, or all of it is FP32."""
-    if chosen is None or not chosen.plan.fp16_groups:
+    if chosen is None or not chosen.plan.reduced_groups:
         return (), ()
     workspace = workload.workspace
     place, samples = workspace.data_dir / SWEEPS_JSON, workspace.samples("search")

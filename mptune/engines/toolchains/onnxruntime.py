@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Sequence
 from functools import partial
@@ -15,7 +16,7 @@ from mptune.engines.jobs.measure import MeasureJob, MeasureResult, ReopenJob
 from mptune.engines.jobs.ort_profile import OrtProfileJob
 from mptune.engines.jobs.placement import PlacementJob
 from mptune.engines.jobs.scoring import Scoring
-from mptune.engines.ort.session import Provider
+from mptune.engines.ort.session import PROVIDERS, Provider
 from mptune.engines.timing.latency import LatencySource, Repetitions
 from mptune.engines.timing.session_timing import SessionTiming
 from mptune.engines.toolchains.shared import BaseToolchain
@@ -26,6 +27,9 @@ from mptune.settings import SearchSettings
 
 if TYPE_CHECKING:
     from mptune.targets.target import Target
+
+_NO_KERNEL = re.compile(r"Could not find an implementation for (?P<op>\w+)\(\d+\)")
+"""How ONNX Runtime says that no provider has a kernel (its error NOT_IMPLEMENTED)."""
 
 CPU_WARNING = (
     "FP16 is seldom faster on a CPU, where ONNX Runtime computes most of it in FP32 and pays for the Casts: give"
@@ -123,6 +127,29 @@ class OnnxRuntimeToolchain(BaseToolchain):
             return self._call(PlacementJob(half, self._baseline_model(), self.provider))
         finally:
             half.unlink(missing_ok=True)
+
+    def missing_bf16_kernels(self) -> tuple[MissingKernel, ...] | Failure:
+        """See ``Toolchain``; where no provider has a kernel the session does not open, and names one node at a time."""
+        if self.provider == "cpu":
+            return ()
+        grouped, found = self.workload.grouped, list[MissingKernel]()
+        lacking: set[str] = set()
+        while True:
+            kept = [g.id for g in grouped.groups if g.pinned is not None or not lacking.isdisjoint(g.ops)]
+            plan = grouped.uniform(Precision.BF16).replace(dict.fromkeys(kept, Precision.FP32))
+            typed = self._typed_model(plan, "all-bf16")
+            try:
+                answer = self._call(PlacementJob(typed, self._baseline_model(), self.provider))
+            finally:
+                typed.unlink(missing_ok=True)
+            if not isinstance(answer, Failure):
+                return (*found, *answer)
+            named = _NO_KERNEL.search(answer.message)
+            if named is None or named["op"] in lacking:
+                return answer
+            lacking.add(named["op"])
+            nodes = (n for n in grouped.model.nodes if n.op_type == named["op"] and n.name in grouped.owners)
+            found += [MissingKernel(n.name, n.op_type, PROVIDERS[self.provider], "") for n in nodes]
 
     def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
         """See ``Toolchain``."""

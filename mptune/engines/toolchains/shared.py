@@ -198,6 +198,10 @@ class BaseToolchain(ABC):
         """See ``Toolchain``."""
         return ()
 
+    def missing_bf16_kernels(self) -> tuple[MissingKernel, ...] | Failure:
+        """See ``Toolchain``."""
+        return ()
+
     @property
     def emulated_samples(self) -> EmulatedSamples:
         """See ``Toolchain``."""

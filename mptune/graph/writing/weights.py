@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -174,7 +174,7 @@ class WeightBank:
         model: Model,
         directory: Path,
         convertible: Collection[str] | None = None,
-        precisions: Collection[Precision] = DEFAULT_PRECISIONS,
+        precisions: Sequence[str] = DEFAULT_PRECISIONS,
     ) -> WeightBank:
         """Write the bank, or take the one that is there when it is this model's.
 

@@ -33,7 +33,7 @@ def recommended(front: Front) -> list[tuple[Evaluation, list[str]]]:
             found[fingerprint] = (evaluation, [one for one in found[fingerprint][1] if one not in role] + [role])
         elif len(found) < MOST:
             found[fingerprint] = (evaluation, [role])
-    mixed = [point for point in front.points if point.plan.fp16_groups]
+    mixed = [point for point in front.points if point.plan.reduced_groups]
     while len(found) < MOST:
         gap = _farthest(mixed, [evaluation for evaluation, _ in found.values()])
         if gap is None:

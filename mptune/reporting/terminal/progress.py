@@ -235,7 +235,7 @@ def _parts(evaluation: Evaluation) -> list[str]:
         f"{format_ms(latency.median_ms)} ms{predicted}",
         format_speedup(evaluation.speedup),
         f"error {format_error(evaluation.error_value)}{emulated}",
-        f"{group_counts(evaluation.plan)} FP16/FP32",
+        f"{group_counts(evaluation.plan)} {'FP16+BF16/FP32' if evaluation.plan.bf16_groups else 'FP16/FP32'}",
         _name(evaluation),
     ]
 

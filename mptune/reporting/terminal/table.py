@@ -79,6 +79,7 @@ def print_table(console: Console, front: Front, *, every: bool = False) -> None:
 def _columns(front: Front, rows: Sequence[Row]) -> list[_Column]:
     plans = [row.evaluation for row in rows]
     predicted = any(plan.latency.source == "predicted" for plan in plans)
+    has_bf16 = any(plan.plan.bf16_groups for plan in plans)
     marks = (">" if row.is_chosen else "" if row.on_front else "-" for row in rows)
     before = error_marks(rows, front)
     errors = (mark + format_error(plan.judged_error) for mark, plan in zip(before, plans, strict=True))
@@ -90,7 +91,7 @@ def _columns(front: Front, rows: Sequence[Row]) -> list[_Column]:
         _Column("speedup", tuple(format_speedup(plan.speedup) for plan in plans)),
         _Column("error", tuple(errors)),
         _Column("worst part", tuple(map(part_text, plans)), is_number=False, rank=1),
-        _Column("FP16/32", tuple(group_counts(plan.plan) for plan in plans)),
+        _Column("FP16+BF16/32" if has_bf16 else "FP16/32", tuple(group_counts(plan.plan) for plan in plans)),
         _Column("memory", tuple(map(memory_text, plans)), rank=4),
         _Column("FP32 because", tuple(_because(front, row) for row in rows), is_number=False, rank=2),
         _Column("origin", tuple(row.name for row in rows), is_number=False),

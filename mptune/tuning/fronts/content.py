@@ -106,6 +106,8 @@ class FrontContent:
 
 
 def fp16_name(plan: PrecisionPlan) -> str:
-    """What a plan is called that has every group in FP16 but for those that are pinned to FP32."""
+    """What a plan is called that has every group in FP16 but for those that are BF16, or pinned to FP32."""
+    name, others = ("all-BF16", 0) if plan.bf16_groups and not plan.fp16_groups else ("all-FP16", len(plan.bf16_groups))
     pinned = len(plan.fp32_groups)
-    return f"all-FP16 but {pinned} pinned" if pinned else "all-FP16"
+    but = [f"{others} in BF16"] * bool(others) + [f"{pinned} pinned"] * bool(pinned)
+    return f"{name} but {' and '.join(but)}" if but else name

@@ -79,7 +79,7 @@ def cheap_exactness(points: Sequence[Evaluation], chosen: Evaluation) -> Neighbo
             continue
         found = _beside(point, chosen)
         doubtful = found.error is not None and not found.error.is_significant
-        if point.plan.fp16_groups and found.error_ratio <= MUCH_EXACTNESS and not doubtful:
+        if point.plan.reduced_groups and found.error_ratio <= MUCH_EXACTNESS and not doubtful:
             return found
     return None
 

@@ -116,4 +116,4 @@ def shown_findings(
     plan = (chosen or fp32).plan
     run = shlex.quote(str(facts.run_dir))
     about = chosen_findings(chosen, facts.indices, facts.findings, is_confirmation=is_confirmation, run=run)
-    return by_severity(finding.under_plan(plan.fp32_groups) for finding in about)
+    return by_severity(finding.under_plan(plan.fp32_groups, plan.bf16_groups) for finding in about)

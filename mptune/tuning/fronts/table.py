@@ -71,8 +71,9 @@ def memory_details(evaluation: Evaluation) -> str:
 
 
 def group_counts(plan: PrecisionPlan) -> str:
-    """FP16 groups / FP32 groups."""
-    return f"{len(plan.fp16_groups)}/{len(plan.fp32_groups)}"
+    """FP16 groups / FP32 groups; with BF16 groups FP16+BF16/FP32."""
+    reduced = f"{len(plan.fp16_groups)}+{len(plan.bf16_groups)}" if plan.bf16_groups else str(len(plan.fp16_groups))
+    return f"{reduced}/{len(plan.fp32_groups)}"
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,7 @@ class GroupFacts:
     name: str
     kind: str
     pin: Pin | None = None
+    reduced: Precision = Precision.FP16
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,8 @@ class Grounds:
     @classmethod
     def of(cls, space: SearchSpace, prior: Prior | None) -> Grounds:
         """The grounds of a space, without one-group errors, which belong to the sensitivity."""
-        groups = tuple(GroupFacts(g.id, g.name, g.kind, space.pinned.get(g.id)) for g in space.groups)
+        pins, reduced = space.pinned, space.reduced_of
+        groups = tuple(GroupFacts(g.id, g.name, g.kind, pins.get(g.id), reduced(g.id)) for g in space.groups)
         if prior is None or prior.gains_ms is None:
             return cls(groups)
         terms = Prior(
@@ -109,6 +111,7 @@ class Grounds:
                 "name": group.name,
                 "kind": group.kind,
                 "pin": None if group.pin is None else [str(group.pin.precision), group.pin.reason],
+                **({} if group.reduced is Precision.FP16 else {"reduced": str(group.reduced)}),
             }
             for group in self.groups
         ]
@@ -120,7 +123,13 @@ class Grounds:
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
             groups = tuple(
-                GroupFacts(g["id"], g["name"], g["kind"], None if g["pin"] is None else _pin(*g["pin"]))
+                GroupFacts(
+                    g["id"],
+                    g["name"],
+                    g["kind"],
+                    None if g["pin"] is None else _pin(*g["pin"]),
+                    Precision(g.get("reduced", Precision.FP16)),
+                )
                 for g in document["groups"]
             )
             terms = document["terms"]
@@ -216,7 +225,7 @@ class _Reasons:
         """Milliseconds that each FP32 group would save the plan, its Casts counted in."""
         if self._latency is None:
             return {}
-        row = np.array([[evaluation.plan.precision[g] is Precision.FP16 for g in self._free]], dtype=bool)
+        row = np.array([[evaluation.plan.precision[g] is not Precision.FP32 for g in self._free]], dtype=bool)
         flips = np.eye(len(self._free), dtype=bool)[~row[0]]
         latency = self._latency.predict(np.vstack([row, row | flips]), self._terms)[0]
         names = [group for group, half in zip(self._free, row[0], strict=True) if not half]
@@ -231,27 +240,29 @@ class _Reasons:
     def _reason(
         self, evaluation: Evaluation, group: GroupFacts, error: float | None, saves_ms: float | None
     ) -> tuple[Reason, str]:
+        name = group.reduced.name
         if group.pin is not None:
-            if group.pin.precision is Precision.FP16:
+            if group.pin.precision is not Precision.FP32:
                 return Reason.UNKNOWN, "all-FP32 is the baseline, whatever is pinned"
             return Reason.BOUNDARIES if group.pin.reason in _WORTHLESS else Reason.PINNED, group.pin.reason
         if group.id in self._broken:
             return self._broken[group.id]
         gain = self._gains.get(group.id)
         if gain is not None and saves_ms is not None and gain <= 0 and saves_ms <= 0:
-            return Reason.BOUNDARIES, "FP16 saves nothing in it"
+            return Reason.BOUNDARIES, f"{name} saves nothing in it"
         if error is not None and _raises(evaluation.error_value, error):
             return Reason.ERROR, f"its error alone is {error:.1e}{_saving(saves_ms)}"
         if gain is not None and saves_ms is not None and saves_ms <= 0:
-            casts = f"FP16 would save {gain:.2g} ms, and the Casts for it cost {gain - saves_ms:.2g} ms"
+            casts = f"{name} would save {gain:.2g} ms, and the Casts for it cost {gain - saves_ms:.2g} ms"
             return Reason.BOUNDARIES, casts
-        tried = self._evaluated.get(evaluation.plan.replace({group.id: Precision.FP16}).fingerprint)
+        tried = self._evaluated.get(evaluation.plan.replace({group.id: group.reduced}).fingerprint)
         if tried is not None and not faster_beyond_noise(tried, evaluation):
-            return Reason.BOUNDARIES, "this plan with it in FP16 was evaluated, and was not faster beyond noise"
+            return Reason.BOUNDARIES, f"this plan with it in {name} was evaluated, and was not faster beyond noise"
         if saves_ms is not None and saves_ms < LEAST_GAIN * self._base_ms:
-            return Reason.BOUNDARIES, f"FP16 would save {saves_ms:.2g} ms, too little to be timed"
+            return Reason.BOUNDARIES, f"{name} would save {saves_ms:.2g} ms, too little to be timed"
         if tried is not None:
-            return Reason.ERROR, f"with it in FP16 the error of this plan is {tried.error_value:.1e}{_saving(saves_ms)}"
+            error_then = f"the error of this plan is {tried.error_value:.1e}"
+            return Reason.ERROR, f"with it in {name} {error_then}{_saving(saves_ms)}"
         if error is None or saves_ms is None:
             lacking = "one-group error" if error is None else "gain"
             return Reason.UNKNOWN, f"the search did not ask for its {lacking}"
@@ -276,7 +287,7 @@ class _Reasons:
                     gain_ms=gain,
                     casts_ms=None if gain is None else _rounded(max(0.0, gain - alone[group.id])),
                     error_per_ms=_rounded(error / gain) if pays and error is not None and gain is not None else None,
-                    fp16_points=sum(p.plan.precision[group.id] is Precision.FP16 for p in points),
+                    fp16_points=sum(p.plan.precision[group.id] is not Precision.FP32 for p in points),
                     points=len(points),
                     verdict=_verdict(group, chosen, reasons.get(group.id)),
                     is_pinned=group.pin is not None,

@@ -100,6 +100,8 @@ def evaluation_attrs(evaluation: Evaluation, group_ms: Mapping[str, float] | Non
         attrs[FAULTS] = faults
     attrs["speedup"] = round(evaluation.speedup, 4)
     attrs["FP16 groups"] = len(evaluation.plan.fp16_groups)
+    if evaluation.plan.bf16_groups:
+        attrs["BF16 groups"] = len(evaluation.plan.bf16_groups)
     if evaluation.has_own_value and evaluation.is_finite:
         attrs[LAW_ATTR] = evaluation.error.value("relative_l2")
     attrs[EVALUATION] = evaluation.to_json()

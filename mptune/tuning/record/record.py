@@ -48,7 +48,6 @@ from mptune.tuning.record.owner import Heartbeats, is_dead
 from mptune.tuning.record.proposal import Proposal
 from mptune.tuning.record.storage import batch, storing
 from mptune.tuning.record.study_trials import StudyTrials
-from mptune.tuning.sampler.plan_rows import PRECISIONS
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 from mptune.tuning.sampler.precision import Emulate, PrecisionSampler
 from mptune.tuning.sampler.stock import derive_seed
@@ -186,7 +185,8 @@ class StudyRecord:
 
     def built_plans(self, groups: Sequence[str]) -> BuiltPlans:
         """All plans that were evaluated, as the sampler's posterior takes them, over these free groups."""
-        return read_built_plans(self._trials.every(), [self._names.of(group) for group in groups], asking=-1)
+        names, reduced = map(self._names.of, groups), map(str, map(self._space.reduced_of, groups))
+        return read_built_plans(self._trials.every(), tuple(names), -1, tuple(reduced))
 
     # -- asking and telling -------------------------------------------------------------------------------------
 
@@ -226,7 +226,8 @@ class StudyRecord:
                 trial = self._study.ask()
             trial.set_user_attr(OWNER, self._heartbeats.owner(trial._trial_id))
             with batch(self._storage):
-                choices = {g: trial.suggest_categorical(self._names.of(g), PRECISIONS) for g in self._space.free}
+                two = ((g, self._space.choices_of(g)) for g in self._space.free)
+                choices = {g: trial.suggest_categorical(self._names.of(g), of) for g, of in two}
                 attrs = trial.user_attrs
                 plan = self._whole_plan(attrs, choices)
                 if "fingerprint" not in attrs:

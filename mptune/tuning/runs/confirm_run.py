@@ -155,7 +155,7 @@ class ConfirmRun(MeasuringRun):
         return section, environment
 
     def _open(self, workspace: Workspace, settings: SearchSettings) -> Toolchain:
-        workload = Workload(self.grouped, workspace)
+        workload = Workload(self.grouped, workspace, settings.precisions)
         if self._opener is not None:
             return self._opener(workload, settings)
         assert self._target is not None
@@ -312,6 +312,7 @@ def settings_of(file: RunFile, target: str, engine: EngineChoice, budget: int = 
         metric=file.search.metric,
         reported_metrics=file.search.reported_metrics,
         tf32=fixed.tf32,
+        precisions=fixed.precisions,
         seed=fixed.seed,
         confirm_rounds=file.search.confirm_rounds,
         shapes=fixed.shapes,

@@ -24,7 +24,7 @@ from mptune.tuning.runs.result import front_of
 from mptune.tuning.runs.seals import damaged, is_sealed, seal, sealed_names, unseal
 from mptune.tuning.runs.search_run import BUDGET_NOTE, SPACE_FILE, START_NOTE
 from mptune.tuning.runs.worker_run import WorkerRun
-from mptune.tuning.steps.kernels import CODE as KERNEL_CODE
+from mptune.tuning.steps.kernels import CODES as KERNEL_CODES
 from mptune.tuning.steps.kernels import KERNELS_JSON, ask_for_kernels
 from mptune.tuning.steps.prepare import Observations
 
@@ -49,11 +49,12 @@ class MixedRun(WorkerRun):
         self._budget, self._began_s = budget, start_s
         self.join()
         if not is_sealed(self.directory.data):
-            ask_for_kernels(self._open_toolchain()).save(self.directory.data / KERNELS_JSON)
+            asked = ask_for_kernels(self._open_toolchain(), self._settings.precisions)
+            asked.save(self.directory.data / KERNELS_JSON)
             seal(self.directory.data)
         kernels = self._kernels
         found = kernels.findings(self.grouped)
-        self._save(findings=(*(one for one in self.file.findings if one.code != KERNEL_CODE), *found))
+        self._save(findings=(*(one for one in self.file.findings if one.code not in KERNEL_CODES.values()), *found))
         self._warn(*kernels.warnings)
         self.work()
         self._confirm()
@@ -115,7 +116,7 @@ def open_device_run(search: WorkerRun) -> Iterator[tuple[RunDirectory, RunFile, 
 
 def _fresh_file(file: RunFile) -> RunFile:
     """Findings and warnings about the model and the data hold on every device."""
-    kept = tuple(one for one in file.findings if one.code not in (TARGET_CODE, KERNEL_CODE))
+    kept = tuple(one for one in file.findings if one.code not in (TARGET_CODE, *KERNEL_CODES.values()))
     return file.model_copy(update={"findings": kept, "warnings": ()})
 
 

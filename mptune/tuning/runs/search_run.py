@@ -17,7 +17,6 @@ from mptune.files import write_bytes, write_json
 from mptune.finding import Finding
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_fitting_groups, find_groups, groups_sha256
-from mptune.graph.hazards.find import Hazard, find_hazards
 from mptune.graph.hazards.hazard import hazard_findings
 from mptune.graph.hazards.interface import interface_findings
 from mptune.graph.loading.model import Model
@@ -56,7 +55,7 @@ from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
 from mptune.tuning.runs.result import forget_run, front_of, has_evaluation
 from mptune.tuning.runs.seals import seal
 from mptune.tuning.sample_sets import labels_sha256, load_data, rollout_of, split_data
-from mptune.tuning.space import NamedSpace, SearchSpace, load_space, make_space
+from mptune.tuning.space import NamedSpace, SearchSpace, load_space
 from mptune.tuning.steps.attempts import in_fresh_processes
 from mptune.tuning.steps.baseline import stop_at_errors, try_objective
 from mptune.tuning.steps.emulated import EMULATED_JSON, PlanEmulator
@@ -70,6 +69,7 @@ from mptune.tuning.steps.prepare import (
     observe,
     observed_findings,
     samples_sha256,
+    search_space,
 )
 from mptune.tuning.steps.remeasure import confirm, missing, points_to_confirm, rounds_needed
 from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, OneGroupErrors
@@ -131,7 +131,7 @@ class SearchRun(MeasuringRun):
         data, others = load_data(self._settings, self._model.inputs)
         self._check_data(data)
         self._settings = rollout_of(self._settings, self._model, len(data.samples))
-        self._workload = Workload(self.grouped, self.directory.workspace(self._model.path.resolve()))
+        self._workload = self._workload_of(self._model)
         self._keep_for_workers(named)
         if data.preprocessing is not None:
             write_json(self.directory.data / PREPROCESS_JSON, dict(data.preprocessing))
@@ -139,7 +139,7 @@ class SearchRun(MeasuringRun):
         if not self._settings.skip_checks:
             stop_at_errors(data_findings)  # of a run that skipped the checks before
         self._warn(*data_warnings, *(finding.message for finding in data_findings), *observations.warnings)
-        space, hazards = self._space(named, observations)
+        space, hazards = search_space(self._workload, named, observations, self._kernels)
         kernels = self._kernels
         about_model = (
             *kernels.findings(self.grouped),
@@ -253,6 +253,9 @@ class SearchRun(MeasuringRun):
             return False
         return True
 
+    def _workload_of(self, model: Model) -> Workload:
+        return Workload(self.grouped, self.directory.workspace(model.path.resolve()), self._settings.precisions)
+
     # -- the parts ----------------------------------------------------------------------------------------------
 
     def _observations(self, data: CalibrationSet) -> tuple[Observations, tuple[str, ...], tuple[Finding, ...]]:
@@ -263,25 +266,22 @@ class SearchRun(MeasuringRun):
         findings = tuple(dict.fromkeys((*search.findings, *held_out.findings)))
         known = Observations.load(self.directory.observed_json)
         if known is not None:
-            self._warn(*sets.repair(self._workload.workspace, self._open_toolchain, skip=self._settings.skip_checks))
+            skip, wanted = self._settings.skip_checks, self._settings.precisions
+            place = self._workload.workspace
+            self._warn(*sets.repair(place, self._open_toolchain, skip=skip, precisions=wanted))
             return known, warnings, (*findings, *observed_findings(known, self.grouped, search.indices))
         self._warn(*warnings, *(finding.message for finding in findings))
         sets.save(self._workload.workspace)
         indices: dict[SampleSet, tuple[int, ...]] = {"search": search.indices, "held_out": held_out.indices}
         seen = observe(self._open_toolchain(), self._listener, self._model, indices, skip=self._settings.skip_checks)
         # Before the observations: a run that has those and no answer was made before the question was asked.
-        ask_for_kernels(self._open_toolchain()).save(self._workload.workspace.data_dir / KERNELS_JSON)
+        asked = ask_for_kernels(self._open_toolchain(), self._settings.precisions)
+        asked.save(self._workload.workspace.data_dir / KERNELS_JSON)
         measured = self._open_toolchain().latency_source == "measured"
         observations = check_memory(seen, self._model, self._target, measured=measured)
         seal(self._workload.workspace.data_dir)
         observations.save(self.directory.observed_json)
         return observations, warnings, (*findings, *observed_findings(observations, self.grouped, search.indices))
-
-    def _space(self, named: NamedSpace, observations: Observations) -> tuple[SearchSpace, tuple[Hazard, ...]]:
-        roundings = self._workload.bank.roundings
-        hazards = find_hazards(self.grouped, observations.absmax, roundings, observations.seen)
-        kernels = self._kernels.pins(self.grouped)
-        return make_space(self.grouped, named, hazards, observations.absmax, kernels), hazards
 
     @property
     def _kernels(self) -> MissingKernels:

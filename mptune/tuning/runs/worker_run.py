@@ -31,7 +31,7 @@ from mptune.tuning.runs.search_run import BUDGET_NOTE, SPACE_FILE, START_NOTE, S
 from mptune.tuning.sample_sets import recorded_rollout
 from mptune.tuning.space import NamedSpace, load_space
 from mptune.tuning.steps.limits import Limits
-from mptune.tuning.steps.prepare import Observations
+from mptune.tuning.steps.prepare import Observations, search_space
 from mptune.tuning.steps.tuner import has_converged, is_exhausted
 
 _POLL_S = 0.5
@@ -115,7 +115,7 @@ class WorkerRun(SearchRun):
             )
         self.grouped = GroupedModel(self._model, groups)
         self._settings: SearchSettings = recorded_rollout(self._settings, recorded, self._model)
-        self._workload = Workload(self.grouped, self.directory.workspace(self._model.path.resolve()))
+        self._workload = self._workload_of(self._model)
         self._open_toolchain()
         here, found = self.file.target, self.file.environment
         assert here is not None
@@ -133,7 +133,7 @@ class WorkerRun(SearchRun):
         observations = Observations.load(self.directory.observed_json)
         assert observations is not None
         named = self._named_space()
-        space, _ = self._space(named, observations)
+        space, _ = search_space(self._workload, named, observations, self._kernels)
         self._warn(*self._open_study(space, named))
         self._take_budget(self.record)
         done = is_exhausted(self.record, space) or has_converged(self.record, self._settings)

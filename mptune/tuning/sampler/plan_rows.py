@@ -1,4 +1,4 @@
-"""Plans as rows of booleans (True is FP16), their texts, and the keys that tell them apart.
+"""Plans as rows of booleans (True is FP16, or what else a group is if not FP32), their texts, and their keys.
 
 The sampler's mathematics is binary: a minimum cut is exact for two labels only. A plan with any other precision has no
 row (``to_row``).
@@ -25,10 +25,26 @@ _MULTIPLIER, _SHIFT = np.uint64(0x9E3779B97F4A7C15), np.uint64(29)  # 2^64 / gol
 _IS_FP16 = {precision: bool(position) for position, precision in enumerate(PRECISIONS)}
 
 
-def to_row(choices: Mapping[str, str], groups: Sequence[str]) -> list[bool] | None:
-    """The precisions of these groups as booleans; None where one is missing, or neither FP32 nor FP16."""
-    row = [_IS_FP16.get(choices.get(group, "")) for group in groups]
-    return None if None in row else [bool(is_fp16) for is_fp16 in row]
+def to_row(choices: Mapping[str, str], groups: Sequence[str], reduced: Sequence[str] = ()) -> list[bool] | None:
+    """The precisions of these groups as booleans; None where one is missing, or neither of the group's two.
+
+    Args:
+        choices: group -> precision.
+        groups: in the order of the row.
+        reduced: what each is where it is not FP32; empty where all are FP16.
+    """
+    if any(name != PRECISIONS[1] for name in reduced):
+        two = ({PRECISIONS[0]: False, name: True} for name in reduced)
+        row = [of.get(choices.get(group, "")) for group, of in zip(groups, two, strict=True)]
+    else:
+        row = [_IS_FP16.get(choices.get(group, "")) for group in groups]
+    return None if None in row else [bool(is_reduced) for is_reduced in row]
+
+
+def choices_of(row: Sequence[bool] | Bools, groups: Sequence[str], reduced: Sequence[str] = ()) -> dict[str, str]:
+    """Group -> precision of a row; arguments as ``to_row`` takes them."""
+    names = reduced or (PRECISIONS[1],) * len(groups)
+    return {g: name if is_reduced else PRECISIONS[0] for g, name, is_reduced in zip(groups, names, row, strict=True)}
 
 
 def to_bits(plan: Bools) -> str:

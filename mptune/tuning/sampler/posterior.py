@@ -30,6 +30,7 @@ class Prior:
             where it was taken on few samples, or from other groups. None is 0 everywhere.
         part_shares: squared error of each group in each part of the outputs, over that in its worst part: the law of
             squares holds for a part, and the error of a plan is the largest over them. None where one part decides.
+        reduced: what each group is where it is not FP32; empty where all are FP16.
     """
 
     groups: tuple[str, ...]
@@ -42,6 +43,7 @@ class Prior:
     operators: tuple[frozenset[str], ...] = ()
     log_square_sds: tuple[float, ...] | None = None
     part_shares: tuple[tuple[float, ...], ...] | None = None
+    reduced: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR
 from mptune.tuning.sampler.acquisition import EhviEstimator
 from mptune.tuning.sampler.candidates import find_candidates
 from mptune.tuning.sampler.min_cut import CutSolver
-from mptune.tuning.sampler.plan_rows import PRECISIONS, Bools, to_bits
+from mptune.tuning.sampler.plan_rows import PRECISIONS, Bools, choices_of, to_bits
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 from mptune.tuning.sampler.trials import EHVI_ATTR, Judge, TrialReader, emulated_attr, is_precision
 
@@ -88,7 +88,9 @@ class PrecisionSampler(BaseSampler):
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Every group that the prior names; without one, every precision parameter of an earlier trial."""
         if self._prior is not None:
-            return {group: CategoricalDistribution(PRECISIONS) for group in self._prior.groups}
+            names = self._prior.reduced or (PRECISIONS[1],) * len(self._prior.groups)
+            two = zip(self._prior.groups, names, strict=True)
+            return {group: CategoricalDistribution((PRECISIONS[0], name)) for group, name in two}
         for other in study.get_trials(deepcopy=False):
             precisions = {name: d for name, d in other.distributions.items() if is_precision(d)}
             if precisions and other.number != trial.number:
@@ -124,9 +126,9 @@ class PrecisionSampler(BaseSampler):
 
     def _reader_of(self, study: Study, prior: Prior) -> TrialReader:
         """That of the study and the groups, which knows the trials that have been finished before."""
-        of = (study._storage, study._study_id, prior.groups)
+        of = (study._storage, study._study_id, prior.groups, prior.reduced)
         if self._reader is None or self._reader[0] != of:
-            self._reader = of, TrialReader(prior.groups, self._judge)
+            self._reader = of, TrialReader(prior.groups, self._judge, prior.reduced)
         return self._reader[1]
 
     def sample_independent(
@@ -182,4 +184,4 @@ class PrecisionSampler(BaseSampler):
 
 
 def _choices(prior: Prior, plan: Bools) -> dict[str, str]:
-    return {group: PRECISIONS[int(is_fp16)] for group, is_fp16 in zip(prior.groups, plan, strict=True)}
+    return choices_of(plan, prior.groups, prior.reduced)

@@ -111,15 +111,18 @@ def is_precision(distribution: BaseDistribution) -> bool:
     return isinstance(distribution, CategoricalDistribution) and set(distribution.choices) == set(PRECISIONS)
 
 
-def read_built_plans(trials: Sequence[FrozenTrial], groups: Sequence[str], asking: int) -> BuiltPlans:
+def read_built_plans(
+    trials: Sequence[FrozenTrial], groups: Sequence[str], asking: int, reduced: Sequence[str] = ()
+) -> BuiltPlans:
     """What the trials of a study say about the groups; arguments as ``TrialReader.built_plans`` takes them.
 
     Args:
         trials: of any state.
         groups: ids of the free groups.
         asking: number of the trial that a plan is wanted for: it is left out.
+        reduced: what each group is where it is not FP32; empty where all are FP16.
     """
-    return TrialReader(groups).built_plans(trials, asking)
+    return TrialReader(groups, reduced=reduced).built_plans(trials, asking)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +151,17 @@ class _Reading:
 class TrialReader:
     """Reads the trials of one study again and again; each finished trial is decoded once."""
 
-    def __init__(self, groups: Sequence[str], judge: Judge | None = None) -> None:
+    def __init__(self, groups: Sequence[str], judge: Judge | None = None, reduced: Sequence[str] = ()) -> None:
         """Nothing is read yet.
 
         Args:
             groups: ids of the free groups.
             judge: of the errors; None takes the objectives as they were told.
+            reduced: what each is where it is not FP32; empty where all are FP16.
         """
         self._groups = tuple(groups)
         self._judge = judge
+        self._reduced = tuple(reduced)
         self._finished: dict[int, _Reading] = {}
         self._emulated: dict[str, float] = {}  # of the finished trials
 
@@ -225,7 +230,7 @@ class TrialReader:
     def _read(self, trial: FrozenTrial) -> _Reading:
         found: Mapping[str, Any] = _read(trial, emulated_attr(self._judge)) or {}
         emulated = {bits: decode_float(error) for bits, error in found.items() if len(bits) == len(self._groups)}
-        row = None if trial.state is TrialState.FAIL else to_row(_choices(trial), self._groups)
+        row = None if trial.state is TrialState.FAIL else to_row(_choices(trial), self._groups, self._reduced)
         if row is None:
             return _Reading(emulated=emulated)
         profile: Mapping[str, float] = timing_of(trial).get("group_ms", {})

@@ -94,7 +94,7 @@ class PlanEmulator:
         """
         for key, errors in ((self._searched.key, judged or alone), (self._plain.key, alone)):
             for group, error in errors.items():
-                plan = self._fp32.replace({group: Precision.FP16})
+                plan = self._fp32.replace({group: self._space.reduced_of(group)})
                 self._alone[key][plan.fingerprint] = EmulatedError(error, None)
 
     def recall(self, plan: PrecisionPlan) -> EmulatedError | None:
@@ -151,7 +151,7 @@ def emulate_outputs(
         errors += emulate_outputs(toolchain, [plan], listener, part)
         failures = failures + 1 if errors[-1] is None else 0
         if failures == FAULTS_IN_A_ROW:
-            fp32 = plan.replace(dict.fromkeys(plan.fp16_groups, Precision.FP32))
+            fp32 = plan.replace(dict.fromkeys(plan.reduced_groups, Precision.FP32))
             run_control(partial(toolchain.emulate, [fp32], *of_part), toolchain, listener, failures)
             failures = 0
     return errors

@@ -1,12 +1,13 @@
-"""Before the search: which operators the engine has no FP16 kernel for, and the groups that stay in FP32 for it.
+"""Before the search: which operators the engine has no FP16 or BF16 kernel for, and the groups that it keeps out of it.
 
-Asked once, of the all-FP16 session, and kept in the run directory: a resumed run has the same search space.
+Asked once, of the all-FP16 and the all-BF16 session, and kept in the run directory: a resumed run has the same search
+space.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,11 +16,12 @@ from mptune.errors import RunError
 from mptune.files import write_json
 from mptune.finding import Finding, Where
 from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.plan import Precision
 
 KERNELS_JSON = "kernels.json"
 """Name of the file in the run's data directory."""
 
-CODE = "no-fp16-kernel"
+CODES = {Precision.FP16: "no-fp16-kernel", Precision.BF16: "no-bf16-kernel"}
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,12 @@ class MissingKernels:
     Attributes:
         nodes: that another execution provider runs in FP16.
         warnings: one line each.
+        bf16: nodes that another one, or none, runs in BF16.
     """
 
     nodes: tuple[MissingKernel, ...] = ()
     warnings: tuple[str, ...] = ()
+    bf16: tuple[MissingKernel, ...] = ()
 
     def save(self, path: Path) -> None:
         """Write the JSON file that ``load`` reads.
@@ -40,7 +44,8 @@ class MissingKernels:
         Raises:
             RunError: the disk is full, or the place cannot be written.
         """
-        write_json(path, {"nodes": [asdict(node) for node in self.nodes], "warnings": list(self.warnings)})
+        nodes, bf16 = ([asdict(node) for node in of] for of in (self.nodes, self.bf16))
+        write_json(path, {"nodes": nodes, "warnings": list(self.warnings), **({"bf16": bf16} if bf16 else {})})
 
     @classmethod
     def load(cls, path: Path) -> MissingKernels:
@@ -51,7 +56,9 @@ class MissingKernels:
         """
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
-            return cls(tuple(MissingKernel(**node) for node in document["nodes"]), tuple(document["warnings"]))
+            listed = document["nodes"], document.get("bf16", ())
+            nodes, bf16 = (tuple(MissingKernel(**node) for node in of) for of in listed)
+            return cls(nodes, tuple(document["warnings"]), bf16)
         except FileNotFoundError:
             return cls()
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -60,49 +67,71 @@ class MissingKernels:
                 "copy the run directory again; where the search ran, the same `mptune search` asks the engine again",
             ) from None
 
-    def pins(self, grouped: GroupedModel) -> dict[str, str]:
-        """Group id -> why it stays in FP32, of the groups that hold such a node."""
+    def pins(self, grouped: GroupedModel, precision: Precision = Precision.FP16) -> dict[str, str]:
+        """Group id -> why it cannot have a reduced precision, of the groups that hold such a node."""
         found: dict[str, str] = {}
-        for node in self.nodes:
+        for node in self.bf16 if precision is Precision.BF16 else self.nodes:
             group = grouped.owners.get(node.node)
             if group is not None:
-                found.setdefault(group, f"{node.wanted} has no FP16 kernel for {node.op_type}: {node.actual} runs it")
+                runs = f": {node.actual} runs it" if node.actual else ""
+                found.setdefault(group, f"{node.wanted} has no {precision.name} kernel for {node.op_type}{runs}")
         return found
 
     def findings(self, grouped: GroupedModel) -> tuple[Finding, ...]:
-        """One finding for each operator whose groups stay in FP32."""
-        by_operator: dict[str, list[MissingKernel]] = {}
-        for node in self.nodes:
-            if node.node in grouped.owners:
-                by_operator.setdefault(node.op_type, []).append(node)
-        return tuple(_finding(op_type, nodes, grouped) for op_type, nodes in by_operator.items())
+        """One finding for each operator and precision."""
+        found = []
+        for precision, nodes in ((Precision.FP16, self.nodes), (Precision.BF16, self.bf16)):
+            by_operator: dict[str, list[MissingKernel]] = {}
+            for node in nodes:
+                if node.node in grouped.owners:
+                    by_operator.setdefault(node.op_type, []).append(node)
+            found += [_finding(op_type, of, grouped, precision) for op_type, of in by_operator.items()]
+        return tuple(found)
 
 
-def ask_for_kernels(toolchain: Toolchain) -> MissingKernels:
+def ask_for_kernels(toolchain: Toolchain, precisions: Sequence[str] = ("fp32", "fp16")) -> MissingKernels:
     """Ask the engine, in a fresh process where the first one fails; a second failure is a warning."""
-    answer = toolchain.missing_fp16_kernels()
+    nodes, warnings = _ask(toolchain, toolchain.missing_fp16_kernels, Precision.FP16)
+    if Precision.BF16 not in precisions:
+        return MissingKernels(nodes, warnings)
+    bf16, more = _ask(toolchain, toolchain.missing_bf16_kernels, Precision.BF16)
+    return MissingKernels(nodes, (*warnings, *more), bf16)
+
+
+def _ask(
+    toolchain: Toolchain, ask: Callable[[], tuple[MissingKernel, ...] | Failure], precision: Precision
+) -> tuple[tuple[MissingKernel, ...], tuple[str, ...]]:
+    answer = ask()
     if isinstance(answer, Failure):
         toolchain.restart()
-        answer = toolchain.missing_fp16_kernels()
+        answer = ask()
     if not isinstance(answer, Failure):
-        return MissingKernels(answer)
+        return answer, ()
+    name = precision.name
     text = (
-        f"operators without an FP16 kernel are not known, since the all-FP16 engine does not open ({answer.kind.value}:"
-        f" {answer.message}): the search learns from builds alone"
+        f"operators without an {name} kernel are not known, since the all-{name} engine does not open"
+        f" ({answer.kind.value}: {answer.message}): the search learns from builds alone"
     )
-    return MissingKernels(warnings=(text,))
+    return (), (text,)
 
 
-def _finding(op_type: str, nodes: Sequence[MissingKernel], grouped: GroupedModel) -> Finding:
+def _finding(op_type: str, nodes: Sequence[MissingKernel], grouped: GroupedModel, precision: Precision) -> Finding:
     groups = tuple(dict.fromkeys(grouped.owners[node.node] for node in nodes))
-    first, count = nodes[0], len(nodes)
+    first, count, name = nodes[0], len(nodes), precision.name
     many = f"{count} nodes run" if count > 1 else "1 node runs"
+    where = f"in {name} {many} on {first.actual}, with copies between" if first.actual else "nor has another provider"
+    of = "its group is" if len(groups) == 1 else f"its {len(groups)} groups are"
     return Finding(
-        code=CODE,
+        code=CODES[precision],
         severity="info",
         origin="search",
         where=Where(nodes=tuple(node.node for node in nodes), groups=groups),
-        evidence={"operator": op_type, "nodes": count, "fp32_provider": first.wanted, "fp16_provider": first.actual},
-        text=f"{first.wanted} has no FP16 kernel for {op_type}: in FP16 {many} on {first.actual}, with copies between",
-        cure=f"{'its group is' if len(groups) == 1 else f'its {len(groups)} groups are'} kept in FP32",
+        evidence={
+            "operator": op_type,
+            "nodes": count,
+            "fp32_provider": first.wanted,
+            f"{precision}_provider": first.actual or "none",
+        },
+        text=f"{first.wanted} has no {name} kernel for {op_type}: {where}",
+        cure=f"{of} kept in FP32" if precision is Precision.FP16 else f"{of} kept out of BF16",
     )

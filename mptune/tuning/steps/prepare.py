@@ -18,20 +18,49 @@ from mptune.data.run_outputs import HELD_OUT_NAMES_JSON
 from mptune.engines.base import Failure, ReferenceReport, SampleSet, Toolchain, Workspace
 from mptune.engines.environment import Environment
 from mptune.engines.jobs.ranges import seen_of
+from mptune.engines.workload import Workload
 from mptune.files import write_json
 from mptune.finding import Finding
+from mptune.graph.casting.support import unsupported
+from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.hazards.find import Hazard, find_hazards
 from mptune.graph.hazards.masked_rows import MaskedRows, masked_row_findings
 from mptune.graph.hazards.seen import Seen
 from mptune.graph.loading.model import Model
+from mptune.graph.plan import Precision
 from mptune.targets.memory import memory_need, memory_warnings
 from mptune.targets.mismatch import profile_warnings
 from mptune.targets.target import Target
 from mptune.tuning.failures import did_not_run
 from mptune.tuning.listener import Listener
 from mptune.tuning.reasons.reference import training_findings, without_repetition
+from mptune.tuning.space import NamedSpace, SearchSpace, make_space
 from mptune.tuning.steps.attempts import in_fresh_processes
 from mptune.tuning.steps.baseline import check_ranges, check_reference, optimisation_findings, stop_at_errors
+from mptune.tuning.steps.kernels import MissingKernels
+
+
+def search_space(
+    workload: Workload, named: NamedSpace, observations: Observations, kernels: MissingKernels
+) -> tuple[SearchSpace, tuple[Hazard, ...]]:
+    """What may be searched, and the hazards that say so.
+
+    Args:
+        workload: the model, and which precisions its plans have.
+        named: the search-space file.
+        observations: of the values.
+        kernels: that the engine lacks.
+    """
+    grouped, precisions = workload.grouped, workload.precisions
+    hazards = find_hazards(grouped, observations.absmax, workload.bank.roundings, observations.seen)
+    without_bf16: dict[str, str] = {}
+    if Precision.BF16 in precisions:
+        missing = unsupported(ValueTypes(grouped), Precision.BF16)
+        without_bf16 = {group: missing.reason(ops) for group, ops in missing.groups.items()}
+        without_bf16 |= kernels.pins(grouped, Precision.BF16)
+    pins = kernels.pins(grouped)
+    return make_space(grouped, named, hazards, observations.absmax, pins, precisions, without_bf16), hazards
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -54,18 +54,11 @@ def make_prior(
     shares = part_shares([_by_part(sensitivity, group) for group in space.free]) if sensitivity.errors else None
     ops = {group.id: frozenset(group.ops) for group in space.groups}
     operators = tuple(ops[group] for group in space.free)
+    reduced = tuple(str(space.reduced_of(group)) for group in space.free)
+    reduced = () if set(reduced) <= {str(Precision.FP16)} else reduced
     if terms is None:
-        return Prior(space.free, squares, operators=operators, log_square_sds=sds, part_shares=shares)
-    boundaries: dict[Boundary, float] = {}
-    for term in terms.boundaries:
-        ends = dict.fromkeys((term.producer_group, *term.consumer_groups))
-        members = tuple(sorted(position[e] for e in ends if e is not None and e in position))
-        fixed = {space.pinned[e].precision for e in ends if e is not None and e in space.pinned}
-        fp32 = term.fp32_consumer or term.producer_group is None or Precision.FP32 in fixed
-        fp16 = Precision.FP16 in fixed
-        if members and not (fp32 and fp16) and len(members) + fp32 + fp16 > 1:
-            boundary = Boundary(members, fp32, fp16)
-            boundaries[boundary] = boundaries.get(boundary, 0.0) + max(term.cost_ms, 0.0)
+        return Prior(space.free, squares, operators=operators, log_square_sds=sds, part_shares=shares, reduced=reduced)
+    boundaries, casts_ms = _boundaries(space, terms, position)
     # What the pins alone save against all-FP32, the Casts that they need under every plan counted in.
     pins = space.plan(dict.fromkeys(space.free, Precision.FP32))
     crossed = sum(c for boundary, c in boundaries.items() if boundary.fp16)
@@ -74,13 +67,69 @@ def make_prior(
         log_square_errors=squares,
         log_square_sds=sds,
         part_shares=shares,
-        gains_ms=tuple(float(terms.gains_ms.get(group, 0.0)) for group in space.free),
+        gains_ms=tuple(float(terms.gains_ms.get(group, 0.0)) - casts_ms.get(group, 0.0) for group in space.free),
         boundaries=tuple(boundaries),
         boundary_costs_ms=tuple(boundaries.values()),
         fixed_gain_ms=terms.base_ms - terms.predict(pins) + crossed,
         exact=exact,
         operators=operators,
+        reduced=reduced,
     )
+
+
+def _boundaries(
+    space: SearchSpace, terms: LatencyTerms, position: Mapping[str, int]
+) -> tuple[dict[Boundary, float], dict[str, float]]:
+    """The boundaries between groups with their costs, and what groups cost in Casts whatever the others are, in ms.
+
+    Where a tensor's groups are all FP32 or all the same reduced precision, nothing is paid. Between a producer and a
+    reader of different reduced precisions a Cast is paid as soon as either is reduced: half where they differ, and half
+    of the cost with each of them. For several readers of one other precision that is exact where they are alike.
+    """
+    boundaries: dict[Boundary, float] = {}
+    casts_ms: dict[str, float] = {}
+
+    def add(ends: Iterable[str | None], cost_ms: float, *, fp32: bool = False) -> None:
+        known = [end for end in dict.fromkeys(ends) if end is not None]
+        members = tuple(sorted(position[end] for end in known if end in position))
+        fixed = {space.pinned[end].precision for end in known if end in space.pinned}
+        fp32, reduced = fp32 or Precision.FP32 in fixed, bool(fixed - {Precision.FP32})
+        if members and not (fp32 and reduced) and len(members) + fp32 + reduced > 1:
+            boundary = Boundary(members, fp32, reduced)
+            boundaries[boundary] = boundaries.get(boundary, 0.0) + cost_ms
+
+    def pay(group: str, cost_ms: float) -> None:
+        if group in position:
+            casts_ms[group] = casts_ms.get(group, 0.0) + cost_ms
+
+    for term in terms.boundaries:
+        cost_ms, producer = max(term.cost_ms, 0.0), term.producer_group
+        readers: dict[Precision, list[str]] = {}
+        for group in term.consumer_groups:
+            readers.setdefault(_reduced(space, group), []).append(group)
+        own = None if producer is None else _reduced(space, producer)
+        alike = readers.pop(own, []) if own is not None else []
+        always_cast = producer is None or term.fp32_consumer
+        if alike or (producer is not None and (term.fp32_consumer or not readers)):
+            add((producer, *alike), cost_ms, fp32=term.fp32_consumer)
+        for others in readers.values():
+            if always_cast:
+                add(others, cost_ms, fp32=True)
+                continue
+            assert producer is not None
+            add((producer, *others), cost_ms / 2)
+            pay(producer, cost_ms / 2)
+            for group in others:
+                pay(group, cost_ms / 2 / len(others))
+    return boundaries, casts_ms
+
+
+def _reduced(space: SearchSpace, group: str) -> Precision:
+    """What a group is where it is not FP32; of a pinned one what it is pinned to, or FP16."""
+    pin = space.pinned.get(group)
+    if pin is None:
+        return space.reduced_of(group)
+    return Precision.FP16 if pin.precision is Precision.FP32 else pin.precision
 
 
 def _by_part(sensitivity: Sensitivity, group: str) -> Mapping[Hashable, float] | None:

@@ -310,7 +310,7 @@ class OneGroupErrors:
         done, free = len(self._failed | self._taken.keys() | self._final.keys()), len(self._space.free)
         more = "" if job.part.start == 0 else f", {job.part.stop} samples of {len(job.groups)}"
         self._listener.stage(f"sensitivity: {done} of {free} groups{more}")
-        plans = [self._fp32.replace({group: Precision.FP16}) for group in job.groups]
+        plans = [self._fp32.replace({group: self._space.reduced_of(group)}) for group in job.groups]
         found = emulate_outputs(self._toolchain, plans, self._listener, job.part if len(self._parts) > 1 else None)
         kept = (None if error is None else self._searched.kept(error) for error in found)
         errors = dict(zip(job.groups, kept, strict=True))

@@ -15,7 +15,7 @@ import numpy as np
 from mptune.data.metrics.tasks import definition_of_metric
 from mptune.engines.base import Failure, Measurement, Toolchain
 from mptune.errors import BaselineError, RunError
-from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, EmulatedError, Evaluation
 from mptune.tuning.failures import describe, did_not_run, machine_error
@@ -176,7 +176,7 @@ class Tuner:
         self._record.heal(self._longest_trial_s(), is_first=False)
 
     def _has_run_fp16(self) -> bool:
-        return any(evaluation.plan.fp16_groups for evaluation in self._record.evaluations())
+        return any(evaluation.plan.reduced_groups for evaluation in self._record.evaluations())
 
     def _enqueue_seeds(self) -> None:
         for seed in due_seeds(self._record, self._space, self._seeds_first):
@@ -217,16 +217,19 @@ class Tuner:
             for _ in range(_TRIES_PER_FLIP):
                 base = self._space.choices(bases[int(generator.integers(len(bases)))])
                 for index in generator.choice(len(free), size=flips, replace=False):
-                    base[free[index]] = "fp16" if base[free[index]] == "fp32" else "fp32"
+                    fp32, reduced = self._space.choices_of(free[index])
+                    base[free[index]] = reduced if base[free[index]] == fp32 else fp32
                 plan = self._space.plan(base)
                 if plan.fingerprint not in known:
                     return plan
+        of_group = [self._space.choices_of(group) for group in free]
         if len(free) <= _ENUMERABLE:
-            every = (self._space.plan(dict(zip(free, row, strict=True))) for row in _all_choices(len(free)))
+            every = (self._space.plan(dict(zip(free, row, strict=True))) for row in itertools.product(*of_group))
             unseen = [plan for plan in every if plan.fingerprint not in known]
             return unseen[int(generator.integers(len(unseen)))] if unseen else None
         while True:  # At least 2 ** 13 plans, of which a budget knows few.
-            plan = self._space.plan({g: _PRECISIONS[int(generator.integers(2))] for g in free})
+            drawn = {g: of[int(generator.integers(2))] for g, of in zip(free, of_group, strict=True)}
+            plan = self._space.plan(drawn)
             if plan.fingerprint not in known:
                 return plan
 
@@ -383,13 +386,6 @@ def is_exhausted(record: StudyRecord, space: SearchSpace) -> bool:
     # All-FP32 is always evaluated, also where the pins leave it out of the space.
     outside = sum(1 for seed in space.seeds if seed.plan.fingerprint in known and not space.holds(seed.plan))
     return len(known) - outside >= space.size
-
-
-_PRECISIONS = (Precision.FP32, Precision.FP16)
-
-
-def _all_choices(groups: int) -> itertools.product[tuple[Precision, ...]]:
-    return itertools.product(_PRECISIONS, repeat=groups)
 
 
 def _why_not_finite(evaluation: Evaluation) -> str:

@@ -157,6 +157,44 @@ def laws(draw: st.DrawFn) -> tuple[LatencyTerms, SearchSpace]:
     return LatencyTerms(10.0, gains, tuple(boundaries)), replace(space, free=free, pinned=pinned)
 
 
+@st.composite
+def laws_of_three(draw: st.DrawFn) -> tuple[LatencyTerms, SearchSpace]:
+    """As ``laws``, with BF16 for some groups that are not FP32; at most one reader has another than the producer."""
+    terms, space = draw(laws())
+    reduced = {g: draw(st.sampled_from((Precision.FP16, Precision.BF16))) for g in space.free}
+    space = replace(space, reduced=reduced)
+
+    def of(group: str | None) -> Precision | None:
+        if group is None or group in reduced:
+            return reduced.get(group or "")
+        return Precision.FP16 if space.pinned[group].precision is Precision.FP32 else space.pinned[group].precision
+
+    kept = []
+    for term in terms.boundaries:
+        others = [g for g in term.consumer_groups if of(g) is not of(term.producer_group)]
+        alike = [g for g in term.consumer_groups if g not in others]
+        if term.producer_group is None or not others:
+            kept.append(term)
+        else:
+            kept.append(replace(term, consumer_groups=tuple(alike if alike else others[:1])))
+    return replace(terms, boundaries=tuple(kept)), space
+
+
+@settings(max_examples=80, deadline=None)
+@given(laws_of_three())
+def test_the_prior_counts_casts_between_two_reduced_precisions(law: tuple[LatencyTerms, SearchSpace]) -> None:
+    terms, space = law
+    prior = make_prior(space, Sensitivity("relative_l2", dict.fromkeys(IDS, 1e-3)), terms, exact=True)
+    assert prior.reduced == (() if set(space.reduced.values()) <= {Precision.FP16} else tuple(space.reduced.values()))
+    plans = np.random.default_rng(0).random((8, len(space.free))) < 0.5
+    none, empty = np.zeros((0, len(space.free)), dtype=bool), np.zeros(0)
+    model = LatencyModel(prior, BuiltPlans(none, empty, empty, empty, empty, terms.base_ms))
+    predicted = model.predict(plans, model.mean()[None])[0]
+    for plan, latency in zip(plans, predicted, strict=True):
+        choices = {g: space.choices_of(g)[int(low)] for g, low in zip(space.free, plan, strict=True)}
+        assert latency == pytest.approx(terms.predict(space.plan(choices)))
+
+
 @settings(max_examples=80, deadline=None)
 @given(laws())
 def test_the_prior_predicts_what_the_terms_predict(law: tuple[LatencyTerms, SearchSpace]) -> None:

@@ -199,7 +199,7 @@ function tipLines(plan) {
   const lines = [
     `${formatMs(plan.ms)} ms, ${formatSpeedup(plan.speedup)}`,
     plan.finite ? `error ${formatError(plan.error)}${plan.held_out === null ? " (search samples)" : " (held out)"}` : "outputs not finite",
-    `${plan.halves}/${plan.singles} groups FP16/FP32`,
+    `${counts(plan)} groups ${countsName}`,
     [roleOf(plan), plan.plan].filter(Boolean).join(", "),
   ];
   return lines.map((text) => h("div", {}, text));

@@ -5,11 +5,11 @@ function decideSection() {
   if (chosen === null) box.append(h("p", { class: "bad" }, `No plan is chosen: ${data.chosen_reason}.`));
   else {
     const gain = chosen === fp32 ? "the FP32 model itself" : `${formatSpeedup(chosen.speedup)} as fast as all-FP32`;
-    const lead = [h("strong", {}, `${formatMs(chosen.ms)} ms, error ${formatError(chosen.error)}`), `: ${gain}, ${chosen.halves} of ${groups.length} groups in FP16. Chosen as ${data.chosen_reason.split(";")[0]}.`];
+    const lead = [h("strong", {}, `${formatMs(chosen.ms)} ms, error ${formatError(chosen.error)}`), `: ${gain}, ${chosen.halves} of ${groups.length} groups in FP16${hasBf16 ? " or BF16" : ""}. Chosen as ${data.chosen_reason.split(";")[0]}.`];
     box.append(h("p", { class: "lead" }, lead));
   }
   const rows = data.recommended.map(recommendedRow);
-  const head = h("tr", {}, ["plan", "latency, ms", "speedup", "error", "groups in FP16", "against the chosen plan"].map((name, k) => h("th", { scope: "col", class: (k > 0 && k < 5 ? "number" : "") + ([2, 4, 5].includes(k) ? " wide" : "") }, name)));
+  const head = h("tr", {}, ["plan", "latency, ms", "speedup", "error", `groups in FP16${hasBf16 ? " or BF16" : ""}`, "against the chosen plan"].map((name, k) => h("th", { scope: "col", class: (k > 0 && k < 5 ? "number" : "") + ([2, 4, 5].includes(k) ? " wide" : "") }, name)));
   box.append(scrolling("Recommended points", h("table", { class: "recommended" }, h("thead", {}, head), h("tbody", {}, rows.map((row) => row.node)))));
   box.append(h("p", { class: "note" }, errorNote()));
   onChange(() => rows.forEach((row) => row.node.classList.toggle("is-selected", row.plan === state.plan)));

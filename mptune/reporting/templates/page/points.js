@@ -46,7 +46,7 @@ function pointsTable() {
     { name: "speedup", number: true, value: (p) => p.speedup, cell: (p) => formatSpeedup(p.speedup) },
     { name: "error, held out", number: true, value: (p) => p.held_out ?? Infinity, cell: (p) => (p.held_out === null ? "-" : formatError(p.held_out)) },
     { name: "error, search", number: true, value: (p) => (p.finite ? p.search : Infinity), cell: (p) => (p.finite ? formatError(p.search) : h("span", { class: "bad" }, "not finite")) },
-    { name: "FP16/FP32", number: true, value: (p) => p.halves, cell: (p) => `${p.halves}/${p.singles}` },
+    { name: countsName, number: true, value: (p) => p.halves, cell: counts },
     { name: "memory", number: true, value: (p) => p.memory, cell: (p) => h("span", { title: p.memory_parts }, p.memory) },
     { name: "FP32 because", style: "because", value: reasons, cell: reasons },
     { name: "part", style: "extra", isConstant: new Set(plans.map((p) => p.part)).size < 2, value: (p) => p.part, cell: (p) => cut(p.part, 30) },

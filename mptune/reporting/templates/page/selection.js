@@ -63,7 +63,7 @@ function selectedBody(plan) {
     ["latency", `${formatMs(plan.ms)} ms`],
     ["speedup", formatSpeedup(plan.speedup)],
     ["error", plan.finite ? formatError(plan.error) : "not finite"],
-    ["FP16 / FP32", `${plan.halves} / ${plan.singles}`],
+    [countsName.replace("/", " / "), counts(plan).replace("/", " / ")],
   ];
   const small = [
     plan.interval ? `latency ${plan.interval} (95 %)` : "",

@@ -12,12 +12,21 @@ const plans = data.plans.map((row, index) => {
   plan.error = plan.held_out ?? plan.search;
   plan.halves = [...plan.bits].filter((letter) => letter !== "f").length;
   plan.singles = plan.bits.length - plan.halves;
+  plan.brains = [...plan.bits].filter((letter) => letter === "b").length;
   plan.finite = Boolean(plan.finite);
   return plan;
 });
 
 function num0(value, field) {
   return ["ms", "low", "high", "speedup", "search", "held_out"].includes(field) ? num(value) : field === "ci95" && value ? value.map(num) : value;
+}
+
+const hasBf16 = plans.some((plan) => plan.brains);
+const countsName = hasBf16 ? "FP16+BF16/FP32" : "FP16/FP32";
+
+/** How many groups are FP16, BF16 where any plan has it, and FP32. */
+function counts(plan) {
+  return `${hasBf16 ? `${plan.halves - plan.brains}+${plan.brains}` : plan.halves}/${plan.singles}`;
 }
 
 const front = data.front.map((index) => plans[index]);

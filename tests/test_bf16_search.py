@@ -1,0 +1,111 @@
+"""A search over FP32, FP16 and BF16 of a network that overflows in FP16, predicted for a device that is not here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import mptune
+from mptune.errors import RunError, SettingsError, TargetError
+from mptune.graph.plan import PrecisionPlan
+from tests.graph.models import constant, model, node, save, value
+
+ALL = ("fp32", "fp16", "bf16")
+BUDGET, TARGET = 8, "jetson-orin-nano-8gb"
+
+
+@pytest.fixture(scope="module")
+def overflowing(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Three products; what the second computes is beyond 65504, and is scaled down before the third."""
+    folder = tmp_path_factory.mktemp("overflowing")
+    rng = np.random.default_rng(0)
+    nodes = [
+        node("MatMul", ["x", "w1"], "a", "first"),
+        node("Relu", ["a"], "b", "relu"),
+        node("MatMul", ["b", "w2"], "c", "large"),
+        node("Mul", ["c", "small"], "d", "scale"),
+        node("MatMul", ["d", "w3"], "y", "last"),
+    ]
+    weights = [
+        constant("w1", rng.standard_normal((256, 256)) * 12),
+        constant("w2", rng.standard_normal((256, 256)) * 20),
+        constant("small", np.array(1e-6)),
+        constant("w3", rng.standard_normal((256, 8))),
+    ]
+    proto = model(nodes, [value("x", [32, 256])], [value("y", [32, 8])], weights)
+    np.savez(folder / "x.npz", x=rng.standard_normal((96, 256)).astype(np.float32))
+    return save(proto, folder), folder / "x.npz"
+
+
+@pytest.fixture(scope="module")
+def searched(overflowing: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[mptune.Front, Path]:
+    path, data = overflowing
+    out = tmp_path_factory.mktemp("run") / "r.mptune"
+    front = mptune.search(
+        path,
+        data=data,
+        out=out,
+        target=TARGET,
+        budget=BUDGET,
+        precisions=ALL,
+        progress=False,
+        max_error=0.1,
+    )
+    return front, out
+
+
+def test_what_overflows_is_bf16_and_the_rest_fp16(searched: tuple[mptune.Front, Path]) -> None:
+    front, out = searched
+    fastest = front.points[0].plan
+    assert len(fastest.bf16_groups) >= 1
+    assert all(np.isfinite(point.error_value) for point in front.points)
+    written = PrecisionPlan.from_json((out / "chosen" / "plan.json").read_text())
+    assert written.fingerprint == front.chosen.plan.fingerprint
+    document = json.loads((out / "front.json").read_text())
+    assert document["points"][0]["bf16_groups"] == len(fastest.bf16_groups)
+    assert "in BF16, the rest in FP32" in (out / "chosen" / "README.txt").read_text()
+    constants = onnx.load(out / "chosen" / "model.onnx").graph.initializer
+    assert onnx.TensorProto.BFLOAT16 in {constant.data_type for constant in constants}
+
+
+def test_the_run_is_read_and_resumed(overflowing: tuple[Path, Path], searched: tuple[mptune.Front, Path]) -> None:
+    front, out = searched
+    assert mptune.report(out).points[0].plan == front.points[0].plan
+    again = mptune.search(
+        overflowing[0], data=overflowing[1], out=out, target=TARGET, budget=BUDGET, precisions=ALL, progress=False,
+        max_error=0.1,
+    )  # fmt: skip
+    assert [p.plan for p in again.points] == [p.plan for p in front.points]
+    with pytest.raises(RunError, match="another set of precisions"):
+        mptune.search(overflowing[0], data=overflowing[1], out=out, target=TARGET, budget=BUDGET, progress=False)
+
+
+@pytest.mark.slow
+def test_more_is_gained_than_by_fp16_alone(
+    overflowing: tuple[Path, Path], searched: tuple[mptune.Front, Path], tmp_path: Path
+) -> None:
+    path, data = overflowing
+    out = tmp_path / "two.mptune"
+    two = mptune.search(path, data=data, out=out, target=TARGET, budget=BUDGET, progress=False, max_error=0.1)
+    assert not any(point.plan.bf16_groups for point in two.points)
+    assert searched[0].points[0].latency.median_ms < two.points[0].latency.median_ms
+    assert not (out / "weights" / "bf16.bin").exists()
+    assert (searched[1] / "weights" / "bf16.bin").exists()
+
+
+@pytest.mark.parametrize("target", ["t4", "cpu"])
+def test_a_device_without_bf16_is_refused(target: str, overflowing: tuple[Path, Path], tmp_path: Path) -> None:
+    path, data = overflowing
+    with pytest.raises(TargetError, match="has no BF16") as caught:
+        mptune.search(path, data=data, out=tmp_path / "r", target=target, budget=4, precisions=ALL, progress=False)
+    assert "--precisions" in caught.value.hint
+
+
+@pytest.mark.parametrize("precisions", [("fp16",), ("fp32",), ("fp32", "int8"), ("bf16", "fp32")])
+def test_other_sets_are_refused(precisions: tuple[str, ...], overflowing: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="precisions is"):
+        mptune.search(overflowing[0], out=tmp_path / "r", precisions=precisions)
