@@ -133,6 +133,11 @@ class SearchSpace:
         return str(Precision.FP32), str(self.reduced_of(group))
 
     @property
+    def options(self) -> dict[str, tuple[str, str]]:
+        """``choices_of`` every free group."""
+        return {group: self.choices_of(group) for group in self.free}
+
+    @property
     def size(self) -> int:
         """How many plans there are."""
         return int(2 ** len(self.free))

@@ -226,8 +226,7 @@ class StudyRecord:
                 trial = self._study.ask()
             trial.set_user_attr(OWNER, self._heartbeats.owner(trial._trial_id))
             with batch(self._storage):
-                two = ((g, self._space.choices_of(g)) for g in self._space.free)
-                choices = {g: trial.suggest_categorical(self._names.of(g), of) for g, of in two}
+                choices = {g: trial.suggest_categorical(self._names.of(g), of) for g, of in self._space.options.items()}
                 attrs = trial.user_attrs
                 plan = self._whole_plan(attrs, choices)
                 if "fingerprint" not in attrs:
