@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+import mptune
 from benchmarks.common import hypervolume, require, rounded, save, workspace
 from benchmarks.emulation import Pair, agreement, value
 from benchmarks.models.overflowing import NETWORKS, write
@@ -252,6 +253,39 @@ def measure(network: Network, absmax: Mapping[str, float], count: int) -> dict[s
     }
 
 
+def search(path: Path, data: Path, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """One search in two precisions and one in all three: latency, error and precisions of their fronts."""
+    found: dict[str, Any] = {}
+    for what, precisions in (("two", ("fp32", "fp16")), ("three", ("fp32", "fp16", "bf16"))):
+        started = time.monotonic()
+        front = mptune.search(
+            path,
+            data=data,
+            out=folder / what,
+            target="h200" if options.predicted else "auto",
+            budget=options.search,
+            batch=options.batch,
+            precisions=precisions,
+            confirm_rounds=1,
+            confirm_points=4,
+            progress=False,
+        )
+        counts = [(len(p.plan.fp16_groups), len(p.plan.bf16_groups), len(p.plan.fp32_groups)) for p in front.points]
+        found[what] = {
+            "hypervolume": rounded(front.hypervolume),
+            "seconds": round(time.monotonic() - started),
+            "points": [
+                [rounded(p.latency.median_ms), rounded(p.error_value), *count]
+                for p, count in zip(front.points, counts, strict=True)
+            ],
+            "findings": [finding.text for finding in front.findings if finding.code == "no-bf16-kernel"],
+        }
+        print(f"  {what}: hypervolume {front.hypervolume:.4f}, {len(front.points)} points", flush=True)
+    two, three = (found[what]["hypervolume"] for what in ("two", "three"))
+    print(f"{path.stem}: {three / two if two else math.inf:.3f} times", flush=True)
+    return found
+
+
 def _works(errors: Mapping[tuple[str, Precision], float], group: str, precision: Precision) -> bool:
     """Whether a group alone is finite in a precision that it may be tried in."""
     return math.isfinite(errors.get((group, precision), math.inf))
@@ -267,6 +301,7 @@ def main() -> None:
     parser.add_argument("--plans", type=int, default=12, help="of each front")
     parser.add_argument("--samples", type=int, default=6)
     parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--search", type=int, default=0, metavar="BUDGET", help="search so often in each, instead")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     names = [options.model[0].stem] if options.model else options.networks
@@ -280,6 +315,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             place = Path(folder)
             path, data = options.model or write(name, place / name, samples=options.samples, batch=options.batch)
+            if options.search:
+                document[name] = search(path, data, place, options)
+                save(options.json, {"device": gpus[0].name if gpus else "predicted", "searches": document})
+                continue
             space = workspace(path.resolve(), data, place, options.samples, options.batch)
             model = load_model(path, opset=options.opset if options.model else None)
             grouped = GroupedModel(model, find_groups(model))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +83,13 @@ def test_the_run_is_read_and_resumed(overflowing: tuple[Path, Path], searched: t
     assert [p.plan for p in again.points] == [p.plan for p in front.points]
     with pytest.raises(RunError, match="another set of precisions"):
         mptune.search(overflowing[0], data=overflowing[1], out=out, target=TARGET, budget=BUDGET, progress=False)
+
+
+def test_it_is_packed_with_its_weights(searched: tuple[mptune.Front, Path], tmp_path: Path) -> None:
+    packed = mptune.export(searched[1], tmp_path / "run.tar.gz")
+    with tarfile.open(packed) as file:
+        names = {Path(name).name for name in file.getnames()}
+    assert {"fp32.bin", "fp16.bin", "bf16.bin"} <= names
 
 
 @pytest.mark.slow

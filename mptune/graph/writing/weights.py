@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -41,8 +41,12 @@ def bank_file(precision: Precision) -> str:
 
 
 INDEX_FILE = "weights.json"
-BANK_FILES = (INDEX_FILE, *map(bank_file, Precision))
-"""The names of the bank's files; those of precisions that nobody asked for are missing."""
+
+
+def bank_files(precisions: Iterable[str]) -> tuple[str, ...]:
+    """The names of the files of a bank that was asked for these precisions."""
+    wanted = [Precision.FP32, *map(Precision, precisions)]
+    return (INDEX_FILE, *(bank_file(precision) for precision in Precision if precision in wanted))
 
 
 @dataclass(frozen=True)

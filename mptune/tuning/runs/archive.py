@@ -12,7 +12,7 @@ from mptune.data.metrics.tasks import CALLABLE
 from mptune.data.metrics.trusted_scripts import undirected
 from mptune.errors import RunError
 from mptune.files import whole_file, writing
-from mptune.graph.writing.weights import BANK_FILES
+from mptune.graph.writing.weights import bank_files
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
 from mptune.tuning.record.backends.journal import copy_journal
@@ -21,7 +21,6 @@ from mptune.tuning.record.study import copy_study
 from mptune.tuning.runs.model_copy import MODEL_FILE, SEAL_FILE
 from mptune.tuning.runs.seals import refuse_damaged
 
-_WEIGHTS = (*BANK_FILES, MODEL_FILE, SEAL_FILE)
 _COMPRESSION = 1
 """Weights hardly shrink, whatever the effort."""
 
@@ -83,7 +82,7 @@ def _members(run: RunDirectory, file: RunFile, folder: Path, storage: str | None
     else:
         copy_study(file.study, url, journal)
     yield run.journal.name, journal
-    for name in _WEIGHTS:
+    for name in (*bank_files(file.fixed_settings.precisions), MODEL_FILE, SEAL_FILE):
         yield f"{run.weights.name}/{name}", run.weights / name
     for path in sorted(run.data.iterdir()) if run.data.is_dir() else ():
         # How often to repeat, and the baseline's latency then, are notes about this machine.

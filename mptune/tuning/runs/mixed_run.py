@@ -12,7 +12,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from mptune.files import link_or_copy, writing
-from mptune.graph.writing.weights import BANK_FILES
+from mptune.graph.plan import Precision
+from mptune.graph.writing.weights import bank_files
 from mptune.run_json import RunFile
 from mptune.rundir import HOME, RunDirectory, RunInUseError, joined_run, open_run
 from mptune.targets.mismatch import TARGET_CODE
@@ -125,7 +126,7 @@ def _share(home: RunDirectory, run: RunDirectory) -> None:
     with writing(run.path):
         unseal(run.data)
         for folder, source, names in (
-            (run.weights, home.weights, (*BANK_FILES, MODEL_FILE, SEAL_FILE)),
+            (run.weights, home.weights, (*bank_files(Precision), MODEL_FILE, SEAL_FILE)),
             (run.data, home.data, (*sealed_names(home.data), SPACE_FILE, home.observed_json.name)),
         ):
             folder.mkdir(exist_ok=True)

@@ -1,0 +1,189 @@
+"""Simulated networks of which 4, 10 or 30 % of the groups overflow in FP16, searched in two and in three precisions.
+
+    python -m benchmarks.three_precisions --groups 40 --seeds 8 --json three_precisions.json
+
+As ``benchmarks.simulator``; BF16 takes the time of FP16, is 8 times less exact and never overflows. A search over three
+precisions does as mptune: a group that emulation sees overflow is FP32 or BF16, every other one FP32 or FP16; an
+overflow that emulation misses is found by builds, and stays out. Quality is the hypervolume after 50 builds over that
+of the near-exact front: of two precisions, and of all three where any group may have any (cuts, then local search).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.common import save
+from benchmarks.simulator import WHOLE_PLAN, Truth, search
+from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, dominated_area, exactness, gains
+from mptune.tuning.sampler.boundaries import Boundary
+from mptune.tuning.sampler.min_cut import CutSolver
+from mptune.tuning.sampler.plan_rows import Bools, Floats, unique_plans
+from mptune.tuning.sampler.posterior import Prior
+from mptune.tuning.sampler.precision import PrecisionSampler
+
+_LESS_EXACT = 8.0
+_FP16, _BF16 = 1, 2
+_SHARES = (0.04, 0.1, 0.3)
+
+
+class ThreeTruth(Truth):
+    """A simulated model whose groups may be BF16, too; rows of booleans say where a group is what it is if not FP32."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.shared, self.casts_ms = self.boundaries, self.costs  # a tensor's first group computes it
+        self.reduced = np.where(self.overflows & ~self.missed, _BF16, _FP16)
+        factors = self.roofline_costs / self.costs
+        self.boundaries, costs, guessed = [], list[float](), list[float]()
+        self.pays = np.zeros(self.groups)
+        self.guessed_pays = np.zeros(self.groups)
+        for boundary, cost, factor in zip(self.shared, self.casts_ms, factors, strict=True):
+            for part, share in self._parts(boundary):
+                self.boundaries.append(part)
+                costs.append(cost * share)
+                guessed.append(cost * share * factor)
+            for group, share in self._own(boundary):
+                self.pays[group] += cost * share
+                self.guessed_pays[group] += cost * share * factor
+        self.costs, self.roofline_costs = np.array(costs), np.array(guessed)
+
+    def _others(self, boundary: Boundary) -> list[int]:
+        """Readers of another reduced precision than the producer's."""
+        own = self.reduced[boundary.members[0]]
+        return [group for group in boundary.members[1:] if self.reduced[group] != own]
+
+    def _parts(self, boundary: Boundary) -> list[tuple[Boundary, float]]:
+        """As ``mptune.tuning.steps.prior`` takes a tensor apart, with the share of the cost."""
+        others = self._others(boundary)
+        if not others:
+            return [(boundary, 1.0)]
+        alike = tuple(group for group in boundary.members if group not in others)
+        parts = [(Boundary(alike), 1.0)] if len(alike) > 1 else []
+        return [*parts, (Boundary(tuple(sorted((boundary.members[0], *others)))), 0.5)]
+
+    def _own(self, boundary: Boundary) -> list[tuple[int, float]]:
+        others = self._others(boundary)
+        return [(boundary.members[0], 0.5), *((g, 0.5 / len(others)) for g in others)] if others else []
+
+    def labels(self, plans: Bools) -> np.ndarray:
+        return np.where(plans, self.reduced, 0)
+
+    def latency_of(self, labels: np.ndarray) -> Floats:
+        """True latency of rows of 0 (FP32), 1 (FP16), 2 (BF16): a Cast for each precision that a tensor is read in."""
+        latency: Floats = self._times(labels > 0).sum(axis=1)
+        for boundary, cost in zip(self.shared, self.casts_ms, strict=True):
+            made = labels[:, boundary.members[0]]
+            readers = labels[:, list(boundary.members[1:])]
+            for label in (0, _FP16, _BF16):
+                wanted = (readers == label).any(axis=1)
+                if boundary.fp32 and label == 0:
+                    wanted[:] = True
+                latency = latency + cost * (wanted & (made != label))
+        return latency
+
+    def error_of(self, labels: np.ndarray) -> Floats:
+        squares = (labels == _FP16) @ self.errors**2 + (labels == _BF16) @ (_LESS_EXACT * self.errors) ** 2
+        error: Floats = np.sqrt(squares + ERROR_FLOOR**2)
+        return error
+
+    def finite_of(self, labels: np.ndarray) -> Bools:
+        finite: Bools = ~((labels == _FP16) & self.overflows).any(axis=1)
+        return finite
+
+    def latency(self, plans: Bools) -> Floats:
+        return self.latency_of(self.labels(plans)) if hasattr(self, "reduced") else super().latency(plans)
+
+    def error(self, plans: Bools) -> Floats:
+        return self.error_of(self.labels(plans))
+
+    def finite(self, plans: Bools) -> Bools:
+        return self.finite_of(self.labels(plans))
+
+    def emulate(self, choices: Sequence[Mapping[str, str]]) -> list[float]:
+        """What emulation finds; it misses the same overflows."""
+        answers = []
+        for choice in choices:
+            plan = np.array([[choice[group] == "fp16" for group in self.ids]])
+            miss = np.random.default_rng([self.seed, *np.packbits(plan)]).normal(0.0, WHOLE_PLAN)
+            answers.append(float(self.error(plan)[0] * np.exp(miss)))
+        return answers
+
+    def prior(self, kind: str = "emulated") -> Prior:
+        errors = self.emulated * np.where(self.reduced == _BF16, _LESS_EXACT, 1.0)
+        return Prior(
+            self.ids,
+            tuple(map(float, np.log(errors**2))),
+            tuple(map(float, self.roofline_gains - self.guessed_pays)),
+            tuple(self.boundaries),
+            tuple(map(float, self.roofline_costs)),
+        )
+
+    def best(self) -> float:
+        """The hypervolume of a near-exact front of all three precisions."""
+        n = self.groups
+        weights = np.geomspace(1e-2, 1e10, 200) * self.times[:, 0].mean()
+        squares = (self.errors * np.where(self.reduced == _BF16, _LESS_EXACT, 1.0)) ** 2
+        unary = self.pays - (self.times[:, 0] - self.times[:, 1]) + weights[:, None] * squares
+        unary[:, self.missed] = self.times.sum()
+        front = self._front(self.labels(CutSolver(n, self.boundaries).solve(unary, np.tile(self.costs, (200, 1)))))
+        value = self._area(front)
+        for _ in range(30):
+            chosen = front[np.unique(np.linspace(0, len(front) - 1, min(len(front), 150)).astype(int))]
+            around = [chosen]
+            for start in range(n):
+                for width in (1, 2, 3):
+                    for label in (0, _FP16, _BF16):
+                        changed = chosen.copy()
+                        changed[:, start : start + width] = label
+                        around.append(changed)
+            front = self._front(np.unique(np.concatenate([front, *around]), axis=0))
+            before, value = value, self._area(front)
+            if value < before * (1 + 1e-5):
+                break
+        return value
+
+    def _front(self, labels: np.ndarray) -> np.ndarray:
+        labels = labels[self.finite_of(labels)]
+        latency, error = self.latency_of(labels), self.error_of(labels)
+        order = np.lexsort((error, latency))
+        best = np.minimum.accumulate(error[order])
+        return labels[order[np.append(True, best[1:] < best[:-1])]]
+
+    def _area(self, labels: np.ndarray) -> float:
+        labels = labels[self.finite_of(labels)]
+        return dominated_area(gains(self.latency_of(labels), self.base), exactness(self.error_of(labels)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--groups", type=int, default=40)
+    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--budget", type=int, default=50)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rows = []
+    for share in _SHARES:
+        qualities: dict[str, list[float]] = {"two": [], "three": [], "three over two": []}
+        for seed in range(options.seeds):
+            two, three = (kind(options.groups, seed, share) for kind in (Truth, ThreeTruth))
+            areas = {}
+            for what, truth, prior in (("two", two, two.prior("emulated")), ("three", three, three.prior())):
+                built, _ = search(truth, PrecisionSampler(prior, seed, emulate=truth.emulate), options.budget)
+                areas[what] = truth.hypervolume(unique_plans([built], options.groups))
+            qualities["two"].append(areas["two"] / two.hypervolume(two.near_exact()))
+            qualities["three"].append(areas["three"] / three.best())
+            qualities["three over two"].append(areas["three"] / areas["two"] if areas["two"] else math.nan)
+        medians = {what: round(float(np.median(of)), 4) for what, of in qualities.items()}
+        rows.append({"overflow": share, **medians})
+        print(f"{share:.0%} overflow: quality {medians['two']:.3f} in two precisions, {medians['three']:.3f} in three; "
+              f"hypervolume {medians['three over two']:.2f} times", flush=True)  # fmt: skip
+    save(options.json, {"groups": options.groups, "seeds": options.seeds, "budget": options.budget, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
