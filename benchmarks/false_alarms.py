@@ -64,6 +64,10 @@ BESIDE: dict[str, dict[str, str]] = {
         "overflow": "one over the epsilon is 1e6",
         "duplicate-samples": "two samples are zero",
     },
+    "exp": {"overflow": "the exponentials reach 1e36 before they are infinite"},
+    "masked": {"mask": "rows are masked whole"},
+    "batch_norm": {"rows-mix": "in training mode it normalises by the statistics of the batch"},
+    "faint_noise": {"stagnation": "FP16 loses noise of 3e-4 beside values near 1"},
     "constant-data": {"duplicate-samples": "all samples are equal"},
     "int64-range in a comparison": {"output-constant": "the marker stands at one place in all samples"},
 }
@@ -192,7 +196,10 @@ def zoo() -> Iterator[Named]:
             yield f"zoo {name}{kind}", partial(placed, show.proto, dict(show.data), right=right, planted=shown)
     for name, one in specimens().items():
         codes = frozenset({one.code} - {""})
-        yield f"zoo {name}", partial(placed, one.proto, dict(one.data), right=DRAWN, planted=codes)
+        yield (
+            f"zoo {name}",
+            partial(placed, one.proto, dict(one.data), right=DRAWN | BESIDE.get(name, {}).keys(), planted=codes),
+        )
     for name, (broken, sound, _) in {**GRAPHS, **FURTHER_GRAPHS}.items():
         code = name.split()[0].rstrip(":")
         severe = frozenset({code} if CODES[code].severity != "info" else set())
