@@ -13,12 +13,13 @@ import mptune
 from mptune import api
 from mptune.cli import main
 from mptune.data.archive import save_samples
-from mptune.diagnosis.sizes.sized import declared_sizes, resized
+from mptune.diagnosis.sizes.sized import declared_sizes, resized, sized_samples
 from mptune.diagnosis.sizes.sweeps import kept_sweep
 from mptune.finding import Finding
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
+from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.plan import Precision
 from mptune.settings import ShapeRange
 from tests.zoo.sizes import LARGEST, SIZE, data, pooled
@@ -167,6 +168,15 @@ def test_inputs_that_share_a_dimension_are_resized_alike_and_a_batch_has_differe
     assert feed["mask"].shape == (4, 6)
     assert [float(row.mean()) for row in feed["image"]] == [1, 2, 0, 1]
     assert feed["mask"][:, 0].tolist() == [1, 2, 0, 1]
+
+
+def test_sizes_that_nobody_named_stay_within_memory() -> None:
+    image = TensorInfo("image", "float", ("n", 3, "h", "w"))
+    found = {}
+    for size in (512, 1024):
+        feed = {"image": np.broadcast_to(np.float32(0.5), (1, 3, size, size))}
+        found[size] = [one.sizes["image"][2] for one in sized_samples([feed], [image], (), ())]
+    assert found == {512: [512, 256, 1024], 1024: [1024, 512]}
 
 
 @pytest.mark.parametrize("size", [1, 3, 5, 10])

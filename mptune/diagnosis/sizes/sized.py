@@ -26,6 +26,9 @@ _SAMPLES, _POSSIBLE_SAMPLES = 4, 2
 
 _FACTORS = (0.5, 2.0)
 
+_MOST_VALUES = 1 << 22
+"""Of all inputs of a sample, at a size that nobody named: a picture of 1182 x 1182. Beyond, memory may not be there."""
+
 
 @dataclass(frozen=True)
 class SizedSamples:
@@ -74,7 +77,8 @@ def sized_samples(
         add(sizes, "declared", _SAMPLES)
     if not given:
         for sizes in _possible_sizes(found[0].sizes, inputs, shapes):
-            add(sizes, "possible", _POSSIBLE_SAMPLES)
+            if sum(math.prod(shape) for shape in sizes.values()) <= _MOST_VALUES:
+                add(sizes, "possible", _POSSIBLE_SAMPLES)
     return found
 
 
