@@ -23,8 +23,9 @@ class LatencySettings:
 
     Attributes:
         warmup_ms: untimed executions before the first timed one, at least this long.
-        duration_ms: timed executions go on for at least this long.
-        min_iterations: and there are at least this many of them.
+        duration_ms: timed executions of the baseline go on for at least this long, unless fewer values are enough
+            (``mptune.engines.timing.enough``).
+        min_iterations: and at least this many values are taken then.
         max_cv: a coefficient of variation above this is a warning.
         cuda_graph: replay a captured CUDA graph where capture works.
     """
@@ -52,7 +53,7 @@ class WorkerSettings:
     build_timeout_s: float = 1800.0
     measure_timeout_s: float = 600.0
     start_timeout_s: float = 120.0
-    max_jobs: int | None = 200
+    max_jobs: int | None = 1000
     metric_timeout_s: float = 300.0
     retries: int = 4
 
@@ -291,7 +292,8 @@ class SearchSettings:
         fresh: start over: what the run directory holds is moved aside, never deleted.
         tf32: let the FP32 groups of candidates use TF32 (the reference never does).
         sampler: who proposes plans.
-        confirm_rounds: fresh processes in which points of the front are measured again.
+        confirm_rounds: fresh processes in which the chosen plan, and points of the front whose place is in doubt, are
+            measured again; the other points are in one.
         confirm_points: so many points of a longer front are; the baselines, both ends, the knee and the chosen plan
             always.
         shapes: of dynamic inputs, for engines that are built for a range of them; what is not named is taken from the

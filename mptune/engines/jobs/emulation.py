@@ -1,8 +1,8 @@
 """Emulated errors of plans (``mptune.graph.writing.emulate``): the models that are written and the jobs that run them.
 
 On a GPU opening a session takes longer than running the model, on a CPU it is the other way round. So plans share
-sessions, with a switch for each group, and a plan whose reduced groups lie in one stretch of the model starts at the
-waist before it, from values that were computed once.
+sessions, with a switch for each group: on a GPU all of them one session, replayed as a CUDA graph. On a CPU a plan
+whose reduced groups lie in one stretch starts at the waist before it, from values that were computed once.
 """
 
 from __future__ import annotations
@@ -39,12 +39,9 @@ from mptune.targets.flops import Shape
 
 T = TypeVar("T")
 
-STRETCHES: Mapping[Provider, int] = {"cpu": 12, "cuda": 3}
-"""A plan of one group computes about ``(1 + 1 / stretches) / 2`` of the model, and each stretch opens a session.
-
-At most this many: opening a session takes a GPU longer than running the model. Fewer where a stretch would hold one
-group only.
-"""
+STRETCHES = 12
+"""A plan of one group computes about ``(1 + 1 / stretches) / 2`` of the model on a CPU. Each stretch opens a session:
+fewer where a stretch would hold one group only."""
 
 EMULATED_ROWS = 8
 """Rows that an emulated error is taken on before a plan is built; evaluations take all samples."""
@@ -54,6 +51,9 @@ _WAIST_BYTES = 1 << 29
 
 _KEPT_BYTES = 1 << 30
 """Sessions stay open while their weights together are no more than this, bytes."""
+
+_ON, _OFF = np.array(True), np.array(False)
+"""Values of a switch; always the same arrays, so that a switch that stays as it was is not sent to the device again."""
 
 
 class Call(Protocol):
@@ -172,13 +172,15 @@ class SwitchedErrorsJob:
         return tuple(self._error(state, session, feeds, on) for on in self.plans)
 
     def _error(self, state: WorkerState, session: OrtSession, feeds: Sequence[Feed], on: frozenset[str]) -> OutputError:
-        switches = {name: np.array(name in on) for name in self.switches}
-        outputs = [session.run({**feed, **switches}) for feed in feeds]
+        switches = {name: _ON if name in on else _OFF for name in self.switches}
+        outputs = [session.replay({**feed, **switches}) for feed in feeds]
         start = _start(self.part)
         return output_error(state, outputs, self.reference, self.metric, self.dependent, start, self.scoring)
 
     def _open(self, model: Path) -> OrtSession:
-        return open_session(model, SessionOptions(self.provider, timing=False))
+        # A switched model has several times as many nodes: to plan which of them share buffers would take longest.
+        is_cuda = self.provider == "cuda"
+        return open_session(model, SessionOptions(self.provider, timing=is_cuda, reuses_buffers=not is_cuda))
 
     def _at_waists(self, head: Path, samples: Sequence[Feed]) -> tuple[Outputs, ...]:
         session = self._open(head)
@@ -260,6 +262,8 @@ class Emulation:
 
     def _by_stretch(self, plans: Sequence[PrecisionPlan], *, few: bool) -> dict[Stretch | None, list[int]]:
         """The stretch that holds all reduced groups of each plan, None where there is none -> the plans' indices."""
+        if self._provider != "cpu":
+            return {None: list(range(len(plans)))}
         found: dict[Stretch | None, list[int]] = {}
         for index, plan in enumerate(plans):
             reduced = set(plan.reduced_groups)
@@ -353,7 +357,7 @@ class Emulation:
 
     @cached_property
     def _stretches(self) -> tuple[Stretch, ...]:
-        count = min(STRETCHES[self._provider], math.ceil(len(self._computed.groups) / 2))
+        count = min(STRETCHES, math.ceil(len(self._computed.groups) / 2))
         return find_stretches(self._computed, self._shapes(), count, _WAIST_BYTES // self._few)
 
     @cached_property

@@ -6,9 +6,12 @@ It runs inside the worker, names files and carries settings; the baseline's sess
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from mptune.data.metrics.accuracy import OutputError
@@ -19,12 +22,37 @@ from mptune.engines.jobs.samples import cached_samples, output_error
 from mptune.engines.jobs.scoring import Scoring, file_identity
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import Provider, SessionOptions
+from mptune.engines.timing.enough import Enough
 from mptune.engines.timing.latency import Latency, Repetitions, calibrate, monotonic_ms, time_in_turn
 from mptune.engines.timing.session_timing import SessionTiming
 from mptune.engines.worker.child import WorkerState
 from mptune.graph.loading.value_dependent import DependentOutput
 from mptune.settings import LatencySettings
 from mptune.targets.throttling import Throttling, read_throttling, throttling_warnings
+
+STATE_AGE_S = 10.0
+"""The state of the GPUs is read again once it is so old: asking nvidia-smi takes longer than timing a small engine."""
+
+
+class GpuWatch:
+    """The state of the GPUs while a worker times engines."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Read nothing yet; ``clock`` is in seconds, monotonic."""
+        self._clock = clock
+        self._read_at = -math.inf
+        self._first: dict[int, GpuState] = {}
+        self._warnings: tuple[str, ...] = ()
+
+    def warnings(self) -> tuple[str, ...]:
+        """Warnings about throttling, clocks that fell since the first reading, and other processes."""
+        if self._clock() - self._read_at >= STATE_AGE_S:
+            gpus = read_gpus()
+            self._first = self._first or {gpu.index: gpu for gpu in gpus}
+            states = [text for gpu in gpus for text in state_warnings(gpu, self._first.get(gpu.index))]
+            self._warnings = (*states, *process_warnings(foreign_gpu_processes()))
+            self._read_at = self._clock()
+        return self._warnings
 
 
 @dataclass(frozen=True)
@@ -56,6 +84,7 @@ class MeasureResult:
         build_s: seconds to open the candidate's session.
         warnings: of both sessions and of the device.
         context_bytes: memory of the device that the candidate's context takes; None where the engine does not say.
+        objective: the error by the metric of the search, without outputs that are ignored; NaN where there is none.
     """
 
     latency: Latency
@@ -65,6 +94,7 @@ class MeasureResult:
     build_s: float
     warnings: tuple[str, ...]
     context_bytes: int | None = None
+    objective: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -86,6 +116,8 @@ class MeasureJob:
         metric: the objective, so that task metrics are computed too.
         dependent: outputs whose shape depends on values.
         scoring: what is taken beside the objective, and what is fed back.
+        enough: when the timing may stop before all repetitions.
+        ignored: outputs whose errors do not count for that.
     """
 
     model: Path
@@ -101,6 +133,8 @@ class MeasureJob:
     metric: str = "relative_l2"
     dependent: tuple[DependentOutput, ...] = ()
     scoring: Scoring = Scoring()  # noqa: RUF009  it is frozen
+    enough: Enough = Enough()  # noqa: RUF009  it is frozen
+    ignored: tuple[str, ...] = ()
 
     def run(self, state: WorkerState) -> MeasureResult:
         """See the class."""
@@ -113,7 +147,9 @@ class MeasureJob:
         error = output_error(state, outputs, self.reference, self.metric, self.dependent, scoring=self.scoring)
         state.enter(Stage.TIME)
         before = read_throttling() if self.provider == "cuda" else None
-        latency, baseline_latency, repetitions = self.time(state, candidate, baseline)
+        counted = error.without(self.ignored)
+        enough = replace(self.enough, error=counted.value(self.metric) if counted.has(self.metric) else math.nan)
+        latency, baseline_latency, repetitions = self.time(state, candidate, baseline, enough)
         of_sessions = (*candidate.warnings, *baseline.session.warnings, *self._compare(candidate, baseline.session))
         warnings = (*of_sessions, *self._device_warnings(state), *_jetson_warnings(state, before))
         return MeasureResult(
@@ -124,6 +160,7 @@ class MeasureJob:
             build_s=build_s,
             warnings=tuple(dict.fromkeys(warnings)),
             context_bytes=self._context_bytes(candidate),
+            objective=enough.error,
         )
 
     def open_baseline(self, state: WorkerState) -> Baseline:
@@ -136,13 +173,14 @@ class MeasureJob:
         return self._open(self.model, tf32=self.tf32)
 
     def time(
-        self, state: WorkerState, candidate: EngineSession, baseline: Baseline
+        self, state: WorkerState, candidate: EngineSession, baseline: Baseline, enough: Enough
     ) -> tuple[Latency, Latency, Repetitions]:
         """Latencies of the candidate and of the baseline, taken in turn, and what they were taken with."""
         feed = cached_samples(state, self.timing_samples)[0]
         watches = [session.stopwatch(feed) for session in (baseline.session, candidate)]
         repetitions = self.repetitions or calibrate(watches[0].run_once, monotonic_ms, self.latency)
-        baseline_latency, latency = time_in_turn(watches, repetitions, self.latency)
+        is_enough = partial(_is_enough, enough)
+        baseline_latency, latency = time_in_turn(watches, repetitions, self.latency, is_enough=is_enough)
         timing = SessionTiming.of_values(baseline.name, latency.raw_ms, baseline_latency.raw_ms)
         return replace(latency, session=timing), baseline_latency, repetitions
 
@@ -160,14 +198,19 @@ class MeasureJob:
         return None
 
     def _device_warnings(self, state: WorkerState) -> tuple[str, ...]:
-        """Warnings about throttling, fallen clocks and other processes, read right after the timing."""
+        """Warnings about throttling, fallen clocks and other processes, read right after the timing.
+
+        See ``GpuWatch``.
+        """
         if self.provider != "cuda":
             return ()
-        gpus = read_gpus()
-        first: tuple[GpuState, ...] = state.cached("first gpu state", self.provider, lambda: gpus)
-        before = {gpu.index: gpu for gpu in first}
-        warnings = [text for gpu in gpus for text in state_warnings(gpu, before.get(gpu.index))]
-        return (*warnings, *process_warnings(foreign_gpu_processes()))
+        return state.cached("state of the gpus", self.provider, GpuWatch).warnings()
+
+
+def _is_enough(enough: Enough, values_ms: Sequence[Sequence[float]]) -> bool:
+    """Whether the values of the baseline and of the candidate are enough."""
+    baseline_ms, candidate_ms = values_ms
+    return enough.is_reached(candidate_ms, baseline_ms)
 
 
 def _jetson_warnings(state: WorkerState, before: Throttling | None) -> tuple[str, ...]:
@@ -200,6 +243,6 @@ class ReopenJob:
         state.enter(Stage.BUILD)
         candidate = state.transient(self.measure.open_candidate)
         state.enter(Stage.TIME)
-        latency, _, _ = self.measure.time(state, candidate, baseline)
+        latency, _, _ = self.measure.time(state, candidate, baseline, self.measure.enough)
         assert latency.session is not None
         return latency.session

@@ -6,7 +6,8 @@ data already on the device, median and percentiles of many values. On a CPU a mo
 Engines that are to be compared are timed in turn, one value of each after another, so that slow changes of the device
 affect all of them alike. On an H200 the ratio of two engines that were timed one after the other
 for 100 ms each varies by 0.17, 0.27 and 0.72 % (standard deviation; ViT-S, a text encoder, a flow network), in turn by
-0.09, 0.07 and 0.39 % (``benchmarks/in_turn.py``).
+0.09, 0.07 and 0.39 % (``benchmarks/in_turn.py``). They are warmed up in turn, too. How many values are taken is decided
+while they are taken (``mptune.engines.timing.enough``).
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class Repetitions:
     """Numbers of executions for one latency: calibrated once on the baseline, then frozen for every candidate.
 
     Attributes:
-        warmup_iterations: untimed executions, at least this many.
-        iterations: timed values.
+        warmup_iterations: untimed executions of all engines that are timed in turn, at least this many.
+        iterations: timed values, at most.
         executions_per_value: back-to-back executions per value, which is their mean.
         warmup_ms: least duration of the warm-up, since candidates are faster than the baseline.
     """
@@ -312,13 +313,22 @@ def calibrate(run_once: Callable[[], None], clock: Callable[[], float], settings
     )
 
 
-def warm_up(run_once: Callable[[], None], clock: Callable[[], float], repetitions: Repetitions) -> None:
-    """Execute without timing until both the number of iterations and the duration are reached."""
+def warm_up(runs: Sequence[Callable[[], None]], clock: Callable[[], float], repetitions: Repetitions) -> None:
+    """Execute engines in turn, untimed, until both the number of iterations and the duration are reached.
+
+    What is warmed up is the device: its clocks, and its caches for each engine.
+
+    Args:
+        runs: one synchronous execution of each engine; each is executed at least once.
+        clock: milliseconds, monotonic.
+        repetitions: how many executions of all engines together, and how long.
+    """
     start = clock()
     done = 0
     while done < repetitions.warmup_iterations or (clock() - start < repetitions.warmup_ms and done < _MAX_PROBES):
-        run_once()
-        done += 1
+        for run in runs:
+            run()
+        done += len(runs)
 
 
 class HostStopwatch:
@@ -353,22 +363,29 @@ def time_in_turn(
     repetitions: Repetitions,
     settings: LatencySettings | None = None,
     clock: Callable[[], float] = monotonic_ms,
+    is_enough: Callable[[Sequence[Sequence[float]]], bool] = lambda values: False,
 ) -> tuple[Latency, ...]:
-    """Warm up every engine, then time one value of each in turn.
+    """Warm up the engines, then time one value of each in turn.
 
     Args:
         watches: one per engine.
         repetitions: of each.
         settings: the threshold of the warning about variation.
         clock: milliseconds, monotonic; for the warm-up.
+        is_enough: asked after each value, with the values in milliseconds of each engine so far: whether to stop
+            before ``repetitions.iterations`` values are there.
 
     Returns:
         The latencies, in the order of the engines.
     """
-    for watch in watches:
-        warm_up(watch.run_once, clock, repetitions)
+    warm_up([watch.run_once for watch in watches], clock, repetitions)
     executions = repetitions.executions_per_value
-    rounds = [[watch.value_ms(executions) for watch in watches] for _ in range(repetitions.iterations)]
+    taken: list[list[float]] = [[] for _ in watches]
+    for _ in range(repetitions.iterations):
+        for watch, values in zip(watches, taken, strict=True):
+            values.append(watch.value_ms(executions))
+        if is_enough(taken):
+            break
     return tuple(
         summarise(
             values,
@@ -377,5 +394,5 @@ def time_in_turn(
             enqueue_ms=watch.enqueue_ms,
             transfer_ms=watch.transfer_ms,
         )
-        for watch, values in zip(watches, zip(*rounds, strict=True), strict=True)
+        for watch, values in zip(watches, taken, strict=True)
     )

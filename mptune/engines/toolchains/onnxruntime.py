@@ -104,7 +104,7 @@ class OnnxRuntimeToolchain(BaseToolchain):
         self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
     ) -> Measurement | Failure:
         """See ``Toolchain``."""
-        measurement = self._with_memory(plan, self._timer.time(partial(self._measure, plan, which)))
+        measurement = self._with_memory(plan, self._timer.time(plan, partial(self._measure, plan, which)))
         if isinstance(measurement, Failure) or not profile or self.profiling == "none":
             return measurement
         return self._profiler.profile(measurement, partial(self._layer_times, plan))
@@ -155,7 +155,8 @@ class OnnxRuntimeToolchain(BaseToolchain):
         """See ``Toolchain``."""
         path = self._typed_model(plan)
         try:
-            return self._call(ReopenJob(self._measure_job(plan, path, "search", self._timer.repetitions), count))
+            job = ReopenJob(self._measure_job(plan, path, "search", self._timer.repetitions), count)
+            return self._timer.with_reopened(plan, self._call(job))
         finally:
             path.unlink(missing_ok=True)
 
@@ -184,6 +185,8 @@ class OnnxRuntimeToolchain(BaseToolchain):
             tf32_by_environment=self.tf32_by_environment,
             latency=self.settings.latency,
             repetitions=repetitions,
+            enough=self._timer.standings.enough(plan.fingerprint),
+            ignored=self.settings.ignore,
             metric=self.settings.metric,
             dependent=self.workload.dependent_outputs,
             scoring=Scoring.of(self.settings, workspace.sketches(plan, which)),

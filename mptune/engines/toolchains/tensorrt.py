@@ -99,7 +99,7 @@ class TensorRtToolchain(BaseToolchain):
         return self._with_memory(plan, result)
 
     def _time(self, plan: PrecisionPlan, which: SampleSet, *, profile: bool) -> Measurement | Failure:
-        measurement = self._timer.time(partial(self._measure, plan, which))
+        measurement = self._timer.time(plan, partial(self._measure, plan, which))
         if isinstance(measurement, Failure) or not profile or self.profiling == "none":
             return measurement
         return self._profiler.profile(measurement, partial(self._layer_times, plan))
@@ -107,7 +107,7 @@ class TensorRtToolchain(BaseToolchain):
     def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
         """See ``Toolchain``: the engine's file is loaded anew."""
         job = self._measure_job(plan, "search", self._timer.repetitions)
-        return job if isinstance(job, Failure) else self._call(ReopenJob(job, count))
+        return job if isinstance(job, Failure) else self._timer.with_reopened(plan, self._call(ReopenJob(job, count)))
 
     def _measure(
         self, plan: PrecisionPlan, which: SampleSet, repetitions: Repetitions | None
@@ -134,6 +134,8 @@ class TensorRtToolchain(BaseToolchain):
             provider="cuda",
             latency=self.settings.latency,
             repetitions=repetitions,
+            enough=self._timer.standings.enough(plan.fingerprint),
+            ignored=self.settings.ignore,
             metric=self.settings.metric,
             dependent=self.workload.dependent_outputs,
             scoring=Scoring.of(self.settings, paths.sketches(plan, which)),

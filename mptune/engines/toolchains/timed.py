@@ -9,10 +9,13 @@ from pathlib import Path
 from mptune.engines.base import Failure, FailureKind, Measurement, Stage
 from mptune.engines.jobs.layer_times import LayerTime, with_group_times
 from mptune.engines.jobs.measure import MeasureResult
+from mptune.engines.timing.enough import Standings
 from mptune.engines.timing.latency import Repetitions
 from mptune.engines.timing.record import TimingRecord
+from mptune.engines.timing.session_timing import SessionTiming
 from mptune.errors import MptuneError
 from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.plan import PrecisionPlan
 from mptune.settings import LatencySettings
 from mptune.targets.engine_memory import EngineMemory
 
@@ -40,16 +43,33 @@ class Timer:
         self._path = data_dir / f"timing-{name}.json"
         self._settings = settings
         self._record: TimingRecord | None = None
+        self.standings = Standings()
+        """What was timed in this process, which tells how exact the next timing has to be."""
 
-    def time(self, measure: Callable[[Repetitions | None], MeasureResult | Failure]) -> Measurement | Failure:
+    def time(
+        self, plan: PrecisionPlan, measure: Callable[[Repetitions | None], MeasureResult | Failure]
+    ) -> Measurement | Failure:
         """Measure a candidate with the frozen repetitions and correct it for drift.
 
         Args:
+            plan: the candidate's.
             measure: builds, runs and times the candidate and the baseline; calibrates the repetitions where it is
                 given None.
         """
         result = measure(self.repetitions)
-        return result if isinstance(result, Failure) else self._corrected(result)
+        if isinstance(result, Failure):
+            return result
+        if result.latency.session is not None:
+            self.standings.add(plan.fingerprint, [result.latency.session], result.objective)
+        return self._corrected(result)
+
+    def with_reopened(
+        self, plan: PrecisionPlan, timings: tuple[SessionTiming, ...] | Failure
+    ) -> tuple[SessionTiming, ...] | Failure:
+        """Sessions of a plan that were opened anew, as they are; they tell how far sessions differ."""
+        if not isinstance(timings, Failure):
+            self.standings.add(plan.fingerprint, timings)
+        return timings
 
     @property
     def repetitions(self) -> Repetitions | None:

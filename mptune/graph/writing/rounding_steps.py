@@ -10,6 +10,11 @@ product with a factor, and so are scales in front of it, and several in a row
 (``onnxruntime/core/optimizer/matmul_scale_fusion.cc``). Measured on an H200 (a flow network, groups alone in FP16, 256
 rows): with roundings in between, the errors of two correlations were emulated 1.21 and 1.17 times too large, without
 them at 0.94 and 1.00 of the measured ones; those of four attention cores are within 1.2 %, and were within 2.2 %.
+
+A GELU that is written out with an Erf becomes one kernel, which multiplies by FP16's nearest value to the root of 0.5
+where the model divides by the root of 2 (``onnxruntime/core/optimizer/gelu_fusion.cc``; ``benchmarks.roundings`` on an
+H200: all values are those of the formula). FP16's 1.4141 is 1e-4 too small, its 0.7071 too, so with a division each
+value that goes into the Erf would be 2e-4 larger.
 """
 
 from __future__ import annotations
@@ -33,6 +38,9 @@ from mptune.graph.loading.tensors import Initializer, TensorInfo, make_initializ
 _AXES_ARE_INPUTS = {"Unsqueeze": 13, "ReduceSum": 13, "ReduceMean": 18}
 """Operator -> the first operator set in which its axes are an input, not an attribute."""
 
+_NEARLY = 1e-3
+"""Relative difference of a constant that was written with few digits, or in FP16."""
+
 
 def with_rounding_steps(grouped: GroupedModel) -> GroupedModel:
     """The model with biases of convolutions and divisions of means as nodes of their own, in the groups of their nodes.
@@ -46,7 +54,7 @@ def with_rounding_steps(grouped: GroupedModel) -> GroupedModel:
         A model that computes the same in FP32 and takes the same plans, and its groups. ``proto`` stays the model's.
     """
     model = grouped.model
-    steps = _Steps(model)
+    steps = _Steps(model, _divisions_of_gelus(grouped))
     merged = merged_with_scales(grouped)
     for node in model.nodes:
         steps.add(replace(node, rounds=False) if node.name in merged else node)
@@ -69,9 +77,11 @@ def with_rounding_steps(grouped: GroupedModel) -> GroupedModel:
 class _Steps:
     """The nodes of the model that is written, so far."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, roots: frozenset[str]) -> None:
         self._model = model
-        self._suffix = {kind: new_suffix(model, kind) for kind in ("unrounded", "axes", "column", "count", "step")}
+        self._roots = roots
+        kinds = ("unrounded", "axes", "column", "count", "step", "root")
+        self._suffix = {kind: new_suffix(model, kind) for kind in kinds}
         self.nodes: list[Node] = []
         self.tensors: dict[str, TensorInfo] = {}
         self.parts: dict[str, tuple[str, ...]] = {}
@@ -85,6 +95,8 @@ class _Steps:
             self._convolution(node)
         elif node.is_standard and node.op_type == "ReduceMean":
             self._mean(node)
+        elif node.name in self._roots:
+            self._times_root_of_half(node)
         if len(self.nodes) == before:
             self.nodes.append(node)
         else:
@@ -135,6 +147,13 @@ class _Steps:
         self._constant(count, np.array(math.prod(sizes), np.float32))
         self._append(onnx.helper.make_node("Div", [raw, count], [out]), node.name)
 
+    def _times_root_of_half(self, node: Node) -> None:
+        """``x / sqrt(2)`` as ``x * sqrt(0.5)``."""
+        root = node.outputs[0] + self._suffix["root"]
+        shape = self._model.initializers[node.inputs[1]].shape
+        self._constant(root, np.full(shape, math.sqrt(0.5), np.float32))
+        self._append(onnx.helper.make_node("Mul", [node.inputs[0], root], node.outputs), node.name)
+
     def _axes(self, node: Node) -> list[int]:
         """The axes of a reduction; none where they are all, or not known."""
         if len(node.inputs) < 2:
@@ -167,6 +186,35 @@ class _Steps:
         self.nodes.append(
             Node(-1, proto.name, proto.op_type, proto.domain, tuple(proto.input), tuple(proto.output), (), proto)
         )
+
+
+def _divisions_of_gelus(grouped: GroupedModel) -> frozenset[str]:
+    """The names of the divisions by the root of 2 that begin a GELU: ``x / sqrt(2)``, its Erf, and that plus one.
+
+    All are of one group: a plan may put a Cast between groups.
+    """
+    look, owners = Lookup(grouped.model), grouped.owners
+    found: set[str] = set()
+    for erf in grouped.model.nodes:
+        if not erf.is_standard or erf.op_type != "Erf":
+            continue
+        division, after = look.producer(erf.inputs[0]), look.only_reader(erf)
+        if division is None or after is None or look.only_reader(division) is not erf:
+            continue
+        if len(division.inputs) != 2 or division.inputs[1] not in grouped.model.initializers:
+            continue
+        nodes = (division, erf, after)
+        if [node.op_type for node in nodes] != ["Div", "Erf", "Add"] or not all(n.is_standard for n in nodes):
+            continue
+        is_gelu = _is(look, division.inputs[1], math.sqrt(2.0)) and _is(look, look.other(after, erf.outputs[0]), 1.0)
+        if is_gelu and owners.get(erf.name) and len({owners.get(node.name) for node in nodes}) == 1:
+            found.add(division.name)
+    return frozenset(found)
+
+
+def _is(look: Lookup, constant: str, value: float) -> bool:
+    number = look.number(constant)
+    return number is not None and math.isclose(number, value, rel_tol=_NEARLY)
 
 
 def merged_with_scales(grouped: GroupedModel) -> frozenset[str]:

@@ -18,6 +18,34 @@ def faster_beyond_noise(one: Evaluation, other: Evaluation) -> bool:
     return one.latency.median_ms < other.latency.median_ms and one.latency.ci95_ms[1] < other.latency.ci95_ms[0]
 
 
+def in_doubt(evaluations: Sequence[Evaluation], max_latency_ms: float | None = None) -> tuple[Evaluation, ...]:
+    """The evaluations whose place on the front hangs on how exactly latencies are known.
+
+    Of two plans whose 95 % intervals overlap the more exact one may or may not dominate the other: both are in doubt.
+    So is a plan whose interval holds the limit on latency. One that a plan with no larger error is faster than beyond
+    noise has no place to be in doubt about.
+
+    Args:
+        evaluations: finite ones, any order.
+        max_latency_ms: limit on latency; None where there is none.
+    """
+    placed = [
+        one
+        for one in evaluations
+        if not any(faster_beyond_noise(other, one) and other.error_value <= one.error_value for other in evaluations)
+    ]
+    found = []
+    for one in placed:
+        low, high = one.latency.ci95_ms
+        overlaps = any(
+            other is not one and other.latency.ci95_ms[0] <= high and low <= other.latency.ci95_ms[1]
+            for other in placed
+        )
+        if overlaps or (max_latency_ms is not None and low <= max_latency_ms <= high):
+            found.append(one)
+    return tuple(found)
+
+
 def non_dominated(evaluations: Sequence[Evaluation], errors: Sequence[float]) -> list[int]:
     """The indices of evaluations that nothing dominates, in their order.
 

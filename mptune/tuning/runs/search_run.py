@@ -71,7 +71,7 @@ from mptune.tuning.steps.prepare import (
     samples_sha256,
     search_space,
 )
-from mptune.tuning.steps.remeasure import confirm, missing, points_to_confirm, rounds_needed
+from mptune.tuning.steps.remeasure import confirm, rounds_needed, to_measure
 from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, OneGroupErrors
 from mptune.tuning.steps.shared_errors import SharedErrors
 from mptune.tuning.steps.tuner import Tuner, has_converged, is_exhausted
@@ -323,7 +323,7 @@ class SearchRun(MeasuringRun):
         if (baseline := record.baseline()) is None:
             return
         rounds = rounds_needed(settings, baseline.latency.source)
-        if missing(record, points_to_confirm(record, settings, rounds), rounds):
+        if to_measure(record, settings, rounds):
             confirm(record, self._open_toolchain(), settings, self._listener, rounds, self._limits)
 
     def _tune(self, space: SearchSpace) -> None:

@@ -1,6 +1,8 @@
 """The confirmed front: its points measured again in fresh processes, their error taken on held-out samples.
 
-A long front is confirmed in part: what a person takes from it, and so many of the others as show that it holds.
+A long front is confirmed in part: what a person takes from it, and so many of the others as show that it holds. Every
+point is measured in one fresh process, which gives its held-out error; after that only the chosen one is measured
+again, and those whose place is in doubt, until it is not.
 
 Each measurement is a note in the study (``confirm:FINGERPRINT:ROUND``), written when it is taken: an interrupted
 confirmation goes on where it was, and the same command again measures nothing.
@@ -18,12 +20,14 @@ from mptune.data.metrics.accuracy import OutputError
 from mptune.data.metrics.parts import belongs_to
 from mptune.data.numbers import encode_float
 from mptune.engines.base import Failure, Measurement, Toolchain
-from mptune.engines.timing.latency import Latency, summarise
+from mptune.engines.timing.latency import Latency
+from mptune.engines.timing.pooled import pool_latencies
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import LatencySettings, SearchSettings, Tolerance
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.failures import describe, machine_error
 from mptune.tuning.front import choose, knee, pareto
+from mptune.tuning.fronts.dominance import in_doubt
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.fronts.tolerances import feasible
 from mptune.tuning.listener import Listener, count_down
@@ -161,6 +165,32 @@ def missing(record: StudyRecord, points: Iterable[Evaluation], rounds: int) -> l
     ]
 
 
+def to_measure(
+    record: StudyRecord, settings: SearchSettings, rounds: int, failed: Collection[str] = ()
+) -> list[tuple[int, Evaluation]]:
+    """What a confirmation measures next, as ``missing`` lists it; empty where it is done.
+
+    First every point once, then round by round, as far as ``rounds``, the chosen point and those in doubt
+    (``mptune.tuning.fronts.dominance.in_doubt``): a round is judged before the next one begins.
+
+    Args:
+        record: the study.
+        settings: of the search.
+        rounds: how many each of these points has at most.
+        failed: fingerprints of points that are not tried again.
+    """
+    points = [p for p in points_to_confirm(record, settings, rounds) if p.plan.fingerprint not in failed]
+    if todo := missing(record, points, 1):
+        return todo
+    kept, _ = confirmed_evaluations(record, rounds, settings.latency, points)
+    kept = feasible(kept, settings.tolerance)
+    limits = (settings.max_error, settings.max_latency_ms, settings.max_memory_bytes, settings.tolerance)
+    again = {e.plan.fingerprint for e in in_doubt(kept, settings.max_latency_ms)}
+    again |= {e.plan.fingerprint for e in choose(confirmed_front(kept), *limits)[:1] if e is not None}
+    wanted = [point for point in points if point.plan.fingerprint in again]
+    return next((todo for count in range(2, rounds + 1) if (todo := missing(record, wanted, count))), [])
+
+
 def confirm(
     record: StudyRecord,
     toolchain: Toolchain,
@@ -169,7 +199,7 @@ def confirm(
     rounds: int,
     limits: Limits | None = None,
 ) -> None:
-    """Measure what is missing, each round in a fresh process, until a limit is reached.
+    """Measure what is missing (``to_measure``), each round in a fresh process, until a limit is reached.
 
     Rounds are interleaved, so that a slow drift of the machine meets all points alike.
 
@@ -177,7 +207,7 @@ def confirm(
         RunError: the machine failed again and again, or the record cannot be written.
     """
     failed: set[str] = set()
-    while todo := _left(missing(record, points_to_confirm(record, settings, rounds), rounds), failed):
+    while todo := to_measure(record, settings, rounds, failed):
         if limits is not None and (limit := limits.reached()) is not None:
             listener.stage(f"stopped confirming: {limit.value}; the same command goes on with it")
             return
@@ -186,10 +216,6 @@ def confirm(
         of_all = f" of {every}" if every > max(plans, settings.confirm_points) else ""
         listener.stage(f"confirming {plans}{of_all} plan{'s' if plans > 1 or of_all else ''}")
         failed |= measure_again(todo, record, toolchain, settings, listener, limits)
-
-
-def _left(todo: Iterable[tuple[int, Evaluation]], failed: Collection[str]) -> list[tuple[int, Evaluation]]:
-    return [(number, point) for number, point in todo if point.plan.fingerprint not in failed]
 
 
 def measure_again(
@@ -245,7 +271,7 @@ def confirmed_evaluations(
 
     The latency of a point is summed up again over its rounds, with an interval that holds what differs between sessions
     (``Sessions``), as all that was measured since shows it. The held-out error is that of the worst round.
-    ``confirmed`` is True only where latency was measured, in all rounds.
+    ``confirmed`` is True only where latency was measured again, in all rounds or until its place was not in doubt.
 
     Args:
         record: the study.
@@ -270,6 +296,9 @@ def confirmed_evaluations(
             kept.append(pooled)
         elif point.origin == ORIGIN_FP32:
             kept.append(point)
+    for point in in_doubt(kept):
+        if len([n for n in _rounds_of(notes, point.plan) if _holds(n, point.metric)]) < rounds:
+            kept[kept.index(point)] = replace(point, confirmed=False)
     baseline = next((p for p in kept if p.origin == ORIGIN_FP32), record.baseline())
     if baseline is not None:
         kept = [p.with_baseline(baseline.latency.median_ms) for p in kept]
@@ -337,26 +366,8 @@ def _pooled(
         latency=sessions.corrected(latency, [one.session for one in latencies]),
         held_out=worst,
         engine_path=engines[-1] if engines else point.engine_path,
-        confirmed=latency.source == "measured" and len(notes) >= rounds,
+        confirmed=latency.source == "measured",
         warnings=tuple(dict.fromkeys((*point.warnings, *(w for n in notes for w in n["warnings"])))),
-    )
-
-
-def pool_latencies(latencies: Sequence[Latency], settings: LatencySettings) -> Latency:
-    """One latency from several rounds of the same engine; the interval holds every round's median.
-
-    Where the rounds' sessions are known their interval takes its place.
-    """
-    if len(latencies) == 1 or not all(one.raw_ms for one in latencies):
-        return latencies[0]
-    pooled = summarise([value for one in latencies for value in one.raw_ms], settings)
-    medians = [one.median_ms for one in latencies]
-    low, high = pooled.ci95_ms
-    return replace(
-        pooled,
-        ci95_ms=(min(low, *medians), max(high, *medians)),
-        transfer_ms=latencies[0].transfer_ms,
-        warnings=max(latencies, key=lambda one: one.cv).warnings,
     )
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -157,11 +157,41 @@ def test_calibration_survives_a_clock_that_is_too_coarse() -> None:
 
 def test_a_faster_candidate_is_still_warmed_up_for_the_full_duration() -> None:
     engine = Engine(0.5)
-    warm_up(engine.run, engine.clock, Repetitions(3, 10, 1, warmup_ms=200.0))
+    warm_up([engine.run], engine.clock, Repetitions(3, 10, 1, warmup_ms=200.0))
     assert engine.runs == 400
     slow = Engine(500.0)
-    warm_up(slow.run, slow.clock, Repetitions(3, 10, 1, warmup_ms=200.0))
+    warm_up([slow.run], slow.clock, Repetitions(3, 10, 1, warmup_ms=200.0))
     assert slow.runs == 3
+
+
+def test_engines_that_are_timed_in_turn_are_warmed_up_in_turn() -> None:
+    device, order = Engine(5.0), []
+
+    def run(name: str) -> Callable[[], None]:
+        def once() -> None:
+            order.append(name)
+            device.run()
+
+        return once
+
+    warm_up([run("baseline"), run("plan")], device.clock, Repetitions(4, 10, 1, warmup_ms=200.0))
+    assert order == ["baseline", "plan"] * 20, "200 ms for the device, not for each engine"
+
+
+def test_timing_stops_when_its_values_are_enough() -> None:
+    device = Engine(1.0)
+    seen: list[int] = []
+
+    def is_enough(values: Sequence[Sequence[float]]) -> bool:
+        seen.append(len(values[1]))
+        return len(values[1]) == 7
+
+    watches = [HostStopwatch(device.run, device.clock) for _ in range(2)]
+    latencies = time_in_turn(watches, Repetitions(1, 40), clock=device.clock, is_enough=is_enough)
+    assert [len(latency.raw_ms) for latency in latencies] == [7, 7]
+    assert seen == list(range(1, 8))
+    latencies = time_in_turn(watches, Repetitions(1, 5), clock=device.clock, is_enough=lambda values: False)
+    assert [len(latency.raw_ms) for latency in latencies] == [5, 5]
 
 
 def test_timing_gives_the_time_of_one_execution() -> None:
