@@ -223,7 +223,8 @@ def report(rows: Sequence[dict[str, Any]]) -> None:
             emulated = {s: median(r["parts"].get("emulation", 0.0) for r in of[s]) for s in SIDES}
             print(f"  time: {seconds['after'] / seconds['before']:.3f} of before (goal 0.5)")
             print(f"  emulation: {emulated['after'] / (emulated['before'] or 1.0):.3f} of before (goal 0.333)")
-            print(f"  hypervolume: {volumes['after'] / volumes['before'] - 1.0:+.3%} (goal within 0.5 %)")
+            if volumes["before"]:
+                print(f"  hypervolume: {volumes['after'] / volumes['before'] - 1.0:+.3%} (goal within 0.5 %)")
 
 
 def main() -> None:

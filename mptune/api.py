@@ -154,8 +154,8 @@ def search(
         fresh: Start over; what the run directory holds is moved aside, not deleted.
         tf32: Let FP32 groups use TF32. The reference never does.
         sampler: What proposes plans.
-        confirm_rounds: Fresh processes in which the chosen plan, and points whose place is in doubt, are measured again;
-            the other points of the front are in one.
+        confirm_rounds: Fresh processes in which the chosen plan, and points whose place is in doubt, are measured
+            again; the other points of the front are in one.
         confirm_points: So many points of a longer front are; baselines, both ends, knee and chosen plan always.
         skip_checks: Search although a finding says that no plan repairs what is wrong; it is recorded.
         latency: How latencies are taken.
