@@ -41,8 +41,7 @@ _TRIES_PER_FLIP = 32
 
 REOPENED = 3
 """Sessions of all-FP32, and of all-FP16, that are opened anew to learn how far sessions of one plan differ. With their
-evaluations they give 6 degrees of freedom: 95 % intervals are 1.25 times as wide as if the spread were known, until the
-confirmation has added its sessions."""
+evaluations they give 6 degrees of freedom (intervals 1.25 times as wide as for many); confirmation adds to them."""
 
 REOPENED_LATER = 2
 """Sessions of all-FP32 that are opened anew in each later worker, whose session of the baseline is another one."""
