@@ -15,7 +15,7 @@ from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP32
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.limits import LEAST_FREE_BYTES, Limit, Limits, size_of
-from mptune.tuning.steps.remeasure import confirm, missing, points_to_confirm
+from mptune.tuning.steps.remeasure import confirm, to_measure
 from mptune.tuning.steps.tuner import Stop, Tuner
 from tests.fakes import Diary, FakeToolchain, Law
 from tests.tuning.conftest import OpenRecord
@@ -88,7 +88,7 @@ def test_the_time_ends_a_confirmation_and_it_goes_on(open_record: OpenRecord, sp
     Tuner(record, space, toolchain, settings, Diary()).run()
     now, diary = [0.0], Diary()
     limits = Limits(settings, clock=lambda: now[0])
-    before = len(missing(record, points_to_confirm(record, settings, 3), 3))
+    points = len(to_measure(record, settings, 3))
 
     class Slow(FakeToolchain):
         def evaluate(self, plan, which="search", *, profile=False):  # type: ignore[no-untyped-def]
@@ -96,10 +96,10 @@ def test_the_time_ends_a_confirmation_and_it_goes_on(open_record: OpenRecord, sp
             return super().evaluate(plan, which, profile=profile)
 
     confirm(record, Slow(toolchain.law), settings, diary, 3, limits)
-    assert before - len(missing(record, points_to_confirm(record, settings, 3), 3)) == 3
+    assert len(to_measure(record, settings, 3)) == points - 3
     assert "the time is over" in diary.stages[-1]
     confirm(record, toolchain, settings, Diary(), 3, Limits(settings))
-    assert not missing(record, points_to_confirm(record, settings, 3), 3)
+    assert not to_measure(record, settings, 3)
 
 
 def test_a_size_must_be_above_0() -> None:

@@ -1,0 +1,144 @@
+"""Timings that stop when their values are enough: what they cost, and that stopping does not bias them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from mptune.engines.timing.enough import COARSE, EXACT, LEAST_VALUES, Enough, Standings
+from mptune.engines.timing.session_timing import SessionTiming
+from mptune.engines.timing.spread import SessionSpread
+
+MOST = 40
+"""Values of a timing that never has enough."""
+
+
+class Machine:
+    """Sessions of one model: values scatter around what a session differs by, and so does the baseline's session."""
+
+    def __init__(self, seed: int, between: float | None = None, per_value: float | None = None) -> None:
+        self.generator = np.random.default_rng([17, seed])
+        drawn = (math.exp(self.generator.uniform(math.log(a), math.log(b))) for a, b in ((4e-4, 4e-3), (2e-4, 1e-2)))
+        self.between, self.per_value = (
+            given if given is not None else one for given, one in zip((between, per_value), drawn, strict=True)
+        )
+        self.baseline = self.generator.normal(0.0, self.between)
+
+    def session(self, log_ratio: float, enough: Enough) -> tuple[SessionTiming, int]:
+        """A session of a plan, and how many values it took."""
+        own = log_ratio + self.generator.normal(0.0, self.between)
+        values: list[float] = []
+        baseline: list[float] = []
+        for _ in range(MOST):
+            common = self.generator.normal(0.0, 5e-3)  # what the device does in one round
+            for taken, middle in ((baseline, self.baseline), (values, own)):
+                taken.append(math.exp(middle + common + self.generator.normal(0.0, self.per_value)))
+            if enough.is_reached(values, baseline):
+                break
+        return SessionTiming.of_values("first", values, baseline), len(values)
+
+    def begin(self) -> tuple[Standings, dict[str, list[SessionTiming]]]:
+        """As a search begins: both baselines, opened 4 times each, and a front of some plans."""
+        standings = Standings()
+        known: dict[str, list[SessionTiming]] = {}
+        plans = {"fp32": (0.0, 1e-7), "fp16": (-0.7, 1e-2), "a": (-0.2, 1e-4), "b": (-0.35, 1e-3), "c": (-0.6, 5e-3)}
+        for plan, (log_ratio, error) in plans.items():
+            for _ in range(4 if plan.startswith("fp") else 1):
+                timing, _ = self.session(log_ratio, standings.enough(plan))
+                standings.add(plan, [timing], error)
+                known.setdefault(plan, []).append(timing)
+        return standings, known
+
+
+def enough_for(standings: Standings, error: float) -> Enough:
+    known = standings.enough("another")
+    return Enough(known.spread, known.others, error)
+
+
+def judge(machines: int, places: Sequence[float]) -> tuple[float, float, float, float]:
+    """Share of intervals that hold the truth and of pairs of sessions that are ranked; the mean bias and its error."""
+    held, ranked, pairs, biases = [], 0, 0, []
+    for seed in range(machines):
+        machine = Machine(seed)
+        standings, known = machine.begin()
+        spread = SessionSpread(known)
+        for place in places:
+            sessions = [machine.session(place, enough_for(standings, 2e-3))[0] for _ in range(4)]
+            truth = math.exp(place - machine.baseline)
+            intervals = [spread.estimate([session]).interval() for session in sessions]
+            held += [low <= truth <= high for low, high in intervals]
+            ranked += sum(a[1] < b[0] or b[1] < a[0] for a, b in combinations(intervals, 2))
+            pairs += math.comb(len(sessions), 2)
+            scale = math.hypot(machine.between, 1.25 * machine.per_value / math.sqrt(LEAST_VALUES))
+            biases += [(session.log_ratio - place + machine.baseline) / scale for session in sessions]
+    return float(np.mean(held)), ranked / pairs, float(np.mean(biases)), float(np.std(biases)) / math.sqrt(len(biases))
+
+
+PLACES = (-0.3, -0.349, 0.1)
+"""Apart from every other plan, beside one, and behind one that is more exact."""
+
+
+def test_timings_that_stopped_are_known_as_well_as_they_say() -> None:
+    held, ranked, bias, sd = judge(20, PLACES)
+    assert 0.91 <= held <= 0.995
+    assert ranked <= 0.02, "the same plan twice is not ranked"
+    assert abs(bias) <= 3.0 * sd, "stopping early does not bias"
+
+
+@pytest.mark.slow
+def test_many_timings_that_stopped_are_known_as_well_as_they_say() -> None:
+    held, ranked, bias, sd = judge(300, PLACES)
+    assert 0.93 <= held <= 0.97
+    assert ranked <= 0.01
+    assert abs(bias) <= 3.0 * sd
+
+
+def test_few_values_are_enough_where_sessions_differ_by_more() -> None:
+    machine = Machine(0, between=2e-3, per_value=5e-4)
+    standings, _ = machine.begin()
+    counts = [machine.session(-0.349, enough_for(standings, 2e-3))[1] for _ in range(10)]
+    assert max(counts) == LEAST_VALUES
+
+
+def test_a_noisy_plan_beside_another_takes_every_value_and_one_far_behind_the_fewest() -> None:
+    machine = Machine(1, between=1e-3, per_value=2e-2)
+    standings, _ = machine.begin()
+    beside = [machine.session(-0.349, enough_for(standings, 2e-3))[1] for _ in range(5)]
+    behind = [machine.session(0.2, enough_for(standings, 2e-3))[1] for _ in range(5)]
+    assert beside == [MOST] * 5
+    assert behind == [LEAST_VALUES] * 5
+
+
+def test_a_plan_that_may_be_on_the_front_is_never_known_coarsely_only() -> None:
+    front = ((0.0, 1e-7), (-0.7, 1e-2))
+    values = np.exp(-0.3 + np.random.default_rng(0).normal(0.0, 1e-2, LEAST_VALUES))
+    timing = SessionTiming.of_values("", values, np.ones(LEAST_VALUES))
+    assert COARSE < timing.sd
+    assert not Enough(1e-4, front, 1e-3).is_reached(values, np.ones(LEAST_VALUES)), "apart from all, but coarse"
+    assert Enough(1e-4, (*front, (-0.65, 1e-4)), 1e-3).is_reached(values, np.ones(LEAST_VALUES)), "far behind"
+
+
+def test_values_are_not_looked_at_after_each_one() -> None:
+    rng = np.random.default_rng(0)
+    looks = []
+    for count in range(1, MOST + 1):
+        values = 1.0 + 1e-9 * rng.normal(size=count)
+        if Enough().is_reached(values, np.ones(count)):
+            looks.append(count)
+    assert looks == [5, 7, 10, 14, 19, 27, 38]
+
+
+def test_a_plan_is_not_compared_with_itself() -> None:
+    standings = Standings()
+    standings.add("a", [SessionTiming("first", -0.3, 1e-4)], 1e-3)
+    standings.add("b", [SessionTiming("first", -0.2, 1e-4), SessionTiming("first", -0.202, 1e-4)], 1e-4)
+    standings.add("broken", [SessionTiming("first", -0.2, 1e-4)], math.inf)
+    standings.add("unknown", [SessionTiming("first", -0.2, 1e-4)])
+    assert standings.enough("a").others == ((pytest.approx(-0.201), 1e-4),)
+    assert len(standings.enough("c").others) == 2
+    assert standings.enough("c").spread == pytest.approx(1.4e-3, rel=0.1), "what the two sessions of b show"
+    assert Standings().enough("a").spread > EXACT
