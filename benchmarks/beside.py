@@ -133,10 +133,11 @@ class Bench:
         computed = with_rounding_steps(self.grouped) if self.provider == "cuda" else self.grouped
         emulator = SwitchedEmulator(computed, self.bank)
         path = self.space.weights_dir / "switched.onnx"
-        steps.time("write", lambda: emulator.write(path, tuple(emulator.switches)))
-        print(f"  {len(self.model.nodes)} nodes, {len(emulator.switches)} switches")
-        off = {name: np.array(False) for name in emulator.switches.values()}
-        on = {name: np.array(True) for name in emulator.switches.values()}
+        switched = emulator.switches[Precision.FP16]
+        steps.time("write", lambda: emulator.write(path, tuple(switched)))
+        print(f"  {len(self.model.nodes)} nodes, {len(switched)} switches")
+        off = {name: np.array(False) for name in switched.values()}
+        on = {name: np.array(True) for name in switched.values()}
         for reuses in (True, False):
             for graph in (False, True) if self.provider == "cuda" else (False,):
                 way = (

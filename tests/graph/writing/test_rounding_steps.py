@@ -80,6 +80,50 @@ def test_a_mean_over_the_last_axes_is_rounded_before_it_is_divided(tmp_path: Pat
     np.testing.assert_array_equal(emulated(model, tmp_path), half(total / np.float32(25)))
 
 
+GELU_STEPS = [
+    ("Div", ["x", "root"], "a"),
+    ("Erf", ["a"], "b"),
+    ("Add", ["b", "one"], "c"),
+    ("Mul", ["x", "c"], "d"),
+    ("Mul", ["d", "half"], "y"),
+]
+
+
+def gelu(path: Path, divisor: float = 2.0**0.5, outputs: tuple[str, ...] = Y) -> Model:
+    numbers = {"root": divisor, "one": 1.0, "half": 0.5}
+    constants = [numpy_helper.from_array(np.array(number, np.float32), name) for name, number in numbers.items()]
+    nodes = [helper.make_node(op, inputs, [out]) for op, inputs, out in GELU_STEPS]
+    info = helper.make_tensor_value_info("x", TensorProto.FLOAT, X.shape)
+    found = [helper.make_tensor_value_info(name, TensorProto.FLOAT, X.shape) for name in outputs]
+    graph = helper.make_graph(nodes, "g", [info], found, constants)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return load_model(path)
+
+
+def gelu_in_fp16(factor: float) -> np.ndarray:
+    """As ``benchmarks.roundings`` writes it: each step rounded."""
+    from scipy.special import erf
+
+    x = half(X).astype(np.float64)
+    distribution = half(1.0 + half(erf(half(x * factor))))
+    return half(half(x * distribution) * 0.5)
+
+
+def test_a_gelu_multiplies_by_the_root_of_one_half(tmp_path: Path) -> None:
+    values = emulated(gelu(tmp_path / "gelu.onnx"), tmp_path)
+    kernel, division = (gelu_in_fp16(f) for f in (float(np.float16(0.5**0.5)), 1.0 / float(np.float16(2.0**0.5))))
+    assert np.mean(values == kernel) > 0.99, "FP32's Erf is not the double one's here and there"
+    assert np.mean(values == division) < 0.95
+
+
+def test_other_divisions_and_gelus_that_are_read_inside_stay_as_they_are(tmp_path: Path) -> None:
+    for number, model in enumerate(
+        (gelu(tmp_path / "2.onnx", divisor=2.0), gelu(tmp_path / "read.onnx", outputs=("y", "a")))
+    ):
+        written_out = with_rounding_steps(GroupedModel(model, find_groups(model))).model
+        assert [node.op_type for node in written_out.nodes].count("Div") == 1, number
+
+
 @pytest.mark.parametrize("axes", [[1], [0, 1], [0, 1, 2, 3]])
 def test_other_means_stay_as_they_are(tmp_path: Path, axes: list[int]) -> None:
     shape = list(X.mean(axis=tuple(axes)).shape)

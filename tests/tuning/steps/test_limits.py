@@ -15,7 +15,7 @@ from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP32
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.limits import LEAST_FREE_BYTES, Limit, Limits, size_of
-from mptune.tuning.steps.remeasure import confirm, to_measure
+from mptune.tuning.steps.remeasure import confirm, missing, points_to_confirm, to_measure
 from mptune.tuning.steps.tuner import Stop, Tuner
 from tests.fakes import Diary, FakeToolchain, Law
 from tests.tuning.conftest import OpenRecord
