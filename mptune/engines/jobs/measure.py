@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,30 @@ from mptune.engines.worker.child import WorkerState
 from mptune.graph.loading.value_dependent import DependentOutput
 from mptune.settings import LatencySettings
 from mptune.targets.throttling import Throttling, read_throttling, throttling_warnings
+
+STATE_AGE_S = 10.0
+"""The state of the GPUs is read again once it is so old: nvidia-smi takes 77 ms on an H200, as long as a timing."""
+
+
+class GpuWatch:
+    """The state of the GPUs while a worker times engines."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Read nothing yet; ``clock`` is in seconds, monotonic."""
+        self._clock = clock
+        self._read_at = -math.inf
+        self._first: dict[int, GpuState] = {}
+        self._warnings: tuple[str, ...] = ()
+
+    def warnings(self) -> tuple[str, ...]:
+        """Warnings about throttling, clocks that fell since the first reading, and other processes."""
+        if self._clock() - self._read_at >= STATE_AGE_S:
+            gpus = read_gpus()
+            self._first = self._first or {gpu.index: gpu for gpu in gpus}
+            states = [text for gpu in gpus for text in state_warnings(gpu, self._first.get(gpu.index))]
+            self._warnings = (*states, *process_warnings(foreign_gpu_processes()))
+            self._read_at = self._clock()
+        return self._warnings
 
 
 @dataclass(frozen=True)
@@ -174,14 +198,10 @@ class MeasureJob:
         return None
 
     def _device_warnings(self, state: WorkerState) -> tuple[str, ...]:
-        """Warnings about throttling, fallen clocks and other processes, read right after the timing."""
+        """Warnings about throttling, fallen clocks and other processes, read right after the timing (``GpuWatch``)."""
         if self.provider != "cuda":
             return ()
-        gpus = read_gpus()
-        first: tuple[GpuState, ...] = state.cached("first gpu state", self.provider, lambda: gpus)
-        before = {gpu.index: gpu for gpu in first}
-        warnings = [text for gpu in gpus for text in state_warnings(gpu, before.get(gpu.index))]
-        return (*warnings, *process_warnings(foreign_gpu_processes()))
+        return state.cached("state of the gpus", self.provider, GpuWatch).warnings()
 
 
 def _is_enough(enough: Enough, values_ms: Sequence[Sequence[float]]) -> bool:

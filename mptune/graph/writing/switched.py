@@ -2,8 +2,9 @@
 
 ``emulate`` writes one model for one plan; this is one model for all plans of some groups, in one session.
 A value of these groups is rounded in a branch of an If, or always, and a Where selects the rounded or the exact one. An
-If avoids most of the work on a CPU; on a GPU it would wait for the host each time. Such a model may begin at a waist,
-with the values at the waist as its inputs: the groups before it are FP32.
+If avoids most of the work on a CPU; on a GPU it would wait for the host each time. Values that no rounding changes have
+neither: a mask that is computed from constants alone is still folded when the session opens. Such a model may begin at
+a waist, with the values at the waist as its inputs: the groups before it are FP32.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import onnx
 import onnx.helper
 
 from mptune.files import write_bytes
+from mptune.graph.casting.small_integers import small_integers
 from mptune.graph.casting.value_types import ValueTypes, new_suffix, value_types
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model, Node
@@ -56,6 +58,7 @@ class SwitchedEmulator:
         self._types = value_types(grouped)
         self._bank = bank
         self._branches = branches
+        self._exact = frozenset(small_integers(grouped.model))
         kinds = ("raw", "same", "chosen", "or", *(k for of in _KINDS.values() for k in of))
         self._suffix = {kind: new_suffix(grouped.model, kind) for kind in kinds}
         self.switches: Mapping[Precision, Mapping[str, str]] = {
@@ -96,7 +99,7 @@ class SwitchedEmulator:
             RunError: the file cannot be written, or the disk is full.
         """
         switches = {p: {g: name for g, name in self.switches[p].items() if g in switched} for p in precisions}
-        writing = _Writing(self._types, self._suffix, switches, branches=self._branches)
+        writing = _Writing(self._types, self._suffix, switches, branches=self._branches, exact=self._exact)
         for node in self._types.model.nodes[start.last + 1 :]:
             writing.add(node)
         return write_bytes(path, [writing.finish(self._bank, start.tensors, self._types.model.proto.graph.output)])
@@ -125,8 +128,10 @@ class _Writing:
         switches: Mapping[Precision, Mapping[str, str]],
         *,
         branches: bool,
+        exact: Collection[str] = (),
     ) -> None:
         self._types = types
+        self._exact = exact
         self._model = types.model
         self._suffix = suffix
         self._branches = branches
@@ -154,9 +159,9 @@ class _Writing:
         switch = self._switch.get(group)
         if switch is not None:
             for slot in rule.inputs:
-                if self._maker.get(inputs[slot]) != group:
+                if self._maker.get(inputs[slot]) != group and inputs[slot] not in self._exact:
                     inputs[slot] = self._chosen(inputs[slot], group, switch)
-            behind = [slot for slot in rule.outputs if needs_rounding(self._types, node)]
+            behind = [s for s in rule.outputs if needs_rounding(self._types, node) and outputs[s] not in self._exact]
         for slot in behind:
             outputs[slot] += self._suffix["raw"]
         self._read.update(inputs, node.captures)

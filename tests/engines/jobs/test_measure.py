@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from onnx import helper
 
 from mptune.data.calibration import CalibrationSet, save_outputs
 from mptune.engines.base import EngineError, EngineSession
-from mptune.engines.jobs.measure import MeasureJob, ReopenJob
+from mptune.engines.jobs.measure import STATE_AGE_S, GpuWatch, MeasureJob, ReopenJob
 from mptune.engines.ort.session import OrtSession, SessionOptions
 from mptune.engines.timing.latency import Repetitions
 from mptune.engines.worker.child import WorkerState
@@ -93,3 +94,31 @@ def test_sessions_opened_anew_are_timed_beside_the_same_baseline(tmp_path: Path)
     another = job.run(WorkerState()).latency.session
     assert another is not None
     assert another.baseline != timings[0].baseline
+
+
+def test_the_state_of_the_gpus_is_read_again_once_it_is_old(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """nvidia-smi is a script here that writes down how often it was asked; the second reading shows a fallen clock."""
+    asked = tmp_path / "asked"
+    script = tmp_path / "nvidia-smi"
+    script.write_text(
+        f"""#!/bin/sh
+case "$*" in
+  *--query-gpu=index*) echo . >> {asked}; [ $(wc -l < {asked}) -gt 1 ] && mhz=900 || mhz=1900
+    echo "0, H200, 143000, 100, 580, $mhz, 1980, 3201, 100, 700, 40";;
+  *throttle*) echo 0x0;;
+esac
+"""
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    now = [0.0]
+    watch = GpuWatch(lambda: now[0])
+    assert watch.warnings() == ()
+    now[0] = STATE_AGE_S / 2
+    assert watch.warnings() == ()
+    assert len(asked.read_text().split()) == 1
+    now[0] = 2 * STATE_AGE_S
+    (warning,) = watch.warnings()
+    assert "fell from 1900 to 900 MHz" in warning
+    assert watch.warnings() == (warning,), "also for the plans that are timed until the next reading"
+    assert len(asked.read_text().split()) == 2

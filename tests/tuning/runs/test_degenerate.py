@@ -72,7 +72,7 @@ def save_space(text: str) -> str:
 def test_no_free_group() -> None:
     done = search(space=save_space("[pin]\nfp32 = ['*']"))
     assert "every layer group is pinned, so there was nothing to search" in done.said
-    assert done.diary.stages[2] == "stopped: every plan of the search space has been evaluated"
+    assert "stopped: every plan of the search space has been evaluated" in done.diary.stages
     assert done.front.chosen == done.front.fp32
     assert len(done.toolchain.built) == 1
     assert done.toolchain.emulated == []
@@ -80,7 +80,7 @@ def test_no_free_group() -> None:
 
 def test_one_free_group() -> None:
     done = search(space=save_space("[pin]\nfp32 = ['block*', 'mixing*']"))
-    assert done.diary.stages[-2] == "stopped: every plan of the search space has been evaluated"
+    assert "stopped: every plan of the search space has been evaluated" in done.diary.stages
     assert len(done.toolchain.built) == 2
     assert done.front.warnings == (), "that is all there is, and a larger budget would find no more"
     assert [len(p.plan.fp16_groups) for p in done.front.points] == [1, 0]
@@ -90,7 +90,7 @@ def test_every_group_overflows() -> None:
     done = search(toolchain=lambda ids: {"non_finite": set(ids)})
     assert "every layer group that was tried gives NaN or Inf in FP16" in done.said
     assert done.front.chosen == done.front.fp32
-    assert done.diary.stages[-2] == "stopped: no plan is expected to improve the front beyond the noise"
+    assert "stopped: no plan is expected to improve the front beyond the noise" in done.diary.stages
     assert len(done.toolchain.built) < 20
 
 

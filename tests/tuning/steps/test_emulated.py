@@ -200,6 +200,8 @@ def evaluation(error: float, metric: str = METRIC) -> Evaluation:
         (0.6e-3, 1e-3, 0.0, False),
         (1.0e-3, 1e-5, 1e-3, True),
         (1.0e-3, math.inf, 0.0, False),
+        (0.0, 3.67e-7, 0.0, True),  # FP16 groups that round nothing, on an H200
+        (2.0e-7, 2.0e-6, 0.0, False),
     ],
 )
 def test_a_factor_between_measured_and_emulated_is_a_warning(
