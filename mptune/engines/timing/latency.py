@@ -373,18 +373,19 @@ def time_in_turn(
         settings: the threshold of the warning about variation.
         clock: milliseconds, monotonic; for the warm-up.
         is_enough: asked after each value, with the values in milliseconds of each engine so far: whether to stop
-            before ``repetitions.iterations`` values are there.
+            before ``repetitions.iterations`` values are there. Not before ``min_iterations`` executions.
 
     Returns:
         The latencies, in the order of the engines.
     """
     warm_up([watch.run_once for watch in watches], clock, repetitions)
     executions = repetitions.executions_per_value
+    least = math.ceil((settings or LatencySettings()).min_iterations / executions)
     taken: list[list[float]] = [[] for _ in watches]
-    for _ in range(repetitions.iterations):
+    for count in range(1, repetitions.iterations + 1):
         for watch, values in zip(watches, taken, strict=True):
             values.append(watch.value_ms(executions))
-        if is_enough(taken):
+        if count >= least and is_enough(taken):
             break
     return tuple(
         summarise(

@@ -187,9 +187,9 @@ def test_timing_stops_when_its_values_are_enough() -> None:
         return len(values[1]) == 7
 
     watches = [HostStopwatch(device.run, device.clock) for _ in range(2)]
-    latencies = time_in_turn(watches, Repetitions(1, 40), clock=device.clock, is_enough=is_enough)
+    latencies = time_in_turn(watches, Repetitions(1, 40, 3), SETTINGS, device.clock, is_enough)
     assert [len(latency.raw_ms) for latency in latencies] == [7, 7]
-    assert seen == list(range(1, 8))
+    assert seen == [4, 5, 6, 7], "not asked before 10 executions"
     latencies = time_in_turn(watches, Repetitions(1, 5), clock=device.clock, is_enough=lambda values: False)
     assert [len(latency.raw_ms) for latency in latencies] == [5, 5]
 
