@@ -186,6 +186,9 @@ class FakeToolchain:
         self.asked_for_kernels += 1
         return self.missing_kernels[min(self.asked_for_kernels, len(self.missing_kernels)) - 1]
 
+    def missing_bf16_kernels(self) -> tuple[MissingKernel, ...] | Failure:
+        return ()
+
     def emulate(self, plans: Sequence[PrecisionPlan], part: range | None = None) -> tuple[OutputError, ...] | Failure:
         self.emulated += [plan.fingerprint for plan in plans]
         if (kill := self._kill()) is not None:

@@ -76,3 +76,12 @@ def onnx_schema(op_type: str, opset: int) -> OperatorSchema | None:
         return OperatorSchema.of(onnx.defs.get_schema(op_type, opset, ""))
     except onnx.defs.SchemaError:
         return None
+
+
+def is_written_out(op_type: str, opset: int) -> bool:
+    """Whether ONNX defines one of its operators by others, so that a runtime without a kernel can write it out."""
+    try:
+        schema: Any = onnx.defs.get_schema(op_type, opset, "")
+    except onnx.defs.SchemaError:
+        return False
+    return bool(schema.has_function or schema.has_context_dependent_function)

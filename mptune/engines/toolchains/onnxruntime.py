@@ -23,6 +23,7 @@ from mptune.engines.toolchains.shared import BaseToolchain
 from mptune.engines.toolchains.timed import Profiler, Timer
 from mptune.engines.workload import Workload
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.schemas import is_written_out
 from mptune.settings import SearchSettings
 
 if TYPE_CHECKING:
@@ -129,27 +130,50 @@ class OnnxRuntimeToolchain(BaseToolchain):
             half.unlink(missing_ok=True)
 
     def missing_bf16_kernels(self) -> tuple[MissingKernel, ...] | Failure:
-        """See ``Toolchain``; where no provider has a kernel the session does not open, and names one node at a time."""
-        if self.provider == "cpu":
-            return ()
-        grouped, found = self.workload.grouped, list[MissingKernel]()
-        lacking: set[str] = set()
+        """See ``Toolchain``; of the CPU it is not asked: no profile of a CPU has BF16."""
+        return () if self.provider == "cpu" else self.unopened_in_bf16()
+
+    def unopened_in_bf16(self) -> tuple[MissingKernel, ...] | Failure:
+        """The nodes without a BF16 kernel: where no provider has one the session does not open, and names one node.
+
+        An operator that ONNX defines by others is written out where it has no kernel: then one of those is named.
+        """
+        grouped, lacking = self.workload.grouped, set[str]()
         while True:
-            kept = [g.id for g in grouped.groups if g.pinned is not None or not lacking.isdisjoint(g.ops)]
-            plan = grouped.uniform(Precision.BF16).replace(dict.fromkeys(kept, Precision.FP32))
-            typed = self._typed_model(plan, "all-bf16")
-            try:
-                answer = self._call(PlacementJob(typed, self._baseline_model(), self.provider))
-            finally:
-                typed.unlink(missing_ok=True)
+            answer, left = self._open_in_bf16(lacking)
+            named = _NO_KERNEL.search(answer.message) if isinstance(answer, Failure) else None
             if not isinstance(answer, Failure):
-                return (*found, *answer)
-            named = _NO_KERNEL.search(answer.message)
-            if named is None or named["op"] in lacking:
+                nodes = (n for n in grouped.model.nodes if n.op_type in lacking and n.name in grouped.owners)
+                provider = PROVIDERS[self.provider]
+                return (*(MissingKernel(n.name, n.op_type, provider, "") for n in nodes), *answer)
+            if named is None:
                 return answer
-            lacking.add(named["op"])
-            nodes = (n for n in grouped.model.nodes if n.op_type == named["op"] and n.name in grouped.owners)
-            found += [MissingKernel(n.name, n.op_type, PROVIDERS[self.provider], "") for n in nodes]
+            if named["op"] in left:
+                lacking.add(named["op"])
+                continue
+            written_out = sorted(op for op in left if is_written_out(op, grouped.model.opset))
+            if not written_out:
+                return answer
+            cured = (op for op in written_out if self._named_in_bf16({*lacking, op}) != named["op"])
+            lacking.update(next(([op] for op in cured), written_out))  # all of them where it takes more than one
+
+    def _open_in_bf16(self, lacking: set[str]) -> tuple[tuple[MissingKernel, ...] | Failure, set[str]]:
+        """Open the all-BF16 plan without the groups of some operators; what it says, and the operators in BF16."""
+        grouped = self.workload.grouped
+        kept = [g.id for g in grouped.groups if g.pinned is not None or not lacking.isdisjoint(g.ops)]
+        plan = grouped.uniform(Precision.BF16).replace(dict.fromkeys(kept, Precision.FP32))
+        typed = self._typed_model(plan, "all-bf16")
+        try:
+            answer = self._call(PlacementJob(typed, self._baseline_model(), self.provider))
+        finally:
+            typed.unlink(missing_ok=True)
+        return answer, {op for g in grouped.groups if g.id not in kept for op in g.ops}
+
+    def _named_in_bf16(self, lacking: set[str]) -> str:
+        """The operator that is named where the plan does not open; "" where it does."""
+        answer, _ = self._open_in_bf16(lacking)
+        named = _NO_KERNEL.search(answer.message) if isinstance(answer, Failure) else None
+        return "" if named is None else named["op"]
 
     def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
         """See ``Toolchain``."""

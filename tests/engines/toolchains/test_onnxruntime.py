@@ -17,6 +17,7 @@ from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from mptune.settings import SearchSettings
 from mptune.targets.target import load_target
+from mptune.tuning.steps.kernels import MissingKernels
 from tests.engines.conftest import QUICK
 from tests.engines.engine_support import make_workspace
 from tests.engines.jobs.test_placement import save_sampling
@@ -65,3 +66,22 @@ def test_a_search_on_a_gpu_keeps_grid_sample_in_fp32(tmp_path: Path) -> None:
     assert front.fp16.plan.precision[group] is Precision.FP32
     assert front.fp16.plan.fp16_groups
     assert [finding.where.groups for finding in front.findings if finding.code == "no-fp16-kernel"] == [(group,)]
+
+
+def test_operators_that_no_provider_runs_in_bf16_are_named(mlp_workload: Workload, settings: SearchSettings) -> None:
+    """By the CPU provider, which has next to no BF16 kernels: its session names one node after the other."""
+    with OnnxRuntimeToolchain(load_target("cpu"), mlp_workload, settings, "cpu") as toolchain:
+        assert toolchain.missing_bf16_kernels() == ()
+        found = toolchain.unopened_in_bf16()
+    assert not isinstance(found, Failure), found
+    assert {"MatMul", "Gemm"} & {node.op_type for node in found}
+    assert {(node.wanted, node.actual) for node in found} == {("CPUExecutionProvider", "")}
+    nodes = {node.name: node.op_type for node in mlp_workload.model.nodes}
+    assert all(nodes[node.node] == node.op_type for node in found)
+    kernels = MissingKernels(bf16=found)
+    pins = kernels.pins(mlp_workload.grouped, Precision.BF16)
+    assert kernels.pins(mlp_workload.grouped) == {}
+    assert pins.keys() == {mlp_workload.grouped.owners[node.node] for node in found}
+    about = kernels.findings(mlp_workload.grouped)
+    assert {finding.code for finding in about} == {"no-bf16-kernel"}
+    assert {finding.evidence["operator"] for finding in about} == {node.op_type for node in found}
