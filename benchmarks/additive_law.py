@@ -17,13 +17,17 @@ from mptune.tuning.sampler.boundaries import Boundary
 from mptune.tuning.sampler.plan_rows import Bools, Floats
 from mptune.tuning.sampler.posterior import Prior
 
-_PULL = 0.3
-"""Weight of the roofline's terms beside one plan's: only for terms that the plans cannot separate."""
+PULLS = (0.1, 0.3, 1.0, 3.0)
+"""Weights of the roofline's terms beside one plan's, for terms that the plans cannot separate."""
 
 _DRAW = 1.0
 """Weight of a factor of e between a group's squared error in the law and alone, beside the same between plans."""
 
 FOLDS = 5
+
+_PASSES, _ODD = 3, 6.0
+"""The law is fitted so often, each time without the plans whose latency is off by so many robust standard deviations:
+a few timings of an H200 are off by tens of per cent, and would bend all terms."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,9 @@ class AdditiveLaw:
     squares: Floats
 
     @classmethod
-    def fit(cls, prior: Prior, rows: Bools, latency_ms: Floats, error: Floats, base_ms: float) -> AdditiveLaw:
+    def fit(
+        cls, prior: Prior, rows: Bools, latency_ms: Floats, error: Floats, base_ms: float, pull: float = PULLS[1]
+    ) -> AdditiveLaw:
         """Fit.
 
         Args:
@@ -54,14 +60,18 @@ class AdditiveLaw:
             latency_ms: of the plans.
             error: of the plans.
             base_ms: latency of all-FP32.
+            pull: of ``PULLS``.
         """
         columns = _columns(prior.boundaries, rows)
         expected = _expected(prior, rows, latency_ms, base_ms)
         groups = rows.shape[1]
         low = np.concatenate([np.full(groups, -np.inf), np.zeros(len(prior.boundaries))])
-        stacked = np.vstack([columns, _PULL * np.eye(len(expected))])
-        wanted = np.concatenate([latency_ms - base_ms, _PULL * expected])
-        terms = lsq_linear(stacked, wanted, (low, np.inf), method="trf").x
+        kept = np.ones(len(rows), dtype=bool)
+        for _ in range(_PASSES):
+            stacked = np.vstack([columns[kept], pull * np.eye(len(expected))])
+            wanted = np.concatenate([latency_ms[kept] - base_ms, pull * expected])
+            terms = lsq_linear(stacked, wanted, (low, np.inf), method="trf").x
+            kept = ~_is_odd((base_ms + columns @ terms) / latency_ms - 1.0)
         return cls(base_ms, -terms[:groups], prior.boundaries, terms[groups:], _fit_squares(prior, rows, error))
 
     def predict(self, rows: Bools) -> tuple[Floats, Floats]:
@@ -77,14 +87,16 @@ class Residual:
 
     Attributes:
         plans: how many.
-        latency: standard deviation of predicted over measured latency, less 1.
+        latency: standard deviation of predicted over measured latency, less 1; without the odd plans.
         bias: mean of the same.
+        odd: plans whose latency is off by more than six robust standard deviations.
         log_error: standard deviation of the natural logarithm of predicted over measured error.
     """
 
     plans: int
     latency: float
     bias: float
+    odd: int
     log_error: float
 
     @classmethod
@@ -94,18 +106,39 @@ class Residual:
 
     def to_json(self) -> dict[str, Any]:
         """Four digits."""
-        return {"plans": self.plans} | {k: float(f"{v:.4g}") for k, v in vars(self).items() if k != "plans"}
+        return {k: v if isinstance(v, int) else float(f"{v:.4g}") for k, v in vars(self).items()}
 
 
-def cross_validated(prior: Prior, rows: Bools, latency_ms: Floats, error: Floats, base_ms: float) -> Residual:
-    """The residual of laws that are each fitted without a fifth of the plans, on that fifth; plans in random order."""
-    predicted = np.empty((2, len(rows)))
-    fold = np.arange(len(rows)) % FOLDS
-    for number in range(FOLDS):
-        out = fold == number
-        law = AdditiveLaw.fit(prior, rows[~out], latency_ms[~out], error[~out], base_ms)
-        predicted[:, out] = law.predict(rows[out])
-    return _residual(predicted[0], predicted[1], latency_ms, error)
+def cross_validated(
+    prior: Prior, rows: Bools, latency_ms: Floats, error: Floats, base_ms: float, left_out: Bools
+) -> tuple[Residual, float]:
+    """The residual of laws that are each fitted without a fifth of some plans, on that fifth, and their pull.
+
+    Args:
+        prior: as in ``AdditiveLaw.fit``, and so the next four.
+        rows: plans.
+        latency_ms: of them.
+        error: of them.
+        base_ms: latency of all-FP32.
+        left_out: which of the plans are left out in turn; the others are always fitted.
+
+    Returns:
+        The smallest residual of latency, and the pull that it has.
+    """
+    positions = np.random.default_rng(0).permutation(np.flatnonzero(left_out))
+    fold = np.full(len(rows), -1)
+    fold[positions] = np.arange(len(positions)) % FOLDS
+    found = []
+    for pull in PULLS:
+        predicted = np.empty((2, len(rows)))
+        for number in range(FOLDS):
+            out = fold == number
+            law = AdditiveLaw.fit(prior, rows[~out], latency_ms[~out], error[~out], base_ms, pull)
+            predicted[:, out] = law.predict(rows[out])
+        off = _residual(*predicted[:, left_out], latency_ms[left_out], error[left_out])
+        found.append((off.latency, off, pull))
+    _, residual, pull = min(found, key=lambda one: one[0])
+    return residual, pull
 
 
 def unit_squares(prior: Prior) -> Floats:
@@ -137,7 +170,17 @@ def _residual(predicted_ms: Floats, log_error: Floats, latency_ms: Floats, error
     off = predicted_ms / latency_ms - 1.0
     wrong = log_error - np.log(np.maximum(error, ERROR_FLOOR))
     counted = error > ERROR_FLOOR
-    return Residual(len(off), float(off.std()), float(off.mean()), float(wrong[counted].std()))
+    odd = _is_odd(off)
+    return Residual(
+        len(off), float(off[~odd].std()), float(off[~odd].mean()), int(odd.sum()), float(wrong[counted].std())
+    )
+
+
+def _is_odd(off: Floats) -> Bools:
+    """Which deviations are far outside of the rest, by the median absolute deviation."""
+    centre = np.median(off)
+    odd: Bools = np.abs(off - centre) > _ODD * 1.4826 * np.median(np.abs(off - centre))
+    return odd
 
 
 def _columns(boundaries: tuple[Boundary, ...], rows: Bools) -> Floats:

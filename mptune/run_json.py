@@ -35,7 +35,8 @@ _LABELS = {
 
 
 class _Section(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="ignore", frozen=True)
+    # Built when it is needed: most are needed as a part of RunFile alone, and building takes time at every start.
+    model_config = pydantic.ConfigDict(extra="ignore", frozen=True, defer_build=True)
 
 
 class ModelSection(_Section):

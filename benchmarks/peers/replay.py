@@ -22,7 +22,7 @@ from optuna.samplers import BaseSampler
 
 from benchmarks.common import rounded, save
 from benchmarks.huge import peak_mib
-from benchmarks.peers.world import World, open_world
+from benchmarks.peers.world import Laws, World, open_world
 from benchmarks.samplers import make_compared
 from benchmarks.simulator import search
 from mptune.tuning.fronts.hypervolume import hypervolume_improvement, pareto_staircase
@@ -60,6 +60,7 @@ class Task:
         sampler: of ``SAMPLERS``.
         seed: of the sampler.
         budget: builds.
+        laws: of the model; None fits them.
         deadline: by the system's clock (``time.time``): none is begun after it.
     """
 
@@ -68,6 +69,7 @@ class Task:
     sampler: str
     seed: int
     budget: int
+    laws: Laws | None = None
     deadline: float = float("inf")
 
 
@@ -90,7 +92,7 @@ def run(task: Task) -> dict[str, Any]:
         return {**document, "failure": "not begun: no time was left"}
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore")
-    world = open_world(task.results, task.model, task.seed)
+    world = open_world(task.results, task.model, task.seed, task.laws)
     emulate = Counting(world)
     started = time.process_time()
     try:
@@ -163,18 +165,25 @@ def replay(
     known = _known(out)
     deadline = time.time() + limit_s
     tasks = [
-        Task(results.resolve(), model, sampler, seed, budget if sampler == "precision" else stock_budget, deadline)
+        Task(
+            results.resolve(),
+            model,
+            sampler,
+            seed,
+            budget if sampler == "precision" else stock_budget,
+            world.laws,
+            deadline,
+        )
         for seed in range(seeds)
         for sampler in samplers
     ]
     left = [task for task in tasks if (task.sampler, task.seed, task.budget) not in known]
-    exact = world.near_exact()
     document = {
         "model": model,
         "replayed": True,
         "law": world.laws.to_json(),
         "baseline_ms": rounded(world.base),
-        "near_exact": rounded(world.hypervolume(exact)),
+        "own_front": rounded(world.own_front()),
     }
     context = multiprocessing.get_context("spawn")
     with context.Pool(min(jobs, max(1, len(left))), maxtasksperchild=1) as pool:

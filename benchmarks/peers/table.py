@@ -55,7 +55,7 @@ def write(
             entry["replayed"] = replayed(replays)
             for run in replays["runs"]:
                 if "curve" in run:
-                    shares = [value / replays["near_exact"] for value in run["curve"]]
+                    shares = [value / replays["own_front"] for value in run["curve"]]
                     curves.setdefault((MODELS[model].what, NAMES[run["sampler"]]), []).append({"shares": shares})
         if final is not None:
             entry["measured"] = measured(final, _build_s(results, model))
@@ -71,7 +71,7 @@ def write(
 
 def replayed(document: Mapping[str, Any]) -> Row:
     """Hypervolumes of the replays: for each sampler the median over its seeds, and the extremes."""
-    found: Row = {"law": document["law"], "near_exact": document["near_exact"], "samplers": {}}
+    found: Row = {"law": document["law"], "own_front": document["own_front"], "samplers": {}}
     for sampler, name in NAMES.items():
         runs = [run for run in document["runs"] if run["sampler"] == sampler]
         whole = [run for run in runs if "curve" in run]
@@ -202,8 +202,8 @@ def _replay_table(models: Mapping[str, Row]) -> str:
         cells = []
         for name, at in columns:
             volume = entry["samplers"].get(name, {}).get("hypervolume", {}).get(str(at))
-            cells.append("-" if volume is None else f"{volume[0] / entry['near_exact']:.3f}")
-        law = entry["law"]["of searches"] or entry["law"]["left out"]
+            cells.append("-" if volume is None else f"{volume[0] / entry['own_front']:.3f}")
+        law = entry["law"]["residual"]
         off = f"{law['latency']:.2%}, {math.expm1(law['log_error']):.1%}"
         lines.append(f"| {what} | " + " | ".join(cells) + f" | {off} |")
     return "\n".join(lines)

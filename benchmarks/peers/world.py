@@ -37,31 +37,26 @@ class Laws:
     """A fitted law with how well it is known.
 
     Attributes:
-        law: fitted to all measured plans.
+        law: fitted to all plans.
+        plans: so many.
         residual: on plans left out of the fit, a fifth at a time; without those of one group alone.
-        others: on plans of searches of the same model, which no fit has seen; None where there are none.
         emulation: standard deviation of the logarithm of emulated over measured error, of plans of many groups.
         timing: median standard error of a measured latency, relative.
         overflows: which free groups alone are not finite, shape (groups,).
     """
 
     law: AdditiveLaw
+    plans: int
     residual: Residual
-    others: Residual | None
     emulation: float
     timing: float
     overflows: Bools
 
-    @property
-    def used(self) -> Residual:
-        """The larger of what is known of the residual, so that replays are not easier than the device."""
-        return self.residual if self.others is None else max(self.residual, self.others, key=lambda r: r.latency)
-
     def to_json(self) -> dict[str, Any]:
         """How well the law is known."""
         return {
-            "left out": self.residual.to_json(),
-            "of searches": None if self.others is None else self.others.to_json(),
+            "plans": self.plans,
+            "residual": self.residual.to_json(),
             "emulation_log_sd": float(f"{self.emulation:.4g}"),
             "timing_sd": float(f"{self.timing:.4g}"),
             "not_finite_groups": int(self.overflows.sum()),
@@ -74,52 +69,49 @@ def fit_laws(known: Known, measured: MeasuredPlans, searched: Path | None = None
     Args:
         known: of the model.
         measured: its plans.
-        searched: a file of ``benchmarks.real_search`` of the same model and baseline, to judge the law by.
+        searched: a file of ``benchmarks.real_search`` of the same model and baseline, whose plans are taken, too.
     """
     prior, free = known.with_errors(measured), known.is_free
     kept = [plan for plan in measured.plans if math.isfinite(plan.latency_ms) and math.isfinite(plan.error)]
-    rows = bools_of([plan.precision for plan in kept])[:, free]
-    latency, error = np.array([[plan.latency_ms, plan.error] for plan in kept]).T
-    many = np.array([plan.kind != "one-group" and "1" in plan.precision for plan in kept])
-    order = np.random.default_rng(0).permutation(np.flatnonzero(many))
-    residual = cross_validated(prior, rows[order], latency[order], error[order], measured.baseline_ms)
-    law = AdditiveLaw.fit(prior, rows, latency, error, measured.baseline_ms)
-    both = [p for p, is_one in zip(kept, many, strict=True) if is_one and p.emulated and p.error > 0.0]
-    ratios = np.log([p.emulated / p.error for p in both if p.emulated is not None and math.isfinite(p.emulated)])
+    found = [(plan.precision, plan.latency_ms, plan.error, plan.kind != "one-group") for plan in kept]
+    found += [(*one, True) for one in _searched(measured, searched)]
+    rows = bools_of([bits for bits, *_ in found])[:, free]
+    latency, error = (np.array([one[column] for one in found]) for column in (1, 2))
+    many = np.array([is_many for *_, is_many in found]) & rows.any(axis=1)
+    residual, pull = cross_validated(prior, rows, latency, error, measured.baseline_ms, many)
+    both = [(p.emulated, p.error) for p in kept if p.kind != "one-group" and p.emulated and p.error > 0.0]
+    ratios = np.log([emulated / error for emulated, error in both if math.isfinite(emulated)])
     alone = {plan.precision.index("1") for plan in measured.of_kind("one-group") if not math.isfinite(plan.error)}
     return Laws(
-        law,
+        AdditiveLaw.fit(prior, rows, latency, error, measured.baseline_ms, pull),
+        len(rows),
         residual,
-        _others(law, free, measured, searched),
         float(ratios.std()) if len(ratios) else 0.0,
         float(np.median([plan.latency_sd_ms / plan.latency_ms for plan in kept])),
         np.array([index in alone for index in range(len(free))])[free],
     )
 
 
-def _others(law: AdditiveLaw, free: Bools, measured: MeasuredPlans, searched: Path | None) -> Residual | None:
-    document = json.loads(searched.read_text()) if searched is not None and searched.exists() else None
+def _searched(measured: MeasuredPlans, path: Path | None) -> list[tuple[str, float, float]]:
+    """Plans of searches of the same model beside the same baseline, that are not among the measured ones."""
+    document = json.loads(path.read_text()) if path is not None and path.exists() else None
     if document is None or document["baseline_ms"] != measured.baseline_ms:
-        return None
+        return []
     seen = {plan.precision for plan in measured.plans}
-    columns = document["columns"]
     found = []
     for plan in document["plans"]:
-        entry = dict(zip(columns, plan, strict=True))
-        figures = [decode_float(entry[name]) for name in ("latency_ms", "error")]
-        if entry["precision"] not in seen and all(map(math.isfinite, figures)) and figures[1] > 0.0:
-            found.append((entry["precision"], *figures))
-    if not found:
-        return None
-    rows = bools_of([bits for bits, _, _ in found])[:, free]
-    return Residual.of(law, rows, np.array([ms for _, ms, _ in found]), np.array([error for _, _, error in found]))
+        entry = dict(zip(document["columns"], plan, strict=True))
+        latency, error = (decode_float(entry[name]) for name in ("latency_ms", "error"))
+        if entry["precision"] not in seen and math.isfinite(latency) and math.isfinite(error) and error > 0.0:
+            found.append((entry["precision"], latency, error))
+    return found
 
 
 class World(Truth):
     """A model whose plans follow a law, for ``benchmarks.simulator.search``; ``seed`` is the sampler's."""
 
     def __init__(self, known: Known, measured: MeasuredPlans, laws: Laws, seed: int = 0) -> None:
-        self._known, self.laws, self._prior = known, laws, known.with_errors(measured)
+        self._known, self.laws, self._prior, self.deviates = known, laws, known.with_errors(measured), True
         super().__init__(groups=len(known.free), seed=seed, overflow=0.0, timing=laws.timing)
 
     def __post_init__(self) -> None:
@@ -136,12 +128,12 @@ class World(Truth):
 
     def latency(self, plans: Bools) -> Floats:
         """Of each row, in milliseconds; all-FP32 is the baseline itself."""
-        off = self._deviations(plans, _LATENCY, self.laws.used.latency)
+        off = self._deviations(plans, _LATENCY, self.laws.residual.latency)
         return np.where(plans.any(axis=1), self.laws.law.predict(plans)[0] * (1.0 + off), self.base)
 
     def error(self, plans: Bools) -> Floats:
         """Of each row."""
-        off = self._deviations(plans, _ERROR, self.laws.used.log_error)
+        off = self._deviations(plans, _ERROR, self.laws.residual.log_error)
         return np.exp(self.laws.law.predict(plans)[1] + np.where(plans.any(axis=1), off, 0.0))
 
     def finite(self, plans: Bools) -> Bools:
@@ -158,6 +150,14 @@ class World(Truth):
     def prior(self, kind: str = "precision") -> Prior:
         """What a search knows of it."""
         return self._prior
+
+    def own_front(self) -> float:
+        """The hypervolume of the law's front without deviations: among millions of plans some would deviate greatly."""
+        self.deviates = False
+        try:
+            return self.hypervolume(self.near_exact())
+        finally:
+            self.deviates = True
 
     @property
     def first(self) -> list[dict[str, str]]:
@@ -179,15 +179,14 @@ class World(Truth):
         for shift, factor in _MIXING:  # SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)
             mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
         share = (((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(11)).astype(float) + 0.5) / 2.0**53
-        deviations: Floats = sd * ndtri(share)
+        deviations: Floats = sd * ndtri(share) * self.deviates
         return deviations
 
 
-def open_world(results: Path, model: str, seed: int = 0) -> World:
-    """The world of a model whose files are in a folder of results."""
+def open_world(results: Path, model: str, seed: int = 0, laws: Laws | None = None) -> World:
+    """The world of a model whose files are in a folder of results; its laws are fitted where none are given."""
     measured = read_measured_plans(results / f"h200_plans_{model}.json")
     known = read_known(results / f"peers_known_{model}.json")
     if known.groups != tuple(group for group, _, _ in measured.groups):
         raise SystemExit(f"{model}: the layer groups are not those that were measured; measure again")
-    laws = fit_laws(known, measured, results / f"h200_search_{model}.json")
-    return World(known, measured, laws, seed)
+    return World(known, measured, laws or fit_laws(known, measured, results / f"h200_search_{model}.json"), seed)

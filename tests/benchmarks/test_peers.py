@@ -47,11 +47,10 @@ def plans() -> tuple[Prior, np.ndarray, np.ndarray, np.ndarray]:
 
 def test_a_law_that_holds_is_found(plans: tuple[Prior, np.ndarray, np.ndarray, np.ndarray]) -> None:
     prior, rows, latency, error = plans
-    seen = error > 0.0
-    residual = cross_validated(prior, rows[seen], latency[seen], error[seen], 10.0)
+    residual, _ = cross_validated(prior, rows, latency, error, 10.0, np.arange(len(rows)) > 0)
     assert residual.latency < 1e-3
     assert residual.log_error < 0.04, "the one-group errors that it begins with are 20 % off"
-    assert residual.plans == seen.sum()
+    assert residual.plans == len(rows) - 1
 
 
 def test_a_residual_is_what_the_law_misses(plans: tuple[Prior, np.ndarray, np.ndarray, np.ndarray]) -> None:
@@ -60,8 +59,10 @@ def test_a_residual_is_what_the_law_misses(plans: tuple[Prior, np.ndarray, np.nd
     assert (law.costs_ms >= 0.0).all()
     noise = np.random.default_rng(1)
     slower = latency / noise.normal(1.0, 0.03, len(latency))
+    slower[:3] *= 2.0
     off = Residual.of(law, rows, slower, error * noise.lognormal(0.0, 0.2, len(error)))
     assert off.latency == pytest.approx(0.03, rel=0.25)
+    assert off.odd == 3
     assert off.log_error == pytest.approx(0.2, rel=0.25)
 
 
@@ -89,8 +90,8 @@ def test_a_measured_model_answers_the_same_whenever_it_is_asked() -> None:
     for ask in ("latency", "error"):
         assert (getattr(first, ask)(plans) == getattr(second, ask)(plans[:])).all()
     law_ms, log_error = first.laws.law.predict(plans)
-    assert np.std(first.latency(plans) / law_ms) == pytest.approx(first.laws.used.latency, rel=0.2)
-    assert np.std(np.log(first.error(plans)) - log_error) == pytest.approx(first.laws.used.log_error, rel=0.2)
+    assert np.std(first.latency(plans) / law_ms) == pytest.approx(first.laws.residual.latency, rel=0.2)
+    assert np.std(np.log(first.error(plans)) - log_error) == pytest.approx(first.laws.residual.log_error, rel=0.2)
     assert first.latency(np.zeros((1, first.groups), dtype=bool)) == first.base
     assert first.bits(plans[0])[: first.groups].count("1") == plans[0].sum()
     assert len(first.first) > 2
@@ -198,8 +199,8 @@ def test_the_table_holds_what_was_measured_and_marks_what_is_replayed() -> None:
     assert "2.2 (2.19 to 2.21)" in text
     one = {"sampler": "precision", "curve": [0.1] * 50, "built": 50, "cpu_s": 1, "emulated": 9, "peak_mib": 9}
     runs = [{**one, "seed": seed} for seed in range(3)]
-    law = {"left out": {"latency": 0.01, "log_error": 0.1}, "of searches": None}
-    replays = table.replayed({"law": law, "near_exact": 0.2, "runs": runs})
+    law = {"residual": {"latency": 0.01, "log_error": 0.1}}
+    replays = table.replayed({"law": law, "own_front": 0.2, "runs": runs})
     text = table.tables({"m": {"what": "a model", "replayed": replays}})[0]
     assert "mptune, 50*" in text
     assert "| a model | 0.500 | 1.00%, 10.5% |" in text

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
-
-import pydantic
+from typing import Any, TypeVar, get_args
 
 from mptune._version import __version__
 from mptune.errors import PlanError, RunError
@@ -21,15 +19,29 @@ from mptune.files import file_sha256, write_text, writing
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.explanation import Explanation
+from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
 from mptune.tuning.front import Front
+from mptune.tuning.fronts.content import ChoiceKind
 from mptune.tuning.fronts.run_facts import facts_of, hint_of_exactness, other_devices, shown_findings
 
 KEPT_FORMAT = 1
 
-_EXPLANATION = pydantic.TypeAdapter(Explanation)
-_NAMES = ("chosen_reason", "choice_kind", "limits_met", "evaluations", "failures", "metric", "warnings")
-"""Fields of a front that are JSON as they are."""
+_TYPES = {
+    "chosen_reason": str,
+    "choice_kind": str,
+    "limits_met": bool,
+    "evaluations": int,
+    "failures": int,
+    "hypervolume": float,
+    "metric": str,
+    "warnings": list,
+}
+"""Fields of a front that are JSON as they are, or a list of lines."""
+
+_FIELDS = {"str": str, "float": float, "int": int, "bool": bool, "Reason": Reason}
+"""Types of the fields of an explanation's rows, by their names."""
+
+Row = TypeVar("Row", Kept, GroupWorth)
 
 
 @dataclass(frozen=True)
@@ -81,16 +93,19 @@ def keep_front(run: RunDirectory, file: RunFile, front: Front, before: RunStamp)
     position = {key: index for index, key in enumerate(unique)}
     hint = hint_of_exactness(front.points, front.chosen, front.choice_kind, run.path)
     document = {
-        **{name: getattr(front, name) for name in _NAMES},
+        **{name: getattr(front, name) for name in _TYPES},
         "made_from": before.made_from,
         "chosen_reason": front.chosen_reason.removesuffix(hint),
-        "hypervolume": front.hypervolume,
         "plans": [evaluation.to_json() for evaluation in unique.values()],
         "fp32": position[id(front.fp32)],
         "fp16": None if front.fp16 is None else position[id(front.fp16)],
         "chosen": None if front.chosen is None else position[id(front.chosen)],
         "points": [position[id(point)] for point in front.points],
-        "explanation": asdict(front.explanation),
+        "explanation": {
+            "kept": {plan: list(map(_to_list, groups)) for plan, groups in front.explanation.kept.items()},
+            "groups": list(map(_to_list, front.explanation.groups)),
+            "gains_from": front.explanation.gains_from,
+        },
     }
     path = run.kept_front_json
     text = json.dumps(document, separators=(",", ":")) + "\n"  # with Python's NaN: it is for mptune alone
@@ -120,14 +135,16 @@ def _decoded(run: RunDirectory, file: RunFile, document: dict[str, Any]) -> Fron
     points = tuple(plans[index] for index in document["points"])
     if fp32 is None:
         raise ValueError("no baseline")
-    fields = {name: document[name] for name in _NAMES}
-    hint = hint_of_exactness(points, chosen, fields["choice_kind"], run.path)
+    plain = {name: _of_type(document[name], kind) for name, kind in _TYPES.items()}
+    if plain["choice_kind"] not in get_args(ChoiceKind):
+        raise ValueError(plain["choice_kind"])
+    hint = hint_of_exactness(points, chosen, plain["choice_kind"], run.path)
+    plain |= {
+        "chosen_reason": plain["chosen_reason"] + hint,
+        "warnings": tuple(_of_type(line, str) for line in plain["warnings"]),
+    }
     return Front(
-        **{
-            **fields,
-            "chosen_reason": fields["chosen_reason"] + hint,
-            "warnings": tuple(fields["warnings"]),
-        },
+        **plain,
         run_dir=facts.run_dir,
         model_path=facts.model_path,
         model_sha256=facts.model_sha256,
@@ -138,11 +155,38 @@ def _decoded(run: RunDirectory, file: RunFile, document: dict[str, Any]) -> Fron
         fp16=fp16,
         points=points,
         chosen=chosen,
-        hypervolume=document["hypervolume"],
         findings=shown_findings(facts, chosen, fp32, is_confirmation=file.confirms is not None),
-        explanation=_EXPLANATION.validate_python(document["explanation"]),
+        explanation=_explanation(document["explanation"]),
         other_devices=other_devices(run),
     )
+
+
+def _to_list(row: Kept | GroupWorth) -> list[Any]:
+    """The fields in their order: there is one for every group of every plan, so their names are left out."""
+    return [getattr(row, field.name) for field in fields(row)]
+
+
+def _explanation(document: Mapping[str, Any]) -> Explanation:
+    kept = {
+        plan: tuple(_row(Kept, [*row[:2], Reason(row[2]), *row[3:]]) for row in rows)
+        for plan, rows in document["kept"].items()
+    }
+    return Explanation(kept, tuple(_row(GroupWorth, row) for row in document["groups"]), document["gains_from"])
+
+
+def _row(kind: type[Row], values: list[Any]) -> Row:
+    """A row of an explanation, whose values are of the types that its fields have."""
+    for field, value in zip(fields(kind), values, strict=True):
+        types, _, is_optional = str(field.type).partition(" | ")
+        if value is not None or not is_optional:
+            _of_type(value, _FIELDS[types])
+    return kind(*values)
+
+
+def _of_type(value: Any, kind: type) -> Any:
+    if not isinstance(value, int | float if kind is float else kind):
+        raise TypeError(f"{value!r} is no {kind.__name__}")
+    return value
 
 
 def _text(path: Path) -> str | None:

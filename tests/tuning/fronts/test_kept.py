@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import mptune
 from mptune.errors import RunError
 from mptune.rundir import read_run
+from mptune.tuning.explanation import GroupWorth
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.kept import kept_front
 from mptune.tuning.runs import result
@@ -89,6 +91,13 @@ def _replace(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new, 1), encoding="utf-8")
 
 
+def _explain(run: Path, field: str, value: object) -> None:
+    path = run / "data" / "kept_front.json"
+    document = json.loads(path.read_text())
+    document["explanation"]["groups"][0][[one.name for one in fields(GroupWorth)].index(field)] = value
+    path.write_text(json.dumps(document))
+
+
 CHANGES: dict[str, Callable[[Path], None]] = {
     "the journal is longer": lambda run: _append(run / "study.journal"),
     "a word of the journal": lambda run: _same_length(run / "study.journal"),
@@ -101,6 +110,9 @@ CHANGES: dict[str, Callable[[Path], None]] = {
     "no such point": lambda run: _replace(run / "data" / "kept_front.json", '"fp32":0', '"fp32":99'),
     "no baseline": lambda run: _replace(run / "data" / "kept_front.json", '"fp32":0', '"fp32":null'),
     "no number": lambda run: _replace(run / "data" / "kept_front.json", '"median_ms":', '"median_ms":"x","m":'),
+    "no kind of choice": lambda run: _replace(run / "data" / "kept_front.json", '"choice_kind":"', '"choice_kind":"x'),
+    "no number in an explanation": lambda run: _explain(run, "one_group_error", "much"),
+    "no reason": lambda run: _replace(run / "data" / "kept_front.json", '"kept":{', '"kept":{"x":[["g","n","why"]],'),
     "deep": lambda run: (run / "data" / "kept_front.json").write_text("[" * 100_000),
 }
 
@@ -145,11 +157,7 @@ def test_a_journal_that_grew_while_the_front_was_made_keeps_none(run: Path, monk
 
 
 def test_what_is_not_finite_is_kept(run: Path) -> None:
-    path = run / "data" / "kept_front.json"
-    document = json.loads(path.read_text())
-    group = document["explanation"]["groups"][0]
-    group["one_group_error"] = float("inf")
-    path.write_text(json.dumps(document))
+    _explain(run, "one_group_error", float("inf"))
     found = kept(run)
     assert found is not None
     assert found.explanation.groups[0].one_group_error == float("inf")
