@@ -29,6 +29,9 @@ from mptune.tuning.sampler.posterior import Prior
 _LATENCY, _ERROR, _EMULATION = 1, 2, 3
 """What a plan's deviations are drawn for."""
 
+_LEAST = 0.05
+"""Least latency, as a share of all-FP32's: where a law fits badly it may say anything."""
+
 _MIXING = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 
 
@@ -111,12 +114,12 @@ class World(Truth):
     """A model whose plans follow a law, for ``benchmarks.simulator.search``; ``seed`` is the sampler's."""
 
     def __init__(self, known: Known, measured: MeasuredPlans, laws: Laws, seed: int = 0) -> None:
-        self._known, self.laws, self._prior, self.deviates = known, laws, known.with_errors(measured), True
+        self.known, self.laws, self._prior, self.deviates = known, laws, known.with_errors(measured), True
         super().__init__(groups=len(known.free), seed=seed, overflow=0.0, timing=laws.timing)
 
     def __post_init__(self) -> None:
         law = self.laws.law
-        self.ids = self._known.free
+        self.ids = self.known.free
         self.boundaries, self.costs = list(law.boundaries), law.costs_ms
         whole = np.maximum(law.gains_ms, 0.0) + law.base_ms / self.groups
         self.times = np.stack([whole, whole - law.gains_ms], axis=1)
@@ -129,7 +132,8 @@ class World(Truth):
     def latency(self, plans: Bools) -> Floats:
         """Of each row, in milliseconds; all-FP32 is the baseline itself."""
         off = self._deviations(plans, _LATENCY, self.laws.residual.latency)
-        return np.where(plans.any(axis=1), self.laws.law.predict(plans)[0] * (1.0 + off), self.base)
+        law_ms = np.maximum(self.laws.law.predict(plans)[0], _LEAST * self.base)
+        return np.where(plans.any(axis=1), law_ms * np.exp(off), self.base)
 
     def error(self, plans: Bools) -> Floats:
         """Of each row."""
@@ -162,14 +166,14 @@ class World(Truth):
     @property
     def first(self) -> list[dict[str, str]]:
         """What a search of mptune's builds first."""
-        free = self._known.is_free
-        rows = bools_of([bits for _, bits in self._known.seeds])[:, free]
+        free = self.known.is_free
+        rows = bools_of([bits for _, bits in self.known.seeds])[:, free]
         return [{g: "fp16" if half else "fp32" for g, half in zip(self.ids, row, strict=True)} for row in rows]
 
     def bits(self, plan: Bools) -> str:
         """A row over the free groups as one 0 or 1 for each group of the model; pins stand as in the first plan."""
-        whole = bools_of([self._known.seeds[0][1]])[0]
-        whole[self._known.is_free] = plan
+        whole = bools_of([self.known.seeds[0][1]])[0]
+        whole[self.known.is_free] = plan
         return "".join("01"[int(half)] for half in whole)
 
     def _deviations(self, plans: Bools, kind: int, sd: float) -> Floats:

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from benchmarks.additive_law import AdditiveLaw, Residual, cross_validated
+from benchmarks.common import MeasuredPlans, read_measured_plans
 from benchmarks.peers import own, table
 from benchmarks.peers.__main__ import main
 from benchmarks.peers.final import Sessions
 from benchmarks.peers.own import Crashed, Made, bisect, convert
 from benchmarks.peers.replay import MOST_POINTS, Task, few_points, run
-from benchmarks.peers.world import open_world
+from benchmarks.peers.world import World, open_world
 from mptune.engines.timing.session_timing import SessionTiming
 from mptune.tuning.sampler.boundaries import Boundary
 from mptune.tuning.sampler.posterior import Prior
@@ -90,26 +91,34 @@ def test_a_measured_model_answers_the_same_whenever_it_is_asked() -> None:
     for ask in ("latency", "error"):
         assert (getattr(first, ask)(plans) == getattr(second, ask)(plans[:])).all()
     law_ms, log_error = first.laws.law.predict(plans)
-    assert np.std(first.latency(plans) / law_ms) == pytest.approx(first.laws.residual.latency, rel=0.2)
+    assert np.std(np.log(first.latency(plans) / law_ms)) == pytest.approx(first.laws.residual.latency, rel=0.2)
     assert np.std(np.log(first.error(plans)) - log_error) == pytest.approx(first.laws.residual.log_error, rel=0.2)
     assert first.latency(np.zeros((1, first.groups), dtype=bool)) == first.base
     assert first.bits(plans[0])[: first.groups].count("1") == plans[0].sum()
     assert len(first.first) > 2
 
 
+def test_a_law_that_fits_badly_gives_no_latency_below_nothing() -> None:
+    world = open_world(RESULTS, "digits_vit")
+    law = replace(world.laws.law, gains_ms=world.laws.law.gains_ms + world.base)
+    laws = replace(world.laws, law=law, residual=replace(world.laws.residual, latency=2.0))
+    plans = np.random.default_rng(0).random((50, world.groups)) < 0.5
+    wild = World(world.known, _measured("digits_vit"), laws)
+    assert (wild.latency(plans) > 0.0).all()
+    assert 0.0 <= wild.hypervolume(plans) <= 1.0
+
+
 def test_a_group_that_alone_is_not_finite_makes_no_plan_finite() -> None:
     world = open_world(RESULTS, "digits_vit")
     overflows = np.zeros(world.groups, dtype=bool)
     overflows[3] = True
-    world = type(world)(world._known, _measured("digits_vit"), replace(world.laws, overflows=overflows))
+    world = World(world.known, _measured("digits_vit"), replace(world.laws, overflows=overflows))
     plans = np.eye(world.groups, dtype=bool)
     assert (world.finite(plans) == ~overflows).all()
     assert world.emulate([{g: "fp16" if g == world.ids[3] else "fp32" for g in world.ids}]) == [float("inf")]
 
 
-def _measured(model: str) -> object:
-    from benchmarks.common import read_measured_plans
-
+def _measured(model: str) -> MeasuredPlans:
     return read_measured_plans(RESULTS / f"h200_plans_{model}.json")
 
 
@@ -207,6 +216,7 @@ def test_the_table_holds_what_was_measured_and_marks_what_is_replayed() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_every_step_runs_on_a_cpu_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     work, results = tmp_path / "work", tmp_path / "results"
     results.mkdir()
