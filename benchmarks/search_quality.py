@@ -11,6 +11,10 @@ With ``--cliffs`` a share of the groups is far slower in FP16 (``simulator.Cliff
 that were slower than twice FP32, and those that hold such a group at all.
 
     python -m benchmarks.search_quality --samplers precision --cliffs 0.04
+
+With ``--hard`` the models are less like the law that the sampler knows, and less is known of them (``simulator.Hard``).
+
+    python -m benchmarks.search_quality --hard --samplers precision "no designed emulations" --out hard.json
 """
 
 from __future__ import annotations
@@ -38,14 +42,14 @@ from optuna.samplers import BaseSampler  # noqa: E402
 
 from benchmarks.curves import draw  # noqa: E402
 from benchmarks.samplers import make_compared  # noqa: E402
-from benchmarks.simulator import Cliffs, Truth, search  # noqa: E402
+from benchmarks.simulator import Cliffs, Hard, Truth, search  # noqa: E402
 from mptune.engines.environment import describe_environment  # noqa: E402
 from mptune.tuning.fronts.hypervolume import REFERENCE_ERROR  # noqa: E402
 from mptune.tuning.sampler.min_cut import CutSolver  # noqa: E402
 from mptune.tuning.sampler.plan_rows import Bools, unique_plans  # noqa: E402
-from mptune.tuning.sampler.precision import PrecisionSampler  # noqa: E402
+from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN, PrecisionSampler  # noqa: E402
 
-EMULATING = ("precision", "profiled", "law known", "one decade wrong")
+EMULATING = ("precision", "profiled", "no designed emulations", "law known", "one decade wrong")
 LEARNING = (*EMULATING, "not emulated", "no prior")
 SAMPLERS = (*LEARNING, "prior only", "local", "tpe", "nsga2", "gp", "random")
 GP_GROUPS = 40
@@ -59,8 +63,8 @@ SLOW = 2.0
 KNOWN_AFTER = 3
 """So many builds that met a cliff; what comes after them is counted by itself."""
 
-Task = tuple[int, int, str, int, Cliffs | None]
-"""Groups, seed, sampler, budget, cliffs."""
+Task = tuple[int, int, str, int, Cliffs | None, Hard | None]
+"""Groups, seed, sampler, budget, cliffs, and how the models are harder."""
 
 
 def prior_only(truth: Truth, budget: int) -> Bools:
@@ -78,16 +82,17 @@ def make(kind: str, truth: Truth) -> BaseSampler:
     """The sampler of a name."""
     if kind in LEARNING:
         emulate = truth.emulate if kind in EMULATING else None
-        return PrecisionSampler(truth.prior(kind), seed=truth.seed, emulate=emulate)
+        to_learn = 0 if kind == "no designed emulations" else EMULATIONS_TO_LEARN
+        return PrecisionSampler(truth.prior(kind), seed=truth.seed, emulate=emulate, emulations_to_learn=to_learn)
     return make_compared(kind, truth.seed, truth.groups)
 
 
 def run_one(task: Task) -> dict[str, Any]:
     """One search; "reachable" builds the best points of the near-exact front, which is known to no sampler."""
-    groups, seed, kind, budget, cliffs = task
+    groups, seed, kind, budget, cliffs, hard = task
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore")
-    truth, front, exact = _model(groups, seed, cliffs)
+    truth, front, exact = _model(groups, seed, cliffs, hard)
     document = {"groups": groups, "seed": seed, "sampler": kind}
     if kind == "reachable":
         # All-FP32 and all-FP16 are built in any case, and are seldom of use.
@@ -112,8 +117,8 @@ def run_one(task: Task) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=100)
-def _model(groups: int, seed: int, cliffs: Cliffs | None) -> tuple[Truth, Bools, float]:
-    truth = Truth(groups, seed, cliffs=cliffs)
+def _model(groups: int, seed: int, cliffs: Cliffs | None, hard: Hard | None) -> tuple[Truth, Bools, float]:
+    truth = Truth(groups, seed, cliffs=cliffs, hard=hard)
     front = truth.near_exact()
     return truth, front, truth.hypervolume(front)
 
@@ -166,6 +171,7 @@ def results(tasks: Sequence[Task], jobs: int) -> Iterator[dict[str, Any]]:
         "one decade wrong": 4,
         "precision": 4,
         "profiled": 4,
+        "no designed emulations": 4,
         "law known": 4,
         "not emulated": 3,
         "no prior": 3,
@@ -204,17 +210,23 @@ def main() -> None:
     parser.add_argument("--cliff-cost", type=float, default=Cliffs.cost, help="of each, in latencies of all-FP32")
     parser.add_argument("--cliff-once", action="store_true", help="the cost is paid once, not for every such group")
     parser.add_argument("--cliff-operator", action="store_true", help="they are the groups of one operator")
+    parser.add_argument("--hard", action="store_true", help="models that are less like the law, and less known")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     cliffs = None
     if arguments.cliffs is not None:
         cliffs = Cliffs(arguments.cliffs, arguments.cliff_cost, arguments.cliff_once, arguments.cliff_operator)
-    described = None if cliffs is None else dataclasses.asdict(cliffs)
+    hard = Hard() if arguments.hard else None
+    models = {
+        name: json.loads(json.dumps(dataclasses.asdict(kind)))
+        for name, kind in (("cliffs", cliffs), ("hard", hard))
+        if kind is not None
+    }
     # Before anything runs: figures of other models are not for the same file.
-    runs_before = {} if arguments.out is None else _earlier(arguments.out, described)
+    runs_before = {} if arguments.out is None else _earlier(arguments.out, models)
     tasks = [
-        (groups, seed, kind, arguments.budget, cliffs)
+        (groups, seed, kind, arguments.budget, cliffs, hard)
         for groups in arguments.groups
         for kind in arguments.samplers
         if kind != "gp" or groups <= GP_GROUPS
@@ -248,7 +260,7 @@ def main() -> None:
         order = sorted(runs, key=lambda key: (key[0], every.index(key[1])))
         document = {
             **describe(arguments.budget),
-            **({} if described is None else {"cliffs": described}),
+            **models,
             "summary": [rows[key] for key in order],
             "runs": [run for key in order for run in runs[key]],
         }
@@ -257,12 +269,12 @@ def main() -> None:
         arguments.out.with_suffix(".svg").write_text(draw({key: runs[key] for key in order}))
 
 
-def _earlier(path: Path, cliffs: dict[str, Any] | None) -> dict[tuple[int, str], list[dict[str, Any]]]:
+def _earlier(path: Path, models: dict[str, Any]) -> dict[tuple[int, str], list[dict[str, Any]]]:
     """The runs that a file of figures holds, by size and sampler; the file must be of the same simulated models."""
     found: dict[tuple[int, str], list[dict[str, Any]]] = {}
-    document = json.loads(path.read_text()) if path.exists() else {"runs": [], "cliffs": cliffs}
-    if document.get("cliffs") != cliffs:
-        raise SystemExit(f"{path} has figures of models with other cliffs: give another --out")
+    document = json.loads(path.read_text()) if path.exists() else {"runs": [], **models}
+    if {name: document[name] for name in ("cliffs", "hard") if name in document} != models:
+        raise SystemExit(f"{path} has figures of other models: give another --out")
     for run in document["runs"]:
         found.setdefault((run["groups"], run["sampler"]), []).append(run)
     return found

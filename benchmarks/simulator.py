@@ -12,6 +12,11 @@ overflow in FP16. A sampler is given what the tool would give it:
 - "law known": the true gains, costs and one-group errors, so that only tactics and noise are left to learn,
 - "one decade wrong": one-group errors off by a log-normal of one decade more.
 
+``Hard`` models are less like the law, and less is known of them: one-group errors are off by 0.35 decades (and stay so
+when a group is emulated alone once more), one overflow in four is missed by every emulation, so that only a build
+shows it, the errors of neighbours are correlated, and a quarter of the boundaries breaks a fusion where it is crossed,
+which costs more than the prior says.
+
 ``Cliffs`` are groups that are far slower in FP16, as where an operator has no FP16 kernel and falls to the CPU (RAFT on
 an H200: 40 to 66 ms instead of 4). Nothing announces them; a sampler meets them in its builds.
 """
@@ -77,6 +82,22 @@ class Cliffs:
         )
 
 
+@dataclass(frozen=True)
+class Hard:
+    """How models differ from the default; what is drawn follows from the model's seed."""
+
+    one_group_decades: float = 0.35
+    """Standard deviation of log10 of an emulated one-group error about the true one."""
+    missed: float = 0.25
+    """Share of the overflows that no emulation foresees, of one group or of a whole plan."""
+    correlation: tuple[float, float] = (-0.3, 0.5)
+    """Range of the correlations between the errors that neighbours cause; others are uncorrelated."""
+    fusions: float = 0.25
+    """Share of the boundaries that break a fusion where they are crossed."""
+    fusion_cost: tuple[float, float] = (0.1, 0.6)
+    """Range of what that costs beside the Cast, as multiples of what FP16 saves in a group on average."""
+
+
 @dataclass
 class Truth:
     """One simulated model, drawn from the seed."""
@@ -90,6 +111,7 @@ class Truth:
     cliffs: Cliffs | None = None
     timing: float = TIMING
     """Standard deviation of a timing, relative."""
+    hard: Hard | None = None
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng([self.seed, self.groups])
@@ -115,9 +137,20 @@ class Truth:
         self.decade = np.log(10.0**2) * rng.normal(0.0, 1.0, n)
         self.slow: Bools = np.zeros(n, dtype=bool)
         self.operators: tuple[frozenset[str], ...] = ()
+        self.correlations = np.zeros(n - 1)
+        if self.hard is not None:
+            self._harden(self.hard, np.random.default_rng([self.seed, n, 2]), (fp32 * saved).mean())
         self.base = float(self.latency(np.zeros((1, n), dtype=bool))[0])
         if self.cliffs is not None:  # of a generator of their own: the rest of the model stays the same
             self.slow, self.operators = self.cliffs.choose(np.random.default_rng([self.seed, n, 1]), n)
+
+    def _harden(self, hard: Hard, rng: np.random.Generator, saved_ms: float) -> None:
+        """Draw what is different, of a generator of its own."""
+        self.emulated = self.errors * 10 ** rng.normal(0.0, hard.one_group_decades, self.groups)
+        self.missed = self.overflows & (rng.random(self.groups) < hard.missed)
+        self.correlations = rng.uniform(*hard.correlation, self.groups - 1)
+        breaks = rng.random(len(self.costs)) < hard.fusions
+        self.costs = self.costs + breaks * rng.uniform(*hard.fusion_cost, len(self.costs)) * saved_ms
 
     def latency(self, plans: Bools) -> Floats:
         """True latency of each row, True is FP16."""
@@ -135,11 +168,11 @@ class Truth:
 
     def _times(self, plans: Bools) -> Floats:
         """What each group takes, plans x groups."""
-        half = plans.astype(int)
-        before = np.pad(half, ((0, 0), (1, 0)))[:, :-1]
-        after = np.pad(half, ((0, 0), (0, 1)))[:, 1:]
-        index = np.arange(self.groups)
-        times: Floats = self.times[index, half] * self.tactics[index, half, before, after]
+        codes = np.zeros((len(plans), self.groups), dtype=np.int32)
+        codes[:] = 8 * np.arange(self.groups, dtype=np.int32) + 4 * plans
+        codes[:, 1:] += 2 * plans[:, :-1].astype(np.int32)
+        codes[:, :-1] += plans[:, 1:]
+        times: Floats = (self.times[:, :, None, None] * self.tactics).ravel()[codes]
         return times
 
     def profile(self, plan: Bools, rng: np.random.Generator) -> list[float]:
@@ -148,7 +181,11 @@ class Truth:
 
     def error(self, plans: Bools) -> Floats:
         """True error of each row."""
-        error: Floats = np.sqrt(plans @ self.errors**2 + ERROR_FLOOR**2)
+        squares = plans @ self.errors**2
+        if self.hard is not None:
+            products = self.errors[1:] * self.errors[:-1]
+            squares += (plans[:, 1:] & plans[:, :-1]) @ (2.0 * self.correlations * products)
+        error: Floats = np.sqrt(squares + ERROR_FLOOR**2)
         return error
 
     def finite(self, plans: Bools) -> Bools:
@@ -163,7 +200,11 @@ class Truth:
             plan = np.array([[choice[group] == "fp16" for group in self.ids]])
             miss = np.random.default_rng([self.seed, *np.packbits(plan)]).normal(0.0, WHOLE_PLAN)
             seen = bool((plan & self.overflows & ~self.missed).any())
-            answers.append(math.inf if seen else float(self.error(plan)[0] * np.exp(miss)))
+            if plan.sum() == 1:  # What the prior says of the group.
+                error, miss = self.emulated[plan[0]][0], 0.0
+            else:
+                error = self.error(plan)[0]
+            answers.append(math.inf if seen else float(error * np.exp(miss)))
         return answers
 
     def prior(self, kind: str) -> Prior:
@@ -271,7 +312,8 @@ def search(
         trial = study.ask(space)
         if attempt >= len(seeds):
             seconds.append(time.process_time() - started)
-        plan = np.array([[trial.params[g] == "fp16" for g in truth.ids]])
+        params = trial.params  # a copy
+        plan = np.array([[params[g] == "fp16" for g in truth.ids]])
         if plan.tobytes() in built:
             study.tell(trial, state=optuna.trial.TrialState.FAIL)
             continue

@@ -49,7 +49,7 @@ from mptune.tuning.record.proposal import Proposal
 from mptune.tuning.record.storage import batch, storing
 from mptune.tuning.record.study_trials import StudyTrials
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
-from mptune.tuning.sampler.precision import Emulate, PrecisionSampler
+from mptune.tuning.sampler.precision import Count, Emulate, PrecisionSampler
 from mptune.tuning.sampler.stock import derive_seed
 from mptune.tuning.sampler.trials import FAILURE_ATTR, PLAN_ATTR, ehvi_of, read_built_plans, set_feasible
 from mptune.tuning.space import SearchSpace
@@ -191,18 +191,19 @@ class StudyRecord:
     # -- asking and telling -------------------------------------------------------------------------------------
 
     def guide(
-        self, prior: Prior, seed: int, emulate: Emulate | None = None, searched: SearchedError | None = None
+        self,
+        prior: Prior,
+        seed: int,
+        emulate: Emulate | None = None,
+        searched: SearchedError | None = None,
+        to_learn: Count = 0,
     ) -> None:
         """Let ``PrecisionSampler`` propose from now on, with what is known or can be asked, errors as ``searched``."""
         scale = None if self.metric in ADD_IN_SQUARES else math.inf  # of others the largest one seen bounds the front
         named = replace(prior, groups=tuple(self._names.of(group) for group in prior.groups))
-
-        def emulate_named(plans: Sequence[Mapping[str, str]]) -> Sequence[float]:
-            assert emulate is not None
-            return emulate([by_group(plan) for plan in plans])
-
+        emulator: Emulate | None = None if emulate is None else lambda plans: emulate([by_group(p) for p in plans])
         judge = None if searched is None else searched.judge(lambda trial: self._decode(trial).error)
-        self._study.sampler = PrecisionSampler(named, derive_seed(seed, 0), scale, emulate and emulate_named, judge)
+        self._study.sampler = PrecisionSampler(named, derive_seed(seed, 0), scale, emulator, judge, to_learn)
 
     def enqueue(self, plan: PrecisionPlan, origin: Origin, attempt: int = 0, failures: int = 0) -> None:
         """Let a plan be asked next, unless it is enqueued already; its new trial replaces ``failures`` before it."""

@@ -40,6 +40,11 @@ _SCREENING_DRAWS = 3
 """Draws, beside the mean, by which thousands of candidates are screened."""
 
 
+def taught_by(prior: Prior, built: BuiltPlans) -> BuiltPlans:
+    """The plans that the posteriors of latency and error learn from."""
+    return built.thinned(max(_LEARNT_FROM, _PER_TERM * (len(prior.groups) + len(prior.boundaries))))
+
+
 class EhviEstimator:
     """Monte Carlo estimator of EHVI over the mean (draw 0) and draws of the posteriors.
 
@@ -55,7 +60,12 @@ class EhviEstimator:
     """
 
     def __init__(
-        self, prior: Prior, built: BuiltPlans, generator: np.random.Generator, reference_error: float = REFERENCE_ERROR
+        self,
+        prior: Prior,
+        built: BuiltPlans,
+        generator: np.random.Generator,
+        reference_error: float = REFERENCE_ERROR,
+        error_model: ErrorModel | None = None,
     ) -> None:
         """Condition the posteriors, draw from them, and take each draw's Pareto staircase.
 
@@ -64,10 +74,11 @@ class EhviEstimator:
             built: plans that were built, are being built, or were emulated; its ``base_ms`` must be known.
             generator: of the draws.
             reference_error: error past which a plan is worth nothing.
+            error_model: posterior of the errors given the same, where it is there already.
         """
-        terms = len(prior.groups) + len(prior.boundaries)
-        taught = built.thinned(max(_LEARNT_FROM, _PER_TERM * terms))
-        self._latency, self._error = LatencyModel(prior, taught), ErrorModel(prior, taught)
+        taught = taught_by(prior, built)
+        self._latency = LatencyModel(prior, taught)
+        self._error = ErrorModel(prior, taught) if error_model is None else error_model
         self.base_ms = built.base_ms
         self.overflow = OverflowModel(prior, built)
         self.failures = FailureModel(prior, built)

@@ -61,7 +61,7 @@ class ErrorModel:
             finite = np.isfinite(built.emulated[1])
             emulated = built.emulated[1][finite] * math.exp(-0.5 * self._emulation_bias)
             plans, errors = np.vstack([plans, built.emulated[0][finite]]), np.append(errors, emulated)
-            noise = np.append(noise, np.full(int(finite.sum()), math.hypot(_LAW_NOISE, self._emulation_noise)))
+            noise = np.append(noise, np.full(int(finite.sum()), self.emulation_sd))
         self._plans, self._noise = plans.astype(float), noise
         self._values = np.log(np.maximum(errors, ERROR_FLOOR) ** 2)
         mean = self._prior_mean(prior)
@@ -85,8 +85,9 @@ class ErrorModel:
         bounded: Floats = np.maximum(mean, math.log(ERROR_FLOOR**2) - 10.0)
         return bounded
 
-    def _predict(self, u: Floats) -> tuple[Floats, Floats]:
-        parts = self._plans * np.exp(u)
+    def _predict(self, u: Floats, plans: Floats | None = None) -> tuple[Floats, Floats]:
+        """Log squared errors of the plans (those that were learnt from), and each group's share of them."""
+        parts = (self._plans if plans is None else plans) * np.exp(u)
         if self._shares is not None:  # the part that decides
             parts = parts * self._shares.T[(parts @ self._shares).argmax(axis=1)]
         total = parts.sum(axis=1) + self._floor
@@ -116,6 +117,19 @@ class ErrorModel:
                 break
         model.posterior_mean = u
         return model, u, evidence - _WIDTH_PENALTY * log_width
+
+    @property
+    def emulation_sd(self) -> float:
+        """Standard deviation of the log of an emulated squared error about the law."""
+        return math.hypot(_LAW_NOISE, self._emulation_noise)
+
+    def shares(self, plans: Bools) -> Floats:
+        """Share of each group in each plan's squared error at the mode, shape (n_plans, n_groups)."""
+        return self._predict(self.mode, plans.astype(float))[1]
+
+    def covariance(self) -> Floats:
+        """Of ``u``, shape (n_groups, n_groups)."""
+        return self._model.covariance()
 
     def sample(self, generator: np.random.Generator, n_draws: int) -> Floats:
         """Draws of ``u``, shape (n_draws, n_groups)."""

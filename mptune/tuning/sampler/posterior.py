@@ -83,6 +83,12 @@ class BuiltPlans:
         """Which plans gave no outputs, shape (n_plans,)."""
         return np.zeros(len(self.plans), dtype=bool) if self.failed is None else self.failed
 
+    def with_emulated(self, plans: Bools, errors: Floats) -> BuiltPlans:
+        """With more plans that were emulated; NaN where that failed."""
+        known = ~np.isnan(errors)
+        before = (self.plans[:0], np.zeros(0)) if self.emulated is None else self.emulated
+        return replace(self, emulated=(np.vstack([before[0], plans[known]]), np.append(before[1], errors[known])))
+
     def thinned(self, most: int) -> BuiltPlans:
         """At most so many of the plans, and of the emulated ones, in their order: the first quarter, the last half, and
         evenly spread ones between them.
@@ -195,6 +201,11 @@ class LinearGaussian:
         variance -= ((jacobian @ self._gain) * (scaled @ self._jacobian.T)).sum(axis=1)
         sd: Floats = np.sqrt(np.maximum(variance, 0.0))
         return sd
+
+    def covariance(self) -> Floats:
+        """Of the parameters under the posterior, shape (n_parameters, n_parameters)."""
+        covariance: Floats = np.diag(self.sd**2) - self._gain @ (self._jacobian * self.sd**2)
+        return covariance
 
     def sample(self, generator: np.random.Generator, n_draws: int) -> Floats:
         """Draws from the posterior by Matheron's rule (Wilson et al., ICML 2020, arXiv 2002.09309, Theorem 1).

@@ -36,10 +36,13 @@ from optuna.trial import FrozenTrial
 
 from mptune.data.numbers import encode_float
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR
-from mptune.tuning.sampler.acquisition import EhviEstimator
+from mptune.tuning.sampler.acquisition import EhviEstimator, taught_by
 from mptune.tuning.sampler.candidates import find_candidates
+from mptune.tuning.sampler.emulation_design import design_plans
+from mptune.tuning.sampler.error_model import ErrorModel
+from mptune.tuning.sampler.group_tests.overflow_model import OverflowModel
 from mptune.tuning.sampler.min_cut import CutSolver
-from mptune.tuning.sampler.plan_rows import PRECISIONS, Bools, choices_of, to_bits
+from mptune.tuning.sampler.plan_rows import PRECISIONS, Bools, Floats, choices_of, to_bits
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 from mptune.tuning.sampler.trials import EHVI_ATTR, Judge, TrialReader, emulated_attr, is_precision
 
@@ -49,11 +52,20 @@ _FINALISTS = 300
 """Candidates of the largest screened EHVI that all draws judge."""
 
 _EMULATED_AT_A_TIME, _EMULATION_ROUNDS = 4, 3
-"""Finalists that one round emulates, and rounds at most: a proposal waits for twelve emulations at worst."""
+"""Finalists that one round emulates, and rounds at most: a proposal waits for twelve emulations of them at worst."""
+
+EMULATIONS_TO_LEARN = 8
+"""Plans that are emulated before a proposal so that the groups' errors become known, at most."""
+
+_AT_FIRST = 4
+"""So many times as many before the first one."""
 
 
 Emulate = Callable[[Sequence[Mapping[str, str]]], Sequence[float]]
 """Plans, each as free group -> ``"fp16"`` or ``"fp32"`` -> their errors, ``inf`` where not finite."""
+
+Count = Callable[[], int] | int
+"""A number, or what gives it each time."""
 
 
 class PrecisionSampler(BaseSampler):
@@ -66,6 +78,7 @@ class PrecisionSampler(BaseSampler):
         error_scale: float | None = None,
         emulate: Emulate | None = None,
         judge: Judge | None = None,
+        emulations_to_learn: Count = EMULATIONS_TO_LEARN,
     ) -> None:
         """Make the sampler.
 
@@ -75,10 +88,13 @@ class PrecisionSampler(BaseSampler):
             error_scale: error past which a plan is worth nothing; None takes 3e-2; ``inf`` the largest one measured.
             emulate: gives the errors of plans before they are built; NaN where it cannot.
             judge: of the errors of trials; None takes the objectives as they were told.
+            emulations_to_learn: how many plans may be emulated before a proposal beside those that are candidates, to
+                learn the groups' errors from them; fewer are where these are known.
         """
         self._prior = prior
         self._emulate = emulate
         self._judge = judge
+        self._emulations_to_learn = emulations_to_learn
         self._seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
         self._random = RandomSampler(seed=self._seed)
         self._reference_error = error_scale or REFERENCE_ERROR
@@ -147,7 +163,8 @@ class PrecisionSampler(BaseSampler):
     ) -> tuple[Bools | None, float, dict[str, float | str]]:
         """The plan with the largest expected hypervolume improvement, weighed by its probability to be finite.
 
-        The finalists are emulated, a few at a time, until the best of them is one whose error is known.
+        Where the groups' errors are in doubt, plans that tell of them are emulated first. The finalists are emulated, a
+        few at a time, until the best of them is one whose error is known.
 
         Args:
             prior: what is known beforehand.
@@ -163,24 +180,53 @@ class PrecisionSampler(BaseSampler):
             reference_error = max(float(np.nanmax(built.error, initial=0.0)), 10 * ERROR_FLOOR)
         if self._solver is None or self._solver[0] is not prior:
             self._solver = prior, CutSolver(len(prior.groups), prior.boundaries)
-        estimator = EhviEstimator(prior, built, generator, reference_error)
+        emulated_errors: dict[str, float | str] = {}
+        error_model = ErrorModel(prior, taught_by(prior, built))
+        designed = self._designed(prior, built, error_model)
+        if len(designed):
+            built = built.with_emulated(designed, self._emulated(prior, designed, emulated_errors))
+            error_model = ErrorModel(prior, taught_by(prior, built))
+        estimator = EhviEstimator(prior, built, generator, reference_error, error_model)
         finalists = find_candidates(prior, estimator, self._solver[1], built.plans, generator).best(_FINALISTS)
         if not len(finalists):
             return None, 0.0, {}
         errors = estimator.emulated_errors(finalists)
         is_emulated = ~np.isnan(errors)
-        emulated_errors: dict[str, float | str] = {}
         for round_ in range(_EMULATION_ROUNDS + 1):
             ehvi = np.where(np.isposinf(errors), -1.0, estimator.ehvi(finalists, errors))
             order = np.argsort(-ehvi, kind="stable")
             if self._emulate is None or is_emulated[order[0]] or round_ == _EMULATION_ROUNDS:
                 break
             few = order[~is_emulated[order]][:_EMULATED_AT_A_TIME]
-            errors[few] = self._emulate([_choices(prior, plan) for plan in finalists[few]])
+            errors[few] = self._emulated(prior, finalists[few], emulated_errors)
             is_emulated[few] = True
-            known = [i for i in few if not math.isnan(errors[i])]
-            emulated_errors.update({to_bits(finalists[i]): encode_float(errors[i]) for i in known})
         return finalists[order[0]], max(float(ehvi[order[0]]), 0.0), emulated_errors
+
+    def _designed(self, prior: Prior, built: BuiltPlans, error_model: ErrorModel) -> Bools:
+        """Plans whose emulation tells of the groups' errors, shape (n_plans, n_groups)."""
+        nothing = built.plans[:0]
+        if self._emulate is None:
+            return nothing
+        allowed = self._emulations_to_learn
+        most = allowed if isinstance(allowed, int) else allowed()
+        emulated = nothing if built.emulated is None else built.emulated[0]
+        if most < 1:
+            return nothing
+        if not len(emulated):
+            most *= _AT_FIRST
+        gains = np.abs(np.ones(len(prior.groups)) if prior.gains_ms is None else np.array(prior.gains_ms))
+        overflows = OverflowModel(prior, built).probabilities > 0.5
+        generator = np.random.default_rng([len(prior.groups), len(emulated)])
+        known = np.vstack([built.plans, emulated])
+        return design_plans(error_model, gains + gains.mean(), ~overflows, known, most, generator)
+
+    def _emulated(self, prior: Prior, plans: Bools, emulated_errors: dict[str, float | str]) -> Floats:
+        """The errors of plans, shape (n_plans,), NaN where emulation fails; those that are known are noted."""
+        assert self._emulate is not None
+        errors = np.array(self._emulate([_choices(prior, plan) for plan in plans]), dtype=float)
+        pairs = zip(plans, errors, strict=True)
+        emulated_errors.update({to_bits(plan): encode_float(e) for plan, e in pairs if not math.isnan(e)})
+        return errors
 
 
 def _choices(prior: Prior, plan: Bools) -> dict[str, str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.evaluation import EmulatedError
 from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.listener import Listener
+from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.attempts import FAULTS_IN_A_ROW, in_fresh_processes, run_control
 from mptune.tuning.steps.emulated_errors import EmulatedErrors
@@ -22,6 +24,9 @@ from mptune.tuning.steps.limits import Limits
 
 EMULATED_JSON = "emulated.jsonl"
 """Name of the file in the run's data directory."""
+
+_UNTIMED = 2
+"""Plans to learn from, before it is known how long an emulation takes."""
 
 _UNKNOWN = EmulatedError(math.nan, 0)
 """Of a plan whose emulation failed, alone and again: a crash says nothing about overflow."""
@@ -43,6 +48,7 @@ class PlanEmulator:
         alone: Mapping[str, float] | None = None,
         limits: Limits | None = None,
         searched: SearchedError | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Read the errors that an earlier run left in the file.
 
@@ -55,6 +61,7 @@ class PlanEmulator:
             alone: free group -> error of the plan with that group alone in FP16, if already emulated.
             limits: that end the search: past them nothing is emulated.
             searched: how the sampler judges errors; None judges them by the metric.
+            clock: seconds, monotonic.
         """
         self._searched = searched or SearchedError(metric)
         self._plain = replace(self._searched, tolerances=(), max_error=None)
@@ -67,6 +74,8 @@ class PlanEmulator:
         self._alone: dict[str, dict[str, EmulatedError]] = {key: {} for key in self._kept}
         self.learn(alone or {})
         self._works = True
+        self._clock = clock
+        self._emulating_s, self._emulated = 0.0, 0
 
     def __call__(self, choices: Sequence[Mapping[str, str]]) -> list[float]:
         """The errors of plans, by the precision ``"fp16"`` or ``"fp32"`` of every free group.
@@ -97,6 +106,14 @@ class PlanEmulator:
                 plan = self._fp32.replace({group: self._space.reduced_of(group)})
                 self._alone[key][plan.fingerprint] = EmulatedError(error, None)
 
+    def affordable(self, seconds: float) -> int:
+        """How many plans can be emulated in so many seconds, by the time that emulation has taken; a few before any."""
+        if not self._works or seconds <= 0.0:
+            return 0
+        if not self._emulated:
+            return _UNTIMED
+        return min(EMULATIONS_TO_LEARN, int(seconds * self._emulated / max(self._emulating_s, 1e-9)))
+
     def recall(self, plan: PrecisionPlan) -> EmulatedError | None:
         """The emulated objective statistic of a plan; None if it was not emulated, or failed."""
         error = self._known(plan, self._plain.key)
@@ -106,12 +123,15 @@ class PlanEmulator:
         return self._kept[key].errors.get(plan.fingerprint) or self._alone[key].get(plan.fingerprint)
 
     def _emulate(self, plans: Mapping[str, PrecisionPlan]) -> None:
+        started = self._clock()
         try:
             found = emulate_outputs(self._toolchain, list(plans.values()), self._listener)
         except RunError as error:
             self._works = False
             self._listener.warning(f"the search goes on without emulating plans before they are built: {error.message}")
             return
+        self._emulating_s += self._clock() - started
+        self._emulated += len(plans)
         for judge in {self._plain.key: self._plain, self._searched.key: self._searched}.values():
             errors = {plan: _emulated(error, judge) for plan, error in zip(plans, found, strict=True)}
             kept = self._kept[judge.key]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import median
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Toolchain
@@ -28,6 +29,9 @@ computes about half of the model, as it begins at a waist before its group."""
 
 _SOON = 2.0
 """Until then, emulations for each sample of the plans that have been evaluated: about as long as those took."""
+
+_LEARNING_SHARE = 0.5
+"""Of the time of a build, that emulations of plans may take from which the groups' errors are learnt."""
 
 _PER_PLAN_SAMPLE = 0.5
 """Later, emulations between two proposals for each sample of a plan's evaluation: a quarter of its time."""
@@ -126,8 +130,15 @@ class Guide:
             plain = self._errors.known().errors
             done = [g for g in known.errors if g not in known.doubts]
             self._emulator.learn({g: plain[g] for g in done}, {g: known.errors[g] for g in done})
-        self._record.guide(prior, self._seed, self._emulator, self._searched)
+        self._record.guide(prior, self._seed, self._emulator, self._searched, self._emulations_to_learn)
         return prior
+
+    def _emulations_to_learn(self) -> int:
+        """How many plans may be emulated before a proposal to learn from: as many as take little beside a build."""
+        if self._emulator is None:
+            return 0
+        build_s = median([evaluation.build_s for evaluation in self._record.evaluations()] or [0.0])
+        return self._emulator.affordable(_LEARNING_SHARE * build_s)
 
     def _anchor(self) -> OutputError | None:
         """The error of all-FP16 on the samples that one-group errors are taken on."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mptune import api
@@ -17,13 +19,17 @@ from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
+from mptune.targets.roofline import LatencyTerms
 from mptune.tuning.evaluation import ORIGIN_SAMPLER, EmulatedError, Evaluation, disagreements
 from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.listener import Silent
+from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.emulated import EMULATED_JSON, PlanEmulator
 from mptune.tuning.steps.emulated_errors import EmulatedErrors
+from mptune.tuning.steps.guide import Guide
 from mptune.tuning.steps.limits import Limits
+from mptune.tuning.steps.sensitivity import OneGroupErrors
 from mptune.tuning.steps.tuner import Tuner
 from tests.conftest import save_mlp
 from tests.fakes import FAST, Diary, FakeToolchain, Law, make_plan
@@ -80,6 +86,68 @@ def test_each_plan_is_emulated_once_also_after_a_restart(tmp_path: Path) -> None
     later(choices(space, "0001"))
     assert again.emulated == [make_plan("0001").fingerprint]
     assert PlanEmulator(space, again, "max_abs", tmp_path / EMULATED_JSON, Diary()).recall(make_plan("0001")) is None
+
+
+def test_plans_are_emulated_to_learn_from_only_as_far_as_they_take_little_beside_a_build(tmp_path: Path) -> None:
+    """Four plans in one second, by the clock: in half a second two of them."""
+    space = make_small_space(4)
+    toolchain = make_toolchain(space)
+    now = iter(range(100))
+    emulator = PlanEmulator(space, toolchain, METRIC, tmp_path / EMULATED_JSON, Diary(), clock=lambda: float(next(now)))
+    assert emulator.affordable(0.0) == 0, "nothing was built yet"
+    assert 0 < emulator.affordable(0.1) < EMULATIONS_TO_LEARN, "how long one takes is not known yet"
+    emulator(choices(space, "1000", "0110", "1100", "0011"))
+    assert emulator.affordable(0.2) == 0
+    assert emulator.affordable(0.5) == 2
+    assert emulator.affordable(1e6) == EMULATIONS_TO_LEARN
+    emulator(choices(space, "1000"))
+    assert emulator.affordable(0.5) == 2, "known errors take no time"
+    emulator(choices(space, "1111"))
+    assert emulator.affordable(1.0) == 2
+
+
+class WrongAlone(FakeToolchain):
+    """The emulated errors of groups alone are off by factors of up to 10."""
+
+    def emulate(self, plans: Sequence[PrecisionPlan], part: range | None = None) -> tuple[OutputError, ...] | Failure:
+        found = super().emulate(plans, part)
+        assert not isinstance(found, Failure)
+        return tuple(self._off(plan, error) for plan, error in zip(plans, found, strict=True))
+
+    def _off(self, plan: PrecisionPlan, error: OutputError) -> OutputError:
+        if len(plan.fp16_groups) != 1:
+            return error
+        off = 10.0 ** np.random.default_rng(int(plan.fp16_groups[0][1:])).uniform(-1.0, 1.0)
+        statistics = error.per_output["y"]
+        return OutputError({"y": {**statistics, METRIC: tuple(off * value for value in statistics[METRIC])}})
+
+
+@pytest.mark.parametrize("seconds", [1e-6, 1e3])
+def test_a_search_emulates_to_learn_where_that_is_cheap(
+    open_record: OpenRecord, tmp_path: Path, seconds: float
+) -> None:
+    """A build takes 0.1 s (``tests.fakes``), a job of emulations so many seconds."""
+    space, ticks, diary = make_small_space(10), itertools.count(), Diary()
+    toolchain = WrongAlone(Law([group.id for group in space.groups]))
+    place, settings, record = tmp_path / EMULATED_JSON, SearchSettings(budget=6), open_record(space)
+    asked: list[int] = []
+
+    class Counting(PlanEmulator):
+        def __call__(self, choices: Sequence[Mapping[str, str]]) -> list[float]:
+            asked.append(len(choices))
+            return super().__call__(choices)
+
+    emulator = Counting(space, toolchain, METRIC, place, diary, clock=lambda: seconds * next(ticks))
+    errors = OneGroupErrors(space, toolchain, METRIC, tmp_path / "s.json", diary)
+    terms = toolchain.latency_terms()
+    assert isinstance(terms, LatencyTerms)
+    guide = Guide(record, space, toolchain, settings, diary, errors, terms, emulator)
+    Tuner(record, space, toolchain, settings, diary, before_proposal=guide.before_proposal).run()
+    assert record.spent == 6
+    assert len(asked) >= 3
+    first, *others = asked
+    assert first == 8, "two, as no time is known, and four times as many at first"
+    assert (max(others) > 4) == (seconds < 1.0), "candidates are emulated four at a time"
 
 
 def test_what_is_known_of_single_groups_is_not_emulated_again(tmp_path: Path) -> None:

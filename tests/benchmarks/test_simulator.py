@@ -1,0 +1,78 @@
+"""Harder simulated models: what is different from the default, and that the default is what it was."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.simulator import Hard, Truth
+
+
+def test_the_default_models_are_what_they_were() -> None:
+    truth = Truth(40, 3)
+    plans = np.random.default_rng(0).random((3, 40)) < 0.5
+    assert truth.latency(plans).sum() / truth.base == pytest.approx(2.78870062, rel=1e-6)
+    assert truth.error(plans).sum() == pytest.approx(0.0182539443, rel=1e-6)
+
+
+def test_errors_of_neighbours_are_correlated_and_others_add_in_squares() -> None:
+    truth = Truth(12, 0, hard=Hard(correlation=(0.4, 0.4)))
+    plans = np.zeros((2, 12), dtype=bool)
+    plans[0, [4, 5]] = plans[1, [4, 7]] = True
+    first, second, third = truth.errors[[4, 5, 7]]
+    together, apart = truth.error(plans) ** 2 - 1e-14
+    assert together == pytest.approx(first**2 + second**2 + 0.8 * first * second, rel=1e-6)
+    assert apart == pytest.approx(first**2 + third**2, rel=1e-6)
+
+
+def test_one_group_errors_are_off_by_a_third_of_a_decade_and_stay_so() -> None:
+    truth = Truth(400, 0, hard=Hard())
+    misses = np.log10(truth.emulated / truth.errors)
+    assert misses.std() == pytest.approx(0.35, abs=0.04)
+    group = int(np.flatnonzero(~truth.overflows)[0])
+    alone = {g: "fp16" if g == truth.ids[group] else "fp32" for g in truth.ids}
+    assert truth.emulate([alone]) == [pytest.approx(truth.emulated[group])]
+    plan = np.zeros(400, dtype=bool)
+    plan[np.flatnonzero(~truth.overflows)[:5]] = True
+    several = dict(zip(truth.ids, np.where(plan, "fp16", "fp32").tolist(), strict=True))
+    assert truth.emulate([several])[0] == pytest.approx(float(truth.error(plan[None])[0]), rel=0.15)
+
+
+def test_one_overflow_in_four_is_seen_by_builds_alone() -> None:
+    truths = [Truth(400, seed, hard=Hard()) for seed in range(20)]
+    missed, overflows = sum(t.missed.sum() for t in truths), sum(t.overflows.sum() for t in truths)
+    assert missed / overflows == pytest.approx(0.25, abs=0.07)
+    truth = truths[0]
+    plan = np.zeros(400, dtype=bool)
+    plan[[np.flatnonzero(truth.missed)[0], np.flatnonzero(~truth.overflows)[0]]] = True
+    assert not truth.finite(plan[None])[0]
+    assert math.isfinite(truth.emulate([dict(zip(truth.ids, np.where(plan, "fp16", "fp32").tolist(), strict=True))])[0])
+    assert (
+        np.isinf(np.array(truth.prior("precision").log_square_errors)).sum() == (truth.overflows & ~truth.missed).sum()
+    )
+
+
+def test_a_quarter_of_the_boundaries_costs_more_than_the_prior_says() -> None:
+    plain, hard = Truth(400, 0), Truth(400, 0, hard=Hard())
+    dearer = hard.costs > plain.costs
+    assert dearer.mean() == pytest.approx(0.25, abs=0.06)
+    assert np.array_equal(hard.roofline_costs, plain.roofline_costs)
+    assert np.array_equal(hard.times, plain.times)
+
+
+def test_the_figures_of_hard_models_have_a_file_of_their_own(tmp_path: Path) -> None:
+    out = tmp_path / "hard.json"
+    command = [sys.executable, "-m", "benchmarks.search_quality", "--groups", "5", "--seeds", "1", "--budget", "4"]
+    command += ["--samplers", "random", "--out", str(out)]
+    root = Path(__file__).parents[2]
+    subprocess.run([*command, "--hard"], check=True, capture_output=True, cwd=root)
+    assert json.loads(out.read_text())["hard"]["one_group_decades"] == 0.35
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=root)
+    assert done.returncode == 1
+    assert "other models" in done.stderr

@@ -1,0 +1,126 @@
+"""Plans that are emulated to learn the groups' errors: they tell more than random ones, and none where all is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
+from mptune.tuning.sampler.emulation_design import design_plans
+from mptune.tuning.sampler.error_model import ErrorModel
+from mptune.tuning.sampler.plan_rows import Bools, Floats
+from mptune.tuning.sampler.posterior import BuiltPlans, Prior
+from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN, PrecisionSampler
+
+GROUPS = 24
+IDS = tuple(f"g{i:02d}" for i in range(GROUPS))
+EVERY = np.ones(GROUPS, dtype=bool)
+NONE = np.zeros((0, GROUPS), dtype=bool)
+
+
+class Model:
+    """Errors that add in squares, and a prior that is off by a normal of 0.35 decades."""
+
+    def __init__(self, seed: int, decades: float = 0.35) -> None:
+        rng = np.random.default_rng(seed)
+        self.squares = np.log(10 ** rng.uniform(-4.5, -2.2, GROUPS)) * 2.0
+        self.known = self.squares + np.log(10.0) * 2.0 * decades * rng.normal(size=GROUPS)
+        self.prior = Prior(IDS, log_square_errors=tuple(self.known))
+        self.asked: list[Bools] = []
+
+    def errors(self, plans: Bools) -> Floats:
+        return np.sqrt(plans @ np.exp(self.squares) + ERROR_FLOOR**2)
+
+    def emulate(self, choices: Sequence[Mapping[str, str]]) -> list[float]:
+        plans = np.array([[choice[group] == "fp16" for group in IDS] for choice in choices])
+        self.asked.append(plans)
+        return [float(error) for error in self.errors(plans)]
+
+    def built(self) -> BuiltPlans:
+        plans = np.vstack([np.zeros(GROUPS, dtype=bool), EVERY])
+        return BuiltPlans(plans, np.array([10.0, 6.0]), np.full(2, 0.01), self.errors(plans), np.ones(2), 10.0)
+
+    def miss(self, model: ErrorModel) -> float:
+        """Root mean square error of the logs of the groups' errors."""
+        return float(np.sqrt(np.mean((0.5 * (model.mode - self.squares)) ** 2)))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_as_many_emulations_as_groups_tell_the_errors_and_random_plans_do_not(seed: int) -> None:
+    model = Model(seed)
+    rng = np.random.default_rng(seed)
+    designed, random = model.built(), model.built()
+    for _ in range(GROUPS // 4):
+        emulated = NONE if designed.emulated is None else designed.emulated[0]
+        plans = design_plans(ErrorModel(model.prior, designed), np.ones(GROUPS), EVERY, emulated, 4, rng)
+        assert plans.sum(axis=1).min() >= 4, "groups in company, not alone once more"
+        designed = designed.with_emulated(plans, model.errors(plans))
+        halves = rng.random((4, GROUPS)) < 0.5
+        random = random.with_emulated(halves, model.errors(halves))
+    before = model.miss(ErrorModel(model.prior, model.built()))
+    assert model.miss(ErrorModel(model.prior, designed)) < 0.45 * before
+    assert model.miss(ErrorModel(model.prior, random)) > 0.6 * before
+
+
+def test_no_plan_twice_and_none_with_a_group_that_overflows() -> None:
+    model, allowed = Model(0), EVERY.copy()
+    allowed[[3, 7]] = False
+    learnt = ErrorModel(model.prior, model.built())
+    first = design_plans(learnt, np.ones(GROUPS), allowed, NONE, 8, np.random.default_rng(0))
+    assert len(np.unique(first, axis=0)) == len(first) == 8
+    assert not first[:, [3, 7]].any()
+    again = design_plans(learnt, np.ones(GROUPS), allowed, first, 8, np.random.default_rng(0))
+    assert not {row.tobytes() for row in again} & {row.tobytes() for row in first}
+    allowed[4:] = False
+    assert not len(design_plans(learnt, np.ones(GROUPS), allowed, NONE, 8, np.random.default_rng(0)))
+
+
+def test_groups_that_gain_more_are_learnt_first() -> None:
+    model = Model(1)
+    weights = np.where(np.arange(GROUPS) % 2, 1.0, 1e-6)
+    plans = design_plans(ErrorModel(model.prior, model.built()), weights, EVERY, NONE, 12, np.random.default_rng(0))
+    learnt = ErrorModel(model.prior, model.built().with_emulated(plans, model.errors(plans))).covariance()
+    assert np.diag(learnt)[1::2].mean() < 0.7 * np.diag(learnt)[::2].mean()
+
+
+def test_what_fails_in_emulation_says_nothing() -> None:
+    built = Model(0).built()
+    some = built.with_emulated(np.eye(3, GROUPS, dtype=bool), np.array([1e-3, np.nan, np.inf]))
+    assert some.emulated is not None
+    assert some.emulated[1].tolist() == [1e-3, np.inf]
+
+
+def proposals(model: Model, sampler: PrecisionSampler, count: int) -> list[int]:
+    """Plans that were emulated for each proposal."""
+    built, found = model.built(), []
+    for number in range(count):
+        model.asked.clear()
+        plan, _, _ = sampler.propose(model.prior, built, np.random.default_rng(number))
+        assert plan is not None
+        found.append(sum(map(len, model.asked)))
+        for plans in model.asked:
+            built = built.with_emulated(plans, model.errors(plans))
+    return found
+
+
+def test_the_sampler_emulates_to_learn_as_long_as_there_is_doubt_and_as_many_as_are_allowed() -> None:
+    model = Model(0)
+    without = proposals(model, PrecisionSampler(seed=0, emulate=model.emulate, emulations_to_learn=0), 3)
+    assert max(without) <= 12
+    allowed = iter([2, 3, 0])
+    some = PrecisionSampler(seed=0, emulate=model.emulate, emulations_to_learn=lambda: next(allowed))
+    first, second, third = proposals(model, some, 3)
+    assert 8 <= first <= 8 + 12, "four times as many before the first"
+    assert 3 <= second <= 3 + 12
+    assert third <= 12
+    many = proposals(model, PrecisionSampler(seed=0, emulate=model.emulate), 12)
+    assert many[0] >= 4 * EMULATIONS_TO_LEARN
+    assert min(many[-3:]) < EMULATIONS_TO_LEARN, "the errors are known by then"
+
+
+def test_where_emulation_of_one_group_was_right_few_are_emulated() -> None:
+    model = Model(0, decades=0.01)
+    found = proposals(model, PrecisionSampler(seed=0, emulate=model.emulate), 4)
+    assert max(found[1:]) <= 12 + 2
