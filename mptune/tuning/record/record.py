@@ -123,8 +123,7 @@ class StudyRecord:
 
     def lost(self) -> list[FrozenTrial]:
         """The trials that a fault of the machine ended; their plans were enqueued again."""
-        failed = (trial for trial in self._trials.every() if trial.state is TrialState.FAIL)
-        return [trial for trial in failed if FAULT in trial.user_attrs]
+        return [t for t in self._trials.every() if t.state is TrialState.FAIL and FAULT in t.user_attrs]
 
     def baseline(self) -> Evaluation | None:
         """The evaluation of all-FP32; None before it is done."""

@@ -38,8 +38,8 @@ from mptune.data.numbers import encode_float
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR
 from mptune.tuning.sampler.acquisition import EhviEstimator, taught_by
 from mptune.tuning.sampler.candidates import find_candidates
-from mptune.tuning.sampler.emulation_design import design_plans
 from mptune.tuning.sampler.error_model import ErrorModel
+from mptune.tuning.sampler.group_tests.emulation_design import design_plans
 from mptune.tuning.sampler.group_tests.overflow_model import OverflowModel
 from mptune.tuning.sampler.min_cut import CutSolver
 from mptune.tuning.sampler.plan_rows import PRECISIONS, Bools, Floats, choices_of, to_bits
@@ -58,7 +58,7 @@ EMULATIONS_TO_LEARN = 8
 """Plans that are emulated before a proposal so that the groups' errors become known, at most."""
 
 _AT_FIRST = 4
-"""So many times as many before the first one."""
+"""So many times as many before the first one, or about as many as there are groups where that is more."""
 
 
 Emulate = Callable[[Sequence[Mapping[str, str]]], Sequence[float]]
@@ -213,7 +213,7 @@ class PrecisionSampler(BaseSampler):
         if most < 1:
             return nothing
         if not len(emulated):
-            most *= _AT_FIRST
+            most *= max(_AT_FIRST, len(prior.groups) // EMULATIONS_TO_LEARN)
         gains = np.abs(np.ones(len(prior.groups)) if prior.gains_ms is None else np.array(prior.gains_ms))
         overflows = OverflowModel(prior, built).probabilities > 0.5
         generator = np.random.default_rng([len(prior.groups), len(emulated)])

@@ -1,1 +1,1 @@
-"""Which groups are to blame for plans that fail: group testing, and what it is used for."""
+"""Which groups are to blame for plans that fail, or for how much of an error: group tests, and their uses."""

@@ -1,4 +1,4 @@
-"""Which plans to emulate in order to learn the groups' errors: a sequential weighted A-optimal design.
+"""Which plans to emulate to learn the groups' errors, a group test that measures: a sequential A-optimal design.
 
 One-group errors may be off: taken on few samples, or other in the company of other groups. A whole plan's emulated
 error is nearly exact, and tells of the groups whose squares make most of it. The plans are chosen one by one from
