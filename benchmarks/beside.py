@@ -150,6 +150,8 @@ class Bench:
                 for k in range(runs):
                     switches = {**off, **dict(list(on.items())[k :: k + 2])}
                     steps.time(f"run ({way})", lambda s=opened, w=switches: s.replay({**self.samples[0], **w}))
+                for warning in opened.warnings:
+                    print(f"  {way}: {warning}")
                 opened.close()
         return steps.show()
 
