@@ -32,6 +32,8 @@ OPTIMISED_MODEL = "optimised.onnx"
 _OPTIMISED_WEIGHTS = "optimised.weights"
 
 _QUANTISED_KERNEL = "Failed to find kernel for com.microsoft.Q"
+_NORM_FUSION = "/LayerNormFusion/"
+"""In the name of the node that a fusion makes."""
 
 _LOG_WARNING = 2
 
@@ -243,24 +245,35 @@ class OrtSession(ABC):
         # existing tensor", 1.31.1); without it products are as exact, by ONNX Runtime's Avx2WeightS8ToU8Transformer.
         disabled = ["MatmulTransposeFusion", "QDQS8ToU8Transformer"] if self._on_cpu else []
 
-        def load(*more: str) -> Any:
-            return translated(
-                lambda: onnxruntime.InferenceSession(
-                    model, options, providers=providers, disabled_optimizers=[*disabled, *more], enable_fallback=0
-                )
-            )
+        opened = partial(onnxruntime.InferenceSession, model, options, providers=providers, enable_fallback=0)
+        while True:
+            try:
+                return translated(partial(opened, disabled_optimizers=disabled))
+            except EngineError as error:
+                optimizers, warning = self._without(error.message)
+                if not optimizers or optimizers[0] in disabled:
+                    raise
+            disabled += optimizers
+            self._warnings.append(warning)
 
-        try:
-            return load()
-        except EngineError as error:
-            # With x64quantprecision a Gemm of INT8 activations gets UINT8 weights, and no kernel takes both (1.31.1).
-            if not (self._on_cpu and _QUANTISED_KERNEL in error.message):
-                raise
-        self._warnings.append(
-            "ONNX Runtime has no INT8 kernel for a quantised layer of this model on a CPU: all of its quantised layers"
-            " compute in FP32 between QuantizeLinear and DequantizeLinear"
-        )
-        return load("QDQSelectorActionTransformer")
+    def _without(self, message: str) -> tuple[list[str], str]:
+        """The optimisers of ONNX Runtime that make a valid model fail to load, and the warning; none at another fault.
+
+        Seen with 1.31.1.
+        """
+        if self._on_cpu and _QUANTISED_KERNEL in message:
+            # With x64quantprecision a Gemm of INT8 activations gets UINT8 weights, and no kernel takes both.
+            return ["QDQSelectorActionTransformer"], (
+                "ONNX Runtime has no INT8 kernel for a quantised layer of this model on a CPU: all of its quantised"
+                " layers compute in FP32 between QuantizeLinear and DequantizeLinear"
+            )
+        if _NORM_FUSION in message:
+            # From opset 17 on, a norm written out behind a Cast is fused with the Cast into one of two types.
+            return ["LayerNormFusionL1", "LayerNormFusionL2"], (
+                "ONNX Runtime's LayerNormFusion joins a Cast and the norm behind it and fails: it is off, so that all"
+                " norms that are written out run node by node"
+            )
+        return [], ""
 
 
 class CpuSession(OrtSession):
