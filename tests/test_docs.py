@@ -154,7 +154,8 @@ def test_the_modules_of_benchmarks_that_the_pages_name_exist() -> None:
     for page in PAGES:
         for name in re.findall(r"\bbenchmarks(?:\.\w+)+", read(page)):
             path = ROOT / name.replace(".", "/")
-            assert path.with_suffix(".py").is_file() or path.with_suffix(".json").is_file(), f"{page} names {name}"
+            files = (path.with_suffix(".py"), path.with_suffix(".json"), path / "__main__.py")
+            assert any(file.is_file() for file in files), f"{page} names {name}"
 
 
 def test_the_files_of_benchmarks_that_the_pages_name_exist() -> None:
