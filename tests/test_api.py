@@ -268,7 +268,8 @@ def test_another_metric_needs_no_new_build(place: Path) -> None:
     assert front.evaluations == first.evaluations
     assert api.report("model.mptune").metric == "max_abs"
     assert search(make_toolchain()).metric == "max_abs", "that of the run"
-    assert search(make_toolchain(), metric="worst_part").points == first.points
+    third = search(make_toolchain(), metric="worst_part")  # what was in doubt by the other metric was timed again
+    assert [(p.plan, p.judged_error) for p in third.points] == [(p.plan, p.judged_error) for p in first.points]
 
 
 def test_ranges_shape_the_search(place: Path) -> None:
@@ -388,7 +389,13 @@ def test_a_run_without_an_evaluation_pins_nothing(place: Path, changes: dict[str
     assert json.loads((place / "model.mptune/run.json").read_text())["target"]["device"] == "Fake 2000"
 
 
-@pytest.mark.parametrize("changes", [{"seed": 1}, {"space": "transformer"}, {"data": "other.npz"}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data": "other.npz"},
+        *(pytest.param(c, marks=pytest.mark.slow) for c in ({"seed": 1}, {"space": "transformer"})),
+    ],
+)
 def test_a_run_in_a_database_without_an_evaluation_pins_nothing(place: Path, changes: dict[str, object]) -> None:
     rng = np.random.default_rng(5)
     np.savez("other.npz", x=rng.normal(size=(8, 32)).astype(np.float32))

@@ -61,7 +61,7 @@ def test_every_setting_is_a_keyword_and_documented() -> None:
 
 OTHERWISE = {
     *("context", "json_", "timeout", "max_disk", "max_memory", "gpus", "engine", "shapes", "workspace"),
-    *("limit", "feedback"),
+    *("limit", "feedback", "precisions"),
 }
 """Options whose name or form is another one in Python."""
 
@@ -71,6 +71,8 @@ def test_the_command_line_has_the_same_names_and_defaults() -> None:
     for name, option in inspect.signature(search_command).parameters.items():
         if name not in OTHERWISE:
             assert python[name].default == option.default, name
+    precisions = inspect.signature(search_command).parameters["precisions"].default
+    assert ",".join(python["precisions"].default) == precisions
     assert python["timeout_s"].default is python["max_disk_bytes"].default is None
     assert tensorrt_settings(None) == TensorRtSettings()  # --workspace is tensorrt=TensorRtSettings(workspace_mb=...)
     assert tensorrt_settings("2GiB") == TensorRtSettings(workspace_mb=2048)

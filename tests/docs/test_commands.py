@@ -144,7 +144,13 @@ def follow(block: Block, names: dict[str, object]) -> None:
                     _DONE.add(command)
 
 
-@pytest.mark.parametrize("page", PAGES_WITH_COMMANDS)
+LONG = {"docs/examples/text.md"}
+"""Whose models are larger: with what is marked ``slow``."""
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.slow] if page in LONG else []) for page in PAGES_WITH_COMMANDS]
+)
 def test_a_reader_can_follow_a_page(page: str, searched: Path, tmp_path: Path) -> None:
     with an_empty_folder(tmp_path) if page == TUTORIAL else a_copy(searched, tmp_path) as folder:
         if page == "README.md":

@@ -32,7 +32,10 @@ EXPORTS = {
 }
 SEARCHED = [(exports or [name])[number % 2 - 1] for number, (name, exports) in enumerate(EXPORTS.items())]
 """One export of each network, of either exporter by turns."""
-LONG = {"swin_torchscript_14", "diffusion_unet_torchscript_15", "retinanet_quantised", "retinanet_half_quantised"}
+LONG = {
+    *("swin_torchscript_14", "diffusion_unet_torchscript_15", "retinanet_quantised", "retinanet_half_quantised"),
+    *("text_encoder_extended", "llama_torchscript_14", "shape_arithmetic_torchscript_12"),
+}
 """Whose search takes longest: with what is marked ``slow``."""
 
 

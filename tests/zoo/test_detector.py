@@ -43,7 +43,9 @@ class Emulated:
         return float(np.abs(self.scores(plan) - self.scores(fp32)).max())
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", [*LAYOUTS[:2], *(pytest.param(layout, marks=pytest.mark.slow) for layout in LAYOUTS[2:])]
+)
 def test_the_score_column_is_right_by_default(layout: Layout, tmp_path: Path) -> None:
     path = tmp_path / "detector.onnx"
     onnx.save(detector(layout), path)
