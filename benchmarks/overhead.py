@@ -8,64 +8,11 @@ Runs what ``mptune search`` runs, in a real run directory, with a clock around e
 from __future__ import annotations
 
 import argparse
-import contextlib
-import time
-from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import mptune
 from benchmarks.common import rounded, save
-from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
-from mptune.engines.toolchains.shared import BaseToolchain
-from mptune.tuning.sampler.precision import PrecisionSampler
-
-PARTS: tuple[tuple[str, type, str], ...] = (
-    ("the sampler thinks", PrecisionSampler, "sample_relative"),
-    ("emulating", BaseToolchain, "emulate"),
-    ("building and measuring", OnnxRuntimeToolchain, "evaluate"),
-)
-
-
-class Clock:
-    """Seconds in each part, without those of the parts that it calls."""
-
-    def __init__(self) -> None:
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-        self._running: list[str] = []
-        self._since = time.perf_counter()
-
-    def switch(self) -> None:
-        """Add the time so far to the running part."""
-        now = time.perf_counter()
-        self.seconds[self._running[-1] if self._running else "the rest"] += now - self._since
-        self._since = now
-
-    def around(self, part: str, owner: type, name: str) -> Any:
-        """A patch that times a method."""
-        original = getattr(owner, name)
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            self.switch()
-            self._running.append(part)
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self.switch()
-                self._running.pop()
-
-        return mock.patch.object(owner, name, timed)
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            for part in PARTS:
-                stack.enter_context(self.around(*part))
-            self._since = time.perf_counter()
-            yield
-            self.switch()
+from benchmarks.pace import Clock
 
 
 def main() -> None:

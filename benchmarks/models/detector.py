@@ -13,26 +13,13 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from benchmarks.models.blocks import Residual, normed
 from benchmarks.models.exporting import export, parse
 from benchmarks.models.resnet50 import settle_norms
 from benchmarks.models.vit_s import natural_noise
 
 SIZE, CLASSES, BINS, CHANNELS = 384, 20, 16, 128
 WIDTHS, DEPTHS, STRIDES = (64, 128, 256, 512), (2, 2, 2, 2), (8, 16, 32)
-
-
-def normed(before: int, after: int, kernel: int, stride: int = 1) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(before, after, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(after))
-
-
-class Residual(nn.Module):
-    def __init__(self, before: int, after: int, stride: int) -> None:
-        super().__init__()
-        self.first, self.second = normed(before, after, 3, stride), normed(after, after, 3)
-        self.shortcut = nn.Identity() if stride == 1 and before == after else normed(before, after, 1, stride)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(self.second(torch.relu(self.first(x))) + self.shortcut(x))
 
 
 class Head(nn.Module):

@@ -18,6 +18,7 @@ import torch
 from scipy.ndimage import map_coordinates, zoom
 from torch import nn
 
+from benchmarks.models.blocks import Residual, normed
 from benchmarks.models.exporting import export, parse
 from benchmarks.models.resnet50 import settle_norms
 from benchmarks.models.vit_s import natural_noise
@@ -28,21 +29,6 @@ SHARPNESS = 0.3
 
 LARGEST_MOTION = 16.0
 """Pixels."""
-
-
-def normed(before: int, after: int, kernel: int, stride: int = 1) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(before, after, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(after))
-
-
-class Residual(nn.Module):
-    def __init__(self, before: int, after: int, stride: int) -> None:
-        super().__init__()
-        self.first, self.second = normed(before, after, 3, stride), normed(after, after, 3)
-        self.shortcut = nn.Sequential() if stride == 1 and before == after else normed(before, after, 1, stride)
-        self.relu = nn.ReLU()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.relu(self.second(self.relu(self.first(x))) + self.shortcut(x))
 
 
 class Attention(nn.Module):
