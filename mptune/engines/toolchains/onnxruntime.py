@@ -141,20 +141,20 @@ class OnnxRuntimeToolchain(BaseToolchain):
         grouped, lacking = self.workload.grouped, set[str]()
         while True:
             answer, left = self._open_in_bf16(lacking)
-            named = _NO_KERNEL.search(answer.message) if isinstance(answer, Failure) else None
             if not isinstance(answer, Failure):
                 nodes = (n for n in grouped.model.nodes if n.op_type in lacking and n.name in grouped.owners)
                 provider = PROVIDERS[self.provider]
                 return (*(MissingKernel(n.name, n.op_type, provider, "") for n in nodes), *answer)
-            if named is None:
+            named = _without_kernel(answer)
+            if not named:
                 return answer
-            if named["op"] in left:
-                lacking.add(named["op"])
+            if named in left:
+                lacking.add(named)
                 continue
             written_out = sorted(op for op in left if is_written_out(op, grouped.model.opset))
             if not written_out:
                 return answer
-            cured = (op for op in written_out if self._named_in_bf16({*lacking, op}) != named["op"])
+            cured = (op for op in written_out if _without_kernel(self._open_in_bf16({*lacking, op})[0]) != named)
             lacking.update(next(([op] for op in cured), written_out))  # all of them where it takes more than one
 
     def _open_in_bf16(self, lacking: set[str]) -> tuple[tuple[MissingKernel, ...] | Failure, set[str]]:
@@ -168,12 +168,6 @@ class OnnxRuntimeToolchain(BaseToolchain):
         finally:
             typed.unlink(missing_ok=True)
         return answer, {op for g in grouped.groups if g.id not in kept for op in g.ops}
-
-    def _named_in_bf16(self, lacking: set[str]) -> str:
-        """The operator that is named where the plan does not open; "" where it does."""
-        answer, _ = self._open_in_bf16(lacking)
-        named = _NO_KERNEL.search(answer.message) if isinstance(answer, Failure) else None
-        return "" if named is None else named["op"]
 
     def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
         """See ``Toolchain``."""
@@ -235,3 +229,9 @@ class OnnxRuntimeToolchain(BaseToolchain):
         if self._baseline is None:
             self._baseline = self._typed_model(self.workload.grouped.uniform(Precision.FP32), "baseline")
         return self._baseline
+
+
+def _without_kernel(answer: object) -> str:
+    """The operator that ONNX Runtime names as one that no provider has a kernel for; "" at every other answer."""
+    named = _NO_KERNEL.search(answer.message) if isinstance(answer, Failure) else None
+    return "" if named is None else named["op"]

@@ -99,7 +99,7 @@ def hint_of_exactness(points: Sequence[Evaluation], chosen: Evaluation | None, k
     Args:
         points: the front.
         chosen: its plan.
-        kind: how it was chosen: whoever asked for limits or a plan is not told of others.
+        kind: how it was chosen: where limits or a plan were asked for nothing is added.
         run_dir: the run directory, for the command line.
     """
     better = None if chosen is None or kind not in ("knee", "fastest") else cheap_exactness(points, chosen)

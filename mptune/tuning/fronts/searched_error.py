@@ -113,7 +113,7 @@ class SearchedError:
         return value if judged.non_finite == 0 and math.isfinite(value) else math.inf
 
     def judge(self, error_of: Callable[[FrozenTrial], OutputError]) -> Judge | None:
-        """What tells the sampler the errors of trials; None without tolerances: they were told so.
+        """What gives the sampler the errors of trials; None without tolerances: then it takes those that the study has.
 
         Args:
             error_of: the error of a trial that has one.
