@@ -3,9 +3,11 @@
 A part is an output, or a column (channel) of it where the columns' scales differ, as where a detector gives boxes in
 pixels beside scores from 0 to 1. Columns lie on axis 1 of outputs of rank 4 and up, else on the shorter of the axes
 that are not the batch (the last on a tie). Where the largest of the columns' standard deviations over all search
-samples is more than ``SCALES_DIFFER`` times the smallest, each column is a part. The error of a part is the root mean
-square of ``y - y_ref`` over a sample, divided by the part's standard deviation over all search samples; where that is
-0, by its root mean square; where both are, it is the absolute error.
+samples is more than ``SCALES_DIFFER`` times the smallest, each column is a part. Where it is not, columns may lie on
+another axis, as those of a head that gives (batch, height, width, channels): on the last from rank 4 on, on any below,
+where the scales differ so, some of them from one column to the next, and those of no other axis do. The error of a part
+is the root mean square of ``y - y_ref`` over a sample, divided by the part's standard deviation over all search
+samples; where that is 0, by its root mean square; where both are, it is the absolute error.
 """
 
 from __future__ import annotations
@@ -39,6 +41,9 @@ ADD_IN_SQUARES = ("relative_l2", WORST_PART)
 
 SCALES_DIFFER = 10.0
 """Largest over smallest standard deviation of the columns from which each column is a part."""
+
+_STEP = math.sqrt(SCALES_DIFFER)
+"""Ratio of neighbouring columns' scales from which they are of two kinds. Along height, width or time scales glide."""
 
 MOST_PARTS = 256
 """Of an output: more columns share so many parts, consecutive ones together, each divided by its own scale."""
@@ -152,51 +157,76 @@ def find_parts(
             array.ndim > 0 and (sizes is None or array.shape[0] in sizes)
             for array, sizes in zip(arrays, first, strict=True)
         )
-        found[name] = _parts_of(arrays, _axis(arrays, has_batch=has_batch))
+        found[name] = _parts_of(arrays, has_batch=has_batch)
     return found
 
 
-def _axis(arrays: Sequence[np.ndarray], *, has_batch: bool) -> int | None:
-    """The axis of the columns; None where there is none, or their number differs between samples."""
+def _parts_of(arrays: Sequence[np.ndarray], *, has_batch: bool) -> OutputParts:
+    """The parts of one output, along the axis that its columns lie on."""
     rank = arrays[0].ndim
     if any(array.ndim != rank for array in arrays):
-        return None
+        return _Columns.of(arrays, None).parts
     same = [axis for axis in range(rank) if len({array.shape[axis] for array in arrays}) == 1]
-    axes = [1] if rank >= 4 else list(range(int(has_batch), rank))
-    axes = [axis for axis in axes if axis in same and arrays[0].shape[axis] > 0]
-    return min(axes, key=lambda axis: (arrays[0].shape[axis], -axis)) if axes else None
+    axes = [axis for axis in range(int(has_batch), rank) if axis in same and arrays[0].shape[axis] > 0]
+    usual = [axis for axis in axes if axis == 1] if rank >= 4 else axes
+    axis = min(usual, key=lambda axis: (arrays[0].shape[axis], -axis)) if usual else None
+    parts = _Columns.of(arrays, axis).parts
+    if parts.is_split:
+        return parts
+    others = [other for other in axes if other != axis and 1 < arrays[0].shape[other] <= MOST_COLUMNS]
+    # One sample says cheaply that an axis is height, width or time, as most are.
+    others = [other for other in others if _Columns.of(arrays[:1], other).has_step]
+    found = [columns for columns in (_Columns.of(arrays, other) for other in others) if columns.has_step]
+    is_clear = len(found) == 1 and (rank < 4 or found[0].parts.axis == rank - 1)
+    return found[0].parts if is_clear else parts
 
 
-def _parts_of(arrays: Sequence[np.ndarray], axis: int | None) -> OutputParts:
-    columns = 1 if axis is None else arrays[0].shape[axis]
-    count, total, squares = (np.zeros(columns) for _ in range(3))
-    deviations = np.zeros(columns)  # sum of squared deviations from the mean (Chan et al., 1983)
-    for array in arrays:
-        for rows in _chunks(array, axis):
-            values = rows.astype(np.float64)
-            finite = np.isfinite(values)
-            values = np.where(finite, values, 0.0)
-            n = finite.sum(axis=1).astype(np.float64)
-            mean = values.sum(axis=1) / np.maximum(n, 1)
-            apart = np.where(finite, values - mean[:, None], 0.0)
-            before = total / np.maximum(count, 1)
-            deviations += (apart**2).sum(axis=1) + (mean - before) ** 2 * count * n / np.maximum(count + n, 1)
-            squares += (values**2).sum(axis=1)
-            total += mean * n
-            count += n
-    scales = [_scale(*column) for column in zip(count, squares, deviations, strict=True)]
-    spread = np.sqrt(deviations / np.maximum(count, 1))
-    constant = spread <= _CONSTANT * np.sqrt(squares / np.maximum(count, 1))
-    spread = np.where(constant, 0.0, spread)
-    mean = total.sum() / max(count.sum(), 1)
-    within = deviations + count * (total / np.maximum(count, 1) - mean) ** 2
-    whole = _scale(count.sum(), squares.sum(), within.sum())
-    if axis is None or columns < 2:
-        return OutputParts(axis, whole, tuple(scales) if axis is not None else ())
-    is_split = bool(spread.max() > SCALES_DIFFER * spread.min())
-    if not is_split and columns > MOST_COLUMNS:
-        return OutputParts(None, whole)
-    return OutputParts(axis, whole, tuple(scales), is_split)
+@dataclass(frozen=True)
+class _Columns:
+    """The columns along one axis of an output.
+
+    Attributes:
+        parts: which they make.
+        has_step: whether neighbouring columns are of two kinds, by their scales; constant columns are of none.
+    """
+
+    parts: OutputParts
+    has_step: bool
+
+    @classmethod
+    def of(cls, arrays: Sequence[np.ndarray], axis: int | None) -> _Columns:
+        columns = 1 if axis is None else arrays[0].shape[axis]
+        count, total, squares = (np.zeros(columns) for _ in range(3))
+        deviations = np.zeros(columns)  # sum of squared deviations from the mean (Chan et al., 1983)
+        for array in arrays:
+            for rows in _chunks(array, axis):
+                values = rows.astype(np.float64)
+                finite = np.isfinite(values)
+                values = np.where(finite, values, 0.0)
+                n = finite.sum(axis=1).astype(np.float64)
+                mean = values.sum(axis=1) / np.maximum(n, 1)
+                apart = np.where(finite, values - mean[:, None], 0.0)
+                before = total / np.maximum(count, 1)
+                deviations += (apart**2).sum(axis=1) + (mean - before) ** 2 * count * n / np.maximum(count + n, 1)
+                squares += (values**2).sum(axis=1)
+                total += mean * n
+                count += n
+        scales = [_scale(*column) for column in zip(count, squares, deviations, strict=True)]
+        spread = np.sqrt(deviations / np.maximum(count, 1))
+        constant = spread <= _CONSTANT * np.sqrt(squares / np.maximum(count, 1))
+        spread = np.where(constant, 0.0, spread)
+        mean = total.sum() / max(count.sum(), 1)
+        within = deviations + count * (total / np.maximum(count, 1) - mean) ** 2
+        whole = _scale(count.sum(), squares.sum(), within.sum())
+        if axis is None or columns < 2:
+            return cls(OutputParts(axis, whole, tuple(scales) if axis is not None else ()), has_step=False)
+        is_split = bool(spread.max() > SCALES_DIFFER * spread.min())
+        if not is_split and columns > MOST_COLUMNS:
+            return cls(OutputParts(None, whole), has_step=False)
+        moving = spread[spread > 0]
+        steps = np.abs(np.diff(np.log(moving)))
+        has_step = moving.size > 1 and moving.max() > SCALES_DIFFER * moving.min() and steps.max() > math.log(_STEP)
+        return cls(OutputParts(axis, whole, tuple(scales), is_split), bool(has_step))
 
 
 def _scale(count: float, squares: float, deviations: float) -> float:

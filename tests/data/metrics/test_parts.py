@@ -80,6 +80,35 @@ def test_columns_lie_on_the_shorter_axis_that_is_not_the_batch(shape: tuple[int,
     assert found.axis == axis
 
 
+SCALES = np.array([80.0, 60.0, 40.0, 40.0, 0.2, 0.1, 0.1])
+"""Of a detector's columns: a box in pixels, then scores."""
+
+
+@pytest.mark.parametrize("shape", [(1, 12, 12, 7), (1, 3, 8, 8, 7), (1, 1, 5, 7), (1, 5, 7), (5, 7)])
+@pytest.mark.parametrize("samples", [1, 3])
+def test_columns_of_two_kinds_on_the_last_axis_are_parts(shape: tuple[int, ...], samples: int) -> None:
+    arrays = [RNG.standard_normal(shape) * SCALES for _ in range(samples)]
+    found = find_parts(of(arrays), [frozenset({1})] * samples)["y"]
+    assert (found.axis, found.is_split, len(found.ranges)) == (len(shape) - 1, True, 7)
+    wrong = [array + np.eye(7)[5] for array in arrays]  # the scores are nonsense, the boxes exact
+    assert compare_outputs(of(wrong), of(arrays), parts={"y": found}).value("worst_part") > 5.0
+
+
+@pytest.mark.parametrize("axis", [2, 3])
+@pytest.mark.parametrize("profile", ["gliding", "bordered", "both"])
+def test_an_image_has_no_columns_along_height_or_width(axis: int, profile: str) -> None:
+    along = np.geomspace(1.0, 300.0, 64)
+    if profile != "gliding":
+        along[:4] = along[-4:] = 0.0
+    shape = [1, 1, 1, 1]
+    shape[axis] = 64
+    values = RNG.standard_normal((1, 3, 64, 64)) * along.reshape(shape)
+    if profile == "both":
+        values *= np.where(np.arange(64) < 20, 100.0, 1.0)[:, None] * np.where(np.arange(64) < 20, 100.0, 1.0)
+    found = find_parts(of([values]), [frozenset({1})])["y"]
+    assert (found.axis, found.is_split) == (1, False)
+
+
 def test_a_number_of_columns_that_changes_has_none() -> None:
     arrays = [RNG.standard_normal((1, n, 50)) for n in (3, 4)]
     assert find_parts(of(arrays))["y"].axis == 2
