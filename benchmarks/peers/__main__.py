@@ -41,6 +41,7 @@ def make_parser() -> argparse.ArgumentParser:
     step = steps.add_parser("collect", parents=[common, device], help="measure plans of each model")
     step.add_argument("--random", type=int, default=80, help="random plans")
     step.add_argument("--front", type=int, default=30, help="plans along the front of the law")
+    step.add_argument("--alone", type=int, default=1000, help="groups that are built alone; all of them are emulated")
     step = steps.add_parser("replay", parents=[common], help="replay searches on the fitted laws")
     step.add_argument("--samplers", nargs="+", choices=SAMPLERS, default=[one for one in SAMPLERS if one != "gp"])
     step.add_argument("--seeds", type=int, default=3)
@@ -95,6 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 options.results,
                 random=options.random,
                 front=options.front,
+                alone=options.alone,
                 limit_s=left,
                 **place,
             )

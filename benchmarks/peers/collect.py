@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Set
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ def collect(
     *,
     random: int,
     front: int,
+    alone: int,
     provider: str,
     target: str,
     limit_s: float,
@@ -37,6 +39,7 @@ def collect(
         results: folder of the files that are written.
         random: random plans.
         front: plans along the front of the law that is fitted to the others.
+        alone: groups that are built alone in FP16; the other groups alone are emulated only.
         provider: ``cuda`` or ``cpu``.
         target: whose roofline is taken.
         limit_s: seconds.
@@ -46,31 +49,45 @@ def collect(
     with open_bench(model.options(work, "bench", provider=provider, target=target), statistics=False) as bench:
         if time.monotonic() < deadline:
             know(bench, known)
-        plans = plans_to_measure(bench, random, seed=0)
+        every = plans_to_measure(bench, random, seed=0)
+        ones = [bits for kind, bits in every if kind == "one-group"]
+        unbuilt = set(ones) - set(_spread(ones, alone))
+        plans = [(kind, bits) for kind, bits in every if bits not in unbuilt]
         plans += [("front", bits) for bits in bench.record.marked.get("front", ())]
-        _measure(bench, out, plans, deadline)
-        is_whole = all(bits in bench.record.plans and bits in bench.record.emulated for _, bits in plans)
-        if is_whole and not bench.record.marked.get("front"):
+
+        def is_whole() -> bool:
+            record, wanted = bench.record, [bits for _, bits in plans]
+            return all(b in record.plans for b in wanted) and all(b in record.emulated for b in (*unbuilt, *wanted))
+
+        _measure(bench, out, plans, unbuilt, deadline)
+        know(bench, known)
+        if is_whole() and not bench.record.marked.get("front"):
             fitted = read_measured_plans(out)
             world = World(read_known(known), fitted, fit_laws(read_known(known), fitted))
             for bits in along_the_front(world, front, {bits for _, bits in plans}):
                 bench.record.mark(bits, "front")
                 plans.append(("front", bits))
-            _measure(bench, out, plans, deadline)
-            is_whole = all(bits in bench.record.plans and bits in bench.record.emulated for _, bits in plans)
+            _measure(bench, out, plans, unbuilt, deadline)
         done = sum(bits in bench.record.plans for _, bits in plans)
-    print(f"{model.name}: {done} of {len(plans)} plans measured{'' if is_whole else ', not all of them emulated'}")
-    return is_whole
+        emulated = sum(bits in bench.record.emulated for bits in (*unbuilt, *(bits for _, bits in plans)))
+        whole = is_whole()
+    print(f"{model.name}: {done} of {len(plans)} plans measured, {emulated} of {len(plans) + len(unbuilt)} emulated")
+    return whole
 
 
-def _measure(bench: Bench, out: Path, plans: list[tuple[str, str]], deadline: float) -> None:
+def _measure(bench: Bench, out: Path, plans: list[tuple[str, str]], unbuilt: Set[str], deadline: float) -> None:
     left = max(0.0, deadline - time.monotonic())
     measure(bench, plans, deadline - _EMULATION_SHARE * left, lambda: write(out, bench, plans, {}))
-    emulate(bench, [bits for _, bits in plans if bits in bench.record.plans], deadline)
+    emulate(bench, [*unbuilt, *(bits for _, bits in plans if bits in bench.record.plans)], deadline)
     write(out, bench, plans, {})
 
 
 def along_the_front(world: World, count: int, but: set[str]) -> list[str]:
     """Plans spread along the law's front, each of them new."""
     found = [bits for bits in map(world.bits, world.near_exact()) if bits not in but]
+    return _spread(found, count)
+
+
+def _spread(found: list[str], count: int) -> list[str]:
+    """At most so many of them, evenly; the first and the last among them."""
     return [found[k] for k in np.unique(np.linspace(0, len(found) - 1, min(count, len(found))).astype(int))]

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.common import MeasuredPlans
+from benchmarks.common import MeasuredPlans, one_group_plans
 from benchmarks.measuring import Bench
 from benchmarks.real_search import default_space
+from mptune.data.numbers import decode_float, encode_float
 from mptune.files import write_json
 from mptune.tuning.reasons.reasons import Grounds
 from mptune.tuning.sampler.posterior import Prior
@@ -31,12 +33,14 @@ class Known:
         free: ids of those that are searched.
         seeds: name and plan (one 0 or 1 per group) of what a search builds first, all-FP32 and all-FP16 before others.
         prior: of the free groups, without errors.
+        alone: emulated error of each group alone in FP16, by id, of those that were emulated when it was written.
     """
 
     groups: tuple[str, ...]
     free: tuple[str, ...]
     seeds: tuple[tuple[str, str], ...]
     prior: Prior
+    alone: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def is_free(self) -> np.ndarray:
@@ -44,9 +48,10 @@ class Known:
         return np.isin(self.groups, self.free)
 
     def with_errors(self, measured: MeasuredPlans) -> Prior:
-        """The prior with the emulated one-group errors that a file of measured plans holds."""
-        alone = {plan.precision.index("1"): plan.emulated for plan in measured.of_kind("one-group")}
-        errors = [alone.get(self.groups.index(group)) for group in self.free]
+        """The prior with the emulated one-group errors, as a file of measured plans holds them or this one."""
+        built = {plan.precision.index("1"): plan.emulated for plan in measured.of_kind("one-group")}
+        alone = {**self.alone, **{self.groups[position]: error for position, error in built.items()}}
+        errors = [alone.get(group) for group in self.free]
         missing = [group for group, error in zip(self.free, errors, strict=True) if error is None]
         if missing:
             raise SystemExit(f"{measured.model}: no emulated error of {missing[0]}: collect it with --emulate")
@@ -60,8 +65,12 @@ def know(bench: Bench, path: Path) -> None:
     nothing = Sensitivity("relative_l2", {})
     Grounds.of(space, make_prior(space, nothing, bench.terms, exact=False)).save(path)
     document = json.loads(path.read_text())
+    plans = one_group_plans(bench.model, bench.groups)
+    bits = {group: bench.bits(plan) for group, plan in plans.items()}
+    emulated = bench.record.emulated
+    alone = {group: encode_float(emulated[one]) for group, one in bits.items() if one in emulated}
     seeds = [[str(seed.origin), bench.bits(seed.plan)] for seed in space.seeds]
-    write_json(path, {"model": bench.model.path.stem, **document, "seeds": seeds})
+    write_json(path, {"model": bench.model.path.stem, **document, "seeds": seeds, "alone": alone})
 
 
 def read_known(path: Path) -> Known:
@@ -69,5 +78,7 @@ def read_known(path: Path) -> Known:
     grounds = Grounds.load(path)
     if grounds.prior is None:
         raise SystemExit(f"{path} is missing or holds no latency terms: python -m benchmarks.peers know MODEL")
-    seeds = tuple((name, bits) for name, bits in json.loads(path.read_text())["seeds"])
-    return Known(tuple(group.id for group in grounds.groups), grounds.free, seeds, grounds.prior)
+    document = json.loads(path.read_text())
+    seeds = tuple((name, bits) for name, bits in document["seeds"])
+    alone = {group: decode_float(error) for group, error in document.get("alone", {}).items()}
+    return Known(tuple(group.id for group in grounds.groups), grounds.free, seeds, grounds.prior, alone)

@@ -45,7 +45,7 @@ class Laws:
         residual: on plans left out of the fit, a fifth at a time; without those of one group alone.
         emulation: standard deviation of the logarithm of emulated over measured error, of plans of many groups.
         timing: median standard error of a measured latency, relative.
-        overflows: which free groups alone are not finite, shape (groups,).
+        overflows: which free groups alone are not finite, as built or else as emulated, shape (groups,).
     """
 
     law: AdditiveLaw
@@ -84,14 +84,16 @@ def fit_laws(known: Known, measured: MeasuredPlans, searched: Path | None = None
     residual, pull = cross_validated(prior, rows, latency, error, measured.baseline_ms, many)
     both = [(p.emulated, p.error) for p in kept if p.kind != "one-group" and p.emulated and p.error > 0.0]
     ratios = np.log([emulated / error for emulated, error in both if math.isfinite(emulated)])
-    alone = {plan.precision.index("1") for plan in measured.of_kind("one-group") if not math.isfinite(plan.error)}
+    overflows = {group: not math.isfinite(error) for group, error in known.alone.items()}
+    for plan in measured.of_kind("one-group"):  # what was built decides
+        overflows[known.groups[plan.precision.index("1")]] = not math.isfinite(plan.error)
     return Laws(
         AdditiveLaw.fit(prior, rows, latency, error, measured.baseline_ms, pull),
         len(rows),
         residual,
         float(ratios.std()) if len(ratios) else 0.0,
         float(np.median([plan.latency_sd_ms / plan.latency_ms for plan in kept])),
-        np.array([index in alone for index in range(len(free))])[free],
+        np.array([overflows.get(group, False) for group in known.free]),
     )
 
 

@@ -15,9 +15,10 @@ from benchmarks.common import MeasuredPlans, read_measured_plans
 from benchmarks.peers import own, table
 from benchmarks.peers.__main__ import main
 from benchmarks.peers.final import Sessions
+from benchmarks.peers.known import read_known
 from benchmarks.peers.own import Crashed, Made, bisect, convert
 from benchmarks.peers.replay import MOST_POINTS, Task, few_points, run
-from benchmarks.peers.world import World, open_world
+from benchmarks.peers.world import World, fit_laws, open_world
 from mptune.engines.timing.session_timing import SessionTiming
 from mptune.tuning.sampler.boundaries import Boundary
 from mptune.tuning.sampler.posterior import Prior
@@ -116,6 +117,18 @@ def test_a_group_that_alone_is_not_finite_makes_no_plan_finite() -> None:
     plans = np.eye(world.groups, dtype=bool)
     assert (world.finite(plans) == ~overflows).all()
     assert world.emulate([{g: "fp16" if g == world.ids[3] else "fp32" for g in world.ids}]) == [float("inf")]
+
+
+def test_a_group_alone_that_was_only_emulated_is_known() -> None:
+    known, measured = read_known(RESULTS / "peers_known_digits_vit.json"), _measured("digits_vit")
+    alone = {known.groups[plan.precision.index("1")]: plan.emulated for plan in measured.of_kind("one-group")}
+    few = replace(measured, plans=tuple(plan for plan in measured.plans if plan.kind != "one-group"))
+    assert replace(known, alone=alone).with_errors(few) == known.with_errors(measured)
+    with pytest.raises(SystemExit, match="no emulated error"):
+        known.with_errors(few)
+    overflowing = replace(known, alone={**alone, known.free[4]: float("inf")})
+    assert np.flatnonzero(fit_laws(overflowing, few).overflows).tolist() == [4]
+    assert not fit_laws(overflowing, measured).overflows.any(), "what was built decides"
 
 
 def _measured(model: str) -> MeasuredPlans:
@@ -222,7 +235,7 @@ def test_every_step_runs_on_a_cpu_and_goes_on_where_it_stopped(tmp_path: Path) -
     results.mkdir()
     place = ["digits_vit", "--results", str(results)]
     device = ["--work", str(work), "--provider", "cpu", "--target", "h200"]
-    collect = ["collect", *place, *device, "--random", "6", "--front", "3"]
+    collect = ["collect", *place, *device, "--random", "6", "--front", "3", "--alone", "20"]
     assert main([*collect, "--limit", "0.1"]) == 1
     assert main(collect) == 0
     plans = json.loads((results / "h200_plans_digits_vit.json").read_text())["plans"]
