@@ -1,10 +1,10 @@
-"""After which steps a provider rounds to FP16: its outputs against formulas, value by value.
+"""After which steps a provider rounds to FP16 or BF16: its outputs against formulas, value by value.
 
-    python -m benchmarks.roundings
+    python -m benchmarks.roundings --precisions fp16 bf16
 
-Each case is a model of a few FP16 nodes, as mptune writes them, with formulas for its output: all steps rounded, or
-some of them in FP32. The formula with the largest share of bit-identical values is the provider's, and
-``mptune.graph.writing.rounding_steps`` has to follow it. Products sum 16 values, so the order of summation hardly
+Each case is a model of a few nodes in the reduced precision, as mptune writes them, with formulas for its output: all
+steps rounded, or some of them in FP32. The formula with the largest share of bit-identical values is the provider's,
+and ``mptune.graph.writing.rounding_steps`` has to follow it. Products sum 16 values, so the order of summation hardly
 matters.
 """
 
@@ -20,30 +20,31 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from scipy.special import erf, ndtr
+from scipy.special import erf, expit, ndtr
 
 from benchmarks.common import save
+from mptune.engines.base import EngineError
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import SessionOptions
+from mptune.graph.bfloat16 import from_bfloat16, to_bfloat16
+from mptune.graph.loading.tensors import ONNX_TYPES
+from mptune.graph.plan import REDUCED, Precision
 
-OPSET, IR_VERSION = 17, 8
 ROWS, COLUMNS = 512, 16
-SCALE = np.float16(0.3)
-RNG = np.random.default_rng(0)
-X = RNG.normal(size=(ROWS, COLUMNS)).astype(np.float16)
-V = RNG.normal(size=(COLUMNS, COLUMNS)).astype(np.float16)
-B = RNG.normal(size=COLUMNS).astype(np.float16)
-IMAGE = RNG.normal(size=(8, 16, 7, 7)).astype(np.float16)
-KERNEL = RNG.normal(size=(16, 16, 1, 1)).astype(np.float16)
+_OPSETS = {Precision.FP16: (17, 8), Precision.BF16: (22, 10)}
+"""Operator set and IR version of the models: Conv has BFLOAT16 from operator set 22 on."""
+_AXES_ARE_INPUTS = 18
+"""The first operator set in which the axes of a mean are an input."""
 
 
-def half(values: np.ndarray) -> np.ndarray:
-    """FP16's nearest values, in double precision."""
-    return np.asarray(values).astype(np.float16).astype(np.float64)
+def rounded_to(precision: Precision, values: np.ndarray) -> np.ndarray:
+    """The precision's nearest values, in double precision.
 
-
-def exact(values: np.ndarray) -> np.ndarray:
-    return values.astype(np.float64)
+    BFLOAT16 is reached from FP32, which rounds twice: no provider computes in double precision either.
+    """
+    if precision is Precision.FP16:
+        return np.asarray(values).astype(np.float16).astype(np.float64)
+    return from_bfloat16(to_bfloat16(np.asarray(values, np.float32))).astype(np.float64)
 
 
 Step = tuple[str, tuple[str, ...], str, Mapping[str, Any]]
@@ -60,16 +61,6 @@ class Case:
     formulas: Mapping[str, Callable[[], np.ndarray]]
 
 
-def _gelu_in_steps(x: np.ndarray, factor: float) -> np.ndarray:
-    found: np.ndarray = half(x * 0.5 * half(1.0 + half(erf(half(x * factor)))))
-    return found
-
-
-def _conv() -> np.ndarray:
-    found: np.ndarray = np.einsum("oi,nihw->nohw", exact(KERNEL)[:, :, 0, 0], exact(IMAGE))
-    return found
-
-
 _GELU: tuple[Step, ...] = (
     ("Div", ("a", "root"), "b", {}),
     ("Erf", ("b",), "c", {}),
@@ -77,82 +68,164 @@ _GELU: tuple[Step, ...] = (
     ("Mul", ("a", "d"), "e", {}),
     ("Mul", ("e", "half"), "y", {}),
 )
-_GELU_CONSTANTS = {"root": np.float16(np.sqrt(2.0)), "one": np.float16(1.0), "half": np.float16(0.5)}
-_PRODUCT, _ADDED = half(exact(X) @ exact(V)), half(exact(X) + exact(B))
-
-CASES = {
-    "product, then a scale": Case(
-        (("MatMul", ("x", "v"), "t", {}), ("Mul", ("t", "scale"), "y", {})),
-        {"v": V, "scale": SCALE},
-        X,
-        {
-            "rounded once": lambda: half(exact(X) @ exact(V) * exact(SCALE)),
-            "rounded in between": lambda: half(_PRODUCT * exact(SCALE)),
-        },
-    ),
-    "a scale, then the product": Case(
-        (("Mul", ("x", "scale"), "t", {}), ("MatMul", ("t", "v"), "y", {})),
-        {"v": V, "scale": SCALE},
-        X,
-        {
-            "rounded once": lambda: half(exact(X) @ exact(V) * exact(SCALE)),
-            "rounded in between": lambda: half(half(exact(X) * exact(SCALE)) @ exact(V)),
-        },
-    ),
-    "product and bias": Case(
-        (("MatMul", ("x", "v"), "t", {}), ("Add", ("t", "bias"), "y", {})),
-        {"v": V, "bias": B},
-        X,
-        {
-            "rounded once": lambda: half(exact(X) @ exact(V) + exact(B)),
-            "rounded in between": lambda: half(_PRODUCT + exact(B)),
-        },
-    ),
-    "GELU": Case(
-        (("Add", ("x", "bias"), "a", {}), *_GELU),
-        {"bias": B, **_GELU_CONSTANTS},
-        X,
-        {
-            "each step rounded": lambda: _gelu_in_steps(_ADDED, 1.0 / float(np.float16(np.sqrt(2.0)))),
-            "each step, times FP16's 0.7071": lambda: _gelu_in_steps(_ADDED, float(np.float16(np.sqrt(0.5)))),
-            "distribution rounded": lambda: half(_ADDED * half(ndtr(_ADDED))),
-            "FP32 behind the bias": lambda: half(_ADDED * ndtr(_ADDED)),
-            "FP32 throughout": lambda: half((exact(X) + exact(B)) * ndtr(exact(X) + exact(B))),
-        },
-    ),
-    "convolution and bias": Case(
-        (("Conv", ("x", "k", "bias"), "y", {}),),
-        {"k": KERNEL, "bias": B},
-        IMAGE,
-        {
-            "rounded once": lambda: half(_conv() + exact(B)[:, None, None]),
-            "rounded in between": lambda: half(half(_conv()) + exact(B)[:, None, None]),
-        },
-    ),
-    "mean over the last axes": Case(
-        (("ReduceMean", ("x",), "y", {"axes": [2, 3], "keepdims": 0}),),
-        {},
-        IMAGE,
-        {
-            "rounded once": lambda: half(exact(IMAGE).mean(axis=(2, 3))),
-            "sum rounded": lambda: half(half(exact(IMAGE).sum(axis=(2, 3))) / 49),
-        },
-    ),
-}
+_SIGMOID: Step = ("Sigmoid", ("x",), "t", {})
 
 
-def outputs(case: Case, provider: str, folder: Path) -> np.ndarray:
-    """The provider's outputs."""
-    nodes = [helper.make_node(op, list(inputs), [out], **more) for op, inputs, out, more in case.nodes]
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT16, case.x.shape)
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT16, None)
-    constants = [numpy_helper.from_array(np.asarray(value), name) for name, value in case.constants.items()]
+def cases(precision: Precision) -> dict[str, Case]:
+    """The cases in one precision, name -> case; all arrays hold values of that precision, in double precision."""
+
+    def r(values: np.ndarray | float) -> np.ndarray:
+        return rounded_to(precision, np.asarray(values))
+
+    rng = np.random.default_rng(0)
+    x, v, b = (r(rng.normal(size=shape)) for shape in ((ROWS, COLUMNS), (COLUMNS, COLUMNS), COLUMNS))
+    image, kernel = (r(rng.normal(size=shape)) for shape in ((8, 16, 7, 7), (16, 16, 1, 1)))
+    wide = r(rng.normal(size=(ROWS, COLUMNS)) * 3.0)
+    scale, alpha = r(0.3), r(1.702)
+    product, added = r(x @ v), r(x + b)
+    root, root_of_half = r(np.sqrt(2.0)), r(np.sqrt(0.5))
+    axes: Mapping[str, Any] = {"axes": [2, 3]} if _OPSETS[precision][0] < _AXES_ARE_INPUTS else {}
+
+    def convolved() -> np.ndarray:
+        found: np.ndarray = np.einsum("oi,nihw->nohw", kernel[:, :, 0, 0], image)
+        return found
+
+    def gelu_in_steps(values: np.ndarray, factor: np.ndarray | float) -> np.ndarray:
+        return r(values * 0.5 * r(1.0 + r(erf(r(values * factor)))))
+
+    def sigmoid_in_steps(values: np.ndarray) -> np.ndarray:
+        """As ONNX Runtime's kernel (``OP_Sigmoid``) does with each of its operations rounded."""
+        large = r(1.0 / r(1.0 + r(np.exp(-np.abs(values)))))
+        return np.where(values > 0, large, r(1.0 - large))
+
+    return {
+        "product, then a scale": Case(
+            (("MatMul", ("x", "v"), "t", {}), ("Mul", ("t", "scale"), "y", {})),
+            {"v": v, "scale": scale},
+            x,
+            {"rounded once": lambda: r(x @ v * scale), "rounded in between": lambda: r(product * scale)},
+        ),
+        "a scale, then the product": Case(
+            (("Mul", ("x", "scale"), "t", {}), ("MatMul", ("t", "v"), "y", {})),
+            {"v": v, "scale": scale},
+            x,
+            {"rounded once": lambda: r(x @ v * scale), "rounded in between": lambda: r(r(x * scale) @ v)},
+        ),
+        "product and bias": Case(
+            (("MatMul", ("x", "v"), "t", {}), ("Add", ("t", "bias"), "y", {})),
+            {"v": v, "bias": b},
+            x,
+            {"rounded once": lambda: r(x @ v + b), "rounded in between": lambda: r(product + b)},
+        ),
+        "GELU": Case(
+            (("Add", ("x", "bias"), "a", {}), *_GELU),
+            {"bias": b, "root": root, "one": r(1.0), "half": r(0.5)},
+            x,
+            {
+                "each step rounded": lambda: gelu_in_steps(added, 1.0 / root),
+                "each step, times the rounded 0.7071": lambda: gelu_in_steps(added, root_of_half),
+                "distribution rounded": lambda: r(added * r(ndtr(added))),
+                "FP32 behind the bias": lambda: r(added * ndtr(added)),
+                "FP32 throughout": lambda: r((x + b) * ndtr(x + b)),
+            },
+        ),
+        "sigmoid": Case(
+            (("Sigmoid", ("x",), "y", {}),),
+            {},
+            wide,
+            {"rounded once": lambda: r(expit(wide)), "each step rounded": lambda: sigmoid_in_steps(wide)},
+        ),
+        "x times its sigmoid (SiLU)": Case(
+            (_SIGMOID, ("Mul", ("x", "t"), "y", {})),
+            {},
+            wide,
+            {
+                "rounded once": lambda: r(wide * expit(wide)),
+                "sigmoid rounded": lambda: r(wide * r(expit(wide))),
+                "each step of the sigmoid rounded": lambda: r(wide * sigmoid_in_steps(wide)),
+            },
+        ),
+        "x times the sigmoid of 1.702 x": Case(
+            (("Mul", ("x", "alpha"), "s", {}), ("Sigmoid", ("s",), "t", {}), ("Mul", ("x", "t"), "y", {})),
+            {"alpha": alpha},
+            wide,
+            {
+                "rounded once": lambda: r(wide * expit(wide * alpha)),
+                "product and sigmoid rounded": lambda: r(wide * r(expit(r(wide * alpha)))),
+                "each step of the sigmoid rounded": lambda: r(wide * sigmoid_in_steps(r(wide * alpha))),
+            },
+        ),
+        "another value times a sigmoid": Case(
+            (("Add", ("x", "bias"), "a", {}), _SIGMOID, ("Mul", ("a", "t"), "y", {})),
+            {"bias": b},
+            wide,
+            {
+                "sigmoid rounded": lambda: r(r(wide + b) * r(expit(wide))),
+                "each step of the sigmoid rounded": lambda: r(r(wide + b) * sigmoid_in_steps(wide)),
+            },
+        ),
+        "tanh": Case(
+            (("Tanh", ("x",), "y", {}),),
+            {},
+            wide,
+            {"rounded once": lambda: r(np.tanh(wide))},
+        ),
+        "convolution and bias": Case(
+            (("Conv", ("x", "k", "bias"), "y", {}),),
+            {"k": kernel, "bias": b},
+            image,
+            {
+                "rounded once": lambda: r(convolved() + b[:, None, None]),
+                "rounded in between": lambda: r(r(convolved()) + b[:, None, None]),
+            },
+        ),
+        "mean over the last axes": Case(
+            (("ReduceMean", ("x",) if axes else ("x", "axes"), "y", {**axes, "keepdims": 0}),),
+            {} if axes else {"axes": np.array([2, 3], np.int64)},
+            image,
+            {
+                "rounded once": lambda: r(image.mean(axis=(2, 3))),
+                "sum rounded": lambda: r(r(image.sum(axis=(2, 3))) / 49),
+            },
+        ),
+    }
+
+
+def _constant(name: str, value: np.ndarray, precision: Precision) -> TensorProto:
+    if value.dtype == np.int64:
+        return numpy_helper.from_array(value, name)
+    if precision is Precision.FP16:
+        return numpy_helper.from_array(np.asarray(value, np.float16), name)
+    bits = to_bfloat16(value).astype("<u2")
+    return helper.make_tensor(name, TensorProto.BFLOAT16, value.shape, bits.tobytes(), raw=True)
+
+
+def outputs(case: Case, precision: Precision, provider: str, folder: Path) -> np.ndarray:
+    """The provider's outputs.
+
+    Raises:
+        EngineError: it has no kernel, or refuses the model.
+    """
+    # NumPy has no BFLOAT16 to feed; between FP16 Casts ONNX Runtime's CPU provider would round nothing at all.
+    inside, outside = ONNX_TYPES[precision], TensorProto.FLOAT16
+    steps = list(case.nodes)
+    if precision is Precision.BF16:
+        outside = TensorProto.FLOAT
+        renamed = {"x": "x_reduced", "y": "y_reduced"}
+        inner = ((op, tuple(renamed.get(i, i) for i in i_), renamed.get(out, out), more) for op, i_, out, more in steps)
+        reading: Step = ("Cast", ("x",), "x_reduced", {"to": inside})
+        steps = [reading, *inner, ("Cast", ("y_reduced",), "y", {"to": outside})]
+    nodes = [helper.make_node(op, list(inputs), [out], **more) for op, inputs, out, more in steps]
+    x = helper.make_tensor_value_info("x", outside, case.x.shape)
+    y = helper.make_tensor_value_info("y", outside, None)
+    constants = [_constant(name, value, precision) for name, value in case.constants.items()]
     graph = helper.make_graph(nodes, "g", [x], [y], constants)
     path = folder / "case.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION), path)
+    opset, ir_version = _OPSETS[precision]
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version), path)
     session = open_session(path, SessionOptions(provider, timing=False))  # type: ignore[arg-type]
     try:
-        return session.run({"x": case.x})["y"].astype(np.float64)
+        return session.run({"x": case.x.astype(helper.tensor_dtype_to_np_dtype(outside))})["y"].astype(np.float64)
     finally:
         session.close()
 
@@ -160,17 +233,26 @@ def outputs(case: Case, provider: str, folder: Path) -> np.ndarray:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--provider", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--precisions", nargs="+", choices=[str(p) for p in REDUCED], default=[str(p) for p in REDUCED])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    rows: dict[str, dict[str, float]] = {}
+    found: dict[str, dict[str, dict[str, float] | str]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, case in CASES.items():
-            found = outputs(case, options.provider, Path(folder))
-            rows[name] = {formula: float(np.mean(found == values())) for formula, values in case.formulas.items()}
-            print(name)
-            for formula, share in sorted(rows[name].items(), key=lambda row: -row[1]):
-                print(f"  {share:6.1%}  {formula}")
-    save(options.json, {"provider": options.provider, "same_values": rows})
+        for precision in map(Precision, options.precisions):
+            rows = found.setdefault(str(precision), {})
+            for name, case in cases(precision).items():
+                print(f"{precision.name}: {name}")
+                try:
+                    values = outputs(case, precision, options.provider, Path(folder))
+                except EngineError as error:
+                    rows[name] = str(error)
+                    print(f"          not run: {error}")
+                    continue
+                shares = {formula: float(np.mean(values == of())) for formula, of in case.formulas.items()}
+                rows[name] = shares
+                for formula, share in sorted(shares.items(), key=lambda row: -row[1]):
+                    print(f"  {share:6.1%}  {formula}")
+    save(options.json, {"provider": options.provider, "same_values": found})
 
 
 if __name__ == "__main__":
