@@ -1,6 +1,6 @@
 """Simulated networks of which 4, 10 or 30 % of the groups overflow in FP16, searched in two and in three precisions.
 
-    python -m benchmarks.three_precisions --groups 40 --seeds 8 --json three_precisions.json
+    python -m benchmarks.three_precisions --groups 40 --seeds 8 --jobs 4 --json three_precisions.json
 
 As ``benchmarks.simulator``; BF16 takes the time of FP16, is 8 times less exact and never overflows. A search over three
 precisions does as mptune: a group that emulation sees overflow is FP32 or BF16, every other one FP32 or FP16; an
@@ -13,9 +13,11 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import optuna
 
 from benchmarks.common import save
 from benchmarks.simulator import WHOLE_PLAN, Truth, search
@@ -159,29 +161,43 @@ class ThreeTruth(Truth):
         return dominated_area(gains(self.latency_of(labels), self.base), exactness(self.error_of(labels)))
 
 
+def run_one(groups: int, seed: int, share: float, budget: int) -> dict[str, float]:
+    """Both searches of one simulated network: their quality, and the hypervolume of one over that of the other."""
+    two, three = (kind(groups, seed, share) for kind in (Truth, ThreeTruth))
+    areas = {}
+    for what, truth, prior in (("two", two, two.prior("emulated")), ("three", three, three.prior())):
+        built, _ = search(truth, PrecisionSampler(prior, seed, emulate=truth.emulate), budget)
+        areas[what] = truth.hypervolume(unique_plans([built], groups))
+    return {
+        "two": areas["two"] / two.hypervolume(two.near_exact()),
+        "three": areas["three"] / three.best(),
+        "three over two": areas["three"] / areas["two"] if areas["two"] else math.nan,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--groups", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--budget", type=int, default=50)
+    parser.add_argument("--shares", type=float, nargs="+", default=_SHARES, help="of the groups that overflow")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     rows = []
-    for share in _SHARES:
-        qualities: dict[str, list[float]] = {"two": [], "three": [], "three over two": []}
-        for seed in range(options.seeds):
-            two, three = (kind(options.groups, seed, share) for kind in (Truth, ThreeTruth))
-            areas = {}
-            for what, truth, prior in (("two", two, two.prior("emulated")), ("three", three, three.prior())):
-                built, _ = search(truth, PrecisionSampler(prior, seed, emulate=truth.emulate), options.budget)
-                areas[what] = truth.hypervolume(unique_plans([built], options.groups))
-            qualities["two"].append(areas["two"] / two.hypervolume(two.near_exact()))
-            qualities["three"].append(areas["three"] / three.best())
-            qualities["three over two"].append(areas["three"] / areas["two"] if areas["two"] else math.nan)
-        medians = {what: round(float(np.median(of)), 4) for what, of in qualities.items()}
-        rows.append({"overflow": share, **medians})
-        print(f"{share:.0%} overflow: quality {medians['two']:.3f} in two precisions, {medians['three']:.3f} in three; "
-              f"hypervolume {medians['three over two']:.2f} times", flush=True)  # fmt: skip
+    with ProcessPoolExecutor(options.jobs) as pool:
+        tasks = {
+            share: [pool.submit(run_one, options.groups, s, share, options.budget) for s in range(options.seeds)]
+            for share in sorted(options.shares, reverse=True)
+        }
+        for share in options.shares:
+            found = [task.result() for task in tasks[share]]
+            medians = {what: round(float(np.median([one[what] for one in found])), 4) for what in found[0]}
+            seeds = [{what: round(value, 4) for what, value in one.items()} for one in found]
+            rows.append({"overflow": share, **medians, "seeds": seeds})
+            print(f"{share:.0%} overflow: quality {medians['two']:.3f} in two precisions, {medians['three']:.3f} in "
+                  f"three; hypervolume {medians['three over two']:.2f} times", flush=True)  # fmt: skip
     save(options.json, {"groups": options.groups, "seeds": options.seeds, "budget": options.budget, "rows": rows})
 
 
