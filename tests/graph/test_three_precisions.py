@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,9 @@ from mptune.errors import ModelError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
+from mptune.graph.hazards.hazard import Hazard
 from mptune.graph.loading.model import load_model
-from mptune.graph.plan import REDUCED, Precision
+from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
@@ -49,10 +51,7 @@ def hold(path: Path, opset: int | None, tmp_path: Path, count: int) -> int:
         for plan in plans(model, groups, count, seed=len(granularity), precisions=ALL):
             out = rewriter.write(plan, tmp_path / "typed.onnx")
             verify(rewriter, plan, out)
-            safe = plan
-            for precision in REDUCED:
-                there = set(pinned_by_hazards(hazards, precision)) & set(plan.groups_in(precision))
-                safe = safe.replace(dict.fromkeys(there, Precision.FP32))
+            safe = without_hazards(plan, hazards)
             if reference is None:
                 continue
             found = run(emulator.write(safe, tmp_path / "emulated.onnx"), feed)
@@ -64,6 +63,14 @@ def hold(path: Path, opset: int | None, tmp_path: Path, count: int) -> int:
             done += runs(typed, feed)
             computes_the_same(typed, found, feed, tmp_path, discontinuous=path.stem in DISCONTINUOUS)
     return done
+
+
+def without_hazards(plan: PrecisionPlan, hazards: Sequence[Hazard]) -> PrecisionPlan:
+    """The plan with groups in FP32 where their precision cannot be right."""
+    for precision in REDUCED:
+        there = set(pinned_by_hazards(hazards, precision)) & set(plan.groups_in(precision))
+        plan = plan.replace(dict.fromkeys(there, Precision.FP32))
+    return plan
 
 
 def runs(typed: Path, feed: dict[str, np.ndarray]) -> bool:
