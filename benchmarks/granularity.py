@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.simulator import TIMING, Truth
-from mptune.tuning.sampler.boundaries import Boundary
+from mptune.tuning.sampler.cuts.boundaries import Boundary
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 from mptune.tuning.sampler.precision import PrecisionSampler
 

@@ -22,8 +22,8 @@ import optuna
 from benchmarks.common import save
 from benchmarks.simulator import WHOLE_PLAN, Truth, search
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, dominated_area, exactness, gains
-from mptune.tuning.sampler.boundaries import Boundary
-from mptune.tuning.sampler.min_cut import CutSolver
+from mptune.tuning.sampler.cuts.boundaries import Boundary
+from mptune.tuning.sampler.cuts.min_cut import CutSolver
 from mptune.tuning.sampler.plan_rows import Bools, Floats, unique_plans
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.sampler.precision import PrecisionSampler

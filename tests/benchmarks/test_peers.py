@@ -20,7 +20,7 @@ from benchmarks.peers.own import Crashed, Made, bisect, convert
 from benchmarks.peers.replay import MOST_POINTS, Task, few_points, run
 from benchmarks.peers.world import World, fit_laws, open_world
 from mptune.engines.timing.session_timing import SessionTiming
-from mptune.tuning.sampler.boundaries import Boundary
+from mptune.tuning.sampler.cuts.boundaries import Boundary
 from mptune.tuning.sampler.posterior import Prior
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"

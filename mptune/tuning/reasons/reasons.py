@@ -27,7 +27,7 @@ from mptune.tuning.fronts.dominance import faster_beyond_noise
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.reasons.group_findings import finding_of
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.sampler.boundaries import Boundary
+from mptune.tuning.sampler.cuts.boundaries import Boundary
 from mptune.tuning.sampler.group_tests.overflow_model import FailureModel, OverflowModel
 from mptune.tuning.sampler.latency_model import LatencyModel
 from mptune.tuning.sampler.plan_rows import Floats

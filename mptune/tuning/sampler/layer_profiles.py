@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.tuning.sampler.boundaries import Boundary, Crossings
+from mptune.tuning.sampler.cuts.boundaries import Boundary, Crossings
 from mptune.tuning.sampler.plan_rows import Bools, Floats
 
 _NOISE, _NEIGHBOURS = 0.05, 0.05

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.tuning.sampler.boundaries import Boundary
+from mptune.tuning.sampler.cuts.boundaries import Boundary
 from mptune.tuning.sampler.plan_rows import Bools, Floats
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mptune.tuning.sampler.boundaries import Boundary, Crossings
+from mptune.tuning.sampler.cuts.boundaries import Boundary, Crossings
 from mptune.tuning.sampler.layer_profiles import LayerProfiles, Neighbourhoods
 
 CHAIN = (Boundary((0, 1)), Boundary((1, 2)), Boundary((2,), fp32=True))

@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 
 from mptune.tuning.evaluation import ORIGIN_SAMPLER
 from mptune.tuning.fronts.hypervolume import dominated_area, exactness, gains
-from mptune.tuning.sampler.boundaries import Boundary
+from mptune.tuning.sampler.cuts.boundaries import Boundary
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.sampler.precision import PrecisionSampler
 from mptune.tuning.sampler.stock import make_sampler

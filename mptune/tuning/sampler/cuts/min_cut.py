@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.tuning.sampler.boundaries import Boundary
+from mptune.tuning.sampler.cuts.boundaries import Boundary
 from mptune.tuning.sampler.plan_rows import Bools, Floats
 
 _INFINITE = 2**30
