@@ -66,6 +66,7 @@ class EhviEstimator:
         generator: np.random.Generator,
         reference_error: float = REFERENCE_ERROR,
         error_model: ErrorModel | None = None,
+        overflow: OverflowModel | None = None,
     ) -> None:
         """Condition the posteriors, draw from them, and take each draw's Pareto staircase.
 
@@ -75,12 +76,13 @@ class EhviEstimator:
             generator: of the draws.
             reference_error: error past which a plan is worth nothing.
             error_model: posterior of the errors given the same, where it is there already.
+            overflow: posterior of what overflows given the same, where it is there already.
         """
         taught = taught_by(prior, built)
         self._latency = LatencyModel(prior, taught)
         self._error = ErrorModel(prior, taught) if error_model is None else error_model
         self.base_ms = built.base_ms
-        self.overflow = OverflowModel(prior, built)
+        self.overflow = OverflowModel(prior, built) if overflow is None else overflow
         self.failures = FailureModel(prior, built)
         self.latency_terms = np.vstack([self._latency.mean(), self._latency.sample(generator, _DRAWS)])
         self.log_squares = np.vstack([self._error.mode, self._error.sample(generator, _DRAWS)])

@@ -181,12 +181,12 @@ class PrecisionSampler(BaseSampler):
         if self._solver is None or self._solver[0] is not prior:
             self._solver = prior, CutSolver(len(prior.groups), prior.boundaries)
         emulated_errors: dict[str, float | str] = {}
-        error_model = ErrorModel(prior, taught_by(prior, built))
-        designed = self._designed(prior, built, error_model)
+        error_model, overflow = ErrorModel(prior, taught_by(prior, built)), OverflowModel(prior, built)
+        designed = self._designed(prior, built, error_model, overflow)
         if len(designed):
             built = built.with_emulated(designed, self._emulated(prior, designed, emulated_errors))
-            error_model = ErrorModel(prior, taught_by(prior, built))
-        estimator = EhviEstimator(prior, built, generator, reference_error, error_model)
+            error_model, overflow = ErrorModel(prior, taught_by(prior, built)), OverflowModel(prior, built)
+        estimator = EhviEstimator(prior, built, generator, reference_error, error_model, overflow)
         finalists = find_candidates(prior, estimator, self._solver[1], built.plans, generator).best(_FINALISTS)
         if not len(finalists):
             return None, 0.0, {}
@@ -202,7 +202,7 @@ class PrecisionSampler(BaseSampler):
             is_emulated[few] = True
         return finalists[order[0]], max(float(ehvi[order[0]]), 0.0), emulated_errors
 
-    def _designed(self, prior: Prior, built: BuiltPlans, error_model: ErrorModel) -> Bools:
+    def _designed(self, prior: Prior, built: BuiltPlans, error_model: ErrorModel, overflow: OverflowModel) -> Bools:
         """Plans whose emulation tells of the groups' errors, shape (n_plans, n_groups)."""
         nothing = built.plans[:0]
         if self._emulate is None:
@@ -215,10 +215,9 @@ class PrecisionSampler(BaseSampler):
         if not len(emulated):
             most *= max(_AT_FIRST, len(prior.groups) // EMULATIONS_TO_LEARN)
         gains = np.abs(np.ones(len(prior.groups)) if prior.gains_ms is None else np.array(prior.gains_ms))
-        overflows = OverflowModel(prior, built).probabilities > 0.5
         generator = np.random.default_rng([len(prior.groups), len(emulated)])
         known = np.vstack([built.plans, emulated])
-        return design_plans(error_model, gains + gains.mean(), ~overflows, known, most, generator)
+        return design_plans(error_model, gains + gains.mean(), overflow.probabilities <= 0.5, known, most, generator)
 
     def _emulated(self, prior: Prior, plans: Bools, emulated_errors: dict[str, float | str]) -> Floats:
         """The errors of plans, shape (n_plans,), NaN where emulation fails; those that are known are noted."""

@@ -178,6 +178,8 @@ class OneGroupErrors:
         self._failed = {g for g in known.failed if g in space.free}
         self._fp32 = PrecisionPlan.uniform(space.model_sha256, [g.id for g in space.groups], Precision.FP32)
         self._saved = known
+        self._known: Sensitivity | None = None  # kept till more is taken: both are asked for before every plan
+        self._doubted: dict[str, float] | None = None
 
     @property
     def spent(self) -> int:
@@ -217,17 +219,20 @@ class OneGroupErrors:
 
     def known(self) -> Sensitivity:
         """The same by the metric, with the statistics of ignored outputs: another call may not ignore them."""
+        if self._known is not None:
+            return self._known
         ignored = self._searched.ignored
         values = {g: _value(error.without(ignored), self._metric) for g, error in self._taken.items()}
         errors, doubts = {**values, **self._final}, self._doubts()
         free = [g for g in self._space.free if g in errors]
-        return Sensitivity(
+        self._known = Sensitivity(
             self._metric,
             {g: errors[g] for g in free},
             {g: self._taken[g] for g in free if g in self._taken},
             {g: doubts[g] for g in free if doubts.get(g)},
             tuple(g for g in self._space.free if g in self._failed),
         )
+        return self._known
 
     # -- what comes next ----------------------------------------------------------------------------------------
 
@@ -279,10 +284,11 @@ class OneGroupErrors:
         Samples differ by a spread that is estimated for each group from its own samples and from those of all groups;
         that of the mean of n of N samples is smaller by ``sqrt((1 - n / N) / n)`` (sampling without replacement).
         """
+        if self._doubted is not None:
+            return self._doubted
         count = self._parts[-1].stop
         counted = {g: self._searched.of(error) for g, error in self._taken.items()}
-        spreads = {g: _spread(error, self._metric) for g, error in counted.items()}
-        own = {g: spread for g, spread in spreads.items() if spread is not None}
+        own = {g: spread for g, e in counted.items() if (spread := _spread(e, self._metric)) is not None}
         squares = [spread**2 for spread in own.values()]
         common = math.sqrt(float(np.mean(squares))) if squares else _ASSUMED_SPREAD
         doubts = {}
@@ -296,6 +302,7 @@ class OneGroupErrors:
                 weight = taken - 1 if group in own else 0
                 square = (_ASSUMED_WEIGHT * common**2 + weight * own.get(group, 0.0) ** 2) / (_ASSUMED_WEIGHT + weight)
                 doubts[group] = math.sqrt(square * (1.0 - taken / count) / taken)
+        self._doubted = doubts
         return doubts
 
     # -- taking it ----------------------------------------------------------------------------------------------
@@ -323,8 +330,10 @@ class OneGroupErrors:
     def _add(self, group: str, part: range, error: OutputError | None) -> None:
         """Add what a part of the samples showed; None where emulation fails, which is no evidence of overflow."""
         if error is None:
+            self._known = None
             self._failed.add(group)
         elif group not in self._final and self._samples(group) == part.start:
+            self._known = self._doubted = None
             known = self._taken.get(group)
             both = error if known is None else known.with_samples_of(error)
             if known is None or (known.per_output.keys() == error.per_output.keys() and both.has(self._metric)):

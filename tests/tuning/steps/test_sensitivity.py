@@ -117,6 +117,17 @@ def test_outputs_that_are_ignored_do_not_count(tmp_path: Path) -> None:
     assert Sensitivity.load(path, METRIC).ignoring(("z",)).errors == ignoring.errors
 
 
+def test_what_is_known_is_not_computed_again_before_every_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    space, looks = make_small_space(4), []
+    errors = OneGroupErrors(space, make_toolchain(space), METRIC, tmp_path / "s.json", Diary())
+    assert errors.take(math.inf)
+    value = OutputError.value
+    monkeypatch.setattr(OutputError, "value", lambda error, metric: looks.append(metric) or value(error, metric))
+    assert not errors.take(math.inf)
+    assert not looks
+    assert len(errors.sensitivity().errors) == 4
+
+
 def test_past_a_limit_nothing_more_is_taken(tmp_path: Path) -> None:
     space = make_small_space(20)
     toolchain, ticks = make_toolchain(space), itertools.count()
