@@ -24,7 +24,7 @@ from mptune.graph.grouping.quantised import KEPT_QUANTISED, QUANTISED
 from mptune.graph.grouping.repeats import find_runs, structural_hash
 from mptune.graph.grouping.scopes import block_scopes, group_name, group_scope, unique_names
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.loading.value_dependent import QUANTISING
+from mptune.graph.loading.value_dependent import QUANTISING, shape_facts
 from mptune.graph.op_rules import casts_integers, node_rules
 from mptune.graph.quantised_weights import dequantises_weights
 from mptune.settings import Granularity
@@ -138,6 +138,9 @@ class _Partition:
     def __init__(self, model: Model) -> None:
         self._model = model
         self._look = Lookup(model)
+        self._static = self._look.static
+        if all(isinstance(dim, int) for info in model.inputs for dim in (("?",) if info.shape is None else info.shape)):
+            self._static |= shape_facts(model).folded  # what Shape gives is a constant, too
         rules = node_rules(model)
         self._has_precision = [bool(rule.inputs or rule.outputs) for rule in rules]
         self._patterns = find_patterns(model, self._look)
@@ -210,7 +213,7 @@ class _Partition:
                 found.leader[index] = leader
 
     def _is_static(self, node: Node) -> bool:
-        return all(out in self._look.static for out in node.outputs if out)
+        return all(out in self._static for out in node.outputs if out)
 
     def _anchor_kind(self, node: Node, latest: int, kind: Mapping[int, str]) -> str | None:
         """The kind of group that a node starts at fusion granularity; None where it joins another."""

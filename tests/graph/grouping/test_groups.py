@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
@@ -211,6 +212,27 @@ def test_what_is_computed_from_constants_alone_is_not_searched(tmp_path: Path) -
     proto = models.model(nodes, [value("x", [2, 4])], [value("ya", None), value("yb", None)], constants)
     _, groups = load(proto, tmp_path)
     assert [(g.name, g.pinned) for g in groups if g.pinned] == [("mask", FOLDED)]
+
+
+@pytest.mark.parametrize("rows", [2, "rows"])
+def test_what_is_computed_from_fixed_shapes_alone_is_not_searched(rows: int | str, tmp_path: Path) -> None:
+    """A window mask, as exporters write it: from the shape of the input, which only a fixed shape makes a constant."""
+    nodes = [
+        node("Shape", ["x"], "shape", "/Shape"),
+        node("ConstantOfShape", ["shape"], "zeros", "/mask/ConstantOfShape"),
+        node("ScatterND", ["zeros", "where", "low"], "scattered", "/mask/ScatterND"),
+        node("Mul", ["scattered", "scattered"], "mask", "/mask/Mul"),
+        node("MatMul", ["x", "w"], "p", "/a/MatMul"),
+        node("Add", ["p", "mask"], "y", "/a/Add"),
+        node("MatMul", ["y", "w"], "q", "/b/MatMul"),
+        node("Add", ["q", "mask"], "z", "/b/Add"),
+    ]
+    where = onnx.numpy_helper.from_array(np.array([[0, 1]]), "where")
+    constants = [weight("w", 4, 4), where, onnx.numpy_helper.from_array(np.array([-1e4], np.float32), "low")]
+    proto = models.model(nodes, [value("x", [rows, 4])], [value("z", None)], constants)
+    _, groups = load(proto, tmp_path)
+    assert [(g.name, g.pinned) for g in groups if "ScatterND" in g.ops] == [("mask", FOLDED if rows == 2 else None)]
+    assert [g.pinned for g in groups if "MatMul" in g.ops] == [None, None]
 
 
 def test_auto_is_fusion_but_for_a_large_budget_or_very_many_groups(
