@@ -64,6 +64,9 @@ def hypervolume_improvement(gain: Floats, exact: Floats, front_gain: Floats, fro
     dominated = np.append(0.0, np.cumsum(np.diff(ends) * front_exact))
     # A point only adds what lies to the right of the last front point that is at least as exact.
     first = np.searchsorted(-front_exact, -exact, side="right")
-    area = exact * (gain - ends[first]) - (np.interp(gain, ends, dominated) - dominated[first])
-    added: Floats = np.where((gain > ends[first]) & (exact > 0.0), area, 0.0)
+    begins = ends[first]
+    added = np.zeros(len(gain))
+    adds = np.flatnonzero((gain > begins) & (exact > 0.0))
+    gain, begins = gain[adds], begins[adds]
+    added[adds] = exact[adds] * (gain - begins) - (np.interp(gain, ends, dominated) - dominated[first[adds]])
     return added

@@ -99,9 +99,11 @@ class EhviEstimator:
         beyond_law = np.isfinite(built.latency_ms) & (self.cliffs.p_fast(built.plans) < 0.5)
         counted = (built.finite != 0.0) & ~beyond_law
         plans, measured = built.plans[counted], built.error[counted]
-        gain, exact = self.coordinates(plans, emulated_errors=self.emulated_errors(plans))
+        gain, exact = self._gains(plans), np.empty((_DRAWS + 1, len(plans)))
         is_measured = np.isfinite(measured)
         exact[:, is_measured] = exactness(measured[is_measured], reference_error)
+        others = plans[~is_measured]
+        exact[:, ~is_measured] = self._exactness(others, emulated_errors=self.emulated_errors(others))
         self._staircases = [pareto_staircase(g, e) for g, e in zip(gain, exact, strict=True)]
 
     def is_new(self, plans: Bools) -> Bools:
@@ -132,12 +134,17 @@ class EhviEstimator:
         Returns:
             Shape (n_draws, n_plans) each.
         """
+        return self._gains(plans, n_draws), self._exactness(plans, n_draws, emulated_errors)
+
+    def _gains(self, plans: Bools, n_draws: int = _DRAWS + 1) -> Floats:
         terms = self.latency_terms[:n_draws]
-        gain = gains(self._latency.predict(plans, terms), self._latency.base(terms)[:, None])
+        return gains(self._latency.predict(plans, terms), self._latency.base(terms)[:, None])
+
+    def _exactness(self, plans: Bools, n_draws: int = _DRAWS + 1, emulated_errors: Floats | None = None) -> Floats:
         errors = self._error.predict(plans, self.log_squares[:n_draws])
         if emulated_errors is not None:
             errors = self._error.combine(errors, emulated_errors)
-        return gain, exactness(errors, self._reference_error)
+        return exactness(errors, self._reference_error)
 
     def screen(self, plans: Bools) -> tuple[Floats, Floats, Floats]:
         """Gain and exactness under the mean, and a rough EHVI from few draws; shape (n_plans,) each."""

@@ -93,6 +93,16 @@ class ErrorModel:
         total = parts.sum(axis=1) + self._floor
         return np.log(total), parts / total[:, None]
 
+    def _log_squares(self, u: Floats) -> Floats:
+        """The first of what ``_predict`` gives, which takes less alone."""
+        squares = np.exp(u)
+        if self._shares is None:
+            total = self._plans @ squares
+        else:
+            total = (self._plans @ (squares[:, None] * self._shares)).max(axis=1)
+        log_squares: Floats = np.log(total + self._floor)
+        return log_squares
+
     def _fit(self, mean: Floats, sd: Floats, log_width: float) -> tuple[LinearGaussian, Floats, float]:
         model, u = LinearGaussian(mean, sd), mean.copy()
         if not len(self._values):
@@ -100,7 +110,7 @@ class ErrorModel:
         noise = self._noise
 
         def loss(at: Floats) -> float:
-            residual = (self._values - self._predict(at)[0]) / noise
+            residual = (self._values - self._log_squares(at)) / noise
             return float(residual @ residual + (((at - mean) / sd) ** 2).sum())
 
         evidence, now = 0.0, loss(u)

@@ -134,14 +134,17 @@ class LinearGaussian:
         self._jacobian: Floats = np.zeros((0, len(mean)))
         self._noise: Floats = np.zeros(0)
         self._known_gain: Floats | None = np.zeros((len(mean), 0))
-        self._factors: tuple[Floats, Floats]  # the gain is the first one times the transposed second
+        self._factor: Floats  # Cholesky factor of the matrix that the gain is solved with
         self.posterior_mean = mean
 
     @property
     def _gain(self) -> Floats:
         """Kalman gain, shape (n_parameters, n_observations)."""
         if self._known_gain is None:
-            self._known_gain = self._factors[0] @ self._factors[1].T
+            if len(self._factor) == len(self._noise):
+                self._known_gain = _solved(self._factor, self._jacobian * self.sd**2).T
+            else:
+                self._known_gain = _solved(self._factor, (self._jacobian / self._noise[:, None] ** 2).T)
         return self._known_gain
 
     def update(self, jacobian: Floats, values: Floats, noise: Floats, gram: Floats | None = None) -> float:
@@ -158,20 +161,16 @@ class LinearGaussian:
         """
         variance = self.sd**2
         residual = values - jacobian @ self.mean
-        if len(jacobian) <= len(variance):  # invert in whichever space is smaller (matrix inversion lemma)
+        if len(jacobian) <= len(variance):  # solve in whichever space is smaller (matrix inversion lemma)
             factor = _cholesky((jacobian * variance) @ jacobian.T + np.diag(noise**2))
-            inverse = np.linalg.inv(factor)
-            self._known_gain = (variance[:, None] * jacobian.T) @ (inverse.T @ inverse)
-            correction = self._known_gain @ residual
+            correction = variance * (jacobian.T @ _solved(factor, residual))
             log_determinant = np.log(np.diag(factor)).sum()
         else:
             gram = gram_matrix(jacobian, noise) if gram is None else gram
             factor = _cholesky(gram + np.diag(1.0 / variance))
-            inverse = np.linalg.inv(factor)
-            self._known_gain, self._factors = None, (inverse.T @ inverse, jacobian / noise[:, None] ** 2)
-            correction = self._factors[0] @ (self._factors[1].T @ residual)
+            correction = _solved(factor, jacobian.T @ (residual / noise**2))
             log_determinant = np.log(np.diag(factor)).sum() + np.log(noise).sum() + np.log(self.sd).sum()
-        self._jacobian, self._noise = jacobian, noise
+        self._jacobian, self._noise, self._factor, self._known_gain = jacobian, noise, factor, None
         self.posterior_mean = self.mean + correction
         solved = (residual - jacobian @ (self.posterior_mean - self.mean)) / noise**2
         return float(-0.5 * residual @ solved - log_determinant)
@@ -224,6 +223,14 @@ def gram_matrix(jacobian: Floats, noise: Floats) -> Floats:
     weighted = jacobian / noise[:, None]
     gram: Floats = weighted.T @ weighted
     return gram
+
+
+def _solved(factor: Floats, values: Floats) -> Floats:
+    """``values`` times the inverse of the matrix that has the lower Cholesky factor."""
+    from scipy.linalg import cho_solve  # Slow to import, and a run that is only read needs none.
+
+    solved: Floats = cho_solve((factor, True), values, check_finite=False)
+    return solved
 
 
 def _cholesky(matrix: Floats) -> Floats:
