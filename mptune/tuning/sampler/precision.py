@@ -37,6 +37,7 @@ from optuna.trial import FrozenTrial
 from mptune.data.numbers import encode_float
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR
 from mptune.tuning.sampler.acquisition import EhviEstimator, taught_by
+from mptune.tuning.sampler.blas import one_thread
 from mptune.tuning.sampler.candidates import find_candidates
 from mptune.tuning.sampler.cuts.min_cut import CutSolver
 from mptune.tuning.sampler.error_model import ErrorModel
@@ -131,7 +132,8 @@ class PrecisionSampler(BaseSampler):
         if not math.isfinite(built.base_ms):
             return {}
         generator = np.random.default_rng([self._seed, trial.number])
-        plan, ehvi, emulated_errors = self.propose(prior, built, generator)
+        with one_thread():
+            plan, ehvi, emulated_errors = self.propose(prior, built, generator)
         if plan is None:
             return {}
         attrs = {EHVI_ATTR: ehvi, **({emulated_attr(self._judge): emulated_errors} if emulated_errors else {})}

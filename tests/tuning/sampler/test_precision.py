@@ -15,6 +15,7 @@ from optuna.trial import TrialState
 
 from mptune.tuning.evaluation import ORIGIN_SAMPLER
 from mptune.tuning.fronts.hypervolume import dominated_area, exactness, gains
+from mptune.tuning.sampler.blas import thread_functions
 from mptune.tuning.sampler.cuts.boundaries import Boundary
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.sampler.precision import PrecisionSampler
@@ -135,6 +136,28 @@ def test_a_plan_is_emulated_once_and_before_it_is_proposed() -> None:
     assert len(emulation.asked) == len({tuple(plan.items()) for plan in emulation.asked})
     kept = [bits for trial in study.trials for bits in trial.user_attrs.get(EMULATED_ATTR, {})]
     assert len(kept) == len(emulation.asked)
+
+
+def test_a_proposal_computes_in_one_thread() -> None:
+    """Matrices of some hundred rows: more threads take ten times the processor time, and no less on the clock."""
+    if not (functions := thread_functions()):
+        pytest.skip("no OpenBLAS is loaded")
+    before, within = [get() for get, _ in functions], set()
+    emulation = Emulation()
+
+    def emulate(plans: Sequence[Mapping[str, str]]) -> list[float]:
+        within.update(get() for get, _ in functions)
+        return emulation(plans)
+
+    try:
+        for _, set_threads in functions:
+            set_threads(2)
+        searched(PrecisionSampler(PRIOR, seed=0, emulate=emulate), trials=4)
+        assert within == {1}
+        assert {get() for get, _ in functions} == {2}, "the caller's own threads are as before"
+    finally:
+        for (_, set_threads), count in zip(functions, before, strict=True):
+            set_threads(count)
 
 
 def test_emulation_rights_a_prior_that_is_wrong() -> None:
