@@ -111,6 +111,37 @@ def _grouped_query(past: Sequence[str]) -> onnx.ModelProto:
     return _attention_model(node, constants, inputs=inputs, outputs=outputs)
 
 
+def growing_cache(layers: int = 2) -> onnx.ModelProto:
+    """A decoder whose present keys and values are longer than the past ones, by dynamic axes that it declares."""
+    past = {f"past_{n}.{k}": [1, HEADS, "past", SIZE] for k in range(layers) for n in "kv"}
+    present = {f"present_{n}.{k}": [1, HEADS, "present", SIZE] for k in range(layers) for n in "kv"}
+    nodes, x = [], "x"
+    for k in range(layers):
+        nodes += [helper.make_node("MatMul", [x, f"w{n}"], [f"{n}{k}"], name=f"to_{n}.{k}") for n in "qkv"]
+        read = [f"{n}{k}" for n in "qkv"] + [f"past_{n}.{k}" for n in "kv"] + ["lengths", "total"]
+        made = [f"r{k}", *(f"present_{n}.{k}" for n in "kv")]
+        nodes.append(
+            helper.make_node(
+                "GroupQueryAttention", read, made, f"attention.{k}", domain=MS, num_heads=HEADS, kv_num_heads=HEADS
+            )
+        )
+        x = f"r{k}"
+    nodes.append(helper.make_node("MatMul", [x, "w2"], ["y"], name="behind"))
+    weights = {f"w{n}": _values(CHANNELS, CHANNELS, seed=k) for k, n in enumerate("qkv")}
+    inputs = {"x": [1, "length", CHANNELS], "lengths": [1], "total": [], **past}
+    outputs = {"y": [1, "length", 16], **present}
+    weights["w2"] = _values(CHANNELS, 16, seed=5)
+    return model_of(nodes, inputs, outputs, weights, integers=("lengths", "total"))
+
+
+def growing_cache_feed(past: int, length: int, layers: int = 2) -> dict[str, np.ndarray]:
+    """What ``growing_cache`` reads with a cache of ``past`` positions and ``length`` new ones."""
+    caches = {f"past_{n}.{k}": _values(1, HEADS, past, SIZE, seed=k) for k in range(layers) for n in "kv"}
+    total = past + length
+    lengths = {"lengths": np.array([total - 1], np.int32), "total": np.array(total, np.int32)}
+    return {"x": _values(1, length, CHANNELS), **lengths, **caches}
+
+
 def _embedding() -> onnx.ModelProto:
     weights = {"words": _values(50, CHANNELS), "places": _values(LENGTH, CHANNELS, seed=1), **_norm("g", "b")}
     nodes = [

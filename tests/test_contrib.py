@@ -21,6 +21,9 @@ from mptune.graph.op_rules import node_rule
 from mptune.graph.plan import Precision
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
+from mptune.graph.writing.switched import SwitchedEmulator
+from mptune.graph.writing.weights import WeightBank
+from mptune.graph.writing.widened import write_widened
 from mptune.targets.costs import group_costs
 from mptune.targets.flops import ShapeTable, node_flops
 from tests.contrib_models import (
@@ -32,6 +35,8 @@ from tests.contrib_models import (
     ON_GPUS_ONLY,
     SIZE,
     between_products,
+    growing_cache,
+    growing_cache_feed,
     optimised,
     transformer,
 )
@@ -140,6 +145,36 @@ def test_an_operator_of_onnx_runtime_is_typed_grouped_and_runs_in_fp16(name: str
         plan = grouped.uniform(Precision.FP32).replace({group.id: Precision.FP16})
         alone = _run(Rewriter(grouped).export(plan, tmp_path / "alone.onnx"), feeds)
         assert np.linalg.norm(alone - reference) / size < 1e-2
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_emulations_of_a_growing_cache_run(is_named: bool, tmp_path: Path, load: Load) -> None:
+    """ONNX Runtime infers that the new cache is as long as the old one, and would reuse a buffer of that size."""
+    proto = growing_cache()
+    for dim in () if is_named else (d for o in proto.graph.output for d in o.type.tensor_type.shape.dim):
+        dim.Clear()
+    model = load(_saved(proto, tmp_path))
+    grouped = GroupedModel(model, find_groups(model))
+    bank = WeightBank.write(model, tmp_path)
+    plan = grouped.uniform(Precision.FP16)
+    switched = SwitchedEmulator(grouped, bank)
+    typed = load(Rewriter(grouped, bank).write(plan, tmp_path / "typed.onnx"))
+    files = {
+        "one plan": Emulator(grouped, bank).write(plan, tmp_path / "emulated.onnx"),
+        "all plans": switched.write(tmp_path / "switched.onnx", [group.id for group in grouped.groups]),
+        "of the candidate": write_widened(
+            typed, WeightBank.write(typed, tmp_path / "typed"), tmp_path / "typed/w.onnx"
+        ),
+    }
+    on = switched.on(plan)
+    for past, length in ((0, 5), (3, 1)):
+        feed = growing_cache_feed(past, length)
+        results = [
+            _run(path, feed | (dict.fromkeys(on, np.array(True)) if which == "all plans" else {}))
+            for which, path in files.items()
+        ]
+        np.testing.assert_array_equal(results[0], results[1])
+        np.testing.assert_allclose(results[0], results[2], atol=2e-3)
 
 
 def test_an_output_whose_type_nothing_says_stays_fp32(tmp_path: Path, load: Load) -> None:

@@ -80,7 +80,7 @@ def _constant(samples: Sequence[Mapping[str, np.ndarray]]) -> list[Finding]:
         arrays = [sample[name] for sample in samples]
         if arrays[0].dtype.kind != "f" or arrays[0].ndim < _MIN_RANK or sum(a.size for a in arrays) < _MIN_VALUES:
             continue
-        value = arrays[0].reshape(-1)[:1]
+        value = next(array for array in arrays if array.size).reshape(-1)[:1]
         if not all((array == value).all() for array in arrays):
             return []
         found.append(

@@ -91,3 +91,11 @@ def test_samples_that_equal_an_earlier_one_are_duplicates() -> None:
     assert (finding.code, finding.severity, finding.where.samples) == ("duplicate-samples", "warning", (2, 4))
     assert finding.evidence == {"samples": 5, "duplicates": 2}
     assert data_findings([{"image": image(0), "n": np.array([k])} for k in range(3)]) == (), "another input differs"
+
+
+def test_a_cache_that_begins_empty_is_no_constant() -> None:
+    """A decoder's prompt comes with an empty cache, the steps behind it with a longer one each."""
+    caches = [RNG.laplace(size=(1, 4, length, 16)).astype(np.float32) for length in (0, 30, 31)]
+    assert data_findings([{"past_key": cache} for cache in caches]) == ()
+    (found,) = data_findings([{"past_key": np.full_like(cache, 0.5)} for cache in caches])
+    assert (found.code, found.evidence["value"]) == ("constant-data", 0.5)

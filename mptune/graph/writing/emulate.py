@@ -20,7 +20,7 @@ from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.loading.model import Node
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.constants import ConstantStore, NeededConstants, banked, inline
-from mptune.graph.writing.model_file import add_cast, add_node, frame_of, serialized
+from mptune.graph.writing.model_file import add_cast, add_node, declare_rounded_outputs, frame_of, serialized
 from mptune.graph.writing.weights import WeightBank
 
 _CHOOSES = DATA_MOVEMENT - {"Cast", "Dropout"} | {"Concat", "Gather", "GatherElements", "GatherND", "Relu"}
@@ -83,6 +83,7 @@ class Emulator:
                 self._add_node(proto.graph, node, precision, resolution, read)
             for name in node.outputs:
                 self._add_roundings(proto.graph, name, resolution)
+        declare_rounded_outputs(proto.graph, self._model)
         large = self._constants.add_to(proto.graph, resolution, store or self._store)
         return write_bytes(path, serialized(proto, large))
 

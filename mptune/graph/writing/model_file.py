@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
 
-from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.model import STANDARD_DOMAINS, Model, Node
 from mptune.graph.loading.tensors import ONNX_TYPES
 from mptune.graph.op_rules import node_rule
 from mptune.graph.plan import Precision
@@ -78,6 +78,40 @@ def add_cast(graph: onnx.GraphProto, source: str, result: str, precision: Precis
     """Append a Cast of one value."""
     proto = graph.node.add(op_type="Cast", name=name, input=[source], output=[result])
     proto.attribute.add(name="to", type=onnx.AttributeProto.INT, i=ONNX_TYPES[precision])
+
+
+def declare_rounded_outputs(graph: onnx.GraphProto, model: Model) -> None:
+    """Give what operators of runtimes compute for an output of the graph, and its roundings, the output's shape.
+
+    ONNX Runtime infers that the new key-value cache of GroupQueryAttention has the shape of the old one, and reuses
+    buffers by that; only for outputs of the graph it goes by what the graph declares.
+
+    Args:
+        graph: rounds FP32 values of the model by Casts, maybe chosen by Where; values that it adds are declared in it.
+        model: the original.
+    """
+    makers = {name: node for node in graph.node for name in node.output if name}
+    for value in graph.output:
+        added: dict[str, onnx.NodeProto] = {}
+        waiting = [value.name]
+        while waiting:
+            node = makers.get(waiting.pop())
+            if node is not None and node.op_type in ("Cast", "Where") and node.domain in STANDARD_DOMAINS:
+                new = {n: makers[n] for n in node.input if n in makers and n not in model.tensors and n not in added}
+                added.update(new)
+                waiting += (
+                    node.input if node.op_type == "Cast" else new
+                )  # a Where of the model may stretch what it reads
+        if any(node.domain not in STANDARD_DOMAINS for node in added.values()):
+            for name, node in added.items():
+                declared = graph.value_info.add()
+                declared.CopyFrom(value)
+                declared.name = name
+                if node.op_type == "Cast":
+                    declared.type.tensor_type.elem_type = node.attribute[0].i
+                for axis, dim in enumerate(declared.type.tensor_type.shape.dim):
+                    if dim.WhichOneof("value") is None:
+                        dim.dim_param = f"{value.name}.{axis}"
 
 
 def add_metadata(proto: onnx.ModelProto, metadata: Mapping[str, str]) -> None:

@@ -24,6 +24,7 @@ from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import ONNX_TYPES
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.emulate import needs_rounding
+from mptune.graph.writing.model_file import declare_rounded_outputs
 from mptune.graph.writing.waists import Waist
 from mptune.graph.writing.weights import WeightBank
 
@@ -237,6 +238,7 @@ class _Writing:
         for switch in (name for of in self._switch.values() for _, name in of):
             graph.input.append(onnx.helper.make_tensor_value_info(switch, onnx.TensorProto.BOOL, []))
         graph.output.extend(outputs)
+        declare_rounded_outputs(graph, model)
         proto = onnx.ModelProto(ir_version=max(model.proto.ir_version, 4), graph=graph)
         proto.opset_import.extend(model.proto.opset_import)
         return bytes(proto.SerializeToString(deterministic=True))

@@ -21,7 +21,7 @@ from mptune.graph.loading.ancestors import needed_nodes
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import ONNX_TYPES
 from mptune.graph.plan import Precision
-from mptune.graph.writing.model_file import add_cast
+from mptune.graph.writing.model_file import add_cast, declare_rounded_outputs
 from mptune.graph.writing.weights import WeightBank
 
 _FLOAT = onnx.TensorProto.FLOAT
@@ -91,6 +91,7 @@ def write_widened(model: Model, bank: WeightBank, path: Path, outputs: Sequence[
         for name in outputs:
             code = _FLOAT if name in reduced else onnx.TensorProto.DataType.Value(model.info(name).dtype.upper())
             graph.output.append(onnx.helper.make_tensor_value_info(name, code, None))
+    declare_rounded_outputs(graph, model)
     write_bytes(path, [proto.SerializeToString(deterministic=True)])
     return path
 
