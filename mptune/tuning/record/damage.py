@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from mptune.data.numbers import decode_float
 from mptune.engines.timing.session_timing import SessionTiming
 from mptune.errors import RunError
 from mptune.files import write_bytes, writing
@@ -33,15 +34,16 @@ def decode_evaluation(document: Any, number: int, where: str) -> Evaluation:
         return Evaluation.from_json(document)
 
 
-def decode_session(document: Any, number: int, where: str) -> SessionTiming | None:
-    """The timing of the session in an evaluation's JSON form; None where it is not known.
+def decode_session(document: Any, number: int, where: str) -> tuple[SessionTiming | None, float]:
+    """Of an evaluation's JSON form the timing of the session, None where it is not known, and seconds to build.
 
     Raises:
         RunError: the attribute holds something else.
     """
     with _decoding(number, where):
         session = document["latency"].get("session")
-        return None if session is None else SessionTiming.from_json(session)
+        timing = None if session is None else SessionTiming.from_json(session)
+        return timing, decode_float(document["build_s"])
 
 
 @contextmanager

@@ -21,7 +21,6 @@ from optuna.trial import FrozenTrial, TrialState
 
 from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.engines.base import Failure
-from mptune.engines.timing.session_timing import SessionTiming
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation, Origin
 from mptune.tuning.failures import describe
@@ -62,6 +61,10 @@ class StudyRecord:
     """One search's evaluations, failures and confirmations, kept by Optuna. Made by ``open_study``.
 
     Every method that writes raises ``RunError`` where the disk is full or the database does not answer.
+
+    Attributes:
+        trials: the study's, and what is read of each once.
+        metric: the objective statistic.
     """
 
     def __init__(
@@ -95,7 +98,7 @@ class StudyRecord:
         with storing(where):
             trials = [trial for one in (*siblings, study) for trial in one.get_trials(deepcopy=False)]
         self._names = ParameterNames(space.groups, trials)
-        self._trials = StudyTrials(study, where)
+        self.trials = StudyTrials(study, where)
         self._decoded: dict[int, Evaluation] = {}
         self.metric = metric
 
@@ -104,10 +107,6 @@ class StudyRecord:
     def evaluations(self) -> tuple[Evaluation, ...]:
         """All evaluations of finished trials, in the order of the trials, those with non-finite outputs included."""
         return tuple(self._decode(t) for t in self.settled() if holds_json(t.user_attrs, EVALUATION))
-
-    def session_timings(self) -> dict[str, tuple[SessionTiming, ...]]:
-        """Fingerprint of each evaluated plan -> timings of its evaluations whose session is known."""
-        return self._trials.session_timings()
 
     def failures(self) -> tuple[tuple[PrecisionPlan, Origin, Failure], ...]:
         """The plans that failed through their own fault, with their origin."""
@@ -119,15 +118,15 @@ class StudyRecord:
 
     def settled(self) -> list[FrozenTrial]:
         """The finished trials whose outcome stands: without failures of plans that were tried again."""
-        return self._trials.settled()
-
-    def lost(self) -> list[FrozenTrial]:
-        """The trials that a fault of the machine ended; their plans were enqueued again."""
-        return [t for t in self._trials.every() if t.state is TrialState.FAIL and FAULT in t.user_attrs]
+        return self.trials.settled()
 
     def baseline(self) -> Evaluation | None:
         """The evaluation of all-FP32; None before it is done."""
-        found = (t for t in self.settled() if origin_of(t.user_attrs) == ORIGIN_FP32)
+        return self.evaluation_of(ORIGIN_FP32)
+
+    def evaluation_of(self, origin: Origin) -> Evaluation | None:
+        """The first evaluation of this origin; None where there is none."""
+        found = (t for t in self.settled() if origin_of(t.user_attrs) == origin)
         return next((self._decode(t) for t in found if holds_json(t.user_attrs, EVALUATION)), None)
 
     @property
@@ -142,13 +141,13 @@ class StudyRecord:
 
     def known(self) -> dict[str, str]:
         """Fingerprints that need no build any more, or that a living process works on -> state, lower case."""
-        trials = {**self._trials.plans(), **{t.user_attrs.get("fingerprint", ""): t for t in self._trials.running()}}
+        trials = {**self.trials.plans(), **{t.user_attrs.get("fingerprint", ""): t for t in self.trials.running()}}
         return {fingerprint: t.state.name.lower() for fingerprint, t in trials.items() if fingerprint}
 
     def is_known(self, fingerprint: str, but: int = -1) -> bool:
         """Whether ``known`` has it, the trial of the number ``but`` not counted where it runs."""
-        running = (t.user_attrs.get("fingerprint") for t in self._trials.running() if t.number != but)
-        return fingerprint in self._trials.plans() or fingerprint in running
+        running = (t.user_attrs.get("fingerprint") for t in self.trials.running() if t.number != but)
+        return fingerprint in self.trials.plans() or fingerprint in running
 
     def is_taken(self, proposal: Proposal) -> bool:
         """Whether another trial holds the proposal's plan, finished or running.
@@ -161,21 +160,21 @@ class StudyRecord:
     def is_shared_out(self, budget: int, proposal: Proposal | None = None) -> bool:
         """Whether what others have in work, ``proposal`` not counted, would spend the rest of a budget."""
         own = None if proposal is None else proposal.number
-        return self.spent + sum(t.number != own for t in self._trials.running()) >= budget
+        return self.spent + sum(t.number != own for t in self.trials.running()) >= budget
 
     @property
     def running(self) -> int:
         """How many plans are in work."""
-        return len(self._trials.running())
+        return len(self.trials.running())
 
     def waiting(self) -> set[str]:
         """Fingerprints of the plans that are enqueued."""
-        return {t.user_attrs.get("fingerprint", "") for t in self._trials.waiting()}
+        return {t.user_attrs.get("fingerprint", "") for t in self.trials.waiting()}
 
     @property
     def trial_count(self) -> int:
         """Number of trials of any state."""
-        return len(self._trials.every())
+        return len(self.trials.every())
 
     def expected_improvements(self, last: int | None = None) -> list[float]:
         """Expected hypervolume improvements (0 to 1) of the evaluated proposals, when proposed, or of the last ones."""
@@ -185,7 +184,7 @@ class StudyRecord:
     def built_plans(self, groups: Sequence[str]) -> BuiltPlans:
         """All plans that were evaluated, as the sampler's posterior takes them, over these free groups."""
         names, reduced = map(self._names.of, groups), map(str, map(self._space.reduced_of, groups))
-        return read_built_plans(self._trials.every(), tuple(names), -1, tuple(reduced))
+        return read_built_plans(self.trials.every(), tuple(names), -1, tuple(reduced))
 
     # -- asking and telling -------------------------------------------------------------------------------------
 
@@ -312,7 +311,7 @@ class StudyRecord:
         """
         is_alone = self._exclusive and is_first
         with storing(self._where):
-            running = self._trials.running()
+            running = self.trials.running()
             stale = self._heartbeats.stale() if running else set()
             dead = [t for t in running if is_alone or is_dead(t, stale, stale_after_s)]
             for trial in dead:

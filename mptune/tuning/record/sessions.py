@@ -29,7 +29,7 @@ class Sessions:
     def __init__(self, record: StudyRecord) -> None:
         """Read them."""
         self._anchor_ms: float | None = record.note(_FIRST_BASELINE)
-        timings = record.session_timings()
+        timings = record.trials.session_timings()
         for key, note in record.notes(_PREFIX).items():
             fingerprint = key.removeprefix(_PREFIX).partition(":")[0]
             reopened = (SessionTiming.from_json(one) for one in note)

@@ -6,7 +6,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from mptune.engines.timing.session_timing import SessionTiming
-from mptune.tuning.record.attributes import EVALUATION, FAILED_BEFORE, read_json
+from mptune.tuning.record.attributes import EVALUATION, FAILED_BEFORE, FAULT, read_json
 from mptune.tuning.record.damage import decode_session
 from mptune.tuning.record.faults import settled
 from mptune.tuning.record.storage import storing
@@ -30,7 +30,8 @@ class StudyTrials:
         self._plans: dict[str, FrozenTrial] = {}  # fingerprint -> its last settled trial
         self._again: set[str] = set()  # fingerprints of plans that were tried again
         self._timings: dict[str, tuple[SessionTiming, ...]] = {}
-        self._timed = 0  # so many of the settled trials are in it
+        self._build_times_s: list[float] = []
+        self._read = 0  # so many of the settled trials are in both
 
     def every(self) -> list[FrozenTrial]:
         """All trials, in their order.
@@ -52,7 +53,7 @@ class StudyTrials:
         if again or not is_later or any(t.user_attrs.get("fingerprint") in self._again for t in ended):
             self._again |= again
             done = settled([trial for trial in self._every if trial.state is not TrialState.FAIL])
-            self._settled, self._plans, self._timings, self._timed = [], {}, {}, 0
+            self._settled, self._plans, self._timings, self._build_times_s, self._read = [], {}, {}, [], 0
         if done:  # A new list: who asked before may go through the other one still.
             self._settled = [*self._settled, *done]
         self._plans.update((t.user_attrs["fingerprint"], t) for t in done if "fingerprint" in t.user_attrs)
@@ -62,6 +63,10 @@ class StudyTrials:
         """The finished trials whose outcome stands (``mptune.tuning.record.faults.settled``)."""
         self.every()
         return self._settled
+
+    def lost(self) -> list[FrozenTrial]:
+        """The trials that a fault of the machine ended; their plans were enqueued again."""
+        return [t for t in self.every() if t.state is TrialState.FAIL and FAULT in t.user_attrs]
 
     def plans(self) -> dict[str, FrozenTrial]:
         """Fingerprint of each settled plan -> its last settled trial."""
@@ -82,14 +87,28 @@ class StudyTrials:
         Raises:
             RunError: an evaluation cannot be read.
         """
-        for trial in self.settled()[self._timed :]:
-            document = read_json(trial.user_attrs, EVALUATION)
-            found = None if document is None else decode_session(document, trial.number, self._where)
-            if found is not None:
-                fingerprint = trial.user_attrs["fingerprint"]
-                self._timings[fingerprint] = (*self._timings.get(fingerprint, ()), found)
-            self._timed += 1
+        self._read_new()
         return self._timings.copy()
+
+    def build_times_s(self) -> list[float]:
+        """Seconds to build the engine of each settled plan that was evaluated, whose evaluations are not kept decoded.
+
+        Raises:
+            RunError: an evaluation cannot be read.
+        """
+        self._read_new()
+        return self._build_times_s.copy()
+
+    def _read_new(self) -> None:
+        for trial in self.settled()[self._read :]:
+            document = read_json(trial.user_attrs, EVALUATION)
+            if document is not None:
+                session, build_s = decode_session(document, trial.number, self._where)
+                self._build_times_s.append(build_s)
+                if session is not None:
+                    fingerprint = trial.user_attrs["fingerprint"]
+                    self._timings[fingerprint] = (*self._timings.get(fingerprint, ()), session)
+            self._read += 1
 
     def _unfinished(self, state: TrialState) -> list[FrozenTrial]:
         every = self.every()

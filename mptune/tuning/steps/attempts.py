@@ -190,7 +190,7 @@ class Attempts:
         keep_faults(self._record, int(failed), 1)
 
     def _faults(self, trials: Sequence[FrozenTrial]) -> tuple[int, int]:
-        faults, jobs = fault_counts(trials, self._record.lost())
+        faults, jobs = fault_counts(trials, self._record.trials.lost())
         return faults + self._elsewhere[0], jobs + self._elsewhere[1]
 
     def _needed(self, proposal: Proposal, failure: Failure) -> int:

@@ -137,16 +137,16 @@ class Guide:
         """How many plans may be emulated before a proposal to learn from: as many as take little beside a build."""
         if self._emulator is None:
             return 0
-        build_s = median([evaluation.build_s for evaluation in self._record.evaluations()] or [0.0])
+        build_s = median(self._record.trials.build_times_s() or [0.0])
         return self._emulator.affordable(_LEARNING_SHARE * build_s)
 
     def _anchor(self) -> OutputError | None:
         """The error of all-FP16 on the samples that one-group errors are taken on."""
         count = self._toolchain.emulated_samples.count
-        found = [e for e in self._record.evaluations() if e.origin == ORIGIN_FP16 and e.is_finite]
-        if not found:
+        found = self._record.evaluation_of(ORIGIN_FP16)
+        if found is None or not found.is_finite:
             return None
-        counted = found[0].counted if self._searched is None else self._searched.of(found[0].error)
+        counted = found.counted if self._searched is None else self._searched.of(found.error)
         return counted.of_first(count)
 
     def _tell(self) -> None:

@@ -53,7 +53,7 @@ def test_intervals_and_the_samplers_noise_hold_the_spread(open_record: OpenRecor
     assert spread is not None
     for evaluation in record.evaluations()[2:]:
         assert 1.9 * spread < half_width(evaluation.latency) < 3.0 * spread
-    for trial in record._trials.every():
+    for trial in record.trials.every():
         if timing := timing_of(trial):
             assert timing["sd_ms"] > 0.7 * spread * timing["latency_ms"]
 

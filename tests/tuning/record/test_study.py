@@ -130,7 +130,7 @@ def test_a_worker_of_another_host_is_dead_when_its_heartbeat_stops(tmp_path: Pat
         for _ in range(2)
     )
     proposal = one.ask()
-    (running,) = one._trials.running()
+    (running,) = one.trials.running()
     proposal.trial.set_user_attr(OWNER, {**running.user_attrs[OWNER], "host": "elsewhere"})
     assert two.heal(stale_after_s=0) == 0, "however long it runs, its heart beats"
     one._heartbeats.stop()

@@ -124,7 +124,7 @@ class WrongAlone(FakeToolchain):
 
 @pytest.mark.parametrize("seconds", [1e-6, 1e3])
 def test_a_search_emulates_to_learn_where_that_is_cheap(
-    open_record: OpenRecord, tmp_path: Path, seconds: float
+    open_record: OpenRecord, tmp_path: Path, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A build takes 0.1 s (``tests.fakes``), a job of emulations so many seconds."""
     space, ticks, diary = make_small_space(10), itertools.count(), Diary()
@@ -142,8 +142,12 @@ def test_a_search_emulates_to_learn_where_that_is_cheap(
     terms = toolchain.latency_terms()
     assert isinstance(terms, LatencyTerms)
     guide = Guide(record, space, toolchain, settings, diary, errors, terms, emulator)
+    decoded: list[int] = []
+    decode = Evaluation.from_json
+    monkeypatch.setattr(Evaluation, "from_json", lambda found: decoded.append(found["number"]) or decode(found))
     Tuner(record, space, toolchain, settings, diary, before_proposal=guide.before_proposal).run()
     assert record.spent == 6
+    assert set(decoded) <= {0, 1}, "of the plans only the baselines are decoded, and kept in memory"
     assert len(asked) >= 3
     first, *others = asked
     assert first == 8, "two, as no time is known, and four times as many at first"
