@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -38,8 +38,22 @@ _TYPES = {
 }
 """Fields of a front that are JSON as they are, or a list of lines."""
 
-_FIELDS = {"str": str, "float": float, "int": int, "bool": bool, "Reason": Reason}
+_FIELDS: Mapping[str, tuple[type, ...]] = {
+    "str": (str,),
+    "float": (int, float),
+    "int": (int,),
+    "bool": (bool,),
+    "Reason": (Reason,),
+    "None": (type(None),),
+}
 """Types of the fields of an explanation's rows, by their names."""
+
+_TYPES_OF = {
+    kind: [tuple(one for name in str(field.type).split(" | ") for one in _FIELDS[name]) for field in fields(kind)]
+    for kind in (Kept, GroupWorth)
+}
+
+_REASONS = {reason.value: reason for reason in Reason}
 
 Row = TypeVar("Row", Kept, GroupWorth)
 
@@ -168,19 +182,21 @@ def _to_list(row: Kept | GroupWorth) -> list[Any]:
 
 def _explanation(document: Mapping[str, Any]) -> Explanation:
     kept = {
-        plan: tuple(_row(Kept, [*row[:2], Reason(row[2]), *row[3:]]) for row in rows)
+        plan: _rows(Kept, ([*row[:2], _REASONS[row[2]], *row[3:]] for row in rows))
         for plan, rows in document["kept"].items()
     }
-    return Explanation(kept, tuple(_row(GroupWorth, row) for row in document["groups"]), document["gains_from"])
+    return Explanation(kept, _rows(GroupWorth, document["groups"]), document["gains_from"])
 
 
-def _row(kind: type[Row], values: list[Any]) -> Row:
-    """A row of an explanation, whose values are of the types that its fields have."""
-    for field, value in zip(fields(kind), values, strict=True):
-        types, _, is_optional = str(field.type).partition(" | ")
-        if value is not None or not is_optional:
-            _of_type(value, _FIELDS[types])
-    return kind(*values)
+def _rows(kind: type[Row], rows: Iterable[list[Any]]) -> tuple[Row, ...]:
+    """Rows of an explanation, whose values are of the types that its fields have: tens of thousands in a long run."""
+    types = _TYPES_OF[kind]
+    read = []
+    for values in rows:
+        if len(values) != len(types) or not all(map(isinstance, values, types)):
+            raise TypeError(f"{values!r} is no {kind.__name__}")
+        read.append(kind(*values))
+    return tuple(read)
 
 
 def _of_type(value: Any, kind: type) -> Any:
