@@ -152,6 +152,14 @@ class Truth:
         breaks = rng.random(len(self.costs)) < hard.fusions
         self.costs = self.costs + breaks * rng.uniform(*hard.fusion_cost, len(self.costs)) * saved_ms
 
+    def options(self) -> dict[str, tuple[str, ...]]:
+        """What each group may be."""
+        return dict.fromkeys(self.ids, PRECISIONS)
+
+    def row(self, choices: Mapping[str, str]) -> Bools:
+        """A plan as its row, shape (groups,)."""
+        return np.array([choices[group] == PRECISIONS[1] for group in self.ids])
+
     def latency(self, plans: Bools) -> Floats:
         """True latency of each row, True is FP16."""
         crossed = self._crossings.of(np.ascontiguousarray(plans.T))
@@ -301,7 +309,7 @@ def search(
     """
     rng = np.random.default_rng([truth.seed, 7])
     study = optuna.create_study(directions=["minimize", "minimize"], sampler=sampler)
-    space = {g: optuna.distributions.CategoricalDistribution(PRECISIONS) for g in truth.ids}
+    space = {g: optuna.distributions.CategoricalDistribution(of) for g, of in truth.options().items()}
     seeds = [dict.fromkeys(truth.ids, precision) for precision in PRECISIONS] if first is None else first
     for seed in seeds:
         study.enqueue_trial(dict(seed))
@@ -313,7 +321,7 @@ def search(
         if attempt >= len(seeds):
             seconds.append(time.process_time() - started)
         params = trial.params  # a copy
-        plan = np.array([[params[g] == "fp16" for g in truth.ids]])
+        plan = truth.row(params)[None]
         if plan.tobytes() in built:
             study.tell(trial, state=optuna.trial.TrialState.FAIL)
             continue

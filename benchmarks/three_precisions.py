@@ -23,9 +23,10 @@ from benchmarks.common import save
 from benchmarks.simulator import WHOLE_PLAN, Truth, search
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, dominated_area, exactness, gains
 from mptune.tuning.sampler.cuts.boundaries import Boundary
+from mptune.tuning.sampler.cuts.casts import FIXED, NEVER, Casts, End
 from mptune.tuning.sampler.cuts.min_cut import CutSolver
-from mptune.tuning.sampler.plan_rows import Bools, Floats, unique_plans
-from mptune.tuning.sampler.posterior import Prior
+from mptune.tuning.sampler.plan_rows import Bools, Floats
+from mptune.tuning.sampler.posterior import Alternatives, Prior
 from mptune.tuning.sampler.precision import PrecisionSampler
 
 _LESS_EXACT = 8.0
@@ -41,6 +42,7 @@ class ThreeTruth(Truth):
         self.shared, self.casts_ms = self.boundaries, self.costs  # a tensor's first group computes it
         self.reduced = np.where(self.overflows & ~self.missed, _BF16, _FP16)
         factors = self.roofline_costs / self.costs
+        self.guessed_casts_ms = self.roofline_costs
         self.boundaries, costs, guessed = [], list[float](), list[float]()
         self.pays = np.zeros(self.groups)
         self.guessed_pays = np.zeros(self.groups)
@@ -72,8 +74,19 @@ class ThreeTruth(Truth):
         others = self._others(boundary)
         return [(boundary.members[0], 0.5), *((g, 0.5 / len(others)) for g in others)] if others else []
 
+    def options(self) -> dict[str, tuple[str, ...]]:
+        """FP16 and BF16 for every group but those that emulation sees overflow, which have BF16 alone."""
+        three = ("fp32", "fp16", "bf16")
+        return {g: ("fp32", "bf16") if of == _BF16 else three for g, of in zip(self.ids, self.reduced, strict=True)}
+
+    def row(self, choices: Mapping[str, str]) -> Bools:
+        """Whether each group is FP16, then whether each is BF16."""
+        return np.array([choices[group] == name for name in ("fp16", "bf16") for group in self.ids])
+
     def labels(self, plans: Bools) -> np.ndarray:
-        return np.where(plans, self.reduced, 0)
+        """Rows of 0, 1 and 2 of such rows; those of n groups say where a group has the precision that it prefers."""
+        n = self.groups
+        return np.where(plans, self.reduced, 0) if plans.shape[1] == n else plans[:, :n] * _FP16 + plans[:, n:] * _BF16
 
     def latency_of(self, labels: np.ndarray) -> Floats:
         """True latency of rows of 0 (FP32), 1 (FP16), 2 (BF16): a Cast for each precision that a tensor is read in."""
@@ -110,20 +123,40 @@ class ThreeTruth(Truth):
         """What emulation finds; it misses the same overflows."""
         answers = []
         for choice in choices:
-            plan = np.array([[choice[group] == "fp16" for group in self.ids]])
+            plan = self.row(choice)[None]
             miss = np.random.default_rng([self.seed, *np.packbits(plan)]).normal(0.0, WHOLE_PLAN)
-            answers.append(float(self.error(plan)[0] * np.exp(miss)))
+            seen = bool(((self.labels(plan) == _FP16) & self.overflows & ~self.missed).any())
+            answers.append(math.inf if seen else float(self.error(plan)[0] * np.exp(miss)))
         return answers
 
     def prior(self, kind: str = "emulated") -> Prior:
         errors = self.emulated * np.where(self.reduced == _BF16, _LESS_EXACT, 1.0)
+        both = np.flatnonzero(self.reduced == _FP16)
+        column = {int(group): self.groups + index for index, group in enumerate(both)}
+        ends = [(g, column[g]) if g in column else (NEVER, g) for g in range(self.groups)]
+        unknown = (math.nan,) * len(both)  # taken from those in FP16
         return Prior(
             self.ids,
             tuple(map(float, np.log(errors**2))),
             tuple(map(float, self.roofline_gains - self.guessed_pays)),
             tuple(self.boundaries),
             tuple(map(float, self.roofline_costs)),
+            reduced=tuple("bf16" if of == _BF16 else "fp16" for of in self.reduced),
+            alternatives=Alternatives(
+                tuple(column),
+                unknown,
+                (0.0,) * len(both),
+                tuple(map(float, self.roofline_gains)),
+                tuple(self._casts(boundary, ends) for boundary in self.shared),
+                tuple(map(float, self.guessed_casts_ms)),
+            ),
         )
+
+    def _casts(self, boundary: Boundary, ends: Sequence[End]) -> Casts:
+        producer, *readers = boundary.members
+        if boundary.fp32 and producer == 0:  # the input of the model, which is FP32
+            return Casts(FIXED[0], (ends[producer],))
+        return Casts(ends[producer], (*(ends[one] for one in readers), *((FIXED[0],) if boundary.fp32 else ())))
 
     def best(self) -> float:
         """The hypervolume of a near-exact front of all three precisions."""
@@ -166,8 +199,9 @@ def run_one(groups: int, seed: int, share: float, budget: int) -> dict[str, floa
     two, three = (kind(groups, seed, share) for kind in (Truth, ThreeTruth))
     areas = {}
     for what, truth, prior in (("two", two, two.prior("emulated")), ("three", three, three.prior())):
-        built, _ = search(truth, PrecisionSampler(prior, seed, emulate=truth.emulate), budget)
-        areas[what] = truth.hypervolume(unique_plans([built], groups))
+        first = [{g: of[end] for g, of in truth.options().items()} for end in (0, 1)]  # all-FP32, all reduced
+        built, _ = search(truth, PrecisionSampler(prior, seed, emulate=truth.emulate), budget, first=first)
+        areas[what] = truth.hypervolume(built)
     return {
         "two": areas["two"] / two.hypervolume(two.near_exact()),
         "three": areas["three"] / three.best(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -114,6 +115,7 @@ class SearchSpace:
         warnings: one line each.
         reduced: free group -> what it is where it is not FP32; FP16 where it is missing. BF16 costs what FP16 does and
             is less exact, so a group is BF16 only where its values leave FP16's range, or FP16 is not wanted.
+        alternatives: free group -> what it may be beside that: BF16, where both have been asked for and are possible.
     """
 
     model_sha256: str
@@ -123,24 +125,40 @@ class SearchSpace:
     seeds: tuple[Seed, ...]
     warnings: tuple[str, ...] = ()
     reduced: Mapping[str, Precision] = field(default_factory=dict)
+    alternatives: Mapping[str, Precision] = field(default_factory=dict)
 
     def reduced_of(self, group: str) -> Precision:
         """What a free group is where it is not FP32."""
         return self.reduced.get(group, Precision.FP16)
 
-    def choices_of(self, group: str) -> tuple[str, str]:
-        """What a free group may be, as text: FP32, and what it is where it is not."""
-        return str(Precision.FP32), str(self.reduced_of(group))
+    def choices_of(self, group: str) -> tuple[str, ...]:
+        """What a free group may be, as text: FP32, what it prefers where it is not, and what it may be beside that."""
+        beside = (str(self.alternatives[group]),) if group in self.alternatives else ()
+        return str(Precision.FP32), str(self.reduced_of(group)), *beside
 
     @property
-    def options(self) -> dict[str, tuple[str, str]]:
+    def options(self) -> dict[str, tuple[str, ...]]:
         """``choices_of`` every free group."""
         return {group: self.choices_of(group) for group in self.free}
 
     @property
     def size(self) -> int:
         """How many plans there are."""
-        return int(2 ** len(self.free))
+        return math.prod(map(len, self.options.values()))
+
+    def in_question(self, *, has_failed: bool) -> SearchSpace:
+        """The plans that may be worth a build: BF16 beside FP16 is where something overflows, or may have."""
+        needs_bf16 = has_failed or Precision.BF16 in self.reduced.values()
+        return self if needs_bf16 or not self.alternatives else replace(self, alternatives={})
+
+    def as_begun(self, choices: Mapping[str, int]) -> SearchSpace:
+        """As a search was begun that gave groups fewer choices, as mptune did before: Optuna cannot add any later.
+
+        Args:
+            choices: group -> how many its trials have had.
+        """
+        kept = {g: p for g, p in self.alternatives.items() if choices.get(g, len(self.choices_of(g))) > 2}
+        return self if len(kept) == len(self.alternatives) else replace(self, alternatives=kept)
 
     def plan(self, choices: Mapping[str, Precision | str]) -> PrecisionPlan:
         """The whole plan for a choice of every free group; pinned groups as they are pinned."""
@@ -240,10 +258,13 @@ def make_space(
     }
     allowed = [precision for precision in REDUCED if precision in precisions]
     reduced: dict[str, Precision] = {}
+    beside: dict[str, Precision] = {}
     for group in (g.id for g in groups if g.id not in pinned):
         possible = [precision for precision in allowed if group not in ruled_out[precision]]
         if possible:
             reduced[group] = possible[0]
+            if len(possible) > 1:
+                beside[group] = possible[1]
         else:
             pinned[group] = Pin(Precision.FP32, ruled_out[allowed[0]][group])
     wanted = {
@@ -269,7 +290,8 @@ def make_space(
                 matcher.warnings.append(f"{names[group]} stays in FP32 although {asked}: {pinned[group].reason}")
     free = tuple(g.id for g in groups if g.id not in pinned)
     searched = {group: precision for group, precision in reduced.items() if group not in pinned}
-    space = SearchSpace(model.sha256, groups, free, pinned, (), reduced=searched)
+    alternatives = {group: precision for group, precision in beside.items() if group not in pinned}
+    space = SearchSpace(model.sha256, groups, free, pinned, (), reduced=searched, alternatives=alternatives)
     seeds = _seeds(space, grouped, named, matcher, absmax or {})
     return replace(space, seeds=seeds, warnings=tuple(matcher.warnings))
 

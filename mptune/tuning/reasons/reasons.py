@@ -372,7 +372,11 @@ def _terms_to_json(prior: Prior) -> dict[str, Any]:
     return {
         "groups": list(prior.groups),
         "gains_ms": list(prior.gains_ms or ()),
-        "ties": [[list(boundary.members), boundary.fp32, boundary.fp16] for boundary in prior.boundaries],
+        "ties": [
+            [list(boundary.members), boundary.fp32, boundary.fp16]
+            for boundary in prior.boundaries
+            if isinstance(boundary, Boundary)
+        ],
         "tie_costs_ms": list(prior.boundary_costs_ms),
         "fixed_gain_ms": prior.fixed_gain_ms,
         "exact": prior.exact,

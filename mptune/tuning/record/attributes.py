@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial
 
 from mptune.engines.timing.latency import Latency
@@ -111,6 +112,16 @@ def evaluation_attrs(evaluation: Evaluation, group_ms: Mapping[str, float] | Non
 def by_group(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """The same values by the ids of the groups that the parameters are named after."""
     return {name.partition(" ")[0]: value for name, value in parameters.items()}
+
+
+def choice_counts(trials: Iterable[FrozenTrial]) -> dict[str, int]:
+    """Group id -> how many precisions its parameter has had to choose from."""
+    return {
+        name.partition(" ")[0]: len(distribution.choices)
+        for trial in trials
+        for name, distribution in trial.distributions.items()
+        if isinstance(distribution, CategoricalDistribution)
+    }
 
 
 class ParameterNames:

@@ -35,6 +35,7 @@ from mptune.tuning.record.attributes import (
     OWNER,
     ParameterNames,
     by_group,
+    choice_counts,
     evaluation_attrs,
     holds_json,
     note_key,
@@ -83,7 +84,7 @@ class StudyRecord:
         Args:
             study: opened.
             storage: where it is kept; ``close`` lets go of it.
-            space: what may vary; without groups where the study is only read.
+            space: what may vary; without groups where the study is only read. ``space`` is it as the study was begun.
             metric: the objective statistic.
             where: the storage, for messages; without a password.
             exclusive: no other process writes the study.
@@ -91,13 +92,13 @@ class StudyRecord:
         """
         self._study = study
         self._storage = storage
-        self._space = space
         self._where = where
         self._exclusive = exclusive
         self._heartbeats = Heartbeats(storage, study._study_id)
         with storing(where):
             trials = [trial for one in (*siblings, study) for trial in one.get_trials(deepcopy=False)]
         self._names = ParameterNames(space.groups, trials)
+        self.space = space.as_begun(choice_counts(trials))
         self.trials = StudyTrials(study, where)
         self._decoded: dict[int, Evaluation] = {}
         self.metric = metric
@@ -182,8 +183,8 @@ class StudyRecord:
         return list(itertools.islice(found, last))[::-1]
 
     def built_plans(self, groups: Sequence[str]) -> BuiltPlans:
-        """All plans that were evaluated, as the sampler's posterior takes them, over these free groups."""
-        names, reduced = map(self._names.of, groups), map(str, map(self._space.reduced_of, groups))
+        """The plans that were evaluated, over these free groups; without those of a group that is not as it prefers."""
+        names, reduced = map(self._names.of, groups), map(str, map(self.space.reduced_of, groups))
         return read_built_plans(self.trials.every(), tuple(names), -1, tuple(reduced))
 
     # -- asking and telling -------------------------------------------------------------------------------------
@@ -210,10 +211,10 @@ class StudyRecord:
         attrs: dict[str, Any] = {"fingerprint": plan.fingerprint, "origin": str(origin), "attempt": attempt}
         if failures:
             attrs[FAILED_BEFORE] = failures
-        if not self._space.holds(plan):
+        if not self.space.holds(plan):
             attrs[PLAN_ATTR] = {group: str(p) for group, p in plan.precision.items()}
         with storing(self._where):
-            choices = {self._names.of(group): precision for group, precision in self._space.choices(plan).items()}
+            choices = {self._names.of(group): precision for group, precision in self.space.choices(plan).items()}
             self._study.enqueue_trial(choices, user_attrs=attrs)
 
     def ask(self) -> Proposal:
@@ -225,7 +226,7 @@ class StudyRecord:
                 trial = self._study.ask()
             trial.set_user_attr(OWNER, self._heartbeats.owner(trial._trial_id))
             with batch(self._storage):
-                choices = {g: trial.suggest_categorical(self._names.of(g), of) for g, of in self._space.options.items()}
+                choices = {g: trial.suggest_categorical(self._names.of(g), of) for g, of in self.space.options.items()}
                 attrs = trial.user_attrs
                 plan = self._whole_plan(attrs, choices)
                 if "fingerprint" not in attrs:
@@ -253,7 +254,7 @@ class StudyRecord:
             is_final: else the trial still runs, and is finished with this evaluation if the process dies.
         """
         times = group_times_ms or {}
-        named = {self._names.of(group): times[group] for group in self._space.free if group in times}
+        named = {self._names.of(group): times[group] for group in self.space.free if group in times}
         attrs = evaluation_attrs(evaluation, None if group_times_ms is None else named, faults)
         with self._finishing(), batch(self._storage):
             set_feasible(proposal.trial, evaluation.is_finite)
@@ -361,10 +362,8 @@ class StudyRecord:
         return self._decoded[trial.number]
 
     def _finish(self, number: int, evaluation: Evaluation) -> None:
-        if evaluation.is_finite:
-            self._study.tell(number, objectives(evaluation), skip_if_finished=True)
-        else:
-            self._study.tell(number, state=TrialState.PRUNED, skip_if_finished=True)
+        values, state = (objectives(evaluation), None) if evaluation.is_finite else (None, TrialState.PRUNED)
+        self._study.tell(number, values, state, skip_if_finished=True)
 
     def _heal(self, trial: FrozenTrial) -> None:
         attrs = trial.user_attrs
@@ -375,7 +374,7 @@ class StudyRecord:
             self._study.tell(trial.number, state=TrialState.PRUNED)
         else:
             choices = by_group(trial.system_attrs.get("fixed_params", trial.params))
-            if "duplicate" not in attrs and all(group in choices for group in self._space.free):
+            if "duplicate" not in attrs and all(group in choices for group in self.space.free):
                 plan = self._whole_plan(attrs, choices)
                 self.enqueue(plan, origin_of(attrs), attrs.get("attempt", 0), attrs.get(FAILED_BEFORE, 0))
             self._study.tell(trial.number, state=TrialState.FAIL)
@@ -383,8 +382,8 @@ class StudyRecord:
     def _whole_plan(self, attrs: Mapping[str, Any], choices: Mapping[str, str]) -> PrecisionPlan:
         whole = read_json(attrs, PLAN_ATTR)
         if whole is None:
-            return self._space.plan(choices)
-        return PrecisionPlan(self._space.model_sha256, {group: Precision(p) for group, p in whole.items()})
+            return self.space.plan(choices)
+        return PrecisionPlan(self.space.model_sha256, {group: Precision(p) for group, p in whole.items()})
 
     def plan_of(self, trial: FrozenTrial) -> PrecisionPlan:
         """The plan of a trial."""

@@ -155,7 +155,7 @@ class SearchRun(MeasuringRun):
         keep_grounds(space, None, self._workload.workspace.data_dir)
         repaired = self._open_study(space, named)
         self._warn(*repaired)
-        self._search(space)
+        self._search(self.record.space)
         self._check_engine(self._settings, "search")
         about = () if self.environment is None else self.environment.warnings
         known = (*data_warnings, *observations.warnings, *about)

@@ -135,6 +135,7 @@ class WorkerRun(SearchRun):
         named = self._named_space()
         space, _ = search_space(self._workload, named, observations, self._kernels)
         self._warn(*self._open_study(space, named))
+        space = self.record.space
         self._take_budget(self.record)
         done = is_exhausted(self.record, space) or has_converged(self.record, self._settings)
         if self.record.spent < self._settings.budget and not done:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mptune.tuning.sampler.acquisition import EhviEstimator
-from mptune.tuning.sampler.cuts.min_cut import CutSolver
+from mptune.tuning.sampler.cuts.labels import Solver, exclusive
 from mptune.tuning.sampler.plan_rows import Bools, Floats, plan_keys
 from mptune.tuning.sampler.posterior import Prior
 
@@ -29,7 +29,7 @@ _CELLS = 4_000_000
 
 
 def find_candidates(
-    prior: Prior, estimator: EhviEstimator, solver: CutSolver, built: Bools, generator: np.random.Generator
+    prior: Prior, estimator: EhviEstimator, solver: Solver, built: Bools, generator: np.random.Generator
 ) -> CandidatePool:
     """All plans of a small space; of a larger one those that may be worth a build.
 
@@ -42,18 +42,22 @@ def find_candidates(
     """
     n_groups = len(prior.groups)
     pool = CandidatePool(estimator, n_groups)
+    second = [second for _, second in prior.twins]
     if n_groups <= _ENUMERABLE_GROUPS:
-        pool.add((np.arange(2**n_groups)[:, None] >> np.arange(n_groups) & 1).astype(bool))
+        every = (np.arange(2**n_groups)[:, None] >> np.arange(n_groups) & 1).astype(bool)
+        pool.add(every[~(every[:, [first for first, _ in prior.twins]] & every[:, second]).any(axis=1)])
         return pool
     one_group = np.eye(n_groups, dtype=bool)
     all_fp16 = np.ones((1, n_groups), dtype=bool)
+    all_fp16[:, second] = False
     pool.add(np.vstack([built, exact_optima(solver, estimator, generator), one_group, all_fp16]))
     pool.add_neighbours(prior, generator)
     return pool
 
 
-def exact_optima(solver: CutSolver, estimator: EhviEstimator, generator: np.random.Generator) -> Bools:
-    """Optima of ``-gain + weight * squared error + boundary costs + risk`` for a sweep of weights, by minimum cuts.
+def exact_optima(solver: Solver, estimator: EhviEstimator, generator: np.random.Generator) -> Bools:
+    """Optima of ``-gain + weight * squared error + boundary costs + risk`` for a sweep of weights, by minimum cuts,
+    of three precisions by expansions.
 
     Returns:
         Shape (``_SWEPT_DRAWS * _SWEEP_WEIGHTS``, n_groups).
@@ -146,7 +150,10 @@ class CandidatePool:
             most = max(_CELLS // (len(centres) + 1) // (n_groups + len(prior.boundaries)), 1)
             if len(masks) > most:
                 masks = masks[generator.choice(len(masks), size=most, replace=False)]
-            self.add((centres[:, None, :] ^ masks[None, :, :]).reshape(-1, n_groups))
+            around = (centres[:, None, :] ^ masks[None, :, :]).reshape(-1, n_groups)
+            if prior.twins:
+                exclusive(around, np.repeat(centres, len(masks), axis=0), prior.twins)
+            self.add(around)
 
 
 def _masks(positions: NDArray[np.int64], n_groups: int) -> Bools:

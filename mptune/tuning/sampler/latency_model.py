@@ -18,7 +18,7 @@ from mptune.tuning.sampler.cuts.boundaries import Crossings
 from mptune.tuning.sampler.group_tests.cliff_model import CliffModel
 from mptune.tuning.sampler.layer_profiles import LayerProfiles
 from mptune.tuning.sampler.plan_rows import Bools, Floats
-from mptune.tuning.sampler.posterior import BuiltPlans, LinearGaussian, Prior, gram_matrix
+from mptune.tuning.sampler.posterior import BuiltPlans, LinearGaussian, Prior, TwinGaussian, gram_matrix
 
 _GAIN_WIDTHS = (0.1, 0.3, 0.6, 1.2)
 """Prior standard deviations that are tried, as shares of each term."""
@@ -105,7 +105,7 @@ class LatencyModel:
         saved, noise_ms = built.base_ms - built.latency_ms[timed], built.latency_sd_ms[timed]
         profiles = None
         if built.group_ms is not None and not prior.exact:
-            profiles = LayerProfiles(prior.boundaries, built.plans, built.group_ms)
+            profiles = LayerProfiles(prior.boundaries, built.plans, built.group_ms, prior.twins)
         # Plans that are slower than all-FP32 are not believed before the others, of which the law is learnt, are.
         slow: Bools = (saved < -_SLOWER * self.base_ms) & (not prior.exact)
         for _ in range(_ROUNDS):
@@ -189,11 +189,12 @@ class LatencyModel:
         widths, laws = ((1e-4,), (1e-6,)) if self._prior.exact else (_GAIN_WIDTHS, _LAW_NOISES)
         noises = {law: np.hypot(noise_ms, law * self.base_ms) for law in laws}
         grams = {law: gram_matrix(design, noise) for law, noise in noises.items()}
+        twins = self._prior.twins
         for width, law in product(widths, laws):
             sd = width * terms.unit
             # All savings are against one timing of the baseline, and share its error: the fixed gain takes it up.
             sd[-1] = math.hypot(sd[-1], self._base_sd_ms)
-            model = LinearGaussian(terms.mean, sd)
+            model = TwinGaussian(terms.mean, sd, twins) if twins else LinearGaussian(terms.mean, sd)
             evidence = -0.5 * math.log(width / _LIKELY_WIDTH) ** 2
             if len(design):
                 evidence += model.update(design, saved, noises[law], grams[law])

@@ -7,10 +7,13 @@ depends on which of its boundaries are crossed is what the additive law leaves o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from mptune.tuning.sampler.cuts.boundaries import Boundary, Crossings
+from mptune.tuning.sampler.cuts.casts import Casts
 from mptune.tuning.sampler.plan_rows import Bools, Floats
 
 _NOISE, _NEIGHBOURS = 0.05, 0.05
@@ -31,14 +34,23 @@ class LayerProfiles:
         sd_ms: their standard errors; NaN likewise.
     """
 
-    def __init__(self, boundaries: tuple[Boundary, ...], plans: Bools, group_ms: Floats) -> None:
+    def __init__(
+        self,
+        boundaries: tuple[Boundary | Casts, ...],
+        plans: Bools,
+        group_ms: Floats,
+        twins: Sequence[tuple[int, int]] = (),
+    ) -> None:
         """Sum up.
 
         Args:
             boundaries: groups that share one are neighbours.
             plans: shape (n_plans, n_groups), True is FP16.
             group_ms: time of each group, shape (n_plans, n_groups); NaN where that is not known.
+            twins: columns of one group: FP32 is where both are False.
         """
+        self._twins = np.array(twins, dtype=np.int64).reshape(-1, 2)
+        group_ms = np.where(self._others(plans.T).T, np.nan, group_ms)
         self._neighbourhoods = Neighbourhoods(boundaries, plans.shape[1])
         known = np.isfinite(group_ms)
         (fp32, fp32_count), (fp16, fp16_count) = (_mean(group_ms, known & half) for half in (~plans, plans))
@@ -93,8 +105,20 @@ class LayerProfiles:
             columns: shape (n_groups, n_plans), True is FP16.
             crossed: shape (n_boundaries, n_plans).
         """
-        excess: Floats = self._excess_ms[self._neighbourhoods.codes(columns, crossed)].sum(axis=0, dtype=float)
+        excess_ms = self._excess_ms[self._neighbourhoods.codes(columns, crossed)]
+        if len(self._twins):
+            excess_ms[self._others(columns)] = 0.0
+            second = self._twins[:, 1]
+            excess_ms[second] *= columns[second]  # of two that are FP32 the first one counts
+        excess: Floats = excess_ms.sum(axis=0, dtype=float)
         return excess
+
+    def _others(self, columns: Bools) -> Bools:
+        """Where a column is False and its twin True: the group is then not in FP32, shape (n_columns, n_plans)."""
+        others = np.zeros(columns.shape, dtype=bool)
+        for first, second in self._twins:
+            others[first], others[second] = columns[second], columns[first]
+        return others
 
 
 class Neighbourhoods:
@@ -104,7 +128,7 @@ class Neighbourhoods:
         size: one more than the largest number.
     """
 
-    def __init__(self, boundaries: tuple[Boundary, ...], n_groups: int) -> None:
+    def __init__(self, boundaries: tuple[Boundary | Casts, ...], n_groups: int) -> None:
         """Number the boundaries of each group, and give each group a range of numbers of its own."""
         self._weights = np.zeros((n_groups, len(boundaries)), dtype=np.float32)
         degrees = np.zeros(n_groups, dtype=int)
@@ -119,7 +143,7 @@ class Neighbourhoods:
 
     def codes(self, columns: Bools, crossed: Bools) -> NDArray[np.int32]:
         """The number of each group's neighbourhood in each plan, shape (n_groups, n_plans); arguments as above."""
-        local = self._weights @ crossed.astype(np.float32)
+        local = self._weights @ (crossed > 0).astype(np.float32)
         local += columns
         codes: NDArray[np.int32] = local.astype(np.int32) + self._starts
         return codes

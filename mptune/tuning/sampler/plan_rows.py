@@ -30,9 +30,16 @@ def to_row(choices: Mapping[str, str], groups: Sequence[str], reduced: Sequence[
 
     Args:
         choices: group -> precision.
-        groups: in the order of the row.
+        groups: in the order of the row; one that may have both reduced precisions stands there twice.
         reduced: what each is where it is not FP32; empty where all are FP16.
     """
+    if reduced and len(set(groups)) < len(groups):
+        names: dict[str, set[str]] = {}
+        for group, name in zip(groups, reduced, strict=True):
+            names.setdefault(group, {PRECISIONS[0]}).add(name)
+        if any(choices.get(group, "") not in of for group, of in names.items()):
+            return None
+        return [choices[group] == name for group, name in zip(groups, reduced, strict=True)]
     if any(name != PRECISIONS[1] for name in reduced):
         two = ({PRECISIONS[0]: False, name: True} for name in reduced)
         row = [of.get(choices.get(group, "")) for group, of in zip(groups, two, strict=True)]
@@ -44,7 +51,9 @@ def to_row(choices: Mapping[str, str], groups: Sequence[str], reduced: Sequence[
 def choices_of(row: Sequence[bool] | Bools, groups: Sequence[str], reduced: Sequence[str] = ()) -> dict[str, str]:
     """Group -> precision of a row; arguments as ``to_row`` takes them."""
     names = reduced or (PRECISIONS[1],) * len(groups)
-    return {g: name if is_reduced else PRECISIONS[0] for g, name, is_reduced in zip(groups, names, row, strict=True)}
+    choices = dict.fromkeys(groups, PRECISIONS[0])
+    choices.update({g: name for g, name, is_reduced in zip(groups, names, row, strict=True) if is_reduced})
+    return choices
 
 
 def to_bits(plan: Bools) -> str:

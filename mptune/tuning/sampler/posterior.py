@@ -2,13 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mptune.tuning.sampler.cuts.boundaries import Boundary
+from mptune.tuning.sampler.cuts.casts import Casts
 from mptune.tuning.sampler.plan_rows import Bools, Floats
+
+_TWINS_DIFFER = 0.25
+"""Doubt of what BF16 saves beyond FP16 in the same group, as a share of the doubt of what FP16 saves."""
+
+
+@dataclass(frozen=True)
+class Alternatives:
+    """What is known of groups that may be BF16 where they prefer FP16 (``mptune.tuning.sampler.cuts.labels``).
+
+    Attributes:
+        groups: positions of these groups.
+        log_square_errors: of each alone in BF16, as ``Prior`` has them; NaN where that was not taken.
+        log_square_sds: of each of these.
+        gains_ms: what a reduced precision saves in each of all the groups, without any Casts. None where nothing is
+            known.
+        tensors: what the groups share, by columns: those of all groups, then those of these.
+        costs_ms: of one Cast of each.
+        fixed_gain_ms: as ``Prior`` has it, against these Casts.
+    """
+
+    groups: tuple[int, ...]
+    log_square_errors: tuple[float, ...]
+    log_square_sds: tuple[float, ...]
+    gains_ms: tuple[float, ...] | None = None
+    tensors: tuple[Casts, ...] = ()
+    costs_ms: tuple[float, ...] = ()
+    fixed_gain_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -31,12 +60,14 @@ class Prior:
         part_shares: squared error of each group in each part of the outputs, over that in its worst part: the law of
             squares holds for a part, and the error of a plan is the largest over them. None where one part decides.
         reduced: what each group is where it is not FP32; empty where all are FP16.
+        alternatives: what groups may be beside that; None where no group has both reduced precisions to choose from.
+        twins: positions of FP16 and BF16 of one group, where ``groups`` has it twice.
     """
 
     groups: tuple[str, ...]
     log_square_errors: tuple[float, ...] | None = None
     gains_ms: tuple[float, ...] | None = None
-    boundaries: tuple[Boundary, ...] = ()
+    boundaries: tuple[Boundary | Casts, ...] = ()
     boundary_costs_ms: tuple[float, ...] = ()
     fixed_gain_ms: float = 0.0
     exact: bool = False
@@ -44,6 +75,8 @@ class Prior:
     log_square_sds: tuple[float, ...] | None = None
     part_shares: tuple[tuple[float, ...], ...] | None = None
     reduced: tuple[str, ...] = ()
+    alternatives: Alternatives | None = None
+    twins: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,6 +121,16 @@ class BuiltPlans:
         known = ~np.isnan(errors)
         before = (self.plans[:0], np.zeros(0)) if self.emulated is None else self.emulated
         return replace(self, emulated=(np.vstack([before[0], plans[known]]), np.append(before[1], errors[known])))
+
+    def of_columns(self, columns: NDArray[np.int64]) -> BuiltPlans:
+        """The same with some of the columns; emulated plans that have others are left out."""
+        emulated = self.emulated
+        if emulated is not None:
+            others = np.delete(np.arange(self.plans.shape[1]), columns)
+            kept = ~emulated[0][:, others].any(axis=1)
+            emulated = emulated[0][kept][:, columns], emulated[1][kept]
+        group_ms = None if self.group_ms is None else self.group_ms[:, columns]
+        return replace(self, plans=self.plans[:, columns], emulated=emulated, group_ms=group_ms)
 
     def thinned(self, most: int) -> BuiltPlans:
         """At most so many of the plans, and of the emulated ones, in their order: the first quarter, the last half, and
@@ -215,6 +258,56 @@ class LinearGaussian:
         offsets = generator.normal(size=(n_draws, len(self.mean))) * self.sd
         noise = generator.normal(size=(n_draws, len(self._noise))) * self._noise
         drawn: Floats = self.posterior_mean + offsets - (offsets @ self._jacobian.T + noise) @ self._gain.T
+        return drawn
+
+
+class TwinGaussian:
+    """``LinearGaussian`` whose parameters come in twins, the second of which is the first and a small difference.
+
+    Attributes:
+        mean: the prior's.
+        sd: its standard deviations, those of the second twins their differences'.
+    """
+
+    def __init__(self, mean: Floats, sd: Floats, twins: Sequence[tuple[int, int]]) -> None:
+        """Take the prior.
+
+        Args:
+            mean: shape (n_parameters,).
+            sd: the same shape.
+            twins: positions of two parameters.
+        """
+        self._mixed = np.eye(len(mean))  # the parameters, of those of the model inside
+        own_mean, own_sd = mean.copy(), sd.copy()
+        for first, second in twins:
+            self._mixed[second, first] = 1.0
+            own_mean[second] -= mean[first]
+            own_sd[second] *= _TWINS_DIFFER
+        self._model = LinearGaussian(own_mean, own_sd)
+        self.mean, self.sd = mean, own_sd
+
+    @property
+    def posterior_mean(self) -> Floats:
+        """Shape (n_parameters,)."""
+        mean: Floats = self._mixed @ self._model.posterior_mean
+        return mean
+
+    def update(self, jacobian: Floats, values: Floats, noise: Floats, gram: Floats | None = None) -> float:
+        """As ``LinearGaussian.update``."""
+        mixed = None if gram is None else self._mixed.T @ gram @ self._mixed
+        return self._model.update(jacobian @ self._mixed, values, noise, mixed)
+
+    def leave_one_out(self, values: Floats) -> tuple[Floats, Floats]:
+        """As ``LinearGaussian.leave_one_out``."""
+        return self._model.leave_one_out(values)
+
+    def predicted_sd(self, jacobian: Floats) -> Floats:
+        """As ``LinearGaussian.predicted_sd``."""
+        return self._model.predicted_sd(jacobian @ self._mixed)
+
+    def sample(self, generator: np.random.Generator, n_draws: int) -> Floats:
+        """As ``LinearGaussian.sample``."""
+        drawn: Floats = self._model.sample(generator, n_draws) @ self._mixed.T
         return drawn
 
 

@@ -39,11 +39,18 @@ from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR
 from mptune.tuning.sampler.acquisition import EhviEstimator, taught_by
 from mptune.tuning.sampler.blas import one_thread
 from mptune.tuning.sampler.candidates import find_candidates
-from mptune.tuning.sampler.cuts.min_cut import CutSolver
+from mptune.tuning.sampler.cuts.labels import (
+    Solver,
+    all_columns,
+    choices_by_group,
+    make_solver,
+    narrowed,
+    unknown_alone,
+)
 from mptune.tuning.sampler.error_model import ErrorModel
 from mptune.tuning.sampler.group_tests.emulation_design import design_plans
 from mptune.tuning.sampler.group_tests.overflow_model import OverflowModel
-from mptune.tuning.sampler.plan_rows import PRECISIONS, Bools, Floats, choices_of, to_bits
+from mptune.tuning.sampler.plan_rows import Bools, Floats, choices_of, to_bits
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 from mptune.tuning.sampler.trials import EHVI_ATTR, Judge, TrialReader, emulated_attr, is_precision
 
@@ -99,15 +106,13 @@ class PrecisionSampler(BaseSampler):
         self._seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
         self._random = RandomSampler(seed=self._seed)
         self._reference_error = error_scale or REFERENCE_ERROR
-        self._solver: tuple[Prior, CutSolver] | None = None
+        self._solver: tuple[tuple[Any, ...], Solver] | None = None
         self._reader: tuple[tuple[Any, ...], TrialReader] | None = None
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Every group that the prior names; without one, every precision parameter of an earlier trial."""
         if self._prior is not None:
-            names = self._prior.reduced or (PRECISIONS[1],) * len(self._prior.groups)
-            two = zip(self._prior.groups, names, strict=True)
-            return {group: CategoricalDistribution((PRECISIONS[0], name)) for group, name in two}
+            return {group: CategoricalDistribution(of) for group, of in choices_by_group(self._prior).items()}
         for other in study.get_trials(deepcopy=False):
             precisions = {name: d for name, d in other.distributions.items() if is_precision(d)}
             if precisions and other.number != trial.number:
@@ -133,20 +138,23 @@ class PrecisionSampler(BaseSampler):
             return {}
         generator = np.random.default_rng([self._seed, trial.number])
         with one_thread():
-            plan, ehvi, emulated_errors = self.propose(prior, built, generator)
+            of_now = narrowed(prior, built)
+            plan, ehvi, found = self.propose(of_now.prior, of_now.built, generator)
+        emulated_errors = of_now.widened(found)
         if plan is None:
             return {}
         attrs = {EHVI_ATTR: ehvi, **({emulated_attr(self._judge): emulated_errors} if emulated_errors else {})}
         for name, value in attrs.items():
             # Optuna has no public way for a sampler to write on the trial that it samples; its own do the same.
             study._storage.set_trial_user_attr(trial._trial_id, name, value)
-        return _choices(prior, plan)
+        return _choices(of_now.prior, plan)
 
     def _reader_of(self, study: Study, prior: Prior) -> TrialReader:
         """That of the study and the groups, which knows the trials that have been finished before."""
-        of = (study._storage, study._study_id, prior.groups, prior.reduced)
+        groups, reduced = all_columns(prior)
+        of = (study._storage, study._study_id, groups, reduced)
         if self._reader is None or self._reader[0] != of:
-            self._reader = of, TrialReader(prior.groups, self._judge, prior.reduced)
+            self._reader = of, TrialReader(groups, self._judge, reduced)
         return self._reader[1]
 
     def sample_independent(
@@ -180,8 +188,9 @@ class PrecisionSampler(BaseSampler):
         reference_error = self._reference_error
         if math.isinf(reference_error):
             reference_error = max(float(np.nanmax(built.error, initial=0.0)), 10 * ERROR_FLOOR)
-        if self._solver is None or self._solver[0] is not prior:
-            self._solver = prior, CutSolver(len(prior.groups), prior.boundaries)
+        structure = prior.groups, prior.reduced, prior.boundaries
+        if self._solver is None or self._solver[0] != structure:
+            self._solver = structure, make_solver(prior)
         emulated_errors: dict[str, float | str] = {}
         error_model, overflow = ErrorModel(prior, taught_by(prior, built)), OverflowModel(prior, built)
         designed = self._designed(prior, built, error_model, overflow)
@@ -219,7 +228,12 @@ class PrecisionSampler(BaseSampler):
         gains = np.abs(np.ones(len(prior.groups)) if prior.gains_ms is None else np.array(prior.gains_ms))
         generator = np.random.default_rng([len(prior.groups), len(emulated)])
         known = np.vstack([built.plans, emulated])
-        return design_plans(error_model, gains + gains.mean(), overflow.probabilities <= 0.5, known, most, generator)
+        alone = unknown_alone(prior, overflow.probabilities, known)[:most]
+        may_be = overflow.probabilities <= 0.5
+        for first, second in prior.twins:
+            may_be[second] &= ~may_be[first]
+        weights = gains + gains.mean()
+        return np.vstack([alone, design_plans(error_model, weights, may_be, known, most - len(alone), generator)])
 
     def _emulated(self, prior: Prior, plans: Bools, emulated_errors: dict[str, float | str]) -> Floats:
         """The errors of plans, shape (n_plans,), NaN where emulation fails; those that are known are noted."""

@@ -13,8 +13,9 @@ from mptune.graph.plan import Precision
 from mptune.targets.roofline import LatencyTerms
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.sampler.cuts.boundaries import Boundary
+from mptune.tuning.sampler.cuts.casts import FIXED, NEVER, CastCounts, Casts, End
 from mptune.tuning.sampler.plan_rows import Floats
-from mptune.tuning.sampler.posterior import Prior
+from mptune.tuning.sampler.posterior import Alternatives, Prior
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.sensitivity import Sensitivity
 
@@ -56,8 +57,17 @@ def make_prior(
     operators = tuple(ops[group] for group in space.free)
     reduced = tuple(str(space.reduced_of(group)) for group in space.free)
     reduced = () if set(reduced) <= {str(Precision.FP16)} else reduced
+    alternatives = _alternatives(space, terms, position)
     if terms is None:
-        return Prior(space.free, squares, operators=operators, log_square_sds=sds, part_shares=shares, reduced=reduced)
+        return Prior(
+            space.free,
+            squares,
+            operators=operators,
+            log_square_sds=sds,
+            part_shares=shares,
+            reduced=reduced,
+            alternatives=alternatives,
+        )
     boundaries, casts_ms = _boundaries(space, terms, position)
     # What the pins alone save against all-FP32, the Casts that they need under every plan counted in.
     pins = space.plan(dict.fromkeys(space.free, Precision.FP32))
@@ -74,6 +84,45 @@ def make_prior(
         exact=exact,
         operators=operators,
         reduced=reduced,
+        alternatives=alternatives,
+    )
+
+
+def _alternatives(space: SearchSpace, terms: LatencyTerms | None, position: Mapping[str, int]) -> Alternatives | None:
+    """What is known of the groups that may be FP16 and BF16; None where there are none."""
+    both = [group for group in space.free if group in space.alternatives]
+    if not both:
+        return None
+    groups, unknown = tuple(position[group] for group in both), (math.nan,) * len(both)
+    if terms is None:
+        return Alternatives(groups, unknown, (0.0,) * len(both))
+    columns = {group: len(space.free) + index for index, group in enumerate(both)}
+
+    def end(group: str) -> End:
+        if group in space.pinned:
+            return FIXED[tuple(Precision).index(space.pinned[group].precision)]
+        if group in columns:
+            return position[group], columns[group]
+        return (NEVER, position[group]) if space.reduced_of(group) is Precision.BF16 else (position[group], NEVER)
+
+    costs_ms: dict[Casts, float] = {}
+    for term in terms.boundaries:
+        producer = FIXED[0] if term.producer_group is None else end(term.producer_group)
+        readers = dict.fromkeys((*map(end, term.consumer_groups), *((FIXED[0],) if term.fp32_consumer else ())))
+        tensor = Casts(producer, tuple(one for one in readers if one != producer))
+        if tensor.readers and tensor.members:
+            costs_ms[tensor] = costs_ms.get(tensor, 0.0) + max(term.cost_ms, 0.0)
+    pins = space.plan(dict.fromkeys(space.free, Precision.FP32))
+    nothing = np.zeros((len(space.free) + len(both), 1), dtype=bool)
+    cast_ms = float(np.array(list(costs_ms.values())) @ CastCounts(list(costs_ms)).of(nothing)[:, 0])
+    return Alternatives(
+        groups,
+        unknown,
+        (0.0,) * len(both),
+        tuple(float(terms.gains_ms.get(group, 0.0)) for group in space.free),
+        tuple(costs_ms),
+        tuple(costs_ms.values()),
+        terms.base_ms - terms.predict(pins) + cast_ms,
     )
 
 

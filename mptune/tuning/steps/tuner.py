@@ -210,25 +210,26 @@ class Tuner:
 
     def _unseen(self, known: set[str]) -> PrecisionPlan | None:
         """A plan that is not known: close to the front where one is there, else anywhere."""
-        free = self._space.free
+        space = self._space.in_question(has_failed=self._record.failed > 0)
+        free = space.free
         generator = np.random.default_rng([self._settings.seed, self._record.trial_count])
         bases = [e.plan for e in pareto(self._record.evaluations()) if self._space.holds(e.plan)]
         for flips in range(1, min(len(free), 4) + 1) if bases else ():
             for _ in range(_TRIES_PER_FLIP):
                 base = self._space.choices(bases[int(generator.integers(len(bases)))])
                 for index in generator.choice(len(free), size=flips, replace=False):
-                    fp32, reduced = self._space.choices_of(free[index])
-                    base[free[index]] = reduced if base[free[index]] == fp32 else fp32
+                    others = [of for of in space.choices_of(free[index]) if of != base[free[index]]]
+                    base[free[index]] = others[int(generator.integers(len(others)))]
                 plan = self._space.plan(base)
                 if plan.fingerprint not in known:
                     return plan
-        of_group = [self._space.choices_of(group) for group in free]
+        of_group = [space.choices_of(group) for group in free]
         if len(free) <= _ENUMERABLE:
             every = (self._space.plan(dict(zip(free, row, strict=True))) for row in itertools.product(*of_group))
             unseen = [plan for plan in every if plan.fingerprint not in known]
             return unseen[int(generator.integers(len(unseen)))] if unseen else None
         while True:  # At least 2 ** 13 plans, of which a budget knows few.
-            drawn = {g: of[int(generator.integers(2))] for g, of in zip(free, of_group, strict=True)}
+            drawn = {g: of[int(generator.integers(len(of)))] for g, of in zip(free, of_group, strict=True)}
             plan = self._space.plan(drawn)
             if plan.fingerprint not in known:
                 return plan
@@ -380,6 +381,7 @@ def has_converged(record: StudyRecord, settings: SearchSettings) -> bool:
 
 def is_exhausted(record: StudyRecord, space: SearchSpace) -> bool:
     """Whether every plan of the space is known already, or being evaluated."""
+    space = space.in_question(has_failed=record.failed > 0)
     if record.baseline() is None or record.trial_count < space.size:
         return False
     known = record.known()

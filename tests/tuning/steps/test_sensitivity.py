@@ -25,7 +25,9 @@ from mptune.targets.roofline import BoundaryCost, LatencyTerms
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.sampler.cuts.labels import all_columns, narrowed
 from mptune.tuning.sampler.latency_model import LatencyModel
+from mptune.tuning.sampler.plan_rows import to_row
 from mptune.tuning.sampler.posterior import BuiltPlans
 from mptune.tuning.space import Pin, SearchSpace
 from mptune.tuning.steps.limits import Limits
@@ -204,6 +206,27 @@ def test_the_prior_counts_casts_between_two_reduced_precisions(law: tuple[Latenc
     for plan, latency in zip(plans, predicted, strict=True):
         choices = {g: space.choices_of(g)[int(low)] for g, low in zip(space.free, plan, strict=True)}
         assert latency == pytest.approx(terms.predict(space.plan(choices)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(laws(), st.integers(0, 2**32 - 1))
+def test_the_prior_counts_every_cast_of_three_precisions(law: tuple[LatencyTerms, SearchSpace], seed: int) -> None:
+    terms, space = law
+    rng = np.random.default_rng(seed)
+    reduced = {g: Precision.BF16 if rng.random() < 0.3 else Precision.FP16 for g in space.free}
+    both = {g: Precision.BF16 for g, of in reduced.items() if of is Precision.FP16 and rng.random() < 0.7}
+    space = replace(space, reduced=reduced, alternatives=both)
+    prior = make_prior(space, Sensitivity("relative_l2", dict.fromkeys(IDS, math.inf)), terms, exact=True)
+    groups, names = all_columns(prior)
+    choices = [{g: of[rng.integers(len(of))] for g, of in space.options.items()} for _ in range(8)]
+    rows = np.array([to_row(one, groups, names) for one in choices], dtype=bool).reshape(8, len(groups))
+    empty = np.zeros(0)
+    now = narrowed(prior, BuiltPlans(np.zeros((0, len(groups)), dtype=bool), empty, empty, empty, empty, terms.base_ms))
+    assert len(now.prior.twins) == len(both), "all of them overflow in FP16"
+    model = LatencyModel(now.prior, now.built)
+    predicted = model.predict(rows, model.mean()[None])[0]
+    for one, latency in zip(choices, predicted, strict=True):
+        assert latency == pytest.approx(terms.predict(space.plan(one)))
 
 
 @settings(max_examples=80, deadline=None)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from mptune.tuning.sampler.cuts.casts import CastCounts, Casts
 from mptune.tuning.sampler.plan_rows import Bools
 
 
@@ -34,19 +37,22 @@ class Boundary:
 class Crossings:
     """Which boundaries are crossed, for many plans at a time."""
 
-    def __init__(self, boundaries: Sequence[Boundary]) -> None:
+    def __init__(self, boundaries: Sequence[Boundary | Casts]) -> None:
         """Sort the boundaries by shape, so that those of one shape are one array operation."""
+        casts = [one for one in boundaries if isinstance(one, Casts)]
+        self._casts = CastCounts(casts) if casts else None  # then all are
         self._count = len(boundaries)
         shapes: dict[tuple[int, bool, bool], list[int]] = {}
         for index, boundary in enumerate(boundaries):
-            shapes.setdefault((len(boundary.members), boundary.fp32, boundary.fp16), []).append(index)
+            if isinstance(boundary, Boundary):
+                shapes.setdefault((len(boundary.members), boundary.fp32, boundary.fp16), []).append(index)
         self._shapes = [
             (rows, np.array([boundaries[row].members for row in rows]).T, fp32, fp16)
             for (_, fp32, fp16), rows in shapes.items()
         ]
 
-    def of(self, columns: Bools) -> Bools:
-        """Which boundaries each plan crosses.
+    def of(self, columns: Bools) -> NDArray[Any]:
+        """Which boundaries each plan crosses; of three precisions, how often each tensor is cast.
 
         Args:
             columns: shape (n_groups, n_plans), True is FP16; C-contiguous is fastest.
@@ -54,6 +60,8 @@ class Crossings:
         Returns:
             Shape (n_boundaries, n_plans).
         """
+        if self._casts is not None:
+            return self._casts.of(columns)
         crossed = np.empty((self._count, columns.shape[1]), dtype=bool)
         for rows, members, fp32, fp16 in self._shapes:
             some, every = columns[members[0]], columns[members[0]]  # (n_boundaries of this shape, n_plans)

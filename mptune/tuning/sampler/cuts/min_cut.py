@@ -9,17 +9,12 @@ source's side of the cut.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mptune.tuning.sampler.cuts.boundaries import Boundary
+from mptune.tuning.sampler.cuts.flow import INFINITE, SINK, SOURCE, TOTAL, FlowNetworks
 from mptune.tuning.sampler.plan_rows import Bools, Floats
-
-_INFINITE = 2**30
-_TOTAL = 2**29  # capacities are int32, and the flows of a batch are summed in one int32
 
 
 class CutSolver:
@@ -39,24 +34,22 @@ class CutSolver:
         self._nodes = n_groups
         for index, boundary in enumerate(boundaries):
             arcs += self._arcs(index, boundary)
-        self._from = np.array([a for a, _, _ in arcs], dtype=np.int64)
-        self._to = np.array([b for _, b, _ in arcs], dtype=np.int64)
         self._kind = np.array([k for _, _, k in arcs], dtype=np.int64)
-        self._layout = lru_cache(maxsize=4)(self._lay_out)
+        self._networks = FlowNetworks(n_groups, self._nodes, [(a, b) for a, b, _ in arcs])
 
     def _arcs(self, index: int, boundary: Boundary) -> list[tuple[int, int, int]]:
         members = boundary.members
         if not members or (boundary.fp32 and boundary.fp16):
             return []  # Never crossed, or always: nothing to decide.
         if boundary.fp32 and len(members) == 1:
-            return [(members[0], -2, index)]
+            return [(members[0], SINK, index)]
         if boundary.fp16 and len(members) == 1:
-            return [(-1, members[0], index)]
+            return [(SOURCE, members[0], index)]
         if len(members) == 2 and not (boundary.fp32 or boundary.fp16):
             return [(members[0], members[1], index), (members[1], members[0], index)]
         if len(members) == 1:
             return []
-        some_fp16, some_fp32 = -2, -2
+        some_fp16, some_fp32 = SINK, SINK
         arcs = []
         if not boundary.fp16:
             some_fp16, self._nodes = self._nodes, self._nodes + 1
@@ -64,27 +57,7 @@ class CutSolver:
         if not boundary.fp32:
             some_fp32, self._nodes = self._nodes, self._nodes + 1
             arcs += [(some_fp32, m, -1) for m in members]
-        return [*arcs, (-1 if boundary.fp16 else some_fp16, -2 if boundary.fp32 else some_fp32, index)]
-
-    def _lay_out(self, count: int) -> tuple[Any, ...]:
-        """Row and column of every arc of ``count`` problems side by side, and the order in which CSR wants them."""
-        source, sink = count * self._nodes, count * self._nodes + 1
-        offsets = np.arange(count)[:, None] * self._nodes
-        groups = (offsets + np.arange(self._n_groups)).ravel()
-
-        def placed(ends: NDArray[np.int64]) -> NDArray[np.int64]:
-            where = ends[None, :] + offsets
-            where[:, ends == -1] = source
-            where[:, ends == -2] = sink
-            return where.ravel()
-
-        rows = np.concatenate([np.full(len(groups), source), groups, placed(self._from)])
-        columns = np.concatenate([groups, np.full(len(groups), sink), placed(self._to)])
-        # Parallel arcs (several boundaries between the same groups) are merged.
-        key = rows * (sink + 1) + columns
-        unique, inverse = np.unique(key, return_inverse=True)
-        pointers = np.searchsorted(unique // (sink + 1), np.arange(sink + 2))
-        return source, sink, inverse, (unique % (sink + 1)).astype(np.int32), pointers.astype(np.int32)
+        return [*arcs, (SOURCE if boundary.fp16 else some_fp16, SINK if boundary.fp32 else some_fp32, index)]
 
     def solve(self, unary: Floats, costs: Floats) -> Bools:
         """The optimal plan of each problem.
@@ -97,28 +70,16 @@ class CutSolver:
             Shape (n_problems, n_groups), True is FP16; of equally good plans the one with the fewest FP16 groups. Exact
             up to the rounding of capacities to integers, ``1e-6`` of a problem's largest terms or better.
         """
-        from scipy.sparse import csr_array
-        from scipy.sparse.csgraph import breadth_first_order, maximum_flow
-
         count = len(unary)
         if not count or not self._n_groups:
             return np.zeros((count, self._n_groups), dtype=bool)
-        source, sink, inverse, columns, pointers = self._layout(count)
         # A term is capped at the sum of all that favours FP16: one huge term must not round the others to zero.
         rewards = np.maximum(-unary, 0.0)
         limit = rewards.sum(axis=1, keepdims=True) + costs.sum(axis=1, keepdims=True)
         penalties = np.minimum(np.maximum(unary, 0.0), limit)
         limit[limit < 1e-200] = 1.0
-        scale = _TOTAL / count / limit
+        scale = TOTAL / count / limit
         from_source, to_sink, shared = (np.rint(part * scale).astype(np.int64) for part in (rewards, penalties, costs))
-        arcs = np.where(self._kind < 0, _INFINITE, shared[:, self._kind] if self._n_boundaries else 0)
-        capacities = np.zeros(len(columns), dtype=np.int64)
-        np.add.at(capacities, inverse, np.concatenate([from_source.ravel(), to_sink.ravel(), arcs.ravel()]))
-        capacities = np.minimum(capacities, _INFINITE).astype(np.int32)
-        graph = csr_array((capacities, columns, pointers), shape=(sink + 1, sink + 1))
-        residual = graph - maximum_flow(graph, source, sink).flow  # >= 0
-        residual.eliminate_zeros()
-        reached = np.zeros(sink + 1, dtype=bool)
-        reached[breadth_first_order(residual, source, return_predecessors=False)] = True
-        plans: Bools = reached[: count * self._nodes].reshape(count, self._nodes)[:, : self._n_groups]
+        arcs = np.where(self._kind < 0, INFINITE, shared[:, self._kind] if self._n_boundaries else 0)
+        plans: Bools = self._networks.source_sides(from_source, to_sink, arcs)[:, : self._n_groups]
         return plans

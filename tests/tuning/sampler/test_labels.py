@@ -1,0 +1,135 @@
+"""Three precisions: BF16 is proposed where something overflows and around it, and nowhere else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import optuna
+import pytest
+
+from mptune.tuning.sampler.cuts.casts import NEVER, Casts
+from mptune.tuning.sampler.cuts.labels import all_columns, choices_by_group, exclusive, narrowed
+from mptune.tuning.sampler.plan_rows import choices_of, to_row
+from mptune.tuning.sampler.posterior import Alternatives, BuiltPlans, Prior
+from mptune.tuning.sampler.precision import PrecisionSampler
+from mptune.tuning.sampler.trials import set_feasible
+from tests.tuning.sampler.test_precision import PRIOR
+from tests.tuning.sampler.test_stock import CAST, ERRORS, GAIN, GROUPS
+
+LESS_EXACT = 8.0
+SMALL = {group: error / 30 for group, error in ERRORS.items()}
+"""Errors of FP16: in BF16 every group can be wanted."""
+TWO = replace(PRIOR, log_square_errors=tuple(math.log(SMALL[g] ** 2) for g in GROUPS))
+
+
+def three(bf16: tuple[int, ...] = (), cast_ms: float = CAST) -> Prior:
+    """The chain of ``TWO``: these groups may be BF16 and not FP16, all others both."""
+    n = len(GROUPS)
+    both = [i for i in range(n) if i not in bf16]
+    ends = [(NEVER, i) if i in bf16 else (i, n + both.index(i)) for i in range(n)]
+    tensors = tuple(Casts(a, (b,)) for a, b in pairwise(ends))
+    assert TWO.log_square_errors is not None
+    squares = [s + 2 * math.log(LESS_EXACT) * (i in bf16) for i, s in enumerate(TWO.log_square_errors)]
+    return replace(
+        TWO,
+        log_square_errors=tuple(squares),
+        boundary_costs_ms=(cast_ms,) * (n - 1),
+        reduced=tuple("bf16" if i in bf16 else "fp16" for i in range(n)) if bf16 else (),
+        alternatives=Alternatives(
+            tuple(both), (math.nan,) * len(both), (0.0,) * len(both), TWO.gains_ms, tensors, (cast_ms,) * (n - 1)
+        ),
+    )
+
+
+def law(params: Mapping[str, str], cast_ms: float = CAST) -> tuple[float, float]:
+    chosen = [params[g] for g in GROUPS]
+    casts = sum(a != b for a, b in pairwise(chosen))
+    factors = {"fp32": 0.0, "fp16": 1.0, "bf16": LESS_EXACT}
+    error = math.hypot(1e-7, *(factors[p] * SMALL[g] for g, p in zip(GROUPS, chosen, strict=True)))
+    return len(GROUPS) - GAIN * sum(p != "fp32" for p in chosen) + cast_ms * casts, error
+
+
+def searched(
+    prior: Prior, trials: int, overflows: Callable[[Mapping[str, str]], bool] = lambda _: False, cast_ms: float = CAST
+) -> list[dict[str, str]]:
+    """The plans of a search, all-FP32 and all of the preferred precisions first."""
+    study = optuna.create_study(
+        directions=["minimize", "minimize"],
+        sampler=PrecisionSampler(prior, 0, emulate=lambda plans: [law(plan, cast_ms)[1] for plan in plans]),
+    )
+    options = choices_by_group(prior)
+    for end in (0, 1):
+        study.enqueue_trial({group: of[end] for group, of in options.items()})
+    plans = []
+    for _ in range(trials):
+        trial = study.ask({g: optuna.distributions.CategoricalDistribution(of) for g, of in options.items()})
+        plans.append(dict(trial.params))
+        finite = not overflows(trial.params)
+        set_feasible(trial, finite)
+        if finite:
+            study.tell(trial, law(trial.params, cast_ms))
+        else:
+            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+    return plans
+
+
+def test_where_nothing_overflows_the_proposals_are_those_of_two_precisions() -> None:
+    assert searched(three(), 5) == searched(TWO, 5)
+
+
+def test_what_only_a_build_shows_to_overflow_becomes_bf16() -> None:
+    guilty = GROUPS[17]
+    plans = searched(three(), 9, overflows=lambda plan: plan[guilty] == "fp16")
+    assert [plan[guilty] for plan in plans[:2]] == ["fp32", "fp16"]
+    assert any(plan[guilty] == "bf16" for plan in plans[2:])
+    assert sum(plan[guilty] == "fp16" for plan in plans[5:]) <= 2
+
+
+def test_a_group_between_two_in_bf16_is_bf16_where_that_saves_casts() -> None:
+    """A Cast costs half of what a group gains."""
+    plans = searched(three((15, 17), cast_ms=0.5), 8, cast_ms=0.5)
+    ends = [plan for plan in plans[2:] if plan[GROUPS[15]] == plan[GROUPS[17]] == "bf16"]
+    assert any(plan[GROUPS[16]] == "bf16" for plan in ends)
+    far = [g for i, g in enumerate(GROUPS) if min(abs(i - 15), abs(i - 17)) > 2]
+    assert all(plan[g] != "bf16" for plan in plans for g in far)
+
+
+def test_a_plan_goes_through_its_row_and_back() -> None:
+    prior = three((3,))
+    groups, reduced = all_columns(prior)
+    choices = {g: ("fp32", "fp16", "bf16")[i % 3] for i, g in enumerate(GROUPS)} | {GROUPS[3]: "bf16"}
+    row = to_row(choices, groups, reduced)
+    assert row is not None
+    assert choices_of(row, groups, reduced) == choices
+    assert to_row({**choices, GROUPS[3]: "fp16"}, groups, reduced) is None, "FP16 is none of its choices"
+
+
+def test_emulated_errors_keep_the_bits_of_all_columns() -> None:
+    prior, n = three((0,)), len(GROUPS)
+    built = BuiltPlans(np.zeros((0, 2 * n - 1), dtype=bool), *(np.zeros(0) for _ in range(4)), base_ms=1.0)
+    now = narrowed(prior, built)
+    assert now.prior.twins == ((1, n), (2, n + 1)), "the two groups after the one that is BF16"
+    assert now.widened({"1" * (n + 2): 0.5}) == {"1" * (n + 2) + "0" * (n - 3): 0.5}
+
+
+def test_twins_exclude_each_other() -> None:
+    before = np.array([[1, 0], [0, 1], [0, 0]], dtype=bool)
+    plans = exclusive(np.ones((3, 2), dtype=bool), before, ((0, 1),))
+    assert plans.tolist() == [[False, True], [True, False], [False, True]]
+
+
+@pytest.mark.parametrize("known", [math.nan, -3.0])
+def test_an_error_in_bf16_that_was_not_taken_is_that_of_fp16_times_8(known: float) -> None:
+    prior = three((0,))
+    assert prior.alternatives is not None
+    count = len(prior.alternatives.groups)
+    prior = replace(prior, alternatives=replace(prior.alternatives, log_square_errors=(known,) * count))
+    built = BuiltPlans(np.zeros((0, 2 * count + 1), dtype=bool), *(np.zeros(0) for _ in range(4)), base_ms=1.0)
+    squares = narrowed(prior, built).prior.log_square_errors
+    assert squares is not None
+    wanted = squares[1] + 2 * math.log(LESS_EXACT) if math.isnan(known) else known
+    assert squares[len(GROUPS)] == pytest.approx(wanted)
