@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from mptune.errors import PlanError
-from mptune.graph.grouping.lookup import Lookup
+from mptune.graph.grouping.lookup import Lookup, folded_values
 from mptune.graph.grouping.op_kinds import ANCHOR_KINDS, CASTS_INTEGERS, DATA_MOVEMENT, FOLDED
 from mptune.graph.grouping.patterns import Pattern, find_patterns
 from mptune.graph.grouping.quantised import KEPT_QUANTISED, QUANTISED
 from mptune.graph.grouping.repeats import find_runs, structural_hash
 from mptune.graph.grouping.scopes import block_scopes, group_name, group_scope, unique_names
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.loading.value_dependent import QUANTISING, shape_facts
+from mptune.graph.loading.value_dependent import QUANTISING
 from mptune.graph.op_rules import casts_integers, node_rules
 from mptune.graph.quantised_weights import dequantises_weights
 from mptune.settings import Granularity
@@ -138,11 +138,8 @@ class _Partition:
     def __init__(self, model: Model) -> None:
         self._model = model
         self._look = Lookup(model)
-        self._static = self._look.static
-        if all(isinstance(dim, int) for info in model.inputs for dim in (("?",) if info.shape is None else info.shape)):
-            self._static |= shape_facts(model).folded  # what Shape gives is a constant, too
-        rules = node_rules(model)
-        self._has_precision = [bool(rule.inputs or rule.outputs) for rule in rules]
+        self._folded = folded_values(self._look)
+        self._has_precision = [bool(rule.inputs or rule.outputs) for rule in node_rules(model)]
         self._patterns = find_patterns(model, self._look)
         self._pattern_of = {index: pattern for pattern in self._patterns for index in pattern.nodes}
         self._fusion: _Assignment | None = None
@@ -213,7 +210,7 @@ class _Partition:
                 found.leader[index] = leader
 
     def _is_static(self, node: Node) -> bool:
-        return all(out in self._static for out in node.outputs if out)
+        return all(out in self._folded for out in node.outputs if out)
 
     def _anchor_kind(self, node: Node, latest: int, kind: Mapping[int, str]) -> str | None:
         """The kind of group that a node starts at fusion granularity; None where it joins another."""

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.loading.value_dependent import RANDOM
+from mptune.graph.loading.value_dependent import RANDOM, shape_facts
 
 _ALIASES = frozenset({"Identity", "Dropout"})
 _FLOATS = frozenset({"float", "float16"})
@@ -156,6 +156,13 @@ def static_values(model: Model) -> frozenset[str]:
         if all(not i or i in static for i in node.inputs) and not node.has_subgraph:
             static.update(out for out in node.outputs if out)
     return frozenset(static)
+
+
+def folded_values(look: Lookup) -> frozenset[str]:
+    """Static values and, where every input has a fixed shape, what is computed from shapes alone: constants, too."""
+    shapes = [info.shape for info in look.model.inputs]
+    is_fixed = all(shape is not None and all(isinstance(dim, int) for dim in shape) for shape in shapes)
+    return look.static | shape_facts(look.model).folded if is_fixed else look.static
 
 
 def attribute(node: Node, name: str) -> object:
