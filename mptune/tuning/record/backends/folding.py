@@ -7,6 +7,7 @@ read. What is not known here is passed on as it is, and everything after it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from enum import IntEnum
 from sys import intern
 from typing import Any
@@ -36,7 +37,29 @@ _OF_STUDIES = frozenset(int(code) for code in Operation if code < Operation.CREA
 _FINISHING = frozenset((int(Operation.CREATE_TRIAL), int(Operation.SET_TRIAL_STATE_VALUES)))
 
 
-def fold(records: Iterable[Record]) -> Iterator[Record]:
+Parameter = tuple[str, float, str]
+"""Name, internal value and distribution of a parameter, as Optuna's record of it has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterRun:
+    """Records that set parameters of one trial, one after the other.
+
+    Attributes:
+        head: what they have in common.
+        parameters: the rest of each. Equal ones are one object, which lives as long as what reads the journal.
+    """
+
+    head: Record
+    parameters: list[Parameter]
+
+    def records(self) -> Iterator[Record]:
+        """One by one."""
+        for name, value, distribution in self.parameters:
+            yield {**self.head, "param_name": name, "param_value_internal": value, "distribution": distribution}
+
+
+def fold(records: Iterable[Record | ParameterRun]) -> Iterator[Record]:
     """Join the operations of each trial; a storage that is empty comes to hold the same from either.
 
     Records of trials come in the order in which these were created, each as soon as its trial is finished, and of
@@ -47,9 +70,24 @@ def fold(records: Iterable[Record]) -> Iterator[Record]:
     """
     waiting: dict[int, Record] = {}  # Trials that are not given yet, in their order, by their ids.
     distributions: dict[tuple[int, str], str] = {}
+    checked: set[tuple[int, int]] = set()  # study, and which parameter
     count = 0
     rest = iter(records)
     for record in rest:
+        if isinstance(record, ParameterRun):
+            trial = waiting.get(record.head["trial_id"])
+            if trial is None or _is_finished(trial):
+                continue
+            keys = {(trial["study_id"], id(parameter)) for parameter in record.parameters}
+            if not keys <= checked and not all(_is_known(one, trial, distributions) for one in record.records()):
+                yield from (*waiting.values(), *record.records())
+                yield from singly(rest)
+                return
+            checked |= keys
+            params, of = trial["params"], trial["distributions"]
+            for name, value, distribution in record.parameters:
+                params[name], of[name] = value, distribution
+            continue
         code = record.get("op_code")
         if code in _OF_TRIALS:
             trial = waiting.get(record["trial_id"])
@@ -57,7 +95,7 @@ def fold(records: Iterable[Record]) -> Iterator[Record]:
             if trial is not None and not _is_finished(trial):
                 if not _is_known(record, trial, distributions):
                     yield from (*waiting.values(), record)
-                    yield from rest
+                    yield from singly(rest)
                     return
                 _apply(record, trial)
         elif code == Operation.CREATE_TRIAL:
@@ -67,11 +105,20 @@ def fold(records: Iterable[Record]) -> Iterator[Record]:
             yield record
         else:
             yield from (*waiting.values(), record)
-            yield from rest
+            yield from singly(rest)
             return
         while code in _FINISHING and waiting and _is_finished(waiting[oldest := next(iter(waiting))]):
             yield waiting.pop(oldest)
     yield from waiting.values()
+
+
+def singly(records: Iterable[Record | ParameterRun]) -> Iterator[Record]:
+    """The records one by one."""
+    for record in records:
+        if isinstance(record, ParameterRun):
+            yield from record.records()
+        else:
+            yield record
 
 
 def _begin(record: Record) -> Record:

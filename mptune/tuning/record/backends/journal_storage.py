@@ -16,7 +16,7 @@ from pathlib import Path
 from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend, JournalFileBackend, JournalFileOpenLock
 
-from mptune.tuning.record.backends.folding import Operation, Record, fold
+from mptune.tuning.record.backends.folding import Operation, Parameter, ParameterRun, Record, fold, singly
 from mptune.tuning.record.backends.lines import LineReader
 from mptune.tuning.record.backends.packed import pack
 from mptune.tuning.record.backends.replay import SharingReplay
@@ -85,7 +85,7 @@ class FoldingBackend(BaseJournalBackend):
         if not self._is_open:
             self._is_open = True
             given = 0
-            for record in fold(self._records(0)):
+            for record in fold(self._records(0, joined=True)):
                 given += 1
                 yield self._with_packed(record)
             self._first, self._ends = given, self._ends[-1:]
@@ -94,7 +94,7 @@ class FoldingBackend(BaseJournalBackend):
             raise ValueError(f"record {log_number_from} of {self._path} has been read before")
         start = self._ends[log_number_from - self._first]
         self._first = log_number_from
-        yield from map(self._with_packed, self._records(start))
+        yield from map(self._with_packed, singly(self._records(start)))
 
     def _with_packed(self, record: Record) -> Record:
         name = _ATTRS.get(record.get("op_code", -1))
@@ -102,15 +102,23 @@ class FoldingBackend(BaseJournalBackend):
             return record
         return {**record, name: pack(record[name], self._packed)}
 
-    def _records(self, start: int) -> Iterator[Record]:
-        """Records of the file from an offset on; keeps where each ends."""
+    def _records(self, start: int, *, joined: bool = False) -> Iterator[Record | ParameterRun]:
+        """Records of the file from an offset on; keeps where each ends. Joined, parameters of a trial come as one."""
         self._ends = [start]
         with self._path.open("rb") as file:
             file.seek(start)
             damage: ValueError | None = None
+            run: list[Parameter] = []
             for line in file:
                 if damage is not None:
                     raise damage
+                if joined and (parameter := self._reader.next_parameter(line)) is not None:
+                    run.append(parameter)
+                    self._ends[-1] += len(line)
+                    continue
+                if run:
+                    yield ParameterRun(self._reader.head, run)
+                    run = []
                 if not line.endswith(b"\n"):
                     break
                 try:
@@ -120,6 +128,8 @@ class FoldingBackend(BaseJournalBackend):
                     continue
                 self._ends.append(self._ends[-1] + len(line))
                 yield record
+            if run:
+                yield ParameterRun(self._reader.head, run)
 
 
 class BatchedStorage(JournalStorage):

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+from sys import intern
 from typing import Any
 
-from mptune.tuning.record.backends.folding import Operation, Record
+from mptune.tuning.record.backends.folding import Operation, Parameter, Record
 
 _SET_PARAMETER = int(Operation.SET_TRIAL_PARAM)
 
@@ -31,7 +32,18 @@ class LineReader:
     def __init__(self) -> None:
         """Nothing is known yet."""
         self._ends: dict[bytes, dict[str, Any]] = {}
+        self._parameters: dict[bytes, Parameter] = {}  # of the ends that hold one, and nothing else
         self._start: tuple[bytes, dict[str, Any]] = (b"", {})  # of the last line that sets a parameter
+
+    @property
+    def head(self) -> Record:
+        """What the last line that set a parameter has in common with others of its trial."""
+        return self._start[1]
+
+    def next_parameter(self, line: bytes) -> Parameter | None:
+        """What a line adds to ``head``, where that is the rest of it and it is known; None for a line to be read."""
+        start = self._start[0]
+        return self._parameters.get(line[len(start) : -1]) if start and line.startswith(start) else None
 
     def read(self, line: bytes) -> Record:
         """The record of a whole line.
@@ -54,6 +66,18 @@ class LineReader:
             known = json.loads(b"{" + end)
             if len(self._ends) < _LARGEST_MEMORY:
                 self._ends[end] = known
+                if (parameter := _parameter(known)) is not None:
+                    self._parameters[end] = parameter
         head = {"op_code": _SET_PARAMETER, "worker_id": worker.decode("ascii"), "trial_id": int(trial)}
         self._start = line[: match.start(3)], head
         return {**head, **known}
+
+
+def _parameter(end: dict[str, Any]) -> Parameter | None:
+    """What an end says where it is one of Optuna's, with one object for equal texts."""
+    if end.keys() != {"param_name", "param_value_internal", "distribution"}:
+        return None
+    name, value, distribution = end["param_name"], end["param_value_internal"], end["distribution"]
+    if not (isinstance(name, str) and isinstance(distribution, str) and isinstance(value, int | float)):
+        return None
+    return intern(name), value, intern(distribution)

@@ -23,6 +23,7 @@ class SharingReplay(JournalStorageReplayResult):
         """Empty; the argument is Optuna's."""
         super().__init__(worker_id_prefix)
         self._decoded: dict[str, BaseDistribution] = {}
+        self._created: dict[tuple[str, ...], dict[str, BaseDistribution]] = {}
         self._shared: dict[tuple[tuple[str, int], ...], dict[str, BaseDistribution]] = {}
         # By study: its trials as they were last given, and the positions of those that were not finished then.
         self._given: dict[int, tuple[list[FrozenTrial], list[int]]] = {}
@@ -63,7 +64,11 @@ class SharingReplay(JournalStorageReplayResult):
         if number not in self._trials:  # Its study is gone.
             return
         trial = self._trials[number]
-        trial.distributions = self._together({k: self._distribution(v) for k, v in log["distributions"].items()})
+        texts = log["distributions"]
+        key = (*texts, *texts.values())  # few in a study: names and texts come again with each trial
+        if key not in self._created:
+            self._created[key] = self._together({k: self._distribution(v) for k, v in texts.items()})
+        trial.distributions = self._created[key]
         trial.params = {k: trial.distributions[k].to_external_repr(v) for k, v in log["params"].items()}
 
     def _apply_set_trial_param(self, log: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import optuna
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
@@ -21,6 +21,7 @@ from mptune.engines.base import Measurement
 from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
 from mptune.tuning.record.backends.folding import fold
 from mptune.tuning.record.backends.journal_storage import BatchedStorage
+from mptune.tuning.record.backends.lines import LineReader
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.space import SearchSpace
 from tests.fakes import FakeToolchain, Law, make_plan
@@ -88,6 +89,19 @@ def test_opening_takes_one_record_for_each_trial(journal: Path) -> None:
     trials = sum(len(trials) for _, _, trials in content(plain(journal)).values())
     folded = list(fold(records))
     assert len(folded) < trials + 15 < len(records) / 3
+
+
+def test_parameters_that_follow_each_other_are_not_decoded_one_by_one(
+    journal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = journal.read_bytes().splitlines()
+    setting = sum(line.startswith(b'{"op_code":5,') for line in lines)
+    decoded: list[bytes] = []
+    read = LineReader.read
+    monkeypatch.setattr(LineReader, "read", lambda reader, line: decoded.append(line) or read(reader, line))
+    BatchedStorage(journal)
+    assert setting > 32
+    assert len(decoded) < len(lines) - setting // 2
 
 
 def append_trials(storage: BaseStorage) -> None:
@@ -176,12 +190,21 @@ _STEPS: dict[str, Callable[[int, int], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@given(st.lists(st.tuples(st.sampled_from([*_STEPS, "create", "param", "user"]), st.integers(0, 5), st.integers(0, 9))))
+_KINDS = [*_STEPS, "create", "param", "param", "params", "params", "user"]
+
+
+# In study 0 a parameter has had other choices than those with which study 1 has it, and then trial 2 of study 0.
+@example([("create", 0, 0), ("create", 1, 0), ("param", 0, 0), ("param", 1, 8), ("create", 0, 0), ("params", 2, 7)])
+@given(st.lists(st.tuples(st.sampled_from(_KINDS), st.integers(0, 5), st.integers(0, 9))))
 def test_any_order_of_operations_opens_as_with_optuna(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, int]]
 ) -> None:
     studies = [{"op_code": 0, "study_name": name, "directions": [1, 1]} for name in ("a", "b")]
-    records = [*studies, *(_STEPS[kind](trial, k) for kind, trial, k in steps)]
+    records = list(studies)
+    for kind, trial, k in steps:  # a trial's parameters mostly follow each other
+        several = [("param", k), ("param", k + 1), ("param", k)] if kind == "params" else [(kind, k)]
+        records += [_STEPS[each](trial, number) for each, number in several]
+    lines = [json.dumps({"op_code": r["op_code"], "worker_id": "w", **r}, separators=(",", ":")) for r in records]
     journal = tmp_path_factory.mktemp("journal") / "j"
-    journal.write_text("".join(json.dumps({"worker_id": "w", **record}) + "\n" for record in records))
+    journal.write_text("".join(line + "\n" for line in lines))
     assert content(BatchedStorage(journal)) == content(plain(journal))
