@@ -71,6 +71,7 @@ def search(
     target: str | os.PathLike[str] = "auto",
     space: str | os.PathLike[str] = "default",
     precisions: Sequence[str] = ("fp32", "fp16"),
+    opset: int | None = None,
     engine: EngineChoice = "auto",
     max_error: float | None = None,
     max_latency_ms: float | None = None,
@@ -124,6 +125,7 @@ def search(
         space: Which groups may be FP16: a name that ``mptune spaces`` lists, or a search-space file.
         precisions: What groups may be: ``("fp32", "fp16")``, ``("fp32", "bf16")`` or all three: then groups whose
             values leave FP16's range may be BF16.
+        opset: Raises the model to this operator set first, as ``apply`` does; plans of the run are of the raised model.
         engine: What builds and runs the candidates: ``auto``, ``tensorrt``, ``tensorrt-rtx`` or ``onnxruntime``.
         max_error: Choose the fastest plan whose error is at most this.
         max_latency_ms: Choose the plan with the smallest error whose latency is at most this, in milliseconds.
@@ -191,6 +193,7 @@ def search(
         target=os.fspath(target),
         space=os.fspath(space),
         precisions=tuple(precisions),
+        opset=opset,
         engine=engine,
         max_error=max_error,
         max_latency_ms=max_latency_ms,
@@ -227,7 +230,7 @@ def search(
         load_target(settings.target)
     starter = worker_starter(settings, open_toolchain)
     with contextlib.ExitStack() as stack:
-        loaded = stack.enter_context(loaded_model(model))
+        loaded = stack.enter_context(loaded_model(model, opset))
         check_tolerances(settings.tolerance, settings.ignore, name, [output.name for output in loaded.outputs])
         check_shapes(settings.shapes, loaded.inputs)
         check_batch(settings.data_settings.batch, loaded.inputs)

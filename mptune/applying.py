@@ -28,7 +28,7 @@ from mptune.inspection import observe_values
 from mptune.settings import DataSettings, Granularity, InMemory
 from mptune.tuning.space import close_patterns, match
 
-_KEYS = frozenset({"format", "model_sha256", "precision", "nodes"})
+_KEYS = frozenset({"format", "model_sha256", "opset", "precision", "nodes"})
 _PLAN_HINT = 'a plan is chosen/plan.json of a run, or {"nodes": {"NAME or GLOB": "fp16"}}'
 
 
@@ -129,6 +129,9 @@ def apply_plan(
     if isinstance(plan, Path) and out.exists() and plan.exists() and out.samefile(plan):
         raise PlanError(f"{out} is what the mixed model is made from", "give another path with -o")
     loaded = load_typed_model(model, opset=opset)
+    wanted = _opset_of(plan) if opset is None and isinstance(plan, Path) else None
+    if wanted is not None and wanted > loaded.opset:  # the plan is of the raised model
+        loaded = load_typed_model(model, opset=wanted)
     resolved = resolve_plan(loaded, plan, keep_fp32, data, reduced=reduced, keep_bf16=keep_bf16)
     return write_model(loaded, resolved, out, force=force), resolved.warnings
 
@@ -279,6 +282,12 @@ def _finding_lines(hazards: Sequence[Hazard], settled: Collection[str]) -> tuple
     left = [hazard for hazard in hazards if hazard.group is not None and hazard.group not in settled]
     findings = [finding for finding in hazard_findings(left, "apply") if finding.severity != "info"]
     return tuple(f"{finding.code}: {finding.message}" for finding in findings)
+
+
+def _opset_of(path: Path) -> int | None:
+    """The operator set that a file's plan wants its model raised to; None where it does not say."""
+    opset = _read(path).get("opset")
+    return opset if isinstance(opset, int) else None
 
 
 def _from_file(model: Model, path: Path) -> ResolvedPlan:

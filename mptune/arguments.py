@@ -285,15 +285,15 @@ def run_path(model: ModelLike, out: str | os.PathLike[str] | None) -> Path:
 
 
 @contextlib.contextmanager
-def loaded_model(model: ModelLike) -> Iterator[Model]:
-    """Load a model. One in memory is written to a temporary file, which is there until the block ends.
+def loaded_model(model: ModelLike, opset: int | None = None) -> Iterator[Model]:
+    """Load a model, raised where ``opset`` is given. The file of one in memory is there until the block ends.
 
     Raises:
         ModelError: it cannot be read, typed or tuned; or it is in memory and larger than 2 GiB, or without the
             external data that it refers to.
     """
     if not isinstance(model, onnx.ModelProto):
-        yield load_typed_model(Path(model))
+        yield load_typed_model(Path(model), opset=opset)
         return
     if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.graph.initializer):
         raise ModelError(
@@ -308,7 +308,7 @@ def loaded_model(model: ModelLike) -> Iterator[Model]:
             text = "the ModelProto is larger than 2 GiB"
             raise ModelError(text, "save it with external data, and give the path of its file") from None
         try:
-            found = load_typed_model(path)
+            found = load_typed_model(path, opset=opset)
         except ModelError as error:
             raise ModelError(error.message.replace(str(path), "the ModelProto"), error.hint) from None
         yield found

@@ -30,6 +30,7 @@ _LABELS = {
     "space_sha256": "content of the search space",
     "groups_sha256": "set of layer groups",
     "precisions": "set of precisions",
+    "opset": "operator set (--opset)",
 }
 """How messages name a fixed setting; the others by their field's name."""
 
@@ -104,6 +105,7 @@ class FixedSettings(_Section):
     granularity: Granularity
     groups_sha256: str
     precisions: tuple[str, ...] = ("fp32", "fp16")
+    opset: int | None = None
     batch: int = 1
     random_samples: int = 16
     held_out_fraction: float = pydantic.Field(default=0.25, ge=0.0, lt=1.0)
@@ -137,6 +139,7 @@ class FixedSettings(_Section):
             granularity=granularity,
             groups_sha256=groups_sha256,
             precisions=settings.precisions,
+            opset=settings.opset,
             batch=data.batch,
             random_samples=data.random_samples,
             held_out_fraction=data.held_out_fraction,

@@ -269,6 +269,7 @@ class SearchSettings:
         target: ``auto``, a profile's name, or the path of a TOML file.
         space: a search-space file's name or path.
         precisions: that groups may have: FP32, and FP16, BF16 or both.
+        opset: the operator set that the model is raised to first; None leaves it as it is.
         engine: toolchain family, or ``auto``.
         max_error: choose the fastest plan whose error is at most this.
         max_latency_ms: choose the most exact plan that is at most this slow.
@@ -313,6 +314,7 @@ class SearchSettings:
     target: str = "auto"
     space: str = "default"
     precisions: tuple[str, ...] = ("fp32", "fp16")
+    opset: int | None = None
     engine: EngineChoice = "auto"
     max_error: float | None = None
     max_latency_ms: float | None = None

@@ -13,6 +13,7 @@ import pytest
 
 import mptune
 from mptune.errors import RunError, SettingsError, TargetError
+from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
 from mptune.tuning.space import make_space
 from mptune.tuning.steps import prepare
@@ -134,3 +135,29 @@ def test_a_search_that_gave_groups_two_choices_goes_on_with_two(
     front = mptune.search(path, budget=6, **common)
     assert front.evaluations >= 5
     assert len({point.plan.bf16_groups for point in front.points}) <= 2
+
+
+def test_a_search_of_a_raised_model(overflowing: tuple[Path, Path], tmp_path: Path) -> None:
+    path, data = overflowing
+    out = tmp_path / "r"
+    common = {"data": data, "out": out, "target": TARGET, "precisions": ALL, "progress": False}
+    before = load_model(path).opset
+    mptune.search(path, budget=3, opset=22, **common)
+    assert before < 22
+    assert json.loads((out / "run.json").read_text())["fixed_settings"]["opset"] == 22
+    assert json.loads((out / "chosen" / "plan.json").read_text())["opset"] == 22
+    assert load_model(out / "chosen" / "model.onnx", any_precision=True).opset == 22
+    front = mptune.search(path, budget=4, opset=22, **common)
+    assert front.evaluations == 4
+    with pytest.raises(RunError, match="another operator set"):
+        mptune.search(path, budget=4, **common)
+    applied = mptune.apply(path, out / "chosen" / "plan.json", out=tmp_path / "applied.onnx")
+    mixed, chosen = (onnx.load(one).graph for one in (applied, out / "chosen" / "model.onnx"))
+    assert [node.op_type for node in mixed.node] == [node.op_type for node in chosen.node]
+    assert load_model(applied, any_precision=True).opset == 22
+    path_before = path.rename(path.with_suffix(".moved"))
+    try:
+        fastest = mptune.pick(out, plan=front.points[0].plan.fingerprint).chosen
+        assert fastest.plan == front.points[0].plan, "by the copy in the run"
+    finally:
+        path_before.rename(path)

@@ -205,6 +205,10 @@ def at_most_one(given: dict[str, Any]) -> int:
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="The ONNX model, FP32.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The run directory of a search.")]
+OpsetOption = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Raise the model to this opset first: most operators have BF16 from 22 on."),
+]
 StorageOption = Annotated[
     str | None,
     typer.Option(metavar="URL", help="The storage of a run that is kept in one. Default: $MPTUNE_STORAGE."),

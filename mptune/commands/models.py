@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mptune.commands.common import JsonOption, ModelArgument, complain, guarded, print_json, say
+from mptune.commands.common import JsonOption, ModelArgument, OpsetOption, complain, guarded, print_json, say
 from mptune.errors import EXIT_STOPPED, SettingsError
 from mptune.settings import DataSettings, SearchSettings
 
@@ -74,10 +74,7 @@ def apply(
         list[str] | None,
         typer.Option(metavar="PATTERN", help="The same for BF16, which holds values that leave FP16's range."),
     ] = None,
-    opset: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Raise the model to this opset first: most operators have BF16 from 22 on."),
-    ] = None,
+    opset: OpsetOption = None,
     data: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Samples: the plan is checked on the values that they give.")
     ] = None,

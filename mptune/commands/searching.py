@@ -15,6 +15,7 @@ from mptune.commands.common import (
     MaxLatencyOption,
     MaxMemoryOption,
     ModelArgument,
+    OpsetOption,
     RecordedMetricOption,
     RunArgument,
     StorageOption,
@@ -133,8 +134,9 @@ SkipChecksOption = Annotated[
 ]
 Tf32Option = Annotated[bool, typer.Option("--tf32", help="Allow TF32 in FP32 groups. The reference never uses it.")]
 
+_PRECISION_OPTIONS = ("--precisions", "--opset")
 SEARCH_PANELS = {
-    "Model, data and target": ("--data", "--batch", "--shapes", "--target", "--engine", "--space", "--precisions"),
+    "Model, data and target": ("--data", "--batch", "--shapes", "--target", "--engine", "--space", *_PRECISION_OPTIONS),
     "Error": ("--metric", "--labels", "--tolerance", "--ignore", "--feedback", "--steps"),
     "Choice among the plans": ("--max-error", "--max-latency-ms", "--max-memory", "--limit"),
     "Budget": ("--budget", "--timeout", "--max-disk", "--gpus"),
@@ -154,6 +156,7 @@ def search(
     target: TargetOption = _SEARCH.target,
     space: SpaceOption = _SEARCH.space,
     precisions: PrecisionsOption = _PRECISIONS,
+    opset: OpsetOption = None,
     engine: EngineOption = _ENGINE,
     max_error: MaxErrorOption = None,
     max_latency_ms: MaxLatencyOption = None,
@@ -215,6 +218,7 @@ def search(
         "sampler": sampler,
         "tf32": tf32,
         "precisions": tuple(word.strip() for word in precisions.split(",")),
+        "opset": opset,
         "skip_checks": skip_checks,
         "shapes": tuple(ShapeRange.parse(text) for text in shapes or ()),
         "tensorrt": tensorrt_settings(workspace),

@@ -114,11 +114,17 @@ class PrecisionPlan:
             raise PlanError(f"the plan has no group {unknown[0]!r}", "chosen/plan.json of a run lists the groups")
         return PrecisionPlan(self.model_sha256, {**self.precision, **changes})
 
-    def to_json(self, nodes: Mapping[str, Precision] | None = None) -> dict[str, Any]:
-        """The content of plan.json; ``nodes`` gives the realised precision of each node by name."""
+    def to_json(self, nodes: Mapping[str, Precision] | None = None, opset: int | None = None) -> dict[str, Any]:
+        """The content of plan.json.
+
+        Args:
+            nodes: the realised precision of each node by name.
+            opset: that the model was raised to before its groups were found; None where it is as its file has it.
+        """
         return {
             "format": PLAN_FORMAT,
             "model_sha256": self.model_sha256,
+            **({} if opset is None else {"opset": opset}),
             "precision": {group: str(p) for group, p in self.precision.items()},
             "nodes": {name: str(p) for name, p in (nodes or {}).items()},
         }

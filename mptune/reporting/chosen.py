@@ -74,6 +74,7 @@ def write_chosen(
     bank: WeightBank | None = None,
     recipe: BuildRecipe | None = None,
     check: CheckSet | None = None,
+    opset: int | None = None,
 ) -> None:
     """Write the directory anew, as one step: a reader sees the old one or the new one, never half of each.
 
@@ -88,6 +89,7 @@ def write_chosen(
         bank: the run's weight bank; None converts the weights again.
         recipe: how the run builds engines; None for the default settings.
         check: samples with the error of this plan; None writes none.
+        opset: that the model was raised to; None where it is as the user's file has it.
 
     Raises:
         RunError: the directory cannot be written, or the disk is full.
@@ -101,7 +103,7 @@ def write_chosen(
             fresh.mkdir()
             rewriter = Rewriter(grouped, bank)
             rewriter.export(evaluation.plan, fresh / "model.onnx", provenance(front, evaluation))
-            plan = evaluation.plan.to_json(rewriter.node_precisions(evaluation.plan))
+            plan = evaluation.plan.to_json(rewriter.node_precisions(evaluation.plan), opset)
             (fresh / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
             script_text = infer_script(grouped.model, load_preprocessing(directory.parent / "data"))
             (fresh / "infer.py").write_text(script_text, encoding="utf-8")

@@ -70,7 +70,8 @@ def write_run_files(
         file = run.load()
         recipe = None if file is None else BuildRecipe.of(file, run.data, grouped.model.inputs)
         check = None if file is None else _check_set(run, file, front, front.chosen, grouped)
-        write_chosen(front, front.chosen, grouped, run.chosen, environment, bank, recipe, check)
+        opset = None if file is None else file.fixed_settings.opset
+        write_chosen(front, front.chosen, grouped, run.chosen, environment, bank, recipe, check, opset)
     outputs = run_outputs(run, front)
     write_run_outputs(run.outputs_json, outputs)
     evaluations = record.evaluations()

@@ -313,6 +313,7 @@ def settings_of(file: RunFile, target: str, engine: EngineChoice, budget: int = 
         reported_metrics=file.search.reported_metrics,
         tf32=fixed.tf32,
         precisions=fixed.precisions,
+        opset=fixed.opset,
         seed=fixed.seed,
         confirm_rounds=file.search.confirm_rounds,
         shapes=fixed.shapes,

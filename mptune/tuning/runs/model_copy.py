@@ -96,7 +96,7 @@ def load_original(file: RunFile) -> Model:
         ModelError: it is not there, or cannot be read.
         RunError: it is another one now.
     """
-    model = load_typed_model(file.model.path)
+    model = load_typed_model(file.model.path, opset=file.fixed_settings.opset)
     if model.sha256 != file.model.sha256:
         raise RunError(
             f"{file.model.path} has changed since the search", "put the model back, or search again with --fresh"
