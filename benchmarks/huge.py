@@ -23,6 +23,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from benchmarks.common import save
+from benchmarks.memory import peak_mib
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
@@ -130,11 +131,6 @@ def running(folder: Path) -> dict[str, float]:
 
 
 STEPS = {"rewriting": rewriting, "exporting": exporting, "running": running}
-
-
-def peak_mib() -> float:
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ import numpy as np
 import onnx
 
 from benchmarks.common import save
-from benchmarks.huge import peak_mib
+from benchmarks.memory import peak_mib
 from benchmarks.models.synthetic import transformer, with_nodes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups

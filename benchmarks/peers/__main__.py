@@ -3,12 +3,14 @@
     python -m benchmarks.peers collect vit_s swin_t --work W --limit 540    # on the GPU: about 150 plans of each
     python -m benchmarks.peers replay vit_s swin_t                          # anywhere: searches on the fitted law
     python -m benchmarks.peers final vit_s swin_t --work W --limit 540      # on the GPU: every peer's plans
+    python -m benchmarks.peers convert vit_s --packed P --pythons A/bin/python B/bin/python
     python -m benchmarks.peers table --json peers.json --markdown peers.md --svg peers.svg
 
 ``collect`` makes a model, measures plans of it (``benchmarks.measured_plans``: both uniform ones, each group alone,
 random ones) and writes down what a search would know of it; then plans along the front of the law that is fitted to
 these. ``replay`` writes ``peers_replay_MODEL.json`` (``benchmarks.peers.replay``), ``final`` ``h200_peers_MODEL.json``
-(``benchmarks.peers.final``). With ``--provider cpu --target cpu`` the steps run without a GPU; the names of the files
+(``benchmarks.peers.final``), which with ``--packed`` takes the models of ``convert``.
+With ``--provider cpu --target cpu`` the steps run without a GPU; the names of the files
 say h200 all the same, so give another ``--results``.
 """
 
@@ -20,7 +22,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.peers import collect, table
+from benchmarks.peers import collect, own, table
 from benchmarks.peers.final import Final
 from benchmarks.peers.models import MODELS
 from benchmarks.peers.replay import SAMPLERS, replay
@@ -51,6 +53,11 @@ def make_parser() -> argparse.ArgumentParser:
     step = steps.add_parser("final", parents=[common, device], help="build and time every peer's plans")
     step.add_argument("--rounds", type=int, default=3, help="sessions of each plan")
     step.add_argument("--steps", nargs="+", choices=("bisect", "time"), default=["bisect", "time"])
+    step.add_argument("--packed", type=Path, help="folder of the step convert")
+    step = steps.add_parser("convert", parents=[common], help="run the converters, and pack what they write")
+    step.add_argument("--work", type=Path, default=Path("peers.work"), help="models, kept between calls")
+    step.add_argument("--packed", type=Path, default=Path("peers.packed"), help="folder that is written")
+    step.add_argument("--pythons", nargs="+", default=[sys.executable], help="interpreters that have the converters")
     step = steps.add_parser("table", parents=[common], help="the comparison, from the files of the other steps")
     step.add_argument("--json", type=Path)
     step.add_argument("--markdown", type=Path)
@@ -83,6 +90,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     is_done = True
     options.work.mkdir(parents=True, exist_ok=True)
+    if options.step == "convert":
+        for model in models:
+            own.convert_all(model, options.work, options.packed, options.pythons)
+        return 0
     for model in models:
         left = deadline - time.monotonic()
         place = {"provider": options.provider, "target": options.target}
@@ -101,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 **place,
             )
         else:
-            final = Final(model, options.work, options.results, limit_s=left, **place)
+            final = Final(model, options.work, options.results, packed=options.packed, limit_s=left, **place)
             is_done &= final.run(options.results / f"h200_peers_{model.name}.json", options.rounds, options.steps)
     return 0 if is_done else 1
 

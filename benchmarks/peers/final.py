@@ -17,16 +17,14 @@ from typing import Any
 
 from benchmarks.common import rounded, save
 from benchmarks.measuring import Bench, open_bench
+from benchmarks.peers.converters import CONVERTERS
 from benchmarks.peers.known import Known, read_known
 from benchmarks.peers.models import PeerModel
-from benchmarks.peers.own import CONVERTERS, Crashed, Made, bisect, convert
-from benchmarks.peers.replay import NAMES
+from benchmarks.peers.own import Crashed, Made, bisect, convert, unpack_all
+from benchmarks.peers.replay import LIMITS, NAMES
 from mptune.engines.base import Failure
 from mptune.engines.timing.session_timing import SessionTiming
 from mptune.engines.timing.spread import SessionSpread
-
-LIMITS = (0.1, 0.3, 0.5)
-"""Error limits, as shares of all-FP16's error."""
 
 _MOST_EMULATED = 3
 """Plans whose emulation is timed."""
@@ -77,7 +75,18 @@ class Sessions:
 class Final:
     """The measurement of one model."""
 
-    def __init__(self, model: PeerModel, work: Path, results: Path, *, provider: str, target: str, limit_s: float):
+    def __init__(
+        self,
+        model: PeerModel,
+        work: Path,
+        results: Path,
+        *,
+        provider: str,
+        target: str,
+        limit_s: float,
+        packed: Path | None = None,
+    ) -> None:
+        self._packed = packed
         self._model, self._work, self._results = model, work, results
         self._provider, self._target = provider, target
         self._deadline = time.monotonic() + limit_s
@@ -134,9 +143,10 @@ class Final:
 
     def _candidates(self, *, with_bisect: bool) -> tuple[list[Made], list[Crashed]]:
         model, data = self._model.make(self._work)
-        rows = self._model.rows if self._model.rows > 1 else self._model.batch
-        folder = self._work / f"{self._model.name}.peers"
-        converted = [convert(name, model, data, rows, folder) for name in CONVERTERS]
+        if self._packed is not None:
+            unpack_all(self._model, self._work, self._packed)
+        folder = self._model.peers(self._work)
+        converted = [convert(name, model, data, self._model.first_rows, folder) for name in CONVERTERS]
         every = [*self._rules(), *converted, *self._bisected(with_bisect), *self._replayed()]
         return [one for one in every if isinstance(one, Made)], [one for one in every if isinstance(one, Crashed)]
 

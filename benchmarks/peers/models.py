@@ -42,6 +42,15 @@ class PeerModel:
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         return model, data
 
+    def peers(self, work: Path) -> Path:
+        """Folder of what converters made of it."""
+        return work / f"{self.name}.peers"
+
+    @property
+    def first_rows(self) -> int:
+        """Rows of one sample."""
+        return self.rows if self.rows > 1 else self.batch
+
     def options(self, work: Path, folder: str, *, provider: str, target: str) -> argparse.Namespace:
         """What ``benchmarks.measuring.open_bench`` takes; the folder is kept between calls."""
         model, data = self.make(work)

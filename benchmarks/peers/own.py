@@ -1,27 +1,24 @@
 """What others make of a model, each at its best documented use: a plan of our layer groups, or a model file of theirs.
 
-Converters run in a process of their own, whose seconds and peak memory are taken; where one crashes, its last words are
-the result. Each converter's module says here which documented call it is.
+Converters run in a process of their own (``benchmarks.peers.converters``), whose seconds and peak memory are taken;
+where one crashes, its last words are the result. They may be run where the GPU is, or before, and packed.
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
+from benchmarks.peers.converters import CONVERTERS
+from benchmarks.peers.models import PeerModel
+from benchmarks.peers.packed import pack, unpack
+from mptune.files import write_json
 
-from benchmarks.huge import peak_mib
-
-CONVERTER_TIMEOUT_S = 240.0
+CONVERTER_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -55,94 +52,97 @@ class Crashed:
     words: str
 
 
-def _first_sample(data: Path, rows: int) -> dict[str, np.ndarray]:
-    with np.load(data) as arrays:
-        return {name: arrays[name][:rows] for name in arrays.files}
+def convert(name: str, model: Path, data: Path, rows: int, work: Path, python: str = sys.executable) -> Made | Crashed:
+    """Run a converter in a process of its own; an earlier result in ``work`` is taken as it is.
 
-
-def ort_float16(model: Path, data: Path, rows: int, out: Path) -> None:
-    """ONNX Runtime's float16 converter, its own block list, inputs and outputs kept (onnxruntime.ai, float16)."""
-    import onnx
-    from onnxruntime.transformers.float16 import convert_float_to_float16
-
-    onnx.save(convert_float_to_float16(onnx.load(model), keep_io_types=True), out)
-
-
-def converter_common(model: Path, data: Path, rows: int, out: Path) -> None:
-    """onnxconverter-common's automatic mixed precision, which keeps nodes in FP32 until a sample is within 1 %."""
-    import onnx
-    from onnxconverter_common.auto_mixed_precision import auto_convert_mixed_precision
-
-    feed = _first_sample(data, rows)
-    onnx.save(auto_convert_mixed_precision(onnx.load(model), feed, rtol=0.01, atol=0.001, keep_io_types=True), out)
-
-
-def autocast(model: Path, data: Path, rows: int, out: Path) -> None:
-    """ModelOpt AutoCast as its guide begins: no data, so activations of random inputs decide."""
-    _autocast(model, out)
-
-
-def autocast_calibrated(model: Path, data: Path, rows: int, out: Path) -> None:
-    """ModelOpt AutoCast with calibration data: activations over 512 stay FP32."""
-    batch = out.with_suffix(".npz")
-    np.savez(batch, **_first_sample(data, rows))
-    _autocast(model, out, calibration_data=str(batch))
-
-
-def _autocast(model: Path, out: Path, **options: Any) -> None:
-    import onnx
-    from modelopt.onnx.autocast import convert_to_mixed_precision
-
-    onnx.save(convert_to_mixed_precision(str(model), low_precision_type="fp16", keep_io_types=True, **options), out)
-
-
-def olive(model: Path, data: Path, rows: int, out: Path) -> None:
-    """Olive's pass OnnxFloatToFloat16, inputs and outputs kept."""
-    from olive.workflows import run
-
-    folder = out.with_suffix(".olive")
-    config = {
-        "input_model": {"type": "OnnxModel", "model_path": str(model)},
-        "passes": {"fp16": {"type": "OnnxFloatToFloat16", "keep_io_types": True}},
-        "output_dir": str(folder),
-        "cache_dir": str(folder / "cache"),
-    }
-    run(config)
-    found = sorted(path for path in folder.rglob("*.onnx") if "cache" not in path.parts)
-    if not found:
-        raise FileNotFoundError("Olive wrote no model")
-    found[0].rename(out)
-
-
-CONVERTERS: dict[str, tuple[Callable[[Path, Path, int, Path], None], str]] = {
-    "ONNX Runtime float16": (ort_float16, "onnxruntime"),
-    "onnxconverter-common auto": (converter_common, "onnxconverter_common"),
-    "AutoCast": (autocast, "modelopt"),
-    "AutoCast, calibrated": (autocast_calibrated, "modelopt"),
-    "Olive float16": (olive, "olive"),
-}
-"""Name -> what it does, and the package that it needs."""
-
-
-def convert(name: str, model: Path, data: Path, rows: int, work: Path) -> Made | Crashed:
-    """Run a converter in a process of its own; an earlier result in ``work`` is taken as it is."""
-    out = work / f"{name.replace(' ', '_').replace(',', '')}.onnx"
+    Args:
+        name: of ``CONVERTERS``.
+        model: ONNX file.
+        data: its samples.
+        rows: of the first sample.
+        work: folder of the converted model and a note: seconds and peak memory, or the words of a crash.
+        python: interpreter that the converter is installed for.
+    """
+    out = work / f"{file_stem(name)}.onnx"
     note = out.with_suffix(".json")
     if not note.exists():
         _, package = CONVERTERS[name]
-        if importlib.util.find_spec(package) is None:
+        if not _has(python, package):
             return Crashed(name, f"not run: the package {package} is not installed here")
         work.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "benchmarks.peers.own", name, str(model), str(data), str(rows), str(out)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=CONVERTER_TIMEOUT_S, check=False)
-        except subprocess.TimeoutExpired:
-            return Crashed(name, f"stopped after {CONVERTER_TIMEOUT_S:g} s")
-        if done.returncode:
-            words = [line for line in done.stderr.splitlines() if line.strip()]
-            return Crashed(name, words[-1][:300] if words else f"exit status {done.returncode}")
+        command = [python, "-m", "benchmarks.peers.converters", name, str(model), str(data), str(rows), str(out)]
+        words = _words(command)
+        if words is not None:
+            write_json(note, {"peer": name, "words": words})
     figures = json.loads(note.read_text())
+    if "words" in figures:
+        return Crashed(name, figures["words"])
     return Made(name, out, seconds=figures["seconds"], peak_mib=figures["peak_mib"])
+
+
+def file_stem(name: str) -> str:
+    """Of a converter's files."""
+    return name.replace(" ", "_").replace(",", "")
+
+
+def _words(command: Sequence[str]) -> str | None:
+    """Why a converter came to nothing; None where it did not."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=CONVERTER_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"stopped after {CONVERTER_TIMEOUT_S:g} s"
+    if not done.returncode:
+        return None
+    words = [line for line in done.stderr.splitlines() if line.strip()]
+    return words[-1][:300] if words else f"exit status {done.returncode}"
+
+
+def _has(python: str, package: str) -> bool:
+    script = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
+    return subprocess.run([python, "-c", script], check=False).returncode == 0
+
+
+def convert_all(model: PeerModel, work: Path, packed: Path, pythons: Sequence[str]) -> None:
+    """Run every converter, and pack what it wrote; prints a line about each.
+
+    Args:
+        model: which.
+        work: folder of models.
+        packed: folder with a folder for each model: the packed ones and the notes; written.
+        pythons: interpreters, in order: a converter runs in the first that has its package.
+    """
+    original, data = model.make(work)
+    packed = packed / model.name
+    packed.mkdir(parents=True, exist_ok=True)
+    for name, (_, package) in CONVERTERS.items():
+        python = next((one for one in pythons if _has(one, package)), None)
+        if python is None:
+            print(f"{model.name}, {name}: no interpreter has the package {package}", flush=True)
+            continue
+        found = convert(name, original, data, model.first_rows, model.peers(work), python)
+        note, small = packed / f"{file_stem(name)}.json", packed / f"{file_stem(name)}.onnx.gz"
+        if isinstance(found, Crashed):
+            write_json(note, {"peer": name, "words": found.words})
+            print(f"{model.name}, {name}: {found.words}", flush=True)
+        else:
+            assert isinstance(found.plan, Path)
+            pack(original, found.plan, small)
+            write_json(note, {"peer": name, "seconds": found.seconds, "peak_mib": found.peak_mib})
+            print(f"{model.name}, {name}: {found.seconds:.1f} s, {small.stat().st_size} bytes packed", flush=True)
+
+
+def unpack_all(model: PeerModel, work: Path, packed: Path) -> None:
+    """Put every packed model together where ``convert`` takes it as an earlier result."""
+    original, _ = model.make(work)
+    folder = model.peers(work)
+    for note in sorted((packed / model.name).glob("*.json")):
+        small, out = note.with_suffix(".onnx.gz"), folder / f"{note.stem}.onnx"
+        if out.with_suffix(".json").exists():
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        if small.exists():
+            unpack(original, small, out)
+        out.with_suffix(".json").write_text(note.read_text())
 
 
 def bisect(groups: Sequence[int], count: int, is_good: Callable[[str], bool], *, forward: bool) -> tuple[str, int]:
@@ -168,21 +168,3 @@ def bisect(groups: Sequence[int], count: int, is_good: Callable[[str], bool], *,
         builds += 1
         low, high = (low, middle) if is_good(plan(middle)) else (middle + 1, high)
     return plan(high), builds
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="one converter, in this process")
-    parser.add_argument("name", choices=CONVERTERS)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("rows", type=int)
-    parser.add_argument("out", type=Path)
-    given = parser.parse_args()
-    started = time.monotonic()
-    CONVERTERS[given.name][0](given.model, given.data, given.rows, given.out)
-    figures = {"seconds": time.monotonic() - started, "peak_mib": peak_mib()}
-    given.out.with_suffix(".json").write_text(json.dumps(figures))
-
-
-if __name__ == "__main__":
-    main()

@@ -8,6 +8,7 @@ which count as builds. Optuna's begin with all-FP32 and all-FP16.
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import time
 import warnings
@@ -21,12 +22,12 @@ import optuna
 from optuna.samplers import BaseSampler
 
 from benchmarks.common import rounded, save
-from benchmarks.huge import peak_mib
+from benchmarks.memory import peak_mib
 from benchmarks.peers.world import Laws, World, open_world
 from benchmarks.samplers import make_compared
 from benchmarks.simulator import search
 from mptune.tuning.fronts.hypervolume import hypervolume_improvement, pareto_staircase
-from mptune.tuning.sampler.plan_rows import Bools
+from mptune.tuning.sampler.plan_rows import Bools, Floats
 from mptune.tuning.sampler.precision import PrecisionSampler
 
 NAMES = {
@@ -45,6 +46,12 @@ FINAL = (50, 200)
 
 MOST_POINTS = 8
 """Points of a front that are built and timed."""
+
+LIMITS = (0.1, 0.3, 0.5)
+"""Error limits, as shares of all-FP16's error."""
+
+LATENCY_LIMITS = (0.1, 0.25, 0.5)
+"""Latency limits: all-FP16's latency, and so much of the way from there to all-FP32's."""
 
 _GP_TRIES = 2
 """Optuna's GPSampler proposes built plans again and again, and takes seconds each time."""
@@ -112,6 +119,7 @@ def run(task: Task) -> dict[str, Any]:
         "fronts": {
             str(n): [world.bits(plan) for plan in few_points(world, plans[:n])] for n in FINAL if n <= len(plans)
         },
+        "at": {str(n): at_limits(world, plans[:n]) for n in FINAL if n <= len(plans)},
         "curve": [rounded(world.hypervolume(plans[:n])) for n in range(1, len(plans) + 1)],
     }
 
@@ -122,12 +130,43 @@ def _sampler(task: Task, world: World, emulate: Counting) -> BaseSampler:
     return make_compared(task.sampler, task.seed, world.groups)
 
 
+def at_limits(world: World, plans: Bools) -> dict[str, list[float | None]]:
+    """The least latency within each of ``LIMITS``, and the least error within each of ``LATENCY_LIMITS``; None: none.
+
+    Both by the law, with what the plans deviate by.
+    """
+    plans = plans[world.finite(plans)]
+    latency, error = world.latency(plans), world.error(plans)
+    fp16_ms, fp16_error = all_fp16(world)
+    most_ms = [fp16_ms + share * (world.base - fp16_ms) for share in LATENCY_LIMITS]
+    return {
+        "latency_ms": [_least(latency[error <= limit * fp16_error]) for limit in LIMITS],
+        "error": [_least(error[latency <= limit]) for limit in most_ms],
+    }
+
+
+def all_fp16(world: World) -> tuple[float, float]:
+    """Latency and error of all-FP16; where its outputs are not finite, of all groups that alone have finite outputs."""
+    plan = ~world.overflows[None]
+    return float(world.latency(plan)[0]), float(world.error(plan)[0])
+
+
+def _least(values: Floats) -> float | None:
+    return rounded(float(values.min())) if len(values) else None
+
+
 def few_points(world: World, plans: Bools, count: int = MOST_POINTS) -> Bools:
-    """The points of a front that together dominate most, at most ``count``, taken greedily; the fastest comes first."""
+    """Points of a front, at most ``count``, the fastest first: those to compare at limits, then what dominates most.
+
+    A plan that is within an error limit by the law may be beyond it when it is measured; the fastest one is taken whose
+    error is within it by twice the law's residual.
+    """
     front = world.front(plans)
     front = front[front.any(axis=1)]
     gain, exact = world.coordinates(front)
-    chosen: list[int] = []
+    error = world.error(front) * math.exp(2.0 * world.laws.residual.log_error)
+    within = [np.flatnonzero(error <= limit * all_fp16(world)[1]) for limit in LIMITS]
+    chosen = list(dict.fromkeys(int(which[np.argmax(gain[which])]) for which in within if len(which)))
     while len(chosen) < min(count, len(front)):
         added = hypervolume_improvement(gain, exact, *pareto_staircase(gain[chosen], exact[chosen]))
         added[chosen] = -1.0

@@ -17,14 +17,10 @@ import numpy as np
 
 from benchmarks.common import hypervolume, rounded, save
 from benchmarks.curves import draw
-from benchmarks.peers.final import LIMITS
 from benchmarks.peers.models import MODELS
-from benchmarks.peers.replay import NAMES
+from benchmarks.peers.replay import LATENCY_LIMITS, LIMITS, NAMES
 from mptune.data.numbers import decode_float
 from mptune.files import write_text
-
-LATENCY_LIMITS = (0.1, 0.25, 0.5)
-"""Latency limits: all-FP16's latency, and so much of the way from there to all-FP32's."""
 
 AT = (50, 200)
 """Builds at which hypervolumes are compared."""

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from benchmarks.additive_law import AdditiveLaw, Residual, cross_validated
 from benchmarks.common import MeasuredPlans, read_measured_plans
-from benchmarks.peers import own, table
+from benchmarks.peers import converters, table
 from benchmarks.peers.__main__ import main
 from benchmarks.peers.final import Sessions
 from benchmarks.peers.known import read_known
 from benchmarks.peers.own import Crashed, Made, bisect, convert
-from benchmarks.peers.replay import MOST_POINTS, Task, few_points, run
+from benchmarks.peers.packed import pack, unpack
+from benchmarks.peers.replay import LIMITS, MOST_POINTS, Task, all_fp16, at_limits, few_points, run
 from benchmarks.peers.world import World, fit_laws, open_world
 from mptune.engines.timing.session_timing import SessionTiming
 from mptune.tuning.sampler.cuts.boundaries import Boundary
@@ -148,6 +151,39 @@ def test_a_replay_builds_its_budget_and_names_its_front() -> None:
     assert world.hypervolume(few) == pytest.approx(world.hypervolume(plans), rel=0.1)
 
 
+def test_a_replay_gives_the_best_at_limits_and_those_points_are_built() -> None:
+    world = open_world(RESULTS, "digits_vit")
+    plans = np.random.default_rng(0).random((400, world.groups)) < np.linspace(0.1, 0.9, 400)[:, None]
+    _, fp16 = all_fp16(world)
+    at = at_limits(world, plans)
+    latency, error = world.latency(plans), world.error(plans)
+    assert at["latency_ms"] == pytest.approx([latency[error <= limit * fp16].min() for limit in LIMITS], rel=1e-4)
+    assert at_limits(world, plans[:0]) == {"latency_ms": [None] * 3, "error": [None] * 3}
+    safe = error * np.exp(2.0 * world.laws.residual.log_error)
+    few = {plan.tobytes() for plan in few_points(world, plans)}
+    for limit in LIMITS:
+        within = safe <= limit * fp16
+        assert plans[within][latency[within].argmin()].tobytes() in few
+
+
+def test_a_packed_model_is_put_together_with_the_original_weights(
+    tmp_path: Path, mlp_path: Path, mlp_data: Path
+) -> None:
+    made = convert("ONNX Runtime float16", mlp_path, mlp_data, 1, tmp_path)
+    assert isinstance(made, Made)
+    assert isinstance(made.plan, Path)
+    small, again = tmp_path / "small.onnx.gz", tmp_path / "again.onnx"
+    pack(mlp_path, made.plan, small)
+    unpack(mlp_path, small, again)
+    wanted, found = onnx.load(made.plan), onnx.load(again)
+    assert list(found.graph.node) == list(wanted.graph.node)
+    for one, two in zip(wanted.graph.initializer, found.graph.initializer, strict=True):
+        assert one.data_type == two.data_type
+        np.testing.assert_array_equal(onnx.numpy_helper.to_array(one), onnx.numpy_helper.to_array(two))
+    stripped = onnx.load_from_string(gzip.decompress(small.read_bytes()))
+    assert any(not tensor.raw_data and tensor.dims for tensor in stripped.graph.initializer), "weights are left out"
+
+
 def test_a_replay_that_fails_says_so() -> None:
     assert run(Task(RESULTS, "digits_vit", "no such", 0, 3))["failure"].startswith(
         ("ValueError", "KeyError", "Settings")
@@ -158,7 +194,7 @@ def test_a_replay_that_fails_says_so() -> None:
 def test_a_converter_that_is_not_there_or_crashes_is_told_with_its_words(
     tmp_path: Path, mlp_path: Path, mlp_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(own.CONVERTERS, "absent", (own.olive, "no_such_package"))
+    monkeypatch.setitem(converters.CONVERTERS, "absent", (converters.olive, "no_such_package"))
     absent = convert("absent", mlp_path, mlp_data, 1, tmp_path)
     assert isinstance(absent, Crashed)
     assert "no_such_package is not installed" in absent.words

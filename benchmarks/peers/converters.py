@@ -1,0 +1,107 @@
+"""Converters of others, each by its documented call, in the process that this module is run as.
+
+It needs the standard library, NumPy and the converter's packages, so that every converter may have an environment of
+its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.memory import peak_mib
+
+
+def _first_sample(data: Path, rows: int) -> dict[str, np.ndarray]:
+    with np.load(data) as arrays:
+        return {name: arrays[name][:rows] for name in arrays.files}
+
+
+def ort_float16(model: Path, data: Path, rows: int, out: Path) -> None:
+    """ONNX Runtime's float16 converter, its own block list, inputs and outputs kept (onnxruntime.ai, float16)."""
+    import onnx
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    onnx.save(convert_float_to_float16(onnx.load(model), keep_io_types=True), out)
+
+
+def converter_common(model: Path, data: Path, rows: int, out: Path) -> None:
+    """onnxconverter-common's automatic mixed precision, which keeps nodes in FP32 until a sample is within 1 %."""
+    import onnx
+    from onnxconverter_common.auto_mixed_precision import auto_convert_mixed_precision
+
+    feed = _first_sample(data, rows)
+    onnx.save(auto_convert_mixed_precision(onnx.load(model), feed, rtol=0.01, atol=0.001, keep_io_types=True), out)
+
+
+def autocast(model: Path, data: Path, rows: int, out: Path) -> None:
+    """ModelOpt AutoCast as its guide begins: no data, so activations of random inputs decide."""
+    _autocast(model, out)
+
+
+def autocast_calibrated(model: Path, data: Path, rows: int, out: Path) -> None:
+    """ModelOpt AutoCast with calibration data: activations over 512 stay FP32."""
+    batch = out.with_suffix(".npz")
+    np.savez(batch, **_first_sample(data, rows))
+    _autocast(model, out, calibration_data=str(batch))
+
+
+def _autocast(model: Path, out: Path, **options: Any) -> None:
+    import onnx
+    from modelopt.onnx.autocast import convert_to_mixed_precision
+
+    onnx.save(convert_to_mixed_precision(str(model), low_precision_type="fp16", keep_io_types=True, **options), out)
+
+
+def olive(model: Path, data: Path, rows: int, out: Path) -> None:
+    """Olive's pass OnnxFloatToFloat16, inputs and outputs kept."""
+    os.environ["OLIVE_DISABLE_TELEMETRY"] = "1"
+    from olive.workflows import run
+
+    folder = out.with_suffix(".olive")
+    config = {
+        "input_model": {"type": "OnnxModel", "model_path": str(model)},
+        "passes": {"fp16": {"type": "OnnxFloatToFloat16", "keep_io_types": True}},
+        "output_dir": str(folder),
+        "cache_dir": str(folder / "cache"),
+    }
+    run(config)
+    found = sorted(path for path in folder.rglob("*.onnx") if "cache" not in path.parts)
+    if not found:
+        raise FileNotFoundError("Olive wrote no model")
+    found[0].rename(out)
+
+
+CONVERTERS: dict[str, tuple[Callable[[Path, Path, int, Path], None], str]] = {
+    "ONNX Runtime float16": (ort_float16, "onnxruntime"),
+    "onnxconverter-common auto": (converter_common, "onnxconverter_common"),
+    "AutoCast": (autocast, "modelopt"),
+    "AutoCast, calibrated": (autocast_calibrated, "modelopt"),
+    "Olive float16": (olive, "olive"),
+}
+"""Name -> what it does, and the package that it needs."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="one converter, in this process")
+    parser.add_argument("name", choices=CONVERTERS)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("rows", type=int)
+    parser.add_argument("out", type=Path)
+    given = parser.parse_args()
+    started = time.monotonic()
+    CONVERTERS[given.name][0](given.model, given.data, given.rows, given.out)
+    figures = {"seconds": time.monotonic() - started, "peak_mib": peak_mib()}
+    given.out.with_suffix(".json").write_text(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

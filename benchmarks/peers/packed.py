@@ -1,0 +1,104 @@
+"""Models of converters, as small files: made where the converters are installed, put together where the GPU is.
+
+A converter leaves most weights as they were, or rounds them to FP16. Such weights are left out, and each is noted with
+the weight of the original model that it comes from; what is left are some 100 KB. The original that it is put together
+with may be exported anew: weights are found by name.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+_LEAST_BYTES = 256
+"""Smaller weights stay in the file."""
+
+_KEY = "benchmarks.peers.weights"
+
+Array = np.ndarray
+
+
+def _sized(least: float, most: float) -> Callable[[Array], Array]:
+    """As converters round that let no value become 0 or infinite."""
+
+    def rounded(values: Array) -> Array:
+        size = np.where(values == 0.0, 0.0, np.clip(np.abs(values), least, most))
+        result: Array = np.copysign(size, values).astype(np.float16)
+        return result
+
+    return rounded
+
+
+HOW: Mapping[str, Callable[[Array], Array]] = {
+    "same": lambda values: values,
+    "fp16": lambda values: values.astype(np.float16),
+    "fp16, 1e-7 to 1e4": _sized(1e-7, 1e4),
+    "fp16, 5.96e-8 to 65504": _sized(5.96e-8, 65504.0),
+}
+"""What a converter may have done to a weight: the third is onnxconverter-common's, the fourth ONNX Runtime's."""
+
+
+def pack(original: Path, converted: Path, out: Path) -> None:
+    """Write a converted model without the weights that follow from the original's.
+
+    Args:
+        original: the model that was converted.
+        converted: what the converter wrote; without external data.
+        out: the packed file.
+    """
+    with np.errstate(over="ignore"):
+        found = {
+            how(weight).tobytes(): (name, key)
+            for name, weight in _weights(onnx.load(original)).items()
+            for key, how in reversed(HOW.items())
+            if key == "same" or weight.dtype == np.float32
+        }
+    model = onnx.load(converted)
+    noted = {}
+    for tensor in model.graph.initializer:
+        source = found.get(numpy_helper.to_array(tensor).tobytes())
+        if source is not None:
+            noted[tensor.name] = source
+            tensor.ClearField("raw_data")
+            tensor.ClearField("float_data")
+            tensor.ClearField("int32_data")
+    model.metadata_props.add(key=_KEY, value=json.dumps(noted))
+    out.write_bytes(gzip.compress(model.SerializeToString(), mtime=0))
+
+
+def unpack(original: Path, packed: Path, out: Path) -> None:
+    """Write the converted model.
+
+    Args:
+        original: the model that was converted, maybe exported anew.
+        packed: of ``pack``.
+        out: the model file.
+
+    Raises:
+        KeyError: the original has not all of the weights.
+    """
+    weights = _weights(onnx.load(original))
+    model = onnx.load_from_string(gzip.decompress(packed.read_bytes()))
+    noted = {prop.key: prop.value for prop in model.metadata_props}[_KEY]
+    sources = json.loads(noted)
+    for tensor in model.graph.initializer:
+        if tensor.name in sources:
+            name, how = sources[tensor.name]
+            with np.errstate(over="ignore"):
+                tensor.raw_data = HOW[how](weights[name]).tobytes()
+    onnx.save(model, out)
+
+
+def _weights(model: onnx.ModelProto) -> dict[str, Array]:
+    """Weights by name, and by their node's output where a Constant holds them; not the small ones."""
+    found = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            found[node.output[0]] = numpy_helper.to_array(node.attribute[0].t)
+    return {name: weight for name, weight in found.items() if weight.nbytes >= _LEAST_BYTES}
