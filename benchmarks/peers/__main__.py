@@ -23,9 +23,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.peers import collect, own, table
+from benchmarks.peers.converters import CONVERTERS
 from benchmarks.peers.final import Final
 from benchmarks.peers.models import MODELS
-from benchmarks.peers.replay import SAMPLERS, replay
+from benchmarks.peers.replay import FINAL, SAMPLERS, replay
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -54,9 +55,11 @@ def make_parser() -> argparse.ArgumentParser:
     step.add_argument("--rounds", type=int, default=3, help="sessions of each plan")
     step.add_argument("--steps", nargs="+", choices=("bisect", "time"), default=["bisect", "time"])
     step.add_argument("--packed", type=Path, help="folder of the step convert")
+    step.add_argument("--budgets", nargs="+", type=int, default=list(FINAL), help="of replays that are built")
     step = steps.add_parser("convert", parents=[common], help="run the converters, and pack what they write")
     step.add_argument("--work", type=Path, default=Path("peers.work"), help="models, kept between calls")
     step.add_argument("--packed", type=Path, default=Path("peers.packed"), help="folder that is written")
+    step.add_argument("--converters", nargs="+", choices=CONVERTERS, default=list(CONVERTERS))
     step.add_argument("--pythons", nargs="+", default=[sys.executable], help="interpreters that have the converters")
     step = steps.add_parser("table", parents=[common], help="the comparison, from the files of the other steps")
     step.add_argument("--json", type=Path)
@@ -92,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.work.mkdir(parents=True, exist_ok=True)
     if options.step == "convert":
         for model in models:
-            own.convert_all(model, options.work, options.packed, options.pythons)
+            own.convert_all(model, options.work, options.packed, options.converters, options.pythons)
         return 0
     for model in models:
         left = deadline - time.monotonic()
@@ -112,7 +115,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 **place,
             )
         else:
-            final = Final(model, options.work, options.results, packed=options.packed, limit_s=left, **place)
+            final = Final(
+                model,
+                options.work,
+                options.results,
+                packed=options.packed,
+                budgets=options.budgets,
+                limit_s=left,
+                **place,
+            )
             is_done &= final.run(options.results / f"h200_peers_{model.name}.json", options.rounds, options.steps)
     return 0 if is_done else 1
 

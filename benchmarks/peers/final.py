@@ -15,13 +15,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.common import rounded, save
 from benchmarks.measuring import Bench, open_bench
 from benchmarks.peers.converters import CONVERTERS
 from benchmarks.peers.known import Known, read_known
 from benchmarks.peers.models import PeerModel
 from benchmarks.peers.own import Crashed, Made, bisect, convert, unpack_all
-from benchmarks.peers.replay import LIMITS, NAMES
+from benchmarks.peers.replay import FINAL, LIMITS, NAMES, bisection_name
 from mptune.engines.base import Failure
 from mptune.engines.timing.session_timing import SessionTiming
 from mptune.engines.timing.spread import SessionSpread
@@ -38,6 +40,7 @@ class Sessions:
     timings: dict[str, list[SessionTiming]] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    _seconds: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for line in self.path.read_text().splitlines() if self.path.exists() else ():
@@ -48,11 +51,18 @@ class Sessions:
             file.write(json.dumps(entry) + "\n")
         self._take(entry)
 
+    @property
+    def plan_s(self) -> float | None:
+        """Median seconds of opening, running and timing a plan; None where nothing was timed."""
+        return rounded(float(np.median(self._seconds))) if self._seconds else None
+
     def _take(self, entry: Mapping[str, Any]) -> None:
         key = entry["key"]
         if "failure" in entry:
             self.failures[key] = entry["failure"]
             return
+        if "seconds" in entry:
+            self._seconds.append(entry["seconds"])
         self.timings.setdefault(key, []).append(SessionTiming.from_json(entry["timing"]))
         self.errors[key] = entry["error"] if entry["finite"] else math.inf
 
@@ -85,8 +95,9 @@ class Final:
         target: str,
         limit_s: float,
         packed: Path | None = None,
+        budgets: Sequence[int] = FINAL,
     ) -> None:
-        self._packed = packed
+        self._packed, self._budgets = packed, budgets
         self._model, self._work, self._results = model, work, results
         self._provider, self._target = provider, target
         self._deadline = time.monotonic() + limit_s
@@ -136,7 +147,13 @@ class Final:
         timing = SessionTiming(self._opened, math.log(ratio), sd)
         error, finite = found.error.value("relative_l2"), found.error.non_finite == 0
         sessions.add(
-            {"key": key, "timing": timing.to_json(), "error": error if math.isfinite(error) else 0.0, "finite": finite}
+            {
+                "key": key,
+                "timing": timing.to_json(),
+                "error": error if math.isfinite(error) else 0.0,
+                "finite": finite,
+                "seconds": found.build_s + found.device_s,
+            }
         )
 
     # -- candidates -----------------------------------------------------------------------------------------------
@@ -147,7 +164,7 @@ class Final:
             unpack_all(self._model, self._work, self._packed)
         folder = self._model.peers(self._work)
         converted = [convert(name, model, data, self._model.first_rows, folder) for name in CONVERTERS]
-        every = [*self._rules(), *converted, *self._bisected(with_bisect), *self._replayed()]
+        every = [*self._rules(), *self._replayed(), *converted, *self._bisected(with_bisect)]
         return [one for one in every if isinstance(one, Made)], [one for one in every if isinstance(one, Crashed)]
 
     def _rules(self) -> Iterator[Made]:
@@ -158,13 +175,16 @@ class Final:
                 yield Made(peer, seeds[seed])
 
     def _bisected(self, allowed: bool) -> Iterator[Made | Crashed]:
-        """Plans of the bisection for each error limit and both directions, on the search samples."""
+        """Plans of the bisection for each error limit and both directions, on the search samples; else by the law."""
         note = self._work / f"{self._model.name}.final" / "bisected.json"
         if note.exists():
             for entry in json.loads(note.read_text()):
                 yield Made(**entry)
             return
         if not allowed:
+            replays = self._results / f"peers_replay_{self._model.name}.json"
+            for entry in json.loads(replays.read_text())["bisected"] if replays.exists() else ():
+                yield Made(entry["name"], entry["plan"], entry["builds"])
             return
         options = self._model.options(self._work, "bench", provider=self._provider, target=self._target)
         found = []
@@ -178,7 +198,7 @@ class Final:
                 for forward in (True, False):
                     if self._left_s <= 0:
                         return  # begun anew in the next call, which finds the builds in the bench's record
-                    name = f"bisection {'forward' if forward else 'backward'}, error {limit:g}"
+                    name = bisection_name(limit, forward=forward)
                     found.append(self._bisect(bench, name, limit * whole, forward=forward))
         note.parent.mkdir(parents=True, exist_ok=True)
         note.write_text(json.dumps([asdict(one) for one in found]))
@@ -200,7 +220,8 @@ class Final:
         path = self._results / f"peers_replay_{self._model.name}.json"
         for run in json.loads(path.read_text())["runs"] if path.exists() else ():
             if run["seed"] == 0 and "failure" not in run:
-                for budget, front in run["fronts"].items():
+                fronts = {budget: run["fronts"][budget] for budget in run["fronts"] if int(budget) in self._budgets}
+                for budget, front in fronts.items():
                     for bits in front:
                         yield Made(
                             NAMES[run["sampler"]],
@@ -225,6 +246,7 @@ class Final:
             "held_out": True,
             "rounds": rounds,
             "all_fp16": fp16,
+            "plan_s": sessions.plan_s,
             "emulation_s": None if self._emulation_s is None else rounded(self._emulation_s),
             "made": [{**asdict(one), "plan": _key(one)} for one in made],
             "crashed": [asdict(one) for one in crashed] + [

@@ -102,19 +102,21 @@ def _has(python: str, package: str) -> bool:
     return subprocess.run([python, "-c", script], check=False).returncode == 0
 
 
-def convert_all(model: PeerModel, work: Path, packed: Path, pythons: Sequence[str]) -> None:
-    """Run every converter, and pack what it wrote; prints a line about each.
+def convert_all(model: PeerModel, work: Path, packed: Path, names: Sequence[str], pythons: Sequence[str]) -> None:
+    """Run converters, and pack what it wrote; prints a line about each.
 
     Args:
         model: which.
         work: folder of models.
         packed: folder with a folder for each model: the packed ones and the notes; written.
+        names: of ``CONVERTERS``.
         pythons: interpreters, in order: a converter runs in the first that has its package.
     """
     original, data = model.make(work)
     packed = packed / model.name
     packed.mkdir(parents=True, exist_ok=True)
-    for name, (_, package) in CONVERTERS.items():
+    for name in names:
+        _, package = CONVERTERS[name]
         python = next((one for one in pythons if _has(one, package)), None)
         if python is None:
             print(f"{model.name}, {name}: no interpreter has the package {package}", flush=True)

@@ -21,8 +21,9 @@ import numpy as np
 import optuna
 from optuna.samplers import BaseSampler
 
-from benchmarks.common import rounded, save
+from benchmarks.common import bools_of, rounded, save
 from benchmarks.memory import peak_mib
+from benchmarks.peers.own import bisect
 from benchmarks.peers.world import Laws, World, open_world
 from benchmarks.samplers import make_compared
 from benchmarks.simulator import search
@@ -155,6 +156,37 @@ def _least(values: Floats) -> float | None:
     return rounded(float(values.min())) if len(values) else None
 
 
+def bisected(world: World) -> list[dict[str, Any]]:
+    """The plans that Polygraphy's bisection comes to for each of ``LIMITS``, from both ends."""
+    free = [k for k, is_free in enumerate(world.known.is_free) if is_free]
+    found = []
+    for limit in LIMITS:
+        most = limit * all_fp16(world)[1]
+
+        def is_good(bits: str, most: float = most) -> bool:
+            row = bools_of([bits])[:, world.known.is_free]
+            return bool(world.finite(row)[0] and world.error(row)[0] <= most)
+
+        for forward in (True, False):
+            plan, builds = bisect(free, len(world.known.groups), is_good, forward=forward)
+            row = bools_of([plan])[:, world.known.is_free]
+            found.append(
+                {
+                    "name": bisection_name(limit, forward=forward),
+                    "plan": plan,
+                    "builds": builds,
+                    "latency_ms": rounded(float(world.latency(row)[0])),
+                    "error": rounded(float(world.error(row)[0])),
+                }
+            )
+    return found
+
+
+def bisection_name(limit: float, *, forward: bool) -> str:
+    """Of its plan."""
+    return f"bisection {'forward' if forward else 'backward'}, error {limit:g}"
+
+
 def few_points(world: World, plans: Bools, count: int = MOST_POINTS) -> Bools:
     """Points of a front, at most ``count``, the fastest first: those to compare at limits, then what dominates most.
 
@@ -220,6 +252,8 @@ def replay(
     document = {
         "model": model,
         "replayed": True,
+        "baseline_and_fp16": [[rounded(world.base), 0.0], [rounded(value) for value in all_fp16(world)]],
+        "bisected": bisected(world),
         "law": world.laws.to_json(),
         "baseline_ms": rounded(world.base),
         "own_front": rounded(world.own_front()),
@@ -244,6 +278,6 @@ def row(found: Mapping[str, Any]) -> str:
 
 
 def _known(out: Path) -> dict[tuple[str, int, int], dict[str, Any]]:
-    """The runs of an earlier call that came to an end."""
+    """The runs of an earlier call that came to an end, with all figures."""
     runs = json.loads(out.read_text())["runs"] if out.exists() else []
-    return {(one["sampler"], one["seed"], one["budget"]): one for one in runs if "failure" not in one}
+    return {(one["sampler"], one["seed"], one["budget"]): one for one in runs if "at" in one}
