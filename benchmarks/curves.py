@@ -32,25 +32,29 @@ COLOURS = {
 }
 
 
-def draw(runs: Mapping[tuple[int | str, str], Sequence[Mapping[str, Any]]]) -> str:
+def draw(runs: Mapping[tuple[int | str, str], Sequence[Mapping[str, Any]]], columns: int | None = None) -> str:
     """Medians over the seeds.
 
     Args:
         runs: (number of groups or name of a model, sampler) -> its runs, each with ``shares``, one for each build.
+        columns: panels side by side; None puts all of them so.
     """
     sizes = list(dict.fromkeys(groups for groups, _ in runs))
     kinds = list(dict.fromkeys(kind for _, kind in runs))
-    width = LEFT + len(sizes) * (PANEL + GAP) + 150
+    across = min(len(sizes), columns or len(sizes))
+    row_height = TOP + HEIGHT + FLOOR
+    width, height = LEFT + across * (PANEL + GAP) + 150, math.ceil(len(sizes) / across) * row_height
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {TOP + HEIGHT + FLOOR}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         'font-family="system-ui, sans-serif" font-size="12" role="img" '
         'aria-label="Share of the near-exact hypervolume against builds, for each sampler">',
         '<rect width="100%" height="100%" fill="white"/>',
     ]
     for index, groups in enumerate(sizes):
         mine = {kind: runs[groups, kind] for kind in kinds if (groups, kind) in runs}
-        parts += _panel(LEFT + index * (PANEL + GAP), groups, mine, first=index == 0)
-    right = LEFT + len(sizes) * (PANEL + GAP)
+        panel = _panel(LEFT + index % across * (PANEL + GAP), groups, mine, first=index % across == 0)
+        parts += [f'<g transform="translate(0 {index // across * row_height})">', *panel, "</g>"]
+    right = LEFT + across * (PANEL + GAP)
     for row, kind in enumerate(kinds):
         y = TOP + 12 + 20 * row
         parts.append(f'<path d="M{right} {y}h22" {_style(kind)}/>')

@@ -4,14 +4,14 @@
     python -m benchmarks.peers replay vit_s swin_t                          # anywhere: searches on the fitted law
     python -m benchmarks.peers final vit_s swin_t --work W --limit 540      # on the GPU: every peer's plans
     python -m benchmarks.peers convert vit_s --packed P --pythons A/bin/python B/bin/python
-    python -m benchmarks.peers table --json peers.json --markdown peers.md --svg peers.svg
+    python -m benchmarks.peers table --publish     # pages and figures, from the files of the others
 
 ``collect`` makes a model, measures plans of it (``benchmarks.measured_plans``: both uniform ones, each group alone,
 random ones) and writes down what a search would know of it; then plans along the front of the law that is fitted to
 these. ``replay`` writes ``peers_replay_MODEL.json`` (``benchmarks.peers.replay``), ``final`` ``h200_peers_MODEL.json``
-(``benchmarks.peers.final``), which with ``--packed`` takes the models of ``convert``.
-With ``--provider cpu --target cpu`` the steps run without a GPU; the names of the files
-say h200 all the same, so give another ``--results``.
+(``benchmarks.peers.final``), which with ``--packed`` takes the models of ``convert``. ``table --publish`` replaces the
+parts ``<!-- peers -->`` of README.md and benchmarks/README.md. With ``--provider cpu --target cpu`` the steps run
+without a GPU; the names of the files say h200 all the same, so give another ``--results``.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.peers import collect, own, table
+from benchmarks.common import save
+from benchmarks.curves import draw
+from benchmarks.peers import collect, own, pages, table
 from benchmarks.peers.converters import CONVERTERS
 from benchmarks.peers.final import Final
 from benchmarks.peers.models import MODELS
 from benchmarks.peers.replay import FINAL, SAMPLERS, replay
+from mptune.files import write_text
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -65,7 +68,28 @@ def make_parser() -> argparse.ArgumentParser:
     step.add_argument("--json", type=Path)
     step.add_argument("--markdown", type=Path)
     step.add_argument("--svg", type=Path)
+    step.add_argument(
+        "--publish", action="store_true", help="write what the pages show, and their parts <!-- peers -->"
+    )
     return parser
+
+
+def write_table(options: argparse.Namespace, models: Sequence[str]) -> None:
+    """Print the tables, and write what the options name."""
+    found = table.compare(options.results, models)
+    text = pages.tables(found)
+    print(text)
+    published = options.results / "peers.json" if options.publish else None
+    for path in {options.json, published} - {None}:
+        save(path, {"models": found})
+    if options.markdown is not None:
+        write_text(options.markdown, text + "\n")
+    runs = table.curves(options.results, models)
+    for path in {options.svg, published and published.with_suffix(".svg")} - {None} if runs else ():
+        write_text(path, draw(runs, columns=3))
+    if options.publish:
+        pages.insert(Path("benchmarks/README.md"), text)
+        pages.insert(Path("README.md"), pages.headline(found))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -74,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     deadline = time.monotonic() + options.limit
     models = [MODELS[name] for name in options.models or MODELS]
     if options.step == "table":
-        table.write(options.results, [model.name for model in models], options.json, options.markdown, options.svg)
+        write_table(options, [model.name for model in models])
         return 0
     if options.step == "replay":
         present = [m.name for m in models if (options.results / f"peers_known_{m.name}.json").exists()]

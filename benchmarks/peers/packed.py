@@ -35,11 +35,20 @@ def _sized(least: float, most: float) -> Callable[[Array], Array]:
     return rounded
 
 
+def _as_autocast(values: Array) -> Array:
+    """As AutoCast rounds: what would become 0 becomes the smallest positive value, whatever its sign."""
+    least, most = (float(getattr(np.finfo(np.float16), name)) for name in ("smallest_subnormal", "max"))
+    is_small = (values != 0.0) & (np.abs(values) < least)
+    result: Array = np.where(is_small, least, np.clip(values, -most, most)).astype(np.float16)
+    return result
+
+
 HOW: Mapping[str, Callable[[Array], Array]] = {
     "same": lambda values: values,
     "fp16": lambda values: values.astype(np.float16),
     "fp16, 1e-7 to 1e4": _sized(1e-7, 1e4),
     "fp16, 5.96e-8 to 65504": _sized(5.96e-8, 65504.0),
+    "AutoCast": _as_autocast,
 }
 """What a converter may have done to a weight: the third is onnxconverter-common's, the fourth ONNX Runtime's."""
 

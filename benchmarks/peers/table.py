@@ -1,4 +1,4 @@
-"""The comparison as JSON, as a table and as a figure, from the files of replays and of final measurements.
+"""The comparison as JSON, from the files of replays and of final measurements; ``pages`` makes tables of it.
 
 What is replayed is marked with a star: it follows from the fitted law, whose residual stands beside it. Everything else
 was built and timed.
@@ -15,58 +15,54 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import hypervolume, rounded, save
-from benchmarks.curves import draw
+from benchmarks.common import hypervolume, rounded
 from benchmarks.peers.models import MODELS
-from benchmarks.peers.replay import LATENCY_LIMITS, LIMITS, NAMES
+from benchmarks.peers.replay import FINAL, LATENCY_LIMITS, LIMITS, NAMES
 from mptune.data.numbers import decode_float
-from mptune.files import write_text
-
-AT = (50, 200)
-"""Builds at which hypervolumes are compared."""
 
 Row = dict[str, Any]
 
 
-def write(
-    results: Path, models: Sequence[str], json_path: Path | None, markdown: Path | None, svg: Path | None
-) -> None:
-    """Write what there is of these models, and print the tables.
+def compare(results: Path, models: Sequence[str]) -> Row:
+    """What there is of these models, by name; an empty entry where nothing is.
 
     Args:
         results: folder with the files of the other steps.
         models: names.
-        json_path: the figures; None writes none.
-        markdown: the tables; None writes none.
-        svg: the replays' hypervolumes against builds; None writes none.
     """
-    document: dict[str, Any] = {"models": {}}
-    curves: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    found: Row = {}
     for model in models:
         replays, final = (_read(results / f"{stem}_{model}.json") for stem in ("peers_replay", "h200_peers"))
-        if replays is None and final is None:
-            continue
         entry: Row = {"what": MODELS[model].what}
         if replays is not None:
             entry["replayed"] = replayed(replays)
-            for run in replays["runs"]:
-                if "curve" in run:
-                    shares = [value / replays["own_front"] for value in run["curve"]]
-                    curves.setdefault((MODELS[model].what, NAMES[run["sampler"]]), []).append({"shares": shares})
-        if final is not None:
-            entry["measured"] = measured(final, _build_s(results, model))
-        document["models"][model] = entry
-    text = "\n\n".join(tables(document["models"]))
-    print(text)
-    save(json_path, document)
-    if markdown is not None:
-        write_text(markdown, text + "\n")
-    if svg is not None and curves:
-        write_text(svg, draw(_as_long(curves)))
+        if final is not None and final["measured"]:
+            entry["measured"] = measured(final, _build_s(results, model) or final.get("plan_s"))
+        found[model] = entry
+    return found
+
+
+def curves(results: Path, models: Sequence[str]) -> dict[tuple[str, str], list[Row]]:
+    """(network, sampler) -> its replays, each with ``shares`` of the law's own front, all of one length."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for model in models:
+        replays = _read(results / f"peers_replay_{model}.json")
+        for run in () if replays is None else replays["runs"]:
+            if "curve" in run:
+                shares = [value / replays["own_front"] for value in run["curve"]]
+                found.setdefault((MODELS[model].what, NAMES[run["sampler"]]), []).append({"shares": shares})
+    return {key: [{"shares": run["shares"][: _least_length(runs)]} for run in runs] for key, runs in found.items()}
+
+
+def _least_length(runs: Sequence[Row]) -> int:
+    return min(len(run["shares"]) for run in runs)
 
 
 def replayed(document: Mapping[str, Any]) -> Row:
-    """Hypervolumes of the replays: for each sampler the median over its seeds, and the extremes."""
+    """Of each sampler the hypervolumes and the best at limits: the median over its seeds, and the extremes.
+
+    A sampler that found no more new plans within its tries keeps what it had.
+    """
     found: Row = {"law": document["law"], "own_front": document["own_front"], "samplers": {}}
     for sampler, name in NAMES.items():
         runs = [run for run in document["runs"] if run["sampler"] == sampler]
@@ -76,18 +72,52 @@ def replayed(document: Mapping[str, Any]) -> Row:
             if words:
                 found["samplers"][name] = {"failure": words[0]}
             continue
+        budgets = [n for n in FINAL if all(n <= run["budget"] for run in whole)]
         found["samplers"][name] = {
             "seeds": len(whole),
+            "built": min(run["built"] for run in whole),
             "hypervolume": {
-                str(n): [rounded(pick([run["curve"][n - 1] for run in whole])) for pick in (median, min, max)]
-                for n in AT
-                if all(n <= run["built"] for run in whole)
+                str(n): [
+                    rounded(pick([run["curve"][min(n, run["built"]) - 1] for run in whole]))
+                    for pick in (median, min, max)
+                ]
+                for n in budgets
             },
+            "at": {str(n): _at(whole, n) for n in budgets},
             "cpu_s": rounded(median(run["cpu_s"] for run in whole)),
             "emulated": median(run["emulated"] for run in whole),
             "peak_mib": rounded(max(run["peak_mib"] for run in whole)),
         }
+    if "bisected" in document:
+        found["samplers"]["bisection"] = _bisection(document)
     return found
+
+
+def _at(runs: Sequence[Mapping[str, Any]], budget: int) -> Row:
+    """Medians over the seeds of what stands at each limit; None where half of the seeds have nothing."""
+    ones = [run.get("at", {}).get(str(min(budget, run["built"])), run.get("at", {}).get(str(budget))) for run in runs]
+    ones = [one for one in ones if one is not None]
+    found = {}
+    for key, count in (("latency_ms", len(LIMITS)), ("error", len(LATENCY_LIMITS))):
+        values = [[math.inf if one[key][k] is None else one[key][k] for one in ones] for k in range(count)]
+        medians = [median(column) if column else math.inf for column in values]
+        found[key] = [rounded(value) if math.isfinite(value) else None for value in medians]
+    return found
+
+
+def _bisection(document: Mapping[str, Any]) -> Row:
+    """Of the plans that the bisections come to; each limit has its own two searches."""
+    (base_ms, _), (fp16_ms, fp16_error) = document["baseline_and_fp16"]
+    points = [(one["latency_ms"], one["error"]) for one in document["bisected"]]
+    most_ms = [fp16_ms + share * (base_ms - fp16_ms) for share in LATENCY_LIMITS]
+    at = {
+        "latency_ms": [min((ms for ms, e in points if e <= limit * fp16_error), default=None) for limit in LIMITS],
+        "error": [min((e for ms, e in points if ms <= limit), default=None) for limit in most_ms],
+    }
+    volume = rounded(hypervolume(*(np.array(column) for column in zip(*points, strict=True)), base_ms))
+    builds = sum(one["builds"] for one in document["bisected"])
+    first = str(FINAL[0])
+    return {"builds": builds, "hypervolume": {first: [volume] * 3}, "at": {first: at}}
 
 
 def measured(document: Mapping[str, Any], build_s: float | None) -> Row:
@@ -173,64 +203,6 @@ def rounded_or_none(value: float) -> float | None:
     return float(f"{value:.3g}") if math.isfinite(value) else None
 
 
-def tables(models: Mapping[str, Row]) -> list[str]:
-    """The tables in Markdown."""
-    found = []
-    with_replays = {entry["what"]: entry["replayed"] for entry in models.values() if "replayed" in entry}
-    if with_replays:
-        found.append(_replay_table(with_replays))
-    for entry in models.values():
-        if "measured" in entry:
-            found.append(_measured_table(entry["what"], entry["measured"]))
-    return found
-
-
-def _replay_table(models: Mapping[str, Row]) -> str:
-    names = [name for name in NAMES.values() if any(name in entry["samplers"] for entry in models.values())]
-    columns = [(name, at) for name in names for at in AT if name != NAMES["precision"] or at == AT[0]]
-    lines = [
-        "Hypervolume as a share of the law's own front, replayed*: median of the seeds.",
-        "",
-        "| network | " + " | ".join(f"{name}, {at}*" for name, at in columns) + " | law is off by (latency, error) |",
-        "| --- " * (len(columns) + 2) + "|",
-    ]
-    for what, entry in models.items():
-        cells = []
-        for name, at in columns:
-            volume = entry["samplers"].get(name, {}).get("hypervolume", {}).get(str(at))
-            cells.append("-" if volume is None else f"{volume[0] / entry['own_front']:.3f}")
-        law = entry["law"]["residual"]
-        off = f"{law['latency']:.2%}, {math.expm1(law['log_error']):.1%}"
-        lines.append(f"| {what} | " + " | ".join(cells) + f" | {off} |")
-    return "\n".join(lines)
-
-
-def _measured_table(what: str, entry: Row) -> str:
-    fp16 = entry["fp16"]
-    head = f"{what}: all-FP32 {entry['baseline_ms']:.4g} ms"
-    if fp16 is not None:
-        head += f", all-FP16 {fp16['latency_ms']:.4g} ms with error {fp16['error']:.2g}"
-    errors = [f"ms at {limit:g} of its error" for limit in LIMITS]
-    latencies = [f"error at FP16 + {share:.0%}" for share in LATENCY_LIMITS]
-    columns = [*errors, *latencies, "hypervolume", "s", "MiB"]
-    lines = [head, "", "| peer | " + " | ".join(columns) + " |", "| --- " * (len(columns) + 1) + "|"]
-    for name, row in entry["peers"].items():
-        cells = [_latency_cell(one) for one in row["at_error"] or [None] * len(LIMITS)]
-        cells += ["-" if one is None else f"{one['error']:.2g}" for one in row["at_latency"] or [None] * len(errors)]
-        figures = (row["seconds"], row["peak_mib"])
-        cells += [f"{row['hypervolume']:.4f}", *("-" if value is None else f"{value:.3g}" for value in figures)]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    lines += [f"| {name} | {words} |" + " |" * (len(columns) - 1) for name, words in entry["crashed"].items()]
-    return "\n".join(lines)
-
-
-def _latency_cell(one: Row | None) -> str:
-    if one is None:
-        return "-"
-    low, high = one["ci95_ms"]
-    return f"{one['latency_ms']:.4g} ({low:.4g} to {high:.4g})"
-
-
 def _build_s(results: Path, model: str) -> float | None:
     document = _read(results / f"h200_plans_{model}.json")
     return None if document is None else document.get("plan_s")
@@ -238,12 +210,3 @@ def _build_s(results: Path, model: str) -> float | None:
 
 def _read(path: Path) -> Any:
     return json.loads(path.read_text()) if path.exists() else None
-
-
-def _as_long(curves: Mapping[tuple[str, str], list[Mapping[str, Any]]]) -> dict[tuple[str, str], list[Row]]:
-    """Curves of one length each: the median is taken at every build."""
-    found = {}
-    for key, runs in curves.items():
-        length = min(len(run["shares"]) for run in runs)
-        found[key] = [{"shares": run["shares"][:length]} for run in runs]
-    return found

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.additive_law import AdditiveLaw, Residual, cross_validated
 from benchmarks.common import MeasuredPlans, read_measured_plans
-from benchmarks.peers import converters, table
+from benchmarks.peers import converters, pages, table
 from benchmarks.peers.__main__ import main
 from benchmarks.peers.final import Sessions
 from benchmarks.peers.known import read_known
@@ -252,16 +252,52 @@ def test_the_table_holds_what_was_measured_and_marks_what_is_replayed() -> None:
     assert [one and one["error"] for one in mptune["at_latency"]] == [2e-3, 2e-3, 5e-4]
     assert mptune["seconds"] == 2.0 + 50 * 1.5 + 20 * 0.1
     assert "AutoCast" not in found["peers"], "it was not measured"
-    text = table.tables({"m": {"what": "a model", "measured": found}})[0]
+    entries = {"m": {"what": "a model", "measured": found}, "n": {"what": "another"}}
+    text = pages.tables(entries)
     assert "it broke" in text
     assert "2.2 (2.19 to 2.21)" in text
-    one = {"sampler": "precision", "curve": [0.1] * 50, "built": 50, "cpu_s": 1, "emulated": 9, "peak_mib": 9}
-    runs = [{**one, "seed": seed} for seed in range(3)]
-    law = {"residual": {"latency": 0.01, "log_error": 0.1}}
-    replays = table.replayed({"law": law, "own_front": 0.2, "runs": runs})
-    text = table.tables({"m": {"what": "a model", "replayed": replays}})[0]
-    assert "mptune, 50*" in text
-    assert "| a model | 0.500 | 1.00%, 10.5% |" in text
+    assert "Not built and timed in turn yet: another." in text
+    assert "nowhere in these figures" in text
+    document["made"].append({**made, "peer": "Optuna TPE", "plan": "rival", "budget": 50})
+    document["measured"]["rival"] = figure(2.0, 2e-3)
+    entries["m"]["measured"] = table.measured(document, 1.5)
+    lost = [line for line in pages.tables(entries).splitlines() if line.startswith("- a model")]
+    assert [line.split(":")[1].split(" of")[0] for line in lost] == [" ms at 0.3", " ms at 0.5"]
+    assert "Optuna TPE, 50 builds 2 (1.99 to 2.01), mptune 2.2 (2.19 to 2.21)" in lost[0]
+
+
+def test_replays_are_tabled_with_a_star_and_what_a_peer_is_better_at_is_named(tmp_path: Path) -> None:
+    def runs(sampler: str, volume: float, budget: int, latency: float | None) -> list[dict[str, object]]:
+        at = {"50": {"latency_ms": [latency, 2.0, 2.0], "error": [3e-3, 2e-3, 1e-3]}}
+        one = {"sampler": sampler, "budget": budget, "built": budget, "curve": [volume] * budget, "at": at}
+        return [{**one, "seed": seed, "cpu_s": 1, "emulated": 9, "peak_mib": 9} for seed in range(3)]
+
+    bisected = [{"name": "b", "plan": "1", "builds": 3, "latency_ms": 1.9, "error": 2e-3}]
+    document = {
+        "law": {"residual": {"latency": 0.01, "log_error": 0.1}},
+        "own_front": 0.2,
+        "baseline_and_fp16": [[4.0, 0.0], [1.8, 1e-2]],
+        "bisected": bisected,
+        "runs": [*runs("precision", 0.1, 50, 2.5), *runs("tpe", 0.05, 200, None), *runs("gp", 0.12, 50, 2.6)],
+    }
+    entries = {"m": {"what": "a model", "replayed": table.replayed(document)}}
+    text = pages.tables(entries)
+    assert "| a model | 0.500 | 0.250 | 0.600 |" in text
+    assert "1.00%, 10.5%" in text
+    assert "| a model | 2.5 / 2 / 2 | - / 2 / 2 | 2.6 / 2 / 2 | - / 1.9 / 1.9 |" in text
+    lost = [line for line in text.splitlines() if line.startswith("- a model")]
+    assert lost[0] == "- a model: hypervolume*, Optuna GP 0.600, mptune 0.500"
+    assert "- a model: ms at error limit 0.3*, bisection 1.9, mptune 2" in lost
+    assert not any("TPE" in line for line in lost)
+    assert "2.00 times the hypervolume of Optuna's TPE" in pages.headline(entries)
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- peers -->\nold\n<!-- /peers -->\nb\n")
+    for _ in range(2):
+        pages.insert(page, text)
+    assert page.read_text() == f"a\n<!-- peers -->\n{text.strip()}\n<!-- /peers -->\nb\n"
+    page.write_text("without")
+    with pytest.raises(SystemExit, match="has no lines"):
+        pages.insert(page, text)
 
 
 @pytest.mark.slow

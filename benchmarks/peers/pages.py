@@ -1,0 +1,235 @@
+"""The comparison as Markdown, and where it goes: tables for ``benchmarks/README.md``, a paragraph for README.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.peers.replay import FINAL, LATENCY_LIMITS, LIMITS, NAMES
+from benchmarks.peers.table import Row
+from mptune.files import write_text
+
+MPTUNE = NAMES["precision"]
+FIRST, LAST = map(str, (FINAL[0], FINAL[-1]))
+
+_LIMIT = LIMITS.index(0.3)
+"""The error limit that the summary names."""
+
+
+def insert(page: Path, text: str) -> None:
+    """Replace what stands between the lines ``<!-- peers -->`` and ``<!-- /peers -->`` of a page.
+
+    Raises:
+        SystemExit: the page has not both of these lines, once each.
+    """
+    before, found, rest = page.read_text().partition("<!-- peers -->\n")
+    _, closed, after = rest.partition("<!-- /peers -->\n")
+    if not found or not closed:
+        raise SystemExit(f"{page} has no lines <!-- peers --> and <!-- /peers -->")
+    write_text(page, f"{before}<!-- peers -->\n{text.strip()}\n<!-- /peers -->\n{after}")
+
+
+def headline(models: Mapping[str, Row]) -> str:
+    """A paragraph for the main README; nothing where nothing was replayed."""
+    ratios = [_share(entry, MPTUNE) / _share(entry, NAMES["tpe"]) for entry in _with(models, MPTUNE, NAMES["tpe"])]
+    if not ratios:
+        return ""
+    text = (
+        f"**Against other ways to find a plan** ({len(ratios)} networks, 50 builds each, searches replayed on laws "
+        f"of plans that were measured on an H200): {median(ratios):.2f} times the hypervolume of Optuna's TPE in "
+        f"the median ({min(ratios):.2f} to {max(ratios):.2f})."
+    )
+    timed = [entry["measured"] for entry in models.values() if "measured" in entry and _best(entry["measured"], MPTUNE)]
+    if timed:
+        faster = [_against(entry) for entry in timed]
+        text += (
+            f" Built and timed on {len(timed)} of them, its fastest plan within 0.3 of all-FP16's error is beaten "
+            f"beyond the intervals on {sum(bool(peers) for peers in faster)}."
+        )
+    return f"{text} [Tables, and where mptune loses](benchmarks/README.md#mptune-against-its-peers)."
+
+
+def tables(models: Mapping[str, Row]) -> str:
+    """All tables."""
+    replays = {entry["what"]: entry["replayed"] for entry in models.values() if "replayed" in entry}
+    parts = []
+    if replays:
+        parts += _replay_tables(replays)
+    for entry in models.values():
+        if "measured" in entry:
+            parts.append(_measured_table(entry["what"], entry["measured"]))
+    for what, missing in (("replayed", "replayed"), ("built and timed in turn", "measured")):
+        names = [entry["what"] for entry in models.values() if missing not in entry]
+        if names:
+            parts.append(f"Not {what} yet: {'; '.join(names)}.")
+    return "\n\n".join([*parts, _lost(models)])
+
+
+# -- replays ----------------------------------------------------------------------------------------------------------
+
+
+def _replay_tables(models: Mapping[str, Row]) -> list[str]:
+    return [
+        "Hypervolume* as a share of the front of the law, replayed: the median of the seeds (and the extremes). The "
+        "last columns say how far the law is off on plans that it was not fitted to.\n\n"
+        + _by_network(models, FIRST, _volume, law=True),
+        "The same after 200 builds; mptune's after 50.\n\n" + _by_network(models, LAST, _volume, law=False),
+        "Least latency* in ms at 0.1 / 0.3 / 0.5 of all-FP16's error, 50 builds, replayed (median).\n\n"
+        + _by_network(models, FIRST, lambda entry, row, at: _at(row, at, "latency_ms"), law=False),
+        "Least error* at latencies of 10 % / 25 % / 50 % of the way from all-FP16's to all-FP32's, 50 builds, replayed "
+        "(median).\n\n" + _by_network(models, FIRST, lambda entry, row, at: _at(row, at, "error"), law=False),
+        "What the search itself takes, without builds: CPU seconds and peak MiB of the sampler's process, and plans "
+        "emulated (of 50 builds with mptune and GP, of 200 with the others), replayed.\n\n"
+        + _by_network(models, FIRST, _cost, law=False),
+    ]  # fmt: skip
+
+
+def _by_network(models: Mapping[str, Row], at: str, cell: Callable[[Row, Row, str], str], *, law: bool) -> str:
+    """A row a network and a column a sampler, of those that have such figures; mptune always with its own budget."""
+
+    def budget(row: Row) -> str | None:
+        found = row.get("hypervolume", {})
+        return at if at in found else FIRST if at == LAST and FIRST in found and row.get("cpu_s") else None
+
+    names = [*NAMES.values(), "bisection"]
+    names = [n for n in names if any(_has_figures(e["samplers"].get(n, {}), at, n) for e in models.values())]
+    heads = [*names, *(["law off: latency, error"] if law else [])]
+    lines = [f"| network | {' | '.join(heads)} |", "| --- " * (len(heads) + 1) + "|"]
+    for what, entry in models.items():
+        cells = []
+        for name in names:
+            row = entry["samplers"].get(name, {})
+            used = budget(row)
+            cells.append("-" if used is None else cell(entry, row, used))
+        if law:
+            off = entry["law"]["residual"]
+            cells.append(f"{off['latency']:.2%}, {math.expm1(off['log_error']):.1%}")
+        lines.append(f"| {what} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _has_figures(row: Mapping[str, Any], at: str, name: str) -> bool:
+    return at in row.get("hypervolume", {}) or (name == MPTUNE and "hypervolume" in row)
+
+
+def _volume(entry: Row, row: Row, at: str) -> str:
+    middle, low, high = (value / entry["own_front"] for value in row["hypervolume"][at])
+    return f"{middle:.3f}" if low == high else f"{middle:.3f} ({low:.3f} to {high:.3f})"
+
+
+def _at(row: Row, at: str, key: str) -> str:
+    values = row.get("at", {}).get(at, {}).get(key, [])
+    return " / ".join("-" if value is None else f"{value:.3g}" for value in values) or "-"
+
+
+def _cost(entry: Row, row: Row, at: str) -> str:
+    if "cpu_s" not in row:
+        return "-"
+    return f"{row['cpu_s']:.3g} s, {row['peak_mib']:.0f} MiB, {row['emulated']:.0f}"
+
+
+def _share(entry: Row, name: str, at: str = FIRST) -> float:
+    return float(entry["samplers"][name]["hypervolume"][at][0]) / float(entry["own_front"])
+
+
+def _with(models: Mapping[str, Row], *names: str) -> list[Row]:
+    """The replays that have hypervolumes of all of these."""
+    found = [entry["replayed"] for entry in models.values() if "replayed" in entry]
+    return [e for e in found if all(FIRST in e["samplers"].get(n, {}).get("hypervolume", {}) for n in names)]
+
+
+# -- built and timed --------------------------------------------------------------------------------------------------
+
+
+def _measured_table(what: str, entry: Row) -> str:
+    fp16 = entry["fp16"]
+    head = f"**{what}**: all-FP32 {entry['baseline_ms']:.4g} ms"
+    if fp16 is not None:
+        head += f", all-FP16 {fp16['latency_ms']:.4g} ms with error {fp16['error']:.2g}"
+    errors = [f"ms at {limit:g} of its error" for limit in LIMITS]
+    latencies = [f"error at FP16 + {share:.0%}" for share in LATENCY_LIMITS]
+    columns = [*errors, *latencies, "hypervolume", "s", "MiB"]
+    lines = [head, "", "| peer | " + " | ".join(columns) + " |", "| --- " * (len(columns) + 1) + "|"]
+    for name, row in entry["peers"].items():
+        cells = [_latency_cell(one) for one in row["at_error"] or [None] * len(LIMITS)]
+        cells += ["-" if one is None else f"{one['error']:.2g}" for one in row["at_latency"] or [None] * len(latencies)]
+        figures = (row["seconds"], row["peak_mib"])
+        cells += [f"{row['hypervolume']:.4f}", *("-" if value is None else f"{value:.3g}" for value in figures)]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    lines += [
+        f"| {name} | {words.replace('|', '/')} |" + " |" * (len(columns) - 1)
+        for name, words in entry["crashed"].items()
+    ]
+    return "\n".join(lines)
+
+
+def _latency_cell(one: Row | None) -> str:
+    if one is None:
+        return "-"
+    low, high = one["ci95_ms"]
+    return f"{one['latency_ms']:.4g} ({low:.4g} to {high:.4g})"
+
+
+def _best(entry: Row, name: str, at: int = _LIMIT) -> Row | None:
+    """The fastest plan of a peer within a limit, of its 50 builds where it is a search."""
+    row = entry["peers"].get(f"{name}, {FIRST} builds") or entry["peers"].get(name)
+    found: Row | None = row["at_error"][at] if row is not None and row["at_error"] is not None else None
+    return found
+
+
+def _against(entry: Row, at: int = _LIMIT) -> list[str]:
+    """The peers whose fastest plan within a limit is faster than mptune's beyond both intervals; at equal builds."""
+    ours = _best(entry, MPTUNE, at)
+    if ours is None:
+        return []
+    names = [n for n in entry["peers"] if not n.startswith(MPTUNE) and not n.endswith(f", {LAST} builds")]
+    rivals = {name: _best(entry, name.removesuffix(f", {FIRST} builds"), at) for name in names}
+    return [name for name, one in rivals.items() if one is not None and one["ci95_ms"][1] < ours["ci95_ms"][0]]
+
+
+# -- where mptune loses -----------------------------------------------------------------------------------------------
+
+
+def _lost(models: Mapping[str, Row]) -> str:
+    """Every figure above in which somebody with as many builds is before mptune."""
+    lines = [line for entry in models.values() for line in (*_lost_replays(entry), *_lost_timings(entry))]
+    head = "Where mptune loses, with as many builds (found by the script, not chosen):"
+    return "\n".join([head, "", *(lines or ["- nowhere in these figures."])])
+
+
+def _lost_replays(entry: Row) -> Iterable[str]:
+    replays = entry.get("replayed")
+    if replays is None or FIRST not in replays["samplers"].get(MPTUNE, {}).get("hypervolume", {}):
+        return
+    ours = replays["samplers"][MPTUNE]
+    for name, row in replays["samplers"].items():
+        if name == MPTUNE or FIRST not in row.get("hypervolume", {}):
+            continue
+        if row["hypervolume"][FIRST][0] > ours["hypervolume"][FIRST][0]:
+            theirs_share, our_share = (_share(replays, one) for one in (name, MPTUNE))
+            yield f"- {entry['what']}: hypervolume*, {name} {theirs_share:.3f}, mptune {our_share:.3f}"
+        for key, what, limits in (("latency_ms", "ms at error", LIMITS), ("error", "error at latency", LATENCY_LIMITS)):
+            theirs, own = (one["at"][FIRST].get(key, []) for one in (row, ours))
+            for limit, mine, other in zip(limits, own, theirs, strict=False):
+                if other is not None and (mine is None or other < mine):
+                    yield (
+                        f"- {entry['what']}: {what} limit {limit:g}*, {name} {other:.4g}, "
+                        f"mptune {'no plan' if mine is None else f'{mine:.4g}'}"
+                    )
+
+
+def _lost_timings(entry: Row) -> Iterable[str]:
+    timed = entry.get("measured")
+    for number, limit in enumerate(LIMITS if timed is not None else ()):
+        ours = _best(timed, MPTUNE, number) if timed is not None else None
+        for name in _against(timed, number) if timed is not None else ():
+            theirs = _best(timed, name.removesuffix(f", {FIRST} builds"), number)
+            assert ours is not None
+            assert theirs is not None
+            yield (
+                f"- {entry['what']}, built: ms at {limit:g} of all-FP16's error, {name} {_latency_cell(theirs)}, "
+                f"mptune {_latency_cell(ours)}"
+            )
