@@ -28,7 +28,7 @@ from benchmarks.peers import collect, own, pages, table
 from benchmarks.peers.converters import CONVERTERS
 from benchmarks.peers.final import Final
 from benchmarks.peers.models import MODELS
-from benchmarks.peers.replay import FINAL, SAMPLERS, replay
+from benchmarks.peers.replay import FINAL, MOST_POINTS, SAMPLERS, replay
 from mptune.files import write_text
 
 
@@ -59,6 +59,7 @@ def make_parser() -> argparse.ArgumentParser:
     step.add_argument("--steps", nargs="+", choices=("bisect", "time"), default=["bisect", "time"])
     step.add_argument("--packed", type=Path, help="folder of the step convert")
     step.add_argument("--budgets", nargs="+", type=int, default=list(FINAL), help="of replays that are built")
+    step.add_argument("--points", type=int, default=MOST_POINTS, help="of each front, those for the limits first")
     step = steps.add_parser("convert", parents=[common], help="run the converters, and pack what they write")
     step.add_argument("--work", type=Path, default=Path("peers.work"), help="models, kept between calls")
     step.add_argument("--packed", type=Path, default=Path("peers.packed"), help="folder that is written")
@@ -145,6 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 options.results,
                 packed=options.packed,
                 budgets=options.budgets,
+                points=options.points,
                 limit_s=left,
                 **place,
             )

@@ -51,8 +51,9 @@ def collect(
             know(bench, known)
         every = plans_to_measure(bench, random, seed=0)
         ones = [bits for kind, bits in every if kind == "one-group"]
-        unbuilt = set(ones) - set(_spread(ones, alone))
+        unbuilt = set(ones) - set(_spread(ones, alone)) - set(bench.record.plans)
         plans = [(kind, bits) for kind, bits in every if bits not in unbuilt]
+        plans.sort(key=lambda one: one[0] == "one-group")  # of the others a law learns more
         plans += [("front", bits) for bits in bench.record.marked.get("front", ())]
 
         def is_whole() -> bool:

@@ -23,7 +23,7 @@ from benchmarks.peers.converters import CONVERTERS
 from benchmarks.peers.known import Known, read_known
 from benchmarks.peers.models import PeerModel
 from benchmarks.peers.own import Crashed, Made, bisect, convert, unpack_all
-from benchmarks.peers.replay import FINAL, LIMITS, NAMES, bisection_name
+from benchmarks.peers.replay import FINAL, LIMITS, MOST_POINTS, NAMES, bisection_name
 from mptune.engines.base import Failure
 from mptune.engines.timing.session_timing import SessionTiming
 from mptune.engines.timing.spread import SessionSpread
@@ -96,8 +96,9 @@ class Final:
         limit_s: float,
         packed: Path | None = None,
         budgets: Sequence[int] = FINAL,
+        points: int = MOST_POINTS,
     ) -> None:
-        self._packed, self._budgets = packed, budgets
+        self._packed, self._budgets, self._points = packed, budgets, points
         self._model, self._work, self._results = model, work, results
         self._provider, self._target = provider, target
         self._deadline = time.monotonic() + limit_s
@@ -222,7 +223,7 @@ class Final:
             if run["seed"] == 0 and "failure" not in run:
                 fronts = {budget: run["fronts"][budget] for budget in run["fronts"] if int(budget) in self._budgets}
                 for budget, front in fronts.items():
-                    for bits in front:
+                    for bits in front[: self._points]:
                         yield Made(
                             NAMES[run["sampler"]],
                             bits,

@@ -188,7 +188,7 @@ def bisection_name(limit: float, *, forward: bool) -> str:
 
 
 def few_points(world: World, plans: Bools, count: int = MOST_POINTS) -> Bools:
-    """Points of a front, at most ``count``, the fastest first: those to compare at limits, then what dominates most.
+    """Points of a front, at most ``count``: first those to compare at limits, then what dominates most.
 
     A plan that is within an error limit by the law may be beyond it when it is measured; the fastest one is taken whose
     error is within it by twice the law's residual.
@@ -203,7 +203,7 @@ def few_points(world: World, plans: Bools, count: int = MOST_POINTS) -> Bools:
         added = hypervolume_improvement(gain, exact, *pareto_staircase(gain[chosen], exact[chosen]))
         added[chosen] = -1.0
         chosen.append(int(np.argmax(added)))
-    found: Bools = front[sorted(chosen, key=lambda index: -gain[index])]
+    found: Bools = front[chosen]
     return found
 
 
@@ -248,7 +248,8 @@ def replay(
         for seed in range(seeds)
         for sampler in samplers
     ]
-    left = [task for task in tasks if (task.sampler, task.seed, task.budget) not in known]
+    # runs of an older version lack figures: they are made again
+    left = [task for task in tasks if "at" not in known.get((task.sampler, task.seed, task.budget), {})]
     document = {
         "model": model,
         "replayed": True,
@@ -278,6 +279,6 @@ def row(found: Mapping[str, Any]) -> str:
 
 
 def _known(out: Path) -> dict[tuple[str, int, int], dict[str, Any]]:
-    """The runs of an earlier call that came to an end, with all figures."""
+    """The runs of an earlier call that came to an end."""
     runs = json.loads(out.read_text())["runs"] if out.exists() else []
-    return {(one["sampler"], one["seed"], one["budget"]): one for one in runs if "at" in one}
+    return {(one["sampler"], one["seed"], one["budget"]): one for one in runs if "failure" not in one}

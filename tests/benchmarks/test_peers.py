@@ -146,8 +146,6 @@ def test_a_replay_builds_its_budget_and_names_its_front() -> None:
     plans = np.random.default_rng(0).random((60, world.groups)) < 0.5
     few = few_points(world, plans)
     assert 1 <= len(few) <= MOST_POINTS
-    latency = world.latency(few)
-    assert (np.diff(latency) > 0.0).all(), "the fastest first"
     assert world.hypervolume(few) == pytest.approx(world.hypervolume(plans), rel=0.1)
 
 
