@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from statistics import median
@@ -49,7 +50,8 @@ def headline(models: Mapping[str, Row]) -> str:
             f" Built and timed on {len(timed)} of them, its fastest plan within 0.3 of all-FP16's error is beaten "
             f"beyond the intervals on {sum(bool(peers) for peers in faster)}."
         )
-    return f"{text} [Tables, and where mptune loses](benchmarks/README.md#mptune-against-its-peers)."
+    text += " [Tables, and where mptune loses](benchmarks/README.md#mptune-against-its-peers)."
+    return "\n".join(textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False))
 
 
 def tables(models: Mapping[str, Row]) -> str:

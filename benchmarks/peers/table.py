@@ -97,7 +97,9 @@ def _at(runs: Sequence[Mapping[str, Any]], budget: int) -> Row:
     """Medians over the seeds of what stands at each limit; None where half of the seeds have nothing."""
     ones = [run.get("at", {}).get(str(min(budget, run["built"])), run.get("at", {}).get(str(budget))) for run in runs]
     ones = [one for one in ones if one is not None]
-    found = {}
+    if not ones:
+        return {}
+    found: Row = {}
     for key, count in (("latency_ms", len(LIMITS)), ("error", len(LATENCY_LIMITS))):
         values = [[math.inf if one[key][k] is None else one[key][k] for one in ones] for k in range(count)]
         medians = [median(column) if column else math.inf for column in values]
