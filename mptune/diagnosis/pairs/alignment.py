@@ -17,8 +17,10 @@ import onnx.defs
 import onnx.helper
 
 from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.once import once
 
 _FLOATS = frozenset({"float", "float16", "double", "bfloat16"})
+_FLOAT_CODES = frozenset(onnx.TensorProto.DataType.Value(name.upper()) for name in _FLOATS)
 _SHOWN = 60
 """Characters of a value in a text."""
 
@@ -164,6 +166,8 @@ class _Aligner:
         ours, theirs = _attributes(self.left, node), _attributes(self.right, other)
         for name in sorted(ours.keys() | theirs.keys()):
             a, b = ours.get(name), theirs.get(name)
+            if name == "to" and {a, b} <= _FLOAT_CODES:
+                continue
             if not _is_equal(a, b):
                 text = f"attribute {name!r} is {_shown(a)} in one model and {_shown(b)} in the other"
                 return Difference("attribute", node.name, text, name, _shown(a), _shown(b))
@@ -223,9 +227,23 @@ def _root(model: Model, value: str) -> str:
     while value in model.producer and value not in model.initializers:
         node = model.nodes[model.producer[value]]
         if not _is_float_cast(model, node):
-            break
+            return _first_casts(model).get(value, value)
         value = node.inputs[0]
     return value
+
+
+@once
+def _first_casts(model: Model) -> Mapping[str, str]:
+    """Integers cast to a floating-point type -> the result of the first such Cast of the same integers.
+
+    A mixed model casts them once for each type that it needs.
+    """
+    first: dict[str, str] = {}
+    found: dict[str, str] = {}
+    for node in model.nodes:
+        if node.op_type == "Cast" and node.is_standard and model.info(node.outputs[0]).dtype in _FLOATS:
+            found[node.outputs[0]] = first.setdefault(node.inputs[0], node.outputs[0])
+    return found
 
 
 def _attributes(model: Model, node: Node) -> dict[str, Any]:
