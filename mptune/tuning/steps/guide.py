@@ -9,7 +9,7 @@ from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Toolchain
 from mptune.settings import SearchSettings
 from mptune.targets.roofline import LatencyTerms
-from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_SAMPLER
+from mptune.tuning.evaluation import ORIGIN_SAMPLER
 from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.attributes import origin_of
@@ -51,9 +51,14 @@ def due_seeds(record: StudyRecord, space: SearchSpace, first: int | None = None)
     seeds = [seed for seed in space.seeds if not record.is_known(seed.plan.fingerprint)]
     if seeds[:1] == list(space.seeds[:1]):
         return seeds[:1]
-    if first is None or any(origin_of(trial.user_attrs) == ORIGIN_SAMPLER for trial in record.settled()):
+    if first is None or has_proposed(record):
         return seeds
     return [seed for seed in seeds if seed in space.seeds[:first]]
+
+
+def has_proposed(record: StudyRecord) -> bool:
+    """Whether a plan of the sampler has been evaluated, or failed."""
+    return any(origin_of(trial.user_attrs) == ORIGIN_SAMPLER for trial in record.settled())
 
 
 class Guide:
@@ -106,11 +111,14 @@ class Guide:
     def before_proposal(self) -> None:
         """Take more one-group errors, as many as are due by now, and tell the sampler.
 
+        Called before the sampler's first plan and before every plan behind it, so that none waits for many.
+
         Raises:
             RunError: the machine failed, or a file cannot be written.
         """
         is_first = not self._told
-        if self._errors.take(self._allowed(), wait=is_first) or is_first:
+        is_new = self._settled_seeds() != self._seeds_known
+        if self._errors.take(self._allowed(), wait=is_first) or is_first or is_new:
             self.prior = self._guide()
             self._tell()
 
@@ -123,9 +131,9 @@ class Guide:
         return soon + _PER_PLAN_SAMPLE * self._per_plan * max(0, spent - seeds)
 
     def _guide(self) -> Prior:
-        known = self._errors.sensitivity()
+        known, self._seeds_known = self._errors.sensitivity(), self._settled_seeds()
         exact = self._toolchain.latency_source == "predicted"
-        prior = make_prior(self._space, known, self._terms, exact=exact, anchor=self._anchor())
+        prior = make_prior(self._space, known, self._terms, exact=exact, anchors=self._anchors())
         if self._emulator is not None:
             plain = self._errors.known().errors
             done = [g for g in known.errors if g not in known.doubts]
@@ -140,14 +148,18 @@ class Guide:
         build_s = median(self._record.trials.build_times_s() or [0.0])
         return self._emulator.affordable(_LEARNING_SHARE * build_s)
 
-    def _anchor(self) -> OutputError | None:
-        """The error of all-FP16 on the samples that one-group errors are taken on."""
+    def _anchors(self) -> list[OutputError]:
+        """The errors of the evaluated seeds on the samples that one-group errors are taken on."""
+        if not self._errors.sensitivity().doubts:
+            return []
         count = self._toolchain.emulated_samples.count
-        found = self._record.evaluation_of(ORIGIN_FP16)
-        if found is None or not found.is_finite:
-            return None
-        counted = found.counted if self._searched is None else self._searched.of(found.error)
-        return counted.of_first(count)
+        found = (self._record.evaluation_of(seed.origin) for seed in self._space.seeds)
+        usable = [e for e in found if e is not None and e.is_finite and e.plan.reduced_groups]
+        counted = (e.counted if self._searched is None else self._searched.of(e.error) for e in usable)
+        return [error.of_first(count) for error in counted]
+
+    def _settled_seeds(self) -> int:
+        return sum(origin_of(trial.user_attrs) != ORIGIN_SAMPLER for trial in self._record.settled())
 
     def _tell(self) -> None:
         known = self._errors.sensitivity()

@@ -26,6 +26,8 @@ from all groups: factors of 2.7 and 4.5 in the error. Blocks of one pattern in a
 _LARGEST_EXCESS = 2.0
 """The same log, by which an error on few samples is corrected at most: a factor of 2.7 in the error."""
 
+_MAD_TO_SD = 1.4826
+"""Standard deviation of a normal distribution by its median absolute deviation."""
 
 MOST_KEPT = 12
 """Parts that are kept apart; the others join the one most like them, which takes the larger share of each group."""
@@ -37,7 +39,7 @@ def make_prior(
     terms: LatencyTerms | None,
     *,
     exact: bool,
-    anchor: OutputError | None = None,
+    anchors: Sequence[OutputError] = (),
 ) -> Prior:
     """The sampler's prior: what is known about errors and latencies before any build.
 
@@ -46,10 +48,10 @@ def make_prior(
         sensitivity: One-group errors; that of a free group which is missing is estimated from groups like it.
         terms: Gains and boundary costs of the roofline, in milliseconds; None if no latency can be predicted.
         exact: Whether latencies are predicted by these terms, so that they have no uncertainty.
-        anchor: Error of a plan with many FP16 groups, on the samples that one-group errors are taken on.
+        anchors: Errors of evaluated plans, on the samples that one-group errors are taken on.
     """
     position = {group: index for index, group in enumerate(space.free)}
-    estimates = log_square_errors(space, sensitivity, anchor)
+    estimates = log_square_errors(space, sensitivity, anchors)
     squares = tuple(mean for mean, _ in estimates.values()) if sensitivity.errors else None
     sds = tuple(sd for _, sd in estimates.values()) if any(sd for _, sd in estimates.values()) else None
     shares = part_shares([_by_part(sensitivity, group) for group in space.free]) if sensitivity.errors else None
@@ -190,18 +192,26 @@ def _by_part(sensitivity: Sensitivity, group: str) -> Mapping[Hashable, float] |
 
 
 def log_square_errors(
-    space: SearchSpace, sensitivity: Sensitivity, anchor: OutputError | None = None
+    space: SearchSpace, sensitivity: Sensitivity, anchors: Sequence[OutputError] = ()
 ) -> dict[str, tuple[float, float]]:
     """Of each free group, the log of its squared error and the standard deviation that is due to what was not taken.
 
     A group without an error has the mean of those of its pattern, else of its kind, else of all. Some samples magnify
-    every rounding; so where an error was taken on few samples it is divided by how much larger the anchor's error is on
-    those than on all (ratio estimation; Cochran, Sampling Techniques, 1977, chapter 6).
+    every rounding; so where an error was taken on few samples it is divided by how much larger the anchors' errors are
+    on those than on all (ratio estimation; Cochran, Sampling Techniques, 1977, chapter 6). Of the anchors' ratios the
+    median is taken: in one plan a few groups may have most of the error, and those on a sample of their own.
     """
+    excess = {
+        count: _excess([anchor.of_first(count) for anchor in anchors], anchors, sensitivity.metric)
+        for count in {error.sample_count for group, error in sensitivity.taken.items() if group in sensitivity.doubts}
+    }
+
+    def excess_of(group: str) -> tuple[float, float]:
+        is_partial = group in sensitivity.doubts and group in sensitivity.taken
+        return excess[sensitivity.taken[group].sample_count] if is_partial else (0.0, 0.0)
+
     known = {
-        group: math.inf
-        if math.isinf(error)
-        else math.log(max(error, ERROR_FLOOR) ** 2) - _excess(sensitivity, group, anchor)
+        group: math.inf if math.isinf(error) else math.log(max(error, ERROR_FLOOR) ** 2) - excess_of(group)[0]
         for group, error in sensitivity.errors.items()
     }
     finite: dict[str, list[float]] = {}
@@ -211,22 +221,27 @@ def log_square_errors(
             for fact in facts[group]:
                 finite.setdefault(fact, []).append(known[group])
     return {
-        group: (known[group], 2.0 * sensitivity.doubts.get(group, 0.0))
+        group: (known[group], math.hypot(2.0 * sensitivity.doubts.get(group, 0.0), excess_of(group)[1]))
         if group in known
         else _estimate(facts[group], finite)
         for group in space.free
     }
 
 
-def _excess(sensitivity: Sensitivity, group: str, anchor: OutputError | None) -> float:
-    """Log of the anchor's squared error on the samples of a group's error, less that on all its samples."""
-    if anchor is None or group not in sensitivity.doubts or group not in sensitivity.taken:
-        return 0.0
-    metric = sensitivity.metric
-    few, all_ = anchor.of_first(sensitivity.taken[group].sample_count).value(metric), anchor.value(metric)
-    if not (ERROR_FLOOR < few < math.inf and ERROR_FLOOR < all_ < math.inf):
-        return 0.0
-    return min(max(2.0 * math.log(few / all_), -_LARGEST_EXCESS), _LARGEST_EXCESS)
+def _excess(few: Sequence[OutputError], on_all: Sequence[OutputError], metric: str) -> tuple[float, float]:
+    """Log of the anchors' squared errors on few samples, less that on all their samples, and its standard deviation.
+
+    As if one more anchor had shown no excess: one alone says little of the groups.
+    """
+    values = [(one.value(metric), all_.value(metric)) for one, all_ in zip(few, on_all, strict=True)]
+    ratios = [
+        2.0 * math.log(one / all_) for one, all_ in values if min(one, all_) > ERROR_FLOOR and one + all_ < math.inf
+    ]
+    if not ratios:
+        return 0.0, 0.0
+    excess = float(np.median([0.0, *ratios]))
+    spread = float(np.median(np.abs(np.array([0.0, *ratios]) - excess))) * _MAD_TO_SD
+    return min(max(excess, -_LARGEST_EXCESS), _LARGEST_EXCESS), min(spread, _LARGEST_EXCESS)
 
 
 def _estimate(facts: tuple[str, str, str], finite: Mapping[str, list[float]]) -> tuple[float, float]:

@@ -27,7 +27,7 @@ from mptune.tuning.record.sessions import Sessions, anchored, keep_reopened, reo
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.attempts import ATTEMPTS, Attempts
 from mptune.tuning.steps.baseline import check_baseline, check_objective
-from mptune.tuning.steps.guide import due_seeds
+from mptune.tuning.steps.guide import due_seeds, has_proposed
 from mptune.tuning.steps.limits import Limit, Limits
 from mptune.tuning.steps.remeasure import announce
 
@@ -104,7 +104,7 @@ class Tuner:
             emulated: gives the emulated error of a plan, which is recorded beside the measured one.
             limits: that end the search early; None takes those of the settings, from the start of ``run`` on.
             sleep: waits for so many seconds, where other workers have the rest of the budget in work.
-            before_proposal: called before the sampler is asked for a plan; not where one is enqueued.
+            before_proposal: called before the sampler is asked for a plan, and before every plan behind its first.
             seeds_first: so many of the seeds come before the sampler's first plan, the others after it; None for all.
         """
         self._sleep = sleep
@@ -195,7 +195,7 @@ class Tuner:
             if is_exhausted(self._record, self._space):
                 return None
             self._enqueue_seeds()
-            if self._before_proposal is not None and not self._record.waiting():
+            if self._before_proposal is not None and (not self._record.waiting() or has_proposed(self._record)):
                 self._before_proposal()
             proposal = self._record.ask()
             if not self._record.is_taken(proposal):

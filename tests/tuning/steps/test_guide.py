@@ -206,11 +206,28 @@ def test_a_sample_that_magnifies_every_rounding_is_allowed_for() -> None:
     outputs = {group: OutputError({"y": {METRIC: values}}) for group, values in taken.items()}
     known = Sensitivity(METRIC, errors, outputs, {"g000": 0.4, "g001": 0.3})
     exact = 2 * math.log(errors["g002"])
-    assert [mean for mean, _ in log_square_errors(space, known, anchor).values()] == pytest.approx([exact] * 3)
+    found = log_square_errors(space, known, [anchor] * 4)
+    assert [mean for mean, _ in found.values()] == pytest.approx([exact] * 3)
+    assert [sd for _, sd in found.values()] == pytest.approx([0.8, 0.6, 0.0]), "all anchors say the same"
     alone = [mean for mean, _ in log_square_errors(space, known).values()]
     assert alone[0] > alone[1] > exact + 0.5
+    one = log_square_errors(space, known, [anchor])
+    assert exact < one["g000"][0] < alone[0], "one anchor is believed by half"
+    assert one["g000"][1] > 1.0
     nothing = OutputError({"y": {METRIC: (math.inf, *(1e-2,) * 7)}})
-    assert [mean for mean, _ in log_square_errors(space, known, nothing).values()] == alone
+    assert [mean for mean, _ in log_square_errors(space, known, [nothing]).values()] == alone
+
+
+def test_a_sample_that_magnifies_few_groups_alone_changes_no_others() -> None:
+    """All-FP16 has most of its error from one group, on the last sample; no plan without that group is so."""
+    space = make_small_space(3)
+    unlike, alike = (OutputError({"y": {METRIC: (*(1e-2,) * 7, last)}}) for last in (0.5, 1e-2))
+    taken = {"g000": (3e-4,), "g001": (3e-4,), "g002": (3e-4,)}
+    outputs = {group: OutputError({"y": {METRIC: values}}) for group, values in taken.items()}
+    known = Sensitivity(METRIC, dict.fromkeys(taken, 3e-4), outputs, dict.fromkeys(taken, 0.1))
+    found = log_square_errors(space, known, [unlike, unlike, alike, alike, alike])
+    assert [mean for mean, _ in found.values()] == pytest.approx([2 * math.log(3e-4)] * 3)
+    assert [sd for _, sd in found.values()] == pytest.approx([0.2] * 3)
 
 
 # -- while a search runs ----------------------------------------------------------------------------------------
@@ -274,6 +291,9 @@ def test_where_plans_take_long_the_first_comes_after_all_fp32_and_all_fp16(
     assert set(origins[3:5]) == {seed.origin for seed in seeds[2:]}
     assert set(origins[5:]) == {ORIGIN_SAMPLER}
     assert toolchain.proposed[0] <= 2 * 2 * 4, "no more than as long as the two took"
+    taken = np.diff(toolchain.proposed)
+    assert len(taken) == 9, "before the seeds behind the first plan, too"
+    assert taken.max() <= 2 * 4 + 8, "no plan waits for more than a job beyond what one plan allows"
     assert len(record.evaluations()) == 12
 
 
