@@ -12,10 +12,10 @@ import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from mptune.tuning.evaluation import ORIGIN_SAMPLER
 from mptune.tuning.fronts.hypervolume import dominated_area, exactness, gains
-from mptune.tuning.sampler.blas import thread_functions
 from mptune.tuning.sampler.cuts.boundaries import Boundary
 from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.sampler.precision import PrecisionSampler
@@ -140,24 +140,23 @@ def test_a_plan_is_emulated_once_and_before_it_is_proposed() -> None:
 
 def test_a_proposal_computes_in_one_thread() -> None:
     """Matrices of some hundred rows: more threads take ten times the processor time, and no less on the clock."""
-    if not (functions := thread_functions()):
-        pytest.skip("no OpenBLAS is loaded")
-    before, within = [get() for get, _ in functions], set()
+    within = set()
     emulation = Emulation()
 
+    def threads() -> set[int]:
+        return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+
+    if not threads():
+        pytest.skip("no BLAS is loaded whose threads can be set")
+
     def emulate(plans: Sequence[Mapping[str, str]]) -> list[float]:
-        within.update(get() for get, _ in functions)
+        within.update(threads())
         return emulation(plans)
 
-    try:
-        for _, set_threads in functions:
-            set_threads(2)
+    with threadpool_limits(limits=2, user_api="blas"):
         searched(PrecisionSampler(PRIOR, seed=0, emulate=emulate), trials=4)
         assert within == {1}
-        assert {get() for get, _ in functions} == {2}, "the caller's own threads are as before"
-    finally:
-        for (_, set_threads), count in zip(functions, before, strict=True):
-            set_threads(count)
+        assert 2 in threads(), "the caller's own threads are as before"
 
 
 def test_emulation_rights_a_prior_that_is_wrong() -> None:
