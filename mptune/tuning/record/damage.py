@@ -20,6 +20,10 @@ from mptune.errors import RunError
 from mptune.files import write_bytes, writing
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.record.backends.folding import Operation
+from mptune.tuning.record.backends.replay import SharingReplay
+
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError)
+"""What Optuna raises at an operation that cannot be carried out."""
 
 _NUMBERS = frozenset(range(11))  # Optuna's operations
 
@@ -74,7 +78,9 @@ def refuse_damage(journal: Path) -> None:
 
 
 def damaged_lines(journal: Path) -> tuple[int, ...]:
-    """The numbers of the lines, from 1, that hold no operation. A last line without an end is being written.
+    """The numbers of the lines, from 1, that hold no operation, or one that Optuna cannot carry out.
+
+    A last line without an end is being written.
 
     Raises:
         RunError: the file cannot be read.
@@ -91,22 +97,25 @@ def set_damage_aside(journal: Path) -> Path | None:
     Raises:
         RunError: the file cannot be read or written.
     """
-    if not damaged_lines(journal):
+    kept = _without_damage(journal)
+    if kept is None:
         return None
     number = 1
     while (copy := journal.with_name(f"{journal.name}.damaged-{number}")).exists():
         number += 1
     with writing(copy):
         shutil.copyfile(journal, copy)
-    write_bytes(journal, _without_damage(journal))
+    write_bytes(journal, kept)
     return copy
 
 
-def _without_damage(journal: Path) -> list[bytes]:
+def _without_damage(journal: Path) -> list[bytes] | None:
+    """The lines that are sound, and those that keep the numbers of trials; None where nothing is damaged."""
     kept: list[bytes] = []
-    created, gap, example = 0, 0, b""
+    created, gap, example, is_damaged = 0, 0, b"", False
     for _, line, record in _lines(journal):
         if record is None:
+            is_damaged = True
             gap = len(kept)  # where a creation that turns out to be missing belongs
             continue
         if record["op_code"] == Operation.CREATE_TRIAL:
@@ -117,7 +126,7 @@ def _without_damage(journal: Path) -> list[bytes]:
             kept[gap:gap] = [example] * missing
             created += missing
         kept.append(line)
-    return kept
+    return kept if is_damaged else None
 
 
 def _empty_trial(record: dict[str, Any]) -> bytes:
@@ -128,11 +137,21 @@ def _empty_trial(record: dict[str, Any]) -> bytes:
 
 
 def _lines(journal: Path) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:
-    """Number, line and operation, which is None where the line holds none."""
+    """Number, line and operation, which is None where the line holds none that can be carried out."""
+    replay = SharingReplay("")
     with writing(journal), journal.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.endswith(b"\n"):
-                yield number, line, _operation(line)
+                record = _operation(line)
+                yield number, line, record if record is not None and _is_carried_out(record, replay) else None
+
+
+def _is_carried_out(record: dict[str, Any], replay: SharingReplay) -> bool:
+    try:
+        replay.apply_logs([record])
+    except UNREADABLE:
+        return False
+    return True
 
 
 def _operation(line: bytes) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from mptune.errors import RunError
 from mptune.files import RESUME_HINT, disk_error
 from mptune.tuning.record.backends.journal import remove_stale_locks, repair_journal
 from mptune.tuning.record.backends.journal_storage import BatchedStorage
-from mptune.tuning.record.damage import refuse_damage
+from mptune.tuning.record.damage import UNREADABLE, refuse_damage
 from mptune.tuning.record.storage_urls import scheme_of, without_secrets, without_secrets_of
 from mptune.tuning.sampler.trials import JSON_MARK
 
@@ -49,7 +49,7 @@ def open_storage(
     with storing(str(journal)):
         try:
             storage = BatchedStorage(journal, JSON_MARK if packed else None)
-        except (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError):
+        except UNREADABLE:
             refuse_damage(journal)
             raise
     if copy is None:

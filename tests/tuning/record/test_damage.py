@@ -122,6 +122,30 @@ def test_whichever_line_is_lost_the_others_keep_their_meaning(place: Path) -> No
     assert lost <= 1
 
 
+ODD = [
+    {"op_code": 8, "user_attr": None},
+    {"op_code": 6, "state": 1, "values": [1.0, 2.0], "datetime_complete": "yesterday"},
+    {"op_code": 5, "param_name": 7, "param_value_internal": 0, "distribution": "{}"},
+    {"op_code": 5, "param_name": "p", "param_value_internal": 0, "distribution": '{"name": "os", "attributes": {}}'},
+    {"op_code": True},
+]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_an_operation_that_cannot_be_carried_out_is_damage_too(
+    place: Path, odd: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    known, lines = evaluated(JOURNAL), JOURNAL.read_bytes().splitlines(keepends=True)
+    number, trial = [k for k, line in enumerate(lines, 1) if json.loads(line)["op_code"] == 4][3], 3
+    odd = {"op_code": odd["op_code"], "worker_id": "w", "trial_id": trial, **odd}
+    lines.insert(number, json.dumps(odd, separators=(",", ":")).encode() + b"\n")  # as the trial runs
+    JOURNAL.write_bytes(b"".join(lines))
+    assert main(["report", "model.mptune"]) == 1
+    assert f"line {number + 1} of {JOURNAL} is damaged" in capsys.readouterr().err
+    assert main(["report", "model.mptune", "--repair"]) == 0
+    assert evaluated(JOURNAL) == known
+
+
 def test_an_evaluation_that_is_none(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = JOURNAL.read_text()
     assert '"latency":{' in text
