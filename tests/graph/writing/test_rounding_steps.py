@@ -8,10 +8,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from benchmarks.roundings import cases
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.loading.model import Model, load_model
-from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rounding_steps import merged_with_scales, with_rounding_steps
 from mptune.graph.writing.switched import SwitchedEmulator
@@ -204,3 +205,36 @@ def test_a_scaled_product_is_rounded_once(tmp_path: Path) -> None:
     exact = half(x).astype(np.float64) @ half(V).astype(np.float64)
     assert np.mean(found["one"] == half((exact * scale).astype(np.float32))) > 0.98
     assert np.mean(found["one"] == found["each"]) < 0.8
+
+
+@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
+@pytest.mark.parametrize(
+    "name", ["sigmoid", "x times its sigmoid (SiLU)", "x times the sigmoid of 1.702 x", "another value times a sigmoid"]
+)
+def test_sigmoids_are_rounded_as_an_h200_rounds_them(name: str, precision: Precision, tmp_path: Path) -> None:
+    """The formula that ``benchmarks.roundings`` found there: 100 % of the values, 99.7 % of single sigmoids in FP16."""
+    case = cases(precision)[name]
+    is_whole = precision is Precision.FP16 and name in ("sigmoid", "another value times a sigmoid")
+    wanted = next(of() for formula, of in case.formulas.items() if ("step" in formula) != is_whole)
+    nodes = [helper.make_node(op, inputs, [out], **more) for op, inputs, out, more in case.nodes]
+    info = helper.make_tensor_value_info("x", TensorProto.FLOAT, case.x.shape)
+    out = helper.make_tensor_value_info("y", TensorProto.FLOAT, case.x.shape)
+    constants = [numpy_helper.from_array(np.asarray(c, np.float32), key) for key, c in case.constants.items()]
+    graph = helper.make_graph(nodes, "g", [info], [out], constants)
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    model = load_model(path)
+    groups = find_groups(model)
+    bank = WeightBank.write(model, tmp_path, precisions=REDUCED)
+    written_out = with_rounding_steps(GroupedModel(model, groups))
+    emulator = Emulator(written_out, bank)
+    feed = {"x": case.x.astype(np.float32)}
+    plan = PrecisionPlan.uniform(model.sha256, [g.id for g in groups], precision)
+    values = run(emulator.write(plan, tmp_path / "emulated.onnx"), feed)["y"]
+    assert (values == wanted).mean() > 0.995
+    exact = run(emulator.write(plan.replace(dict.fromkeys(plan.precision, Precision.FP32)), tmp_path / "e.onnx"), feed)
+    np.testing.assert_array_equal(exact["y"], run(path, feed)["y"])
+    switching = SwitchedEmulator(written_out, bank)
+    switched = switching.write(tmp_path / "switched.onnx", [g.id for g in groups], precisions=REDUCED)
+    on = {one: np.array(p is precision) for p, of in switching.switches.items() for one in of.values()}
+    np.testing.assert_array_equal(run(switched, {**feed, **on})["y"], values)

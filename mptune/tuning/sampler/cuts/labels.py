@@ -36,9 +36,9 @@ every one of its groups has about 1 / n."""
 _NEEDED = 0.5
 """From which on the groups around it may be BF16, too."""
 
-_AROUND = 2
+_AROUND = 1
 """Tensors between a group that is BF16 or FP32 for its range and those that may be BF16 for its sake: in a gap of up to
-four groups between two such ones, BF16 saves two Casts."""
+two groups between two such ones, BF16 saves two Casts."""
 
 _LESS_EXACT = 8.0
 """BF16 has 8 bits where FP16 has 11: so many times is the error of a group that is finite in both."""
