@@ -112,8 +112,8 @@ def test_emulated_errors_keep_the_bits_of_all_columns() -> None:
     prior, n = three((0,)), len(GROUPS)
     built = BuiltPlans(np.zeros((0, 2 * n - 1), dtype=bool), *(np.zeros(0) for _ in range(4)), base_ms=1.0)
     now = narrowed(prior, built)
-    assert now.prior.twins == ((1, n), (2, n + 1)), "the two groups after the one that is BF16"
-    assert now.widened({"1" * (n + 2): 0.5}) == {"1" * (n + 2) + "0" * (n - 3): 0.5}
+    assert now.prior.twins == ((1, n),), "the group after the one that is BF16"
+    assert now.widened({"1" * (n + 1): 0.5}) == {"1" * (n + 1) + "0" * (n - 2): 0.5}
 
 
 def test_twins_exclude_each_other() -> None:
