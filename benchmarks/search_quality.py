@@ -15,6 +15,10 @@ that were slower than twice FP32, and those that hold such a group at all.
 With ``--hard`` the models are less like the law that the sampler knows, and less is known of them (``simulator.Hard``).
 
     python -m benchmarks.search_quality --hard --samplers precision "no designed emulations" --out hard.json
+With ``--exact`` some of what the sampler does not know is told to it, or taken away (``simulator.EXACT``): what the
+figures gain is what that costs.
+
+    python -m benchmarks.search_quality --hard --samplers precision --exact gains costs
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ from optuna.samplers import BaseSampler  # noqa: E402
 
 from benchmarks.curves import draw  # noqa: E402
 from benchmarks.samplers import make_compared  # noqa: E402
-from benchmarks.simulator import Cliffs, Hard, Truth, search  # noqa: E402
+from benchmarks.simulator import EXACT, Cliffs, Hard, Truth, search  # noqa: E402
 from mptune.engines.environment import describe_environment  # noqa: E402
 from mptune.tuning.fronts.hypervolume import REFERENCE_ERROR  # noqa: E402
 from mptune.tuning.sampler.cuts.min_cut import CutSolver  # noqa: E402
@@ -63,8 +67,8 @@ SLOW = 2.0
 KNOWN_AFTER = 3
 """So many builds that met a cliff; what comes after them is counted by itself."""
 
-Task = tuple[int, int, str, int, Cliffs | None, Hard | None]
-"""Groups, seed, sampler, budget, cliffs, and how the models are harder."""
+Task = tuple[int, int, str, int, Cliffs | None, Hard | None, tuple[str, ...]]
+"""Groups, seed, sampler, budget, cliffs, how the models are harder, and what is exact."""
 
 
 def prior_only(truth: Truth, budget: int) -> Bools:
@@ -89,10 +93,10 @@ def make(kind: str, truth: Truth) -> BaseSampler:
 
 def run_one(task: Task) -> dict[str, Any]:
     """One search; "reachable" builds the best points of the near-exact front, which is known to no sampler."""
-    groups, seed, kind, budget, cliffs, hard = task
+    groups, seed, kind, budget, cliffs, hard, exactly = task
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore")
-    truth, front, exact = _model(groups, seed, cliffs, hard)
+    truth, front, exact = _model(groups, seed, cliffs, hard, exactly)
     document = {"groups": groups, "seed": seed, "sampler": kind}
     if kind == "reachable":
         # All-FP32 and all-FP16 are built in any case, and are seldom of use.
@@ -117,8 +121,10 @@ def run_one(task: Task) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=100)
-def _model(groups: int, seed: int, cliffs: Cliffs | None, hard: Hard | None) -> tuple[Truth, Bools, float]:
-    truth = Truth(groups, seed, cliffs=cliffs, hard=hard)
+def _model(
+    groups: int, seed: int, cliffs: Cliffs | None, hard: Hard | None, exactly: tuple[str, ...]
+) -> tuple[Truth, Bools, float]:
+    truth = Truth(groups, seed, cliffs=cliffs, hard=hard, exact=exactly)
     front = truth.near_exact()
     return truth, front, truth.hypervolume(front)
 
@@ -211,6 +217,7 @@ def main() -> None:
     parser.add_argument("--cliff-once", action="store_true", help="the cost is paid once, not for every such group")
     parser.add_argument("--cliff-operator", action="store_true", help="they are the groups of one operator")
     parser.add_argument("--hard", action="store_true", help="models that are less like the law, and less known")
+    parser.add_argument("--exact", nargs="+", default=[], choices=EXACT, metavar="WHAT", help=", ".join(EXACT))
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -218,15 +225,17 @@ def main() -> None:
     if arguments.cliffs is not None:
         cliffs = Cliffs(arguments.cliffs, arguments.cliff_cost, arguments.cliff_once, arguments.cliff_operator)
     hard = Hard() if arguments.hard else None
-    models = {
+    models: dict[str, Any] = {
         name: json.loads(json.dumps(dataclasses.asdict(kind)))
         for name, kind in (("cliffs", cliffs), ("hard", hard))
         if kind is not None
     }
+    if arguments.exact:
+        models["exact"] = sorted(set(arguments.exact))
     # Before anything runs: figures of other models are not for the same file.
     runs_before = {} if arguments.out is None else _earlier(arguments.out, models)
     tasks = [
-        (groups, seed, kind, arguments.budget, cliffs, hard)
+        (groups, seed, kind, arguments.budget, cliffs, hard, tuple(models.get("exact", ())))
         for groups in arguments.groups
         for kind in arguments.samplers
         if kind != "gp" or groups <= GP_GROUPS
@@ -273,7 +282,7 @@ def _earlier(path: Path, models: dict[str, Any]) -> dict[tuple[int, str], list[d
     """The runs that a file of figures holds, by size and sampler; the file must be of the same simulated models."""
     found: dict[tuple[int, str], list[dict[str, Any]]] = {}
     document = json.loads(path.read_text()) if path.exists() else {"runs": [], **models}
-    if {name: document[name] for name in ("cliffs", "hard") if name in document} != models:
+    if {name: document[name] for name in ("cliffs", "hard", "exact") if name in document} != models:
         raise SystemExit(f"{path} has figures of other models: give another --out")
     for run in document["runs"]:
         found.setdefault((run["groups"], run["sampler"]), []).append(run)

@@ -17,6 +17,9 @@ when a group is emulated alone once more), one overflow in four is missed by eve
 shows it, the errors of neighbours are correlated, and a quarter of the boundaries breaks a fusion where it is crossed,
 which costs more than the prior says.
 
+What a sampler does not know, or the law does not say, can be taken away one by one (``EXACT``), which tells what each
+costs.
+
 ``Cliffs`` are groups that are far slower in FP16, as where an operator has no FP16 kernel and falls to the CPU (RAFT on
 an H200: 40 to 66 ms instead of 4). Nothing announces them; a sampler meets them in its builds.
 """
@@ -50,6 +53,10 @@ from mptune.tuning.sampler.trials import TIMING_ATTR, set_feasible
 TACTIC, TIMING, OVERFLOW, MISSED = 0.05, 0.015, 0.04, 0.1
 ONE_GROUP, WHOLE_PLAN, ROOFLINE, PROFILE = 0.1, 0.03, 0.5, 0.05
 
+
+EXACT = ("errors", "overflows", "gains", "costs", "tactics", "timing", "correlations")
+"""What can be made exact: the prior's one-group errors, its overflows, its gains, its boundary costs; no tactics; no
+noise of timings; no correlations of errors."""
 
 _OPERATORS = 16
 """Operators of a simulated model; the common ones are in most of its groups."""
@@ -112,6 +119,8 @@ class Truth:
     timing: float = TIMING
     """Standard deviation of a timing, relative."""
     hard: Hard | None = None
+    exact: tuple[str, ...] = ()
+    """Some of ``EXACT``."""
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng([self.seed, self.groups])
@@ -140,6 +149,7 @@ class Truth:
         self.correlations = np.zeros(n - 1)
         if self.hard is not None:
             self._harden(self.hard, np.random.default_rng([self.seed, n, 2]), (fp32 * saved).mean())
+        self._make_exact()
         self.base = float(self.latency(np.zeros((1, n), dtype=bool))[0])
         if self.cliffs is not None:  # of a generator of their own: the rest of the model stays the same
             self.slow, self.operators = self.cliffs.choose(np.random.default_rng([self.seed, n, 1]), n)
@@ -159,6 +169,23 @@ class Truth:
     def row(self, choices: Mapping[str, str]) -> Bools:
         """A plan as its row, shape (groups,)."""
         return np.array([choices[group] == PRECISIONS[1] for group in self.ids])
+
+    def _make_exact(self) -> None:
+        """Take away what is named: after all draws, so that the rest of the model stays the same."""
+        if "errors" in self.exact:
+            self.emulated = self.errors
+        if "overflows" in self.exact:
+            self.missed = np.zeros(self.groups, dtype=bool)
+        if "gains" in self.exact:
+            self.roofline_gains = (self.times[:, 0] - self.times[:, 1]) * 0.4
+        if "costs" in self.exact:
+            self.roofline_costs = self.costs * 0.4
+        if "tactics" in self.exact:
+            self.tactics = np.ones_like(self.tactics)
+        if "timing" in self.exact:
+            self.timing = 0.0
+        if "correlations" in self.exact:
+            self.correlations = np.zeros_like(self.correlations)
 
     def latency(self, plans: Bools) -> Floats:
         """True latency of each row, True is FP16."""
