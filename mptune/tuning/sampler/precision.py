@@ -68,6 +68,9 @@ EMULATIONS_TO_LEARN = 8
 _AT_FIRST = 4
 """So many times as many before the first one, or about as many as there are groups where that is more."""
 
+_DESIGN_ROUNDS = 5
+"""Rounds in which they are emulated: what is in doubt shows in the first ones."""
+
 
 Emulate = Callable[[Sequence[Mapping[str, str]]], Sequence[float]]
 """Plans, each as free group -> ``"fp16"`` or ``"fp32"`` -> their errors, ``inf`` where not finite."""
@@ -193,10 +196,12 @@ class PrecisionSampler(BaseSampler):
             self._solver = structure, make_solver(prior)
         emulated_errors: dict[str, float | str] = {}
         error_model, overflow = ErrorModel(prior, taught_by(prior, built)), OverflowModel(prior, built)
-        designed = self._designed(prior, built, error_model, overflow)
-        if len(designed):
+        left = self._allowed_to_learn(prior, built)
+        at_a_time = max(EMULATIONS_TO_LEARN, left // _DESIGN_ROUNDS)
+        while left > 0 and len(designed := self._designed(prior, built, error_model, overflow, min(left, at_a_time))):
             built = built.with_emulated(designed, self._emulated(prior, designed, emulated_errors))
             error_model, overflow = ErrorModel(prior, taught_by(prior, built)), OverflowModel(prior, built)
+            left -= len(designed)
         estimator = EhviEstimator(prior, built, generator, reference_error, error_model, overflow)
         finalists = find_candidates(prior, estimator, self._solver[1], built.plans, generator).best(_FINALISTS)
         if not len(finalists):
@@ -213,18 +218,20 @@ class PrecisionSampler(BaseSampler):
             is_emulated[few] = True
         return finalists[order[0]], max(float(ehvi[order[0]]), 0.0), emulated_errors
 
-    def _designed(self, prior: Prior, built: BuiltPlans, error_model: ErrorModel, overflow: OverflowModel) -> Bools:
-        """Plans whose emulation tells of the groups' errors, shape (n_plans, n_groups)."""
-        nothing = built.plans[:0]
+    def _allowed_to_learn(self, prior: Prior, built: BuiltPlans) -> int:
+        """How many plans may be emulated for this proposal to learn the groups' errors."""
         if self._emulate is None:
-            return nothing
+            return 0
         allowed = self._emulations_to_learn
         most = allowed if isinstance(allowed, int) else allowed()
-        emulated = nothing if built.emulated is None else built.emulated[0]
-        if most < 1:
-            return nothing
-        if not len(emulated):
-            most *= max(_AT_FIRST, len(prior.groups) // EMULATIONS_TO_LEARN)
+        is_first = built.emulated is None or not len(built.emulated[0])
+        return most * max(_AT_FIRST, len(prior.groups) // EMULATIONS_TO_LEARN) if is_first else most
+
+    def _designed(
+        self, prior: Prior, built: BuiltPlans, error_model: ErrorModel, overflow: OverflowModel, most: int
+    ) -> Bools:
+        """Plans whose emulation tells of the groups' errors, shape (n_plans, n_groups), at most so many."""
+        emulated = built.plans[:0] if built.emulated is None else built.emulated[0]
         gains = np.abs(np.ones(len(prior.groups)) if prior.gains_ms is None else np.array(prior.gains_ms))
         generator = np.random.default_rng([len(prior.groups), len(emulated)])
         known = np.vstack([built.plans, emulated])
