@@ -15,7 +15,6 @@ from mptune.tuning.sampler.posterior import BuiltPlans, Prior
 from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN, PrecisionSampler
 
 GROUPS = 24
-IDS = tuple(f"g{i:02d}" for i in range(GROUPS))
 EVERY = np.ones(GROUPS, dtype=bool)
 NONE = np.zeros((0, GROUPS), dtype=bool)
 
@@ -23,23 +22,24 @@ NONE = np.zeros((0, GROUPS), dtype=bool)
 class Model:
     """Errors that add in squares, and a prior that is off by a normal of 0.35 decades."""
 
-    def __init__(self, seed: int, decades: float = 0.35) -> None:
+    def __init__(self, seed: int, decades: float = 0.35, groups: int = GROUPS) -> None:
         rng = np.random.default_rng(seed)
-        self.squares = np.log(10 ** rng.uniform(-4.5, -2.2, GROUPS)) * 2.0
-        self.known = self.squares + np.log(10.0) * 2.0 * decades * rng.normal(size=GROUPS)
-        self.prior = Prior(IDS, log_square_errors=tuple(self.known))
+        self.ids = tuple(f"g{i:02d}" for i in range(groups))
+        self.squares = np.log(10 ** rng.uniform(-4.5, -2.2, groups)) * 2.0
+        self.known = self.squares + np.log(10.0) * 2.0 * decades * rng.normal(size=groups)
+        self.prior = Prior(self.ids, log_square_errors=tuple(self.known))
         self.asked: list[Bools] = []
 
     def errors(self, plans: Bools) -> Floats:
         return np.sqrt(plans @ np.exp(self.squares) + ERROR_FLOOR**2)
 
     def emulate(self, choices: Sequence[Mapping[str, str]]) -> list[float]:
-        plans = np.array([[choice[group] == "fp16" for group in IDS] for choice in choices])
+        plans = np.array([[choice[group] == "fp16" for group in self.ids] for choice in choices])
         self.asked.append(plans)
         return [float(error) for error in self.errors(plans)]
 
     def built(self) -> BuiltPlans:
-        plans = np.vstack([np.zeros(GROUPS, dtype=bool), EVERY])
+        plans = np.array([[False] * len(self.ids), [True] * len(self.ids)])
         return BuiltPlans(plans, np.array([10.0, 6.0]), np.full(2, 0.01), self.errors(plans), np.ones(2), 10.0)
 
     def miss(self, model: ErrorModel) -> float:
@@ -118,6 +118,13 @@ def test_the_sampler_emulates_to_learn_as_long_as_there_is_doubt_and_as_many_as_
     many = proposals(model, PrecisionSampler(seed=0, emulate=model.emulate), 12)
     assert many[0] >= 4 * EMULATIONS_TO_LEARN
     assert min(many[-3:]) < EMULATIONS_TO_LEARN, "the errors are known by then"
+
+
+def test_before_the_first_plan_doubt_that_shows_in_the_first_emulations_is_followed_up() -> None:
+    model = Model(0, groups=100)
+    first = proposals(model, PrecisionSampler(seed=0, emulate=model.emulate), 1)[0]
+    assert 96 <= first <= 96 + 12, "one for each group, in whole rounds"
+    assert len(model.asked[0]) < 96
 
 
 def test_where_emulation_of_one_group_was_right_few_are_emulated() -> None:
