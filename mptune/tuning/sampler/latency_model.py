@@ -1,8 +1,9 @@
 """Posterior of latency: the additive law's terms, from a roofline and layer profiles, conditioned on timed builds.
 
 Latency is ``base - gains of the FP16 groups + costs of the crossed boundaries``, linear in its terms, with Gaussian
-noise. How far the prior and the law can be trusted is not assumed: of a few prior widths and noises the most probable
-given the timings is taken (type II maximum likelihood).
+noise. How far the prior and the law can be trusted is not assumed: the posteriors under a few prior widths and noises
+are averaged, weighed by how probable each is given the timings (Hoeting et al., Bayesian model averaging, Statistical
+Science 14(4), 1999).
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ fusion."""
 
 _ROOFLINE_WIDTH, _PROFILE_WIDTH = 0.6, 0.3
 """Of these widths, the roofline's where it is weighed against profiled gains, and that of the two combined."""
+
+_FAR_LESS = 4.0
+"""Posteriors of other widths and noises whose log evidence is lower by more than this are left out of the average."""
 
 _FP16_SAVES, _BOUNDARY_COST = 0.4, 0.1
 """Without a prior: share of the base latency that all groups save together, and a boundary's cost as a share of a
@@ -92,6 +96,21 @@ class _Terms:
         if self.profiles is None:
             return np.zeros(columns.shape[1])
         return self.scale * self.profiles.excess_ms(columns, crossed)
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """The posterior of the terms under one width and one noise of the law.
+
+    Attributes:
+        evidence: log marginal likelihood with the log prior of the width, up to a constant.
+        model: the posterior.
+        noise_ms: standard deviation about the law, in ms.
+    """
+
+    evidence: float
+    model: LinearGaussian | TwinGaussian
+    noise_ms: float
 
 
 class LatencyModel:
@@ -153,9 +172,9 @@ class LatencyModel:
         # Engines are not always what their plans say, and machines not always what they were: outliers count less.
         is_outlier, inflated_ms = np.zeros(len(design), dtype=bool), noise_ms
         for _ in range(_ROUNDS):
-            self._evidence = -math.inf
-            for each, saved_ms in zip(alternatives, values, strict=True):
-                self._fit(each, design, saved_ms, inflated_ms)
+            fits = [self._fit(*each, design, inflated_ms) for each in zip(alternatives, values, strict=True)]
+            best = max(range(len(fits)), key=lambda number: max(fit.evidence for fit in fits[number]))
+            self._terms, self._values, self._fits = alternatives[best], values[best], _likely(fits[best])
             if self._prior.exact or not len(design):
                 break
             residual_ms, predicted_sd_ms = self._model.leave_one_out(self._values)
@@ -198,12 +217,13 @@ class LatencyModel:
         costs = np.where(plans & (shares > 0)[:, None], shares[:, None], math.inf).min(axis=0, initial=math.inf)
         return np.where(known & np.isfinite(costs), costs, 0.0)
 
-    def _fit(self, terms: _Terms, design: Floats, saved: Floats, noise_ms: Floats) -> None:
-        """Condition these terms on what the plans saved; kept where that is more probable than what was kept before."""
+    def _fit(self, terms: _Terms, saved: Floats, design: Floats, noise_ms: Floats) -> list[_Fit]:
+        """Condition these terms on what the plans saved, with every width and noise of the law."""
         widths, laws = ((1e-4,), (1e-6,)) if self._prior.exact else (_GAIN_WIDTHS, _LAW_NOISES)
         noises = {law: np.hypot(noise_ms, law * self.base_ms) for law in laws}
         grams = {law: gram_matrix(design, noise) for law, noise in noises.items()}
         twins = self._prior.twins
+        fits = []
         for width, law in product(widths, laws):
             sd = width * terms.unit
             # All savings are against one timing of the baseline, and share its error: the fixed gain takes it up.
@@ -212,10 +232,8 @@ class LatencyModel:
             evidence = terms.log_odds - 0.5 * (math.log(width / _LIKELY_WIDTH) / _WIDTH_SPREAD) ** 2
             if len(design):
                 evidence += model.update(design, saved, noises[law], grams[law])
-            if evidence > self._evidence:
-                self._evidence, self._model, self._values = evidence, model, saved
-                self._terms = terms
-                self.noise_ms = float(law * self.base_ms)
+            fits.append(_Fit(evidence, model, float(law * self.base_ms)))
+        return fits
 
     def _refined(self, terms: _Terms, profiles: LayerProfiles, design: Floats, saved: Floats) -> list[_Terms]:
         """Precision-weighted mean of the prior's gains and profiled ones; none where these contradict the timings."""
@@ -276,9 +294,28 @@ class LatencyModel:
         unit[self._n_groups : -1] += _BROKEN_FUSION * _mean(np.abs(gains))
         return _Terms(mean, np.maximum(unit, 1e-9 * self.base_ms))
 
+    @property
+    def _model(self) -> LinearGaussian | TwinGaussian:
+        """The most probable fit's."""
+        return self._fits[0].model
+
+    @property
+    def noise_ms(self) -> float:
+        """Standard deviation about the law in the most probable fit, in ms."""
+        return self._fits[0].noise_ms
+
+    @property
+    def _weights(self) -> Floats:
+        """Posterior probability of each fit, shape (n_fits,)."""
+        evidences = np.array([fit.evidence for fit in self._fits])
+        odds = np.exp(evidences - evidences.max())
+        weights: Floats = odds / odds.sum()
+        return weights
+
     def mean(self) -> Floats:
         """Gains, costs (>= 0) and the fixed gain in ms, shape (n_terms,)."""
-        mean: Floats = self._clipped(self._model.posterior_mean[None])[0]
+        means = np.array([fit.model.posterior_mean for fit in self._fits])
+        mean: Floats = self._clipped(self._weights @ means[None])[0]
         return mean
 
     def base(self, terms: Floats) -> Floats:
@@ -293,7 +330,12 @@ class LatencyModel:
 
     def sample(self, generator: np.random.Generator, n_draws: int) -> Floats:
         """Draws of the terms, shape (n_draws, n_terms)."""
-        return self._clipped(self._model.sample(generator, n_draws))
+        chosen = generator.choice(len(self._fits), size=n_draws, p=self._weights)
+        draws = np.empty((n_draws, len(self._model.mean)))
+        for number in np.unique(chosen):
+            mine = chosen == number
+            draws[mine] = self._fits[number].model.sample(generator, int(mine.sum()))
+        return self._clipped(draws)
 
     def _clipped(self, terms: Floats) -> Floats:
         """A copy of the terms, shape (n_draws, n_terms), with cliffs, and with costs of at least 0."""
@@ -313,6 +355,12 @@ class LatencyModel:
         saved = terms.astype(np.float32) @ self._design(columns, crossed)
         latency: Floats = self.base_ms + self._terms.excess_ms(columns, crossed) - saved.astype(float)
         return latency
+
+
+def _likely(fits: list[_Fit]) -> list[_Fit]:
+    """The most probable fit, and after it those that are not far less probable."""
+    ordered = sorted(fits, key=lambda fit: -fit.evidence)
+    return [fit for fit in ordered if fit.evidence > ordered[0].evidence - _FAR_LESS]
 
 
 def _shrunk(gains_ms: Sequence[float]) -> Sequence[float]:
