@@ -31,7 +31,7 @@ from mptune.tuning.sampler.precision import PrecisionSampler
 
 _LESS_EXACT = 8.0
 _FP16, _BF16 = 1, 2
-_SHARES = (0.04, 0.1, 0.3)
+_SHARES = (0.3, 0.1, 0.04)
 
 
 class ThreeTruth(Truth):
@@ -223,7 +223,7 @@ def main() -> None:
     with ProcessPoolExecutor(options.jobs) as pool:
         tasks = {
             share: [pool.submit(run_one, options.groups, s, share, options.budget) for s in range(options.seeds)]
-            for share in sorted(options.shares, reverse=True)
+            for share in options.shares
         }
         for share in options.shares:
             found = [task.result() for task in tasks[share]]
@@ -232,7 +232,9 @@ def main() -> None:
             rows.append({"overflow": share, **medians, "seeds": seeds})
             print(f"{share:.0%} overflow: quality {medians['two']:.3f} in two precisions, {medians['three']:.3f} in "
                   f"three; hypervolume {medians['three over two']:.2f} times", flush=True)  # fmt: skip
-    save(options.json, {"groups": options.groups, "seeds": options.seeds, "budget": options.budget, "rows": rows})
+            save(
+                options.json, {"groups": options.groups, "seeds": options.seeds, "budget": options.budget, "rows": rows}
+            )
 
 
 if __name__ == "__main__":

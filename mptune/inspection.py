@@ -16,9 +16,11 @@ from mptune.engines.jobs.ranges import TensorRange, seen_of
 from mptune.engines.toolchains.predicted import PredictedToolchain
 from mptune.engines.workload import Workload
 from mptune.finding import SEVERITIES, Finding, by_severity
+from mptune.graph.casting.support import unsupported
+from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_fitting_groups, find_groups
-from mptune.graph.hazards.find import Hazard, find_hazards
+from mptune.graph.hazards.find import Hazard, find_hazards, pinned_by_hazards
 from mptune.graph.hazards.hazard import hazard_findings
 from mptune.graph.hazards.interface import interface_findings
 from mptune.graph.hazards.masked_rows import masked_row_findings
@@ -27,6 +29,7 @@ from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.op_rules import node_rule
+from mptune.graph.plan import Precision
 from mptune.settings import DataSettings, Granularity, InMemory, SearchSettings
 from mptune.targets.costs import VIEWS, GroupCost, group_costs, is_folded, ungrouped_cost
 from mptune.targets.flops import ShapeTable, node_flops
@@ -52,12 +55,16 @@ class InspectedGroup:
         cost: what it computes and moves.
         pin: its precision and the reason, where it is not searched.
         repeats: how many groups of the model have its structure, itself included.
+        no_bf16: why it cannot be BF16; None where it could be.
+        only_bf16: it is pinned to FP32 because FP16 cannot be right, and BF16 could be.
     """
 
     group: LayerGroup
     cost: GroupCost
     pin: Pin | None
     repeats: int
+    no_bf16: str | None = None
+    only_bf16: bool = False
 
 
 @dataclass(frozen=True)
@@ -175,6 +182,8 @@ def _group(inspected: InspectedGroup) -> dict[str, Any]:
         "repeats": inspected.repeats,
         **_cost(inspected.cost),
         "pinned": None if pin is None else {"precision": str(pin.precision), "reason": pin.reason},
+        "no_bf16": inspected.no_bf16,
+        "only_bf16": inspected.only_bf16,
     }
 
 
@@ -242,6 +251,10 @@ def inspect_model(
     ]
     hazards = _sorted([*found, *map(_input_hazard, about_data), *about_parts])
     space = make_space(grouped, named, hazards, absmax)
+    no_bf16 = _without_bf16(grouped, hazards)
+    all_three = tuple(map(str, Precision))
+    of_three = make_space(grouped, named, hazards, absmax, precisions=all_three, without_bf16=no_bf16)
+    only_bf16 = space.pinned.keys() & set(of_three.free)
     costs = group_costs(grouped, shapes)
     repeats = Counter(group.pattern for group in groups)
     floats = [c for c in model.initializers.values() if c.dtype in _WEIGHTS]
@@ -252,7 +265,12 @@ def inspect_model(
         memory=memory_need(model, shapes),
         granularity=granularity,
         space=named.name,
-        groups=tuple(InspectedGroup(g, costs[g.id], space.pinned.get(g.id), repeats[g.pattern]) for g in groups),
+        groups=tuple(
+            InspectedGroup(
+                g, costs[g.id], space.pinned.get(g.id), repeats[g.pattern], no_bf16.get(g.id), g.id in only_bf16
+            )
+            for g in groups
+        ),
         operators=_operators(grouped, ShapeTable(model, shapes)),
         rest=ungrouped_cost(grouped, shapes),
         hazards=hazards,
@@ -263,6 +281,16 @@ def inspect_model(
         warnings=(*(samples.warnings if samples else ()), *check_ranges(ranges), *space.warnings),
         findings=by_severity(without_repetition(findings)),
     )
+
+
+def _without_bf16(grouped: GroupedModel, hazards: Sequence[Hazard]) -> dict[str, str]:
+    """Why groups cannot be BF16 whatever the engine: themselves, their operators at this opset, their values."""
+    lacking = unsupported(ValueTypes(grouped), Precision.BF16)
+    return {
+        **pinned_by_hazards(hazards, Precision.BF16),
+        **{group: lacking.reason(ops) for group, ops in lacking.groups.items()},
+        **{group.id: group.pinned for group in grouped.groups if group.pinned is not None},
+    }
 
 
 def observe_values(

@@ -175,3 +175,36 @@ def test_names_are_whole_where_nobody_looks(tmp_path: Path, monkeypatch: pytest.
     (row,) = [line for line in text.splitlines() if line.startswith("g000")]
     assert row.split()[1] == found.groups[0].group.name
     assert row.rstrip().endswith("free")
+
+
+def test_which_groups_could_be_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value beyond FP16's range, and a convolution, which has no BF16 before opset 22."""
+    nodes = [
+        node("Conv", ["x", "kernel"], "a", "/conv/Conv"),
+        node("MatMul", ["a", "w"], "b", "/large/MatMul"),
+        node("Mul", ["b", "small"], "c", "/scale/Mul"),
+        node("MatMul", ["c", "v"], "y", "/last/MatMul"),
+    ]
+    rng = np.random.default_rng(0)
+    constants = [
+        weight("kernel", 2, 2, 1, 1),
+        constant("w", rng.standard_normal((4, 4)) * 1e6),
+        constant("small", np.array(1e-6)),
+        weight("v", 4, 4),
+    ]
+    path = models.save(models.model(nodes, [value("x", [1, 2, 4, 4])], [value("y", [1, 2, 4, 4])], constants), tmp_path)
+    np.savez(tmp_path / "x.npz", x=rng.standard_normal((8, 2, 4, 4)).astype(np.float32))
+    found = mptune.inspect(path, data=tmp_path / "x.npz")
+    conv = next(g for g in found.groups if "Conv" in g.group.ops)
+    assert conv.no_bf16 == ("ONNX has no BF16 for Conv at opset 17; --opset 22 raises the model to one that has it")
+    beyond = [g for g in found.groups if g.only_bf16]
+    assert beyond
+    assert all(g.pin is not None and g.no_bf16 is None for g in beyond)
+    assert any("/large/MatMul" in g.group.nodes for g in beyond)
+    last = next(g for g in found.groups if "/last/MatMul" in g.group.nodes)
+    assert (last.no_bf16, last.only_bf16) == (None, False)
+    document = next(g for g in found.to_json()["groups"] if g["id"] == conv.group.id)
+    assert document["no_bf16"] == conv.no_bf16
+    text = " ".join(shown(found, monkeypatch, 200).split())
+    assert f"{len(found.groups) - 1} of {len(found.groups)} groups could be BF16, {len(beyond)} of them pinned" in text
+    assert "1 not: ONNX has no BF16 for Conv" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
@@ -25,6 +26,8 @@ WIDE = 96
 
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
 _MOST_PLACES = 6
+_REASONS = 3
+"""Why groups cannot be BF16: so many are shown."""
 _OF_CONSTANTS = frozenset({"overflow", "vanishing", "epsilon", "int64"})
 
 
@@ -89,6 +92,7 @@ def _facts(inspection: Inspection) -> list[tuple[str, str]]:
             "plans",
             _plans(len(groups) - pinned, sum(g.pin is not None and g.pin.precision is Precision.FP32 for g in groups)),
         ),
+        ("BF16", _bf16(inspection)),
         (
             "compute",
             f"{quantity(inspection.flops, 'FLOP')} and {quantity(traffic[0], 'B')} of traffic in FP32"
@@ -105,6 +109,22 @@ def _plans(free: int, fp32: int) -> str:
     return (
         f"2^{free} between all-FP32 and {fp16}" if free else f"none to search: {fp32} of the groups are pinned to FP32"
     )
+
+
+def _bf16(inspection: Inspection) -> str:
+    """Which groups could be BF16, and why the others cannot; engines may lack kernels beside."""
+    groups = inspection.groups
+    beyond = sum(g.only_bf16 for g in groups)
+    text = f"{sum(g.no_bf16 is None for g in groups)} of {len(groups)} groups could be BF16"
+    if beyond:
+        text += f", {beyond} of them pinned to FP32 because of FP16 (--precisions fp32,fp16,bf16)"
+    reasons = Counter(g.no_bf16 for g in groups if g.no_bf16 is not None)
+    shown = [f"{count} not: {reason}" for reason, count in reasons.most_common(_REASONS)]
+    if len(reasons) > _REASONS:
+        shown.append(
+            f"{sum(reasons.values()) - sum(c for _, c in reasons.most_common(_REASONS))} not for other reasons"
+        )
+    return "; ".join([text, *shown])
 
 
 def _memory(need: MemoryNeed) -> str:
