@@ -12,10 +12,19 @@ from onnx import helper, numpy_helper
 
 import mptune
 from mptune.cli import main
+from mptune.diagnosis.pairs.alignment import align
 from mptune.engines.loading import load_typed_model
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
+from mptune.graph.writing.rewrite import Rewriter
+from mptune.graph.writing.weights import WeightBank
 from tests.contrib_models import optimised, transformer
 from tests.diagnosis.recordings import session
 from tests.graph import models
+from tests.graph.exported.stripped import load_filled
+from tests.graph.helpers import plans
+from tests.networks.networks import FILES
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPORTED = ROOT / "tests/graph/exported"
@@ -189,6 +198,26 @@ def test_check_passes_a_mixed_model_within_its_limit_and_exits_with_3_beyond(
     assert main([*command, "1e-5"]) == 3
     assert "precision" in capsys.readouterr().out
     assert main([*command, "0"]) == 2
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(ROOT / "tests/graph/corpus" / f"{name}.onnx" for name in ("constants", "dynamic_sequence", "mask_1e9")),
+        FILES["lstm_torchscript_9"],
+    ],
+    ids=lambda path: path.stem,
+)
+def test_a_plan_of_a_model_differs_from_it_in_precision_alone(path: Path, tmp_path: Path) -> None:
+    """Integers are cast once for each type, own Casts change theirs, and recurrent layers may have ``x - 0`` before."""
+    whole = tmp_path / path.name
+    onnx.save(load_filled(path), whole)
+    model = load_model(whole)
+    grouped = GroupedModel(model, find_groups(model))
+    rewriter = Rewriter(grouped, WeightBank.write(model, tmp_path))
+    for plan in plans(model, grouped.groups, 4, seed=1):
+        mixed = load_model(rewriter.write(plan, tmp_path / "mixed.onnx"))
+        assert align(model, mixed, {i.name: i.name for i in model.inputs}).differences == ()
 
 
 def test_runs_that_differ_are_not_deterministic(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Two models side by side: which node of one is which of the other, and the first in which they differ.
 
-Casts between floating-point types are looked through, and a constant that is the other's rounded to FP16 is the same:
-what FP16 does is found from values, not from structure.
+Casts between floating-point types and ``x - 0`` are looked through, the floating-point type that a Cast gives does not
+count, and a constant that is the other's rounded to FP16 is the same: what FP16 does is found from values, not from
+structure.
 """
 
 from __future__ import annotations
@@ -216,10 +217,16 @@ def _is_float_cast(model: Model, node: Node) -> bool:
     """Whether a node only gives a value another floating-point type, or name."""
     if not node.is_standard or not node.inputs:
         return False
-    if node.op_type == "Identity":
+    if node.op_type == "Identity" or _subtracts_nothing(model, node):
         return True
     kinds = {model.info(node.inputs[0]).dtype, model.info(node.outputs[0]).dtype}
     return node.op_type == "Cast" and kinds <= _FLOATS
+
+
+def _subtracts_nothing(model: Model, node: Node) -> bool:
+    """Whether a node is ``x - 0``, as a mixed model has before some recurrent layers."""
+    zero = model.initializers.get(node.inputs[1]) if node.op_type == "Sub" else None
+    return zero is not None and not any(zero.shape) and not np.any(zero.numpy())
 
 
 def _root(model: Model, value: str) -> str:
@@ -254,6 +261,8 @@ def _attributes(model: Model, node: Node) -> dict[str, Any]:
         for name, info in schema.attributes.items():
             if info.default_value.type:
                 found[name] = onnx.helper.get_attribute_value(info.default_value)
+    if node.op_type == "ConstantOfShape" and node.is_standard:  # the only default that is a tensor
+        found["value"] = onnx.numpy_helper.from_array(np.zeros(1, np.float32))
     for attribute in node.proto.attribute:
         found[attribute.name] = onnx.helper.get_attribute_value(attribute)
     return found
