@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mptune import api
+from mptune.comparing import compare
 from mptune.data.calibration import read_outputs, save_outputs, save_samples
 from mptune.engines.base import EngineError
 from mptune.engines.jobs.emulation import ErrorsJob
@@ -28,6 +29,7 @@ from mptune.tuning.runs.result import Front
 from mptune.tuning.space import load_space
 from mptune.tuning.steps.baseline import check_reference
 from tests.conftest import save_mlp
+from tests.graph.helpers import run
 from tests.selecting import detector, images, points
 
 CODE = "value-dependent-shape"
@@ -56,6 +58,23 @@ def test_a_search_judges_every_plan(tmp_path: Path, rows: str) -> None:
     assert len(finding.where.outputs) == {"apart": 4, "together": 1, "points": 2}[rows]
 
 
+@pytest.mark.parametrize("rows", ["apart", pytest.param("together", marks=pytest.mark.slow)])
+def test_a_mixed_model_is_compared_by_sets_of_rows(tmp_path: Path, rows: str) -> None:
+    """FP16 takes a detection away or adds one: that is its rounding, and no difference of another kind."""
+    path, data = detector(tmp_path / "m.onnx", 1, 0.6, rows), images(tmp_path / "x.npz", 8, scale=3.0)
+    mixed = api.apply(path, None, tmp_path / "fp16.onnx")
+    counts = [[len(run(p, {"x": x[None]})[OF[rows]]) for x in np.load(data)["x"]] for p in (path, mixed)]
+    assert counts[0] != counts[1], "else nothing is tested"
+    found = compare(path, mixed, data=data)
+    assert found.verdict == "agrees"
+    assert {f.code for f in found.findings} == {"agrees"}
+    assert all(0 <= statistics["error"] < 0.2 for statistics in found.outputs.values())
+    strict = compare(path, mixed, data=data, tolerance={OF[rows]: 1e-5})
+    assert strict.verdict == "differs"
+    assert [f.code for f in strict.findings if f.code != "agrees"] == ["precision"]
+
+
+OF = {"apart": "boxes", "together": "detections"}
 METRIC = '''
 import pathlib
 import numpy as np

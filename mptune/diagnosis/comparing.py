@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -23,6 +24,9 @@ from mptune.diagnosis.sides import Origin, Side, Sides
 from mptune.finding import Finding, by_severity
 from mptune.graph.loading.value_dependent import shape_facts
 from mptune.settings import Tolerance
+
+_LEFT_OF_ROWS = 0.5
+"""Share of the difference between two sets of rows, up to which another set explains one of them."""
 
 
 def make_sides(
@@ -130,6 +134,9 @@ def compare_sides(
             if found is None and cause is not None and not structural:
                 causes[side.name] = cause
                 beyond.append(side)
+            elif found is None and not structural and (rows := _fp16_takes_rows(side)) is not None:
+                causes[side.name] = rows
+                beyond.append(side)
             elif found is None and _fp16_overflows(side):
                 causes[side.name] = Explanation("fp16", 0.0, 1.0)
                 beyond.append(side)
@@ -168,6 +175,15 @@ def _fp16_overflows(side: Side) -> bool:
         return False
     lost, also = ~np.isfinite(got) & np.isfinite(wanted), ~np.isfinite(emulated) & np.isfinite(wanted)
     return bool(lost.any() and (lost & also).sum() >= 0.9 * max(lost.sum(), also.sum()))
+
+
+def _fp16_takes_rows(side: Side) -> Explanation | None:
+    """FP16, where an output is compared as a set of rows and the emulation has nearly the candidate's rows."""
+    sides = side.sides
+    if not sides.has_row_set(side.name) or not 0 < side.error < math.inf:
+        return None
+    left = sides.worst(side.name, sides.candidate, sides.runner.emulated(sides.plan)).error / side.error
+    return Explanation("fp16", left, 1.0) if left <= _LEFT_OF_ROWS else None
 
 
 def _statistics(sides: Sides, outputs: Sequence[Side]) -> dict[str, dict[str, float]]:

@@ -23,7 +23,8 @@ class Comparison:
         verdict: ``differs`` where an output is beyond its limit, or has a cause that is no rounding.
         findings: what the difference is, the most severe first.
         outputs: output name -> statistic -> value over all samples. ``error`` is the root mean square difference of a
-            sample, divided by the output's standard deviation over all samples, the mean over the samples.
+            sample, divided by the output's standard deviation over all samples, the mean over the samples; of an output
+            whose number of rows depends on values, of its rows as pairs, divided by the root mean square.
             ``emulated_fp16`` is the same of the model with FP16 wherever FP16 can be right. ``judged`` is what
             ``limit`` limits: that error, or the largest absolute difference where the tolerance is of that;
             ``judged_fp16`` as before.

@@ -30,7 +30,7 @@ def structural_finding(side: Side) -> Finding | None:
     if swapped is not None:
         return swapped
     compared = side.compared()
-    if compared is None or compared.distance <= compared.exact:
+    if compared is None or compared.distance <= compared.exact or (side.is_within and sides.has_row_set(side.name)):
         return None
     order = find_order(compared)
     if order is not None:
@@ -46,7 +46,7 @@ def rounding_cause(side: Side) -> Explanation | None:
     """The rounding that makes the difference of an output; None where none does."""
     sides = side.sides
     compared = side.compared()
-    if compared is None or compared.distance <= compared.exact:
+    if compared is None or compared.distance <= compared.exact or (side.is_within and sides.has_row_set(side.name)):
         return None
     exact = side.rows(sides.runner.exact)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from mptune.diagnosis.explained import finding
 from mptune.diagnosis.patterns.roundings import Explanation
-from mptune.diagnosis.sides import Side, arrays_of
+from mptune.diagnosis.sides import Side
 from mptune.finding import Finding
 from mptune.graph.plan import Precision, PrecisionPlan
 
@@ -105,10 +105,7 @@ def _cured(
         if not plan.fp16_groups:
             return None, None
         outputs = runner.emulated(plan)
-        exact = runner.exact
-        again = [
-            each.sides.worst(each.name, arrays_of(outputs, each.name), arrays_of(exact, each.name)) for each in side
-        ]
+        again = [each.sides.worst(each.name, outputs, runner.exact) for each in side]
         if all(each.is_within for each in again):
             return plan, max(again, key=lambda each: each.judged / each.limit.value)
         count = min(len(ranked), count + max(1, (len(ranked) - count) // 3))

@@ -123,17 +123,22 @@ def largest_of(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float
     return worst
 
 
-def error_of(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float:
+def error_of(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray], *, about_zero: bool = False) -> float:
     """Root mean square difference of a sample by the standard deviation over all samples; the mean over the samples.
 
     Where the standard deviation is 0, by the root mean square; where that is 0, too, the absolute error. Values that
     are not finite where the reference is finite make it infinite, as does another shape.
+
+    Args:
+        got: the candidate's, one array per sample.
+        wanted: the reference's.
+        about_zero: by the root mean square in any case, where a zero says that a row is not there.
     """
     finite = [np.asarray(array, np.float64)[np.isfinite(array)] for array in wanted]
     values = np.concatenate(finite) if finite else np.zeros(0)
     size = float(np.sqrt(np.mean(values**2))) if values.size else 0.0
     spread = float(values.std()) if values.size else 0.0
-    scale = spread if spread > 1e-6 * size else size or 1.0
+    scale = spread if spread > 1e-6 * size and not about_zero else size or 1.0
     errors = []
     for a, b in zip(got, wanted, strict=True):
         if a.shape != b.shape:

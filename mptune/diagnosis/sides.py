@@ -10,12 +10,14 @@ from typing import Literal
 import numpy as np
 
 from mptune.data.metrics.parts import OutputParts, find_parts
+from mptune.data.metrics.row_sets import RowSet, aligned_rows, find_row_sets
 from mptune.diagnosis.limits import Limit, columns_of, default_limit, error_of, largest_of, limits_of
 from mptune.diagnosis.patterns.scaled import Compared
 from mptune.diagnosis.rows import Layout
 from mptune.diagnosis.runner import Outputs, Runner
 from mptune.engines.jobs.samples import batch_sizes
 from mptune.finding import OutputColumns
+from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import Tolerance
 
@@ -58,36 +60,62 @@ class Sides:
 
     def output(self, name: str) -> Side:
         """One output of both sides, judged by the part of it that is worst against its limit."""
-        got, wanted = arrays_of(self.candidate, name), arrays_of(self.reference, name)
-        return self.worst(name, got, wanted)
+        return self.worst(name, self.candidate, self.reference)
 
-    def worst(self, name: str, got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> Side:
+    def worst(self, name: str, candidate: Outputs, reference: Outputs) -> Side:
         """The part of an output that is worst against its limit, of any two runs.
+
+        Where the number of rows depends on values, rows are paired first (``mptune.data.metrics.row_sets``).
 
         Raises:
             SettingsError: a tolerance names columns that there are not.
         """
-        emulated, exact = arrays_of(self.emulated, name), arrays_of(self.runner.exact, name)
-        parts = self._parts.get(name)
+        got, wanted = self._paired(name, candidate, reference)
+        emulated, exact = self._paired(name, self.emulated, self.runner.exact)
+        parts, is_set = self._parts.get(name), self.has_row_set(name)
         axis = None if parts is None else parts.axis
         sides = []
         for limit in limits_of(name, self.tolerances.get(name, ()), parts, self.max_error):
             columns = limit.columns if isinstance(limit, Limit) else limit
             a, b = columns_of(got, axis, columns), columns_of(wanted, axis, columns)
-            of_fp16 = error_of(columns_of(emulated, axis, columns), columns_of(exact, axis, columns))
+            c, d = columns_of(emulated, axis, columns), columns_of(exact, axis, columns)
+            of_fp16 = error_of(c, d, about_zero=is_set)
             allowed = limit if isinstance(limit, Limit) else Limit(default_limit(of_fp16), columns=columns)
-            error = error_of(a, b)
-            judged, judged_fp16 = error, of_fp16
-            if allowed.is_absolute:
-                judged = largest_of(a, b)
-                judged_fp16 = largest_of(columns_of(emulated, axis, columns), columns_of(exact, axis, columns))
-            sides.append(Side(self, name, got, wanted, error, of_fp16, allowed, judged, judged_fp16))
+            error = error_of(a, b, about_zero=is_set)
+            judged, judged_fp16 = (largest_of(a, b), largest_of(c, d)) if allowed.is_absolute else (error, of_fp16)
+            whole = arrays_of(candidate, name), arrays_of(reference, name)
+            sides.append(Side(self, name, *whole, error, of_fp16, allowed, judged, judged_fp16))
         return max(sides, key=lambda side: side.judged / side.limit.value)
 
     @property
     def emulated(self) -> Outputs:
         """The model with FP16 wherever FP16 can be right."""
         return self.runner.emulated(self.runner.all_fp16)
+
+    def has_row_set(self, name: str) -> bool:
+        """Whether an output is compared as a set of rows."""
+        return any(name in rows.names for rows in self._row_sets)
+
+    def _paired(self, name: str, got: Outputs, wanted: Outputs) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """One output of all samples of two runs; rows of a set are brought together, in the axes that they have."""
+        whole = arrays_of(got, name), arrays_of(wanted, name)
+        row_sets = [rows for rows in self._row_sets if name in rows.names]
+        if not row_sets:
+            return whole
+        aligned = [aligned_rows(row_sets, one, other).get(name) for one, other in zip(got, wanted, strict=True)]
+        found = [rows for rows in aligned if rows is not None]
+        if len(found) < len(aligned):
+            return whole
+        lead = (1,) * (whole[1][0].ndim - 2)
+        return (
+            [rows.output.reshape(lead + rows.output.shape) for rows in found],
+            [rows.reference.reshape(lead + rows.reference.shape) for rows in found],
+        )
+
+    @cached_property
+    def _row_sets(self) -> tuple[RowSet, ...]:
+        dependent = [output for output in shape_facts(self.runner.model).outputs if output.name in self.layouts]
+        return find_row_sets(dependent, self.runner.exact)
 
     @cached_property
     def _parts(self) -> Mapping[str, OutputParts]:
