@@ -149,6 +149,7 @@ def read_run(path: str | Path) -> tuple[RunDirectory, RunFile]:
         RunError: it is no run directory, or holds links out of it.
     """
     run = RunDirectory(Path(path))
+    refuse_links(run.path)
     file = run.load()
     if file is None:
         what = "is no run directory (it has no run.json)" if run.path.is_dir() else "does not exist"
@@ -159,7 +160,7 @@ def read_run(path: str | Path) -> tuple[RunDirectory, RunFile]:
     elif file.accompanies is not None:
         what, where = "search that it accompanies", "the front of another device lies in RUN/devices/DEVICE"
         run = RunDirectory(run.path, accompanies=_home(run, run.devices.name, file.accompanies, what, where))
-    for directory in dict.fromkeys((run.weights.parent, run.journal.parent, run.path)):
+    for directory in {run.weights.parent, run.journal.parent} - {run.path}:
         refuse_links(directory)
     return run, file
 
@@ -181,10 +182,11 @@ def _home(run: RunDirectory, folder: str, recorded: str, what: str, where: str) 
 def refuse_links(path: Path) -> None:
     """Refuse a run directory that holds symbolic links out of it: whoever made them chose what is read or overwritten.
 
-    The user's own files in ``chosen`` may be links: they are only carried over.
+    Named pipes, sockets and devices are refused, too: reading one may never end. The user's own files in ``chosen``
+    may be links: they are only carried over.
 
     Raises:
-        RunError: naming the first link.
+        RunError: naming the first one.
     """
     root = path.resolve()
     for entry in _entries(path):
@@ -193,6 +195,8 @@ def refuse_links(path: Path) -> None:
                 f"{entry.path} is a link out of the run directory, which is not followed",
                 "copy what it points to in its place, if you trust it, or delete the link",
             )
+        if not (entry.is_symlink() or entry.is_file() or entry.is_dir()):
+            raise RunError(f"{entry.path} is a named pipe, a socket or a device, and no file", "delete it")
 
 
 def _entries(path: Path) -> Iterator[os.DirEntry[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -83,6 +84,15 @@ class TestLinks:
         with pytest.raises(RunError, match="is a link out of"), open_run(Path("model.mptune")):
             pass
         assert victim.read_text() == "precious"
+
+    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+    @pytest.mark.parametrize("name", ["study.journal", "data/more.json", "weights/weights.json"])
+    def test_a_named_pipe_is_refused_and_not_waited_for(self, place: Path, name: str) -> None:
+        pipe = Path("model.mptune") / name
+        pipe.unlink(missing_ok=True)
+        os.mkfifo(pipe)
+        with pytest.raises(RunError, match="is a named pipe"):
+            read_run("model.mptune")
 
     def test_links_inside_and_the_users_own_are_let_be(self, place: Path) -> None:
         run = Path("model.mptune")
