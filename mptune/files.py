@@ -154,6 +154,18 @@ def write_text(path: Path, text: str, *, mode: int | None = None) -> None:
         file.write(text)
 
 
+def parse_json(text: str | bytes) -> Any:
+    """What ``json.loads`` gives.
+
+    Raises:
+        ValueError: it is no JSON, or nested so deeply that Python cannot read it.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
 def write_json(path: Path, document: Any) -> None:
     """As ``write_text``, of JSON, indented, with a newline at its end. Non-finite numbers are refused.
 

@@ -16,7 +16,7 @@ from typing import IO, Any
 import numpy as np
 
 from mptune.errors import DataError
-from mptune.files import whole_file, writing
+from mptune.files import parse_json, whole_file, writing
 
 _FORMAT = 1
 
@@ -135,7 +135,7 @@ def read_samples(path: Path, first: int | None = None) -> tuple[dict[str, np.nda
     arrays = read_archive(path, is_wanted)
     foreign = DataError(f"{path} was not written by this mptune", "start the run again with --fresh")
     try:
-        header: Any = json.loads(arrays.pop("header").tobytes())
+        header: Any = parse_json(arrays.pop("header").tobytes())
         names = header["names"]
         if header["format"] != _FORMAT:
             raise foreign
@@ -176,7 +176,7 @@ def read_sample_shapes(path: Path) -> tuple[dict[str, tuple[int, ...]], ...]:
     try:
         with zipfile.ZipFile(path) as archive:
             with archive.open("header.npy") as member:
-                header: Any = json.loads(np.lib.format.read_array(member, allow_pickle=False).tobytes())
+                header: Any = parse_json(np.lib.format.read_array(member, allow_pickle=False).tobytes())
             names = header["names"]
             samples: list[dict[str, tuple[int, ...]]] = [{} for _ in range(header["samples"])]
             for entry in archive.namelist():

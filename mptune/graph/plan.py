@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from mptune.errors import PlanError
+from mptune.files import parse_json
 
 PLAN_FORMAT = 1
 
@@ -143,8 +143,8 @@ class PrecisionPlan:
         hint = "plans are written by `mptune search` as chosen/plan.json"
         if isinstance(document, str):
             try:
-                document = json.loads(document)
-            except json.JSONDecodeError as error:
+                document = parse_json(document)
+            except ValueError as error:
                 raise PlanError(f"{source} is not JSON: {error}", hint) from None
         if not isinstance(document, dict) or not isinstance(document.get("precision"), dict):
             raise PlanError(f"{source} has no 'precision' object", hint)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from mptune.data.rollout import Rollout
 from mptune.data.run_outputs import HELD_OUT_NAMES_JSON, RunOutputs, read_names, write_run_outputs
 from mptune.engines.environment import Environment, describe_environment
 from mptune.errors import PlanError
-from mptune.files import write_json
+from mptune.files import parse_json, write_json
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.plan import PrecisionPlan
 from mptune.graph.writing.weights import WeightBank
@@ -127,7 +126,7 @@ def run_outputs(run: RunDirectory, front: Front) -> RunOutputs:
 def _is_written(run: RunDirectory, document: dict[str, Any]) -> bool:
     try:
         plan = PrecisionPlan.from_json((run.chosen / "plan.json").read_text(encoding="utf-8"))
-        same = bool(json.loads(run.front_json.read_text(encoding="utf-8")) == document)
+        same = bool(parse_json(run.front_json.read_text(encoding="utf-8")) == document)
     except (OSError, ValueError, PlanError):
         return False
     kept = plan.fingerprint == document["chosen"] or not document.get("choice", {}).get("limits_met", True)

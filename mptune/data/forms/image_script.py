@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from pprint import pformat
@@ -11,6 +10,7 @@ from typing import Any
 
 from mptune.data.forms.image_lines import fit_image, image_input
 from mptune.data.forms.images import PREPROCESS_JSON, SUFFIXES
+from mptune.files import parse_json
 
 READ_IMAGES = """    if Path(path).suffix.lower() not in (".npz", ".npy"):
         return read_images(path)
@@ -41,7 +41,7 @@ def read_images(path):
 def load_preprocessing(data_dir: Path) -> Mapping[str, Any] | None:
     """The declaration that a run keeps; None where its data were no images."""
     try:
-        document = json.loads((data_dir / PREPROCESS_JSON).read_text(encoding="utf-8"))
+        document = parse_json((data_dir / PREPROCESS_JSON).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return document if isinstance(document, dict) and "input" in document else None

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mptune.engines.timing.latency import Repetitions
-from mptune.files import whole_file
+from mptune.files import parse_json, whole_file
 from mptune.settings import LatencySettings
 
 
@@ -27,7 +27,7 @@ class TimingRecord:
     def read(cls, path: Path, settings: LatencySettings) -> TimingRecord | None:
         """The record of an earlier process; None where there is none or its latency settings were others."""
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
+            document = parse_json(path.read_text(encoding="utf-8"))
             # Settings that were removed since do not count.
             recorded = document["settings"]
             if any(recorded[name] != value for name, value in asdict(settings).items()):

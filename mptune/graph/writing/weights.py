@@ -19,7 +19,7 @@ import onnx.helper
 import onnx.numpy_helper
 
 from mptune.errors import ModelError
-from mptune.files import file_sha256, whole_file, writing
+from mptune.files import file_sha256, parse_json, whole_file, writing
 from mptune.graph.bfloat16 import from_bfloat16, to_bfloat16
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import EXTERNAL_HINT, ONNX_TYPES, Initializer, external_location, is_external
@@ -247,7 +247,7 @@ class WeightBank:
     def _read(cls, model: Model, directory: Path, wanted: Mapping[Precision, Collection[str]]) -> WeightBank | None:
         """The bank that is there, if it is whole and this model's."""
         try:
-            document = json.loads((directory / INDEX_FILE).read_text())
+            document = parse_json((directory / INDEX_FILE).read_text())
             if document["format"] != _FORMAT or document["model_sha256"] != model.sha256:
                 return None
             there = [p for p in Precision if p in wanted or str(p) in document]

@@ -8,16 +8,12 @@ error is the reason: the Casts may be there only because of its neighbours' erro
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from mptune.files import write_json
 from mptune.finding import Finding
 from mptune.graph.grouping.op_kinds import CASTS_INTEGERS, FOLDED
 from mptune.graph.plan import Precision
@@ -25,18 +21,14 @@ from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
 from mptune.tuning.fronts.dominance import faster_beyond_noise
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
+from mptune.tuning.reasons.grounds import EXPLAIN_JSON, Grounds, GroupFacts
 from mptune.tuning.reasons.group_findings import finding_of
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.sampler.cuts.boundaries import Boundary
 from mptune.tuning.sampler.group_tests.overflow_model import FailureModel, OverflowModel
 from mptune.tuning.sampler.latency_model import LatencyModel
 from mptune.tuning.sampler.plan_rows import Floats
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
-from mptune.tuning.space import Pin, SearchSpace
 from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, Sensitivity
-
-EXPLAIN_JSON = "explain.json"
-"""Name of the file in the run's data directory."""
 
 LEAST_GAIN = 5e-4
 """Share of the base latency: what a group saves below it cannot be timed."""
@@ -51,105 +43,6 @@ _LEARNT_FROM = 300
 """So many evaluations teach the gains all there is to learn; the cost of learning is cubic."""
 
 _DIGITS = 4
-
-
-@dataclass(frozen=True)
-class GroupFacts:
-    """A layer group as far as explanations need it, and its pin."""
-
-    id: str
-    name: str
-    kind: str
-    pin: Pin | None = None
-    reduced: Precision = Precision.FP16
-
-
-@dataclass(frozen=True)
-class Grounds:
-    """What explanations rest on beside the study and the sensitivity; kept in the run's data directory.
-
-    Attributes:
-        groups: all layer groups, in the order of the model.
-        prior: gains and boundary costs before any build; None where the search asked for none.
-    """
-
-    groups: tuple[GroupFacts, ...] = ()
-    prior: Prior | None = None
-
-    @property
-    def free(self) -> tuple[str, ...]:
-        """Ids of the groups that are searched."""
-        return tuple(group.id for group in self.groups if group.pin is None)
-
-    @classmethod
-    def of(cls, space: SearchSpace, prior: Prior | None) -> Grounds:
-        """The grounds of a space, without one-group errors, which belong to the sensitivity."""
-        pins, reduced = space.pinned, space.reduced_of
-        groups = tuple(GroupFacts(g.id, g.name, g.kind, pins.get(g.id), reduced(g.id)) for g in space.groups)
-        if prior is None or prior.gains_ms is None:
-            return cls(groups)
-        terms = Prior(
-            prior.groups,
-            gains_ms=prior.gains_ms,
-            boundaries=prior.boundaries,
-            boundary_costs_ms=prior.boundary_costs_ms,
-            fixed_gain_ms=prior.fixed_gain_ms,
-            exact=prior.exact,
-            operators=prior.operators,
-        )
-        return cls(groups, terms)
-
-    def save(self, path: Path) -> None:
-        """Write the JSON file that ``load`` reads.
-
-        Raises:
-            RunError: the disk is full, or the place cannot be written.
-        """
-        groups = [
-            {
-                "id": group.id,
-                "name": group.name,
-                "kind": group.kind,
-                "pin": None if group.pin is None else [str(group.pin.precision), group.pin.reason],
-                **({} if group.reduced is Precision.FP16 else {"reduced": str(group.reduced)}),
-            }
-            for group in self.groups
-        ]
-        write_json(path, {"groups": groups, "terms": None if self.prior is None else _terms_to_json(self.prior)})
-
-    @classmethod
-    def load(cls, path: Path) -> Grounds:
-        """Read what ``save`` wrote; empty where there is nothing that can be read."""
-        try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-            groups = tuple(
-                GroupFacts(
-                    g["id"],
-                    g["name"],
-                    g["kind"],
-                    None if g["pin"] is None else _pin(*g["pin"]),
-                    Precision(g.get("reduced", Precision.FP16)),
-                )
-                for g in document["groups"]
-            )
-            terms = document["terms"]
-            return cls(groups, None if terms is None else _terms_from_json(terms))
-        except (OSError, ValueError, KeyError, TypeError):
-            return cls()
-
-
-def keep_grounds(space: SearchSpace, prior: Prior | None, data_dir: Path) -> None:
-    """Store what later explanations need; terms that are there already stay where ``prior`` brings none.
-
-    Raises:
-        RunError: the disk is full, or the place cannot be written.
-    """
-    path = data_dir / EXPLAIN_JSON
-    known, now = Grounds.load(path), Grounds.of(space, prior)
-    if now.prior is None and known.free == now.free:
-        now = Grounds(now.groups, known.prior)
-    if now != known:
-        now.save(path)
 
 
 def explain(
@@ -171,7 +64,7 @@ def explain(
         findings: of the run; those about groups are the reasons for them.
     """
     grounds = Grounds.load(data_dir / EXPLAIN_JSON)
-    if not grounds.groups:
+    if not grounds.groups or any(e.plan.precision.keys() != {g.id for g in grounds.groups} for e in points):
         return Explanation()
     both = (Sensitivity.load(data_dir / SENSITIVITY_JSON, metric) for metric in (record.metric, "relative_l2"))
     ignored = chosen.ignored if chosen is not None else points[0].ignored if points else ()
@@ -339,7 +232,7 @@ def _broken(built: BuiltPlans, free: Sequence[str], errors: Mapping[str, float])
     """
     squares = None
     if errors:
-        squares = tuple(math.log(max(errors[g], ERROR_FLOOR) ** 2) if g in errors else math.nan for g in free)
+        squares = tuple(2.0 * math.log(max(errors[g], ERROR_FLOOR)) if g in errors else math.nan for g in free)
     prior = Prior(tuple(free), squares)
     overflow, fails = OverflowModel(prior, built).probabilities, FailureModel(prior, built).probabilities
     good, bad = built.plans[built.finite == 1.0], built.plans[built.finite == 0.0]
@@ -362,35 +255,3 @@ def _broken(built: BuiltPlans, free: Sequence[str], errors: Mapping[str, float])
 def _rounded(value: float) -> float:
     """Digits that mean something, so that a last bit of the arithmetic changes no file."""
     return float(f"{value:.{_DIGITS}g}")
-
-
-def _pin(precision: str, reason: str) -> Pin:
-    return Pin(Precision(precision), reason)
-
-
-def _terms_to_json(prior: Prior) -> dict[str, Any]:
-    return {
-        "groups": list(prior.groups),
-        "gains_ms": list(prior.gains_ms or ()),
-        "ties": [
-            [list(boundary.members), boundary.fp32, boundary.fp16]
-            for boundary in prior.boundaries
-            if isinstance(boundary, Boundary)
-        ],
-        "tie_costs_ms": list(prior.boundary_costs_ms),
-        "fixed_gain_ms": prior.fixed_gain_ms,
-        "exact": prior.exact,
-        "operators": [sorted(own) for own in prior.operators],
-    }
-
-
-def _terms_from_json(document: Mapping[str, Any]) -> Prior:
-    return Prior(
-        groups=tuple(document["groups"]),
-        gains_ms=tuple(map(float, document["gains_ms"])),
-        boundaries=tuple(Boundary(tuple(members), fp32, fp16) for members, fp32, fp16 in document["ties"]),
-        boundary_costs_ms=tuple(map(float, document["tie_costs_ms"])),
-        fixed_gain_ms=float(document["fixed_gain_ms"]),
-        exact=bool(document["exact"]),
-        operators=tuple(map(frozenset, document.get("operators", ()))),
-    )

@@ -6,14 +6,13 @@ run directory can go to another machine alone.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mptune.engines.loading import load_typed_model
 from mptune.errors import ModelError, RunError
-from mptune.files import write_json
+from mptune.files import parse_json, write_json
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model
@@ -118,7 +117,7 @@ def load_either(run: RunDirectory, file: RunFile) -> Model:
 
 def _seal(run: RunDirectory) -> dict[str, Any] | None:
     try:
-        document = json.loads((run.weights / SEAL_FILE).read_text(encoding="utf-8"))
+        document = parse_json((run.weights / SEAL_FILE).read_text(encoding="utf-8"))
         if document["format"] == _FORMAT and document["model_sha256"] and document["copy_sha256"]:
             return dict(document)
     except (OSError, ValueError, KeyError, TypeError):

@@ -45,7 +45,7 @@ from mptune.tuning.front import Front
 from mptune.tuning.fronts.metric_limits import check_metric_limits
 from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.listener import Listener
-from mptune.tuning.reasons.reasons import keep_grounds
+from mptune.tuning.reasons.grounds import keep_grounds
 from mptune.tuning.record.storage import check_opens
 from mptune.tuning.record.storage_urls import named_storage
 from mptune.tuning.record.study import open_study

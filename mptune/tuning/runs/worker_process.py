@@ -25,7 +25,7 @@ from mptune.engines.base import Failure, Progress
 from mptune.engines.worker.parenthood import signal_at_death_of_parent
 from mptune.engines.worker.process_tree import absolute_sys_path, kill_tree
 from mptune.errors import MptuneError, RunError
-from mptune.files import writing
+from mptune.files import parse_json, writing
 from mptune.graph.plan import PrecisionPlan
 from mptune.tuning.evaluation import Evaluation, Origin
 
@@ -110,7 +110,7 @@ class WorkerProcess:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             with contextlib.suppress(ValueError):  # A line that was cut off when it died.
-                self.events.put(json.loads(line))
+                self.events.put(parse_json(line))
 
 
 def error_of(event: Mapping[str, Any]) -> MptuneError:

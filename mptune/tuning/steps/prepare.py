@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from mptune.engines.base import Failure, ReferenceReport, SampleSet, Toolchain, 
 from mptune.engines.environment import Environment
 from mptune.engines.jobs.ranges import seen_of
 from mptune.engines.workload import Workload
-from mptune.files import write_json
+from mptune.files import parse_json, write_json
 from mptune.finding import Finding
 from mptune.graph.casting.support import unsupported
 from mptune.graph.casting.value_types import ValueTypes
@@ -106,7 +105,7 @@ class Observations:
     def load(cls, path: Path) -> Observations | None:
         """Read what ``save`` wrote; None where there is nothing that can be read."""
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
+            document = parse_json(path.read_text(encoding="utf-8"))
             tensors = document["tensors"]
             shapes = {t: tuple(facts["shape"]) for t, facts in tensors.items()}
             return cls(

@@ -211,7 +211,7 @@ def log_square_errors(
         return excess[sensitivity.taken[group].sample_count] if is_partial else (0.0, 0.0)
 
     known = {
-        group: math.inf if math.isinf(error) else math.log(max(error, ERROR_FLOOR) ** 2) - excess_of(group)[0]
+        group: math.inf if math.isinf(error) else 2.0 * math.log(max(error, ERROR_FLOOR)) - excess_of(group)[0]
         for group, error in sensitivity.errors.items()
     }
     finite: dict[str, list[float]] = {}

@@ -7,7 +7,6 @@ left is taken between plans, in proportion to them, so that a resumed search goe
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,7 +18,7 @@ import numpy as np
 from mptune.data.metrics.accuracy import OutputError
 from mptune.data.numbers import decode_float, encode_float
 from mptune.engines.base import Toolchain
-from mptune.files import write_json
+from mptune.files import parse_json, write_json
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.fronts.searched_error import SearchedError
@@ -101,7 +100,7 @@ class Sensitivity:
     def load(cls, path: Path, metric: str) -> Sensitivity:
         """What ``save`` wrote for this metric; empty where there is nothing that can be read."""
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
+            document = parse_json(path.read_text(encoding="utf-8"))
             if document["metric"] == metric:
                 return cls(
                     metric,

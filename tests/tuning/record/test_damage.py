@@ -17,6 +17,7 @@ from mptune.errors import MptuneError, RunError
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
+from mptune.tuning.reasons.grounds import Grounds
 from mptune.tuning.record.damage import damaged_lines, set_damage_aside
 from mptune.tuning.record.study import copy_to_memory
 from tests.conftest import save_mlp
@@ -152,6 +153,31 @@ def test_an_evaluation_that_is_none(place: Path, capsys: pytest.CaptureFixture[s
     JOURNAL.write_text(text.replace('"latency":{', '"latenzy":{'))
     assert main(["report", "model.mptune"]) == 1
     assert "cannot be read" in capsys.readouterr().err
+
+
+NESTED = '{"a":' * 100_000
+
+
+@pytest.mark.parametrize("text", [NESTED, "[]"])
+def test_other_files_of_a_run_may_hold_anything(place: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What they hold is taken for lost, or the file is named; nothing is called a fault of mptune."""
+    for path in sorted((*RUN.glob("data/*.json"), *RUN.glob("weights/*.json"), RUN / "front.json")):
+        before = path.read_bytes()
+        path.write_text(text)
+        main(["report", str(RUN)])
+        assert "unexpected" not in capsys.readouterr().err, path.name
+        path.write_bytes(before)
+
+
+@pytest.mark.parametrize("key", ["groups", "gains_ms", "ties", "tie_costs_ms", "operators"])
+def test_terms_that_do_not_fit_together_explain_nothing(place: Path, key: str) -> None:
+    path = RUN / "data" / "explain.json"
+    document = json.loads(path.read_text())
+    assert Grounds.load(path).prior is not None
+    document["terms"][key] = [*document["terms"][key][1:], *([[5]] if key == "operators" else [])]
+    path.write_text(json.dumps(document))
+    assert Grounds.load(path) == Grounds()
+    assert api.report(RUN).points
 
 
 class TestRunJson:
