@@ -121,6 +121,8 @@ class Final:
         made, crashed = self._candidates(with_bisect="bisect" in steps)
         options = self._model.options(self._work, "final", provider=self._provider, target=self._target)
         with open_bench(options, statistics=False, which="held_out") as bench:
+            if self._known.groups != tuple(group.id for group in bench.groups):
+                raise SystemExit(f"{self._model.name}: the layer groups are not those that were collected; collect again")
             sessions = Sessions(self._work / f"{self._model.name}.final" / "sessions.jsonl")
             keys = {_key(one): one.plan for one in made}
             keys = {"0" * len(self._known.groups): "0" * len(self._known.groups), **keys}
@@ -165,7 +167,11 @@ class Final:
             unpack_all(self._model, self._work, self._packed)
         folder = self._model.peers(self._work)
         converted = [convert(name, model, data, self._model.first_rows, folder) for name in CONVERTERS]
-        every = [*self._rules(), *self._replayed(), *converted, *self._bisected(with_bisect)]
+        replayed = list(self._replayed())
+        ours = [one for one in replayed if one.peer == NAMES["precision"]]
+        others = [one for one in replayed if one.peer != NAMES["precision"]]
+        # in the order of importance: time may end within the first round
+        every = [*self._rules(), *ours, *converted, *others, *self._bisected(with_bisect)]
         return [one for one in every if isinstance(one, Made)], [one for one in every if isinstance(one, Crashed)]
 
     def _rules(self) -> Iterator[Made]:
@@ -184,7 +190,7 @@ class Final:
             return
         if not allowed:
             replays = self._results / f"peers_replay_{self._model.name}.json"
-            for entry in json.loads(replays.read_text())["bisected"] if replays.exists() else ():
+            for entry in json.loads(replays.read_text()).get("bisected", ()) if replays.exists() else ():
                 yield Made(entry["name"], entry["plan"], entry["builds"])
             return
         options = self._model.options(self._work, "bench", provider=self._provider, target=self._target)

@@ -57,7 +57,7 @@ def headline(models: Mapping[str, Row]) -> str:
 def tables(models: Mapping[str, Row]) -> str:
     """All tables."""
     replays = {entry["what"]: entry["replayed"] for entry in models.values() if "replayed" in entry}
-    parts = []
+    parts = [_summary(models)] if _with(models, MPTUNE) else []
     if replays:
         parts += _replay_tables(replays)
     for entry in models.values():
@@ -68,6 +68,39 @@ def tables(models: Mapping[str, Row]) -> str:
         if names:
             parts.append(f"Not {what} yet: {'; '.join(names)}.")
     return "\n\n".join([*parts, _lost(models)])
+
+
+def _summary(models: Mapping[str, Row]) -> str:
+    """How often mptune comes first, with as many builds."""
+    replays = _with(models, MPTUNE)
+    first = [not any(_rivals(entry, lambda row: -row["hypervolume"][FIRST][0])) for entry in replays]
+    ratios = [_share(entry, MPTUNE) / _share(entry, NAMES["tpe"]) for entry in _with(models, MPTUNE, NAMES["tpe"])]
+    text = f"With 50 builds mptune has the largest hypervolume* on {sum(first)} of {len(first)} networks"
+    if ratios:
+        text += f", {median(ratios):.2f} times TPE's in the median ({min(ratios):.2f} to {max(ratios):.2f})"
+    limited = [e for e in replays if e["samplers"][MPTUNE]["at"][FIRST].get("latency_ms")]
+    if limited:
+        fastest = [not any(_rivals(entry, _limited_ms)) for entry in limited]
+        text += f"; within 0.3 of all-FP16's error nobody's plan is faster* on {sum(fastest)} of {len(fastest)}"
+    timed = [entry["measured"] for entry in models.values() if "measured" in entry and _best(entry["measured"], MPTUNE)]
+    if timed:
+        unbeaten = sum(not _against(entry) for entry in timed)
+        text += f"; built and timed, nobody's is faster beyond the intervals on {unbeaten} of {len(timed)}"
+    return "\n".join(textwrap.wrap(f"{text}.", 120, break_long_words=False, break_on_hyphens=False))
+
+
+def _rivals(entry: Row, cost: Callable[[Row], float]) -> Iterable[str]:
+    """Who costs less than mptune, of those with as many builds."""
+    ours = cost(entry["samplers"][MPTUNE])
+    for name, row in entry["samplers"].items():
+        if name != MPTUNE and FIRST in row.get("hypervolume", {}) and cost(row) < ours:
+            yield name
+
+
+def _limited_ms(row: Row) -> float:
+    """Latency within the error limit of the summary; infinite where there is none."""
+    found = row["at"][FIRST].get("latency_ms")
+    return math.inf if not found or found[_LIMIT] is None else float(found[_LIMIT])
 
 
 # -- replays ----------------------------------------------------------------------------------------------------------

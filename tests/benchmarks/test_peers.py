@@ -282,6 +282,8 @@ def test_replays_are_tabled_with_a_star_and_what_a_peer_is_better_at_is_named(tm
     text = pages.tables(entries)
     assert "| a model | 0.500 | 0.250 | 0.600 |" in text
     assert "1.00%, 10.5%" in text
+    assert "largest hypervolume* on 0 of 1 networks, 2.00 times TPE's" in text
+    assert "nobody's plan is faster* on 0 of 1" in " ".join(text.split())
     assert "| a model | 2.5 / 2 / 2 | - / 2 / 2 | 2.6 / 2 / 2 | - / 1.9 / 1.9 |" in text
     lost = [line for line in text.splitlines() if line.startswith("- a model")]
     assert lost[0] == "- a model: hypervolume*, Optuna GP 0.600, mptune 0.500"
