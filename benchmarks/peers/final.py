@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import rounded, save
+from benchmarks.common import read_measured_plans, rounded, save
 from benchmarks.measuring import Bench, open_bench
 from benchmarks.peers.converters import CONVERTERS
 from benchmarks.peers.known import Known, read_known
@@ -103,6 +103,8 @@ class Final:
         self._provider, self._target = provider, target
         self._deadline = time.monotonic() + limit_s
         self._known = read_known(results / f"peers_known_{model.name}.json")
+        measured = read_measured_plans(results / f"h200_plans_{model.name}.json")
+        self._fp16 = measured.of_kind("uniform")[1].precision  # nothing but what has no switch is pinned in it
         self._emulation_s: float | None = None
         self._opened = f"{time.time():.3f}"  # a worker, and so a session of the baseline, for each call
 
@@ -122,7 +124,7 @@ class Final:
         options = self._model.options(self._work, "final", provider=self._provider, target=self._target)
         with open_bench(options, statistics=False, which="held_out") as bench:
             if self._known.groups != tuple(group.id for group in bench.groups):
-                raise SystemExit(f"{self._model.name}: the layer groups are not those that were collected; collect again")
+                raise SystemExit(f"{self._model.name}: the layer groups are not those of its files; collect again")
             sessions = Sessions(self._work / f"{self._model.name}.final" / "sessions.jsonl")
             keys = {_key(one): one.plan for one in made}
             keys = {"0" * len(self._known.groups): "0" * len(self._known.groups), **keys}
@@ -175,11 +177,10 @@ class Final:
         return [one for one in every if isinstance(one, Made)], [one for one in every if isinstance(one, Crashed)]
 
     def _rules(self) -> Iterator[Made]:
-        names = {"all-FP16": "all-fp16", "norm and softmax in FP32": "norm and softmax in FP32"}
-        seeds = {name.removeprefix("seed: "): bits for name, bits in self._known.seeds}
-        for peer, seed in names.items():
-            if seed in seeds:
-                yield Made(peer, seeds[seed])
+        yield Made("all-FP16", self._fp16)
+        for name, bits in self._known.seeds:
+            if name.removeprefix("seed: ") == "norm and softmax in FP32":
+                yield Made("norm and softmax in FP32", bits)
 
     def _bisected(self, allowed: bool) -> Iterator[Made | Crashed]:
         """Plans of the bisection for each error limit and both directions, on the search samples; else by the law."""
@@ -196,8 +197,7 @@ class Final:
         options = self._model.options(self._work, "bench", provider=self._provider, target=self._target)
         found = []
         with open_bench(options, statistics=False) as bench:
-            fp16 = next(bits for name, bits in self._known.seeds if name.endswith("all-fp16"))
-            whole = bench.measure(fp16).get("error", math.inf)
+            whole = bench.measure(self._fp16).get("error", math.inf)
             if not math.isfinite(whole):
                 yield Crashed("bisection", "all-FP16 has no finite error to take limits from")
                 return
@@ -245,14 +245,13 @@ class Final:
     def _save(
         self, out: Path, bench: Bench, sessions: Sessions, made: Sequence[Made], crashed: Sequence[Crashed], rounds: int
     ) -> None:
-        fp16 = next(bits for name, bits in self._known.seeds if name.endswith("all-fp16"))
         if self._emulation_s is None and self._left_s > 0:
             self._emulation_s = _timed_emulation(bench, self._known, made)
         document = {
             **{k: v for k, v in bench.description().items() if k not in ("groups", "repetitions")},
             "held_out": True,
             "rounds": rounds,
-            "all_fp16": fp16,
+            "all_fp16": self._fp16,
             "plan_s": sessions.plan_s,
             "emulation_s": None if self._emulation_s is None else rounded(self._emulation_s),
             "made": [{**asdict(one), "plan": _key(one)} for one in made],
