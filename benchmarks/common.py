@@ -8,6 +8,7 @@ import platform
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -230,7 +231,8 @@ def save(path: Path | None, document: dict[str, Any], *, lists: Sequence[str] = 
     """
     if path is None:
         return
-    document = {**document, "environment": _environment(), "host": platform.machine()}
+    date = datetime.now(timezone.utc).date().isoformat()
+    document = {**document, "environment": _environment(), "host": platform.machine(), "date": date}
     apart = {key: document.pop(key) for key in lists if key in document}
     text = json.dumps(document, indent=1 if not lists else None)
     for key, items in apart.items():

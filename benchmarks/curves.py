@@ -41,6 +41,8 @@ def draw(runs: Mapping[tuple[int | str, str], Sequence[Mapping[str, Any]]], colu
     """
     sizes = list(dict.fromkeys(groups for groups, _ in runs))
     kinds = list(dict.fromkeys(kind for _, kind in runs))
+    # plans that deviate from a law can be better than its own front
+    top = max(1.0, math.ceil(10 * max(max(run["shares"]) for some in runs.values() for run in some)) / 10)
     across = min(len(sizes), columns or len(sizes))
     row_height = TOP + HEIGHT + FLOOR
     width, height = LEFT + across * (PANEL + GAP) + 150, math.ceil(len(sizes) / across) * row_height
@@ -52,7 +54,7 @@ def draw(runs: Mapping[tuple[int | str, str], Sequence[Mapping[str, Any]]], colu
     ]
     for index, groups in enumerate(sizes):
         mine = {kind: runs[groups, kind] for kind in kinds if (groups, kind) in runs}
-        panel = _panel(LEFT + index % across * (PANEL + GAP), groups, mine, first=index % across == 0)
+        panel = _panel(LEFT + index % across * (PANEL + GAP), groups, mine, top, first=index % across == 0)
         parts += [f'<g transform="translate(0 {index // across * row_height})">', *panel, "</g>"]
     right = LEFT + across * (PANEL + GAP)
     for row, kind in enumerate(kinds):
@@ -69,14 +71,14 @@ def _style(kind: str) -> str:
 
 
 def _panel(
-    left: float, groups: int | str, mine: Mapping[str, Sequence[Mapping[str, Any]]], *, first: bool
+    left: float, groups: int | str, mine: Mapping[str, Sequence[Mapping[str, Any]]], top: float, *, first: bool
 ) -> list[str]:
     builds = max(len(run["shares"]) for some in mine.values() for run in some)
     floor = TOP + HEIGHT
     heading = f"{groups} groups" if isinstance(groups, int) else escape(groups)
     parts = [f'<text x="{left + PANEL / 2}" y="{TOP - 12}" text-anchor="middle" font-size="14">{heading}</text>']
-    for share in ticks(0.0, 1.0, 5):
-        y = floor - share * HEIGHT
+    for share in ticks(0.0, top, 6):
+        y = floor - share / top * HEIGHT
         parts.append(f'<path d="M{left} {y:.1f}h{PANEL}" stroke="#e4e4e4"/>')
         if first:
             parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{share:g}</text>')
@@ -92,7 +94,9 @@ def _panel(
         )
     for kind, some in reversed(mine.items()):  # the first on top
         medians = np.median([run["shares"] for run in some], axis=0)
-        points = [f"{left + (b + 1) / builds * PANEL:.1f} {floor - m * HEIGHT:.1f}" for b, m in enumerate(medians)]
+        points = [
+            f"{left + (b + 1) / builds * PANEL:.1f} {floor - m / top * HEIGHT:.1f}" for b, m in enumerate(medians)
+        ]
         title = f"{kind}: {medians[-1]:.3f} after {builds} builds"
         parts.append(f'<path d="M{" L".join(points)}" {_style(kind)}><title>{escape(title)}</title></path>')
     return parts
