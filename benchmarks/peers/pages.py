@@ -109,7 +109,7 @@ def _limited_ms(row: Row) -> float:
 def _replay_tables(models: Mapping[str, Row]) -> list[str]:
     return [
         "Hypervolume* as a share of the front of the law, replayed: the median of the seeds (and the extremes). The "
-        "last columns say how far the law is off on plans that it was not fitted to.\n\n"
+        "last column: how many plans the law is fitted to, and how far it is off on plans that were left out of the fit.\n\n"
         + _by_network(models, FIRST, _volume, law=True),
         "The same after 200 builds; mptune's after 50.\n\n" + _by_network(models, LAST, _volume, law=False),
         "Least latency* in ms at 0.1 / 0.3 / 0.5 of all-FP16's error, 50 builds, replayed (median).\n\n"
@@ -131,7 +131,7 @@ def _by_network(models: Mapping[str, Row], at: str, cell: Callable[[Row, Row, st
 
     names = [*NAMES.values(), "bisection"]
     names = [n for n in names if any(_has_figures(e["samplers"].get(n, {}), at, n) for e in models.values())]
-    heads = [*names, *(["law off: latency, error"] if law else [])]
+    heads = [*names, *(["law: plans, off in latency, error"] if law else [])]
     lines = [f"| network | {' | '.join(heads)} |", "| --- " * (len(heads) + 1) + "|"]
     for what, entry in models.items():
         cells = []
@@ -141,7 +141,7 @@ def _by_network(models: Mapping[str, Row], at: str, cell: Callable[[Row, Row, st
             cells.append("-" if used is None else cell(entry, row, used))
         if law:
             off = entry["law"]["residual"]
-            cells.append(f"{off['latency']:.2%}, {math.expm1(off['log_error']):.1%}")
+            cells.append(f"{entry['law']['plans']}, {off['latency']:.2%}, {math.expm1(off['log_error']):.1%}")
         lines.append(f"| {what} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -157,7 +157,9 @@ def _volume(entry: Row, row: Row, at: str) -> str:
 
 def _at(row: Row, at: str, key: str) -> str:
     values = row.get("at", {}).get(at, {}).get(key, [])
-    return " / ".join("-" if value is None else f"{value:.3g}" for value in values) or "-"
+    if all(value is None for value in values):
+        return "-"
+    return " / ".join("-" if value is None else f"{value:.3g}" for value in values)
 
 
 def _cost(entry: Row, row: Row, at: str) -> str:

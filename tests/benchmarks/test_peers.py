@@ -272,7 +272,7 @@ def test_replays_are_tabled_with_a_star_and_what_a_peer_is_better_at_is_named(tm
 
     bisected = [{"name": "b", "plan": "1", "builds": 3, "latency_ms": 1.9, "error": 2e-3}]
     document = {
-        "law": {"residual": {"latency": 0.01, "log_error": 0.1}},
+        "law": {"plans": 70, "residual": {"latency": 0.01, "log_error": 0.1}},
         "own_front": 0.2,
         "baseline_and_fp16": [[4.0, 0.0], [1.8, 1e-2]],
         "bisected": bisected,
@@ -281,7 +281,7 @@ def test_replays_are_tabled_with_a_star_and_what_a_peer_is_better_at_is_named(tm
     entries = {"m": {"what": "a model", "replayed": table.replayed(document)}}
     text = pages.tables(entries)
     assert "| a model | 0.500 | 0.250 | 0.600 |" in text
-    assert "1.00%, 10.5%" in text
+    assert "70, 1.00%, 10.5%" in text
     assert "largest hypervolume* on 0 of 1 networks, 2.00 times TPE's" in text
     assert "nobody's plan is faster* on 0 of 1" in " ".join(text.split())
     assert "| a model | 2.5 / 2 / 2 | - / 2 / 2 | 2.6 / 2 / 2 | - / 1.9 / 1.9 |" in text
