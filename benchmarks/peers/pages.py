@@ -109,7 +109,7 @@ def _limited_ms(row: Row) -> float:
 def _replay_tables(models: Mapping[str, Row]) -> list[str]:
     return [
         "Hypervolume* as a share of the front of the law, replayed: the median of the seeds (and the extremes). The "
-        "last column: how many plans the law is fitted to, and how far it is off on plans that were left out of the fit.\n\n"
+        "last column: how many plans the law is fitted to, and how far it is off on plans left out of the fit.\n\n"
         + _by_network(models, FIRST, _volume, law=True),
         "The same after 200 builds; mptune's after 50.\n\n" + _by_network(models, LAST, _volume, law=False),
         "Least latency* in ms at 0.1 / 0.3 / 0.5 of all-FP16's error, 50 builds, replayed (median).\n\n"
