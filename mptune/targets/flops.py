@@ -112,6 +112,11 @@ def _conv(node: Node, shapes: ShapeTable) -> float:
     return 2.0 * shapes.elements(node.outputs[0]) * math.prod(weight[1:])
 
 
+def _quantised_conv(node: Node, shapes: ShapeTable) -> float:
+    weight = shapes[node.inputs[3]]  # behind the input, its scale and its zero point; as of Conv
+    return 2.0 * shapes.elements(node.outputs[0]) * math.prod(weight[1:])
+
+
 def _conv_transpose(node: Node, shapes: ShapeTable) -> float:
     weight = shapes[node.inputs[1]]  # (in channels, out channels / group, *kernel)
     return 2.0 * shapes.elements(node.inputs[0]) * math.prod(weight[1:])
@@ -149,7 +154,9 @@ def _recurrent(node: Node, shapes: ShapeTable) -> float:
 
 
 _MATRIX_FLOPS: Mapping[str, Callable[[Node, ShapeTable], float]] = {
-    **dict.fromkeys(("Conv", "DeformConv"), _conv),
+    **dict.fromkeys(("Conv", "DeformConv", "ConvInteger"), _conv),
+    "QLinearConv": _quantised_conv,
+    **dict.fromkeys(("QLinearMatMul", "MatMulInteger"), _matmul),
     "ConvTranspose": _conv_transpose,
     "MatMul": _matmul,
     "Gemm": _gemm,
@@ -206,7 +213,8 @@ def _mixture(node: Node, shapes: ShapeTable) -> float:
 
 
 _RUNTIME_FLOPS: Mapping[str, Callable[[Node, ShapeTable], float]] = {
-    **dict.fromkeys(("FusedConv", "NhwcConv", "NhwcFusedConv", "Conv", "QLinearConv"), _conv),
+    **dict.fromkeys(("FusedConv", "NhwcConv", "NhwcFusedConv", "Conv"), _conv),
+    "QLinearConv": _quantised_conv,
     **dict.fromkeys(("FusedMatMul", "TransposeMatMul", "FusedMatMulActivation"), _fused_matmul),
     **dict.fromkeys(("FusedGemm", "GemmFastGelu", "GemmFloat8", "QGemm"), _gemm),
     **dict.fromkeys(("MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "MatMulIntegerToFloat"), _packed_matmul),

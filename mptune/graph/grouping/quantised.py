@@ -11,7 +11,7 @@ from mptune.graph.grouping.layers import CONVOLUTIONS, find_layer
 from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.grouping.op_kinds import ANCHOR_KINDS, DATA_MOVEMENT
 from mptune.graph.loading.model import STANDARD_DOMAINS, Node
-from mptune.graph.op_rules import node_rule
+from mptune.graph.op_rules import casts_integers, node_rule
 
 QUANTISED = "quantised"
 """Kind of pattern and of group."""
@@ -20,6 +20,7 @@ KEPT_QUANTISED = "quantised: engines run it in INT8, and a Cast beside it would 
 
 _DOMAINS = STANDARD_DOMAINS | {"com.microsoft"}
 _PRODUCTS = CONVOLUTIONS | {"MatMul", "Gemm"}
+INTEGER_PRODUCTS = frozenset({"MatMulInteger", "ConvInteger"})
 _POOLS = frozenset({"GlobalAveragePool", "GlobalMaxPool"})
 
 
@@ -28,7 +29,9 @@ def find_quantised(look: Lookup) -> tuple[tuple[int, frozenset[int]], ...]:
 
     A part holds products whose both operands are dequantised, with the bias, batch norm and activation that are fused
     onto them, and every other node that computes from dequantised values alone and whose result is quantised again:
-    directly, or through further nodes that only move, pool or combine values element by element.
+    directly, or through further nodes that only move, pool or combine values element by element. Where activations are
+    quantised as they come (dynamic quantisation), what makes FP32 of a product's INT32 sums is a part: the Cast, the
+    product with the scale, and the scale's own. The sums are past FP16's range before the scale.
     """
     found = _Found(look)
     return found.parts() if found.has_any else ()
@@ -44,7 +47,8 @@ class _Found:
     def __init__(self, look: Lookup) -> None:
         self._look = look
         self._nodes = look.model.nodes
-        self.has_any = any(_is(node, "DequantizeLinear") for node in self._nodes)
+        self._rescaled = {index for node in self._nodes for index in self._rescaling(node)}
+        self.has_any = bool(self._rescaled) or any(_is(node, "DequantizeLinear") for node in self._nodes)
         self._cores = {n.index for n in self._nodes if self.has_any and self._is_core(n)}
         self._fed: set[int] = set()
         for node in self._nodes if self.has_any else ():
@@ -53,7 +57,7 @@ class _Found:
 
     def parts(self) -> tuple[tuple[int, frozenset[int]], ...]:
         """See ``find_quantised``."""
-        kept: set[int] = set()
+        kept = set(self._rescaled)
         for node in reversed(self._nodes):
             if node.index in self._cores or (node.index in self._fed and self._is_quantised_again(node, kept)):
                 kept.add(node.index)
@@ -96,6 +100,20 @@ class _Found:
             and bool(self._look.varying(node))
             and all(self._is_dequantised(operand) for operand in node.inputs[:2])
         )
+
+    def _rescaling(self, node: Node) -> set[int]:
+        """The nodes that make FP32 of the sums of an integer product; none where the node is no Cast of such sums."""
+        sums = self._producer_index(node.inputs[0]) if casts_integers(self._look.model, node) else -1
+        if sums < 0 or self._nodes[sums].op_type not in INTEGER_PRODUCTS or not self._nodes[sums].is_standard:
+            return set()
+        products = [r for r in self._look.readers(node.outputs[0]) if r.op_type == "Mul" and r.is_standard]
+        scales = {self._producer_index(operand) for product in products for operand in product.inputs}
+        of_scales = {i for i in scales if i >= 0 and self._nodes[i].op_type == "Mul" and self._reads_dynamic_scale(i)}
+        return {node.index, *(product.index for product in products), *of_scales}
+
+    def _reads_dynamic_scale(self, index: int) -> bool:
+        makers = (self._producer_index(operand) for operand in self._nodes[index].inputs)
+        return any(_is(self._nodes[maker], "DynamicQuantizeLinear") for maker in makers if maker >= 0)
 
     def _is_fed(self, node: Node) -> bool:
         """Whether a node computes from dequantised values alone, constants aside."""

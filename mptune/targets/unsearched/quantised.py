@@ -6,9 +6,13 @@ from collections.abc import Mapping
 
 from mptune.finding import CODES, Finding, FindingOrigin, Where
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.quantised import QUANTISED
+from mptune.graph.grouping.quantised import INTEGER_PRODUCTS, QUANTISED
+from mptune.graph.loading.model import Node
+from mptune.graph.op_rules import is_quantised
 from mptune.targets.costs import group_costs, ungrouped_cost
-from mptune.targets.flops import Shape
+from mptune.targets.flops import Shape, ShapeTable, node_flops
+
+_ON_INTEGERS = INTEGER_PRODUCTS | {"QLinearConv", "QLinearMatMul"}
 
 
 def quantised_findings(
@@ -22,24 +26,37 @@ def quantised_findings(
         origin: what looked.
     """
     parts = [group for group in grouped.groups if group.kind == QUANTISED]
-    if not parts:
+    operators = [n for n in grouped.model.nodes if n.name not in grouped.owners and _computes_in_integers(n)]
+    if not parts and not operators:
         return ()
     costs = group_costs(grouped, shapes)
     flops = sum(costs[group.id].flops for group in parts)
     total = sum(cost.flops for cost in costs.values()) + ungrouped_cost(grouped, shapes).flops
+    table = ShapeTable(grouped.model, shapes)
+    flops += sum(node_flops(node, table)[0] for node in operators)
     share = flops / total if total else 0.0
     nodes = tuple(name for group in parts for name in group.nodes)
     rest = len(grouped.groups) - len(parts)
-    what = "1 quantised part stays" if len(parts) == 1 else f"{len(parts)} quantised parts stay"
+    what = [f"{len(parts)} quantised part{'s' * (len(parts) != 1)} ({len(nodes)} nodes)"] * bool(parts)
+    what += [f"{len(operators)} operator{'s' * (len(operators) != 1)} on integers"] * bool(operators)
+    stay = "stays as the model has it" if len(parts) + len(operators) == 1 else "stay as the model has them"
+    others = f"of the other {rest} groups, those that are not pinned are searched" if rest else "no other group is left"
+    evidence = {"parts": len(parts), "nodes": len(nodes), "operators": len(operators), "flops_share": share}
     return (
         Finding(
             code="quantised-parts",
             severity=CODES["quantised-parts"].severity,
             origin=origin,
-            where=Where(nodes=nodes, groups=tuple(group.id for group in parts)),
-            evidence={"parts": len(parts), "nodes": len(nodes), "flops_share": share, "other_groups": rest},
-            text=f"{what} as the model has {'it' if len(parts) == 1 else 'them'}: {len(nodes)} nodes,"
-            f" {share:.0%} of the FLOPs; of the other {rest} groups, those that are not pinned are searched",
+            where=Where(nodes=nodes or tuple(n.name for n in operators), groups=tuple(group.id for group in parts)),
+            evidence=evidence | {"other_groups": rest},
+            text=f"{' and '.join(what)} {stay}: {share:.0%} of the FLOPs; {others}",
             cure="to search these parts, too, give the model from before its quantisation",
         ),
     )
+
+
+def _computes_in_integers(node: Node) -> bool:
+    """Whether an operator takes quantised values for its operands."""
+    if node.op_type.endswith("QuantizeLinear") or node.op_type == "DequantizeLinear":
+        return False
+    return is_quantised(node) or (node.is_standard and node.op_type in _ON_INTEGERS)

@@ -17,6 +17,7 @@ from mptune.graph.grouping.by_node import plan_of_nodes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
+from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.plan import Precision
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.targets.unsearched.quantised import quantised_findings
@@ -277,3 +278,49 @@ def test_weights_alone_dequantised_leave_a_product_free(tmp_path: Path) -> None:
     (group,) = find_groups(loaded)
     assert (group.kind, group.pinned) == ("matmul", None)
     assert quantised_findings(GroupedModel(loaded, (group,)), {}, "inspect") == ()
+
+
+def test_sums_of_dynamic_quantisation_are_rescaled_in_fp32(tmp_path: Path) -> None:
+    """As quantize_dynamic writes a product: its INT32 sums are past FP16's range until they are scaled."""
+    net, inner = _Quantiser(), 512
+    weights = np.random.default_rng(1).integers(-127, 128, (inner, 16))
+    net.constants.append(helper.make_tensor("w_int8", TensorProto.INT8, weights.shape, weights.ravel().tolist()))
+    outputs = ["x_int8", "x_scale", "x_zero"]
+    net.nodes.append(helper.make_node("DynamicQuantizeLinear", ["x"], outputs, "quantise"))
+    sums = net.op("MatMulInteger", "x_int8", "w_int8", "x_zero", "zero", name="product")
+    scale = net.op("Mul", "x_scale", "scale", name="scales")
+    y = net.op("Mul", net.op("Cast", sums, name="cast", to=TensorProto.FLOAT), scale, name="rescale")
+    net.constants.append(constant("bias", np.linspace(-1, 1, 16)))
+    net.constants.append(constant("w", np.eye(16) / 4))
+    net.op("MatMul", net.op("Relu", net.op("Add", y, "bias", name="add"), name="relu"), "w", name="last")
+    made = model(net.nodes, [value("x", (1, inner))], [value("last_out", (1, 16))], net.constants)
+    loaded = load_model(save(made, tmp_path))
+    groups = find_groups(loaded)
+    (part,) = [group for group in groups if group.kind == "quantised"]
+    assert set(part.nodes) == {"scales", "cast", "rescale"}
+    grouped = GroupedModel(loaded, groups)
+    plan = make_space(grouped, load_space("default")).seeds[1].plan
+    typed = Rewriter(grouped).write(plan, tmp_path / "typed.onnx")
+    feed = {"x": np.abs(np.random.default_rng(2).normal(size=(1, inner))).astype(np.float32)}
+    np.testing.assert_allclose(run(typed, feed)["last_out"], run(tmp_path / "model.onnx", feed)["last_out"], rtol=1e-2)
+    (finding,) = quantised_findings(grouped, {"x": (1, inner)}, "inspect")
+    assert finding.evidence["operators"] == 1
+    assert finding.evidence["flops_share"] > 0.9
+
+
+def test_operators_on_integers_are_counted_where_no_group_is_quantised(tmp_path: Path) -> None:
+    """As quantize_static writes a convolution in its operator format: its FLOPs are those of the convolution."""
+    net = _Quantiser()
+    net.constants.append(helper.make_tensor("w_int8", TensorProto.INT8, (8, 3, 3, 3), [3] * 216))
+    quantised = net.op("QuantizeLinear", "x", "scale", "zero", name="q")
+    names = (quantised, "scale", "zero", "w_int8", "scale", "zero", "scale", "zero")
+    conv = net.op("QLinearConv", *names, name="conv", pads=[1] * 4)
+    net.op("DequantizeLinear", conv, "scale", "zero", name="dq")
+    net.op("Relu", "dq_out", name="relu")
+    shapes = {"x": (1, 3, 16, 16)}
+    made = model(net.nodes, [value("x", shapes["x"])], [value("relu_out", (1, 8, 16, 16))], net.constants)
+    loaded = load_model(save(made, tmp_path))
+    (finding,) = quantised_findings(GroupedModel(loaded, find_groups(loaded)), static_shapes(loaded).shapes, "inspect")
+    assert (finding.evidence["parts"], finding.evidence["operators"]) == (0, 1)
+    conv_flops, others = 2 * 8 * 27 * 256, 3 * 256 + 2 * 8 * 256
+    assert finding.evidence["flops_share"] == pytest.approx(conv_flops / (conv_flops + others), rel=0.05)
