@@ -83,11 +83,17 @@ def storage_url(recorded: str | None, given: str | None = None) -> str | None:
     url = os.environ.get(STORAGE_VARIABLE)
     if url and _parse(url) is not None and without_secrets(url) == recorded:
         return url
-    password = ", and its password is not stored" if _HIDDEN in recorded else ""
+    where = _shown(recorded) + (", and its password is not stored" if _HIDDEN in recorded else "")
     raise RunError(
-        f"the run is kept in the storage {recorded}{password}: a storage that only run.json names is not opened",
+        f"the run is kept in the storage {where}: a storage that only run.json names is not opened",
         f"name it, if you trust it: --storage URL, or set {STORAGE_VARIABLE} to the whole URL",
     )
+
+
+def _shown(recorded: str) -> str:
+    """A recorded URL; of one that was not recorded as ``without_secrets`` gives it, what ``scheme_of`` shows."""
+    is_safe = _parse(recorded) is not None and without_secrets(recorded) == recorded and recorded.count("@") < 2
+    return recorded if is_safe else scheme_of(recorded)
 
 
 def same_storage(recorded: str | None, given: str | None) -> str | None:

@@ -257,7 +257,14 @@ class LinearGaussian:
         """
         offsets = generator.normal(size=(n_draws, len(self.mean))) * self.sd
         noise = generator.normal(size=(n_draws, len(self._noise))) * self._noise
-        drawn: Floats = self.posterior_mean + offsets - (offsets @ self._jacobian.T + noise) @ self._gain.T
+        observed = offsets @ self._jacobian.T + noise
+        if self._known_gain is not None:
+            correction = observed @ self._known_gain.T
+        elif len(self._factor) == len(self._noise):
+            correction = _solved(self._factor, observed.T).T @ (self._jacobian * self.sd**2)
+        else:
+            correction = _solved(self._factor, (observed / self._noise**2 @ self._jacobian).T).T
+        drawn: Floats = self.posterior_mean + offsets - correction
         return drawn
 
 

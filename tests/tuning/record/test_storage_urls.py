@@ -61,6 +61,19 @@ class TestWhichIsOpened:
         monkeypatch.setenv("MPTUNE_STORAGE", "sqlite:///x.db")
         assert storage_url("sqlite:///x.db") == "sqlite:///x.db"
 
+    @pytest.mark.parametrize(
+        "recorded",
+        ["postgresql+psycopg://u:geheim@h/x", "postgresql://u:ge@heim@h/x", "mysql://h/x?sslpassword=geheim", "geheim"],
+    )
+    def test_a_secret_that_a_run_of_before_recorded_is_not_shown(self, recorded: str) -> None:
+        with pytest.raises(RunError, match="is not opened") as caught:
+            storage_url(recorded)
+        assert "heim" not in str(caught.value)
+
+    def test_what_is_recorded_without_secrets_is_shown(self) -> None:
+        with pytest.raises(RunError, match=r"//u:\*\*\*@h/x, and its password is not stored"):
+            storage_url("postgresql://u:***@h/x")
+
     def test_the_whole_url_of_a_hidden_password(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("MPTUNE_STORAGE", "postgresql://me:pw@h/n?passfile=f")
         assert storage_url("postgresql://me:***@h/n?passfile=***") == "postgresql://me:pw@h/n?passfile=f"
