@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from mptune.diagnosis.patterns.orders import Order, find_order, find_row_order
 from mptune.diagnosis.patterns.roundings import Explanation, explain, is_half_precise
 from mptune.diagnosis.patterns.scaled import FP32_ROUNDING, Compared
 from mptune.diagnosis.patterns.stale import Stale, find_stale, shift_of
+from mptune.diagnosis.runner import Outputs
 from mptune.diagnosis.sides import Side, arrays_of
 from mptune.finding import CODES, Finding, OutputColumns, Where
 from mptune.graph.writing.tf32 import ROUNDINGS
@@ -58,20 +61,27 @@ def rounding_cause(side: Side) -> Explanation | None:
     tf32 = [
         found for way in (ROUNDINGS if sides.origin != "model" else ()) if (found := sides.runner.tf32(way)) is not None
     ]
-    plans = dict.fromkeys((sides.plan, sides.runner.all_fp16))
-    halves = [sides.runner.emulated(plan) for plan in plans if plan.fp16_groups]
-    shape = exact.shape
-    return explain(
-        compared.got - compared.wanted,
-        [change(rows) for each in tf32 if (rows := side.rows(each)).shape == shape],
-        [change(rows) for each in halves if (rows := side.rows(each)).shape == shape],
-        is_half=is_half_precise(np.concatenate([array.ravel() for array in side.got])),
-    )
+
+    def changes(outputs: Iterable[Outputs]) -> list[np.ndarray]:
+        return [change(rows) for each in outputs if (rows := side.rows(each)).shape == exact.shape]
+
+    plans = [plan for plan in dict.fromkeys((sides.plan, sides.runner.all_fp16)) if plan.reduced_groups]
+    by_precision = [
+        changes(sides.runner.emulated(plan) for plan in plans if bool(plan.bf16_groups) is has_bf16)
+        for has_bf16 in (False, True)
+    ]
+    difference, products = compared.got - compared.wanted, changes(tf32)
+    is_half = is_half_precise(np.concatenate([array.ravel() for array in side.got]))
+    cause = explain(difference, products, by_precision[0], is_half=is_half, bf16=by_precision[1])
+    if cause is None and sides.origin != "model":  # an engine may be BF16 throughout, which nothing says
+        plan = sides.runner.all_bf16
+        cause = explain(difference, products, (), is_half=is_half, bf16=changes([sides.runner.emulated(plan)]))
+    return cause
 
 
 def rounding_finding(side: Side, cause: Explanation | None) -> Finding | None:
     """TF32, or agreement; None where the difference is beyond tolerance and no TF32."""
-    if cause is not None and cause.cause != "fp16":
+    if cause is not None and cause.cause.startswith("tf32"):
         return _tf32(side, cause)
     if not side.is_within:
         return None

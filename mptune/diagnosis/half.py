@@ -1,4 +1,4 @@
-"""A difference that FP16 makes: the groups that make it, and the plan that removes it."""
+"""A difference that FP16 or BF16 makes: the groups that make it, and the plan that removes it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 from mptune.diagnosis.explained import finding
-from mptune.diagnosis.patterns.roundings import Explanation
-from mptune.diagnosis.sides import Side
+from mptune.diagnosis.patterns.roundings import Cause, Explanation
+from mptune.diagnosis.sides import Side, Sides
 from mptune.finding import Finding
-from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 
 _NAMED = 5
 """Groups that a text names."""
@@ -20,18 +20,20 @@ _TRIES = 8
 
 
 def precision_finding(side: Sequence[Side], causes: Mapping[str, Explanation]) -> Finding:
-    """The finding for outputs that are beyond tolerance through FP16.
+    """The finding for outputs that are beyond tolerance through FP16 or BF16.
 
     Args:
         side: those outputs, at least one.
-        causes: output -> what shows that FP16 makes its difference.
+        causes: output -> what shows that the precision makes its difference.
     """
     sides = side[0].sides
     runner = sides.runner
     groups = {group.id: group for group in runner.grouped.groups}
-    shares = _shares(side)
+    blamed = _blamed(sides, {causes[each.name].cause for each in side})
+    shares = _shares(side, blamed)
     ranked = sorted(shares, key=lambda group: -shares[group])
-    plan, left = _cured(side, shares, ranked)
+    plan, left = _cured(side, blamed, shares, ranked)
+    called = " and ".join(p.name for p in REDUCED if blamed.groups_in(p))
     kept = [group for group in ranked if plan is not None and plan.precision[group] is Precision.FP32]
     worst = max(side, key=lambda each: each.judged / each.limit.value)
     named = kept if plan is not None else ranked
@@ -39,20 +41,26 @@ def precision_finding(side: Sequence[Side], causes: Mapping[str, Explanation]) -
     more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
     text = (
         f"output {str(worst.where)!r} has {worst.limit.sentence(worst.judged)}, the limit is {worst.limit.value:.3g}: "
-        f"emulating FP16 reproduces it ({100 * causes[worst.name].left:.2g} % of the difference is left)"
+        f"emulating {called} reproduces it ({100 * causes[worst.name].left:.2g} % of the difference is left)"
         f"; most of it comes from {names}{more}"
     )
+    if blamed.bf16_groups:
+        text += "; BF16 keeps 8 bits where FP16 keeps 11"
     evidence = worst.evidence | {
         "left_share": causes[worst.name].left,
-        "fp16_groups": len(sides.plan.fp16_groups),
+        "fp16_groups": len((blamed if blamed.bf16_groups else sides.plan).fp16_groups),
+        **({"bf16_groups": len(blamed.bf16_groups)} if blamed.bf16_groups else {}),
     }
     if plan is None or left is None:
-        cure = "no plan with FP16 groups keeps the limit: allow more with --tolerance, or stay in FP32"
+        cure = f"no plan with {called} groups keeps the limit: allow more with --tolerance, or stay in FP32"
     else:
         evidence |= {"kept_groups": len(kept), "error_with_kept": left.judged}
         patterns = " ".join(f"--keep-fp32 {_quoted(groups[g].id)}" for g in kept[:40])
+        base = "--bf16-all" if not blamed.fp16_groups else "--fp16-all"
+        if blamed.fp16_groups:
+            patterns = " ".join([*(f"--keep-bf16 {_quoted(g)}" for g in plan.bf16_groups[:40]), patterns])
         count = f"{len(kept)} group{'s' * (len(kept) != 1)}"
-        command = f"mptune apply {runner.model.path} --fp16-all {patterns} -o OUT.onnx"
+        command = f"mptune apply {runner.model.path} {base} {patterns} -o OUT.onnx"
         cure = f"keep {count} in FP32 ({left.limit.sentence(left.judged).partition(' ')[2]}): {command}"
     return finding(
         "precision",
@@ -69,12 +77,18 @@ def _quoted(text: str) -> str:
     return glob.escape(text)
 
 
-def _shares(side: Sequence[Side]) -> dict[str, float]:
-    """FP16 group -> its share of the squared error, of the output where that is largest."""
+def _blamed(sides: Sides, causes: set[Cause]) -> PrecisionPlan:
+    """The plan whose groups make the difference: the candidate's, or the precision throughout where it is not known."""
+    if "bf16" in causes:
+        return sides.plan if sides.plan.bf16_groups else sides.runner.all_bf16
+    return sides.plan if sides.plan.reduced_groups else sides.runner.all_fp16
+
+
+def _shares(side: Sequence[Side], blamed: PrecisionPlan) -> dict[str, float]:
+    """Group of less than FP32 -> its share of the squared error, of the output where that is largest."""
     sides = side[0].sides
-    base = sides.runner.grouped.uniform(Precision.FP32)
-    groups = sides.plan.fp16_groups or sides.runner.all_fp16.fp16_groups
-    errors = sides.runner.one_by_one([base.replace({group: Precision.FP16}) for group in groups])
+    base, groups = sides.runner.grouped.uniform(Precision.FP32), blamed.reduced_groups
+    errors = sides.runner.one_by_one([base.replace({group: blamed.precision[group]}) for group in groups])
     shares = dict.fromkeys(groups, 0.0)
     for each in side:
         squares = []
@@ -89,11 +103,11 @@ def _shares(side: Sequence[Side]) -> dict[str, float]:
 
 
 def _cured(
-    side: Sequence[Side], shares: Mapping[str, float], ranked: Sequence[str]
+    side: Sequence[Side], blamed: PrecisionPlan, shares: Mapping[str, float], ranked: Sequence[str]
 ) -> tuple[PrecisionPlan | None, Side | None]:
     """The plan with as few groups in FP32 as keep all limits, emulated, and what is nearest to its limit then."""
     runner = side[0].sides.runner
-    base = runner.grouped.uniform(Precision.FP32).replace(dict.fromkeys(shares, Precision.FP16))
+    base = runner.grouped.uniform(Precision.FP32).replace({group: blamed.precision[group] for group in shares})
     wanted = min(each.limit.value / each.judged if math.isfinite(each.judged) else 1e-3 for each in side)
     left, count = sum(shares.values()), 0
     total = left
@@ -102,7 +116,7 @@ def _cured(
         count += 1
     for _ in range(_TRIES):
         plan = base.replace(dict.fromkeys(ranked[:count], Precision.FP32))
-        if not plan.fp16_groups:
+        if not plan.reduced_groups:
             return None, None
         outputs = runner.emulated(plan)
         again = [each.sides.worst(each.name, outputs, runner.exact) for each in side]

@@ -22,6 +22,8 @@ from mptune.engines.worker.child import Job
 from mptune.engines.worker.parent import Worker
 from mptune.engines.workload import Workload
 from mptune.errors import BaselineError
+from mptune.graph.casting.support import unsupported
+from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
@@ -119,9 +121,18 @@ class Runner:
         kept |= set(pinned_by_hazards(find_hazards(self.grouped)))
         return self.grouped.uniform(Precision.FP16).replace(dict.fromkeys(kept, Precision.FP32))
 
+    @cached_property
+    def all_bf16(self) -> PrecisionPlan:
+        """BF16 wherever BF16 can be right."""
+        kept = {group.id for group in self.grouped.groups if group.pinned is not None}
+        kept |= set(pinned_by_hazards(find_hazards(self.grouped), Precision.BF16))
+        kept |= set(unsupported(ValueTypes(self.grouped), Precision.BF16).groups)
+        return self.grouped.uniform(Precision.BF16).replace(dict.fromkeys(kept, Precision.FP32))
+
     def emulated(self, plan: PrecisionPlan) -> Outputs:
         """Outputs with the roundings of a plan."""
-        return self._outputs(plan.fingerprint, lambda: self._emulator.write(plan, self.scratch(plan.fingerprint)))
+        emulator = self._emulator_of_three if plan.bf16_groups else self._emulator
+        return self._outputs(plan.fingerprint, lambda: emulator.write(plan, self.scratch(plan.fingerprint)))
 
     def tf32(self, rounding: Rounding) -> Outputs | None:
         """Outputs with the roundings of TF32; None where TF32 changes nothing, or the emulation does not run."""
@@ -136,9 +147,10 @@ class Runner:
     def one_by_one(self, plans: Sequence[PrecisionPlan]) -> tuple[OutputError, ...]:
         """Emulated errors of plans on the first samples, against ``exact``."""
         save_samples(self.workspace.reference("search"), self.exact)
-        found = self._emulation.errors(plans, part=range(self._emulation.samples.count))
+        emulation = self._emulation_of_three if any(plan.bf16_groups for plan in plans) else self._emulation
+        found = emulation.errors(plans, part=range(emulation.samples.count))
         if isinstance(found, Failure):
-            raise did_not_run(f"{self.name} cannot be emulated in FP16", replace(found, log_path=None))
+            raise did_not_run(f"{self.name} cannot be emulated", replace(found, log_path=None))
         return found
 
     def repeated(self, times: int, threads: int) -> tuple[float, Outputs | None]:
@@ -148,16 +160,32 @@ class Runner:
         return error, read_outputs(worst) if error > 0 else None
 
     @cached_property
+    def _workload_of_three(self) -> Workload:
+        """With BF16 weights, which are written only where a plan needs them."""
+        return replace(self.workload, precisions=tuple(map(str, Precision)))
+
+    @cached_property
     def _emulator(self) -> Emulator:
         return Emulator(self.grouped, self.workload.bank)
 
     @cached_property
+    def _emulator_of_three(self) -> Emulator:
+        return Emulator(self.grouped, self._workload_of_three.bank)
+
+    @cached_property
     def _emulation(self) -> Emulation:
+        return self._emulation_of(self.workload)
+
+    @cached_property
+    def _emulation_of_three(self) -> Emulation:
+        return self._emulation_of(self._workload_of_three)
+
+    def _emulation_of(self, workload: Workload) -> Emulation:
         def answer(job: Job[T], /) -> T | Failure:
             limits = self._settings.worker
             return self._worker.call(job, limits.build_timeout_s + limits.measure_timeout_s)
 
-        return Emulation(self.workload, self.grouped, "cpu", self._settings, answer, lambda: self.shapes)
+        return Emulation(workload, self.grouped, "cpu", self._settings, answer, lambda: self.shapes)
 
     @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:

@@ -17,13 +17,15 @@ from mptune.engines.loading import load_typed_model
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
+from mptune.graph.plan import REDUCED, Precision
+from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from tests.contrib_models import optimised, transformer
 from tests.diagnosis.recordings import session
 from tests.graph import models
 from tests.graph.exported.stripped import load_filled
-from tests.graph.helpers import plans
+from tests.graph.helpers import plans, run
 from tests.networks.networks import FILES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -248,3 +250,37 @@ def test_the_precisions_of_a_candidate_with_operators_of_onnx_runtime_are_known(
     kept = [g for g in groups if {"SkipLayerNormalization", "BiasGelu"} & set(g.ops)]
     assert kept
     assert finding.evidence["fp16_groups"] == len(groups) - len(kept)
+
+
+def bf16_model(mlp_path: Path, folder: Path) -> tuple[Path, Path, dict[str, np.ndarray]]:
+    mixed = mptune.apply(mlp_path, None, folder / "bf16.onnx", reduced="bf16")
+    return mlp_path, mixed, {"x": np.random.default_rng(1).standard_normal((16, 32)).astype(np.float32)}
+
+
+def test_a_difference_that_bf16_makes(mlp_path: Path, tmp_path: Path) -> None:
+    """FP16 would make an eighth of it, and explains nothing of it."""
+    model, mixed, data = bf16_model(mlp_path, tmp_path)
+    found = mptune.compare(model, mixed, data=data, max_error=1e-4)
+    (finding,) = found.findings
+    assert finding.code == "precision"
+    groups = mptune.find_groups(load_typed_model(model))
+    assert finding.evidence["bf16_groups"] == len(groups)
+    assert finding.evidence["fp16_groups"] == 0
+    assert "emulating BF16 reproduces it" in finding.text
+    assert "BF16 keeps 8 bits where FP16 keeps 11" in finding.text
+    found = mptune.compare(model, mixed, data=data, max_error=3e-3)
+    (finding,) = [each for each in found.findings if each.code == "precision"]
+    assert finding.evidence["error_with_kept"] <= 3e-3
+    assert "--bf16-all --keep-fp32" in finding.cure
+
+
+def test_outputs_of_an_engine_in_bf16_are_known_as_such(mlp_path: Path, tmp_path: Path) -> None:
+    model, _, data = bf16_model(mlp_path, tmp_path)
+    loaded = load_typed_model(model)
+    grouped = GroupedModel(loaded, mptune.find_groups(loaded))
+    bank = WeightBank.write(loaded, tmp_path / "bank", precisions=REDUCED)
+    path = Emulator(grouped, bank).write(grouped.uniform(Precision.BF16), tmp_path / "bank" / "emulated.onnx")
+    np.savez(tmp_path / "recorded.npz", **run(path, data))
+    found = mptune.compare(model, data=data, outputs=tmp_path / "recorded.npz", max_error=1e-4, batch=16)
+    (finding,) = [each for each in found.findings if each.code == "precision"]
+    assert "emulating BF16 reproduces it" in finding.text

@@ -1,7 +1,7 @@
 """Two models side by side: which node of one is which of the other, and the first in which they differ.
 
 Casts between floating-point types and ``x - 0`` are looked through, the floating-point type that a Cast gives does not
-count, and a constant that is the other's rounded to FP16 is the same: what FP16 does is found from values, not from
+count, and a constant that is the other's, rounded, is the same: what FP16 and BF16 do is found from values, not from
 structure.
 """
 
@@ -17,13 +17,18 @@ import onnx
 import onnx.defs
 import onnx.helper
 
+from mptune.graph.bfloat16 import from_bfloat16, to_bfloat16
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.once import once
+from mptune.graph.plan import Precision
 
 _FLOATS = frozenset({"float", "float16", "double", "bfloat16"})
 _FLOAT_CODES = frozenset(onnx.TensorProto.DataType.Value(name.upper()) for name in _FLOATS)
 _SHOWN = 60
 """Characters of a value in a text."""
+
+_REDUCED = {"float16": Precision.FP16, "bfloat16": Precision.BF16}
+"""Types of values -> the precisions that compute them."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +59,12 @@ class Alignment:
     Attributes:
         values: value of the left model -> the same of the right one; computed values only.
         differences: in the topological order of the left model.
-        half: names of nodes of the left model that compute in FP16 on the right.
+        reduced: name of each node of the left model that computes in FP16 or BF16 on the right -> which.
     """
 
     values: Mapping[str, str]
     differences: tuple[Difference, ...]
-    half: frozenset[str]
+    reduced: Mapping[str, Precision]
 
 
 def align(left: Model, right: Model, inputs: Mapping[str, str]) -> Alignment:
@@ -83,7 +88,7 @@ class _Aligner:
     def run(self) -> Alignment:
         values: dict[str, str] = {}
         differences: list[Difference] = []
-        half: set[str] = set()
+        reduced: dict[str, Precision] = {}
         for node in self.left.nodes:
             if _is_float_cast(self.left, node) or (node.op_type == "Constant" and node.is_standard):
                 continue
@@ -99,12 +104,13 @@ class _Aligner:
                 if ours and theirs:
                     self.same[_root(self.left, ours)] = _root(self.right, theirs)
                     values[ours] = self._value(ours, theirs)
-            if any(self.right.info(out).dtype == "float16" for out in partner.outputs if out):
-                half.add(node.name)
+            for dtype in (self.right.info(out).dtype for out in partner.outputs if out):
+                if dtype in _REDUCED:
+                    reduced[node.name] = _REDUCED[dtype]
         for node in self.left.nodes:
             if _is_float_cast(self.left, node) and node.outputs[0] in self.right.tensors:
                 values.setdefault(node.outputs[0], node.outputs[0])
-        return Alignment(values, tuple(differences), frozenset(half))
+        return Alignment(values, tuple(differences), reduced)
 
     def _value(self, ours: str, theirs: str) -> str:
         """The right value under the left one's name where that is the same but for Casts: what the readers get."""
@@ -279,7 +285,8 @@ def _is_equal(a: Any, b: Any) -> bool:
 
 
 def _constant_difference(a: np.ndarray, b: np.ndarray) -> str:
-    """What differs between two constants; empty where one is the other, or the other rounded to FP16."""
+    """What differs between two constants; empty where one is the other, or the other rounded to FP16 or BF16."""
+    a, b = (each.astype(np.float32) if each.dtype.name == "bfloat16" else each for each in (a, b))  # of ml_dtypes
     if a.shape != b.shape:
         return f"shape {list(a.shape)} in one model and {list(b.shape)} in the other"
     if a.dtype.kind not in "fiub" or b.dtype.kind not in "fiub":
@@ -291,8 +298,10 @@ def _constant_difference(a: np.ndarray, b: np.ndarray) -> str:
         is_rounded = np.array_equal(a.astype(np.float16), b.astype(np.float16), equal_nan=True)
         if is_rounded and np.float16 in (a.dtype, b.dtype):
             return ""
-        if np.array_equal(a.astype(np.float16).astype(np.float64), y, equal_nan=True) and a.dtype.kind == "f":
-            return ""
+        if a.dtype.kind == "f":
+            rounded = (a.astype(np.float16), from_bfloat16(to_bfloat16(a.astype(np.float32))))
+            if any(np.array_equal(each.astype(np.float64), y, equal_nan=True) for each in rounded):
+                return ""
         gap = np.abs(x - y)
     largest = float(np.nan_to_num(gap).max(initial=0))
     return f"{int((gap > 0).sum())} of {a.size} values differ, by up to {largest:.3g}"

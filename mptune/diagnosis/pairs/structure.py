@@ -23,13 +23,10 @@ def alignment_of(left: Runner, right: Runner) -> Alignment:
 
 
 def with_candidate_plan(sides: Sides, alignment: Alignment) -> Sides:
-    """The sides with the groups that the candidate computes in FP16, where there are some."""
+    """The sides with the groups that the candidate computes in FP16 or BF16, where there are some."""
     owners = sides.runner.grouped.owners
-    groups = {owners[node] for node in alignment.half if node in owners}
-    if not groups:
-        return replace(sides, plan=sides.runner.grouped.uniform(Precision.FP32))
-    plan = sides.runner.grouped.uniform(Precision.FP32).replace(dict.fromkeys(groups, Precision.FP16))
-    return replace(sides, plan=plan)
+    groups = {owners[node]: precision for node, precision in alignment.reduced.items() if node in owners}
+    return replace(sides, plan=sides.runner.grouped.uniform(Precision.FP32).replace(groups))
 
 
 def structure_finding(sides: Sides, alignment: Alignment) -> Finding | None:

@@ -1,4 +1,4 @@
-"""Whether a difference is what a rounding makes: TF32 on one side or the other, or FP16, by size and by pattern."""
+"""Whether a difference is what a rounding makes: TF32 on one side or the other, FP16 or BF16, by size and pattern."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-Cause = Literal["tf32-reference", "tf32-candidate", "fp16"]
+Cause = Literal["tf32-reference", "tf32-candidate", "fp16", "bf16"]
 
 _LEFT = 0.6
 """Share of a difference that may be left by its cause: two engines add up in other orders."""
@@ -37,6 +37,7 @@ def explain(
     fp16: Sequence[np.ndarray],
     *,
     is_half: bool,
+    bf16: Sequence[np.ndarray] = (),
 ) -> Explanation | None:
     """The cause that leaves least of a difference, where it leaves little.
 
@@ -45,11 +46,13 @@ def explain(
         tf32: what TF32 changes in the outputs of the model, one array for each way to round, in the same units.
         fp16: what FP16 changes, likewise.
         is_half: every value of the output is an FP16 number, so its last operation was no TF32 one.
+        bf16: what plans with BF16 change, likewise.
     """
     size = _norm(difference)
     if size == 0 or not np.isfinite(size):
         return None
     halves = [_explained("fp16", difference, each, size) for each in fp16]
+    halves += [_explained("bf16", difference, each, size) for each in bf16]
     best_half = min(halves, key=lambda each: each.left, default=None)
     products = [_explained("tf32-candidate", difference, each, size) for each in tf32]
     products += [_explained("tf32-reference", difference, -each, size) for each in tf32]
