@@ -21,7 +21,7 @@ from mptune.graph.hazards.on_data import on_data_hazards
 from mptune.graph.hazards.reductions import fit_hazards, index_hazards, long_sum_hazards
 from mptune.graph.hazards.seen import Seen
 from mptune.graph.hazards.structural import broadcast_hazards, epsilon_hazards, int64_hazards, norm_hazards
-from mptune.graph.plan import Precision
+from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
 from mptune.graph.writing.weights import Rounding
 
 __all__ = ["FP16_MAX", "Hazard", "find_hazards", "over_threshold", "pinned_by_hazards"]
@@ -35,6 +35,7 @@ def find_hazards(
     ranges: Mapping[str, float] | None = None,
     roundings: Sequence[Rounding] = (),
     seen: Seen | None = None,
+    precisions: Sequence[str] = DEFAULT_PRECISIONS,
 ) -> tuple[Hazard, ...]:
     """All hazards of a model, most severe first.
 
@@ -43,6 +44,7 @@ def find_hazards(
         ranges: value -> largest finite magnitude on the search samples, where they were observed.
         roundings: what the weight bank saw when it rounded; constants that it does not hold are rounded here.
         seen: what else the same samples showed.
+        precisions: that groups may have: BF16 holds fewer digits than FP16.
     """
     model = grouped.model
     types, look, ranges = value_types(grouped), Lookup(model), ranges or {}
@@ -61,8 +63,9 @@ def find_hazards(
     for tensor, absmax in ranges.items():
         found += _range_hazards(types, masks, tensor, absmax, seen)
     found += on_data_hazards(types, look, patterns, seen)
-    found += long_sum_hazards(types, seen)
-    found += index_hazards(types, look, ranges, seen)
+    has_bf16 = Precision.BF16 in precisions
+    found += long_sum_hazards(types, seen, has_bf16=has_bf16)
+    found += index_hazards(types, look, ranges, seen, has_bf16=has_bf16)
     found += fit_hazards(types, seen)
     found += norm_hazards(types, look, patterns, ranges)
     found += broadcast_hazards(types, look)

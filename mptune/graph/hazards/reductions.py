@@ -16,6 +16,9 @@ from mptune.graph.loading.model import Node
 EXACT_INTEGERS = 2048.0
 """FP16 has 11 significant bits: it holds every whole number up to 2**11, and a sum of ones stops there."""
 
+EXACT_INTEGERS_OF_BF16 = 256.0
+"""The same of BF16's 8 bits."""
+
 _FAR = 5.0
 """Standard deviations: right data stay below 0.1, pixels of 0..255 instead of 0..1 give 65 and more."""
 
@@ -71,16 +74,17 @@ _KEEPS_INDEX = frozenset(
 _MAX_STEPS = 256
 
 
-def long_sum_hazards(types: ValueTypes, seen: Seen) -> list[Hazard]:
-    """Sums of so many values of one sign that a term is below half of FP16's spacing at the sum."""
+def long_sum_hazards(types: ValueTypes, seen: Seen, *, has_bf16: bool = False) -> list[Hazard]:
+    """Sums of so many values of one sign that a term is below half of the spacing at the sum, in FP16 or in BF16."""
     found = []
+    name, exact = _narrowest(has_bf16)
     for node in types.model.nodes:
         group = group_of(types, node)
         if group is None or node.op_type not in _SUMS or not node.is_standard:
             continue
         terms = _terms(types, node, seen)
         value = seen.values.get(node.inputs[0])
-        if terms < EXACT_INTEGERS or value is None or value.lowest == value.highest == 0:
+        if terms < exact or value is None or value.lowest == value.highest == 0:
             continue
         if node.op_type not in _ONE_SIGNED and value.lowest < 0 < value.highest:
             continue
@@ -92,16 +96,21 @@ def long_sum_hazards(types: ValueTypes, seen: Seen) -> list[Hazard]:
                 node.name,
                 node.inputs[0],
                 float(terms),
-                f"{node.op_type} sums {terms} values of one sign: accumulated in FP16, such a sum stops growing where a"
-                f" term is below half of the spacing, for equal terms after {EXACT_INTEGERS:.0f} of them",
+                f"{node.op_type} sums {terms} values of one sign: accumulated in {name}, such a sum stops growing where"
+                f" a term is below half of the spacing, for equal terms after {exact:.0f} of them",
                 "none where the engine accumulates in FP32, as ONNX Runtime's reductions on the CPU and with CUDA do;"
-                " of another engine, compare its outputs before the group goes to FP16",
+                f" of another engine, compare its outputs before the group goes to {name}",
                 "long-sum",
                 {"terms": terms, "lowest": value.lowest, "highest": value.highest},
                 (seen.sample(value.sample),),
             )
         )
     return found
+
+
+def _narrowest(has_bf16: bool) -> tuple[str, float]:
+    """What is called the precision of the fewest digits, and up to where it holds every whole number."""
+    return ("BF16", EXACT_INTEGERS_OF_BF16) if has_bf16 else ("FP16", EXACT_INTEGERS)
 
 
 def _terms(types: ValueTypes, node: Node, seen: Seen) -> int:
@@ -116,16 +125,19 @@ def _terms(types: ValueTypes, node: Node, seen: Seen) -> int:
     return 0 if out is None else math.prod(shape) // max(1, math.prod(out))
 
 
-def index_hazards(types: ValueTypes, look: Lookup, ranges: Mapping[str, float], seen: Seen) -> list[Hazard]:
-    """Casts to integers that become an index or a size, of values above the whole numbers that FP16 holds."""
+def index_hazards(
+    types: ValueTypes, look: Lookup, ranges: Mapping[str, float], seen: Seen, *, has_bf16: bool = False
+) -> list[Hazard]:
+    """Casts to integers that become an index or a size, of values above the whole numbers that FP16 or BF16 holds."""
     found = []
+    name, exact = _narrowest(has_bf16)
     for node in types.model.nodes:
         if node.op_type != "Cast" or not node.is_standard or not types.model.info(node.inputs[0]).is_float32:
             continue
         reached = ranges.get(node.inputs[0], 0.0)
         source = look.producer(node.inputs[0])
         group = None if source is None else group_of(types, source)
-        if reached <= EXACT_INTEGERS or source is None or group is None:
+        if reached <= exact or source is None or group is None:
             continue
         reader = _indexes(look, node)
         value = seen.values.get(node.inputs[0])
@@ -138,11 +150,11 @@ def index_hazards(types: ValueTypes, look: Lookup, ranges: Mapping[str, float], 
                     source.name,
                     node.inputs[0],
                     reached,
-                    f"floating-point values up to {reached:.6g} become an index or a size at node {reader.name!r}: FP16"
-                    f" does not hold every whole number above {EXACT_INTEGERS:.0f}",
+                    f"floating-point values up to {reached:.6g} become an index or a size at node {reader.name!r}:"
+                    f" {name} does not hold every whole number above {exact:.0f}",
                     "keep the group in FP32, or compute indices in INT64",
                     "index-in-float",
-                    {"largest": reached, "exact_to": EXACT_INTEGERS, "reader": reader.name},
+                    {"largest": reached, "exact_to": exact, "reader": reader.name},
                     () if value is None else (seen.sample(value.sample),),
                 )
             )

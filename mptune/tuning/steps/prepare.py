@@ -52,7 +52,7 @@ def search_space(
         kernels: that the engine lacks.
     """
     grouped, precisions = workload.grouped, workload.precisions
-    hazards = find_hazards(grouped, observations.absmax, workload.bank.roundings, observations.seen)
+    hazards = find_hazards(grouped, observations.absmax, workload.bank.roundings, observations.seen, precisions)
     without_bf16: dict[str, str] = {}
     if Precision.BF16 in precisions:
         missing = unsupported(ValueTypes(grouped), Precision.BF16)

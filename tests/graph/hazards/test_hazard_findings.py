@@ -184,3 +184,22 @@ def test_a_large_value_that_is_sliced_means_something(tmp_path: Path) -> None:
     ]
     (finding,) = findings(chain(*nodes, constants=[*constants, constant("end", [2], np.int64)]), tmp_path)
     assert (finding.code, finding.where.tensors) == ("int64-range", ("table",))
+
+
+@pytest.mark.parametrize(("largest", "found"), [(200.0, set()), (1000.0, {"bf16"}), (3000.0, {"fp16", "bf16"})])
+def test_whole_numbers_end_earlier_in_bf16(largest: float, found: set[str], tmp_path: Path) -> None:
+    proto = chain(
+        node("Mul", ["x", "scale"], "at", "/at/Mul"),
+        node("Cast", ["at"], "index", "/cast/Cast", to=TensorProto.INT64),
+        node("Gather", ["table", "index"], "y", "/gather/Gather"),
+        constants=[constant("scale", np.array(100.0)), weight("table", 4096, 2)],
+    )
+    model = load_model(models.save(proto, tmp_path))
+    grouped = GroupedModel(model, find_groups(model))
+    for precision, exact in (("fp16", 2048.0), ("bf16", 256.0)):
+        hazards = find_hazards(grouped, {"at": largest}, precisions=("fp32", precision))
+        indexes = [f for f in hazard_findings(hazards, "search") if f.code == "index-in-float"]
+        assert len(indexes) == (precision in found)
+        for finding in indexes:
+            assert f"{precision.upper()} does not hold every whole number above {exact:.0f}" in finding.text
+            assert finding.evidence["exact_to"] == exact
