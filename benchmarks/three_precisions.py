@@ -4,8 +4,8 @@
 
 As ``benchmarks.simulator``; BF16 takes the time of FP16, is 8 times less exact and never overflows. A search over three
 precisions does as mptune: a group that emulation sees overflow is FP32 or BF16, every other one may be any; an overflow
-that emulation misses is found by builds. Quality is the hypervolume after 50 builds over that
-of the near-exact front: of two precisions, and of all three where any group may have any (cuts, then local search).
+that emulation misses is found by builds. Quality is the hypervolume after 50 builds over that of the near-exact front:
+of two precisions, and of all three where any group may have any (cuts, then local search).
 """
 
 from __future__ import annotations
