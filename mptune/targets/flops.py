@@ -188,8 +188,9 @@ def _projecting_attention(node: Node, shapes: ShapeTable) -> float:
 def _attention_of_projections(node: Node, shapes: ShapeTable) -> float:
     """Two products for every query element and key position; a cache (batch, heads, keys, size) adds keys."""
     present = node.outputs[1] if len(node.outputs) > 1 else ""
-    if present:
-        return 4.0 * shapes.elements(node.outputs[0]) * _last(shapes[present], 2)
+    held = _last(shapes[present], 2) if present else 1
+    if held > 1:  # else its length may be unknown: a dynamic axis that no input has
+        return 4.0 * shapes.elements(node.outputs[0]) * held
     key = _input(node, 1)
     shape = shapes[key] if key else shapes[node.inputs[0]]
     keys = shape[2] if key and len(shape) == 4 else shape[1] if len(shape) > 2 else _last(shape, 2)
