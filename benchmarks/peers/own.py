@@ -143,7 +143,11 @@ def unpack_all(model: PeerModel, work: Path, packed: Path) -> None:
             continue
         folder.mkdir(parents=True, exist_ok=True)
         if small.exists():
-            unpack(original, small, out)
+            try:
+                unpack(original, small, out)
+            except ValueError as error:
+                print(f"{model.name}, {note.stem}: {error}", flush=True)  # it is converted here, if that can be done
+                continue
         out.with_suffix(".json").write_text(note.read_text())
 
 

@@ -180,6 +180,21 @@ def test_a_packed_model_is_put_together_with_the_original_weights(
         np.testing.assert_array_equal(onnx.numpy_helper.to_array(one), onnx.numpy_helper.to_array(two))
     stripped = onnx.load_from_string(gzip.decompress(small.read_bytes()))
     assert any(not tensor.raw_data and tensor.dims for tensor in stripped.graph.initializer), "weights are left out"
+    renamed, other = tmp_path / "renamed.onnx", tmp_path / "other.onnx"
+    model = onnx.load(mlp_path)
+    names = {tensor.name: f"w{len(model.graph.initializer) - k}" for k, tensor in enumerate(model.graph.initializer)}
+    for tensor in model.graph.initializer:
+        tensor.name = names[tensor.name]
+    onnx.save(model, renamed)
+    unpack(renamed, small, again)
+    assert again.read_bytes() == onnx.load(again).SerializeToString()
+    for one, two in zip(wanted.graph.initializer, onnx.load(again).graph.initializer, strict=True):
+        np.testing.assert_array_equal(onnx.numpy_helper.to_array(one), onnx.numpy_helper.to_array(two))
+    for tensor in model.graph.initializer:
+        tensor.CopyFrom(onnx.numpy_helper.from_array(2.0 * onnx.numpy_helper.to_array(tensor), tensor.name))
+    onnx.save(model, other)
+    with pytest.raises(ValueError, match="has no weight like"):
+        unpack(other, small, again)
 
 
 def test_a_replay_that_fails_says_so() -> None:
