@@ -260,7 +260,7 @@ def test_a_missing_file_is_an_engine_error(opened: Opener, tmp_path: Path) -> No
 def test_warnings_name_a_cure(opened: Opener, mlp_path: Path) -> None:
     session = opened(mlp_path)
     timed(session, rows(1))
-    assert all(": " in warning for warning in session.warnings)
+    assert [warning for warning in session.warnings if ": " not in warning] == []
 
 
 def test_what_a_cuda_graph_cannot_capture_is_named(mlp_path: Path, tmp_path: Path) -> None:
