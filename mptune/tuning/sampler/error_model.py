@@ -70,7 +70,10 @@ class ErrorModel:
         self._plans, self._values, self._noise = (a[informative] for a in (self._plans, self._values, self._noise))
         widths = _PRIOR_WIDTHS if prior.log_square_errors is not None else (4.5,)
         doubts = np.array(prior.log_square_sds or np.zeros(len(mean)), dtype=float)
-        fits = [self._fit(mean, np.hypot(width, doubts), math.log(width)) for width in widths]
+        fits, start = [], mean
+        for width in widths:  # each from the mode of the one before it, which is nearer than the prior's mean
+            fits.append(self._fit(mean, np.hypot(width, doubts), math.log(width), start))
+            start = fits[-1][1]
         self._model, self.mode, _ = max(fits, key=lambda fit: fit[2])
 
     def _prior_mean(self, prior: Prior) -> Floats:
@@ -103,8 +106,8 @@ class ErrorModel:
         log_squares: Floats = np.log(total + self._floor)
         return log_squares
 
-    def _fit(self, mean: Floats, sd: Floats, log_width: float) -> tuple[LinearGaussian, Floats, float]:
-        model, u = LinearGaussian(mean, sd), mean.copy()
+    def _fit(self, mean: Floats, sd: Floats, log_width: float, start: Floats) -> tuple[LinearGaussian, Floats, float]:
+        model, u = LinearGaussian(mean, sd), start.copy()
         if not len(self._values):
             return model, u, -log_width
         noise = self._noise

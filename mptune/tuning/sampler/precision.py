@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from mptune.data.numbers import encode_float
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR
@@ -140,7 +141,7 @@ class PrecisionSampler(BaseSampler):
         if not math.isfinite(built.base_ms):
             return {}
         generator = np.random.default_rng([self._seed, trial.number])
-        with _one_thread():
+        with _blas().limit(limits=1, user_api="blas"):
             of_now = narrowed(prior, built)
             plan, ehvi, found = self.propose(of_now.prior, of_now.built, generator)
         emulated_errors = of_now.widened(found)
@@ -255,12 +256,13 @@ def _choices(prior: Prior, plan: Bools) -> dict[str, str]:
     return choices_of(plan, prior.groups, prior.reduced)
 
 
-def _one_thread() -> threadpool_limits:
-    """Lets every BLAS compute in one thread, until the block ends.
+@cache
+def _blas() -> ThreadpoolController:
+    """Limits the threads of every BLAS that the sampler computes with; to find them takes milliseconds.
 
     Matrices of some hundred rows are multiplied no sooner by many threads, which wait by spinning: with two, a proposal
     for 64 groups took 0.34 s of processor time after 100 plans and 0.68 s after 400; with one 0.06 s and 0.09 s.
     """
     import scipy.linalg  # noqa: F401  Slow to import; only a library that is loaded is limited.
 
-    return threadpool_limits(limits=1, user_api="blas")
+    return ThreadpoolController()

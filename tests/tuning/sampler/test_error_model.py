@@ -151,6 +151,7 @@ def test_errors_below_the_floor_are_drawn_below_it() -> None:
 def test_no_step_goes_farther_than_the_linearisation_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """One step from a prior of 1e-7 towards a measured 1e-2: 2 in the log of the squared error, a factor of e."""
     monkeypatch.setattr("mptune.tuning.sampler.error_model._STEPS", 1)
+    monkeypatch.setattr("mptune.tuning.sampler.error_model._PRIOR_WIDTHS", (4.5,))  # of several each goes on
     plan = np.eye(1, GROUPS, dtype=bool)
     far = replace(seen(plan), error=np.array([1e-2]))
     model = ErrorModel(prior(log_square_errors=(math.log(1e-14),) * GROUPS), far)
