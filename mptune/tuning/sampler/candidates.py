@@ -21,8 +21,18 @@ _SWEPT_DRAWS, _SWEEP_WEIGHTS = 9, 24
 _RISK = 0.5
 """Share of the base latency that an overflow costs in a cut: a plan that fails loses about what FP16 could save."""
 
-_NEIGHBOUR_ROUNDS, _EXPANDED_PLANS = 5, 24
-"""Rounds of local search, and plans whose neighbours are added in each."""
+_NEIGHBOUR_ROUNDS, _EXPANDED_PLANS = 8, 12
+"""Rounds of local search at most, and plans whose neighbours are added in each."""
+
+_FEWEST_ROUNDS, _RISE = 3, 1e-3
+"""After so many rounds the search ends where one has raised the largest EHVI by less than this share of it."""
+
+_COMBINED = 10
+"""Best neighbours of a plan that are taken together: in pairs, and the best of them all at once. With 120 groups the
+largest EHVI is 1.16 times what five rounds of 24 plans without them find, among half as many plans."""
+
+_RANDOM_SHARE = 0.1
+"""Random pairs, and random triples, that are tried around a plan, as a share of the groups."""
 
 _CELLS = 4_000_000
 """Neighbours of a round times groups and boundaries, at most: bounds time and memory with hundreds of groups."""
@@ -131,29 +141,68 @@ class CandidatePool:
     def add_neighbours(self, prior: Prior, generator: np.random.Generator) -> None:
         """Local search: add neighbours of the plans of the largest EHVI and of the predicted front.
 
-        A neighbour differs in one group, in two groups that share a boundary, or in two or three random groups.
+        A neighbour differs in one group, in two groups that share a boundary, or in two or three random groups; and in
+        what several of the best neighbours of the same plan differ in.
         """
         n_groups = len(prior.groups)
         flips = [np.eye(n_groups, dtype=bool)]
         pairs = [boundary.members[:2] for boundary in prior.boundaries if len(boundary.members) >= 2]
         if pairs:
             flips.append(_masks(np.array(pairs), n_groups))
-        for _ in range(_NEIGHBOUR_ROUNDS):
+        n_random = math.ceil(_RANDOM_SHARE * n_groups)
+        for round_ in range(_NEIGHBOUR_ROUNDS):
+            before = self._screened[2].max()
             best = _largest(np.where(self._is_expanded, -math.inf, self._screened[2]), _EXPANDED_PLANS)
             best, front = (some[~self._is_expanded[some]] for some in (best, self._front))
             spread = front[np.unique(np.linspace(0, len(front) - 1, min(len(front), _EXPANDED_PLANS // 2)).astype(int))]
             chosen = np.union1d(best[: _EXPANDED_PLANS - len(spread)], spread)
             self._is_expanded[chosen] = True
             centres = self.plans[chosen]
-            some = generator.random((n_groups, n_groups)).argpartition(2, axis=1)[:, :3]
+            some = generator.random((n_random, n_groups)).argpartition(2, axis=1)[:, :3]
             masks = np.vstack([*flips, _masks(some[:, :2], n_groups), _masks(some, n_groups)])
             most = max(_CELLS // (len(centres) + 1) // (n_groups + len(prior.boundaries)), 1)
             if len(masks) > most:
                 masks = masks[generator.choice(len(masks), size=most, replace=False)]
-            around = (centres[:, None, :] ^ masks[None, :, :]).reshape(-1, n_groups)
-            if prior.twins:
-                exclusive(around, np.repeat(centres, len(masks), axis=0), prior.twins)
-            self.add(around)
+            ehvi = self._add_around(prior, centres, np.broadcast_to(masks, (len(centres), *masks.shape)))
+            if ehvi.shape[1] > 2:
+                self._add_around(
+                    prior, centres, _combined(masks[np.argsort(-ehvi, axis=1, kind="stable")[:, :_COMBINED]])
+                )
+            if round_ + 1 >= _FEWEST_ROUNDS and self._screened[2].max() <= before * (1.0 + _RISE):
+                break
+
+    def _add_around(self, prior: Prior, centres: Bools, masks: Bools) -> Floats:
+        """Add the plans that differ from each centre as its masks say.
+
+        Args:
+            prior: names the twins.
+            centres: shape (n_centres, n_groups).
+            masks: shape (n_centres, n_masks, n_groups).
+
+        Returns:
+            The screened EHVI of each, shape (n_centres, n_masks).
+        """
+        around = (centres[:, None, :] ^ masks).reshape(-1, masks.shape[2])
+        if prior.twins:
+            exclusive(around, np.repeat(centres, masks.shape[1], axis=0), prior.twins)
+        self.add(around)
+        order = np.argsort(self._keys)
+        position = order[np.searchsorted(self._keys, plan_keys(around), sorter=order)]
+        ehvi: Floats = self._screened[2, position].reshape(masks.shape[:2])
+        return ehvi
+
+
+def _combined(best: Bools) -> Bools:
+    """Every pair of each plan's best masks, and the best three, four and so on of them.
+
+    Args:
+        best: the best first, shape (n_plans, n_best, n_groups).
+
+    Returns:
+        Shape (n_plans, n_combined, n_groups).
+    """
+    first, second = np.triu_indices(best.shape[1], 1)
+    return np.concatenate([best[:, first] ^ best[:, second], np.logical_xor.accumulate(best, axis=1)[:, 2:]], axis=1)
 
 
 def _masks(positions: NDArray[np.int64], n_groups: int) -> Bools:

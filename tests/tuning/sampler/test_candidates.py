@@ -101,7 +101,10 @@ def test_neighbours_of_the_best_plans_are_all_of_one_flip_and_of_both_sides_of_a
     one = np.eye(15, dtype=bool)
     for masks in (one, one[:-1] | one[1:], one[:1] | one[7:8]):
         assert set(plan_keys(start ^ masks)) <= found
-    assert (pool.plans ^ start).sum(axis=1).max() == 3, "and some of three groups at random"
+    together = np.vstack([one, one[:-1] | one[1:], one[:1] | one[7:8]])
+    best = together[np.argsort(-estimator.screen(start ^ together)[2], kind="stable")[:4]]
+    best_together = np.vstack([best[:1] ^ best[1:2], best[1:2] ^ best[2:3]])
+    assert set(plan_keys(start ^ best_together)) <= found, "and what the best of them differ in together"
 
 
 def test_the_best_are_the_largest_in_order() -> None:
@@ -109,7 +112,7 @@ def test_the_best_are_the_largest_in_order() -> None:
     assert _largest(np.array([3.0, 9.0]), 5).tolist() == [1, 0]
 
 
-def test_each_round_expands_the_12_spread_along_the_front_and_the_12_of_the_largest_ehvi() -> None:
+def test_each_round_expands_the_6_spread_along_the_front_and_the_6_of_the_largest_ehvi() -> None:
     prior, _, estimator = make(15)
     pool = CandidatePool(estimator, 15)
     pool.add(np.random.default_rng(0).random((300, 15)) < 0.5)
@@ -120,13 +123,25 @@ def test_each_round_expands_the_12_spread_along_the_front_and_the_12_of_the_larg
         patch.setattr("mptune.tuning.sampler.candidates._NEIGHBOUR_ROUNDS", 1)
         pool.add_neighbours(prior, np.random.default_rng(0))
     expanded = np.flatnonzero(pool._is_expanded)
-    assert expanded[:12].tolist() == np.linspace(0, 39, 12).astype(int).tolist()
-    assert expanded[12:].tolist() == list(range(count - 12, count))
+    assert expanded[:6].tolist() == np.linspace(0, 39, 6).astype(int).tolist()
+    assert expanded[6:].tolist() == list(range(count - 6, count))
 
 
-def test_there_are_five_rounds() -> None:
+def test_the_rounds_go_on_until_nothing_rises() -> None:
     prior, _, estimator = make(15)
     pool = CandidatePool(estimator, 15)
     pool.add(np.random.default_rng(0).random((300, 15)) < 0.5)
     pool.add_neighbours(prior, np.random.default_rng(0))
-    assert 4 * 24 < pool._is_expanded.sum() <= 5 * 24
+    assert 2 * 12 < pool._is_expanded.sum() <= 8 * 12
+    best = pool.best(1)[0]
+    assert estimator.screen(best ^ np.eye(15, dtype=bool))[2].max() <= estimator.screen(best[None])[2][0]
+
+
+def test_from_random_plans_the_search_gets_to_one_that_no_single_group_makes_better() -> None:
+    """With five rounds of neighbours one by one a group more made the best of 60 groups' plans 1.08 times better."""
+    prior, _, estimator = make(60)
+    pool = CandidatePool(estimator, 60)
+    pool.add(np.random.default_rng(1).random((50, 60)) < 0.5)
+    pool.add_neighbours(prior, np.random.default_rng(0))
+    best = pool.best(1)[0]
+    assert estimator.screen(best ^ np.eye(60, dtype=bool))[2].max() <= estimator.screen(best[None])[2][0]
