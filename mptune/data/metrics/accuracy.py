@@ -247,11 +247,17 @@ class OutputError:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Mapping[str, Any]]) -> OutputError:
-        """Inverse of ``to_json``."""
+        """Inverse of ``to_json``.
+
+        Raises:
+            ValueError: it holds something else.
+        """
         per_output = {
             output: {name: _decoded(values) for name, values in statistics.items() if name != _COLUMNS}
             for output, statistics in document.items()
         }
+        if not all(math.isfinite(count) for by in per_output.values() for count in by.get("non_finite", ())):
+            raise ValueError("a count that is not finite")
         columns = {o: ColumnErrors.from_json(by[_COLUMNS]) for o, by in document.items() if _COLUMNS in by}
         return cls(per_output, columns)
 

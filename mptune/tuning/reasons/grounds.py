@@ -148,7 +148,7 @@ def _terms_from_json(document: Mapping[str, Any]) -> Prior:
     return Prior(
         groups=tuple(gains),
         gains_ms=tuple(gains.values()),
-        boundaries=tuple(Boundary(tuple(map(int, members)), *sides) for (members, *sides), _ in ties),
+        boundaries=tuple(Boundary(tuple(map(int, members)), *map(bool, sides)) for (members, *sides), _ in ties),
         boundary_costs_ms=tuple(float(ms) for _, ms in ties),
         fixed_gain_ms=float(document["fixed_gain_ms"]),
         exact=bool(document["exact"]),
