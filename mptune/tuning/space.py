@@ -334,6 +334,9 @@ def _seeds(
 
     # The baseline is all-FP32 whatever is pinned: speed-ups and errors are relative to it.
     seeds = [Seed(ORIGIN_FP32, grouped.uniform(Precision.FP32)), Seed(ORIGIN_FP16, mixed(()))]
+    beyond = [group for group in space.free if space.reduced_of(group) is Precision.BF16]
+    if 0 < len(beyond) < len(space.free):  # as a search in two precisions begins
+        seeds.append(Seed(Origin("seed", "groups beyond FP16's range in FP32"), mixed(beyond)))
     seeds += [
         Seed(Origin("seed", s.name), mixed(matcher.all_of(s.fp32, classes_may_lack=True))) for s in named.file.seed
     ]
