@@ -4,10 +4,10 @@ A part is an output, or a column (channel) of it where the columns' scales diffe
 pixels beside scores from 0 to 1. Columns lie on axis 1 of outputs of rank 4 and up, else on the shorter of the axes
 that are not the batch (the last on a tie). Where the largest of the columns' standard deviations over all search
 samples is more than ``SCALES_DIFFER`` times the smallest, each column is a part. Where it is not, columns may lie on
-another axis, as those of a head that gives (batch, height, width, channels): on the last from rank 4 on, on any below,
-where the scales differ so, some of them from one column to the next, and those of no other axis do. The error of a part
-is the root mean square of ``y - y_ref`` over a sample, divided by the part's standard deviation over all search
-samples; where that is 0, by its root mean square; where both are, it is the absolute error.
+the last axis, as those of a head that gives (batch, height, width, channels): where the scales along it differ so, some
+of them from one column to the next, and those along no other axis do. The error of a part is the root mean square of
+``y - y_ref`` over a sample, divided by the part's standard deviation over all search samples; where that is 0, by its
+root mean square; where both are, it is the absolute error.
 """
 
 from __future__ import annotations
@@ -171,14 +171,13 @@ def _parts_of(arrays: Sequence[np.ndarray], *, has_batch: bool) -> OutputParts:
     usual = [axis for axis in axes if axis == 1] if rank >= 4 else axes
     axis = min(usual, key=lambda axis: (arrays[0].shape[axis], -axis)) if usual else None
     parts = _Columns.of(arrays, axis).parts
-    if parts.is_split:
+    last = rank - 1
+    if parts.is_split or axis == last or last not in axes or arrays[0].shape[last] > MOST_COLUMNS:
         return parts
-    others = [other for other in axes if other != axis and 1 < arrays[0].shape[other] <= MOST_COLUMNS]
     # One sample says cheaply that an axis is height, width or time, as most are.
-    others = [other for other in others if _Columns.of(arrays[:1], other).has_step]
+    others = [other for other in axes if other != axis and _Columns.of(arrays[:1], other).has_step]
     found = [columns for columns in (_Columns.of(arrays, other) for other in others) if columns.has_step]
-    is_clear = len(found) == 1 and (rank < 4 or found[0].parts.axis == rank - 1)
-    return found[0].parts if is_clear else parts
+    return found[0].parts if len(found) == 1 and found[0].parts.axis == last else parts
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,13 @@ def test_columns_of_two_kinds_on_the_last_axis_are_parts(shape: tuple[int, ...],
     assert compare_outputs(of(wrong), of(arrays), parts={"y": found}).value("worst_part") > 5.0
 
 
+def test_rows_of_several_levels_are_no_columns() -> None:
+    """Anchors of a pyramid: each level has scores of its own size."""
+    of_level = np.repeat([1.0, 0.2, 0.02], [60, 20, 10])[:, None]
+    found = find_parts(of([RNG.standard_normal((1, 90, 4)) * of_level]), [frozenset({1})])["y"]
+    assert (found.axis, found.is_split) == (2, False)
+
+
 @pytest.mark.parametrize("axis", [2, 3])
 @pytest.mark.parametrize("profile", ["gliding", "bordered", "both"])
 def test_an_image_has_no_columns_along_height_or_width(axis: int, profile: str) -> None:
