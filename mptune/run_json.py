@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pydantic
 
@@ -311,7 +311,7 @@ def check_same(path: Path, recorded: RunFile, model_sha256: str, settings: Fixed
             )
         shown = f" ({before!r} before, {now!r} now)" if isinstance(now, str | float | int | None) else ""
         label = _LABELS.get(name, name.replace("_", " "))
-        _refuse_other(path, label, "" if name in _LABELS else shown)
+        refuse_other(path, label, "" if name in _LABELS else shown)
 
 
 def _shapes_text(shapes: Sequence[ShapeRange]) -> str:
@@ -331,16 +331,6 @@ def refuse_other_runs(path: Path, recorded: RunFile | None) -> None:
             f"{path} is the front of another device",
             "go on with it: `mptune worker --allow-mixed` with the run around it",
         )
-
-
-def check_storage(path: Path, recorded: RunFile, storage: str | None) -> None:
-    """Refuse to go on with a run that is kept in another storage (URLs without their passwords).
-
-    Raises:
-        RunError: they differ.
-    """
-    if recorded.storage != storage:
-        _refuse_other(path, "storage", f" ({recorded.storage!r} before, {storage!r} now)")
 
 
 def check_data(path: Path, recorded: RunFile, data: DataSection) -> None:
@@ -385,5 +375,10 @@ def _differences(before: _Section, now: _Section) -> Iterator[tuple[str, Any, An
             yield name, old, new
 
 
-def _refuse_other(path: Path, name: str, shown: str) -> None:
+def refuse_other(path: Path, name: str, shown: str = "") -> NoReturn:
+    """Refuse to go on with a run that was made with something else.
+
+    Raises:
+        RunError: always.
+    """
     raise RunError(f"{path} was made with another {name}{shown}", f"go on with the same {name}, {FRESH_HINT}")

@@ -46,6 +46,7 @@ def print_front(front: Front, stream: TextIO | None = None, *, every: bool = Fal
     """
     console = make_console(sys.stdout if stream is None else stream)
     print_breaks(console, front)
+    searched = f"{front.evaluations} plan{'s' * (front.evaluations != 1)}"
     failed = f", {front.failures} of them failed" if front.failures else ""
     samples = "held-out samples" if is_held_out(front) else "the search samples"
     _facts(
@@ -56,7 +57,7 @@ def print_front(front: Front, stream: TextIO | None = None, *, every: bool = Fal
             ("engine", describe_engine(front)),
             ("latency", latency_source(front)),
             ("error", f"{error_source(front)}; on {samples}"),
-            ("searched", f"{front.evaluations} plans{failed}; {len(front.points)} on the front"),
+            ("searched", f"{searched}{failed}; {len(front.points)} on the front"),
         ],
     )
     console.print()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from mptune.errors import RunError
+from mptune.run_json import refuse_other
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL  # Slow to import, and a journal needs none of it.
@@ -94,6 +96,22 @@ def _shown(recorded: str) -> str:
     """A recorded URL; of one that was not recorded as ``without_secrets`` gives it, what ``scheme_of`` shows."""
     is_safe = _parse(recorded) is not None and without_secrets(recorded) == recorded and recorded.count("@") < 2
     return recorded if is_safe else scheme_of(recorded)
+
+
+def check_storage(path: Path, recorded: str | None, storage: str | None) -> None:
+    """Refuse to go on with a run that is kept in another storage.
+
+    Args:
+        path: of the run.
+        recorded: in its run.json; None for the journal.
+        storage: the caller's, without its secrets.
+
+    Raises:
+        RunError: they differ.
+    """
+    if recorded != storage:
+        before = None if recorded is None else _shown(recorded)
+        refuse_other(path, "storage", f" ({before!r} before, {storage!r} now)")
 
 
 def same_storage(recorded: str | None, given: str | None) -> str | None:

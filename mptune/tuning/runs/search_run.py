@@ -31,7 +31,6 @@ from mptune.run_json import (
     TargetSection,
     check_data,
     check_same,
-    check_storage,
     check_target,
     refuse_other_runs,
 )
@@ -47,7 +46,7 @@ from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.listener import Listener
 from mptune.tuning.reasons.grounds import keep_grounds
 from mptune.tuning.record.storage import check_opens
-from mptune.tuning.record.storage_urls import named_storage
+from mptune.tuning.record.storage_urls import check_storage, named_storage
 from mptune.tuning.record.study import open_study
 from mptune.tuning.runs.crew import Crew, StartWorker
 from mptune.tuning.runs.hosts import check_study
@@ -205,7 +204,7 @@ class SearchRun(MeasuringRun):
         storage = None if self._url is None else check_opens(self._url)  # only what has opened is written down
         if known is not None:
             recorded = known
-            if not self._holds(lambda: check_storage(self.directory.path, recorded, storage), recorded):
+            if not self._holds(lambda: check_storage(self.directory.path, recorded.storage, storage), recorded):
                 known = None
         if known is None:
             file = RunFile(

@@ -8,7 +8,7 @@ import pytest
 
 from mptune.errors import RunError
 from mptune.tuning.record.storage import check_opens
-from mptune.tuning.record.storage_urls import scheme_of, storage_url, without_secrets, without_secrets_of
+from mptune.tuning.record.storage_urls import check_storage, scheme_of, storage_url, without_secrets, without_secrets_of
 
 URLS = [
     "postgresql+psycopg://me:SECRET@localhost:1/none",
@@ -68,6 +68,9 @@ class TestWhichIsOpened:
     def test_a_secret_that_a_run_of_before_recorded_is_not_shown(self, recorded: str) -> None:
         with pytest.raises(RunError, match="is not opened") as caught:
             storage_url(recorded)
+        assert "heim" not in str(caught.value)
+        with pytest.raises(RunError, match="another storage") as caught:
+            check_storage(Path("run"), recorded, "sqlite:///x.db")
         assert "heim" not in str(caught.value)
 
     def test_what_is_recorded_without_secrets_is_shown(self) -> None:
