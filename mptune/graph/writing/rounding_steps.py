@@ -68,7 +68,8 @@ def with_rounding_steps(grouped: GroupedModel) -> GroupedModel:
         A model that computes the same in FP32 and takes the same plans, and its groups. ``proto`` stays the model's.
     """
     model = grouped.model
-    steps = _Steps(model, _divisions_of_gelus(grouped), _sigmoids_of_silus(grouped))
+    look = Lookup(model)
+    steps = _Steps(model, _divisions_of_gelus(grouped, look), _sigmoids_of_silus(grouped, look))
     merged = merged_with_scales(grouped)
     for node in model.nodes:
         steps.add(replace(node, rounds=False) if node.name in merged else node)
@@ -241,12 +242,12 @@ class _Steps:
         )
 
 
-def _divisions_of_gelus(grouped: GroupedModel) -> frozenset[str]:
+def _divisions_of_gelus(grouped: GroupedModel, look: Lookup) -> frozenset[str]:
     """The names of the divisions by the root of 2 that begin a GELU: ``x / sqrt(2)``, its Erf, and that plus one.
 
     All are of one group: a plan may put a Cast between groups.
     """
-    look, owners = Lookup(grouped.model), grouped.owners
+    owners = grouped.owners
     found: set[str] = set()
     for erf in grouped.model.nodes:
         if not erf.is_standard or erf.op_type != "Erf":
@@ -265,12 +266,12 @@ def _divisions_of_gelus(grouped: GroupedModel) -> frozenset[str]:
     return frozenset(found)
 
 
-def _sigmoids_of_silus(grouped: GroupedModel) -> frozenset[str]:
+def _sigmoids_of_silus(grouped: GroupedModel, look: Lookup) -> frozenset[str]:
     """The names of the sigmoids that are multiplied by their own input, or by what is scaled to it: QuickGelu.
 
     All are of one group: a plan may put a Cast between groups.
     """
-    look, owners = Lookup(grouped.model), grouped.owners
+    owners = grouped.owners
     found: set[str] = set()
     for sigmoid in grouped.model.nodes:
         if not sigmoid.is_standard or sigmoid.op_type != "Sigmoid":
