@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,8 +39,17 @@ class OtherDevice:
 
 
 @dataclass(frozen=True)
-class FrontContent:
-    """The fields of ``mptune.Front``, which describes them, and their JSON: what its table and its plot show."""
+class FrontOrigin:
+    """Where a front comes from.
+
+    Attributes:
+        run_dir: the run directory.
+        model_path: the user's model.
+        model_sha256: its hash.
+        target: name of the target.
+        engine: name of the toolchain.
+        device: what ran or is predicted.
+    """
 
     run_dir: Path
     model_path: Path
@@ -48,6 +57,17 @@ class FrontContent:
     target: str
     engine: str
     device: str
+
+
+def origin_fields(of: FrontOrigin) -> dict[str, Any]:
+    """The fields of an origin by their names, for something else that has them."""
+    return {one.name: getattr(of, one.name) for one in fields(FrontOrigin)}
+
+
+@dataclass(frozen=True)
+class FrontContent(FrontOrigin):
+    """The fields of ``mptune.Front``, which describes them, and their JSON: what its table and its plot show."""
+
     metric: str
     fp32: Evaluation
     fp16: Evaluation | None

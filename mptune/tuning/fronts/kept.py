@@ -21,7 +21,7 @@ from mptune.rundir import RunDirectory
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.content import ChoiceKind
+from mptune.tuning.fronts.content import ChoiceKind, origin_fields
 from mptune.tuning.fronts.run_facts import facts_of, hint_of_exactness, other_devices, shown_findings
 
 KEPT_FORMAT = 1
@@ -159,12 +159,7 @@ def _decoded(run: RunDirectory, file: RunFile, document: dict[str, Any]) -> Fron
     }
     return Front(
         **plain,
-        run_dir=facts.run_dir,
-        model_path=facts.model_path,
-        model_sha256=facts.model_sha256,
-        target=facts.target,
-        engine=facts.engine,
-        device=facts.device,
+        **origin_fields(facts),
         fp32=fp32,
         fp16=fp16,
         points=points,

@@ -14,34 +14,22 @@ from mptune.finding import Finding, by_severity
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory, read_run
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.fronts.content import ChoiceKind, OtherDevice
+from mptune.tuning.fronts.content import ChoiceKind, FrontOrigin, OtherDevice
 from mptune.tuning.fronts.neighbours import cheap_exactness
 from mptune.tuning.reasons.plan_findings import SampleIndices, chosen_findings
 
 
 @dataclass(frozen=True)
-class Facts:
+class Facts(FrontOrigin):
     """What a front says beside its evaluations.
 
     Attributes:
-        run_dir: the run directory.
-        model_path: the user's model.
-        model_sha256: its hash.
-        target: name of the target.
-        engine: name of the toolchain.
-        device: what ran or is predicted.
         warnings: of the run so far, one line each.
         findings: of the run so far.
         data_dir: the run's data directory, which holds what explanations rest on; None explains nothing.
         indices: of the samples in the data.
     """
 
-    run_dir: Path
-    model_path: Path
-    model_sha256: str
-    target: str
-    engine: str
-    device: str
     warnings: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     data_dir: Path | None = None

@@ -14,7 +14,7 @@ from mptune.targets.unsearched import OUT_OF_REACH
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation, Origin, disagreements
 from mptune.tuning.explanation import Explanation
 from mptune.tuning.front import Front, choose, hypervolume, knee, pareto, reference_error_of
-from mptune.tuning.fronts.content import ChoiceKind
+from mptune.tuning.fronts.content import ChoiceKind, origin_fields
 from mptune.tuning.fronts.kept import RunStamp, keep_front
 from mptune.tuning.fronts.metric_limits import MetricLimit, check_metric_limits
 from mptune.tuning.fronts.run_facts import Facts, facts_of, hint_of_exactness, other_devices, shown_findings
@@ -197,12 +197,7 @@ def build_front(
         *_unconfirmed(points, chosen),
     )
     return Front(
-        run_dir=facts.run_dir,
-        model_path=facts.model_path,
-        model_sha256=facts.model_sha256,
-        target=facts.target,
-        engine=facts.engine,
-        device=facts.device,
+        **origin_fields(facts),
         metric=record.metric,
         fp32=fp32,
         fp16=fp16,
