@@ -4,13 +4,15 @@
     python -m benchmarks.peers replay vit_s swin_t                          # anywhere: searches on the fitted law
     python -m benchmarks.peers final vit_s swin_t --work W --limit 540      # on the GPU: every peer's plans
     python -m benchmarks.peers convert vit_s --packed P --pythons A/bin/python B/bin/python
+    python -m benchmarks.peers agree vit_s swin_t --again R    # two runs of final: do they rank the plans alike?
     python -m benchmarks.peers table --publish     # pages and figures, from the files of the others
 
 ``collect`` makes a model, measures plans of it (``benchmarks.measured_plans``: both uniform ones, each group alone,
 random ones) and writes down what a search would know of it; then plans along the front of the law that is fitted to
 these. ``replay`` writes ``peers_replay_MODEL.json`` (``benchmarks.peers.replay``), ``final`` ``h200_peers_MODEL.json``
 (``benchmarks.peers.final``), which with ``--packed`` takes the models of ``convert``. ``table --publish`` replaces the
-parts ``<!-- peers -->`` of README.md and benchmarks/README.md. With ``--provider cpu --target cpu`` the steps run
+parts ``<!-- peers -->`` of README.md and benchmarks/README.md. ``agree`` compares two folders of results, each with a
+``final`` of its own, and writes ``peers_agreement.json``. With ``--provider cpu --target cpu`` the steps run
 without a GPU; the names of the files say h200 all the same, so give another ``--results``.
 """
 
@@ -25,6 +27,7 @@ from pathlib import Path
 from benchmarks.common import save
 from benchmarks.curves import draw
 from benchmarks.peers import collect, own, pages, table
+from benchmarks.peers.agreement import agreements
 from benchmarks.peers.converters import CONVERTERS
 from benchmarks.peers.final import Final
 from benchmarks.peers.models import MODELS
@@ -65,6 +68,8 @@ def make_parser() -> argparse.ArgumentParser:
     step.add_argument("--packed", type=Path, default=Path("peers.packed"), help="folder that is written")
     step.add_argument("--converters", nargs="+", choices=CONVERTERS, default=list(CONVERTERS))
     step.add_argument("--pythons", nargs="+", default=[sys.executable], help="interpreters that have the converters")
+    step = steps.add_parser("agree", parents=[common], help="compare two runs of the step final")
+    step.add_argument("--again", type=Path, required=True, help="results of the second run")
     step = steps.add_parser("table", parents=[common], help="the comparison, from the files of the other steps")
     step.add_argument("--json", type=Path)
     step.add_argument("--markdown", type=Path)
@@ -78,7 +83,7 @@ def make_parser() -> argparse.ArgumentParser:
 def write_table(options: argparse.Namespace, models: Sequence[str]) -> None:
     """Print the tables, and write what the options name."""
     found = table.compare(options.results, models)
-    text = pages.tables(found)
+    text = pages.tables(found, table.read(options.results / "peers_agreement.json"))
     print(text)
     published = options.results / "peers.json" if options.publish else None
     for path in {options.json, published} - {None}:
@@ -91,6 +96,16 @@ def write_table(options: argparse.Namespace, models: Sequence[str]) -> None:
     if options.publish:
         pages.insert(Path("benchmarks/README.md"), text)
         pages.insert(Path("README.md"), pages.headline(found))
+
+
+def write_agreements(options: argparse.Namespace, models: Sequence[str]) -> None:
+    """Compare two runs of the step final, print a line a network, and write the figures; others' lines stay."""
+    path = options.results / "peers_agreement.json"
+    found = table.read(path) or {}
+    for model, row in agreements(options.results, options.again, models).items():
+        print(f"{model}: " + ", ".join(f"{key} {value}" for key, value in row.items()))
+        found[model] = row
+    save(path, found)
 
 
 def replay_all(options: argparse.Namespace, models: Sequence[str], deadline: float) -> int:
@@ -124,6 +139,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     models = [MODELS[name] for name in options.models or MODELS]
     if options.step == "table":
         write_table(options, [model.name for model in models])
+        return 0
+    if options.step == "agree":
+        write_agreements(options, [model.name for model in models])
         return 0
     if options.step == "replay":
         return replay_all(options, [model.name for model in models], deadline)

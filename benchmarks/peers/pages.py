@@ -54,8 +54,13 @@ def headline(models: Mapping[str, Row]) -> str:
     return "\n".join(textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False))
 
 
-def tables(models: Mapping[str, Row]) -> str:
-    """All tables."""
+def tables(models: Mapping[str, Row], agreed: Mapping[str, Row] | None = None) -> str:
+    """All tables.
+
+    Args:
+        models: of ``table.compare``.
+        agreed: of ``agreement.agreements``, what two final measurements have in common; None where there were not two.
+    """
     replays = {entry["what"]: entry["replayed"] for entry in models.values() if "replayed" in entry}
     parts = [_summary(models)] if _with(models, MPTUNE) else []
     if replays:
@@ -63,6 +68,8 @@ def tables(models: Mapping[str, Row]) -> str:
     for entry in models.values():
         if "measured" in entry:
             parts.append(_measured_table(entry["what"], entry["measured"]))
+    if agreed:
+        parts.append(_agreement_table({models[name]["what"]: row for name, row in agreed.items() if name in models}))
     for what, missing in (("replayed", "replayed"), ("built and timed in turn", "measured")):
         names = [entry["what"] for entry in models.values() if missing not in entry]
         if names:
@@ -200,6 +207,22 @@ def _measured_table(what: str, entry: Row) -> str:
         f"| {name} | {words.replace('|', '/')} |" + " |" * (len(columns) - 1)
         for name, words in entry["crashed"].items()
     ]
+    return "\n".join(lines)
+
+
+def _agreement_table(agreed: Mapping[str, Row]) -> str:
+    """What two runs of the step final have in common."""
+    lines = [
+        "Measured twice, by two runs of `final` in processes of their own: pairs of plans whose 95 % intervals do not",
+        "overlap in at least one run, those of them that the other run has in another order, and those that both runs",
+        "call different, in opposite orders. The last column: how far a plan's two latencies are apart.",
+        "",
+        "| network | plans | called different | in another order | contradicted | deviation |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for what, row in agreed.items():
+        cells = [row["plans"], f"{row['different']} of {row['pairs']}", row["reversed"], row["contradicted"]]
+        lines.append(f"| {what} | {' | '.join(map(str, cells))} | {100 * row['deviation']:.2f} % |")
     return "\n".join(lines)
 
 

@@ -32,7 +32,7 @@ def compare(results: Path, models: Sequence[str]) -> Row:
     """
     found: Row = {}
     for model in models:
-        replays, final = (_read(results / f"{stem}_{model}.json") for stem in ("peers_replay", "h200_peers"))
+        replays, final = (read(results / f"{stem}_{model}.json") for stem in ("peers_replay", "h200_peers"))
         entry: Row = {"what": MODELS[model].what}
         if replays is not None:
             entry["replayed"] = replayed(replays)
@@ -46,7 +46,7 @@ def curves(results: Path, models: Sequence[str]) -> dict[tuple[str, str], list[R
     """(network, sampler) -> its replays, each with ``shares`` of the law's own front, all of one length."""
     found: dict[tuple[str, str], list[Row]] = {}
     for model in models:
-        replays = _read(results / f"peers_replay_{model}.json")
+        replays = read(results / f"peers_replay_{model}.json")
         for run in () if replays is None else replays["runs"]:
             if "curve" in run:
                 shares = [value / replays["own_front"] for value in run["curve"]]
@@ -206,9 +206,10 @@ def rounded_or_none(value: float) -> float | None:
 
 
 def _build_s(results: Path, model: str) -> float | None:
-    document = _read(results / f"h200_plans_{model}.json")
+    document = read(results / f"h200_plans_{model}.json")
     return None if document is None else document.get("plan_s")
 
 
-def _read(path: Path) -> Any:
+def read(path: Path) -> Any:
+    """A file of another step; None where it is not there."""
     return json.loads(path.read_text()) if path.exists() else None

@@ -16,6 +16,7 @@ from benchmarks.additive_law import AdditiveLaw, Residual, cross_validated
 from benchmarks.common import MeasuredPlans, read_measured_plans
 from benchmarks.peers import converters, pages, table
 from benchmarks.peers.__main__ import main
+from benchmarks.peers.agreement import agreement
 from benchmarks.peers.final import Sessions
 from benchmarks.peers.known import read_known
 from benchmarks.peers.own import Crashed, Made, bisect, convert
@@ -277,6 +278,26 @@ def test_the_table_holds_what_was_measured_and_marks_what_is_replayed() -> None:
     lost = [line for line in pages.tables(entries).splitlines() if line.startswith("- a model")]
     assert [line.split(":")[1].split(" of")[0] for line in lost] == [" ms at 0.3", " ms at 0.5"]
     assert "Optuna TPE, 50 builds 2 (1.99 to 2.01), mptune 2.2 (2.19 to 2.21)" in lost[0]
+
+
+def test_two_measurements_agree_where_they_call_plans_different_in_one_order() -> None:
+    def document(base: float, **latencies: float) -> dict[str, object]:
+        figures = {
+            key: {"latency_ms": base * ms, "ci95_ms": [base * (ms - 0.01), base * (ms + 0.01)]}
+            for key, ms in latencies.items()
+        }
+        return {"baseline_ms": base, "measured": figures}
+
+    first = document(4.0, a=0.50, b=0.60, c=0.605, d=0.7, only_here=0.1)
+    row = agreement(first, document(8.0, a=0.50, b=0.606, c=0.60, d=0.7))
+    assert row["plans"] == 4
+    assert (row["pairs"], row["different"], row["both"]) == (6, 5, 5)
+    assert (row["reversed"], row["contradicted"]) == (0, 0), "b and c are not called different"
+    row = agreement(first, document(4.0, a=0.61, b=0.60, c=0.605, d=0.55))
+    assert row["contradicted"] == 3, "d against each of the others"
+    assert row["reversed"] == 5, "and a against b and c, which the second does not call different from it"
+    text = pages.tables({"m": {"what": "a model"}}, {"m": row})
+    assert f"| a model | 4 | {row['different']} of 6 | {row['reversed']} | 3 |" in text
 
 
 def test_replays_are_tabled_with_a_star_and_what_a_peer_is_better_at_is_named(tmp_path: Path) -> None:
