@@ -121,6 +121,8 @@ class Truth:
     hard: Hard | None = None
     exact: tuple[str, ...] = ()
     """Some of ``EXACT``."""
+    overflow_gain: float = 1.0
+    """What a reduced precision saves in the groups that overflow in FP16, as a share of what others save."""
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng([self.seed, self.groups])
@@ -140,6 +142,7 @@ class Truth:
         self.errors = 10 ** rng.uniform(-4.5, -2.2, n)
         self.overflows = rng.random(n) < self.overflow
         self.missed = self.overflows & (rng.random(n) < self.missed)
+        self.times[self.overflows, 1] += (1.0 - self.overflow_gain) * (fp32 * saved)[self.overflows]
         self.emulated = self.errors * np.exp(rng.normal(0.0, ONE_GROUP, n))
         self.roofline_gains = (self.times[:, 0] - self.times[:, 1]) * rng.lognormal(0.0, ROOFLINE, n) * 0.4
         self.roofline_costs = self.costs * rng.lognormal(0.0, ROOFLINE, len(self.costs)) * 0.4

@@ -20,7 +20,7 @@ import numpy as np
 import optuna
 
 from benchmarks.common import save
-from benchmarks.simulator import WHOLE_PLAN, Truth, search
+from benchmarks.simulator import EXACT, WHOLE_PLAN, Truth, search
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, dominated_area, exactness, gains
 from mptune.tuning.sampler.cuts.boundaries import Boundary
 from mptune.tuning.sampler.cuts.casts import FIXED, NEVER, Casts, End
@@ -194,18 +194,23 @@ class ThreeTruth(Truth):
         return dominated_area(gains(self.latency_of(labels), self.base), exactness(self.error_of(labels)))
 
 
-def run_one(groups: int, seed: int, share: float, budget: int) -> dict[str, float]:
+def run_one(
+    groups: int, seed: int, share: float, budget: int, overflow_gain: float, exact: tuple[str, ...]
+) -> dict[str, float]:
     """Both searches of one simulated network: their quality, and the hypervolume of one over that of the other."""
-    two, three = (kind(groups, seed, share) for kind in (Truth, ThreeTruth))
-    areas = {}
+    two, three = (kind(groups, seed, share, overflow_gain=overflow_gain, exact=exact) for kind in (Truth, ThreeTruth))
+    areas, seconds = {}, {}
     for what, truth, prior in (("two", two, two.prior("emulated")), ("three", three, three.prior())):
         first = [{g: of[end] for g, of in truth.options().items()} for end in (0, 1)]  # all-FP32, all reduced
-        built, _ = search(truth, PrecisionSampler(prior, seed, emulate=truth.emulate), budget, first=first)
-        areas[what] = truth.hypervolume(built)
+        sampler = PrecisionSampler(prior, seed, emulate=truth.emulate)
+        built, thinking_s = search(truth, sampler, budget, first=first)
+        areas[what], seconds[what] = truth.hypervolume(built), float(np.mean(thinking_s))
     return {
         "two": areas["two"] / two.hypervolume(two.near_exact()),
         "three": areas["three"] / three.best(),
         "three over two": areas["three"] / areas["two"] if areas["two"] else math.nan,
+        "thinking_s two": seconds["two"],
+        "thinking_s three": seconds["three"],
     }
 
 
@@ -215,14 +220,20 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--budget", type=int, default=50)
     parser.add_argument("--shares", type=float, nargs="+", default=_SHARES, help="of the groups that overflow")
+    parser.add_argument(
+        "--overflow-gain", type=float, default=1.0, help="what these groups save, as a share of what others do"
+    )
+    parser.add_argument("--exact", nargs="+", default=[], choices=EXACT, metavar="WHAT", help=", ".join(EXACT))
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    settings = {name: getattr(options, name) for name in ("groups", "seeds", "budget", "overflow_gain", "exact")}
+    of_model = options.budget, options.overflow_gain, tuple(options.exact)
     rows = []
     with ProcessPoolExecutor(options.jobs) as pool:
         tasks = {
-            share: [pool.submit(run_one, options.groups, s, share, options.budget) for s in range(options.seeds)]
+            share: [pool.submit(run_one, options.groups, s, share, *of_model) for s in range(options.seeds)]
             for share in options.shares
         }
         for share in options.shares:
@@ -230,11 +241,12 @@ def main() -> None:
             medians = {what: round(float(np.median([one[what] for one in found])), 4) for what in found[0]}
             seeds = [{what: round(value, 4) for what, value in one.items()} for one in found]
             rows.append({"overflow": share, **medians, "seeds": seeds})
+            least = min(one["three over two"] for one in found)
             print(f"{share:.0%} overflow: quality {medians['two']:.3f} in two precisions, {medians['three']:.3f} in "
-                  f"three; hypervolume {medians['three over two']:.2f} times", flush=True)  # fmt: skip
-            save(
-                options.json, {"groups": options.groups, "seeds": options.seeds, "budget": options.budget, "rows": rows}
-            )
+                  f"three; hypervolume {medians['three over two']:.3f} times, at least {least:.3f}; "
+                  f"{medians['thinking_s two']:.3f} and {medians['thinking_s three']:.3f} s per proposal",
+                  flush=True)  # fmt: skip
+            save(options.json, {**settings, "rows": rows})
 
 
 if __name__ == "__main__":
