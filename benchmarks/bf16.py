@@ -253,11 +253,15 @@ def measure(network: Network, absmax: Mapping[str, float], count: int) -> dict[s
     }
 
 
-def search(path: Path, data: Path, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """One search in two precisions and one in all three: latency, error and precisions of their fronts."""
+def search(path: Path, data: Path, folder: Path, deadline: float, options: argparse.Namespace) -> dict[str, Any]:
+    """One search in two precisions and one in all three: latency, error and precisions of their fronts.
+
+    The first may take half of the time until the deadline; past it no plan is built, and nothing is confirmed.
+    """
     found: dict[str, Any] = {}
     for what, precisions in (("two", ("fp32", "fp16")), ("three", ("fp32", "fp16", "bf16"))):
         started = time.monotonic()
+        left_s = max(deadline - started, 1.0)
         front = mptune.search(
             path,
             data=data,
@@ -265,6 +269,9 @@ def search(path: Path, data: Path, folder: Path, options: argparse.Namespace) ->
             target="h200" if options.predicted else "auto",
             budget=options.search,
             batch=options.batch,
+            opset=options.opset,
+            seed=options.seed,
+            timeout_s=left_s / 2 if what == "two" else left_s,
             precisions=precisions,
             confirm_rounds=1,
             confirm_points=4,
@@ -273,6 +280,7 @@ def search(path: Path, data: Path, folder: Path, options: argparse.Namespace) ->
         counts = [(len(p.plan.fp16_groups), len(p.plan.bf16_groups), len(p.plan.fp32_groups)) for p in front.points]
         found[what] = {
             "hypervolume": rounded(front.hypervolume),
+            "evaluations": front.evaluations,
             "seconds": round(time.monotonic() - started),
             "points": [
                 [rounded(p.latency.median_ms), rounded(p.error_value), *count]
@@ -280,7 +288,8 @@ def search(path: Path, data: Path, folder: Path, options: argparse.Namespace) ->
             ],
             "findings": [finding.text for finding in front.findings if finding.code == "no-bf16-kernel"],
         }
-        print(f"  {what}: hypervolume {front.hypervolume:.4f}, {len(front.points)} points", flush=True)
+        shown = f"{len(front.points)} points of {front.evaluations} plans, {found[what]['seconds']} s"
+        print(f"  {what}: hypervolume {front.hypervolume:.4f}, {shown}", flush=True)
     two, three = (found[what]["hypervolume"] for what in ("two", "three"))
     print(f"{path.stem}: {three / two if two else math.inf:.3f} times", flush=True)
     return found
@@ -302,6 +311,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=6)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--search", type=int, default=0, metavar="BUDGET", help="search so often in each, instead")
+    parser.add_argument("--seed", type=int, default=0, help="of the searches")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     names = [options.model[0].stem] if options.model else options.networks
@@ -316,7 +326,7 @@ def main() -> None:
             place = Path(folder)
             path, data = options.model or write(name, place / name, samples=options.samples, batch=options.batch)
             if options.search:
-                document[name] = search(path, data, place, options)
+                document[name] = search(path, data, place, deadline, options)
                 save(options.json, {"device": gpus[0].name if gpus else "predicted", "searches": document})
                 continue
             space = workspace(path.resolve(), data, place, options.samples, options.batch)
