@@ -41,10 +41,12 @@ from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
+from mptune.rundir import read_run
 from mptune.settings import LatencySettings, SearchSettings
 from mptune.targets.roofline import LatencyTerms
 from mptune.targets.target import load_target
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
+from mptune.tuning.runs.result import read_record
 
 _MISSING = re.compile(r"implementation for (?P<op>\w+)\(\d+\)")
 _WEIGHTS = 40
@@ -256,7 +258,9 @@ def measure(network: Network, absmax: Mapping[str, float], count: int) -> dict[s
 def search(path: Path, data: Path, folder: Path, deadline: float, options: argparse.Namespace) -> dict[str, Any]:
     """One search in two precisions and one in all three: latency, error and precisions of their fronts.
 
-    The first may take half of the time until the deadline; past it no plan is built, and nothing is confirmed.
+    The first may take half of the time until the deadline; past it no plan is built, and nothing is confirmed. The
+    front of a search leaves out what few samples do not tell apart; so the hypervolume of all plans as they were
+    measured is taken, too, by their number.
     """
     found: dict[str, Any] = {}
     for what, precisions in (("two", ("fp32", "fp16")), ("three", ("fp32", "fp16", "bf16"))):
@@ -277,9 +281,13 @@ def search(path: Path, data: Path, folder: Path, deadline: float, options: argpa
             confirm_points=4,
             progress=False,
         )
+        plans = [e for e in read_record(*read_run(folder / what)).evaluations() if e.is_finite]
+        points = np.array([(e.latency.median_ms, e.error_value) for e in plans])
+        by_count = [hypervolume(*points[: count + 1].T, points[0, 0]) for count in range(len(points))]
         counts = [(len(p.plan.fp16_groups), len(p.plan.bf16_groups), len(p.plan.fp32_groups)) for p in front.points]
         found[what] = {
             "hypervolume": rounded(front.hypervolume),
+            "hypervolume_of_all": [rounded(number) for number in by_count],
             "evaluations": front.evaluations,
             "seconds": round(time.monotonic() - started),
             "points": [
@@ -289,9 +297,10 @@ def search(path: Path, data: Path, folder: Path, deadline: float, options: argpa
             "findings": [finding.text for finding in front.findings if finding.code == "no-bf16-kernel"],
         }
         shown = f"{len(front.points)} points of {front.evaluations} plans, {found[what]['seconds']} s"
-        print(f"  {what}: hypervolume {front.hypervolume:.4f}, {shown}", flush=True)
-    two, three = (found[what]["hypervolume"] for what in ("two", "three"))
-    print(f"{path.stem}: {three / two if two else math.inf:.3f} times", flush=True)
+        print(f"  {what}: hypervolume {front.hypervolume:.4f}, of all plans {by_count[-1]:.4f}, {shown}", flush=True)
+    for name, of in (("front", "hypervolume"), ("all plans", "hypervolume_of_all")):
+        two, three = (float(np.ravel(found[what][of])[-1]) for what in ("two", "three"))
+        print(f"{path.stem}, {name}: {three / two if two else math.inf:.3f} times", flush=True)
     return found
 
 

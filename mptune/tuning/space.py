@@ -328,23 +328,29 @@ def _seeds(
 ) -> tuple[Seed, ...]:
     from mptune.graph.hazards.find import over_threshold
 
+    beyond = {group for group in space.free if space.reduced_of(group) is Precision.BF16}
+    if len(beyond) == len(space.free):  # BF16 is the only reduced precision
+        beyond = set()
+
     def mixed(fp32: Iterable[str]) -> PrecisionPlan:
-        kept = set(fp32)
+        kept = beyond.union(fp32)
         return space.plan({g: Precision.FP32 if g in kept else space.reduced_of(g) for g in space.free})
 
     # The baseline is all-FP32 whatever is pinned: speed-ups and errors are relative to it.
-    seeds = [Seed(ORIGIN_FP32, grouped.uniform(Precision.FP32)), Seed(ORIGIN_FP16, mixed(()))]
-    beyond = [group for group in space.free if space.reduced_of(group) is Precision.BF16]
-    if 0 < len(beyond) < len(space.free):  # as a search in two precisions begins
-        seeds.append(Seed(Origin("seed", "groups beyond FP16's range in FP32"), mixed(beyond)))
+    all_reduced = space.plan({group: space.reduced_of(group) for group in space.free})
+    seeds = [Seed(ORIGIN_FP32, grouped.uniform(Precision.FP32)), Seed(ORIGIN_FP16, all_reduced)]
+    # What follows is as in two precisions: BF16's error is eight times FP16's, and decides that of the whole plan.
+    if beyond:
+        seeds.append(Seed(Origin("seed", "groups beyond FP16's range in FP32"), mixed(())))
     seeds += [
         Seed(Origin("seed", s.name), mixed(matcher.all_of(s.fp32, classes_may_lack=True))) for s in named.file.seed
     ]
     large = over_threshold(grouped, absmax, LARGE_ACTIVATION)
     if large:
         seeds.append(Seed(Origin("seed", f"activations over {LARGE_ACTIVATION:g} in FP32"), mixed(large)))
+    others = [group for group in space.free if group not in beyond]
     seeds += [
-        Seed(Origin("seed", f"first {name} in FP32"), mixed(space.free[: round(share * len(space.free))]))
+        Seed(Origin("seed", f"first {name} in FP32"), mixed(others[: round(share * len(others))]))
         for name, share in PREFIXES.items()
     ]
     unique: dict[str, Seed] = {}

@@ -176,6 +176,8 @@ def test_with_three_precisions_what_leaves_fp16s_range_may_be_bf16(mlp: tuple[Mo
     assert fp16.bf16_groups == (over,)
     as_in_two = next(seed for seed in all_three.seeds if "beyond" in str(seed.origin)).plan
     assert as_in_two == next(seed for seed in both.seeds if seed.origin == ORIGIN_FP16).plan
+    later = [seed.plan for seed in all_three.seeds if seed.origin != ORIGIN_FP16]
+    assert later == [seed.plan for seed in both.seeds]
     alone = make_space(
         GroupedModel(model, groups), named, hazards, None, None, ("fp32", "bf16"), {lacking: "no kernel"}
     )
