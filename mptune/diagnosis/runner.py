@@ -14,9 +14,9 @@ import numpy as np
 from mptune.data.archive import read_outputs, save_samples
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, Workspace
-from mptune.engines.jobs.emulation import Emulation
 from mptune.engines.jobs.outputs import OutputsJob, RepeatJob
 from mptune.engines.ort.cuda_session import NO_TF32
+from mptune.engines.toolchains.emulation import Emulation
 from mptune.engines.toolchains.shared import ReferenceModel
 from mptune.engines.worker.child import Job
 from mptune.engines.worker.parent import Worker

@@ -1,67 +1,26 @@
-"""Emulated errors of plans (``mptune.graph.writing.emulate``): the models that are written and the jobs that run them.
-
-On a GPU opening a session takes longer than running the model, on a CPU it is the other way round. So plans share
-sessions, with a switch for each group: on a GPU all of them one session, replayed as a CUDA graph. On a CPU a plan
-whose reduced groups lie in one stretch starts at the waist before it, from values that were computed once.
-"""
+"""Jobs that run emulations of plans over samples and compare their outputs with the reference."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
 
 import numpy as np
 
-from mptune.data.archive import read_sample_shapes
 from mptune.data.metrics.accuracy import OutputError
 from mptune.data.rollout import outputs_of
-from mptune.engines.base import Failure, SampleSet, Stage
-from mptune.engines.emulated_samples import QUICK_S, EmulatedSamples, in_parts, one_group_errors_s
+from mptune.engines.base import Stage
 from mptune.engines.jobs.samples import Feed, Outputs, cached_samples, output_error
 from mptune.engines.jobs.scoring import Scoring, file_identity
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
-from mptune.engines.worker.child import Job, WorkerState
-from mptune.engines.workload import Workload
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.loading.model import Model
+from mptune.engines.worker.child import WorkerState
 from mptune.graph.loading.value_dependent import DependentOutput
-from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
-from mptune.graph.writing.emulate import Emulator
-from mptune.graph.writing.switched import SwitchedEmulator
-from mptune.graph.writing.waists import Stretch, Waist, find_stretches
-from mptune.settings import SearchSettings
-from mptune.targets.flops import Shape
-
-T = TypeVar("T")
-
-STRETCHES = 12
-"""A plan of one group computes about ``(1 + 1 / stretches) / 2`` of the model on a CPU. Each stretch opens a session:
-fewer where a stretch would hold one group only."""
-
-EMULATED_ROWS = 8
-"""Rows that an emulated error is taken on before a plan is built; evaluations take all samples."""
-
-_WAIST_BYTES = 1 << 29
-"""Most memory of the worker for the values at all waists, bytes, of all samples together."""
-
-_KEPT_BYTES = 1 << 30
-"""Sessions stay open while their weights together are no more than this, bytes."""
 
 _ON, _OFF = np.array(True), np.array(False)
 """Values of a switch; always the same arrays, so that a switch that stays as it was is not sent to the device again."""
-
-
-class Call(Protocol):
-    """Runs a job in the worker."""
-
-    def __call__(self, job: Job[T], /) -> T | Failure:
-        """Its result, or the failure."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -197,196 +156,3 @@ def _of_part(samples: Sequence[Feed], part: range | None) -> Sequence[Feed]:
 
 def _start(part: range | None) -> int:
     return 0 if part is None else part.start
-
-
-class Emulation:
-    """Emulates plans of one model. Lives in the parent process; models are written when they are first needed."""
-
-    def __init__(
-        self,
-        workload: Workload,
-        computed: GroupedModel,
-        provider: Provider,
-        settings: SearchSettings,
-        call: Call,
-        shapes: Callable[[], Mapping[str, Shape]],
-    ) -> None:
-        """Wire the parts.
-
-        Args:
-            workload: the user's model; emulating models are written beside its weight bank.
-            computed: the same model and groups with a node for each step after which the target's engine rounds.
-            provider: of ONNX Runtime.
-            settings: batch and metric.
-            call: runs a job in the worker.
-            shapes: returns the concrete shapes of FP32 values; called once.
-        """
-        self._workload = workload
-        self._workspace = workload.workspace
-        self._computed = computed
-        self._provider = provider
-        self._metric = settings.metric
-        self._scoring = Scoring.of(settings)
-        self._batch = settings.data_settings.batch
-        self._call = call
-        self._shapes = shapes
-        self._written: dict[str, Path] = {}
-        self._switching = True
-
-    def errors(
-        self, plans: Sequence[PrecisionPlan], which: SampleSet = "search", part: range | None = None
-    ) -> tuple[OutputError, ...] | Failure:
-        """The errors of plans on a set of samples.
-
-        Args:
-            plans: of this model.
-            which: the samples.
-            part: numbers of the samples to take, within ``samples``; None takes the whole set.
-
-        Raises:
-            RunError: a model cannot be written, or the disk is full.
-        """
-        found: dict[int, OutputError] = {}
-        for stretch, members in self._by_stretch(plans, few=part is not None).items():
-            errors = self._errors_of(stretch, [plans[index] for index in members], which, part)
-            if isinstance(errors, Failure):
-                return errors
-            found.update(zip(members, errors, strict=True))
-        return tuple(found[index] for index in range(len(plans)))
-
-    def close(self) -> None:
-        """Delete what was written. Idempotent."""
-        for path in self._written.values():
-            path.unlink(missing_ok=True)
-        self._written.clear()
-
-    def _by_stretch(self, plans: Sequence[PrecisionPlan], *, few: bool) -> dict[Stretch | None, list[int]]:
-        """The stretch that holds all reduced groups of each plan, None where there is none -> the plans' indices."""
-        if self._provider != "cpu":
-            return {None: list(range(len(plans)))}
-        found: dict[Stretch | None, list[int]] = {}
-        for index, plan in enumerate(plans):
-            reduced = set(plan.reduced_groups)
-            # Values at waists are kept for a few samples only.
-            home = next((s for s in self._stretches if reduced <= set(s.groups)), None) if few and reduced else None
-            found.setdefault(home, []).append(index)
-        return found
-
-    def _errors_of(
-        self, stretch: Stretch | None, plans: Sequence[PrecisionPlan], which: SampleSet, part: range | None
-    ) -> tuple[OutputError, ...] | Failure:
-        # On a CPU the switches of a whole model cost more than a session for each plan. And nothing is fused around a
-        # switch, so an all-FP32 plan matches the reference bit by bit only in a session of its own.
-        # What is fed back changes the values at waists, and every step runs the whole model.
-        if self._scoring.rollout is not None:
-            return self._one_by_one(plans, which, part)
-        apart = stretch is None and (self._provider == "cpu" or not any(plan.reduced_groups for plan in plans))
-        if apart or not self._switching:
-            return self._one_by_one(plans, which, part)
-        errors = self._switched(stretch, plans, which, part)
-        if not isinstance(errors, Failure) or errors.is_machine_fault:
-            return errors
-        errors = self._one_by_one(plans, which, part)
-        self._switching = isinstance(errors, Failure)  # Where that works, it was the switches that failed.
-        return errors
-
-    def _one_by_one(
-        self, plans: Sequence[PrecisionPlan], which: SampleSet, part: range | None
-    ) -> tuple[OutputError, ...] | Failure:
-        paths = [self._emulator.write(plan, self._workspace.scratch(f"emulated-{plan.fingerprint}")) for plan in plans]
-        try:
-            return self._call(ErrorsJob(tuple(paths), *self._sample_arguments(which, part, plans)))
-        finally:
-            for path in paths:
-                path.unlink(missing_ok=True)
-
-    def _switched(
-        self, stretch: Stretch | None, plans: Sequence[PrecisionPlan], which: SampleSet, part: range | None
-    ) -> tuple[OutputError, ...] | Failure:
-        emulator = self._switched_emulator
-        precisions = tuple(p for p in REDUCED if any(p in plan.precision.values() for plan in plans)) or REDUCED[:1]
-        groups = tuple(g.id for g in self._computed.groups) if stretch is None else stretch.groups
-        start = Waist() if stretch is None else stretch.start
-        name = "-".join(("whole" if stretch is None else groups[0], *map(str, precisions)))
-        model = self._write(name, lambda path: emulator.write(path, groups, start, precisions))
-        head = self._write("head", self._write_head) if start.tensors else None
-        job = SwitchedErrorsJob(
-            model,
-            head,
-            tuple(map(emulator.on, plans)),
-            tuple(emulator.switches[p][g] for p in precisions for g in groups if g in emulator.switches[p]),
-            *self._sample_arguments(which, part, plans),
-            slot=self._slot(stretch),
-        )
-        return self._call(job)
-
-    def _slot(self, stretch: Stretch | None) -> str | None:
-        """Where the session of a stretch stays open: as many sessions do as their weights leave room for."""
-        weights = sum(place.length for place in self._workload.bank.places[Precision.FP32].values())
-        room = _KEPT_BYTES // max(weights, 1)
-        if self._provider != "cpu":  # Engines that are measured need the memory.
-            room = min(room, 1)
-        number = 0 if stretch is None else self._stretches.index(stretch) + 1
-        return f"switched {number % room}" if room else None
-
-    def _sample_arguments(
-        self, which: SampleSet, part: range | None, plans: Sequence[PrecisionPlan]
-    ) -> tuple[Path, Path, Provider, str, range | None, tuple[DependentOutput, ...], Scoring]:
-        """The last arguments of both jobs: samples, reference, provider, metric, part, value-dependent outputs, ..."""
-        samples, reference = self._workspace.samples(which), self._workspace.reference(which)
-        sketches = self._workspace.sketches(plans[0], which) if len(plans) == 1 and part is None else None
-        scoring = replace(self._scoring, sketches=sketches)
-        return samples, reference, self._provider, self._metric, part, self._workload.dependent_outputs, scoring
-
-    @cached_property
-    def samples(self) -> EmulatedSamples:
-        """The search samples that errors are emulated on before a plan is built, ``EMULATED_ROWS`` rows."""
-        count = len(read_sample_shapes(self._workspace.samples("search")))
-        steps = 1 if self._scoring.rollout is None else self._scoring.rollout.steps
-        count //= steps
-        # A sequence is many runs; two say how far sequences differ.
-        few = min(self._few if self._scoring.rollout is None else 2, count)
-        seconds = one_group_errors_s(self._workload.grouped, self._shapes(), few * steps)
-        if self._provider != "cpu" or seconds <= QUICK_S:  # On a GPU each part would open its sessions again.
-            return EmulatedSamples((range(few),), None)
-        return EmulatedSamples(in_parts(few), count)
-
-    @cached_property
-    def _few(self) -> int:
-        return math.ceil(EMULATED_ROWS / rows_per_sample(self._computed.model, self._batch))
-
-    @cached_property
-    def _stretches(self) -> tuple[Stretch, ...]:
-        count = min(STRETCHES, math.ceil(len(self._computed.groups) / 2))
-        return find_stretches(self._computed, self._shapes(), count, _WAIST_BYTES // self._few)
-
-    @cached_property
-    def _emulator(self) -> Emulator:
-        return Emulator(self._computed, self._workload.bank)
-
-    @cached_property
-    def _switched_emulator(self) -> SwitchedEmulator:
-        return SwitchedEmulator(self._computed, self._workload.bank, branches=self._provider == "cpu")
-
-    def _write_head(self, path: Path) -> Path:
-        return self._switched_emulator.write_head(path, [stretch.start for stretch in self._stretches])
-
-    def _write(self, name: str, write: Callable[[Path], Path]) -> Path:
-        """A model that stays until ``close``: a restarted worker opens it again."""
-        if name not in self._written:
-            self._written[name] = write(self._workspace.scratch(f"emulated-{name}"))
-        return self._written[name]
-
-
-def rows_per_sample(model: Model, batch: int) -> int:
-    """How many independent rows a sample holds: the first dimension that all inputs and outputs share, else 1.
-
-    Args:
-        model: the model.
-        batch: what stands for a symbolic first dimension.
-    """
-    first = {value.shape[0] if value.shape else None for value in (*model.inputs, *model.outputs)}
-    if len(first) != 1:
-        return 1
-    (rows,) = first
-    return rows if isinstance(rows, int) else batch if isinstance(rows, str) else 1

@@ -11,9 +11,9 @@ import numpy as np
 
 from mptune.engines.base import Failure, SampleSet
 from mptune.engines.jobs.checks.sights import Question, Sight, SightJob
-from mptune.engines.jobs.emulation import Call
 from mptune.engines.jobs.reference_report import Place, ReferenceReport
 from mptune.engines.ort.session import Provider
+from mptune.engines.toolchains.emulation import Call
 from mptune.engines.workload import Workload
 from mptune.graph.loading.ancestors import needed_nodes
 from mptune.graph.loading.model import Model, Node

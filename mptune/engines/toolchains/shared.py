@@ -24,13 +24,13 @@ from mptune.engines.base import (
 )
 from mptune.engines.emulated_samples import EmulatedSamples
 from mptune.engines.environment import Environment, describe_environment
-from mptune.engines.jobs.emulation import Call, Emulation
 from mptune.engines.jobs.ranges import TensorRange
 from mptune.engines.jobs.reference import ObserveJob, ReferenceJob
 from mptune.engines.ort.cuda_session import NO_TF32
 from mptune.engines.ort.session import Provider
 from mptune.engines.timing.latency import LatencySource
 from mptune.engines.timing.session_timing import SessionTiming
+from mptune.engines.toolchains.emulation import Call, Emulation
 from mptune.engines.toolchains.locating import Locator
 from mptune.engines.worker.child import Job
 from mptune.engines.worker.parent import Worker

@@ -15,10 +15,11 @@ from onnx import TensorProto, helper, numpy_helper
 from mptune.data.calibration import save_outputs
 from mptune.engines.base import EngineError, Failure, FailureKind, Stage, Workspace
 from mptune.engines.emulated_samples import QUICK_S, EmulatedSamples, one_group_errors_s
-from mptune.engines.jobs import emulation
-from mptune.engines.jobs.emulation import Emulation, ErrorsJob, SwitchedErrorsJob, rows_per_sample
+from mptune.engines.jobs.emulation import ErrorsJob, SwitchedErrorsJob
 from mptune.engines.jobs.reference import ReferenceJob
 from mptune.engines.ort.session import Provider
+from mptune.engines.toolchains import emulation
+from mptune.engines.toolchains.emulation import Emulation, rows_per_sample
 from mptune.engines.worker.child import WorkerState
 from mptune.engines.workload import Workload
 from mptune.graph.grouping.grouped import GroupedModel
@@ -161,7 +162,7 @@ def test_what_is_quick_depends_on_what_the_model_computes(tmp_path: Path) -> Non
 
 
 def test_the_parts_of_the_samples_together_are_all_of_them(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mptune.engines.jobs.emulation.QUICK_S", 0.0)
+    monkeypatch.setattr("mptune.engines.toolchains.emulation.QUICK_S", 0.0)
     many, apart = run.emulation(), run.emulation()
     assert many.samples.parts == (range(1), range(1, 2), range(2, 4))
     assert Run(run.workspace, "cpu").emulation(8).samples.parts == (range(1),)
