@@ -146,7 +146,7 @@ def describe_environment(root: Path = Path("/")) -> Environment:
         versions=found,
         os=platform.platform(),
         cpu=cpu_model(),
-        cpu_count=_cpu_count(),
+        cpu_count=usable_cores(),
         gpus=gpus,
         warnings=tuple(warnings),
         jetson=read_jetson(root, [gpu.name for gpu in gpus]),
@@ -288,7 +288,8 @@ def cpu_model() -> str:
     return match.group(1).strip() if match else platform.processor() or platform.machine()
 
 
-def _cpu_count() -> int:
+def usable_cores() -> int:
+    """Logical processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

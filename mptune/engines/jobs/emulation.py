@@ -16,6 +16,7 @@ from mptune.engines.jobs.samples import Feed, Outputs, cached_samples, output_er
 from mptune.engines.jobs.scoring import Scoring, file_identity
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
+from mptune.engines.ort.side_by_side import SideBySide
 from mptune.engines.worker.child import WorkerState
 from mptune.graph.loading.value_dependent import DependentOutput
 
@@ -36,6 +37,7 @@ class ErrorsJob:
         part: numbers of the samples to take, consecutive; None takes all.
         dependent: outputs whose shape depends on values.
         scoring: what is taken beside the objective, and what is fed back.
+        run_bytes: memory that one run takes about, bytes; None where that is not known, and runs go one by one.
     """
 
     models: tuple[Path, ...]
@@ -46,6 +48,7 @@ class ErrorsJob:
     part: range | None = None
     dependent: tuple[DependentOutput, ...] = ()
     scoring: Scoring = Scoring()  # noqa: RUF009  it is frozen
+    run_bytes: int | None = None
 
     def run(self, state: WorkerState) -> tuple[OutputError, ...]:
         """See the class."""
@@ -54,10 +57,15 @@ class ErrorsJob:
 
     def _error(self, state: WorkerState, model: Path, samples: Sequence[Feed]) -> OutputError:
         state.enter(Stage.BUILD)
-        options = SessionOptions(self.provider, timing=False)
+        is_apart = self.provider == "cpu" and self.scoring.rollout is None  # a step of a rollout waits for the last one
+        side_by_side = SideBySide.of(len(samples), self.run_bytes) if is_apart else SideBySide()
+        options = SessionOptions(self.provider, timing=False, threads=side_by_side.threads)
         session = state.transient(partial(open_session, model, options))
         state.enter(Stage.RUN)
-        outputs = outputs_of(session.run, samples, self.scoring.rollout)
+        if is_apart:
+            outputs = side_by_side.run([partial(session.run, sample) for sample in samples])
+        else:
+            outputs = outputs_of(session.run, samples, self.scoring.rollout)
         start = _start(self.part)
         return output_error(state, outputs, self.reference, self.metric, self.dependent, start, self.scoring)
 
@@ -86,6 +94,7 @@ class SwitchedErrorsJob:
         part: numbers of the samples to take, consecutive; None takes all.
         dependent: outputs whose shape depends on values.
         scoring: what is taken beside the objective, and what is fed back.
+        run_bytes: memory that one run takes about, bytes; None where that is not known, and runs go one by one.
         slot: under which the session stays open in the worker for later jobs; another of the same slot closes it. None
             closes it at once.
     """
@@ -101,6 +110,7 @@ class SwitchedErrorsJob:
     part: range | None = None
     dependent: tuple[DependentOutput, ...] = ()
     scoring: Scoring = Scoring()  # noqa: RUF009  it is frozen
+    run_bytes: int | None = None
     slot: str | None = "switched"
 
     def run(self, state: WorkerState) -> tuple[OutputError, ...]:
@@ -123,29 +133,46 @@ class SwitchedErrorsJob:
             samples = [{**samples[number], **known[number]} for number in part]
         else:
             samples = _of_part(samples, part)
+        side_by_side = self._side_by_side(len(samples) * len(self.plans))
         opened = (*file_identity(self.model), self.provider)
-        session = state.cached(slot, opened, partial(self._open, self.model))
+        session = state.cached(slot, opened, partial(self._open, self.model, side_by_side))
         wanted = session.inputs.keys() - set(self.switches)
         feeds = [{name: value for name, value in sample.items() if name in wanted} for sample in samples]
         state.enter(Stage.RUN)
-        return tuple(self._error(state, session, feeds, on) for on in self.plans)
+        threads = session.options.threads
+        if threads is None:
+            errors = (self._compare(state, [session.replay(run) for run in self._runs(feeds, on)]) for on in self.plans)
+            return tuple(errors)
+        runs = [partial(session.run, run) for on in self.plans for run in self._runs(feeds, on)]
+        outputs = SideBySide.of(len(runs), self.run_bytes, threads).run(runs)
+        starts = range(0, len(outputs), len(feeds))
+        return tuple(self._compare(state, outputs[start : start + len(feeds)]) for start in starts)
 
-    def _error(self, state: WorkerState, session: OrtSession, feeds: Sequence[Feed], on: frozenset[str]) -> OutputError:
+    def _side_by_side(self, runs: int) -> SideBySide:
+        return SideBySide.of(runs, self.run_bytes) if self.provider == "cpu" else SideBySide()
+
+    def _runs(self, feeds: Sequence[Feed], on: frozenset[str]) -> list[Feed]:
         switches = {name: _ON if name in on else _OFF for name in self.switches}
-        outputs = [session.replay({**feed, **switches}) for feed in feeds]
+        return [{**feed, **switches} for feed in feeds]
+
+    def _compare(self, state: WorkerState, outputs: Sequence[Outputs]) -> OutputError:
         start = _start(self.part)
         return output_error(state, outputs, self.reference, self.metric, self.dependent, start, self.scoring)
 
-    def _open(self, model: Path) -> OrtSession:
+    def _open(self, model: Path, side_by_side: SideBySide) -> OrtSession:
         # A switched model has several times as many nodes: to plan which of them share buffers would take longest.
         is_cuda = self.provider == "cuda"
-        return open_session(model, SessionOptions(self.provider, timing=is_cuda, reuses_buffers=not is_cuda))
+        threads = side_by_side.threads
+        options = SessionOptions(self.provider, timing=is_cuda, reuses_buffers=not is_cuda, threads=threads)
+        return open_session(model, options)
 
     def _at_waists(self, head: Path, samples: Sequence[Feed]) -> tuple[Outputs, ...]:
-        session = self._open(head)
+        side_by_side = self._side_by_side(len(samples))
+        session = self._open(head, side_by_side)
         try:
             names = session.inputs.keys()
-            return tuple(session.run({n: v for n, v in sample.items() if n in names}) for sample in samples)
+            feeds = [{name: value for name, value in sample.items() if name in names} for sample in samples]
+            return tuple(side_by_side.run([partial(session.run, feed) for feed in feeds]))
         finally:
             session.close()
 

@@ -56,6 +56,7 @@ class SessionOptions:
         reuses_buffers: plan which values share a buffer. Its time is quadratic in ONNX Runtime 1.31: 4 of the 4.3 s
             in which a model of 3,300 nodes is opened. Without it each value has memory of its own while it is needed.
         node_by_node: no optimisation and no arena: each node is computed as it stands, and memory is given back.
+        threads: that one run computes with on a CPU; None takes all cores.
     """
 
     provider: Provider = "cpu"
@@ -69,6 +70,7 @@ class SessionOptions:
     record_placement: bool = False
     reuses_buffers: bool = True
     node_by_node: bool = False
+    threads: int | None = None
 
 
 @dataclass(frozen=True)
@@ -226,6 +228,7 @@ class OrtSession(ABC):
         if not self.options.optimise:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         if self._on_cpu:
+            options.intra_op_num_threads = self.options.threads or 0
             # Threads that spin after a session's run would slow down the session that is timed in turn with it.
             options.add_session_config_entry("session.force_spinning_stop", "1")
             # Without VNNI, INT8 products saturate in 16 bits otherwise; a quantised model is off by 0.2 then

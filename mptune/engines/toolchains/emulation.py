@@ -32,6 +32,7 @@ from mptune.graph.writing.switched import SwitchedEmulator
 from mptune.graph.writing.waists import Stretch, Waist, find_stretches
 from mptune.settings import SearchSettings
 from mptune.targets.flops import Shape
+from mptune.targets.memory import memory_need
 
 T = TypeVar("T")
 
@@ -44,6 +45,9 @@ EMULATED_ROWS = 8
 
 _WAIST_BYTES = 1 << 29
 """Most memory of the worker for the values at all waists, bytes, of all samples together."""
+
+_VALUES_EACH = 3
+"""What an emulation holds of a value at once, in FP32 values at most: as computed, in FP16, and rounded."""
 
 _KEPT_BYTES = 1 << 30
 """Sessions stay open while their weights together are no more than this, bytes."""
@@ -189,12 +193,19 @@ class Emulation:
 
     def _sample_arguments(
         self, which: SampleSet, part: range | None, plans: Sequence[PrecisionPlan]
-    ) -> tuple[Path, Path, Provider, str, range | None, tuple[DependentOutput, ...], Scoring]:
+    ) -> tuple[Path, Path, Provider, str, range | None, tuple[DependentOutput, ...], Scoring, int | None]:
         """The last arguments of both jobs: samples, reference, provider, metric, part, value-dependent outputs, ..."""
         samples, reference = self._workspace.samples(which), self._workspace.reference(which)
         sketches = self._workspace.sketches(plans[0], which) if len(plans) == 1 and part is None else None
         scoring = replace(self._scoring, sketches=sketches)
-        return samples, reference, self._provider, self._metric, part, self._workload.dependent_outputs, scoring
+        dependent, metric = self._workload.dependent_outputs, self._metric
+        return samples, reference, self._provider, metric, part, dependent, scoring, self._run_bytes
+
+    @cached_property
+    def _run_bytes(self) -> int | None:
+        shapes = self._shapes() if self._provider == "cpu" else {}
+        need = memory_need(self._workload.model, shapes) if shapes else None
+        return None if need is None else _VALUES_EACH * need.fp32_activations
 
     @cached_property
     def samples(self) -> EmulatedSamples:

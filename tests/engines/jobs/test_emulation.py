@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from mptune.engines.base import EngineError, Failure, FailureKind, Stage, Worksp
 from mptune.engines.emulated_samples import QUICK_S, EmulatedSamples, one_group_errors_s
 from mptune.engines.jobs.emulation import ErrorsJob, SwitchedErrorsJob
 from mptune.engines.jobs.reference import ReferenceJob
-from mptune.engines.ort.session import Provider
+from mptune.engines.jobs.samples import Feed, Outputs
+from mptune.engines.ort import side_by_side
+from mptune.engines.ort.session import CpuSession, Provider
 from mptune.engines.toolchains import emulation
 from mptune.engines.toolchains.emulation import Emulation, rows_per_sample
 from mptune.engines.worker.child import WorkerState
@@ -184,6 +187,27 @@ def test_errors_come_in_the_order_of_the_plans(run: Run) -> None:
     together = values(many.errors([last, whole, first], part=FEW))
     assert together == [values(many.errors([plan], part=FEW))[0] for plan in (last, whole, first)]
     assert {ErrorsJob, SwitchedErrorsJob} == set(run.kinds), "a CPU takes plans of the whole model one by one"
+
+
+@pytest.mark.parametrize("part", [None, FEW], ids=["evaluated", "alone"])
+def test_samples_are_emulated_side_by_side_with_the_same_errors(
+    part: range | None, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(side_by_side, "usable_cores", lambda: 2)
+    monkeypatch.setattr(side_by_side, "available_bytes", lambda: None)  # nothing is known: one after another
+    one_by_one, plans = run.emulation().errors(run.alone()[:2], part=part), run.alone()[:2]
+    run.state.close()
+    monkeypatch.setattr(side_by_side, "available_bytes", lambda: 1 << 30)
+    together, threads, compute = threading.Barrier(2, timeout=30.0), set(), CpuSession.run
+
+    def run_with_another(session: CpuSession, feeds: Feed) -> Outputs:
+        together.wait()
+        threads.add(session.options.threads)
+        return compute(session, feeds)
+
+    monkeypatch.setattr(CpuSession, "run", run_with_another)
+    assert run.emulation().errors(plans, part=part) == one_by_one
+    assert threads == {1}
 
 
 @pytest.mark.parametrize(("batch", "samples"), [(1, 4), (3, 3), (8, 1)])

@@ -1,0 +1,78 @@
+"""Runs of one session at the same time, each on a thread of its own.
+
+The threads of one run wait for each other at every node, and ONNX Runtime's wait by spinning: where other work shared
+two cores, a run of a U-Net (batch 1, 183 groups) took 0.18 s of processor time with two threads and 0.10 s with one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from mptune.engines.environment import usable_cores
+
+T = TypeVar("T")
+
+_MEMORY_SHARE = 0.5
+"""Of the memory that is available, runs at the same time may take so much."""
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """How many runs of a session go at a time.
+
+    Attributes:
+        count: of runs.
+        threads: that each computes with, as ``SessionOptions.threads``; None takes all cores.
+    """
+
+    count: int = 1
+    threads: int | None = None
+
+    @classmethod
+    def of(cls, runs: int, run_bytes: int | None, threads: int = 1) -> SideBySide:
+        """As many as there are cores, and as memory has room for; one after another where that is not known.
+
+        Args:
+            runs: that there are.
+            run_bytes: memory that one of them takes about, bytes; None where it is not known.
+            threads: that each has at least.
+        """
+        available, cores = available_bytes(), usable_cores()
+        if run_bytes is None or available is None:
+            return cls()
+        count = min(cores // threads, runs, int(_MEMORY_SHARE * available) // max(run_bytes, 1))
+        return cls() if count <= 1 else cls(count, max(1, cores // count))
+
+    def run(self, calls: Sequence[Callable[[], T]]) -> list[T]:
+        """What calls return, in their order.
+
+        An exception of one is raised once those that run have ended; no further one is begun.
+        """
+        if self.count <= 1 or len(calls) <= 1:
+            return [call() for call in calls]
+        with ThreadPoolExecutor(self.count) as pool:
+            futures = [pool.submit(call) for call in calls]
+            try:
+                return [future.result() for future in futures]
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+
+def available_bytes() -> int | None:
+    """Memory that this process may take beside what it has; None where the system does not say."""
+    found = []
+    with suppress(OSError, ValueError):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        found += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    with suppress(OSError, ValueError):  # "max" is no number
+        limit, used = (int((_CGROUP / f"memory.{name}").read_text(encoding="ascii")) for name in ("max", "current"))
+        found.append(max(limit - used, 0))
+    return min(found, default=None)
