@@ -6,6 +6,7 @@ A large constant passes through a few megabytes at a time, so its size does not 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -104,10 +105,25 @@ class NeededConstants:
         indices = {c.node_index for c in types.model.initializers.values() if c.node_index is not None}
         self._moved = indices - {*self._nodes.values()}
 
-    def add_to(self, graph: onnx.GraphProto, resolution: Resolution, store: ConstantStore) -> list[LargeConstant]:
-        """Add the constants that a plan needs to a graph; returns those whose data are still to be written."""
+    def add_to(
+        self,
+        graph: onnx.GraphProto,
+        resolution: Resolution,
+        store: ConstantStore,
+        unread: AbstractSet[str] = frozenset(),
+    ) -> list[LargeConstant]:
+        """Add the constants that a plan needs to a graph; returns those whose data are still to be written.
+
+        Args:
+            graph: of the typed model.
+            resolution: of the plan.
+            store: how the model holds constants.
+            unread: constants that no node of the graph reads.
+        """
         large = []
         for name, constant in self._types.model.initializers.items():
+            if name in unread:
+                continue
             precisions = resolution.constants.get(name, ()) if name in self._types.constants else (Precision.FP32,)
             for precision in Precision:
                 if precision not in precisions or (precision is Precision.FP32 and name in self._nodes):

@@ -20,6 +20,7 @@ import onnx.numpy_helper
 from mptune.files import whole_file, write_bytes, writing
 from mptune.graph.casting.barriers import add_barrier, needs_barrier
 from mptune.graph.casting.value_types import Resolution, new_suffix, value_types
+from mptune.graph.folded import FoldedValues, LeftOut
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.loading.model import Model, Node
@@ -62,14 +63,19 @@ class Rewriter:
         self._constants = NeededConstants(self.types, bank, self._suffixes)
         self._store: ConstantStore = inline if bank is None else banked(bank)
 
-    def write(self, plan: PrecisionPlan, path: Path) -> Path:
+    def write(self, plan: PrecisionPlan, path: Path, folded: FoldedValues | None = None) -> Path:
         """Write the typed model to ``path``, which must lie in the weight bank's folder.
+
+        Args:
+            plan: of this model.
+            path: of the file.
+            folded: values that are constants already, in place of the nodes that compute them.
 
         Raises:
             PlanError: the plan does not fit the model.
             RunError: the file cannot be written, or the disk is full.
         """
-        return write_bytes(path, serialized(*self._typed(plan, self._store)))
+        return write_bytes(path, serialized(*self._typed(plan, self._store, folded=folded)))
 
     def export(self, plan: PrecisionPlan, path: Path, metadata: Mapping[str, str] | None = None) -> Path:
         """Write the typed model self-contained; past 2 GiB its weights lie in ``path`` + ``.data``.
@@ -126,23 +132,29 @@ class Rewriter:
         return self.types.resolve(plan).added_casts
 
     def _typed(
-        self, plan: PrecisionPlan, store: ConstantStore, metadata: Mapping[str, str] | None = None
+        self,
+        plan: PrecisionPlan,
+        store: ConstantStore,
+        metadata: Mapping[str, str] | None = None,
+        folded: FoldedValues | None = None,
     ) -> tuple[onnx.ModelProto, list[LargeConstant]]:
         """The typed model, and the constants whose data are still to be written."""
         resolution = self.types.resolve(plan)
-        folded = self._folded(resolution) if self.types.own_casts else _FoldedNames()
-        dropped = self._constants.dropped_nodes(resolution) | resolution.folds.dropped
+        names = self._folded(resolution) if self.types.own_casts else _FoldedNames()
+        left_out = LeftOut() if folded is None else folded.left_out(self.types, resolution)
+        dropped = self._constants.dropped_nodes(resolution) | resolution.folds.dropped | left_out.nodes
         proto = onnx.ModelProto()
         proto.CopyFrom(self._frame)
         add_metadata(proto, metadata or {})
         for value in self._frame.graph.input:
-            self._add_casts(proto.graph, value.name, resolution, folded)
+            self._add_casts(proto.graph, value.name, resolution, names)
         for node, precision in zip(self._model.nodes, resolution.node_precisions, strict=True):
             if node.index not in dropped:
-                self._add_node(proto.graph, node, precision, resolution, folded)
+                self._add_node(proto.graph, node, precision, resolution, names)
             for name in node.outputs:
-                self._add_casts(proto.graph, name, resolution, folded)
-        return proto, self._constants.add_to(proto.graph, resolution, store)
+                self._add_casts(proto.graph, name, resolution, names)
+        proto.graph.initializer.extend(left_out.values)
+        return proto, self._constants.add_to(proto.graph, resolution, store, left_out.unread)
 
     def _name(self, value: str, precision: Precision, computed: Precision) -> str:
         """The name of a value's form in a precision; what must keep its name keeps it in FP32."""

@@ -1,0 +1,162 @@
+"""What ONNX Runtime computes from shapes and constants before a run, computed once for all plans of a search.
+
+An exported Swin-T has 6,170 nodes, of which 5,589 compute shapes, window masks and their constants. ONNX Runtime folds
+them each time that a session opens, which takes most of that time. They are the same under every plan that computes
+them in FP32, so a search folds them once, by ONNX Runtime itself (``mptune.engines.ort.folding``), and the typed models
+of its trials hold the results. What ONNX Runtime does not fold stays: a session computes the same kernels either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+import onnx.helper
+
+from mptune.files import write_bytes
+from mptune.graph.casting.value_types import Resolution, ValueTypes
+from mptune.graph.loading.model import Model
+from mptune.graph.loading.once import once
+from mptune.graph.loading.value_dependent import RANDOM
+from mptune.graph.plan import REDUCED
+from mptune.graph.writing.model_file import frame_of
+from mptune.graph.writing.weights import inline_tensor
+
+WORTHWHILE = 100
+"""So many nodes, Constants not counted, are worth a session of their own that folds them."""
+
+_SHAPE_OF = frozenset({"Shape", "Size"})
+
+_WEIGHT_FROM_BYTES = 1 << 14
+"""Constants from this size on are weights: an input takes their place where ONNX Runtime folds a model."""
+
+_MOST_BYTES = 1 << 22
+"""Larger results are not kept: every trial's model would hold them."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What a typed model leaves out, and what it holds instead.
+
+    Attributes:
+        nodes: indices of the model's nodes.
+        unread: constants of the model that only these nodes read.
+        values: constants in place of their results.
+    """
+
+    nodes: frozenset[int] = frozenset()
+    unread: frozenset[str] = frozenset()
+    values: tuple[onnx.TensorProto, ...] = ()
+
+
+@dataclass(frozen=True)
+class FoldedValues:
+    """Results of shape arithmetic that ONNX Runtime has folded.
+
+    Attributes:
+        values: name of the value -> the constant, under that name.
+    """
+
+    values: Mapping[str, onnx.TensorProto] = field(default_factory=dict)
+    _known: dict[tuple[frozenset[int], frozenset[str]], LeftOut] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def read(cls, path: Path, model: Model) -> FoldedValues:
+        """Those of the file that ONNX Runtime wrote from what ``write_without_weights`` gave it."""
+        proto = onnx.load(path, load_external_data=False)
+        computed = {name for index in shape_computing(model) for name in model.nodes[index].outputs}
+        found = {t.name: t for t in proto.graph.initializer if t.name in computed - model.initializers.keys()}
+        return cls({name: tensor for name, tensor in found.items() if tensor.ByteSize() <= _MOST_BYTES})
+
+    def left_out(self, types: ValueTypes, resolution: Resolution) -> LeftOut:
+        """What a plan's typed model needs no more.
+
+        Args:
+            types: of the model.
+            resolution: of the plan: what it computes in a reduced precision, and what depends on that, stays.
+        """
+        if not self.values:
+            return LeftOut()
+        reduced = frozenset(i for i in shape_computing(types.model) if resolution.node_precisions[i] in REDUCED)
+        integers = frozenset(types.integers[value] for value in resolution.casts.keys() & types.integers.keys())
+        key = reduced, integers  # nearly always the same
+        if key not in self._known:
+            self._known[key] = self._left_out(types, reduced, integers)
+        return self._known[key]
+
+    def _left_out(self, types: ValueTypes, reduced: frozenset[int], integers: frozenset[str]) -> LeftOut:
+        """See ``left_out``.
+
+        Args:
+            types: of the model.
+            reduced: indices of the nodes that compute from shapes and constants, but in a reduced precision.
+            integers: that are cast to several precisions.
+        """
+        model = types.model
+        folded = _computing(model, shape_computing(model) - reduced - {cast.index for cast in types.own_casts})
+        outputs = {info.name for info in model.outputs}
+        read = outputs | integers
+        left_out, entered = set[int](), dict[str, None]()
+        for node in reversed(model.nodes):
+            wanted = [name for name in node.outputs if name in read]
+            if node.index in folded and all(name in self.values and name not in outputs for name in wanted):
+                left_out.add(node.index)
+                entered.update(dict.fromkeys(wanted))
+            else:
+                read.update(node.inputs, node.captures)
+        unread = model.initializers.keys() - read
+        gone = frozenset(name for name in unread if model.consumers.get(name))
+        return LeftOut(frozenset(left_out), gone, tuple(self.values[name] for name in reversed(entered)))
+
+
+@once
+def shape_computing(model: Model) -> frozenset[int]:
+    """Indices of the nodes that compute from shapes and constants alone, Constants among them."""
+    return _computing(model, range(len(model.nodes)))
+
+
+def is_worthwhile(model: Model) -> bool:
+    """Whether so many nodes compute shapes that a session which folds them saves time."""
+    return sum(model.nodes[index].op_type != "Constant" for index in shape_computing(model)) >= WORTHWHILE
+
+
+def _computing(model: Model, allowed: range | frozenset[int]) -> frozenset[int]:
+    """Those of the allowed nodes that compute from shapes, constants and each other's results alone."""
+    known = {name for name, constant in model.initializers.items() if not constant.overridable}
+    found = set[int]()
+    for node in model.nodes:
+        if node.index not in allowed or not node.is_standard or node.op_type in RANDOM or node.has_subgraph:
+            continue
+        if node.op_type in _SHAPE_OF or all(name in known for name in node.inputs if name):
+            found.add(node.index)
+            known.update(name for name in node.outputs if name)
+    return frozenset(found)
+
+
+def write_without_weights(model: Model, path: Path) -> Path:
+    """Write the model with inputs in place of its weights: what it folds depends on shapes and small constants alone.
+
+    Raises:
+        RunError: the file cannot be written, or the disk is full.
+    """
+    proto = onnx.ModelProto()
+    proto.CopyFrom(frame_of(model))
+    graph, moved = proto.graph, set[int]()
+    entered = {value.name for value in graph.input}
+    for name, constant in model.initializers.items():
+        is_weight = constant.nbytes >= _WEIGHT_FROM_BYTES
+        if is_weight and constant.node_index is not None:
+            moved.add(constant.node_index)
+        if is_weight and name not in entered:
+            code = constant.proto.data_type
+            graph.input.append(onnx.helper.make_tensor_value_info(name, code, constant.shape))
+        elif not is_weight and constant.node_index is None:
+            graph.initializer.append(inline_tensor(constant, name, None))
+    for node in model.nodes:
+        if node.index not in moved:
+            added = graph.node.add()
+            added.CopyFrom(node.proto)
+            added.name = node.name
+    return write_bytes(path, [proto.SerializeToString(deterministic=True)])
