@@ -8,14 +8,20 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import scipy.linalg  # noqa: F401 - its BLAS is not NumPy's, and is limited below only where it is loaded
 from hypothesis import settings
 from onnx import TensorProto, helper, numpy_helper
+from threadpoolctl import threadpool_limits
 
 OPSET = 17
 
 # No test may fail because the machine is busy.
 settings.register_profile("mptune", deadline=None)
 settings.load_profile("mptune")
+
+
+# Tests run beside each other: threads of BLAS, which gain nothing on small matrices, would wait for each other.
+threadpool_limits(limits=1, user_api="blas")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,6 +6,7 @@ import gzip
 import json
 import shutil
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from benchmarks.peers.known import read_known
 from benchmarks.peers.own import Crashed, Made, bisect, convert
 from benchmarks.peers.packed import pack, unpack
 from benchmarks.peers.replay import LIMITS, MOST_POINTS, Task, all_fp16, at_limits, few_points, run
-from benchmarks.peers.world import World, fit_laws, open_world
+from benchmarks.peers.world import Laws, World, fit_laws, open_world
 from mptune.engines.timing.session_timing import SessionTiming
 from mptune.tuning.sampler.cuts.boundaries import Boundary
 from mptune.tuning.sampler.posterior import Prior
@@ -91,7 +92,7 @@ def test_bisection_finds_the_fewest_groups(forward: bool, needed: int) -> None:
 
 
 def test_a_measured_model_answers_the_same_whenever_it_is_asked() -> None:
-    first, second = open_world(RESULTS, "digits_vit", 1), open_world(RESULTS, "digits_vit", 2)
+    first, second = _world(1), _world(2)
     plans = np.random.default_rng(0).random((200, first.groups)) < 0.5
     for ask in ("latency", "error"):
         assert (getattr(first, ask)(plans) == getattr(second, ask)(plans[:])).all()
@@ -104,7 +105,7 @@ def test_a_measured_model_answers_the_same_whenever_it_is_asked() -> None:
 
 
 def test_a_law_that_fits_badly_gives_no_latency_below_nothing() -> None:
-    world = open_world(RESULTS, "digits_vit")
+    world = _world()
     law = replace(world.laws.law, gains_ms=world.laws.law.gains_ms + world.base)
     laws = replace(world.laws, law=law, residual=replace(world.laws.residual, latency=2.0))
     plans = np.random.default_rng(0).random((50, world.groups)) < 0.5
@@ -114,7 +115,7 @@ def test_a_law_that_fits_badly_gives_no_latency_below_nothing() -> None:
 
 
 def test_a_group_that_alone_is_not_finite_makes_no_plan_finite() -> None:
-    world = open_world(RESULTS, "digits_vit")
+    world = _world()
     overflows = np.zeros(world.groups, dtype=bool)
     overflows[3] = True
     world = World(world.known, _measured("digits_vit"), replace(world.laws, overflows=overflows))
@@ -135,6 +136,15 @@ def test_a_group_alone_that_was_only_emulated_is_known() -> None:
     assert not fit_laws(overflowing, measured).overflows.any(), "what was built decides"
 
 
+@cache
+def _laws() -> Laws:
+    return open_world(RESULTS, "digits_vit").laws
+
+
+def _world(seed: int = 0) -> World:
+    return open_world(RESULTS, "digits_vit", seed, _laws())
+
+
 def _measured(model: str) -> MeasuredPlans:
     return read_measured_plans(RESULTS / f"h200_plans_{model}.json")
 
@@ -143,7 +153,7 @@ def test_a_replay_builds_its_budget_and_names_its_front() -> None:
     found = run(Task(RESULTS, "digits_vit", "random", 0, 12))
     assert (found["built"], len(found["curve"])) == (12, 12)
     assert found["curve"] == sorted(found["curve"])
-    world = open_world(RESULTS, "digits_vit")
+    world = _world()
     plans = np.random.default_rng(0).random((60, world.groups)) < 0.5
     few = few_points(world, plans)
     assert 1 <= len(few) <= MOST_POINTS
@@ -151,7 +161,7 @@ def test_a_replay_builds_its_budget_and_names_its_front() -> None:
 
 
 def test_a_replay_gives_the_best_at_limits_and_those_points_are_built() -> None:
-    world = open_world(RESULTS, "digits_vit")
+    world = _world()
     plans = np.random.default_rng(0).random((400, world.groups)) < np.linspace(0.1, 0.9, 400)[:, None]
     _, fp16 = all_fp16(world)
     at = at_limits(world, plans)
