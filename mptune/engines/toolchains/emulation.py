@@ -222,7 +222,7 @@ class Emulation:
 
     @cached_property
     def _few(self) -> int:
-        return math.ceil(EMULATED_ROWS / rows_per_sample(self._computed.model, self._batch))
+        return math.ceil(EMULATED_ROWS / rows_per_sample(self._computed.model, self._batch, self._shapes()))
 
     @cached_property
     def _stretches(self) -> tuple[Stretch, ...]:
@@ -247,15 +247,23 @@ class Emulation:
         return self._written[name]
 
 
-def rows_per_sample(model: Model, batch: int) -> int:
+def rows_per_sample(model: Model, batch: int, shapes: Mapping[str, Shape]) -> int:
     """How many independent rows a sample holds: the first dimension that all inputs and outputs share, else 1.
+
+    An exporter may not know that an output has the rows of the inputs, and declare a symbol of its own for them.
 
     Args:
         model: the model.
         batch: what stands for a symbolic first dimension.
+        shapes: concrete shapes by name, of a sample; they count for outputs.
     """
-    first = {value.shape[0] if value.shape else None for value in (*model.inputs, *model.outputs)}
+    first = {value.shape[0] if value.shape else None for value in model.inputs}
     if len(first) != 1:
         return 1
-    (rows,) = first
-    return rows if isinstance(rows, int) else batch if isinstance(rows, str) else 1
+    (declared,) = first
+    rows = batch if isinstance(declared, str) else declared
+    for value in model.outputs:
+        dim = value.shape[0] if value.shape else None
+        if dim != declared and (isinstance(dim, int) or shapes.get(value.name, ())[:1] != (rows,)):
+            return 1
+    return rows or 1

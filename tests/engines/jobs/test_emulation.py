@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from mptune.engines.workload import Workload
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
+from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.switched import SwitchedEmulator
 from mptune.graph.writing.weights import WeightBank
@@ -288,12 +290,29 @@ def shaped(folder: Path, rows_in: int | str, rows_out: int | str) -> Model:
 
 @pytest.mark.parametrize(("rows", "expected"), [(8, 8), (1, 1), ("n", 5)])
 def test_a_batch_counts_as_its_rows(rows: int | str, expected: int, tmp_path: Path) -> None:
-    assert rows_per_sample(shaped(tmp_path, rows, rows), batch=5) == expected
+    assert rows_per_sample(shaped(tmp_path, rows, rows), 5, {}) == expected
+
+
+@pytest.mark.parametrize(
+    ("rows_in", "rows_out", "seen", "expected"),
+    [
+        (8, "Gemmy_dim_0", 8, 8),
+        ("n", "Gemmy_dim_0", 5, 5),
+        (8, "Gemmy_dim_0", 3, 1),
+        (8, "Gemmy_dim_0", None, 1),
+        (8, 3, 8, 1),
+    ],
+)
+def test_an_output_whose_rows_the_exporter_did_not_know_has_those_that_were_seen(
+    rows_in: int | str, rows_out: int | str, seen: int | None, expected: int, tmp_path: Path
+) -> None:
+    model = replace(shaped(tmp_path, rows_in, rows_in), outputs=(TensorInfo("y", "float", (rows_out, 1)),))
+    assert rows_per_sample(model, 5, {} if seen is None else {"y": (seen, 1)}) == expected
 
 
 def test_a_first_dimension_that_is_no_batch_does_not_count(mlp_path: Path, tmp_path: Path) -> None:
     model = load_model(mlp_path)
-    assert rows_per_sample(model, 3) == 3
+    assert rows_per_sample(model, 3, {}) == 3
     node = models.node("ReduceMean", ["x"], "y", "mean", axes=[0])
     proto = models.model([node], [models.value("x", [500, 4])], [models.value("y", [1, 4])], [])
-    assert rows_per_sample(load_model(models.save(proto, tmp_path)), 3) == 1
+    assert rows_per_sample(load_model(models.save(proto, tmp_path)), 3, {"y": (1, 4)}) == 1
