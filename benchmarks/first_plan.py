@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,12 @@ def cpu_seconds() -> float:
     waiting = [os.getpid()]
     while waiting:
         for task in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
-            children = [int(pid) for pid in task.read_text().split()]
-            waiting += children
-            for pid in children:
-                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                seconds += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+            with suppress(OSError):  # it has ended meanwhile, and is counted where it ended
+                children = [int(pid) for pid in task.read_text().split()]
+                waiting += children
+                for pid in children:
+                    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                    seconds += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
     return round(seconds, 1)
 
 
@@ -72,7 +74,7 @@ class Timeline:
         pass
 
 
-def search(model: Path, data: Path, budget: int, target: str) -> dict[str, Any]:
+def search(model: Path, data: Path, budget: int, target: str, metric: str) -> dict[str, Any]:
     """Search in this process, with the mptune that is imported here: in the checkout's own process."""
     import mptune
     from mptune.tuning.sampler import precision
@@ -87,9 +89,8 @@ def search(model: Path, data: Path, budget: int, target: str) -> dict[str, Any]:
 
     precision.PrecisionSampler.propose = noted
     with tempfile.TemporaryDirectory(prefix="mptune-first-plan-") as folder:
-        front = mptune.search(
-            str(model), data=str(data), out=f"{folder}/run", budget=budget, target=target, listener=timeline
-        )
+        options = {"budget": budget, "target": target, "metric": metric, "listener": timeline}
+        front = mptune.search(str(model), data=str(data), out=f"{folder}/run", **options)
         took = timeline.seconds()
         json_path = Path(folder) / "run" / "data" / "sensitivity.json"
         errors = json.loads(json_path.read_text()) if json_path.exists() else {}
@@ -119,12 +120,12 @@ def search(model: Path, data: Path, budget: int, target: str) -> dict[str, Any]:
     }
 
 
-def run_child(checkout: Path, model: Path, data: Path, budget: int, target: str) -> dict[str, Any]:
+def run_child(checkout: Path, model: Path, data: Path, budget: int, target: str, metric: str) -> dict[str, Any]:
     """A search in a process whose ``mptune`` is the checkout's."""
     command = [sys.executable, str(Path(__file__).resolve()), str(model.resolve()), str(data.resolve()), _CHILD]
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
-        options = ["--budget", str(budget), "--target", target, "--json", str(result)]
+        options = ["--budget", str(budget), "--target", target, "--metric", metric, "--json", str(result)]
         environment = {**os.environ, "PYTHONPATH": str(checkout)}
         subprocess.run([*command, *options], check=True, cwd=folder, env=environment)
         return dict(json.loads(result.read_text()))
@@ -148,12 +149,13 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="another checkout, which searches each model first")
     parser.add_argument("--budget", type=int, default=20)
     parser.add_argument("--target", default="jetson-orin-nano-8gb")
+    parser.add_argument("--metric", default="relative_l2", help="of both checkouts: their defaults may differ")
     parser.add_argument("--json", type=Path, help="written after each search")
     parser.add_argument(_CHILD, action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         model, data = map(Path, options.models)
-        options.json.write_text(json.dumps(search(model, data, options.budget, options.target)))
+        options.json.write_text(json.dumps(search(model, data, options.budget, options.target, options.metric)))
         return
     checkouts = {**({"before": options.before} if options.before else {}), "after": CHECKOUT}
     found: dict[str, dict[str, Any]] = {}
@@ -161,7 +163,7 @@ def main() -> None:
         model, _, data = name.partition(":")
         paths = (Path(model), Path(data)) if data else (Path(f"{name}.onnx"), Path(f"{name}.npz"))
         for which, checkout in checkouts.items():
-            result = run_child(checkout.resolve(), *paths, options.budget, options.target)
+            result = run_child(checkout.resolve(), *paths, options.budget, options.target, options.metric)
             found.setdefault(paths[0].stem, {})[which] = result
             print(line(paths[0].stem, which, result), flush=True)
             if options.json:

@@ -12,10 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from mptune.errors import SettingsError
+
+RunAll = Callable[[Sequence[Callable[[], Mapping[str, np.ndarray]]]], Sequence[Mapping[str, np.ndarray]]]
+"""Makes several runs, at once or one after another, and gives their outputs in order."""
 
 _HINT = "write --feedback OUTPUT:INPUT, once for each state, and --steps for the length of a sequence"
 
@@ -89,6 +93,8 @@ def outputs_of(
     run: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]],
     samples: Sequence[Mapping[str, np.ndarray]],
     rollout: Rollout | None,
+    run_all: Callable[[Sequence[Callable[[], Mapping[str, np.ndarray]]]], Sequence[Mapping[str, np.ndarray]]]
+    | None = None,
 ) -> list[dict[str, np.ndarray]]:
     """The outputs of every sample, or of every sequence of samples.
 
@@ -96,7 +102,10 @@ def outputs_of(
         run: one run of the model.
         samples: in their order; what is left of the last sequence is not run.
         rollout: None runs each sample by itself.
+        run_all: makes several runs of single samples and gives their results in order; None makes one after another.
     """
+    if rollout is None and run_all is not None:
+        return [dict(outputs) for outputs in run_all([partial(run, sample) for sample in samples])]
     if rollout is None:
         return [dict(run(sample)) for sample in samples]
     return [_end_of(run, sequence, rollout) for sequence in _sequences(samples, rollout.steps)]

@@ -62,10 +62,7 @@ class ErrorsJob:
         options = SessionOptions(self.provider, timing=False, threads=side_by_side.threads)
         session = state.transient(partial(open_session, model, options))
         state.enter(Stage.RUN)
-        if is_apart:
-            outputs = side_by_side.run([partial(session.run, sample) for sample in samples])
-        else:
-            outputs = outputs_of(session.run, samples, self.scoring.rollout)
+        outputs = outputs_of(session.run, samples, self.scoring.rollout, side_by_side.run)
         start = _start(self.part)
         return output_error(state, outputs, self.reference, self.metric, self.dependent, start, self.scoring)
 

@@ -21,6 +21,7 @@ from mptune.engines.jobs.ranges import TensorRange
 from mptune.engines.jobs.samples import Feed, batch_sizes, cached_samples
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import PROVIDERS, OrtSession, Provider, SessionOptions
+from mptune.engines.ort.side_by_side import SideBySide
 from mptune.engines.worker.child import WorkerState
 from mptune.graph.hazards.masked_rows import MaskedRows
 from mptune.graph.hazards.probes import ProbeRecord
@@ -84,6 +85,7 @@ class ReferenceJob:
         unoptimised: whether the first sample is run without graph optimisations, too.
         rollout: outputs that are fed back; None where there are none.
         parts: file to write the parts of the outputs to; None writes none.
+        run_bytes: memory that one run takes about, bytes; None where that is not known, and runs go one by one.
     """
 
     model: Path
@@ -94,14 +96,18 @@ class ReferenceJob:
     unoptimised: bool = False
     rollout: Rollout | None = None
     parts: Path | None = None
+    run_bytes: int | None = None
 
     def run(self, state: WorkerState) -> ReferenceReport:
         """See the class."""
-        options = SessionOptions(self.provider, tf32=False, timing=False)
+        samples = cached_samples(state, self.samples)
+        side_by_side = SideBySide()
+        if self.provider == "cpu" and self.rollout is None:
+            side_by_side = SideBySide.of(len(samples), self.run_bytes)
+        options = SessionOptions(self.provider, tf32=False, timing=False, threads=side_by_side.threads)
         session = state.transient(partial(open_session, self.model, options))
         state.enter(Stage.RUN)
-        samples = cached_samples(state, self.samples)
-        outputs = outputs_of(session.run, samples, self.rollout)
+        outputs = outputs_of(session.run, samples, self.rollout, side_by_side.run)
         again = outputs_of(session.run, samples[: 1 if self.rollout is None else self.rollout.steps], self.rollout)[0]
         rows = check_rows(session, samples, self.dependent)
         save_outputs(self.outputs, outputs)
@@ -150,21 +156,26 @@ class ObserveJob:
         taps: which of its outputs describe which value.
         samples: file of samples.
         provider: of ONNX Runtime.
+        run_bytes: memory that one run takes about, bytes; None where that is not known, and runs go one by one.
     """
 
     model: Path
     taps: tuple[Tap, ...]
     samples: Path
     provider: Provider
+    run_bytes: int | None = None
 
     def run(self, state: WorkerState) -> dict[str, TensorRange]:
         """See the class."""
-        session = self._open(state)
+        samples = cached_samples(state, self.samples)
+        is_cpu = self.provider == "cpu"
+        side_by_side = SideBySide.of(len(samples), self.run_bytes) if is_cpu else SideBySide()
+        session = self._open(state, side_by_side.threads)
         ranges: dict[str, TensorRange] = {}
         answers = [_Answer(probe) for tap in self.taps for probe in tap.probes]
         state.enter(Stage.RUN)
-        for index, sample in enumerate(cached_samples(state, self.samples)):
-            values = session.run(sample)
+        runs = [partial(session.run, sample) for sample in samples]
+        for index, values in enumerate(side_by_side.run(runs)):
             for tap in self.taps:
                 before = ranges.get(tap.tensor)
                 absmax, lowest, highest = (float(values[name]) for name in (tap.absmax, tap.lowest, tap.highest))
@@ -185,9 +196,9 @@ class ObserveJob:
             ranges[answer.probe.key] = replace(known, records=(*known.records, answer.record()))
         return ranges
 
-    def _open(self, state: WorkerState) -> OrtSession:
+    def _open(self, state: WorkerState, threads: int | None) -> OrtSession:
         """On a CPU without optimisations: nothing is fused where each value is read, and to look takes seconds."""
-        options = SessionOptions(self.provider, timing=False, reuses_buffers=False)
+        options = SessionOptions(self.provider, timing=False, reuses_buffers=False, threads=threads)
         if self.provider == "cpu":
             try:
                 return state.transient(partial(open_session, self.model, replace(options, optimise=False)))

@@ -21,6 +21,7 @@ from mptune.engines.emulated_samples import QUICK_S, EmulatedSamples, in_parts, 
 from mptune.engines.jobs.emulation import ErrorsJob, SwitchedErrorsJob
 from mptune.engines.jobs.scoring import Scoring
 from mptune.engines.ort.session import Provider
+from mptune.engines.toolchains.run_memory import run_bytes
 from mptune.engines.worker.child import Job
 from mptune.engines.workload import Workload
 from mptune.graph.grouping.grouped import GroupedModel
@@ -32,7 +33,6 @@ from mptune.graph.writing.switched import SwitchedEmulator
 from mptune.graph.writing.waists import Stretch, Waist, find_stretches
 from mptune.settings import SearchSettings
 from mptune.targets.flops import Shape
-from mptune.targets.memory import memory_need
 
 T = TypeVar("T")
 
@@ -45,9 +45,6 @@ EMULATED_ROWS = 8
 
 _WAIST_BYTES = 1 << 29
 """Most memory of the worker for the values at all waists, bytes, of all samples together."""
-
-_VALUES_EACH = 3
-"""What an emulation holds of a value at once, in FP32 values at most: as computed, in FP16, and rounded."""
 
 _KEPT_BYTES = 1 << 30
 """Sessions stay open while their weights together are no more than this, bytes."""
@@ -203,9 +200,9 @@ class Emulation:
 
     @cached_property
     def _run_bytes(self) -> int | None:
-        shapes = self._shapes() if self._provider == "cpu" else {}
-        need = memory_need(self._workload.model, shapes) if shapes else None
-        return None if need is None else _VALUES_EACH * need.fp32_activations
+        if self._provider != "cpu":
+            return None
+        return run_bytes(self._workload.model, self._workspace.samples("search"))
 
     @cached_property
     def samples(self) -> EmulatedSamples:

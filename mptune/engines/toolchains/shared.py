@@ -32,6 +32,7 @@ from mptune.engines.timing.latency import LatencySource
 from mptune.engines.timing.session_timing import SessionTiming
 from mptune.engines.toolchains.emulation import Call, Emulation
 from mptune.engines.toolchains.locating import Locator
+from mptune.engines.toolchains.run_memory import run_bytes
 from mptune.engines.worker.child import Job
 from mptune.engines.worker.parent import Worker
 from mptune.engines.workload import Workload
@@ -73,7 +74,8 @@ class ReferenceModel:
         is_search = which == "search"
         # What the search saw decides for held-out samples, too.
         parts = paths.reference(which).with_name(PARTS_JSON) if is_search else None
-        job = ReferenceJob(*files, self._provider, dependent, is_search, rollout=self._rollout, parts=parts)
+        memory = self._run_bytes(which)
+        job = ReferenceJob(*files, self._provider, dependent, is_search, self._rollout, parts, memory)
         report = self._call(job)
         if isinstance(report, Failure):
             return report
@@ -90,13 +92,19 @@ class ReferenceModel:
                 taps = write_observing_model(
                     self._workload.model, self._workload.bank, path, branches=self._provider == "cpu"
                 )
-                ranges = self._call(ObserveJob(path, taps, workspace.samples("search"), self._provider))
+                samples = workspace.samples("search")
+                ranges = self._call(ObserveJob(path, taps, samples, self._provider, self._run_bytes("search")))
             finally:
                 path.unlink(missing_ok=True)
             if isinstance(ranges, Failure):
                 return ranges
             self._ranges = ranges
         return self._ranges
+
+    def _run_bytes(self, which: SampleSet) -> int | None:
+        if self._provider != "cpu":
+            return None
+        return run_bytes(self._workload.model, self._workload.workspace.samples(which))
 
 
 class BaseToolchain(ABC):

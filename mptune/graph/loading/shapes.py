@@ -39,15 +39,23 @@ class StaticShapes:
     unknown: int
 
 
-def static_shapes(model: Model, batch: int = 1) -> StaticShapes:
+def static_shapes(model: Model, batch: int = 1, given: Mapping[str, tuple[int, ...]] | None = None) -> StaticShapes:
     """Infer the shape of every value with symbolic dimensions of the inputs at assumed sizes.
 
     Args:
         model: the model.
         batch: size of a symbolic dimension 0, and of every dimension of the same name.
+        given: shapes of inputs, by name: nothing is assumed of these.
     """
-    assumed: dict[str, int] = {}
-    inputs = {info.name: _concrete(info, model, batch, assumed) for info in model.inputs}
+    assumed = {
+        dim: size
+        for info in model.inputs
+        for dim, size in zip(info.shape or (), (given or {}).get(info.name, ()), strict=False)
+        if isinstance(dim, str)
+    }
+    inputs = {
+        info.name: (given or {}).get(info.name) or _concrete(info, model, batch, assumed) for info in model.inputs
+    }
     shapes = _inferred(model, inputs, assumed)
     for info in model.tensors.values():
         if info.shape is not None and all(isinstance(dim, int) for dim in info.shape):

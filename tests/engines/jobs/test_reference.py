@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,8 @@ from mptune.engines.base import ReferenceReport
 from mptune.engines.jobs.checks.rows import relative_l2
 from mptune.engines.jobs.reference import ObserveJob, ProbeJob, ReferenceJob
 from mptune.engines.jobs.samples import parts_beside
+from mptune.engines.ort import side_by_side
+from mptune.engines.ort.session import CpuSession
 from mptune.engines.worker.child import WorkerState
 from mptune.graph.loading.model import load_model
 from mptune.graph.writing.observe import write_observing_model
@@ -155,6 +159,31 @@ def test_ranges_are_reduced_over_all_samples(tmp_path: Path) -> None:
     assert ranges["x"].absmax == 100.0
     assert (ranges["e"].shape, ranges["e"].non_finite) == ((1, 2), 1)
     assert ranges["e"].absmax == pytest.approx(math.exp(2), rel=1e-5)
+
+
+def test_reference_and_ranges_are_the_same_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(side_by_side, "usable_cores", lambda: 2)
+    nodes = [helper.make_node("Exp", ["x"], ["e"]), helper.make_node("Relu", ["e"], ["y"])]
+    model, samples = save_graph(tmp_path / "m.onnx", nodes, [1, 2]), tmp_path / "samples.npz"
+    feeds = tuple({"x": ramp(1, 2) * k} for k in (3, 100, -1, 2))
+    CalibrationSet(feeds, "test", False).save(samples)
+    taps = write_observing_model(load_model(model), None, tmp_path / "observing.onnx")
+    reference = ReferenceJob(model, samples, tmp_path / "reference.npz", "cpu")
+    observe = ObserveJob(tmp_path / "observing.onnx", taps, samples, "cpu")
+    one_by_one = reference.run(WorkerState()), read_outputs(reference.outputs), observe.run(WorkerState())
+    pairs, together, compute = [], threading.Barrier(2, timeout=30.0), CpuSession.run
+
+    def run_with_another(session: CpuSession, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if threading.current_thread() is not threading.main_thread():  # where one sample is run again
+            pairs.append(together.wait())
+        return compute(session, feeds)
+
+    monkeypatch.setattr(CpuSession, "run", run_with_another)
+    report = replace(reference, run_bytes=1024).run(WorkerState())
+    outputs, ranges = read_outputs(reference.outputs), replace(observe, run_bytes=1024).run(WorkerState())
+    assert sorted(pairs) == 4 * [0] + 4 * [1], "four samples of the reference, and four that are observed"
+    assert (report, ranges) == (one_by_one[0], one_by_one[2])
+    assert all(np.array_equal(a["y"], b["y"]) for a, b in zip(outputs, one_by_one[1], strict=True))
 
 
 def test_the_cpu_provider_starts() -> None:
