@@ -15,6 +15,9 @@ that were slower than twice FP32, and those that hold such a group at all.
 With ``--hard`` the models are less like the law that the sampler knows, and less is known of them (``simulator.Hard``).
 
     python -m benchmarks.search_quality --hard --samplers precision "no designed emulations" --out hard.json
+
+With ``--harder`` timings are noisier, too, and rooflines worse (``simulator.HARDER``).
+
 With ``--exact`` some of what the sampler does not know is told to it, or taken away (``simulator.EXACT``): what the
 figures gain is what that costs.
 
@@ -46,7 +49,7 @@ from optuna.samplers import BaseSampler  # noqa: E402
 
 from benchmarks.curves import draw  # noqa: E402
 from benchmarks.samplers import make_compared  # noqa: E402
-from benchmarks.simulator import EXACT, Cliffs, Hard, Truth, search  # noqa: E402
+from benchmarks.simulator import EXACT, HARDER, Cliffs, Hard, Truth, search  # noqa: E402
 from mptune.engines.environment import describe_environment  # noqa: E402
 from mptune.tuning.fronts.hypervolume import REFERENCE_ERROR  # noqa: E402
 from mptune.tuning.sampler.cuts.min_cut import CutSolver  # noqa: E402
@@ -217,6 +220,7 @@ def main() -> None:
     parser.add_argument("--cliff-once", action="store_true", help="the cost is paid once, not for every such group")
     parser.add_argument("--cliff-operator", action="store_true", help="they are the groups of one operator")
     parser.add_argument("--hard", action="store_true", help="models that are less like the law, and less known")
+    parser.add_argument("--harder", action="store_true", help="the same, with noisier timings and worse rooflines")
     parser.add_argument("--exact", nargs="+", default=[], choices=EXACT, metavar="WHAT", help=", ".join(EXACT))
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path)
@@ -224,7 +228,7 @@ def main() -> None:
     cliffs = None
     if arguments.cliffs is not None:
         cliffs = Cliffs(arguments.cliffs, arguments.cliff_cost, arguments.cliff_once, arguments.cliff_operator)
-    hard = Hard() if arguments.hard else None
+    hard = HARDER if arguments.harder else Hard() if arguments.hard else None
     models: dict[str, Any] = {
         name: json.loads(json.dumps(dataclasses.asdict(kind)))
         for name, kind in (("cliffs", cliffs), ("hard", hard))

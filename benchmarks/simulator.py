@@ -15,7 +15,10 @@ overflow in FP16. A sampler is given what the tool would give it:
 ``Hard`` models are less like the law, and less is known of them: one-group errors are off by 0.35 decades (and stay so
 when a group is emulated alone once more), one overflow in four is missed by every emulation, so that only a build
 shows it, the errors of neighbours are correlated, and a quarter of the boundaries breaks a fusion where it is crossed,
-which costs more than the prior says.
+which costs more than the prior says. What the words above leave open, how noisy timings and how wrong rooflines are, is
+as the sampler of the commit before they were written (a90c339) says by what it was known to find on such models, and
+by what each ablation changed (``results/search_quality_calibration.json``; benchmarks/README.md, "Simulated").
+``HARDER`` leaves these two as in the default models.
 
 What a sampler does not know, or the law does not say, can be taken away one by one (``EXACT``), which tells what each
 costs.
@@ -103,6 +106,14 @@ class Hard:
     """Share of the boundaries that break a fusion where they are crossed."""
     fusion_cost: tuple[float, float] = (0.1, 0.6)
     """Range of what that costs beside the Cast, as multiples of what FP16 saves in a group on average."""
+    timing: float = 0.0033
+    """Standard deviation of a timing, relative: sessions of one plan differ by 0.12 to 0.33 % on an H200."""
+    roofline: float = 0.3
+    """Standard deviation of the log of the prior's gains and costs about the true ones, fusions left out."""
+
+
+HARDER = Hard(timing=TIMING, roofline=ROOFLINE)
+"""With timings as noisy, and rooflines as wrong, as those of the default models."""
 
 
 @dataclass
@@ -117,7 +128,7 @@ class Truth:
     """Share of these that emulation does not foresee."""
     cliffs: Cliffs | None = None
     timing: float = TIMING
-    """Standard deviation of a timing, relative."""
+    """Standard deviation of a timing, relative; ``hard`` has its own."""
     hard: Hard | None = None
     exact: tuple[str, ...] = ()
     """Some of ``EXACT``."""
@@ -144,8 +155,9 @@ class Truth:
         self.missed = self.overflows & (rng.random(n) < self.missed)
         self.times[self.overflows, 1] += (1.0 - self.overflow_gain) * (fp32 * saved)[self.overflows]
         self.emulated = self.errors * np.exp(rng.normal(0.0, ONE_GROUP, n))
-        self.roofline_gains = (self.times[:, 0] - self.times[:, 1]) * rng.lognormal(0.0, ROOFLINE, n) * 0.4
-        self.roofline_costs = self.costs * rng.lognormal(0.0, ROOFLINE, len(self.costs)) * 0.4
+        roofline = ROOFLINE if self.hard is None else self.hard.roofline
+        self.roofline_gains = (self.times[:, 0] - self.times[:, 1]) * rng.lognormal(0.0, roofline, n) * 0.4
+        self.roofline_costs = self.costs * rng.lognormal(0.0, roofline, len(self.costs)) * 0.4
         self.decade = np.log(10.0**2) * rng.normal(0.0, 1.0, n)
         self.slow: Bools = np.zeros(n, dtype=bool)
         self.operators: tuple[frozenset[str], ...] = ()
@@ -159,6 +171,7 @@ class Truth:
 
     def _harden(self, hard: Hard, rng: np.random.Generator, saved_ms: float) -> None:
         """Draw what is different, of a generator of its own."""
+        self.timing = hard.timing
         self.emulated = self.errors * 10 ** rng.normal(0.0, hard.one_group_decades, self.groups)
         self.missed = self.overflows & (rng.random(self.groups) < hard.missed)
         self.correlations = rng.uniform(*hard.correlation, self.groups - 1)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.simulator import Hard, Truth
+from benchmarks.simulator import HARDER, Hard, Truth
 
 
 def test_the_default_models_are_what_they_were() -> None:
@@ -62,7 +62,7 @@ def test_a_quarter_of_the_boundaries_costs_more_than_the_prior_says() -> None:
     plain, hard = Truth(400, 0), Truth(400, 0, hard=Hard())
     dearer = hard.costs > plain.costs
     assert dearer.mean() == pytest.approx(0.25, abs=0.06)
-    assert np.array_equal(hard.roofline_costs, plain.roofline_costs)
+    assert np.array_equal(Truth(400, 0, hard=HARDER).roofline_costs, plain.roofline_costs)
     assert np.array_equal(hard.times, plain.times)
 
 
@@ -98,3 +98,15 @@ def test_the_figures_of_hard_models_have_a_file_of_their_own(tmp_path: Path) -> 
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=root)
     assert done.returncode == 1
     assert "other models" in done.stderr
+
+
+def test_harder_models_differ_in_timings_and_rooflines_alone() -> None:
+    hard, harder, plain = Truth(400, 0, hard=Hard()), Truth(400, 0, hard=HARDER), Truth(400, 0)
+    plans = np.random.default_rng(0).random((3, 400)) < 0.5
+    assert np.array_equal(hard.latency(plans), harder.latency(plans))
+    assert np.array_equal(hard.emulated, harder.emulated)
+    assert (hard.timing, harder.timing, plain.timing) == (0.0033, 0.015, 0.015)
+    saved = hard.times[:, 0] - hard.times[:, 1]
+    assert np.log(hard.roofline_gains / saved).std() == pytest.approx(0.3, abs=0.03)
+    assert np.array_equal(harder.roofline_gains, plain.roofline_gains)
+    assert np.log(harder.roofline_gains / saved).std() == pytest.approx(0.5, abs=0.05)

@@ -16,11 +16,12 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from mptune.tuning.sampler.common_terms import mix
 from mptune.tuning.sampler.cuts.boundaries import Crossings
 from mptune.tuning.sampler.group_tests.cliff_model import CliffModel
 from mptune.tuning.sampler.layer_profiles import LayerProfiles
 from mptune.tuning.sampler.plan_rows import Bools, Floats
-from mptune.tuning.sampler.posterior import BuiltPlans, LinearGaussian, Prior, TwinGaussian, gram_matrix
+from mptune.tuning.sampler.posterior import BuiltPlans, MixedGaussian, Prior, gram_matrix
 
 _GAIN_WIDTHS = (0.1, 0.3, 0.6, 1.2)
 """Prior standard deviations that are tried, as shares of each term."""
@@ -109,7 +110,7 @@ class _Fit:
     """
 
     evidence: float
-    model: LinearGaussian | TwinGaussian
+    model: MixedGaussian
     noise_ms: float
 
 
@@ -222,13 +223,13 @@ class LatencyModel:
         widths, laws = ((1e-4,), (1e-6,)) if self._prior.exact else (_GAIN_WIDTHS, _LAW_NOISES)
         noises = {law: np.hypot(noise_ms, law * self.base_ms) for law in laws}
         grams = {law: gram_matrix(design, noise) for law, noise in noises.items()}
-        twins = self._prior.twins
+        mixing, common_sd = mix(self._prior, terms.mean, profiled=terms.profiles is not None)
         fits = []
         for width, law in product(widths, laws):
             sd = width * terms.unit
             # All savings are against one timing of the baseline, and share its error: the fixed gain takes it up.
             sd[-1] = math.hypot(sd[-1], self._base_sd_ms)
-            model = TwinGaussian(terms.mean, sd, twins) if twins else LinearGaussian(terms.mean, sd)
+            model = MixedGaussian(terms.mean, np.append(sd, common_sd), mixing)
             evidence = terms.log_odds - 0.5 * (math.log(width / _LIKELY_WIDTH) / _WIDTH_SPREAD) ** 2
             if len(design):
                 evidence += model.update(design, saved, noises[law], grams[law])
@@ -295,7 +296,7 @@ class LatencyModel:
         return _Terms(mean, np.maximum(unit, 1e-9 * self.base_ms))
 
     @property
-    def _model(self) -> LinearGaussian | TwinGaussian:
+    def _model(self) -> MixedGaussian:
         """The most probable fit's."""
         return self._fits[0].model
 
@@ -324,7 +325,7 @@ class LatencyModel:
         Args:
             terms: shape (n_draws, n_terms).
         """
-        share = (self._base_sd_ms / self._model.sd[-1]) ** 2
+        share = (self._base_sd_ms / self._model.sd[len(self._model.mean) - 1]) ** 2
         base: Floats = self.base_ms - share * (terms[:, -1] - self._model.mean[-1])
         return base
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -11,9 +10,6 @@ from numpy.typing import NDArray
 from mptune.tuning.sampler.cuts.boundaries import Boundary
 from mptune.tuning.sampler.cuts.casts import Casts
 from mptune.tuning.sampler.plan_rows import Bools, Floats
-
-_TWINS_DIFFER = 0.25
-"""Doubt of what BF16 saves beyond FP16 in the same group, as a share of the doubt of what FP16 saves."""
 
 
 @dataclass(frozen=True)
@@ -268,53 +264,49 @@ class LinearGaussian:
         return drawn
 
 
-class TwinGaussian:
-    """``LinearGaussian`` whose parameters come in twins, the second of which is the first and a small difference.
+class MixedGaussian:
+    """``LinearGaussian`` whose parameters are mixtures of independent ones: ``mean + mixing @ own``, ``own`` about 0.
 
     Attributes:
-        mean: the prior's.
-        sd: its standard deviations, those of the second twins their differences'.
+        mean: the prior's, shape (n_parameters,).
+        sd: standard deviations of the independent ones, shape (n_own,).
     """
 
-    def __init__(self, mean: Floats, sd: Floats, twins: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, mean: Floats, sd: Floats, mixing: Floats) -> None:
         """Take the prior.
 
         Args:
             mean: shape (n_parameters,).
-            sd: the same shape.
-            twins: positions of two parameters.
+            sd: shape (n_own,).
+            mixing: shape (n_parameters, n_own).
         """
-        self._mixed = np.eye(len(mean))  # the parameters, of those of the model inside
-        own_mean, own_sd = mean.copy(), sd.copy()
-        for first, second in twins:
-            self._mixed[second, first] = 1.0
-            own_mean[second] -= mean[first]
-            own_sd[second] *= _TWINS_DIFFER
-        self._model = LinearGaussian(own_mean, own_sd)
-        self.mean, self.sd = mean, own_sd
+        self.mean, self.sd, self._mixing = mean, sd, mixing
+        self._model = LinearGaussian(np.zeros(len(sd)), sd)
+        self._jacobian: Floats = np.zeros((0, len(mean)))
 
     @property
     def posterior_mean(self) -> Floats:
         """Shape (n_parameters,)."""
-        mean: Floats = self._mixed @ self._model.posterior_mean
+        mean: Floats = self.mean + self._mixing @ self._model.posterior_mean
         return mean
 
     def update(self, jacobian: Floats, values: Floats, noise: Floats, gram: Floats | None = None) -> float:
         """As ``LinearGaussian.update``."""
-        mixed = None if gram is None else self._mixed.T @ gram @ self._mixed
-        return self._model.update(jacobian @ self._mixed, values, noise, mixed)
+        mixed = None if gram is None else self._mixing.T @ gram @ self._mixing
+        self._jacobian = jacobian
+        return self._model.update(jacobian @ self._mixing, values - jacobian @ self.mean, noise, mixed)
 
     def leave_one_out(self, values: Floats) -> tuple[Floats, Floats]:
         """As ``LinearGaussian.leave_one_out``."""
-        return self._model.leave_one_out(values)
+        return self._model.leave_one_out(values - self._jacobian @ self.mean)
 
     def predicted_sd(self, jacobian: Floats) -> Floats:
         """As ``LinearGaussian.predicted_sd``."""
-        return self._model.predicted_sd(jacobian @ self._mixed)
+        return self._model.predicted_sd(jacobian @ self._mixing)
 
     def sample(self, generator: np.random.Generator, n_draws: int) -> Floats:
         """As ``LinearGaussian.sample``."""
-        drawn: Floats = self._model.sample(generator, n_draws) @ self._mixed.T
+        drawn: Floats = self.mean + self._model.sample(generator, n_draws) @ self._mixing.T
         return drawn
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from mptune.tuning.sampler.common_terms import shared_operators
 from mptune.tuning.sampler.group_tests.group_test import GroupTest
 from mptune.tuning.sampler.plan_rows import Bools, Floats
 from mptune.tuning.sampler.posterior import Prior
@@ -40,7 +41,7 @@ class CliffModel(GroupTest):
             plans: shape (n_plans, n_groups), True is FP16.
             slow: which of them are far slower than the additive law allows, shape (n_plans,).
         """
-        self._has_operator = _operators(prior)  # (n_groups, n_operators)
+        self._has_operator = shared_operators(prior)  # (n_groups, n_operators)
         fast, failed = plans[~slow], plans[slow]
         # A plan whose groups were all in FP16 in fast plans, such as the same one timed again, was slow by chance.
         failed = failed[(failed & ~fast.any(axis=0)).any(axis=1)]
@@ -64,17 +65,3 @@ class CliffModel(GroupTest):
         if not self._is_active:
             return np.ones(len(plans))
         return self.p_sound(self._suspects(plans))
-
-
-def _operators(prior: Prior) -> Bools:
-    """Which groups have each operator, shape (n_groups, n_operators); those of one group are no suspects of their own.
-
-    Operators of the same groups are one.
-    """
-    if not prior.operators:
-        return np.zeros((len(prior.groups), 0), dtype=bool)
-    names = sorted({name for own in prior.operators for name in own})
-    rows = [[name in own for own in prior.operators] for name in names]
-    has = np.array(rows, dtype=bool).reshape(-1, len(prior.groups))
-    has = np.unique(has[has.sum(axis=1) > 1], axis=0)
-    return np.ascontiguousarray(has.T)

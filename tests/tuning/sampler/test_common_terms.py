@@ -1,0 +1,82 @@
+"""What the law's terms share is learnt from a few of them, and said of all others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mptune.tuning.sampler.common_terms import mix
+from mptune.tuning.sampler.cuts.boundaries import Boundary
+from mptune.tuning.sampler.latency_model import LatencyModel
+from mptune.tuning.sampler.plan_rows import Bools, Floats
+from mptune.tuning.sampler.posterior import BuiltPlans, Prior
+
+GROUPS, BASE = 24, 60.0
+IDS = tuple(f"g{i}" for i in range(GROUPS))
+BOUNDARIES = tuple(Boundary((i, i + 1)) for i in range(GROUPS - 1))
+GAINS = np.random.default_rng(0).uniform(0.5, 1.5, GROUPS)
+COST = 0.1
+EVEN = np.arange(GROUPS) % 2 == 0
+
+
+def latency(plans: Bools, gains: Floats, cost_ms: float) -> Floats:
+    crossings = (plans[:, 1:] ^ plans[:, :-1]).sum(axis=1)
+    taken: Floats = BASE - plans @ gains + cost_ms * crossings
+    return taken
+
+
+def learnt(plans: Bools, latency_ms: Floats, operators: tuple[frozenset[str], ...] = ()) -> LatencyModel:
+    """The posterior of a prior that takes ``GAINS`` and ``COST`` for true."""
+    gains, costs = tuple(map(float, GAINS)), (COST,) * len(BOUNDARIES)
+    prior = Prior(IDS, gains_ms=gains, boundaries=BOUNDARIES, boundary_costs_ms=costs, operators=operators)
+    count = len(plans)
+    known = BuiltPlans(plans, latency_ms, np.full(count, 0.05), np.full(count, 1e-3), np.ones(count), BASE)
+    return LatencyModel(prior, known)
+
+
+def plans_of(*groups: np.ndarray) -> Bools:
+    plans = np.zeros((len(groups) + 2, GROUPS), dtype=bool)
+    plans[1] = True
+    for row, chosen in zip(plans[2:], groups, strict=True):
+        row[chosen] = True
+    return plans
+
+
+def test_costs_that_are_too_small_everywhere_are_learnt_from_some_boundaries() -> None:
+    plans = plans_of(np.arange(1, 12, 2), np.array([2, 5, 8]), np.array([1, 4, 6, 10]))
+    model = learnt(plans, latency(plans, GAINS, 4 * COST))
+    elsewhere = model.mean()[GROUPS + 14 : -1]  # of boundaries that no plan but all-FP16 comes near
+    assert elsewhere.mean() == pytest.approx(4 * COST, rel=0.35)
+
+
+def test_an_operators_gain_is_learnt_from_some_of_its_groups() -> None:
+    """FP16 saves half of what is expected in the groups of one operator, and more in all others."""
+    gains = np.where(EVEN, 0.5, 1.5) * GAINS
+    operators = tuple(frozenset({"norm"} if even else {"matmul"}) for even in EVEN)
+    timed = [np.arange(0, 12, 2), np.arange(1, 12, 2), np.array([0, 1, 4, 8]), np.array([3, 7, 10, 11])]
+    plans = plans_of(*timed)
+    unseen = np.arange(GROUPS) >= 14
+    misses = {}
+    for known in ((), operators):
+        expected = learnt(plans, latency(plans, gains, COST), known).mean()[:GROUPS]
+        misses[known] = np.abs(expected - gains)[unseen].mean()
+    assert misses[operators] < 0.6 * misses[()]
+
+
+def test_terms_that_are_exact_or_profiled_share_no_doubts_of_gains() -> None:
+    mean = np.ones(4)
+    prior = Prior(("a", "b"), boundaries=(Boundary((0, 1)),), operators=(frozenset({"norm"}), frozenset({"norm"})))
+    assert mix(prior, mean, profiled=False)[0].shape == (4, 4 + 4)
+    assert mix(prior, mean, profiled=True)[0][:2, 4:].any(axis=None) == np.False_
+    exact = Prior(("a", "b"), exact=True)
+    assert np.array_equal(mix(exact, np.ones(3), profiled=False)[0], np.eye(3))
+
+
+def test_twins_share_what_their_group_shares() -> None:
+    twins = Prior(("a", "a bf16", "b"), operators=(frozenset({"norm"}), frozenset({"b norm"}), frozenset({"norm"})))
+    twins = Prior(twins.groups, operators=twins.operators, twins=((0, 1),))
+    mixing, sd = mix(twins, np.array([2.0, 2.2, 1.0, 0.0]), profiled=False)
+    assert len(sd) == mixing.shape[1] - 4
+    assert np.array_equal(mixing[1, 4:], mixing[0, 4:])
+    assert mixing[1, 0] == 1.0
+    assert 0.0 < mixing[1, 1] < 1.0
