@@ -35,6 +35,7 @@ from mptune.engines.jobs.ranges import TensorRange
 from mptune.engines.timing.latency import Latency, LatencySource, summarise
 from mptune.engines.timing.session_timing import SessionTiming
 from mptune.engines.workload import Workload
+from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import LatencySettings
@@ -160,6 +161,7 @@ class FakeToolchain:
     profiled: list[str] = field(default_factory=list)
     missing_kernels: Sequence[tuple[MissingKernel, ...] | Failure] = ((),)
     asked_for_kernels: int = 0
+    fused: tuple[FusedNodes, ...] = ()
 
     @property
     def built(self) -> list[str]:
@@ -188,6 +190,9 @@ class FakeToolchain:
 
     def missing_bf16_kernels(self) -> tuple[MissingKernel, ...] | Failure:
         return ()
+
+    def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
+        return self.fused
 
     def emulate(self, plans: Sequence[PrecisionPlan], part: range | None = None) -> tuple[OutputError, ...] | Failure:
         self.emulated += [plan.fingerprint for plan in plans]

@@ -27,6 +27,7 @@ from mptune.targets.engine_memory import EngineMemory
 if TYPE_CHECKING:
     from mptune.engines.emulated_samples import EmulatedSamples
     from mptune.engines.jobs.ranges import TensorRange
+    from mptune.graph.fused import FusedNodes
     from mptune.targets.roofline import LatencyTerms
 
 ErrorSource = Literal["measured", "emulated"]
@@ -315,6 +316,13 @@ class Toolchain(Protocol):
 
     def missing_bf16_kernels(self) -> tuple[MissingKernel, ...] | Failure:
         """The same of the all-BF16 plan; an operator that no provider runs in BF16 is named, too."""
+        ...
+
+    def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
+        """The nodes that the engine computes as one, with FP32 inside, wherever they are FP16: norms written out, ...
+
+        Empty where the engine does not say before it is built.
+        """
         ...
 
     def evaluate(

@@ -12,7 +12,6 @@ to 4.4 times that of their engines (four models on an H200): no better than the 
 from __future__ import annotations
 
 import json
-import re
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,20 +25,12 @@ from mptune.engines.base import EngineError, FailureKind, Stage
 from mptune.engines.jobs.layer_times import PROFILED_RUNS, UNTIMED_RUNS, LayerTime, steady_mean
 from mptune.engines.jobs.samples import cached_samples
 from mptune.engines.ort.cuda_session import open_session
-from mptune.engines.ort.session import OPTIMISED_MODEL, SessionOptions
+from mptune.engines.ort.optimised import Nodes, computed_nodes, load_graph, take_optimised
+from mptune.engines.ort.session import SessionOptions
 from mptune.engines.worker.child import WorkerState
 
 _KERNEL = "_kernel_time"
 _WITH_SUBGRAPH = frozenset({"If", "Loop", "Scan", "SequenceMap"})
-
-# How ONNX Runtime names what it computes in another type than the graph has it (insert_cast_transformer.cc).
-_RETYPED = re.compile(r"^InsertedPrecisionFreeCast_(?P<name>.+?)(?:_token_\d+)?$")
-
-_BLOCKED = "_nchwc"
-"""Suffix of the name of a node whose output has blocked channels; before it stands the name of the tensor, which is no
-longer in the graph (nchwc_transformer.cc)."""
-
-Nodes = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -62,9 +53,7 @@ class OrtProfileJob:
         try:
             options = SessionOptions("cpu", profile_dir=self.folder)
             session = state.transient(partial(open_session, self.model, options))
-            optimised = _load_graph(self.folder / OPTIMISED_MODEL)
-            for path in self.folder.glob("optimised.*"):
-                path.unlink()  # A copy of all weights: deleted as soon as it is read.
+            optimised = take_optimised(self.folder)
             state.enter(Stage.TIME)
             watch = session.stopwatch(feed)
             for _ in range(UNTIMED_RUNS + PROFILED_RUNS):
@@ -72,50 +61,8 @@ class OrtProfileJob:
             events = json.loads(session.end_profile().read_text(encoding="utf-8"))
         finally:
             _clear(self.folder)
-        computed = computed_nodes(_load_graph(self.model), optimised)
+        computed = computed_nodes(load_graph(self.model), optimised)
         return layer_times(events, optimised, computed)
-
-
-def computed_nodes(typed: onnx.GraphProto, optimised: onnx.GraphProto) -> list[Nodes]:
-    """The nodes of the typed model that each node of the optimised graph computes.
-
-    A node with an output of the typed model computes the producer of that output there, and the nodes between that and
-    the tensors that are still in the optimised graph, which were fused into it. A node without such an output (a layout
-    change before a product) counts for its first reader, or else for the producer of its first input.
-
-    Args:
-        typed: the graph that was given to ONNX Runtime; its nodes have unique names.
-        optimised: the graph as ONNX Runtime optimised it.
-
-    Returns:
-        Names of nodes of ``typed``, for each node of ``optimised``.
-    """
-    producer = {name: node for node in typed.node for name in node.output if name}
-    varying = _varying(typed)
-
-    def known(name: str) -> str | None:
-        if name in producer:
-            return name
-        match = _RETYPED.match(name)
-        return match["name"] if match and match["name"] in producer else None
-
-    given = [
-        [name for name in map(known, (*node.output, _blocked(node))) if name is not None] for node in optimised.node
-    ]
-    left = {known(name) or name for node in optimised.node for name in (*node.input, *node.output)}
-    left.update(name for names in given for name in names)
-    found = [_between(names, producer, left, varying) for names in given]
-    readers: dict[str, list[int]] = defaultdict(list)
-    for index, node in enumerate(optimised.node):
-        for name in node.input:
-            readers[name].append(index)
-    for index in reversed(range(len(found))):
-        behind = (found[reader] for name in optimised.node[index].output for reader in readers[name])
-        found[index] = found[index] or next(filter(None, behind), ())
-    for index, node in enumerate(optimised.node):
-        before = (producer[name].name for name in map(known, node.input) if name is not None)
-        found[index] = found[index] or tuple(before)[:1]
-    return found
 
 
 def layer_times(
@@ -150,40 +97,6 @@ def layer_times(
     return tuple(found)
 
 
-def _blocked(node: onnx.NodeProto) -> str:
-    """Name of a node's output with blocked channels; empty where it has none."""
-    return str(node.name)[: -len(_BLOCKED)] if node.name.endswith(_BLOCKED) else ""
-
-
-def _varying(graph: onnx.GraphProto) -> frozenset[str]:
-    """Names of the nodes that cannot be folded: an input of theirs depends on the inputs of the model."""
-    constants = {value.name for value in graph.initializer}
-    values = {value.name for value in graph.input} - constants
-    found = set()
-    for node in graph.node:
-        has_subgraph = any(attribute.HasField("g") for attribute in node.attribute)
-        if has_subgraph or not values.isdisjoint(node.input):
-            found.add(node.name)
-            values.update(node.output)
-    return frozenset(found)
-
-
-def _between(
-    given: Sequence[str], producer: Mapping[str, onnx.NodeProto], left: set[str], varying: frozenset[str]
-) -> Nodes:
-    """The producers of these tensors, and of their inputs as far as those are not in the optimised graph."""
-    nodes: dict[str, None] = {}
-    pending = list(given)
-    while pending:
-        node = producer[pending.pop()]
-        if node.name in nodes:
-            continue
-        nodes[node.name] = None
-        before = [name for name in node.input if name in producer and name not in left]
-        pending += [name for name in before if producer[name].name in varying]
-    return tuple(nodes)
-
-
 def _is_kernel(event: Mapping[str, Any]) -> bool:
     return event.get("cat") == "Node" and str(event.get("name", "")).endswith(_KERNEL)
 
@@ -197,13 +110,6 @@ def _outermost(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
                 kept.pop()
         kept.append(event)
     return kept
-
-
-def _load_graph(path: Path) -> onnx.GraphProto:
-    try:
-        return onnx.load(path, load_external_data=False).graph
-    except (OSError, ValueError) as error:
-        raise EngineError(FailureKind.ERROR, f"ONNX Runtime left no graph to profile: {error}") from error
 
 
 def _clear(folder: Path) -> None:

@@ -27,7 +27,7 @@ Provider = Literal["cpu", "cuda"]
 PROVIDERS: Mapping[Provider, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 OPTIMISED_MODEL = "optimised.onnx"
-"""In ``SessionOptions.profile_dir``: the graph that is run, its larger constants in a file beside it."""
+"""In ``profile_dir`` and ``optimised_dir`` of ``SessionOptions``: the graph that is run, large constants beside it."""
 
 _OPTIMISED_WEIGHTS = "optimised.weights"
 
@@ -53,6 +53,7 @@ class SessionOptions:
         optimise: let ONNX Runtime change the graph before it runs it.
         profile_dir: an empty folder for ONNX Runtime's own profile (``OrtSession.end_profile``) and for the graph as it
             was optimised; None for no profile.
+        optimised_dir: an empty folder for that graph alone; None does not save it.
         reuses_buffers: plan which values share a buffer. Its time is quadratic in ONNX Runtime 1.31: 4 of the 4.3 s
             in which a model of 3,300 nodes is opened. Without it each value has memory of its own while it is needed.
         node_by_node: no optimisation and no arena: each node is computed as it stands, and memory is given back.
@@ -67,6 +68,7 @@ class SessionOptions:
     device: int = 0
     optimise: bool = True
     profile_dir: Path | None = None
+    optimised_dir: Path | None = None
     record_placement: bool = False
     reuses_buffers: bool = True
     node_by_node: bool = False
@@ -240,7 +242,10 @@ class OrtSession(ABC):
         if self.options.record_placement:
             options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         if self.options.profile_dir is not None:
-            _profile_into(self.options.profile_dir, options)
+            options.enable_profiling = True
+            options.profile_file_prefix = str(self.options.profile_dir / "profile")
+        if (saved := self.options.profile_dir or self.options.optimised_dir) is not None:
+            _save_optimised(saved, options)
         model = self._model if isinstance(self._model, bytes) else str(self._model)
         # Without enable_fallback=0 a CUDA failure silently becomes a slow CPU session.
         # On the CPU this fusion crashes the process on an FP16 norm before an FP16 product (ONNX Runtime 1.31.1).
@@ -307,9 +312,7 @@ class CpuSession(OrtSession):
         return bound
 
 
-def _profile_into(folder: Path, options: Any) -> None:
-    options.enable_profiling = True
-    options.profile_file_prefix = str(folder / "profile")
+def _save_optimised(folder: Path, options: Any) -> None:
     options.optimized_model_filepath = str(folder / OPTIMISED_MODEL)
     # Folded and transposed constants are new: inside the file they might pass protobuf's 2 GiB.
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", _OPTIMISED_WEIGHTS)

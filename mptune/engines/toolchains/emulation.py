@@ -24,6 +24,7 @@ from mptune.engines.ort.session import Provider
 from mptune.engines.toolchains.run_memory import run_bytes
 from mptune.engines.worker.child import Job
 from mptune.engines.workload import Workload
+from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.value_dependent import DependentOutput
@@ -69,6 +70,7 @@ class Emulation:
         settings: SearchSettings,
         call: Call,
         shapes: Callable[[], Mapping[str, Shape]],
+        fused: Sequence[FusedNodes] = (),
     ) -> None:
         """Wire the parts.
 
@@ -79,6 +81,7 @@ class Emulation:
             settings: batch and metric.
             call: runs a job in the worker.
             shapes: returns the concrete shapes of FP32 values; called once.
+            fused: nodes that the target's engine computes as one in FP16.
         """
         self._workload = workload
         self._workspace = workload.workspace
@@ -89,6 +92,7 @@ class Emulation:
         self._batch = settings.data_settings.batch
         self._call = call
         self._shapes = shapes
+        self._fused = tuple(fused)
         self._written: dict[str, Path] = {}
         self._switching = True
 
@@ -228,11 +232,12 @@ class Emulation:
 
     @cached_property
     def _emulator(self) -> Emulator:
-        return Emulator(self._computed, self._workload.bank)
+        return Emulator(self._computed, self._workload.bank, self._fused)
 
     @cached_property
     def _switched_emulator(self) -> SwitchedEmulator:
-        return SwitchedEmulator(self._computed, self._workload.bank, branches=self._provider == "cpu")
+        bank, branches = self._workload.bank, self._provider == "cpu"
+        return SwitchedEmulator(self._computed, bank, branches=branches, fused=self._fused)
 
     def _write_head(self, path: Path) -> Path:
         return self._switched_emulator.write_head(path, [stretch.start for stretch in self._stretches])

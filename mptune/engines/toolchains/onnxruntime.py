@@ -17,6 +17,7 @@ from mptune.engines.jobs.ort_profile import OrtProfileJob
 from mptune.engines.jobs.placement import PlacementJob
 from mptune.engines.jobs.scoring import Scoring
 from mptune.engines.ort.folding import FoldJob
+from mptune.engines.ort.fusions import FusionsJob, fused_nodes, may_fuse
 from mptune.engines.ort.session import PROVIDERS, Provider
 from mptune.engines.timing.latency import LatencySource, Repetitions
 from mptune.engines.timing.session_timing import SessionTiming
@@ -24,6 +25,7 @@ from mptune.engines.toolchains.shared import BaseToolchain
 from mptune.engines.toolchains.timed import Profiler, Timer
 from mptune.engines.workload import Workload
 from mptune.graph.folded import FoldedValues, is_worthwhile, write_without_weights
+from mptune.graph.fused import FusedNodes
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.schemas import is_written_out
 from mptune.settings import SearchSettings
@@ -63,6 +65,7 @@ class OnnxRuntimeToolchain(BaseToolchain):
         self._profiler = Profiler(workload.grouped)
         self._baseline: Path | None = None
         self._convolves: bool | None = None
+        self._fused: tuple[FusedNodes, ...] | None = None
 
     def __enter__(self) -> OnnxRuntimeToolchain:
         return self
@@ -130,6 +133,25 @@ class OnnxRuntimeToolchain(BaseToolchain):
             return self._call(PlacementJob(half, self._baseline_model(), self.provider))
         finally:
             half.unlink(missing_ok=True)
+
+    def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
+        """See ``Toolchain``; asks a session of the all-FP16 plan once, if the model has such nodes."""
+        grouped = self.workload.grouped
+        if self._fused is None and not may_fuse(grouped):
+            self._fused = ()
+        if self._fused is None:
+            path = self._typed_model(grouped.uniform(Precision.FP16), "fusions")
+            folder = path.with_suffix(".optimised")
+            try:
+                folder.mkdir()
+                answer = self._call(FusionsJob(path, folder, self.provider))
+            finally:
+                path.unlink(missing_ok=True)
+                shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(answer, Failure):
+                return answer
+            self._fused = fused_nodes(grouped, answer)
+        return self._fused
 
     def missing_bf16_kernels(self) -> tuple[MissingKernel, ...] | Failure:
         """See ``Toolchain``; of the CPU it is not asked: no profile of a CPU has BF16."""

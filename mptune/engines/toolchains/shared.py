@@ -36,6 +36,7 @@ from mptune.engines.toolchains.run_memory import run_bytes
 from mptune.engines.worker.child import Job
 from mptune.engines.worker.parent import Worker
 from mptune.engines.workload import Workload
+from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
@@ -182,7 +183,13 @@ class BaseToolchain(ABC):
         """Emulates plans; made when it is first needed."""
         if self._emulation is None:
             self._emulation = Emulation(
-                self.workload, self._as_computed(), self.provider, self.settings, self._call, self._shapes
+                self.workload,
+                self._as_computed(),
+                self.provider,
+                self.settings,
+                self._call,
+                self._shapes,
+                self._known_fusions(),
             )
         return self._emulation
 
@@ -208,6 +215,10 @@ class BaseToolchain(ABC):
 
     def missing_bf16_kernels(self) -> tuple[MissingKernel, ...] | Failure:
         """See ``Toolchain``."""
+        return ()
+
+    def fused_nodes(self) -> tuple[FusedNodes, ...] | Failure:
+        """See ``Toolchain``; what TensorRT fuses is known once it has built an engine, and differs by version."""
         return ()
 
     @property
@@ -273,7 +284,12 @@ class BaseToolchain(ABC):
             return self.workload.grouped
         from mptune.graph.writing.rounding_steps import with_rounding_steps
 
-        return with_rounding_steps(self.workload.grouped)
+        return with_rounding_steps(self.workload.grouped, self._known_fusions())
+
+    def _known_fusions(self) -> tuple[FusedNodes, ...]:
+        """None where the engine does not say: then each step is rounded."""
+        found = self.fused_nodes()
+        return () if isinstance(found, Failure) else found
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         """Concrete shapes of the FP32 values; empty where they cannot be observed."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from mptune.finding import SEVERITIES, Severity
 from mptune.graph.casting.value_types import ValueTypes, value_types
+from mptune.graph.fused import FusedNodes, steps_inside, values_inside
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.grouping.patterns import find_patterns
@@ -36,6 +37,7 @@ def find_hazards(
     roundings: Sequence[Rounding] = (),
     seen: Seen | None = None,
     precisions: Sequence[str] = DEFAULT_PRECISIONS,
+    fused: Sequence[FusedNodes] = (),
 ) -> tuple[Hazard, ...]:
     """All hazards of a model, most severe first.
 
@@ -45,6 +47,7 @@ def find_hazards(
         roundings: what the weight bank saw when it rounded; constants that it does not hold are rounded here.
         seen: what else the same samples showed.
         precisions: that groups may have: BF16 holds fewer digits than FP16.
+        fused: nodes that the engine computes as one, with FP32 inside: what is wrong in FP16 there is no hazard.
     """
     model = grouped.model
     types, look, ranges = value_types(grouped), Lookup(model), ranges or {}
@@ -70,7 +73,22 @@ def find_hazards(
     found += norm_hazards(types, look, patterns, ranges)
     found += broadcast_hazards(types, look)
     found += int64_hazards(model, look)
+    found = _outside(found, look, fused)
     return tuple(sorted(found, key=lambda h: (SEVERITIES.index(h.severity), h.group or "~", h.kind, h.tensor)))
+
+
+def _outside(found: Sequence[Hazard], look: Lookup, fused: Sequence[FusedNodes]) -> list[Hazard]:
+    """The hazards without those of what fused nodes keep in FP32: results of the steps inside, and their constants.
+
+    What they read is not among these: that is FP16 where it is computed in FP16.
+    """
+    inside, steps = values_inside(look.model, fused), steps_inside(fused)
+
+    def is_inside(hazard: Hazard) -> bool:
+        by_step = hazard.node in steps and (hazard.kind == "sum" or look.is_scalar(hazard.tensor))
+        return by_step or hazard.tensor in inside
+
+    return [hazard for hazard in found if not is_inside(hazard)]
 
 
 def _with_sample(hazard: Hazard, seen: Seen) -> Hazard:

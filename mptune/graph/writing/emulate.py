@@ -3,11 +3,22 @@
 Every value that the plan puts in FP16 (node outputs, inputs that cross a boundary, weights) goes through an explicit
 pair of Casts to FP16 and back. Running the FP16-typed model on a provider without FP16 kernels is no substitute: it
 computes in FP32 and drops the roundings between nodes.
+
+Which steps are rounded depends on the engine:
+
+- ONNX Runtime: norms that it fuses (``mptune.engines.ort.fusions`` asks it) are one operator, with FP32 inside
+  (``mptune.graph.fused``). Its CUDA provider rounds within some nodes, too, and not between others
+  (``mptune.graph.writing.rounding_steps``). Its CPU provider computes FP16 in FP32 and leaves out roundings, so its
+  errors are below the emulated ones.
+- TensorRT and TensorRT-RTX, here or for a profile of another device: each node of the model is rounded. What their
+  builder fuses is known once an engine is built, and differs by version and device; a strongly typed network promises
+  the types of its tensors, not the precision inside a fused kernel. So emulated errors of norms that are written out
+  are upper ones there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +26,7 @@ import onnx
 
 from mptune.files import write_bytes
 from mptune.graph.casting.value_types import Resolution, ValueTypes, new_suffix, value_types
+from mptune.graph.fused import FUSED_IN, FusedNodes, FusedReads, steps_inside
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.loading.model import Node
@@ -38,8 +50,18 @@ def needs_rounding(types: ValueTypes, node: Node) -> bool:
 class Emulator:
     """Writes emulations of one model's plans. Made once; a plan then takes milliseconds."""
 
-    def __init__(self, grouped: GroupedModel, bank: WeightBank | None = None) -> None:
+    def __init__(self, grouped: GroupedModel, bank: WeightBank | None = None, fused: Sequence[FusedNodes] = ()) -> None:
+        """Prepare for one model.
+
+        Args:
+            grouped: the model and its groups; what a node with ``rounds=False`` computes is not rounded.
+            bank: its weights; None writes them into each model.
+            fused: nodes that the engine computes as one in FP16.
+        """
         self._types = value_types(grouped)
+        self._fused_reads = FusedReads(self._types, fused)
+        steps = steps_inside(fused)
+        self._inside = frozenset(out for node in grouped.model.nodes if node.name in steps for out in node.outputs)
         self._model = model = grouped.model
         self._rounds = frozenset(
             node.outputs[slot]
@@ -68,6 +90,7 @@ class Emulator:
         """
         resolution = self._resolve(plan)
         read = self._read_through_casts(resolution)
+        exact = self._fused_reads.under(resolution)
         dropped = self._constants.dropped_nodes(resolution)
         proto = onnx.ModelProto()
         proto.CopyFrom(self._frame)
@@ -80,7 +103,7 @@ class Emulator:
             self._add_roundings(proto.graph, value.name, resolution)
         for node, precision in zip(self._model.nodes, resolution.node_precisions, strict=True):
             if node.index not in dropped:
-                self._add_node(proto.graph, node, precision, resolution, read)
+                self._add_node(proto.graph, node, precision, resolution, read, exact)
             for name in node.outputs:
                 self._add_roundings(proto.graph, name, resolution)
         declare_rounded_outputs(proto.graph, self._model)
@@ -107,25 +130,37 @@ class Emulator:
         precision: Precision,
         resolution: Resolution,
         read: Mapping[tuple[str, Precision], str],
+        exact: Collection[tuple[int, str]],
     ) -> None:
         inputs = []
         for slot, name in enumerate(node.inputs):
             wanted = self._types.precision_of_input(node, slot, precision) or Precision.FP32
             if (name, wanted) in read:
                 name = read[name, wanted]
-            elif wanted is not Precision.FP32 and resolution.computed_in(name) is not wanted:
+            elif (
+                wanted is not Precision.FP32
+                and resolution.computed_in(name) is not wanted
+                and (node.index, name) not in exact
+            ):
                 name += self._rounded[wanted]
             inputs.append(name)
         add_node(graph, node, inputs, [self._computed_name(name, resolution) for name in node.outputs])
 
     def _computed_name(self, value: str, resolution: Resolution) -> str:
         """The name under which a node computes a value: another one where a rounding follows."""
-        return value + self._raw if value in resolution.computed and value in self._rounds else value
+        return value + self._raw if self._is_rounded(value, resolution) else value
+
+    def _is_rounded(self, value: str, resolution: Resolution) -> bool:
+        """Whether a rounding follows where the value is computed."""
+        computed = resolution.computed.get(value)
+        if computed is None or value not in self._rounds:
+            return False
+        return computed is not FUSED_IN or value not in self._inside
 
     def _add_roundings(self, graph: onnx.GraphProto, value: str, resolution: Resolution) -> None:
         """Append the pairs of Casts after a value: for its own precision, and for those of its readers."""
-        computed = resolution.computed.get(value)
-        if computed is not None and value in self._rounds:
+        if self._is_rounded(value, resolution):
+            computed = resolution.computed[value]
             self._add_rounding(graph, self._computed_name(value, resolution), value, value, computed)
         needed = resolution.casts.get(value, ())
         for precision in REDUCED:

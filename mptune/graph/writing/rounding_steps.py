@@ -36,6 +36,7 @@ import onnx.helper
 import onnx.numpy_helper
 
 from mptune.graph.casting.value_types import new_suffix
+from mptune.graph.fused import FusedNodes, steps_inside
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.loading.model import Model, Node, consumers_of
@@ -56,13 +57,14 @@ _NEARLY = 1e-3
 """Relative difference of a constant that was written with few digits, or in FP16."""
 
 
-def with_rounding_steps(grouped: GroupedModel) -> GroupedModel:
+def with_rounding_steps(grouped: GroupedModel, fused: Sequence[FusedNodes] = ()) -> GroupedModel:
     """The model with biases of convolutions and divisions of means as nodes of their own, in the groups of their nodes.
 
     Nodes that are computed together with their readers get ``rounds=False``.
 
     Args:
         grouped: the model and its groups.
+        fused: nodes that the provider computes as one in FP16: they stay as they are.
 
     Returns:
         A model that computes the same in FP32 and takes the same plans, and its groups. ``proto`` stays the model's.
@@ -71,8 +73,12 @@ def with_rounding_steps(grouped: GroupedModel) -> GroupedModel:
     look = Lookup(model)
     steps = _Steps(model, _divisions_of_gelus(grouped, look), _sigmoids_of_silus(grouped, look))
     merged = merged_with_scales(grouped)
+    inside = steps_inside(fused)
     for node in model.nodes:
-        steps.add(replace(node, rounds=False) if node.name in merged else node)
+        if node.name in inside:
+            steps.nodes.append(node)
+        else:
+            steps.add(replace(node, rounds=False) if node.name in merged else node)
     nodes = tuple(replace(node, index=index) for index, node in enumerate(steps.nodes))
     written_out = replace(
         model,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import onnx
@@ -19,6 +20,7 @@ import onnx.helper
 from mptune.files import write_bytes
 from mptune.graph.casting.small_integers import small_integers
 from mptune.graph.casting.value_types import ValueTypes, new_suffix, value_types
+from mptune.graph.fused import FUSED_IN, FusedNodes, FusedReads, steps_inside
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import ONNX_TYPES
@@ -29,6 +31,7 @@ from mptune.graph.writing.waists import Waist
 from mptune.graph.writing.weights import WeightBank
 
 _BEFORE_ALL = Waist()
+_NO_READS: Mapping[int, tuple[str, Collection[int]]] = MappingProxyType({})
 
 
 class _Kinds(NamedTuple):
@@ -48,19 +51,29 @@ _KINDS: Mapping[Precision, _Kinds] = {
 class SwitchedEmulator:
     """Writes switched emulations of one model."""
 
-    def __init__(self, grouped: GroupedModel, bank: WeightBank, *, branches: bool = False) -> None:
+    def __init__(
+        self,
+        grouped: GroupedModel,
+        bank: WeightBank,
+        *,
+        branches: bool = False,
+        fused: Sequence[FusedNodes] = (),
+    ) -> None:
         """Prepare for one model.
 
         Args:
             grouped: the model and its groups.
             bank: its weights.
             branches: round in branches of an If, not beside a Where.
+            fused: nodes that the engine computes as one in FP16.
         """
         self._types = value_types(grouped)
+        self._shared_reads = FusedReads(self._types, fused).readers
+        self._inside = steps_inside(fused)
         self._bank = bank
         self._branches = branches
         self._exact = frozenset(small_integers(grouped.model))
-        kinds = ("raw", "same", "chosen", "or", *(k for of in _KINDS.values() for k in of))
+        kinds = ("raw", "same", "chosen", "or", "any", "both", *(k for of in _KINDS.values() for k in of))
         self._suffix = {kind: new_suffix(grouped.model, kind) for kind in kinds}
         self.switches: Mapping[Precision, Mapping[str, str]] = {
             precision: {
@@ -100,7 +113,15 @@ class SwitchedEmulator:
             RunError: the file cannot be written, or the disk is full.
         """
         switches = {p: {g: name for g, name in self.switches[p].items() if g in switched} for p in precisions}
-        writing = _Writing(self._types, self._suffix, switches, branches=self._branches, exact=self._exact)
+        writing = _Writing(
+            self._types,
+            self._suffix,
+            switches,
+            branches=self._branches,
+            exact=self._exact,
+            shared_reads=self._shared_reads,
+            inside=self._inside,
+        )
         for node in self._types.model.nodes[start.last + 1 :]:
             writing.add(node)
         return write_bytes(path, [writing.finish(self._bank, start.tensors, self._types.model.proto.graph.output)])
@@ -130,8 +151,12 @@ class _Writing:
         *,
         branches: bool,
         exact: Collection[str] = (),
+        shared_reads: Mapping[int, tuple[str, Collection[int]]] = _NO_READS,
+        inside: Collection[str] = (),
     ) -> None:
         self._types = types
+        self._shared_reads = shared_reads
+        self._inside = inside
         self._exact = exact
         self._model = types.model
         self._suffix = suffix
@@ -156,13 +181,18 @@ class _Writing:
         if node.op_type == "Constant" and node.outputs[0] in self._model.initializers:
             return
         rule, group = self._types.rules[node.index], self._types.group_of[node.index]
-        inputs, outputs, behind = list(node.inputs), list(node.outputs), []
+        inputs, outputs, behind = list(node.inputs), list(node.outputs), list[int]()
+        rounded_in: Sequence[tuple[Precision, str]] = ()
         switch = self._switch.get(group)
         if switch is not None:
             for slot in rule.inputs:
                 if self._maker.get(inputs[slot]) != group and inputs[slot] not in self._exact:
-                    inputs[slot] = self._chosen(inputs[slot], group, switch)
-            behind = [s for s in rule.outputs if needs_rounding(self._types, node) and outputs[s] not in self._exact]
+                    inputs[slot] = self._read_by(node, inputs[slot], group, switch)
+            if needs_rounding(self._types, node):
+                rounded_in = switch
+                if node.name in self._inside:
+                    rounded_in = [(precision, name) for precision, name in switch if precision is not FUSED_IN]
+                behind = [s for s in rule.outputs if rounded_in and outputs[s] not in self._exact]
         for slot in behind:
             outputs[slot] += self._suffix["raw"]
         self._read.update(inputs, node.captures)
@@ -171,7 +201,35 @@ class _Writing:
         proto.name = node.name
         proto.input[:], proto.output[:] = inputs, outputs
         for slot in behind:
-            self._choose(switch or [], outputs[slot], node.outputs[slot])
+            self._choose(rounded_in, outputs[slot], node.outputs[slot])
+
+    def _read_by(self, node: Node, tensor: str, group: int, switch: Sequence[tuple[Precision, str]]) -> str:
+        """The name that a node reads in place of a value that another group computes."""
+        source, others = self._shared_reads.get(node.index, ("", ()))
+        if source != tensor:
+            return self._chosen(tensor, group, switch)
+        by = {self._types.group_of[index] for index in others}
+        if group in by:
+            return self._chosen(tensor, group, switch)
+        shared = []
+        for precision, name in switch:
+            also = [n for position in sorted(by) for p, n in self._switch.get(position, ()) if p is precision]
+            if precision is not FUSED_IN:
+                shared.append((precision, name))
+            elif also:
+                shared.append((precision, self._both(name, also, f"{tensor}.{group}")))
+        return self._chosen(tensor, group, shared) if shared else tensor
+
+    def _both(self, switch: str, others: Sequence[str], stem: str) -> str:
+        """The name of a value that says whether a switch is on, and one of the others."""
+        result = stem + self._suffix["both"]
+        if result not in self._made:
+            on = others[0]
+            for number, other in enumerate(others[1:]):
+                self._append(_node("Or", [on, other], f"{stem}.{number}{self._suffix['any']}"))
+                on = f"{stem}.{number}{self._suffix['any']}"
+            self._append(_node("And", [switch, on], result))
+        return result
 
     def _chosen(self, tensor: str, group: int, switch: Sequence[tuple[Precision, str]]) -> str:
         """The name that the nodes of a group read in place of a value that another group computes."""

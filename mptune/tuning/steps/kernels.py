@@ -1,5 +1,6 @@
 """Before the search: which operators the engine has no FP16 or BF16 kernel for, and the groups that it keeps out of it.
 
+And which nodes it computes as one, with FP32 inside: values there are no reason to keep a group out of FP16.
 Asked once, of the all-FP16 and the all-BF16 session, and kept in the run directory: a resumed run has the same search
 space.
 """
@@ -15,6 +16,7 @@ from mptune.engines.base import Failure, MissingKernel, Toolchain
 from mptune.errors import RunError
 from mptune.files import write_json
 from mptune.finding import Finding, Where
+from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.plan import Precision
 
@@ -32,11 +34,13 @@ class MissingKernels:
         nodes: that another execution provider runs in FP16.
         warnings: one line each.
         bf16: nodes that another one, or none, runs in BF16.
+        fused: nodes that it computes as one.
     """
 
     nodes: tuple[MissingKernel, ...] = ()
     warnings: tuple[str, ...] = ()
     bf16: tuple[MissingKernel, ...] = ()
+    fused: tuple[FusedNodes, ...] = ()
 
     def save(self, path: Path) -> None:
         """Write the JSON file that ``load`` reads.
@@ -45,7 +49,9 @@ class MissingKernels:
             RunError: the disk is full, or the place cannot be written.
         """
         nodes, bf16 = ([asdict(node) for node in of] for of in (self.nodes, self.bf16))
-        write_json(path, {"nodes": nodes, "warnings": list(self.warnings), **({"bf16": bf16} if bf16 else {})})
+        fused = [one.to_json() for one in self.fused]
+        more = {name: listed for name, listed in (("bf16", bf16), ("fused", fused)) if listed}
+        write_json(path, {"nodes": nodes, "warnings": list(self.warnings), **more})
 
     @classmethod
     def load(cls, path: Path) -> MissingKernels:
@@ -58,7 +64,8 @@ class MissingKernels:
             document = json.loads(path.read_text(encoding="utf-8"))
             listed = document["nodes"], document.get("bf16", ())
             nodes, bf16 = (tuple(MissingKernel(**node) for node in of) for of in listed)
-            return cls(nodes, tuple(document["warnings"]), bf16)
+            fused = tuple(FusedNodes.from_json(one) for one in document.get("fused", ()))
+            return cls(nodes, tuple(document["warnings"]), bf16, fused)
         except FileNotFoundError:
             return cls()
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -92,10 +99,14 @@ class MissingKernels:
 def ask_for_kernels(toolchain: Toolchain, precisions: Sequence[str] = ("fp32", "fp16")) -> MissingKernels:
     """Ask the engine, in a fresh process where the first one fails; a second failure is a warning."""
     nodes, warnings = _ask(toolchain, toolchain.missing_fp16_kernels, Precision.FP16)
+    answer = toolchain.fused_nodes()
+    if isinstance(answer, Failure):
+        toolchain.restart()
+    fused = () if isinstance(answer, Failure) else answer
     if Precision.BF16 not in precisions:
-        return MissingKernels(nodes, warnings)
+        return MissingKernels(nodes, warnings, fused=fused)
     bf16, more = _ask(toolchain, toolchain.missing_bf16_kernels, Precision.BF16)
-    return MissingKernels(nodes, (*warnings, *more), bf16)
+    return MissingKernels(nodes, (*warnings, *more), bf16, fused)
 
 
 def _ask(

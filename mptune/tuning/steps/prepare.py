@@ -22,6 +22,7 @@ from mptune.files import parse_json, write_json
 from mptune.finding import Finding
 from mptune.graph.casting.support import unsupported
 from mptune.graph.casting.value_types import ValueTypes
+from mptune.graph.fused import of_model
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.hazards.find import Hazard, find_hazards
 from mptune.graph.hazards.masked_rows import MaskedRows, masked_row_findings
@@ -49,10 +50,17 @@ def search_space(
         workload: the model, and which precisions its plans have.
         named: the search-space file.
         observations: of the values.
-        kernels: that the engine lacks.
+        kernels: that the engine lacks, and what it computes as one.
     """
     grouped, precisions = workload.grouped, workload.precisions
-    hazards = find_hazards(grouped, observations.absmax, workload.bank.roundings, observations.seen, precisions)
+    hazards = find_hazards(
+        grouped,
+        observations.absmax,
+        workload.bank.roundings,
+        observations.seen,
+        precisions,
+        of_model(grouped.model, kernels.fused),
+    )
     without_bf16: dict[str, str] = {}
     if Precision.BF16 in precisions:
         missing = unsupported(ValueTypes(grouped), Precision.BF16)

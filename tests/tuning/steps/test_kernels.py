@@ -6,10 +6,12 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mptune import api
 from mptune.engines.base import Failure, FailureKind, MissingKernel, Stage
+from mptune.engines.jobs.ranges import TensorRange
 from mptune.errors import RunError
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -20,6 +22,8 @@ from mptune.tuning.front import Front
 from mptune.tuning.steps.kernels import MissingKernels
 from tests.conftest import save_mlp
 from tests.fakes import FAST, Diary, FakeToolchain, Law
+from tests.graph.norms_written_out import X, rms_norm
+from tests.graph.test_fused import NORM
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 SOFTMAX = MissingKernel("mixing/Softmax", "Softmax", CUDA, CPU)
@@ -146,3 +150,22 @@ def test_a_run_with_a_lost_answer_is_not_packed() -> None:
     Path("model.mptune/data/kernels.json").unlink()
     with pytest.raises(RunError, match=r"kernels\.json is gone"):
         api.export("model.mptune", "out.tar.gz")
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_squares_inside_of_a_fused_norm_pin_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fused: bool
+) -> None:
+    """Also when the run is resumed: the engine is asked once."""
+    monkeypatch.chdir(tmp_path)
+    rms_norm(tmp_path).path.rename("model.onnx")
+    np.savez("data.npz", x=np.concatenate([X] * 8))
+    law, norm = Law([group.id for group in grouped().groups]), grouped().owners["n_q"]
+    ranges = {"q": TensorRange(4.9e5, (64, 32), lowest=0.0, highest=4.9e5)}
+    for budget, norms in ((8, (NORM,) if fused else ()), (12, ())):
+        toolchain = FakeToolchain(law, ranges=ranges, fused=norms)
+        front = search(toolchain, budget)
+        assert front.fp16 is not None
+        assert front.fp16.plan.precision[norm] is (Precision.FP16 if fused else Precision.FP32)
+    kept = MissingKernels.load(Path("model.mptune/data/kernels.json"))
+    assert kept == MissingKernels(fused=(NORM,) if fused else ())

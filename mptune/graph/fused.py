@@ -1,0 +1,132 @@
+"""Nodes that an engine computes as one operator, with FP32 inside: norms above all that are written out in the model.
+
+ONNX Runtime makes one LayerNormalization or SimplifiedLayerNormalization of such a norm. Its kernel takes the
+statistics in FP32 whatever the type of what it reads, and rounds once, at its end: squares beyond FP16's range do no
+harm there.
+Which nodes these are the engine says (``mptune.engines.ort.fusions``); here is what follows from it for emulation and
+for hazards. It holds in FP16: the same nodes in BF16 are not always fused, so each of their steps is rounded there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mptune.graph.casting.value_types import Resolution, ValueTypes
+from mptune.graph.grouping.lookup import Lookup
+from mptune.graph.loading.model import Model, Node
+from mptune.graph.plan import Precision
+
+FUSED_IN = Precision.FP16
+"""The precision that an engine is asked about."""
+
+
+@dataclass(frozen=True)
+class FusedNodes:
+    """What one operator of the engine computes.
+
+    Attributes:
+        nodes: names of the nodes, all of one group, in topological order; the last one computes the result.
+        source: the value that a norm normalises, which its kernel may read in FP32 (``FusedReads``); else "".
+        epsilon: what the engine adds to the variance in FP16; None where it is the model's.
+    """
+
+    nodes: tuple[str, ...]
+    source: str = ""
+    epsilon: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> FusedNodes:
+        """Inverse of ``to_json``.
+
+        Raises:
+            KeyError: a key is missing.
+            TypeError: what stands there is no list, or no number.
+        """
+        nodes, source, epsilon = (document[key] for key in ("nodes", "source", "epsilon"))
+        return cls(tuple(map(str, nodes)), str(source), None if epsilon is None else float(epsilon))
+
+
+def of_model(model: Model, fused: Iterable[FusedNodes]) -> tuple[FusedNodes, ...]:
+    """Those whose nodes the model has: what was kept may be another version's."""
+    names = {node.name for node in model.nodes}
+    return tuple(one for one in fused if one.nodes and names.issuperset(one.nodes))
+
+
+def steps_inside(fused: Iterable[FusedNodes]) -> frozenset[str]:
+    """The names of the nodes whose results stay inside, in FP32."""
+    return frozenset(name for one in fused for name in one.nodes[:-1])
+
+
+def values_inside(model: Model, fused: Iterable[FusedNodes]) -> frozenset[str]:
+    """The values that FP16 does not hold: results of the steps inside, and their constants of one element.
+
+    A constant that another node reads is not among them.
+    """
+    inside, look = steps_inside(fused), Lookup(model)
+    found = {out for node in model.nodes if node.name in inside for out in node.outputs if out}
+    constants = {i for node in model.nodes if node.name in inside for i in node.inputs if i and look.is_scalar(i)}
+    found |= {name for name in constants if all(reader.name in inside for reader in look.readers(name))}
+    return frozenset(found)
+
+
+def epsilon_step(look: Lookup, members: Iterable[Node]) -> tuple[Node, int] | None:
+    """The node of a norm that adds the epsilon, and at which input it stands; None where it is not seen.
+
+    Args:
+        look: the model.
+        members: the nodes of the norm.
+    """
+    by_output = {out: node for node in members for out in node.outputs}
+    for root in by_output.values():
+        added = by_output.get(root.inputs[0]) if root.op_type in ("Sqrt", "Pow") else None
+        if added is not None and added.op_type == "Add":
+            for slot, name in enumerate(added.inputs):
+                if name in look.model.initializers and look.is_scalar(name):
+                    return added, slot
+    return None
+
+
+class FusedReads:
+    """Where a norm takes the FP32 value that it normalises as it is, though its group is FP16.
+
+    ONNX Runtime takes a Cast in front of a norm into the norm's kernel, which reads FP32 beside FP16 weights, where
+    nothing else reads what the Cast computes (``layer_norm_fusion.cc``: has_leading_cast). So the value is not rounded
+    if no node but the norm's own reads it in FP16. ``benchmarks.roundings`` on an H200: all values are those of the
+    unrounded input. The errors of nine RMSNorms of a decoder, alone in FP16, are emulated at 0.89 to 1.02 of the
+    measured ones so, and at 1.01 to 1.78 with a rounding.
+    """
+
+    def __init__(self, types: ValueTypes, fused: Sequence[FusedNodes]) -> None:
+        own_casts = frozenset(cast.source for cast in types.own_casts)
+        index = {node.name: node.index for node in types.model.nodes}
+        found: dict[int, tuple[str, frozenset[int]]] = {}
+        for one in fused:
+            if not one.source or one.source in own_casts or one.source in types.constants:
+                continue
+            members = {index[name] for name in one.nodes}
+            readers = set(_reduced_readers(types, one.source))
+            found.update(dict.fromkeys(readers & members, (one.source, frozenset(readers - members))))
+        self.readers: Mapping[int, tuple[str, frozenset[int]]] = found
+        """Node that reads a norm's source -> the source, and the nodes beside the norm that may read it reduced."""
+
+    def under(self, resolution: Resolution) -> frozenset[tuple[int, str]]:
+        """Node and value of each read that a plan does not round."""
+        precisions = resolution.node_precisions
+        return frozenset(
+            (index, source)
+            for index, (source, others) in self.readers.items()
+            if precisions[index] is FUSED_IN and not any(precisions[other] is FUSED_IN for other in others)
+        )
+
+
+def _reduced_readers(types: ValueTypes, value: str) -> Iterable[int]:
+    model = types.model
+    for index in model.consumers.get(value, ()):
+        if any(model.nodes[index].inputs[slot] == value for slot in types.rules[index].inputs):
+            yield index

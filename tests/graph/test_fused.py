@@ -1,0 +1,144 @@
+"""Norms that an engine computes as one: their emulation, and no hazards inside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mptune.graph.fused import FusedNodes, of_model, values_inside
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
+from mptune.graph.loading.model import Model
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.writing.emulate import Emulator
+from mptune.graph.writing.rounding_steps import with_rounding_steps
+from mptune.graph.writing.switched import SwitchedEmulator
+from mptune.graph.writing.weights import WeightBank
+from tests.graph.helpers import run
+from tests.graph.norms_written_out import GAIN, LARGE, ROWS, WIDTH, X, rms_norm
+
+NORM = FusedNodes(("n_q", "n_m", "n_a", "n_s", "n_d", "n_y"), "h")
+INSIDE = {"q", "m", "a", "s", "d", "two", "eps"}
+H = X  # the product before the norm is one with the identity
+GENERATOR = np.random.default_rng(1)
+
+
+def half(values: np.ndarray) -> np.ndarray:
+    return values.astype(np.float16).astype(np.float32)
+
+
+def kernel(values: np.ndarray, epsilon: float = 1e-5) -> np.ndarray:
+    """FP32 inside, rounded once."""
+    wide = values.astype(np.float64)
+    return half(wide / np.sqrt((wide**2).mean(-1, keepdims=True) + epsilon) * half(GAIN))
+
+
+def same(values: np.ndarray, others: np.ndarray) -> float:
+    """The share of identical values: FP32 and FP64 round some of them to different neighbours."""
+    return float(np.mean(values == others))
+
+
+class Case:
+    def __init__(self, model: Model, folder: Path, norms: tuple[FusedNodes, ...], x: np.ndarray = X) -> None:
+        self.grouped = GroupedModel(model, find_groups(model))
+        self.norms, self.folder, self.x = norms, folder, x
+        self.bank = WeightBank.write(model, folder)
+
+    def plan(self, *nodes: str) -> PrecisionPlan:
+        chosen = {self.grouped.owners[node]: Precision.FP16 for node in nodes}
+        return self.grouped.uniform(Precision.FP32).replace(chosen)
+
+    def emulated(self, plan: PrecisionPlan) -> dict[str, np.ndarray]:
+        """By one model for the plan, and the same by switches of both kinds."""
+        path = Emulator(self.grouped, self.bank, self.norms).write(plan, self.folder / "emulated.onnx")
+        values = run(path, {"x": self.x})
+        for branches in (False, True):
+            emulator = SwitchedEmulator(self.grouped, self.bank, branches=branches, fused=self.norms)
+            path = emulator.write(self.folder / "switched.onnx", [group.id for group in self.grouped.groups])
+            on = emulator.on(plan)
+            switches = {name: np.array(name in on) for name in emulator.switches[Precision.FP16].values()}
+            for name, other in run(path, {"x": self.x, **switches}).items():
+                np.testing.assert_allclose(other, values[name], rtol=1e-6, err_msg=f"{name}, branches={branches}")
+        return values
+
+
+def test_its_steps_are_not_rounded_and_what_it_reads_alone_is_not_either(tmp_path: Path) -> None:
+    case = Case(rms_norm(tmp_path), tmp_path, (NORM,))
+    (values,) = case.emulated(case.plan("n_y")).values()
+    assert same(values, kernel(H)) > 0.99 > same(values, kernel(half(H)))
+
+
+def test_what_others_read_in_fp16_too_is_rounded(tmp_path: Path) -> None:
+    case = Case(rms_norm(tmp_path, read_twice=True), tmp_path, (NORM,))
+    both = case.emulated(case.plan("n_y", "n_z"))
+    assert same(both["y"], kernel(half(H))) > 0.99
+    alone = case.emulated(case.plan("n_y"))
+    assert same(alone["y"], kernel(H)) > 0.99
+    np.testing.assert_array_equal(alone["z"], H * GAIN)
+    other = case.emulated(case.plan("n_z"))
+    np.testing.assert_array_equal(other["z"], half(half(H) * half(GAIN)))
+
+
+def test_what_it_reads_is_rounded_where_that_is_computed_in_fp16(tmp_path: Path) -> None:
+    case = Case(rms_norm(tmp_path), tmp_path, (NORM,))
+    (values,) = case.emulated(case.plan("n_h", "n_y")).values()
+    assert same(values, kernel(half(H))) > 0.99
+
+
+def test_node_by_node_its_squares_overflow(tmp_path: Path) -> None:
+    case = Case(rms_norm(tmp_path), tmp_path, ())
+    (values,) = case.emulated(case.plan("n_y")).values()
+    assert not np.abs(values).max() > 0
+
+
+def test_the_cuda_providers_means_are_not_written_out_inside(tmp_path: Path) -> None:
+    model = rms_norm(tmp_path)
+    grouped = GroupedModel(model, find_groups(model))
+    ops = [n.op_type for n in with_rounding_steps(grouped, (NORM,)).model.nodes]
+    assert "ReduceMean" in ops
+    assert "ReduceSum" in [n.op_type for n in with_rounding_steps(grouped).model.nodes]
+
+
+def test_values_inside_are_no_hazard(tmp_path: Path) -> None:
+    model = rms_norm(tmp_path, eps=1e-9)
+    grouped = GroupedModel(model, find_groups(model))
+    assert values_inside(model, (NORM,)) == INSIDE
+    ranges = {"h": LARGE, "q": LARGE**2, "m": LARGE**2, "a": LARGE**2, "s": LARGE, "d": 3.0, "y": 3.0}
+    owner = grouped.owners["n_y"]
+    assert owner in pinned_by_hazards(find_hazards(grouped, ranges))
+    assert not [hazard for hazard in find_hazards(grouped, ranges, fused=(NORM,)) if hazard.group == owner]
+
+
+def test_what_it_reads_is_one_all_the_same(tmp_path: Path) -> None:
+    model = rms_norm(tmp_path)
+    grouped = GroupedModel(model, find_groups(model))
+    pinned = pinned_by_hazards(find_hazards(grouped, {"h": 7e4, "q": 5e9}, fused=(NORM,)))
+    assert set(pinned) == {grouped.owners["n_h"], grouped.owners["n_y"]}
+    assert "h: " in pinned[grouped.owners["n_y"]]
+
+
+def test_a_constant_that_others_read_is_not_inside(tmp_path: Path) -> None:
+    model = rms_norm(tmp_path, end="by the inverse")
+    norm = FusedNodes(("n_q", "n_m", "n_a", "n_s", "n_r", "n_d", "n_y"), "h")
+    assert values_inside(model, (norm,)) == INSIDE | {"r", "one"}
+    part = FusedNodes(("n_q", "n_m", "n_a"), "h")
+    assert "one" not in values_inside(model, (part,))
+
+
+def test_as_json(tmp_path: Path) -> None:
+    norms = (NORM, FusedNodes(NORM.nodes, "h", 1e-5), FusedNodes(("gone", "n_y"), "h"))
+    assert tuple(FusedNodes.from_json(norm.to_json()) for norm in norms) == norms
+    assert of_model(rms_norm(tmp_path), norms) == norms[:2]
+
+
+@pytest.mark.parametrize("norms", [(), (NORM,)])
+def test_all_in_fp32_is_the_model(tmp_path: Path, norms: tuple[FusedNodes, ...]) -> None:
+    case = Case(rms_norm(tmp_path, read_twice=True), tmp_path, norms)
+    x = GENERATOR.normal(size=(ROWS, WIDTH)).astype(np.float32)
+    case.x = x
+    reference = run(case.grouped.model.path, {"x": x})
+    for name, values in case.emulated(case.plan()).items():
+        np.testing.assert_array_equal(values, reference[name])
