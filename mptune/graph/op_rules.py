@@ -80,6 +80,9 @@ _QUANTISED = ("Q", "DynamicQuantize", "Dequantize", "MatMulInteger", "GemmFloat8
 _WEIGHTS_ONLY = frozenset({"QuickGelu", "QMoE"})
 """Operators that are named so and compute with activations that are not quantised."""
 
+FLOAT_TYPES: Mapping[str, Precision] = {"float": Precision.FP32, "float16": Precision.FP16, "bfloat16": Precision.BF16}
+"""Names of the element types of tensors -> the precision that each is."""
+
 _READS_ANY = frozenset({"Shape", "Size", "Cast"})
 """Operators whose result does not depend on the type of their input: it needs no Cast."""
 
@@ -198,7 +201,7 @@ def _reads_any_rule(
     makes_float = node.op_type == "Cast" and info(node.outputs[0]).is_float32
     if not makes_float:
         return NodeRule(reads_any=reads_any)
-    if info(node.inputs[0]).dtype in ("float", "float16"):
+    if info(node.inputs[0]).dtype in FLOAT_TYPES:
         return NodeRule(reads_any=reads_any, fixed="computes nothing: folded where a plan makes it needless")
     if info(node.inputs[0]).dtype == "string":
         return NodeRule(fixed="parses text; done once in FP32, then cast")

@@ -10,6 +10,7 @@ from onnx import TensorProto
 
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import ONNX_TYPES
+from mptune.graph.op_rules import FLOAT_TYPES
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.schemas import onnx_schema
 from mptune.graph.writing.rewrite import Rewriter
@@ -111,6 +112,7 @@ def _casts_are_needed(model: Model, graph: onnx.GraphProto) -> None:
     named = {o.name for o in graph.output} | {c for n in model.nodes for c in n.captures}
     read = Counter(i for n in graph.node for i in n.input)
     own = {n.outputs[0]: n.inputs[0] for n in model.nodes if n.op_type == "Cast"}
+    rounded_to = {ONNX_TYPES[FLOAT_TYPES[of]] for r in own if (of := model.info(r).dtype) in FLOAT_TYPES}
     idle = {result for result in own if not model.consumers.get(result)}
     casts = [n for n in graph.node if n.op_type == "Cast" and {types.get(n.input[0]), types[n.output[0]]} <= FLOATS]
     source = {n.output[0]: n.input[0] for n in casts}
@@ -122,9 +124,9 @@ def _casts_are_needed(model: Model, graph: onnx.GraphProto) -> None:
         made.setdefault((value, types[result]), []).append(result)
         assert types[value] != types[result], f"{result} is cast to the type it has"
         there_and_back = value in source and types[source[value]] == types[result]
-        # Of the model's own Casts only those among FP32 and FP16 are folded: what it casts from BF16 stays as it is.
-        is_from_bf16 = value in own and model.info(own[value]).dtype == "bfloat16"
-        assert not there_and_back or is_from_bf16 or result in own or value in named, f"{value} goes there and back"
+        # A Cast of the model's own to one reduced type rounds what the plan has in the other.
+        rounds = types[value] in rounded_to and TensorProto.FLOAT not in (types[value], types[result])
+        assert not there_and_back or rounds or result in own or value in named, f"{value} goes there and back"
     for (value, _), results in made.items():
         assert len(results) == 1 or all(r in own for r in results), f"{value} is cast twice"
 

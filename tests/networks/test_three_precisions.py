@@ -11,7 +11,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.find import find_hazards
 from mptune.graph.loading.model import load_model
-from mptune.graph.plan import REDUCED
+from mptune.graph.plan import REDUCED, Precision
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
@@ -44,10 +44,12 @@ def test_a_hundred_plans_are(stem: str, opset: int | None, tmp_path: Path) -> No
     bank = WeightBank.write(model, tmp_path, precisions=REDUCED)
     hazards = find_hazards(grouped)
     rewriter, emulator, feed = Rewriter(grouped, bank), Emulator(grouped, bank), samples(model, 1)[0]
+    exact = rewriter.write(grouped.uniform(Precision.FP32), tmp_path / "exact.onnx")
+    can_run = runs(exact, feed)  # opset 22's RoiAlign has no kernel on a CPU, in FP32 either
     for number, plan in enumerate(plans(model, grouped.groups, PLANS, precisions=ALL)):
         typed = rewriter.write(plan, tmp_path / "typed.onnx")
         verify(rewriter, plan, typed)
-        if number % RUN_EVERY == 0:
+        if can_run and number % RUN_EVERY == 0:
             safe = without_hazards(plan, hazards)
             emulated = run(emulator.write(safe, tmp_path / "emulated.onnx"), feed)
             typed = rewriter.write(safe, typed)

@@ -1,39 +1,50 @@
-"""The model's own Casts between FP32 and FP16: kept, or folded where a plan makes them redundant, never doubled.
+"""The model's own Casts among FP32, FP16 and BF16: kept, or folded where a plan makes them redundant, never doubled.
 
-Such a Cast computes nothing: its result is another value (its *root*) in another type. So an FP16 node that would read
-the result of a Cast to FP32 reads the root instead, and a Cast to FP16 of what the plan has in FP16 goes away.
-Under the all-FP32 plan every Cast stays.
+Such a Cast computes nothing: its result is another value (its *root*) in another type. So a node that would read the
+result of a Cast to FP32 in a reduced precision reads the root in it instead, and a Cast to the precision that the plan
+has the root in goes away. Under the all-FP32 plan every Cast stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 import onnx
 
 from mptune.graph.loading.model import Model, Node
+from mptune.graph.op_rules import FLOAT_TYPES
 from mptune.graph.plan import Precision
 
-_FLOATS = ("float", "float16")
-_FOLDED = frozenset({Precision.FP32, Precision.FP16})
+_PRECISIONS = {
+    onnx.TensorProto.FLOAT: Precision.FP32,
+    onnx.TensorProto.FLOAT16: Precision.FP16,
+    onnx.TensorProto.BFLOAT16: Precision.BF16,
+}
 
 
 @dataclass(frozen=True)
 class OwnCast:
-    """A Cast of the model's own among FP32 and FP16.
+    """A Cast of the model's own among FP32, FP16 and BF16, but one that leaves a reduced value as it is.
 
     Attributes:
         index: of its node.
         source: what it reads.
         result: what it computes.
-        widens: whether it casts to FP32 (from FP16 or FP32); otherwise it casts from FP32 to FP16.
+        of: what it casts from.
+        to: what it casts to.
     """
 
     index: int
     source: str
     result: str
-    widens: bool
+    of: Precision
+    to: Precision
+
+    @property
+    def widens(self) -> bool:
+        """Whether it casts to FP32, which changes no value."""
+        return self.to is Precision.FP32
 
 
 def own_cast(model: Model, node: Node) -> OwnCast | None:
@@ -41,13 +52,11 @@ def own_cast(model: Model, node: Node) -> OwnCast | None:
     if node.op_type != "Cast" or not node.is_standard:
         return None
     source, result = node.inputs[0], node.outputs[0]
-    from_dtype = model.info(source).dtype
-    to = next((a.i for a in node.proto.attribute if a.name == "to"), None)
-    if from_dtype not in _FLOATS or to not in (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16):
+    of = FLOAT_TYPES.get(model.info(source).dtype)
+    to = next((_PRECISIONS.get(a.i) for a in node.proto.attribute if a.name == "to"), None)
+    if of is None or to is None or (of is to and to is not Precision.FP32):
         return None
-    if from_dtype == "float16" and to == onnx.TensorProto.FLOAT16:
-        return None
-    return OwnCast(node.index, source, result, widens=to == onnx.TensorProto.FLOAT)
+    return OwnCast(node.index, source, result, of, to)
 
 
 @dataclass(frozen=True)
@@ -57,38 +66,34 @@ class Folds:
     The root of a Cast is the value that a chain of such Casts starts from.
 
     Attributes:
-        narrow: FP32 result -> its root; what reads the result in FP16 reads the root in FP16.
+        narrow: (FP32 result, reduced precision) -> its root; what reads the result in it reads the root in it.
         wide: FP32 result -> its root; what reads the result in FP32 reads the FP32 copy of the root.
         either: FP32 result of a Cast that goes away -> its root; what takes any type reads the root as it is computed.
-        folded: FP16 result of a Cast that goes away -> its root; what reads the result reads the root in FP16.
-        adopted: root that crosses -> the Cast whose result, an output, serves as the root's other form.
-        renamed: root -> the FP16 output that it is computed as; the Cast between them would change nothing.
-        other: (FP32 result, another precision) -> its root; what reads the result in it reads the root in it.
+        folded: reduced result of a Cast that goes away -> its root and its precision; what reads the result reads the
+            root in that.
+        adopted: (root that crosses, precision) -> the Cast whose result, an output, serves as that form of the root.
+        renamed: root -> the reduced output that it is computed as; the Cast between them would change nothing.
         dropped: indices of the Casts that go away.
     """
 
-    narrow: Mapping[str, str] = field(default_factory=dict)
+    narrow: Mapping[tuple[str, Precision], str] = field(default_factory=dict)
     wide: Mapping[str, str] = field(default_factory=dict)
     either: Mapping[str, str] = field(default_factory=dict)
-    folded: Mapping[str, str] = field(default_factory=dict)
-    adopted: Mapping[str, OwnCast] = field(default_factory=dict)
+    folded: Mapping[str, tuple[str, Precision]] = field(default_factory=dict)
+    adopted: Mapping[tuple[str, Precision], OwnCast] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
-    other: Mapping[tuple[str, Precision], str] = field(default_factory=dict)
     dropped: frozenset[int] = frozenset()
 
 
 class Folding:
-    """Resolves the model's own Casts under one plan; adds the Casts and constants that this makes necessary.
-
-    What a node reads in another reduced precision it reads from the root, unless that is FP16 in the model itself: then
-    from the FP32 form.
-    """
+    """Resolves the model's own Casts under one plan; adds the Casts and constants that this makes necessary."""
 
     def __init__(
         self,
         named: frozenset[str],
         constant_names: Container[str],
-        is_fp16: Callable[[str], bool],
+        own: Mapping[str, Precision],
+        read: Container[str],
         computed: Mapping[str, Precision],
         casts: dict[str, set[Precision]],
         constants: dict[str, set[Precision]],
@@ -98,61 +103,49 @@ class Folding:
         Args:
             named: what keeps its FP32 form and its name under any plan.
             constant_names: the constants of FP32 type.
-            is_fp16: whether a value is computed in FP16, by the model itself or by the plan.
+            own: what the model itself has in a reduced precision, as far as its Casts read or make it.
+            read: those of them that nodes other than these Casts read.
             computed: value -> the reduced precision that the plan computes it in.
             casts: value -> the precisions that it is cast to; is added to.
             constants: constant -> the precisions that it is needed in; is added to.
         """
         self._named = named
         self._constant_names = constant_names
-        self._is_fp16 = is_fp16
+        self._own = own
+        self._read_by_nodes = read
         self._computed = computed
         self._casts = casts
         self._constants = constants
         self._root: dict[str, str] = {}
-        self._planned: dict[str, bool] = {}
-        self._narrow: dict[str, str] = {}
+        self._narrow: dict[tuple[str, Precision], str] = {}
         self._wide: dict[str, str] = {}
-        self._other: dict[tuple[str, Precision], str] = {}
-        self._passed: set[str] = set()  # what a Cast that goes away has read
+        self._passed: set[str] = set()  # what is read only in another form, as far as it was read
         self._read_wide: set[str] = set()
+        self._read_by_casts: set[str] = set()  # by those that stay
         self._read_any: set[str] = set()
 
-    def pass_cast(self, cast: OwnCast, is_planned: Callable[[str], bool]) -> None:
-        """Note a Cast of the model, in topological order; ``is_planned``: whether the plan computes a value in FP16."""
+    def pass_cast(self, cast: OwnCast) -> None:
+        """Note a Cast of the model, in topological order."""
         root = self._root.get(cast.source, cast.source)
-        if cast.widens and not self._is_fp16(root) and self._is_fp16(cast.source):
-            root = cast.source  # FP32 rounded to FP16 and back: only its FP16 form is the same value
+        if cast.of is not Precision.FP32 and self._form(root) is not cast.of:
+            root = cast.source  # rounded: only what the Cast reads is the same value
         self._root[cast.result] = root
-        self._planned[cast.result] = is_planned(root)
 
     def read(self, name: str, precision: Precision) -> None:
         """Note that a node reads the FP32 result of a Cast in ``precision``."""
         root = self._root[name]
-        if precision not in _FOLDED:
-            self._read_in_other(name, root, precision)
-        elif precision is Precision.FP16:
-            self._narrow[name] = root
+        if precision is not Precision.FP32:
+            self._narrow[name, precision] = root
+            self._passed.add(name)
             if root in self._constant_names:
-                self._need_constant(root, Precision.FP16)
-            elif not self._is_fp16(root):
-                self._need_cast(root, Precision.FP16)
-        elif self._planned[name] and name not in self._named:
+                self._need_constant(root, precision)
+            elif self._form(root) is not precision:
+                self._need_cast(root, precision)
+        elif root in self._computed and name not in self._named:
             self._wide[name] = root
             self._need_cast(root, Precision.FP32)
         else:
             self._read_wide.add(name)
-
-    def _read_in_other(self, name: str, root: str, precision: Precision) -> None:
-        if self._is_fp16(root) and not self._planned[name]:  # the model's own FP16
-            self._need_cast(name, precision)
-            self._read_wide.add(name)
-            return
-        self._other[name, precision] = root
-        if root in self._constant_names:
-            self._need_constant(root, precision)
-        elif self._computed.get(root) is not precision:
-            self._need_cast(root, precision)
 
     def read_any(self, name: str) -> None:
         """Note that a node reads the FP32 result of a Cast in any type."""
@@ -162,20 +155,20 @@ class Folding:
         """Decide which Casts stay, from the last to the first: a Cast that stays needs its input."""
         dropped: set[int] = set()
         either: dict[str, str] = {}
-        folded: dict[str, str] = {}
-        adopted: dict[str, OwnCast] = {}
+        folded: dict[str, tuple[str, Precision]] = {}
+        adopted: dict[tuple[str, Precision], OwnCast] = {}
         renamed: dict[str, str] = {}
         for cast in reversed(casts):
             root = self._root[cast.result]
             stays = self._widening_stays(cast) if cast.widens else self._narrowing_stays(cast)
             if not cast.widens and not stays:
-                folded[cast.result] = root
+                folded[cast.result] = root, cast.to
             elif not stays:
                 either[cast.result] = root
                 if root in self._constant_names and cast.result in self._read_any:
                     self._need_constant(root, Precision.FP32)
-            elif self._may_adopt(cast) and root not in adopted:
-                adopted[root] = cast
+            elif self._may_adopt(cast) and (root, cast.to) not in adopted:
+                adopted[root, cast.to] = cast
                 stays = False
             elif self._changes_nothing(cast) and root not in renamed:
                 renamed[root] = cast.result
@@ -183,11 +176,17 @@ class Folding:
             if not stays:
                 dropped.add(cast.index)
                 self._passed.add(cast.source)
-            elif root in self._constant_names:
+                continue
+            self._read_by_casts.add(cast.source)
+            if root in self._constant_names:
                 self._need_constant(root, Precision.FP32)
-            elif not self._planned[cast.result]:
+            elif root not in self._computed:
                 self._read_wide.add(cast.source)
-        return Folds(self._narrow, self._wide, either, folded, adopted, renamed, self._other, frozenset(dropped))
+        return Folds(self._narrow, self._wide, either, folded, adopted, renamed, frozenset(dropped))
+
+    def _form(self, value: str) -> Precision:
+        """What a value is computed in, by the model itself or by the plan."""
+        return self._computed.get(value) or self._own.get(value, Precision.FP32)
 
     def _need_cast(self, value: str, precision: Precision) -> None:
         self._casts.setdefault(value, set()).add(precision)
@@ -201,32 +200,36 @@ class Folding:
     def _may_adopt(self, cast: OwnCast) -> bool:
         """Whether the Cast's result is an output of the model and is the form of its root that the plan needs."""
         root = self._root[cast.result]
-        if cast.result not in self._named:
+        if cast.result not in self._named or not self._is_cast(root, cast.to):
             return False
-        if cast.widens:
-            return self._planned[cast.result] and root not in self._named and self._is_cast(root, Precision.FP32)
-        return not self._is_fp16(root) and self._is_cast(root, Precision.FP16)
+        return not cast.widens or (root in self._computed and root not in self._named)
 
     def _changes_nothing(self, cast: OwnCast) -> bool:
-        """Whether the Cast only gives the name of an FP16 output to what the plan computes in FP16."""
+        """Whether the Cast only gives the name of a reduced output to what the plan computes in its precision."""
         root = self._root[cast.result]
-        return not cast.widens and cast.result in self._named and self._planned[cast.result] and root not in self._named
+        is_same = not cast.widens and self._computed.get(root) is cast.to
+        return is_same and cast.result in self._named and root not in self._named
 
     def _widening_stays(self, cast: OwnCast) -> bool:
         name = cast.result
-        return name in self._named or not (self._planned[name] or self._is_passed(name))
+        return name in self._named or not (self._root[name] in self._computed or self._is_passed(name))
 
     def _is_passed(self, name: str) -> bool:
         """Whether all readers of a Cast's FP32 result read its root under the plan."""
-        is_read = name in self._narrow or name in self._passed or any((name, p) in self._other for p in Precision)
-        return name not in self._read_wide and is_read
+        return name not in self._read_wide and name in self._passed
+
+    def _is_read(self, name: str) -> bool:
+        """Whether anything but Casts that go away reads a reduced value."""
+        return name in self._read_by_nodes or name in self._read_by_casts
 
     def _narrowing_stays(self, cast: OwnCast) -> bool:
         root = self._root[cast.result]
         if cast.result in self._named:
             return True
-        if self._planned[cast.result] or Precision.FP16 in self._constants.get(root, ()):
+        if self._computed.get(root) is cast.to or cast.to in self._constants.get(root, ()):
             return False
-        if self._is_fp16(root):  # the model's own: folds where nothing else needs the FP32 form between them
+        if self._form(root) is cast.to:  # the model's own: folds where nothing else needs the FP32 form between them
+            if cast.result in self._passed and not self._is_read(cast.result):
+                return False
             return cast.source in self._named or not self._is_passed(cast.source)
-        return not self._is_cast(root, Precision.FP16)
+        return not self._is_cast(root, cast.to)

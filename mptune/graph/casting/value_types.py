@@ -28,7 +28,7 @@ class Resolution:
         computed: value -> the precision that its node computes it in, where that is not FP32.
         casts: value -> the precisions that it is needed in besides the one it is computed in: one Cast each.
         constants: FP32 constant -> the precisions that it is needed in.
-        folds: what becomes of the model's own Casts between FP32 and FP16.
+        folds: what becomes of the model's own Casts among FP32, FP16 and BF16.
     """
 
     node_precisions: tuple[Precision, ...]
@@ -85,7 +85,8 @@ class ValueTypes:
         group_of: each node's position among the groups, [nodes]; -1 for a node of none.
         constants: those of FP32 type that nobody can override, in the model's order.
         named: what keeps its FP32 form and its name under any plan: the interface, and what subgraphs read.
-        own_casts: the model's own Casts between FP32 and FP16, in topological order.
+        own_casts: the model's own Casts among FP32, FP16 and BF16, in topological order.
+        stored: the constants of reduced types that they read.
         integers: FP32 result of a Cast -> the integers that it casts; every other form of it is cast from them too.
     """
 
@@ -101,7 +102,11 @@ class ValueTypes:
         self.own_casts = tuple(c for node in model.nodes if (c := own_cast(model, node)) is not None)
         self._own_at: Mapping[int, OwnCast] = {c.index: c for c in self.own_casts}
         self._widened = frozenset(c.result for c in self.own_casts if c.widens)
-        self._fp16_values = frozenset(n for c in self.own_casts for n in (c.source, c.result) if self._is_fp16(n))
+        self.stored = tuple(dict.fromkeys(c.source for c in self.own_casts if self._is_stored(c)))
+        ends = ((name, p) for c in self.own_casts for name, p in ((c.source, c.of), (c.result, c.to)))
+        self._own_forms = {name: p for name, p in ends if p is not Precision.FP32}
+        others = (node for node in model.nodes if node.index not in self._own_at)
+        self._read_by_nodes = frozenset(name for node in others for name in (*node.inputs, *node.captures))
         self._needs = {p: self._needs_in(p) for p in DEFAULT_PRECISIONS}  # of the others when a plan has them
         self._lacking: dict[Precision, Mapping[int, tuple[str, ...]]] = {Precision.FP32: {}}
         # Under any plan: constants that are outputs or that nothing reads stay, computed outputs are FP32.
@@ -118,8 +123,8 @@ class ValueTypes:
                 group_of[index[name]] = position
         return group_of
 
-    def _is_fp16(self, name: str) -> bool:
-        return self.model.info(name).dtype == "float16"
+    def _is_stored(self, cast: OwnCast) -> bool:
+        return cast.of is not Precision.FP32 and cast.source in self.model.initializers
 
     def precision_of_input(self, node: Node, slot: int, precision: Precision) -> Precision | None:
         """What a node in ``precision`` reads an FP32 input in; None where it takes any type without a Cast."""
@@ -226,16 +231,11 @@ class ValueTypes:
         constants: dict[str, set[Precision]],
     ) -> Folds:
         """Fold the model's own Casts; adds the Casts and constants that this makes necessary."""
-        fp16 = Precision.FP16
-
-        def is_fp16(name: str) -> bool:
-            return computed.get(name) is fp16 or name in self._fp16_values
-
-        folding = Folding(self.named, self.constants, is_fp16, computed, casts, constants)
+        folding = Folding(self.named, self.constants, self._own_forms, self._read_by_nodes, computed, casts, constants)
         for index, precision in enumerate(precisions):
             own, needs = self._own_at.get(index), self._needs[precision][index]
             if own is not None:
-                folding.pass_cast(own, lambda root: computed.get(root) is fp16)
+                folding.pass_cast(own)
             for name, wanted in needs.cast_results:
                 folding.read(name, wanted)
             for name in needs.any_type:

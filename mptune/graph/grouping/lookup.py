@@ -12,9 +12,9 @@ import onnx
 
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.value_dependent import RANDOM, shape_facts
+from mptune.graph.op_rules import FLOAT_TYPES
 
 _ALIASES = frozenset({"Identity", "Dropout"})
-_FLOATS = frozenset({"float", "float16"})
 
 
 class Lookup:
@@ -35,7 +35,7 @@ class Lookup:
         if not node.is_standard or not node.inputs or not node.outputs or node.inputs[0] in self.static:
             return False
         if node.op_type == "Cast":
-            return all(self.model.info(t).dtype in _FLOATS for t in (node.inputs[0], node.outputs[0]))
+            return all(self.model.info(t).dtype in FLOAT_TYPES for t in (node.inputs[0], node.outputs[0]))
         return node.op_type in _ALIASES and not any(node.outputs[1:])
 
     def root(self, tensor: str) -> str:

@@ -385,10 +385,10 @@ def _check_tunable(model: Model) -> None:
     computed = [model.info(out).dtype for node in nodes for out in node.outputs if out]
     if "float" in computed and any(node.op_type != "Cast" for node in nodes):
         return
-    if "float16" in computed:
-        raise ModelError(
-            f"{model.path} is FP16 already: no layer computes in FP32", "give the FP32 model that it was made from"
-        )
+    reduced = next((name for dtype, name in (("float16", "FP16"), ("bfloat16", "BF16")) if dtype in computed), None)
+    if reduced:
+        message = f"{model.path} is {reduced} already: no layer computes in FP32"
+        raise ModelError(message, "give the FP32 model that it was made from")
     learners = sorted({node.op_type for node in model.nodes if node.domain == _ML_DOMAIN})
     if learners:
         raise ModelError(

@@ -99,8 +99,8 @@ class Emulator:
                 if precision in precisions:  # stored in it, and in FP32 again
                     reduced, rounded = name + self._reduced[precision], name + self._rounded[precision]
                     add_cast(proto.graph, reduced, rounded, Precision.FP32, rounded)
-        for value in self._frame.graph.input:
-            self._add_roundings(proto.graph, value.name, resolution)
+        for name in (*(value.name for value in self._frame.graph.input), *self._types.stored):
+            self._add_roundings(proto.graph, name, resolution)
         for node, precision in zip(self._model.nodes, resolution.node_precisions, strict=True):
             if node.index not in dropped:
                 self._add_node(proto.graph, node, precision, resolution, read, exact)
@@ -174,10 +174,8 @@ class Emulator:
 
     def _read_through_casts(self, resolution: Resolution) -> dict[tuple[str, Precision], str]:
         """What nodes in reduced precisions read in place of the results of the model's own Casts to FP32."""
-        fp16 = Precision.FP16
         read = {}
-        replaced = {(name, fp16): root for name, root in resolution.folds.narrow.items()} | {**resolution.folds.other}
-        for (name, wanted), root in replaced.items():
+        for (name, wanted), root in resolution.folds.narrow.items():
             is_cast = wanted in resolution.casts.get(root, ()) or wanted in resolution.constants.get(root, ())
             read[name, wanted] = root + self._rounded[wanted] if is_cast else name
         return read

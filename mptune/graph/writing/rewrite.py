@@ -41,10 +41,12 @@ class _FoldedNames:
     Attributes:
         read: (value, what it is read in, None for any type) -> the name that is read.
         casts: (value, what it is cast to) -> name and result of the model's own Cast that is used for it.
+        sources: value that a Cast which goes away has computed -> what is cast in its place.
     """
 
     read: Mapping[tuple[str, Precision | None], str] = field(default_factory=dict)
     casts: Mapping[tuple[str, Precision], tuple[str, str]] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
 
 
 class Rewriter:
@@ -146,8 +148,8 @@ class Rewriter:
         proto = onnx.ModelProto()
         proto.CopyFrom(self._frame)
         add_metadata(proto, metadata or {})
-        for value in self._frame.graph.input:
-            self._add_casts(proto.graph, value.name, resolution, names)
+        for name in (*(value.name for value in self._frame.graph.input), *self.types.stored):
+            self._add_casts(proto.graph, name, resolution, names)
         for node, precision in zip(self._model.nodes, resolution.node_precisions, strict=True):
             if node.index not in dropped:
                 self._add_node(proto.graph, node, precision, resolution, names)
@@ -193,39 +195,36 @@ class Rewriter:
                 continue
             default = value + self._suffixes[precision], self._name(value, precision, computed)
             name, result = folded.casts.get((value, precision), default)
-            source = self.types.integers.get(value) or self._computed_name(value, resolution)
+            own = self.types.integers.get(value) or folded.sources.get(value)
+            source = own or self._computed_name(value, resolution)
             add_cast(graph, source, result, precision, name)
 
     def _folded(self, resolution: Resolution) -> _FoldedNames:
         """The names that replace the results of redundant Casts: their readers read the roots instead."""
-        fp16, fp32 = Precision.FP16, Precision.FP32
-        folds, computed = resolution.folds, resolution.computed
-        adopted = {root: cast.result for root, cast in folds.adopted.items()}
+        folds, computed, constants = resolution.folds, resolution.computed, resolution.constants
+        adopted: dict[tuple[str, Precision | None], str] = {key: cast.result for key, cast in folds.adopted.items()}
 
-        def in_fp16(root: str) -> str:
-            while root in folds.folded:
-                root = folds.folded[root]
+        def form(root: str, wanted: Precision) -> str:
+            while folds.folded.get(root, ("", None))[1] is wanted:
+                root = folds.folded[root][0]
             if root in self.types.constants:
-                return self._name(root, fp16, fp32) if fp16 in resolution.constants.get(root, ()) else root
-            if computed.get(root) is fp16:
+                return self._name(root, wanted, Precision.FP32) if wanted in constants.get(root, ()) else root
+            if computed.get(root) is wanted:
                 return self._computed_name(root, resolution)
-            if fp16 in resolution.casts.get(root, ()):
-                return adopted.get(root) or self._name(root, fp16, resolution.computed_in(root))
-            return root
+            if wanted in resolution.casts.get(root, ()):
+                return adopted.get((root, wanted)) or self._name(root, wanted, resolution.computed_in(root))
+            return root  # the model's own
 
-        other = {root: fp32 if computed.get(root) is fp16 else fp16 for root in adopted}
-        read: dict[tuple[str, Precision | None], str] = {(root, other[root]): adopted[root] for root in adopted}
-        read |= {(root, wanted): name for root, name in folds.renamed.items() for wanted in (fp16, None)}
-        read |= {(name, fp16): in_fp16(root) for name, root in folds.narrow.items()}
-        read |= {(name, fp32): adopted.get(root) or self._name(root, fp32, fp16) for name, root in folds.wide.items()}
-        read |= {(name, fp32): in_fp16(root) for name, root in folds.folded.items()}
-        for (name, wanted), root in folds.other.items():
-            read[name, wanted] = self._name(root, wanted, resolution.computed_in(root))
+        sources = {name: form(root, of) for name, (root, of) in folds.folded.items()}
+        read = adopted | {(root, of): name for root, name in folds.renamed.items() for of in (computed[root], None)}
+        read |= {(name, wanted): form(root, wanted) for (name, wanted), root in folds.narrow.items()}
+        read |= {(name, Precision.FP32): form(root, Precision.FP32) for name, root in folds.wide.items()}
+        read |= {(name, Precision.FP32): source for name, source in sources.items()}
         for name, root in folds.either.items():
-            read[name, None] = in_fp16(root) if root in folds.folded or computed.get(root) is fp16 else root
+            read[name, None] = sources.get(root) or self._computed_name(root, resolution)
         nodes = self._model.nodes
-        casts = {(root, other[root]): (nodes[c.index].name, c.result) for root, c in folds.adopted.items()}
-        return _FoldedNames(read, casts)
+        casts = {key: (nodes[cast.index].name, cast.result) for key, cast in folds.adopted.items()}
+        return _FoldedNames(read, casts, sources)
 
 
 def _set_output_type(node: onnx.NodeProto, precision: Precision) -> None:
