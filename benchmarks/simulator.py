@@ -133,7 +133,8 @@ class Truth:
     exact: tuple[str, ...] = ()
     """Some of ``EXACT``."""
     overflow_gain: float = 1.0
-    """What a reduced precision saves in the groups that overflow in FP16, as a share of what others save."""
+    """What a reduced precision saves in the groups that overflow in FP16, as a share of what it would; the roofline
+    does not know (norms that a runtime fuses in FP32 alone)."""
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng([self.seed, self.groups])
@@ -153,11 +154,11 @@ class Truth:
         self.errors = 10 ** rng.uniform(-4.5, -2.2, n)
         self.overflows = rng.random(n) < self.overflow
         self.missed = self.overflows & (rng.random(n) < self.missed)
-        self.times[self.overflows, 1] += (1.0 - self.overflow_gain) * (fp32 * saved)[self.overflows]
         self.emulated = self.errors * np.exp(rng.normal(0.0, ONE_GROUP, n))
         roofline = ROOFLINE if self.hard is None else self.hard.roofline
         self.roofline_gains = (self.times[:, 0] - self.times[:, 1]) * rng.lognormal(0.0, roofline, n) * 0.4
         self.roofline_costs = self.costs * rng.lognormal(0.0, roofline, len(self.costs)) * 0.4
+        self.times[self.overflows, 1] += (1.0 - self.overflow_gain) * (fp32 * saved)[self.overflows]
         self.decade = np.log(10.0**2) * rng.normal(0.0, 1.0, n)
         self.slow: Bools = np.zeros(n, dtype=bool)
         self.operators: tuple[frozenset[str], ...] = ()
