@@ -19,6 +19,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -83,11 +84,13 @@ class Clock:
 
         def watched(of: Any) -> Iterator[Any]:
             for message in messages(of):
-                if message[0] == "stage":
+                if message[0] == "stage" and threading.current_thread() is threading.main_thread():
                     self.stage(str(getattr(message[1], "value", message[1])))
                 yield message
 
         def called(of: Any, job: Any, timeout_s: float) -> Any:
+            if threading.current_thread() is not threading.main_thread():  # beside what the search does
+                return call(of, job, timeout_s)
             self._job = type(job).__name__
             self.calls[f"job: {self._job}"] += 1
             self.stage("send, start")
@@ -119,7 +122,8 @@ class Clock:
         with contextlib.ExitStack() as stack:
             for part in parts:
                 stack.enter_context(self.around(*part))
-            for patch in self.around_jobs(parent._Process, parent.Worker):
+            process = getattr(parent, "_Process", None) or parent.WorkerProcess  # the first in older checkouts
+            for patch in self.around_jobs(process, parent.Worker):
                 stack.enter_context(patch)
             self._since = time.perf_counter()
             yield

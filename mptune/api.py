@@ -28,6 +28,7 @@ from mptune.arguments import (
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.data.metrics.sets.whole_set import SetFunction
 from mptune.deploying import confirm, export
+from mptune.engines.toolchains.choose import started_ahead
 from mptune.files import full_disk_as_error
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -56,6 +57,7 @@ from mptune.tuning.runs.measuring_run import OpenToolchain
 from mptune.tuning.runs.model_copy import load_either
 from mptune.tuning.runs.result import front_of, read_record
 from mptune.tuning.runs.search_run import SearchRun
+from mptune.tuning.sampler.precision import load_ahead
 from mptune.tuning.sampler.stock import check_sampler
 from mptune.tuning.space import load_space
 
@@ -230,6 +232,9 @@ def search(
         load_target(settings.target)
     starter = worker_starter(settings, open_toolchain)
     with contextlib.ExitStack() as stack:
+        if open_toolchain is None and not settings.gpus and (fresh or not (path / "run.json").exists()):
+            stack.enter_context(started_ahead(settings))
+            load_ahead()
         loaded = stack.enter_context(loaded_model(model, opset))
         check_tolerances(settings.tolerance, settings.ignore, name, [output.name for output in loaded.outputs])
         check_shapes(settings.shapes, loaded.inputs)

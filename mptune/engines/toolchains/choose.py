@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -18,8 +20,10 @@ from mptune.engines.tensorrt.library import AHEAD_OF_TIME, INSTALL, RTX_CAPABILI
 from mptune.engines.tensorrt.operators import CURE, ParseJob, foreign_operators, unparsed_operators
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
 from mptune.engines.toolchains.predicted import PredictedToolchain
+from mptune.engines.toolchains.shared import worker_environment
 from mptune.engines.toolchains.tensorrt import AheadToolchain, TensorRtToolchain
 from mptune.engines.worker.once import run_once
+from mptune.engines.worker.process import spare
 from mptune.engines.workload import Workload
 from mptune.errors import TargetError
 from mptune.graph.loading.model import Model
@@ -32,6 +36,7 @@ DEFAULT_TARGET = "jetson-orin-nano-8gb"
 """The profile whose latency is predicted where there is no GPU and no target is named."""
 
 _PROBE_TIMEOUT_S = 120.0
+_probing = threading.Lock()
 _TENSORRT_KINDS: tuple[Kind, ...] = ("tensorrt", "tensorrt-rtx")
 _ORT_INSTALL = "pip install onnxruntime-gpu" if platform.machine() in ("x86_64", "AMD64") else "pip install onnxruntime"
 _CUDA_INSTALL = "pip install 'onnxruntime-gpu[cuda,cudnn]' and a driver for its CUDA version"
@@ -109,6 +114,28 @@ def refuse_hidden_gpu(otherwise: str) -> None:
             "make nvidia-smi run here (in a container: start it with NVIDIA's container runtime and"
             f" NVIDIA_DRIVER_CAPABILITIES=all); --target NAME {otherwise}",
         )
+
+
+@contextlib.contextmanager
+def started_ahead(settings: SearchSettings) -> Iterator[None]:
+    """Begin what a toolchain needs first, beside whatever the caller does: the worker process, and a probe of the GPU.
+
+    Nothing of it shows before ``open_toolchain`` is called, faults included; what nobody took is ended.
+
+    Args:
+        settings: of the search; the target is known.
+    """
+    with spare(worker_environment(settings)):
+        if settings.target == "auto" or load_target(settings.target).kind != "cpu":
+            # It ends by itself, and nobody waits for it where the search ends first.
+            threading.Thread(target=_probe_gpu, name="mptune-probe", daemon=True).start()
+        yield
+
+
+def _probe_gpu() -> None:
+    with contextlib.suppress(Exception):  # whoever asks again gets it
+        if detect_gpus():
+            probe("cuda")
 
 
 def open_toolchain(
@@ -269,9 +296,18 @@ def _same_family(family: str, target: Target) -> bool:
     return any(name.lower().startswith(f"{family} ") for name in target.gpu_names)
 
 
-@cache
 def probe(provider: Provider) -> str | None:
-    """Run a tiny model in a worker; None where that works, else the reason. Cached for the process."""
+    """Run a tiny model in a worker; None where that works, else the reason. Cached for the process.
+
+    While another thread does so (``started_ahead``) its answer is waited for.
+    """
+    with _probing:
+        return probed(provider)
+
+
+@cache
+def probed(provider: Provider) -> str | None:
+    """See ``probe``."""
     report = run_once(ProbeJob(provider), _PROBE_TIMEOUT_S, _logged_reason)
     return report if isinstance(report, str) else None
 

@@ -49,6 +49,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+def worker_environment(settings: SearchSettings) -> Mapping[str, str]:
+    """More environment variables of a search's worker process."""
+    return {} if settings.tf32 else NO_TF32
+
+
 class ReferenceModel:
     """The untouched model, run by ONNX Runtime in FP32: reference outputs and observed ranges."""
 
@@ -145,7 +150,7 @@ class BaseToolchain(ABC):
         self.settings = settings
         self.provider = provider
         self._warnings = tuple(warnings)
-        self._worker = Worker(workload.workspace.logs_dir, settings.worker, {} if settings.tf32 else NO_TF32)
+        self._worker = Worker(workload.workspace.logs_dir, settings.worker, worker_environment(settings))
         function = settings.metric_function
         if function is not None:
             self._worker.on_question = lambda question: question.answer(settings.metric, function)
@@ -248,7 +253,7 @@ class BaseToolchain(ABC):
 
     def restart(self) -> None:
         """See ``Toolchain``."""
-        self._worker.close()
+        self._worker.restart()
 
     def close(self) -> None:
         """See ``Toolchain``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import os
 import pickle
 import signal
@@ -11,7 +12,7 @@ import struct
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -135,8 +136,9 @@ def main() -> None:
     try:
         while (message := _receive(requests)) is not None:
             if message[0] == "start":
-                sys.path[:] = message[1]
+                sys.path[:], preloaded = message[1]
                 send(("ready", os.getpid()))
+                _preload(preloaded)
             else:
                 answer = _answer(message[1], state)
                 sys.stdout.flush()
@@ -168,6 +170,13 @@ def _answer(job: Job[Any] | Exception, state: WorkerState) -> bytes:
         traceback.print_exc()
         failure = Failure(state.stage, *describe(error))
     return encode(("failure", failure))
+
+
+def _preload(modules: Sequence[str]) -> None:
+    """Import what jobs need, before there is one; what fails here fails in the job, too, which says why."""
+    for name in modules:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
 
 
 def _tidy(state: WorkerState) -> None:

@@ -25,6 +25,7 @@ example, without a prior::
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -254,6 +255,11 @@ class PrecisionSampler(BaseSampler):
 
 def _choices(prior: Prior, plan: Bools) -> dict[str, str]:
     return choices_of(plan, prior.groups, prior.reduced)
+
+
+def load_ahead() -> None:
+    """Import what the first proposal needs, in a thread: it takes 0.2 s, in which a worker may compute something."""
+    threading.Thread(target=_blas, name="mptune-import", daemon=True).start()
 
 
 @cache

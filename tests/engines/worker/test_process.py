@@ -1,0 +1,133 @@
+"""Processes that are started before they are needed."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+from mptune.engines.toolchains import choose
+from mptune.engines.worker import parent, process
+from mptune.engines.worker.child import WorkerState
+from mptune.engines.worker.parent import Worker
+from mptune.engines.worker.process import PRELOADED, spare
+from mptune.settings import SearchSettings
+from tests.engines import faults
+from tests.engines.worker.test_parent import is_gone
+
+PLENTY_S = 120.0
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Which modules are loaded before a job needs them."""
+
+    names: tuple[str, ...] = PRELOADED
+
+    def run(self, state: WorkerState) -> set[str]:
+        return {name for name in self.names if name in sys.modules}
+
+
+def spare_pid() -> int:
+    assert process._spare is not None
+    return process._spare[1].pid
+
+
+def test_the_first_worker_takes_the_process_that_was_started_ahead(tmp_path: Path) -> None:
+    with spare({"MPTUNE_TEST": "1"}):
+        pid = spare_pid()
+        with Worker(tmp_path, environment={"MPTUNE_TEST": "1"}) as worker:
+            assert worker.call(Loaded(), PLENTY_S) == set(PRELOADED)
+            assert worker.pid == pid
+            worker.close()
+            worker.call(faults.Pid(), PLENTY_S)
+            assert worker.pid != pid
+    assert is_gone(pid)
+
+
+def test_a_spare_process_is_for_its_environment_alone_and_ends_unused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "PRELOADED", ())
+    with spare({}):
+        pid = spare_pid()
+        with Worker(tmp_path, environment={"MPTUNE_TEST": "1"}) as worker:
+            worker.call(faults.Pid(), PLENTY_S)
+            assert worker.pid != pid
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+        with Worker(tmp_path) as worker:
+            worker.call(faults.Pid(), PLENTY_S)
+            assert worker.pid != pid
+        assert psutil.pid_exists(pid)
+    assert is_gone(pid)
+    assert process._spare is None
+
+
+def test_a_spare_process_that_has_died_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "PRELOADED", ())
+    with spare({}):
+        assert process._spare is not None
+        process._spare[1]._popen.kill()
+        process._spare[1]._popen.wait()
+        with Worker(tmp_path) as worker:
+            assert worker.call(faults.Pid(), PLENTY_S) == worker.pid
+
+
+def test_the_next_process_starts_while_the_last_one_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parent, "PRELOADED", ("no.such.module", "colorsys"))
+    with Worker(tmp_path) as worker:
+        worker.call(faults.Pid(), PLENTY_S)
+        first = worker.pid
+        worker.restart()
+        assert worker._next is not None
+        following = worker._next.pid
+        assert first is not None
+        assert is_gone(first)
+        assert worker.call(Loaded(("colorsys",)), PLENTY_S) == {"colorsys"}
+        assert worker.pid == following
+        worker.restart()
+        unused = worker._next.pid
+        worker.close()
+        assert is_gone(unused)
+
+
+def test_a_restart_before_any_job_starts_nothing(tmp_path: Path) -> None:
+    with Worker(tmp_path) as worker:
+        worker.restart()
+        assert worker._next is None
+
+
+def test_a_probe_that_runs_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+
+    def slow(job: object, *more: object) -> str:
+        calls.append(job)
+        time.sleep(0.3)
+        return "no CUDA"
+
+    monkeypatch.setattr(choose, "run_once", slow)
+    choose.probed.cache_clear()
+    try:
+        other = threading.Thread(target=choose.probe, args=("cuda",))
+        other.start()
+        assert choose.probe("cuda") == "no CUDA"
+        other.join()
+        assert len(calls) == 1
+    finally:
+        choose.probed.cache_clear()
+
+
+def test_a_gpu_is_probed_beside_what_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, done = [], threading.Event()
+    monkeypatch.setattr(choose, "detect_gpus", lambda: ("a GPU",))
+    monkeypatch.setattr(choose, "probe", lambda provider: (asked.append(provider), done.set()))
+    with choose.started_ahead(SearchSettings(target="cpu")):
+        assert spare_pid()
+    with choose.started_ahead(SearchSettings(target="auto")):
+        assert done.wait(PLENTY_S)
+    assert asked == ["cuda"]
