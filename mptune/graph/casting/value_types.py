@@ -52,6 +52,9 @@ class Resolution:
         return sum(map(len, self.casts.values())) - len(self.folds.dropped)
 
 
+_SUFFIX = "__"
+"""Begins what ``new_suffix`` gives."""
+
 _Needs = tuple[tuple[str, Precision], ...]
 
 
@@ -270,12 +273,18 @@ def value_types(grouped: GroupedModel) -> ValueTypes:
 
 def new_suffix(model: Model, kind: str) -> str:
     """A suffix such that no name in the model ends with it: a name plus the suffix is always new."""
+    suffix = f"{_SUFFIX}{kind}"
+    while any(name.endswith(suffix) for name in _suffixed_names(model)):
+        suffix += "_"
+    return suffix
+
+
+@once
+def _suffixed_names(model: Model) -> frozenset[str]:
+    """Names in the model, subgraphs included, that may end with a suffix of ``new_suffix``."""
     graphs = [*all_graphs(model.proto.graph)]
     taken = {name for graph in graphs for node in graph.node for name in (node.name, *node.output)}
     taken |= {v.name for graph in graphs for v in (*graph.input, *graph.initializer)}
     taken |= {s.values.name for graph in graphs for s in graph.sparse_initializer}
     taken |= {name for node in model.nodes for name in (node.name, *node.outputs)}
-    suffix = f"__{kind}"
-    while any(name.endswith(suffix) for name in taken):
-        suffix += "_"
-    return suffix
+    return frozenset(name for name in taken if _SUFFIX in name)
