@@ -9,6 +9,7 @@ import os
 import platform
 import re
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -135,13 +136,14 @@ def describe_environment(root: Path = Path("/")) -> Environment:
     Args:
         root: of the file system in which a Jetson's files are looked for.
     """
-    gpus = read_gpus()
+    with ThreadPoolExecutor(2) as pool:  # each waits for nvidia-smi
+        driver, foreign = pool.submit(_cuda_of_driver), pool.submit(foreign_gpu_processes)
+        gpus = read_gpus()
     found = {"python": platform.python_version(), **installed_versions()}
-    cuda = _cuda_of_driver() if gpus else None
-    if cuda:
-        found["cuda driver"] = cuda
+    if gpus and driver.result():
+        found["cuda driver"] = str(driver.result())
     warnings = [warning for gpu in gpus for warning in state_warnings(gpu)]
-    warnings += process_warnings(foreign_gpu_processes()) if gpus else []
+    warnings += process_warnings(foreign.result()) if gpus else []
     return Environment(
         versions=found,
         os=platform.platform(),

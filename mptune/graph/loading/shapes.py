@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 import onnx.helper
 import onnx.numpy_helper
-import onnx.reference
 import onnx.shape_inference
 
 from mptune.graph.loading.inference import declaration
@@ -167,6 +166,8 @@ class _Walk:
             shape = tuple(int(dim) for dim in self._values[node.inputs[-1]])
             if math.prod(shape) * 8 > _INLINE_LIMIT:
                 return False
+        import onnx.reference  # Takes 0.1 s, and few models need it.
+
         evaluator = onnx.reference.ReferenceEvaluator(node.proto, opsets={o.domain: o.version for o in self._opsets})
         results = evaluator.run(None, {i: self._values[i] for i in node.inputs if i})
         for name, value in zip(node.outputs, results, strict=False):
