@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from mptune.graph.plan import Precision
 from mptune.tuning.sampler.plan_rows import Bools, Floats
 from mptune.tuning.sampler.posterior import Prior
+
+_BF16 = str(Precision.BF16)
 
 _COSTS_FACTOR, _COSTS_MORE = 0.5, 0.15
 """Doubt of the costs of all boundaries: as a share of each, and an equal amount, as a share of a group's mean gain."""
@@ -19,7 +22,11 @@ _COSTS_FACTOR, _COSTS_MORE = 0.5, 0.15
 _GAINS_FACTOR, _OPERATOR_FACTOR = 0.2, 0.3
 """Doubt of the gains of all groups, and of those that have an operator, as a share of each gain."""
 
-_TWINS_DIFFER = 0.25
+_BEYOND_FACTOR = 0.5
+"""The same of the gains of groups that may be BF16 and not FP16. What overflows is of one kind in most networks: in one
+whose nine norms do, they all are slower in BF16 on an H200, where the roofline has them gain."""
+
+_TWINS_DIFFER = 0.05
 """Doubt of what BF16 saves beyond FP16 in the same group, as a share of the doubt of what FP16 saves."""
 
 
@@ -41,7 +48,12 @@ def mix(prior: Prior, mean: Floats, *, profiled: bool) -> tuple[Floats, Floats]:
     if prior.exact:
         return mixing, np.zeros(0)
     n_groups = len(prior.groups)
-    kinds = np.hstack([np.ones((n_groups, 1)), shared_operators(prior)])[:, : 0 if profiled else None]
+    operators = shared_operators(prior)
+    beyond = _beyond_fp16(prior)
+    doubts = [_GAINS_FACTOR] + [_OPERATOR_FACTOR] * operators.shape[1] + [_BEYOND_FACTOR] * beyond.shape[1]
+    kinds = np.hstack([np.ones((n_groups, 1)), operators, beyond])
+    if profiled:
+        kinds, doubts = kinds[:, :0], []
     gains = mean[:n_groups, None]
     common = np.zeros((len(mean), 2 + kinds.shape[1]))
     common[n_groups:-1, 0] = mean[n_groups:-1]
@@ -49,8 +61,15 @@ def mix(prior: Prior, mean: Floats, *, profiled: bool) -> tuple[Floats, Floats]:
     common[:n_groups, 2:] = gains * kinds
     for first, second in prior.twins:
         common[second] = common[first]
-    sd = np.array([_COSTS_FACTOR, _COSTS_MORE, _GAINS_FACTOR] + [_OPERATOR_FACTOR] * kinds.shape[1])
-    return np.hstack([mixing, common]), sd[: common.shape[1]]
+    return np.hstack([mixing, common]), np.array([_COSTS_FACTOR, _COSTS_MORE, *doubts])
+
+
+def _beyond_fp16(prior: Prior) -> Bools:
+    """Which groups may be BF16 and not FP16, shape (n_groups, 1); no column where that is none of them, or all."""
+    reduced = prior.reduced or ("",) * len(prior.groups)
+    is_bf16 = np.array([name == _BF16 for name in reduced], dtype=bool)
+    is_bf16[[second for _, second in prior.twins]] = False
+    return is_bf16[:, None] if is_bf16.any() and not is_bf16.all() else np.zeros((len(prior.groups), 0), dtype=bool)
 
 
 def shared_operators(prior: Prior) -> Bools:

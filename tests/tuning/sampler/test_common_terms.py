@@ -25,10 +25,14 @@ def latency(plans: Bools, gains: Floats, cost_ms: float) -> Floats:
     return taken
 
 
-def learnt(plans: Bools, latency_ms: Floats, operators: tuple[frozenset[str], ...] = ()) -> LatencyModel:
+def learnt(
+    plans: Bools, latency_ms: Floats, operators: tuple[frozenset[str], ...] = (), reduced: tuple[str, ...] = ()
+) -> LatencyModel:
     """The posterior of a prior that takes ``GAINS`` and ``COST`` for true."""
     gains, costs = tuple(map(float, GAINS)), (COST,) * len(BOUNDARIES)
-    prior = Prior(IDS, gains_ms=gains, boundaries=BOUNDARIES, boundary_costs_ms=costs, operators=operators)
+    prior = Prior(
+        IDS, gains_ms=gains, boundaries=BOUNDARIES, boundary_costs_ms=costs, operators=operators, reduced=reduced
+    )
     count = len(plans)
     known = BuiltPlans(plans, latency_ms, np.full(count, 0.05), np.full(count, 1e-3), np.ones(count), BASE)
     return LatencyModel(prior, known)
@@ -80,3 +84,16 @@ def test_twins_share_what_their_group_shares() -> None:
     assert np.array_equal(mixing[1, 4:], mixing[0, 4:])
     assert mixing[1, 0] == 1.0
     assert 0.0 < mixing[1, 1] < 1.0
+
+
+def test_what_bf16_does_not_save_beyond_fp16s_range_is_learnt_from_some_groups() -> None:
+    """As of norms that a runtime fuses in FP32 alone: nothing is saved where FP16 overflows."""
+    beyond = EVEN
+    seen, unseen = beyond & (np.arange(GROUPS) < 16), beyond & (np.arange(GROUPS) >= 16)
+    plans = np.array([np.zeros(GROUPS, dtype=bool), ~beyond, ~beyond | seen])
+    latency_ms = latency(plans, np.where(beyond, 0.0, 1.0) * GAINS, COST)
+    saved = [
+        learnt(plans, latency_ms, reduced=reduced).mean()[:GROUPS][unseen].sum()
+        for reduced in ((), tuple("bf16" if one else "fp16" for one in beyond))
+    ]
+    assert saved[1] < 0.8 * saved[0], saved
