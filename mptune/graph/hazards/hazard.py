@@ -22,6 +22,9 @@ FP16_TINY = 2.0**-24
 FP16_NORMAL = 2.0**-14
 """Smallest normal FP16 value: below it, values lose digits."""
 
+EXACT_INTEGERS: Mapping[Precision, float] = {Precision.FP16: 2048.0, Precision.BF16: 256.0}
+"""Each reduced precision holds every whole number up to here: 11 significant bits, and 8. A sum of ones stops there."""
+
 _OF_RANGE = frozenset({"overflow", "range"})
 """Kinds of hazards of severity ``error`` whose value leaves FP16's range."""
 
@@ -70,6 +73,8 @@ class Hazard:
         """
         if self.severity != "error" or precision is Precision.FP32:
             return False
+        if self.kind == "index":
+            return self.value > EXACT_INTEGERS[precision]
         return precision is Precision.FP16 or self.kind not in _OF_RANGE or self.value > BF16_MAX
 
     def to_json(self) -> dict[str, Any]:

@@ -9,15 +9,10 @@ import numpy as np
 
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.lookup import Lookup, attribute
-from mptune.graph.hazards.hazard import Hazard, group_of
+from mptune.graph.hazards.hazard import EXACT_INTEGERS, KEPT, Hazard, group_of
 from mptune.graph.hazards.seen import Seen
 from mptune.graph.loading.model import Node
-
-EXACT_INTEGERS = 2048.0
-"""FP16 has 11 significant bits: it holds every whole number up to 2**11, and a sum of ones stops there."""
-
-EXACT_INTEGERS_OF_BF16 = 256.0
-"""The same of BF16's 8 bits."""
+from mptune.graph.plan import Precision
 
 _FAR = 5.0
 """Standard deviations: right data stay below 0.1, pixels of 0..255 instead of 0..1 give 65 and more."""
@@ -71,6 +66,8 @@ _KEEPS_INDEX = frozenset(
         "Split",
     )
 )
+_CARRIES_INDEX = _KEEPS_INDEX | {"Floor", "Ceil", "Round", "Abs", "Sum", "ReduceSum", "CumSum", "Gather"} - {"Cast"}
+"""Through these the value that becomes an index is computed: what they read and what they give is as large."""
 _MAX_STEPS = 256
 
 
@@ -110,7 +107,8 @@ def long_sum_hazards(types: ValueTypes, seen: Seen, *, has_bf16: bool = False) -
 
 def _narrowest(has_bf16: bool) -> tuple[str, float]:
     """What is called the precision of the fewest digits, and up to where it holds every whole number."""
-    return ("BF16", EXACT_INTEGERS_OF_BF16) if has_bf16 else ("FP16", EXACT_INTEGERS)
+    precision = Precision.BF16 if has_bf16 else Precision.FP16
+    return str(precision).upper(), EXACT_INTEGERS[precision]
 
 
 def _terms(types: ValueTypes, node: Node, seen: Seen) -> int:
@@ -128,36 +126,58 @@ def _terms(types: ValueTypes, node: Node, seen: Seen) -> int:
 def index_hazards(
     types: ValueTypes, look: Lookup, ranges: Mapping[str, float], seen: Seen, *, has_bf16: bool = False
 ) -> list[Hazard]:
-    """Casts to integers that become an index or a size, of values above the whole numbers that FP16 or BF16 holds."""
+    """Casts to integers that become an index or a size, of values above the whole numbers that FP16 or BF16 holds.
+
+    The groups that compute such a value are kept in FP32, back to where values are smaller or no index yet.
+    """
     found = []
     name, exact = _narrowest(has_bf16)
     for node in types.model.nodes:
         if node.op_type != "Cast" or not node.is_standard or not types.model.info(node.inputs[0]).is_float32:
             continue
         reached = ranges.get(node.inputs[0], 0.0)
-        source = look.producer(node.inputs[0])
-        group = None if source is None else group_of(types, source)
-        if reached <= exact or source is None or group is None:
+        reader = _indexes(look, node) if reached > exact else None
+        if reader is None:
             continue
-        reader = _indexes(look, node)
         value = seen.values.get(node.inputs[0])
-        if reader is not None:
+        cure = KEPT if reached > EXACT_INTEGERS[Precision.FP16] else "the group is kept out of BF16"
+        for group, source in _carriers(types, look, node.inputs[0], ranges, exact).items():
             found.append(
                 Hazard(
-                    "warning",
+                    "error",
                     "index",
-                    group.id,
+                    group,
                     source.name,
                     node.inputs[0],
                     reached,
                     f"floating-point values up to {reached:.6g} become an index or a size at node {reader.name!r}:"
                     f" {name} does not hold every whole number above {exact:.0f}",
-                    "keep the group in FP32, or compute indices in INT64",
+                    cure,
                     "index-in-float",
                     {"largest": reached, "exact_to": exact, "reader": reader.name},
                     () if value is None else (seen.sample(value.sample),),
                 )
             )
+    return found
+
+
+def _carriers(
+    types: ValueTypes, look: Lookup, index: str, ranges: Mapping[str, float], exact: float
+) -> dict[str, Node]:
+    """The groups that hold a value which becomes an index, or what it is computed from, each with its last node."""
+    found: dict[str, Node] = {}
+    stack, done = [index], set[str]()
+    while stack and len(done) < _MAX_STEPS:
+        at = stack.pop()
+        done.add(at)
+        source = look.producer(at)
+        if source is None or ranges.get(at, 0.0) <= exact:
+            continue
+        group = group_of(types, source)
+        if group is not None:
+            found.setdefault(group.id, source)
+        if source.is_standard and source.op_type in _CARRIES_INDEX:
+            stack += [name for name in source.inputs if name and name not in done]
     return found
 
 

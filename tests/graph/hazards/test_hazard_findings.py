@@ -12,9 +12,10 @@ from onnx import TensorProto
 from mptune.finding import Finding
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
-from mptune.graph.hazards.find import find_hazards
+from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.hazards.hazard import hazard_findings
 from mptune.graph.loading.model import load_model
+from mptune.graph.plan import Precision
 from tests.graph import models
 from tests.graph.models import constant, node, value, weight
 
@@ -203,3 +204,28 @@ def test_whole_numbers_end_earlier_in_bf16(largest: float, found: set[str], tmp_
         for finding in indexes:
             assert f"{precision.upper()} does not hold every whole number above {exact:.0f}" in finding.text
             assert finding.evidence["exact_to"] == exact
+
+
+@pytest.mark.parametrize(("largest", "ruled_out"), [(200.0, set()), (1000.0, {"bf16"}), (3000.0, {"fp16", "bf16"})])
+def test_what_becomes_an_index_is_kept_out_of_the_precisions_that_do_not_hold_it(
+    largest: float, ruled_out: set[str], tmp_path: Path
+) -> None:
+    """A flat index of a row and a column: the product, the sum and the rounding, and not what the table is used for."""
+    proto = chain(
+        node("Relu", ["x"], "row", "/row/Relu"),
+        node("Mul", ["row", "width"], "start", "/start/Mul"),
+        node("Add", ["start", "column"], "sum", "/sum/Add"),
+        node("Floor", ["sum"], "at", "/at/Floor"),
+        node("Cast", ["at"], "index", "/cast/Cast", to=TensorProto.INT64),
+        node("Gather", ["table", "index"], "found", "/gather/Gather"),
+        node("Exp", ["found"], "y", "/exp/Exp"),
+        constants=[constant("width", np.array(50.0)), constant("column", np.array(3.0)), weight("table", 4096, 2)],
+    )
+    model = load_model(models.save(proto, tmp_path))
+    grouped = GroupedModel(model, find_groups(model, "op"))
+    ranges = {"x": 60.0, "row": largest / 50.0, "start": largest, "sum": largest, "at": largest}
+    hazards = find_hazards(grouped, ranges, precisions=("fp32", "fp16", "bf16"))
+    nodes_of = {group.id: group.nodes for group in grouped.groups}
+    for precision in (Precision.FP16, Precision.BF16):
+        pinned = {name for group in pinned_by_hazards(hazards, precision) for name in nodes_of[group]}
+        assert pinned == ({"/start/Mul", "/sum/Add", "/at/Floor"} if str(precision) in ruled_out else set())
