@@ -11,6 +11,7 @@ import pytest
 
 from mptune.engines.jobs.operator_types import OperatorTypesJob
 from mptune.engines.loading import load_typed_model
+from mptune.engines.ort.session import CpuSession, SessionOptions
 from mptune.engines.worker.parent import Worker
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -175,6 +176,30 @@ def test_emulations_of_a_growing_cache_run(is_named: bool, tmp_path: Path, load:
         ]
         np.testing.assert_array_equal(results[0], results[1])
         np.testing.assert_allclose(results[0], results[2], atol=2e-3)
+
+
+@pytest.mark.parametrize("present", ["undeclared", "no output"])
+def test_plans_of_a_growing_cache_run_whatever_is_declared_of_it(present: str, tmp_path: Path, load: Load) -> None:
+    proto = growing_cache()
+    outputs = [*proto.graph.output]
+    del proto.graph.output[:]
+    for output in outputs:
+        if output.name != "y" and present == "undeclared":
+            output.type.tensor_type.ClearField("shape")
+        if output.name == "y" or present == "undeclared":
+            proto.graph.output.append(output)
+    model = load(_saved(proto, tmp_path))
+    grouped = GroupedModel(model, find_groups(model))
+    bank = WeightBank.write(model, tmp_path)
+    path = Emulator(grouped, bank).write(grouped.uniform(Precision.FP16), tmp_path / "emulated.onnx")
+    typed = load(Rewriter(grouped, bank).write(grouped.uniform(Precision.FP16), tmp_path / "typed.onnx"))
+    widened = write_widened(typed, WeightBank.write(typed, tmp_path / "typed"), tmp_path / "typed/w.onnx")
+    feed, results = growing_cache_feed(3, 1), []
+    for each in (path, widened):
+        session = CpuSession(each, SessionOptions(timing=False))
+        results.append(session.run(feed)["y"])
+        session.close()
+    np.testing.assert_allclose(results[0], results[1], atol=2e-3)
 
 
 def test_an_output_whose_type_nothing_says_stays_fp32(tmp_path: Path, load: Load) -> None:

@@ -56,6 +56,7 @@ class SessionOptions:
         optimised_dir: an empty folder for that graph alone; None does not save it.
         reuses_buffers: plan which values share a buffer. Its time is quadratic in ONNX Runtime 1.31: 4 of the 4.3 s
             in which a model of 3,300 nodes is opened. Without it each value has memory of its own while it is needed.
+            On a CPU only where a session is timed.
         node_by_node: no optimisation and no arena: each node is computed as it stands, and memory is given back.
         threads: that one run computes with on a CPU; None takes all cores.
     """
@@ -226,7 +227,9 @@ class OrtSession(ABC):
         options.log_severity_level = _LOG_WARNING
         # Planned buffers corrupt FP16 norms from the second run on (microsoft/onnxruntime#27768).
         options.enable_mem_pattern = not self._on_cpu
-        options.enable_mem_reuse = self.options.reuses_buffers
+        # What a fused operator gives may be larger than ONNX Runtime infers, as a key-value cache that grows is, and a
+        # buffer that was planned for it too small. The engine that is timed is run as a user would.
+        options.enable_mem_reuse = self.options.reuses_buffers and (self.options.timing or not self._on_cpu)
         if not self.options.optimise:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         if self._on_cpu:
