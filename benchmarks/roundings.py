@@ -14,13 +14,14 @@ import argparse
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from scipy.special import erf, expit, ndtr
+from scipy.special import erf, expit, ndtr, softmax
 
 from benchmarks.common import save
 from mptune.engines.base import EngineError
@@ -43,7 +44,8 @@ def rounded_to(precision: Precision, values: np.ndarray) -> np.ndarray:
     BFLOAT16 is reached from FP32, which rounds twice: no provider computes in double precision either.
     """
     if precision is Precision.FP16:
-        return np.asarray(values).astype(np.float16).astype(np.float64)
+        with np.errstate(over="ignore"):  # beyond its range they are infinite
+            return np.asarray(values).astype(np.float16).astype(np.float64)
     return from_bfloat16(to_bfloat16(np.asarray(values, np.float32))).astype(np.float64)
 
 
@@ -69,6 +71,8 @@ _GELU: tuple[Step, ...] = (
     ("Mul", ("e", "half"), "y", {}),
 )
 _SIGMOID: Step = ("Sigmoid", ("x",), "t", {})
+_EPSILON, _EPSILON_DEFAULT = 1e-6, 1e-5
+"""Of the norms here, and what a fused norm takes where it does not read that."""
 
 
 def cases(precision: Precision) -> dict[str, Case]:
@@ -179,6 +183,23 @@ def cases(precision: Precision) -> dict[str, Case]:
                 "rounded in between": lambda: r(r(convolved()) + b[:, None, None]),
             },
         ),
+        **_norms(precision, image, r(1.0 + 0.1 * rng.normal(size=COLUMNS)), b),
+        "GELU without a bias": Case(
+            tuple((op, tuple("x" if i == "a" else i for i in inputs), out, more) for op, inputs, out, more in _GELU),
+            {"root": root, "one": r(1.0), "half": r(0.5)},
+            wide,
+            {
+                "rounded once": lambda: r(wide * ndtr(wide)),
+                "each step rounded": lambda: gelu_in_steps(wide, 1.0 / root),
+                "each step, times the rounded 0.7071": lambda: gelu_in_steps(wide, root_of_half),
+            },
+        ),
+        "softmax of values and a bias": Case(
+            (("Add", ("x", "bias"), "t", {}), ("Softmax", ("t",), "y", {"axis": -1})),
+            {"bias": b},
+            wide,
+            {"sum not rounded": lambda: r(softmax(wide + b, -1)), "sum rounded": lambda: r(softmax(r(wide + b), -1))},
+        ),
         "mean over the last axes": Case(
             (("ReduceMean", ("x",) if axes else ("x", "axes"), "y", {**axes, "keepdims": 0}),),
             {} if axes else {"axes": np.array([2, 3], np.int64)},
@@ -189,6 +210,76 @@ def cases(precision: Precision) -> dict[str, Case]:
             },
         ),
     }
+
+
+def _norms(precision: Precision, image: np.ndarray, gain: np.ndarray, bias: np.ndarray) -> dict[str, Case]:
+    """Norms: of rows of all sizes, so that the epsilon shows; FP16 does not hold the squares of the largest."""
+
+    def r(values: np.ndarray | float) -> np.ndarray:
+        return rounded_to(precision, np.asarray(values))
+
+    rows = np.random.default_rng(1).normal(size=(ROWS, COLUMNS)) * 10.0 ** np.linspace(-4, 3, ROWS)[:, None]
+    x, count = r(rows), image[0, 0].size
+
+    def root_mean(values: np.ndarray, epsilon: float) -> np.ndarray:
+        return values / np.sqrt((values**2).mean(-1, keepdims=True) + epsilon)
+
+    def in_steps() -> np.ndarray:
+        mean = r(r((r(x * x)).sum(-1, keepdims=True)) / COLUMNS)
+        return r(r(x / r(np.sqrt(r(mean + r(_EPSILON))))) * gain)
+
+    def instance_norm(gain: np.ndarray, bias: np.ndarray, *, whole: bool) -> np.ndarray:
+        mean, variance = (of(axis=(2, 3), keepdims=True) for of in (image.mean, image.var))
+        scales, biases = gain[:, None, None], bias[:, None, None]
+        if whole:
+            return r(scales * (image - mean) / np.sqrt(variance + _EPSILON) + biases)
+        guarded = r(r(variance * count / (count - 1)) * r((count - 1) / count) + r(_EPSILON))
+        return r(r(r(scales * r(image - r(mean))) / r(np.sqrt(guarded))) + biases)
+
+    return {
+        "RMSNorm written out": Case(
+            (
+                ("Pow", ("x", "two"), "q", {}),
+                ("ReduceMean", ("q",) if _axes(precision) else ("q", "axes"), "m", _axes(precision)),
+                ("Add", ("m", "epsilon"), "a", {}),
+                ("Sqrt", ("a",), "s", {}),
+                ("Div", ("x", "s"), "d", {}),
+                ("Mul", ("d", "gain"), "y", {}),
+            ),
+            {
+                "two": r(2.0),
+                "epsilon": r(_EPSILON),
+                "gain": gain,
+                **({} if _axes(precision) else {"axes": np.array([-1], np.int64)}),
+            },
+            x,
+            {
+                "rounded once, its epsilon": lambda: r(root_mean(x, float(r(_EPSILON))) * gain),
+                "rounded once, the default epsilon": lambda: r(root_mean(x, _EPSILON_DEFAULT) * gain),
+                "each step rounded": in_steps,
+            },
+        ),
+        **{
+            name: Case(
+                (("InstanceNormalization", ("x", "gain", "bias"), "y", {"epsilon": _EPSILON}),),
+                {"gain": scales, "bias": biases},
+                image,
+                {
+                    "rounded once": partial(instance_norm, scales, biases, whole=True),
+                    "statistics and each step rounded": partial(instance_norm, scales, biases, whole=False),
+                },
+            )
+            for name, scales, biases in (
+                ("InstanceNormalization", gain, bias),
+                ("InstanceNormalization without scale and bias", np.ones(COLUMNS), np.zeros(COLUMNS)),
+            )
+        },
+    }
+
+
+def _axes(precision: Precision) -> Mapping[str, Any]:
+    """The last axis as an attribute of a reduction; nothing where it is an input."""
+    return {"axes": [-1]} if _OPSETS[precision][0] < _AXES_ARE_INPUTS else {}
 
 
 def _constant(name: str, value: np.ndarray, precision: Precision) -> TensorProto:

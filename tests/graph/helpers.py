@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def feeds(model: Model, seed: int = 0, batch: int = 3) -> dict[str, np.ndarray]:
     return made
 
 
-def run(path: Path, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def run(path: Path, feed: Mapping[str, np.ndarray], disabled: Sequence[str] = ()) -> dict[str, np.ndarray]:
     """On the CPU, without the optimisation that crashes on FP16 products there, and without reused FP16 buffers.
 
     The plan of reused buffers takes longer than the run itself, as the square of the number of nodes. As in
@@ -39,13 +39,13 @@ def run(path: Path, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     options.enable_mem_pattern = False
     options.enable_mem_reuse = False
     opened = partial(ort.InferenceSession, str(path), options, providers=["CPUExecutionProvider"])
-    disabled = ["MatmulTransposeFusion"]
+    without = ["MatmulTransposeFusion", *disabled]
     try:
-        session = opened(disabled_optimizers=disabled)
+        session = opened(disabled_optimizers=without)
     except Exception as error:
         if "/LayerNormFusion/" not in str(error):
             raise
-        session = opened(disabled_optimizers=[*disabled, "LayerNormFusionL1", "LayerNormFusionL2"])
+        session = opened(disabled_optimizers=[*without, "LayerNormFusionL1", "LayerNormFusionL2"])
     names = [o.name for o in session.get_outputs()]
     return dict(zip(names, session.run(names, dict(feed)), strict=True))
 

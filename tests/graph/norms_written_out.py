@@ -10,6 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from mptune.graph.loading.model import Model, load_model
 
+Step = tuple[str, str, str]
 ROWS, WIDTH = 64, 32
 LARGE = 700.0
 """Its square is beyond FP16's range."""
@@ -41,7 +42,7 @@ def rms_norm(
     steps = [("MatMul", "x eye", "h"), squared, mean, ("Add", "m eps", "a"), ("Sqrt", "a", "s"), *FORMS[end]]
     if read_twice:
         steps.append(("Mul", "h gain", "z"))
-    return _save(folder / "rms.onnx", steps, opset, ("y", "z") if read_twice else ("y",), eps)
+    return save(folder, steps, opset, ("y", "z") if read_twice else ("y",), eps)
 
 
 def layer_norm(folder: Path, *, opset: int) -> Model:
@@ -49,11 +50,15 @@ def layer_norm(folder: Path, *, opset: int) -> Model:
     axes = " axes" if opset >= 18 else ""
     steps = [("MatMul", "x eye", "h"), ("ReduceMean", "h" + axes, "mu"), ("Sub", "h mu", "c"), ("Pow", "c two", "q")]
     steps += [("ReduceMean", "q" + axes, "m"), ("Add", "m eps", "a"), ("Sqrt", "a", "s"), ("Div", "c s", "d")]
-    return _save(folder / "ln.onnx", [*steps, ("Mul", "d gain", "e"), ("Add", "e gain", "y")], opset, ("y",), 1e-5)
+    return save(folder, [*steps, ("Mul", "d gain", "e"), ("Add", "e gain", "y")], opset)
 
 
-def _save(path: Path, steps: list[tuple[str, str, str]], opset: int, outputs: tuple[str, ...], eps: float) -> Model:
-    numbers = {"two": 2.0, "one": 1.0, "eps": eps}
+def save(
+    folder: Path, steps: list[Step], opset: int = 17, outputs: tuple[str, ...] = ("y",), eps: float = 1e-5
+) -> Model:
+    """A model of these steps: operator, inputs, output."""
+    path = folder / "written_out.onnx"
+    numbers = {"two": 2.0, "one": 1.0, "half": 0.5, "root": 2.0**0.5, "eps": eps}
     constants = {"eye": EYE, "gain": GAIN, **{name: np.float32(value) for name, value in numbers.items()}}
     nodes = []
     for op_type, inputs, out in steps:

@@ -42,8 +42,12 @@ def same(values: np.ndarray, others: np.ndarray) -> float:
 
 
 class Case:
-    def __init__(self, model: Model, folder: Path, norms: tuple[FusedNodes, ...], x: np.ndarray = X) -> None:
+    def __init__(
+        self, model: Model, folder: Path, norms: tuple[FusedNodes, ...], x: np.ndarray = X, cuda: bool = False
+    ) -> None:
         self.grouped = GroupedModel(model, find_groups(model))
+        if cuda:
+            self.grouped = with_rounding_steps(self.grouped, norms)
         self.norms, self.folder, self.x = norms, folder, x
         self.bank = WeightBank.write(model, folder)
 
@@ -60,7 +64,7 @@ class Case:
             path = emulator.write(self.folder / "switched.onnx", [group.id for group in self.grouped.groups])
             on = emulator.on(plan)
             switches = {name: np.array(name in on) for name in emulator.switches[Precision.FP16].values()}
-            for name, other in run(path, {"x": self.x, **switches}).items():
+            for name, other in run(path, {"x": self.x, **switches}, ["SimplifiedLayerNormFusion"]).items():
                 np.testing.assert_allclose(other, values[name], rtol=1e-6, err_msg=f"{name}, branches={branches}")
         return values
 
@@ -100,6 +104,29 @@ def test_the_cuda_providers_means_are_not_written_out_inside(tmp_path: Path) -> 
     ops = [n.op_type for n in with_rounding_steps(grouped, (NORM,)).model.nodes]
     assert "ReduceMean" in ops
     assert "ReduceSum" in [n.op_type for n in with_rounding_steps(grouped).model.nodes]
+
+
+def test_the_engines_epsilon_is_taken_in_fp16(tmp_path: Path) -> None:
+    """Of a norm of small values, 1e-5 where the model has 1e-12."""
+    small, taken = (X * 1e-6).astype(np.float32), 1e-5
+    norm = FusedNodes(NORM.nodes, "h", taken)
+    case = Case(rms_norm(tmp_path, eps=1e-12), tmp_path, (norm,), small, cuda=True)
+    (values,) = case.emulated(case.plan("n_y")).values()
+    assert same(values, kernel(small, float(np.float16(taken)))) > 0.99
+    (exact,) = case.emulated(case.plan()).values()
+    np.testing.assert_allclose(exact, run(case.grouped.model.path, {"x": small})["y"], rtol=1e-6)
+    assert np.abs(exact).mean() > 3 * np.abs(values).mean()
+
+
+def test_in_bf16_each_step_is_rounded(tmp_path: Path) -> None:
+    """There are norms that ONNX Runtime fuses in FP16 alone."""
+    fused, node_by_node = (Case(rms_norm(tmp_path), tmp_path, norms) for norms in ((NORM,), ()))
+    plan = fused.grouped.uniform(Precision.BF16)
+    (one,), (other,) = (
+        run(Emulator(case.grouped, case.bank, case.norms).write(plan, tmp_path / "bf16.onnx"), {"x": X}).values()
+        for case in (fused, node_by_node)
+    )
+    np.testing.assert_array_equal(one, other)
 
 
 def test_values_inside_are_no_hazard(tmp_path: Path) -> None:

@@ -157,10 +157,16 @@ class SwitchedErrorsJob:
         return output_error(state, outputs, self.reference, self.metric, self.dependent, start, self.scoring)
 
     def _open(self, model: Path, side_by_side: SideBySide) -> OrtSession:
-        # A switched model has several times as many nodes: to plan which of them share buffers would take longest.
+        # A switched model has several times as many nodes: to plan which of them share buffers would take longest. And
+        # its epsilons are switched, too.
         is_cuda = self.provider == "cuda"
-        threads = side_by_side.threads
-        options = SessionOptions(self.provider, timing=is_cuda, reuses_buffers=not is_cuda, threads=threads)
+        options = SessionOptions(
+            self.provider,
+            timing=is_cuda,
+            reuses_buffers=not is_cuda,
+            fuses_norms=False,
+            threads=side_by_side.threads,
+        )
         return open_session(model, options)
 
     def _at_waists(self, head: Path, samples: Sequence[Feed]) -> tuple[Outputs, ...]:

@@ -3,7 +3,8 @@
 The session saves its graph as it was optimised, and each fused node there is traced back to nodes of the model by the
 names of tensors. Providers fuse differently, so the provider that runs the plans is asked. Only operators count that
 were seen to round once (``benchmarks.roundings``, CUDA provider, H200): norms, BiasSoftmax and Gelu. BiasGelu, FastGelu
-and QuickGelu round within (``mptune.graph.writing.rounding_steps``).
+and QuickGelu round within (``mptune.graph.writing.rounding_steps``), and norms that are fused with the sum before them
+(SkipLayerNormalization) took their statistics in FP16 until 2026 (microsoft/onnxruntime#28682).
 
 A fusion counts where every plan has it that runs these nodes in FP16. They lie in one group, so they have one type. A
 Cast in front of a norm is taken into it, and with it from operator set 17 on a LayerNormalization of two types is made,
@@ -34,9 +35,8 @@ from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.grouping.patterns import find_patterns
 from mptune.graph.loading.model import Node
 
-_SIMPLIFIED = frozenset({"SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"})
-_CENTRED = frozenset({"LayerNormalization", "SkipLayerNormalization"})
-_NORMS = _SIMPLIFIED | _CENTRED
+_CENTRED = "LayerNormalization"
+_NORMS = frozenset({_CENTRED, "SimplifiedLayerNormalization"})
 _OTHERS = frozenset({"BiasSoftmax", "Gelu"})
 _OPERATOR_SINCE = 17
 """The operator set from which LayerNormalization is one of ONNX's own operators, of one type."""
@@ -53,14 +53,12 @@ class OptimisedNode:
         op_type: its operator.
         nodes: names of the nodes of the typed model that it computes.
         result: name of the node there that computed its result.
-        beside: names of those whose results are other outputs of it: the sum before a norm, where that is fused too.
         epsilon: its attribute; None where it has none.
     """
 
     op_type: str
     nodes: tuple[str, ...]
     result: str
-    beside: tuple[str, ...] = ()
     epsilon: float | None = None
 
 
@@ -109,11 +107,10 @@ def optimised_nodes(typed: onnx.GraphProto, optimised: onnx.GraphProto) -> Itera
     for node, computed in zip(optimised.node, computed_nodes(typed, optimised), strict=True):
         if node.op_type not in _NORMS | _OTHERS or len(computed) < 2:
             continue
-        names = (given_name(name, producer) for name in node.output)
-        made = [producer[name] for name in names if name is not None]
+        result = given_name(node.output[0], producer)
         epsilon = next((float(a.f) for a in node.attribute if a.name == "epsilon"), None)
-        if made:
-            yield OptimisedNode(node.op_type, computed, made[0], tuple(made[1:]), epsilon)
+        if result is not None:
+            yield OptimisedNode(node.op_type, computed, producer[result], epsilon)
 
 
 def fused_nodes(grouped: GroupedModel, found: Iterable[OptimisedNode]) -> tuple[FusedNodes, ...]:
@@ -127,10 +124,9 @@ def fused_nodes(grouped: GroupedModel, found: Iterable[OptimisedNode]) -> tuple[
     named = {node.name: node for node in model.nodes}
     fused = []
     for one in found:
-        if one.op_type in _CENTRED and model.opset >= _OPERATOR_SINCE:
+        if one.op_type == _CENTRED and model.opset >= _OPERATOR_SINCE:
             continue
-        members = [named[name] for name in one.nodes if name in named and name not in one.beside]
-        members.sort(key=lambda node: node.index)
+        members = sorted((named[name] for name in one.nodes if name in named), key=lambda node: node.index)
         groups = {owners.get(node.name) for node in members}
         if len(members) < 2 or members[-1].name != one.result or len(groups) > 1 or None in groups:
             continue

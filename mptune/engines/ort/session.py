@@ -35,6 +35,9 @@ _QUANTISED_KERNEL = "Failed to find kernel for com.microsoft.Q"
 _NORM_FUSION = "/LayerNormFusion/"
 """In the name of the node that a fusion makes."""
 
+_NORM_FUSIONS = ("LayerNormFusionL1", "LayerNormFusionL2")
+_SIMPLIFIED_NORM_FUSION = "SimplifiedLayerNormFusion"
+
 _LOG_WARNING = 2
 
 
@@ -57,6 +60,8 @@ class SessionOptions:
         reuses_buffers: plan which values share a buffer. Its time is quadratic in ONNX Runtime 1.31: 4 of the 4.3 s
             in which a model of 3,300 nodes is opened. Without it each value has memory of its own while it is needed.
             On a CPU only where a session is timed.
+        fuses_norms: make norms of nodes that write them out; not where an epsilon is computed: a fused norm takes 1e-5
+            for what is no constant (``layer_norm_fusion.cc``, ONNX Runtime 1.31).
         node_by_node: no optimisation and no arena: each node is computed as it stands, and memory is given back.
         threads: that one run computes with on a CPU; None takes all cores.
     """
@@ -73,6 +78,7 @@ class SessionOptions:
     record_placement: bool = False
     reuses_buffers: bool = True
     node_by_node: bool = False
+    fuses_norms: bool = True
     threads: int | None = None
 
 
@@ -255,6 +261,7 @@ class OrtSession(ABC):
         # The other one makes x64quantprecision fail where two layers read one INT8 weight ("Attempt to replace the
         # existing tensor", 1.31.1); without it products are as exact, by ONNX Runtime's Avx2WeightS8ToU8Transformer.
         disabled = ["MatmulTransposeFusion", "QDQS8ToU8Transformer"] if self._on_cpu else []
+        disabled += [] if self.options.fuses_norms else [_SIMPLIFIED_NORM_FUSION, *_NORM_FUSIONS]
 
         opened = partial(onnxruntime.InferenceSession, model, options, providers=providers, enable_fallback=0)
         while True:
@@ -280,7 +287,7 @@ class OrtSession(ABC):
             )
         if _NORM_FUSION in message:
             # From opset 17 on, a norm written out behind a Cast is fused with the Cast into one of two types.
-            return ["LayerNormFusionL1", "LayerNormFusionL2"], (
+            return [*_NORM_FUSIONS], (
                 "ONNX Runtime's LayerNormFusion joins a Cast and the norm behind it and fails: it is off, so that all"
                 " norms that are written out run node by node"
             )

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mptune.engines.base import Failure
+from mptune.engines.jobs.emulation import SwitchedErrorsJob
+from mptune.engines.jobs.reference import ReferenceJob
 from mptune.engines.ort.fusions import FusionsJob, OptimisedNode, fused_nodes, may_fuse
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
 from mptune.engines.toolchains.predicted import PredictedToolchain
@@ -18,10 +21,11 @@ from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision
 from mptune.graph.writing.rewrite import Rewriter
+from mptune.graph.writing.switched import SwitchedEmulator
 from mptune.settings import SearchSettings
 from mptune.targets.target import load_target
-from tests.engines.engine_support import make_workspace
-from tests.graph.norms_written_out import FORMS, X, layer_norm, rms_norm
+from tests.engines.engine_support import make_workspace, run_here
+from tests.graph.norms_written_out import FORMS, LARGE, X, layer_norm, rms_norm, save
 
 STEPS = ("n_q", "n_m", "n_a", "n_s", "n_d", "n_y")
 
@@ -54,16 +58,40 @@ def test_a_layer_norm_that_a_cast_before_it_would_break_does_not_count(tmp_path:
     assert asked(layer_norm(tmp_path, opset=17), tmp_path) == ()
 
 
-@pytest.mark.parametrize("operator", ["LayerNormalization", "SkipLayerNormalization"])
-def test_below_opset_17_it_counts(tmp_path: Path, operator: str) -> None:
+def test_below_opset_17_it_counts(tmp_path: Path) -> None:
     """As the CUDA provider says; the CPU provider fuses a part of it."""
     model = layer_norm(tmp_path, opset=13)
     steps = ("n_mu", "n_c", "n_q", "n_m", "n_a", "n_s", "n_d", "n_e", "n_y")
-    beside = ("n_h",) if operator.startswith("Skip") else ()
-    found = OptimisedNode(operator, (*beside, *reversed(steps)), "n_y", beside, 1e-5)
+    found = OptimisedNode("LayerNormalization", steps[::-1], "n_y", 1e-5)
     grouped = GroupedModel(model, find_groups(model))
     assert fused_nodes(grouped, [found]) == (FusedNodes(steps, "h"),)
-    assert fused_nodes(grouped, [OptimisedNode(operator, ("n_h", *steps), "n_y", (), 1e-5)]) == ()  # of two groups
+    assert fused_nodes(grouped, [OptimisedNode(found.op_type, ("n_h", *steps), "n_y", 1e-5)]) == ()  # of two groups
+
+
+def test_another_epsilon_is_told(tmp_path: Path) -> None:
+    """SimplifiedLayerNormFusion of the CUDA provider takes 1e-5 for whatever FP16 constant there is."""
+    model = rms_norm(tmp_path, eps=1e-6)
+    grouped = GroupedModel(model, find_groups(model))
+    for stated, told in ((1e-5, 1e-5), (1e-6, None), (float(np.float16(1e-6)), None)):
+        found = OptimisedNode("SimplifiedLayerNormalization", STEPS, "n_y", stated)
+        assert fused_nodes(grouped, [found]) == (FusedNodes(STEPS, "h", told),)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "nodes"), [("BiasSoftmax", ("mask", "weights")), ("Gelu", ("div", "erf", "sum", "mul", "y"))]
+)
+def test_other_operators_that_round_once(tmp_path: Path, op_type: str, nodes: tuple[str, ...]) -> None:
+    if op_type == "Gelu":
+        steps = [("Div", "x root", "div"), ("Erf", "div", "erf"), ("Add", "erf one", "sum"), ("Mul", "x sum", "mul")]
+        model = save(tmp_path, [*steps, ("Mul", "mul half", "y")])
+    else:
+        steps = [("Transpose", "x", "k"), ("MatMul", "x k", "h"), ("Add", "h half", "mask")]
+        model = save(tmp_path, [*steps, ("Softmax", "mask", "weights"), ("MatMul", "weights x", "y")])
+    grouped = GroupedModel(model, find_groups(model))
+    assert may_fuse(grouped)
+    names = tuple(f"n_{name}" for name in nodes)
+    found = OptimisedNode(op_type, names[::-1], names[-1])
+    assert fused_nodes(grouped, [found]) == (FusedNodes(names),)
 
 
 def test_a_model_without_such_norms_is_not_asked(mlp_workload: Workload) -> None:
@@ -85,6 +113,20 @@ def test_an_error_is_emulated_as_the_engine_computes(tmp_path: Path) -> None:
         assert not list(workload.workspace.weights_dir.glob("*fusions*"))
 
 
+def test_a_switched_epsilon_is_the_models(tmp_path: Path) -> None:
+    """A norm that is fused in the emulation's own session would take 1e-5 for it."""
+    workload = workload_of(rms_norm(tmp_path, eps=0.5), tmp_path, large=False)
+    grouped, workspace = workload.grouped, workload.workspace
+    paths = workspace.model_path, workspace.samples("search"), workspace.reference("search")
+    run_here(ReferenceJob(*paths, "cpu"))
+    emulator = SwitchedEmulator(grouped, workload.bank, branches=True, fused=(FusedNodes(STEPS, "h"),))
+    path = emulator.write(workspace.scratch("switched"), [group.id for group in grouped.groups])
+    on = emulator.on(grouped.uniform(Precision.FP16))
+    switches = tuple(emulator.switches[Precision.FP16].values())
+    (error,) = run_here(SwitchedErrorsJob(path, None, (on,), switches, *paths[1:], "cpu"))
+    assert 1e-5 < error.value("relative_l2") < 1e-3
+
+
 def test_of_an_engine_that_is_built_elsewhere_each_step_is_emulated(tmp_path: Path) -> None:
     workload = workload_of(rms_norm(tmp_path), tmp_path)
     toolchain = PredictedToolchain(load_target("jetson-orin-nano-8gb"), workload, SearchSettings())
@@ -92,5 +134,6 @@ def test_of_an_engine_that_is_built_elsewhere_each_step_is_emulated(tmp_path: Pa
     assert toolchain._as_computed() is workload.grouped
 
 
-def workload_of(model: Model, folder: Path) -> Workload:
-    return Workload(GroupedModel(model, find_groups(model)), make_workspace(model.path, folder, {"x": X}, count=1))
+def workload_of(model: Model, folder: Path, *, large: bool = True) -> Workload:
+    samples = {"x": X if large else X / LARGE}
+    return Workload(GroupedModel(model, find_groups(model)), make_workspace(model.path, folder, samples, count=1))
