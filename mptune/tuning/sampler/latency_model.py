@@ -21,7 +21,7 @@ from mptune.tuning.sampler.cuts.boundaries import Crossings
 from mptune.tuning.sampler.group_tests.cliff_model import CliffModel
 from mptune.tuning.sampler.layer_profiles import LayerProfiles
 from mptune.tuning.sampler.plan_rows import Bools, Floats
-from mptune.tuning.sampler.posterior import BuiltPlans, MixedGaussian, Prior, gram_matrix
+from mptune.tuning.sampler.posterior import BuiltPlans, MixedGaussian, Prior, gram_matrix, log_evidences
 
 _GAIN_WIDTHS = (0.1, 0.3, 0.6, 1.2)
 """Prior standard deviations that are tried, as shares of each term."""
@@ -38,9 +38,9 @@ networks on an H200 against their rooflines: slopes of 0.28, 0.58, 0.69, 0.99 an
 _AS_GIVEN = -1.0
 """Log of the odds that the prior's gains are right as they are, before any timing."""
 
-_BROKEN_FUSION = 0.3
-"""Doubt of every boundary's cost that the prior does not know of, as a share of a group's gain: it may break a
-fusion."""
+_BROKEN_FUSIONS = (0.04, 0.2)
+"""Standard deviations that are tried of what every boundary costs beyond what the prior knows of, as shares of a
+group's gain: it may break a fusion."""
 
 _ROOFLINE_WIDTH, _PROFILE_WIDTH = 0.6, 0.3
 """Of these widths, the roofline's where it is weighed against profiled gains, and that of the two combined."""
@@ -101,7 +101,7 @@ class _Terms:
 
 @dataclass(frozen=True)
 class _Fit:
-    """The posterior of the terms under one width and one noise of the law.
+    """The posterior of the terms under one width, one doubt of fusions and one noise of the law.
 
     Attributes:
         evidence: log marginal likelihood with the log prior of the width, up to a constant.
@@ -219,20 +219,36 @@ class LatencyModel:
         return np.where(known & np.isfinite(costs), costs, 0.0)
 
     def _fit(self, terms: _Terms, saved: Floats, design: Floats, noise_ms: Floats) -> list[_Fit]:
-        """Condition these terms on what the plans saved, with every width and noise of the law."""
-        widths, laws = ((1e-4,), (1e-6,)) if self._prior.exact else (_GAIN_WIDTHS, _LAW_NOISES)
-        noises = {law: np.hypot(noise_ms, law * self.base_ms) for law in laws}
-        grams = {law: gram_matrix(design, noise) for law, noise in noises.items()}
+        """Condition these terms on what the plans saved, with the likely widths, doubts of fusions and noises."""
+        tried = np.array(list(product(_GAIN_WIDTHS, _BROKEN_FUSIONS, _LAW_NOISES)))
+        if self._prior.exact:
+            tried = np.array([(1e-4, 0.0, 1e-6)])
         mixing, common_sd = mix(self._prior, terms.mean, profiled=terms.profiles is not None)
+        mixed, n_terms = design @ mixing, len(terms.mean)
+        # Variances are sums: of what widths scale, of what broken fusions scale, and of the rest.
+        variances = np.zeros((3, mixing.shape[1]))
+        variances[0, :n_terms] = terms.unit**2
+        variances[1, self._n_groups : n_terms - 1] = _mean(np.abs(terms.mean[: self._n_groups])) ** 2
+        # All savings are against one timing of the baseline, and share its error: the fixed gain takes it up.
+        variances[2, n_terms - 1], variances[2, n_terms:] = self._base_sd_ms**2, common_sd**2
+        scales = np.column_stack([tried[:, :2] ** 2, np.ones(len(tried))])
+        log_priors = terms.log_odds - 0.5 * (np.log(tried[:, 0] / _LIKELY_WIDTH) / _WIDTH_SPREAD) ** 2
+        noises = np.hypot(noise_ms, tried[:, 2:] * self.base_ms)  # (n_tried, n_timed)
+        kept = np.ones(len(tried), dtype=bool)
+        if 0 < len(design) <= mixing.shape[1] and len(tried) > 1:
+            kernels = (mixed * variances[:, None]) @ mixed.T
+            evidences = log_priors + log_evidences(scales, kernels, noises, saved - design @ terms.mean)
+            kept = evidences > evidences.max() - _FAR_LESS
+        grams: dict[float, Floats] = {}
         fits = []
-        for width, law in product(widths, laws):
-            sd = width * terms.unit
-            # All savings are against one timing of the baseline, and share its error: the fixed gain takes it up.
-            sd[-1] = math.hypot(sd[-1], self._base_sd_ms)
-            model = MixedGaussian(terms.mean, np.append(sd, common_sd), mixing)
-            evidence = terms.log_odds - 0.5 * (math.log(width / _LIKELY_WIDTH) / _WIDTH_SPREAD) ** 2
+        for scale, (_, _, law), noise, evidence in zip(
+            scales[kept], tried[kept], noises[kept], log_priors[kept].tolist(), strict=True
+        ):
+            model = MixedGaussian(terms.mean, np.sqrt(scale @ variances), mixing)
+            if len(design) > mixing.shape[1] and law not in grams:
+                grams[law] = gram_matrix(mixed, noise)
             if len(design):
-                evidence += model.update(design, saved, noises[law], grams[law])
+                evidence += model.update(design, saved, noise, mixed, grams.get(law))
             fits.append(_Fit(evidence, model, float(law * self.base_ms)))
         return fits
 
@@ -292,7 +308,6 @@ class LatencyModel:
         # A group that seems to gain nothing may still gain something, and a boundary may cost more than a Cast.
         typical = np.concatenate([np.full(len(gains), _mean(np.abs(gains))), np.full(len(costs), _mean(costs)), [0.0]])
         unit = np.abs(mean) + 0.25 * typical
-        unit[self._n_groups : -1] += _BROKEN_FUSION * _mean(np.abs(gains))
         return _Terms(mean, np.maximum(unit, 1e-9 * self.base_ms))
 
     @property

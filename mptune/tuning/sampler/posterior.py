@@ -282,7 +282,7 @@ class MixedGaussian:
         """
         self.mean, self.sd, self._mixing = mean, sd, mixing
         self._model = LinearGaussian(np.zeros(len(sd)), sd)
-        self._jacobian: Floats = np.zeros((0, len(mean)))
+        self._expected: Floats = np.zeros(0)
 
     @property
     def posterior_mean(self) -> Floats:
@@ -290,15 +290,27 @@ class MixedGaussian:
         mean: Floats = self.mean + self._mixing @ self._model.posterior_mean
         return mean
 
-    def update(self, jacobian: Floats, values: Floats, noise: Floats, gram: Floats | None = None) -> float:
-        """As ``LinearGaussian.update``."""
-        mixed = None if gram is None else self._mixing.T @ gram @ self._mixing
-        self._jacobian = jacobian
-        return self._model.update(jacobian @ self._mixing, values - jacobian @ self.mean, noise, mixed)
+    def update(
+        self, jacobian: Floats, values: Floats, noise: Floats, mixed: Floats, gram: Floats | None = None
+    ) -> float:
+        """As ``LinearGaussian.update``.
+
+        Args:
+            jacobian: shape (n_observations, n_parameters).
+            values: shape (n_observations,).
+            noise: standard deviations, shape (n_observations,).
+            mixed: ``jacobian @ mixing``, which several priors may have in common.
+            gram: ``gram_matrix(mixed, noise)``, where it is known.
+
+        Returns:
+            The log marginal likelihood without its constant term.
+        """
+        self._expected = jacobian @ self.mean
+        return self._model.update(mixed, values - self._expected, noise, gram)
 
     def leave_one_out(self, values: Floats) -> tuple[Floats, Floats]:
         """As ``LinearGaussian.leave_one_out``."""
-        return self._model.leave_one_out(values - self._jacobian @ self.mean)
+        return self._model.leave_one_out(values - self._expected)
 
     def predicted_sd(self, jacobian: Floats) -> Floats:
         """As ``LinearGaussian.predicted_sd``."""
@@ -308,6 +320,28 @@ class MixedGaussian:
         """As ``LinearGaussian.sample``."""
         drawn: Floats = self.mean + self._model.sample(generator, n_draws) @ self._mixing.T
         return drawn
+
+
+def log_evidences(scales: Floats, kernels: Floats, noises: Floats, residuals: Floats) -> Floats:
+    """Log marginal likelihoods, without their constant term, of observations under several priors.
+
+    Far less work than as many updates where there are fewer observations than parameters.
+
+    Args:
+        scales: factors of the kernels in each prior, shape (n_priors, n_kernels).
+        kernels: covariances of the observations by parts of the prior's variances, shape (n_kernels, n_observations,
+            n_observations).
+        noises: standard deviations, shape (n_priors, n_observations).
+        residuals: the observations less what the prior's mean says, shape (n_observations,).
+
+    Returns:
+        Shape (n_priors,).
+    """
+    covariances = np.tensordot(scales, kernels, 1) + np.eye(len(residuals)) * noises[:, None] ** 2
+    factors = np.linalg.cholesky(covariances)
+    solved = np.linalg.solve(factors, np.broadcast_to(residuals[:, None], (len(scales), len(residuals), 1)))[..., 0]
+    evidences: Floats = -0.5 * (solved**2).sum(axis=1) - np.log(np.diagonal(factors, 0, 1, 2)).sum(axis=1)
+    return evidences
 
 
 def gram_matrix(jacobian: Floats, noise: Floats) -> Floats:

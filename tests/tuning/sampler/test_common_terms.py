@@ -9,7 +9,7 @@ from mptune.tuning.sampler.common_terms import mix
 from mptune.tuning.sampler.cuts.boundaries import Boundary
 from mptune.tuning.sampler.latency_model import LatencyModel
 from mptune.tuning.sampler.plan_rows import Bools, Floats
-from mptune.tuning.sampler.posterior import BuiltPlans, Prior
+from mptune.tuning.sampler.posterior import BuiltPlans, LinearGaussian, Prior, log_evidences
 
 GROUPS, BASE = 24, 60.0
 IDS = tuple(f"g{i}" for i in range(GROUPS))
@@ -97,3 +97,29 @@ def test_what_bf16_does_not_save_beyond_fp16s_range_is_learnt_from_some_groups()
         for reduced in ((), tuple("bf16" if one else "fp16" for one in beyond))
     ]
     assert saved[1] < 0.8 * saved[0], saved
+
+
+def test_evidences_of_many_priors_are_those_of_their_updates() -> None:
+    rng = np.random.default_rng(0)
+    jacobian, values = rng.normal(size=(6, 9)), rng.normal(size=6)
+    variances = rng.uniform(0.5, 2.0, (2, 9))
+    scales, noises = rng.uniform(0.1, 2.0, (5, 2)), rng.uniform(0.1, 1.0, (5, 6))
+    models = [LinearGaussian(np.ones(9), np.sqrt(scale @ variances)) for scale in scales]
+    expected = [model.update(jacobian, values, noise) for model, noise in zip(models, noises, strict=True)]
+    kernels = (jacobian * variances[:, None]) @ jacobian.T
+    assert log_evidences(scales, kernels, noises, values - jacobian.sum(axis=1)) == pytest.approx(expected)
+
+
+def test_fusions_that_boundaries_break_are_doubted_as_far_as_timings_say() -> None:
+    """Of few timings that the law explains with small costs, and with ones that differ greatly between boundaries."""
+    rng = np.random.default_rng(2)
+    plans = np.vstack([plans_of(), rng.random((60, GROUPS)) < 0.5])
+    broken = np.where(rng.random(len(BOUNDARIES)) < 0.25, 0.5, 0.0)
+    doubts = []
+    for more in (np.zeros(len(BOUNDARIES)), broken):
+        crossed = plans[:, 1:] ^ plans[:, :-1]
+        model = learnt(plans[:40], latency(plans[:40], GAINS, COST) + crossed[:40] @ more)
+        draws = model.sample(np.random.default_rng(0), 200)[:, GROUPS:-1]
+        doubts.append(float(draws.std(axis=0).mean()))
+        assert np.abs(model.mean()[GROUPS:-1] - COST - more).mean() < 0.1
+    assert doubts[0] < 0.7 * doubts[1]
