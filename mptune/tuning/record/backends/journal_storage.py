@@ -9,6 +9,7 @@ run directory brings along.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,7 +63,7 @@ class FoldingBackend(BaseJournalBackend):
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """Write what is appended in the block at its end, in one piece. Until then no reading gives it back."""
+        """Write what is appended in the block at its end, in one piece. Until then nothing is read."""
         if self._batch is not None:  # within another one
             yield
             return
@@ -80,7 +81,7 @@ class FoldingBackend(BaseJournalBackend):
         Raises:
             ValueError: a line before the last one is damaged, or the record was given by an earlier reading.
         """
-        if self.is_silent:
+        if self.is_silent or (self._is_open and self._batch is not None):
             return
         if not self._is_open:
             self._is_open = True
@@ -94,6 +95,9 @@ class FoldingBackend(BaseJournalBackend):
             raise ValueError(f"record {log_number_from} of {self._path} has been read before")
         start = self._ends[log_number_from - self._first]
         self._first = log_number_from
+        if os.stat(self._path).st_size <= start:  # nearly always: it is asked before and after each operation
+            self._ends = [start]
+            return
         yield from map(self._with_packed, singly(self._records(start)))
 
     def _with_packed(self, record: Record) -> Record:

@@ -151,6 +151,32 @@ def test_a_plan_takes_few_syncs(open_record: OpenRecord, space: SearchSpace, mon
     assert len(syncs) <= 6
 
 
+def test_the_file_is_opened_only_where_something_was_appended(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage, other = BatchedStorage(journal), plain(journal)
+    (study, *_) = storage.get_all_studies()
+    trials = storage.get_all_trials(study._study_id)
+    opened: list[int] = []
+    records = storage._folding._records
+
+    def counted(start: int, *, joined: bool = False) -> Any:
+        opened.append(start)
+        return records(start, joined=joined)
+
+    monkeypatch.setattr(storage._folding, "_records", counted)
+    for _ in range(3):
+        assert storage.get_all_trials(study._study_id) == trials
+    assert not opened
+    other.set_study_user_attr(study._study_id, "theirs", 1)
+    assert storage.get_study_user_attrs(study._study_id)["theirs"] == 1
+    with storage.batch():
+        other.set_study_user_attr(study._study_id, "theirs", 2)
+        storage.set_study_user_attr(study._study_id, "mine too", 3)
+        assert storage.get_study_user_attrs(study._study_id)["theirs"] == 1
+    assert len(opened) == 1
+    assert storage.get_study_user_attrs(study._study_id).items() >= {"theirs": 2, "mine too": 3}.items()
+    assert content(storage) == content(plain(journal))
+
+
 def test_a_batch_that_fails_is_written(journal: Path) -> None:
     storage = BatchedStorage(journal)
     study = optuna.load_study(study_name="test/relative_l2", storage=storage)
