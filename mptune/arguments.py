@@ -24,7 +24,6 @@ from mptune.files import write_bytes
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.reading import tolerance_argument
-from mptune.reporting.terminal.progress import TerminalListener
 from mptune.run_json import ChoiceSection
 from mptune.rundir import RunDirectory
 from mptune.settings import InMemory, SearchSettings, ShapeRange, Tolerance, check_limits
@@ -353,6 +352,8 @@ def listening(
     if not progress:
         yield listener or Silent()
         return
+    from mptune.reporting.terminal.progress import TerminalListener  # rich, which nothing else of a search needs
+
     with TerminalListener(None, max_error, max_latency_ms) as own:
         yield own if listener is None else Both(own, listener)
 
