@@ -9,7 +9,6 @@ run directory brings along.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,7 +94,7 @@ class FoldingBackend(BaseJournalBackend):
             raise ValueError(f"record {log_number_from} of {self._path} has been read before")
         start = self._ends[log_number_from - self._first]
         self._first = log_number_from
-        if os.stat(self._path).st_size <= start:  # nearly always: it is asked before and after each operation
+        if self._path.stat().st_size <= start:  # nearly always: it is asked before and after each operation
             self._ends = [start]
             return
         yield from map(self._with_packed, singly(self._records(start)))
