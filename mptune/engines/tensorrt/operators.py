@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from mptune.engines.base import EngineError
+from mptune.engines.base import EngineError, MissingKernel
 from mptune.engines.tensorrt.builder import parse_network
 from mptune.engines.tensorrt.library import Kind, load_library, open_log
 from mptune.engines.worker.child import WorkerState
@@ -35,6 +35,10 @@ PARSED = frozenset(
 )
 """Operators of com.microsoft that the parser of TensorRT-RTX 1.7 takes by their name, some of them in some forms only
 (``OnnxParser.supports_operator``); older parsers have fewer."""
+
+_NOT_IN_BF16 = frozenset({"GRU"})
+"""Operators of ONNX that the parser of TensorRT-RTX 1.7 takes in FP32 and FP16 alone: it subtracts a GRU's gate from an
+FP32 one ("ElementWiseOperation SUB must have same input types. But they are of types Float and BFloat16")."""
 
 CURE = "give the model from before ONNX Runtime's optimiser, or --engine onnxruntime"
 
@@ -74,3 +78,15 @@ def unparsed_operators(model: Model) -> str:
         if name.startswith("com.microsoft") and name.removeprefix("com.microsoft.") not in PARSED
     }
     return ", ".join(f"{name} ({count} nodes)" if count > 1 else name for name, count in found.items())
+
+
+def refused_in_bf16(model: Model, kind: Kind) -> tuple[MissingKernel, ...]:
+    """The nodes that the parser refuses in BF16.
+
+    Args:
+        model: the user's.
+        kind: of the library.
+    """
+    names = (node for node in model.nodes if node.is_standard and node.op_type in _NOT_IN_BF16)
+    wanted = "TensorRT-RTX" if kind == "tensorrt-rtx" else "TensorRT"
+    return tuple(MissingKernel(node.name, node.op_type, wanted, "") for node in names)

@@ -8,7 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mptune.engines.base import ErrorSource, Failure, Measurement, Profiling, SampleSet, Stage, Workspace
+from mptune.engines.base import (
+    ErrorSource,
+    Failure,
+    Measurement,
+    MissingKernel,
+    Profiling,
+    SampleSet,
+    Stage,
+    Workspace,
+)
 from mptune.engines.jobs.layer_times import LayerTime
 from mptune.engines.jobs.measure import MeasureResult, ReopenJob
 from mptune.engines.jobs.scoring import Scoring
@@ -16,6 +25,7 @@ from mptune.engines.ort.session import Provider
 from mptune.engines.tensorrt.builder import BuildOptions
 from mptune.engines.tensorrt.jobs import LibraryReport, MeasureEngineJob
 from mptune.engines.tensorrt.library import Kind
+from mptune.engines.tensorrt.operators import refused_in_bf16
 from mptune.engines.tensorrt.profile import EngineProfileJob
 from mptune.engines.tensorrt.store import EngineStore
 from mptune.engines.timing.latency import LatencySource, Repetitions
@@ -109,6 +119,10 @@ class TensorRtToolchain(BaseToolchain):
         job = self._measure_job(plan, "search", self._timer.repetitions)
         return job if isinstance(job, Failure) else self._timer.with_reopened(plan, self._call(ReopenJob(job, count)))
 
+    def missing_bf16_kernels(self) -> tuple[MissingKernel, ...]:
+        """See ``Toolchain``."""
+        return refused_in_bf16(self.workload.model, self._kind)
+
     def _measure(
         self, plan: PrecisionPlan, which: SampleSet, repetitions: Repetitions | None
     ) -> MeasureResult | Failure:
@@ -196,6 +210,10 @@ class AheadToolchain(BaseToolchain):
     ) -> Measurement | Failure:
         """See ``Toolchain``."""
         return self._with_memory(plan, self._store.evaluate(plan, partial(predict, self, plan, which)))
+
+    def missing_bf16_kernels(self) -> tuple[MissingKernel, ...]:
+        """See ``Toolchain``."""
+        return refused_in_bf16(self.workload.model, "tensorrt-rtx")
 
 
 def _build_options(

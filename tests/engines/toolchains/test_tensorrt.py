@@ -31,11 +31,15 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.writing.rewrite import Rewriter
 from mptune.settings import EngineChoice, SearchSettings, ShapeRange, TensorRtSettings, WorkerSettings
 from mptune.targets.target import Gpu, load_target
+from mptune.tuning.steps.kernels import MissingKernels
 from tests.device.bench import Bench
 from tests.device.machines import ADA, ORIN, become, write_nvidia_smi
 from tests.engines.engine_support import make_workspace
+from tests.graph import rtx
+from tests.graph.corpus import make
 
 NO_GPU = not toolchain.detect_gpus()
 PLENTY_S = 120.0
@@ -412,3 +416,24 @@ def test_inputs_that_the_model_declares_fp64_are_named_to_the_session(
         job = tools._measure_job(grouped.uniform(Precision.FP16), "search", None)
     assert isinstance(job, MeasureEngineJob)
     assert job._options().fp64_inputs == {"d"}
+
+
+@needs_rtx
+def test_a_gru_is_kept_out_of_bf16(tmp_path: Path) -> None:
+    """The parser refuses it; where a later one no longer does, nothing is to be done."""
+    path = tmp_path / "gru.onnx"
+    shutil.copy(Path(make.__file__).with_name("gru.onnx"), path)
+    loaded = load_model(path, opset=22)
+    grouped = GroupedModel(loaded, find_groups(loaded))
+    typed = Rewriter(grouped).export(grouped.uniform(Precision.BF16), tmp_path / "typed.onnx")
+    said = rtx.refusal(rtx.require(), typed, build=False)
+    assert "must have same input types" in str(said)
+    workload = Workload(grouped, make_workspace(path, tmp_path, {}))
+    with PredictedToolchain(load_target("jetson-orin-nano-8gb"), workload, SearchSettings()) as predicted:
+        missing = predicted.missing_bf16_kernels()
+    assert not isinstance(missing, Failure)
+    assert {node.op_type for node in missing} == {"GRU"}
+    pins = MissingKernels(bf16=missing).pins(grouped, Precision.BF16)
+    assert set(pins.values()) == {"TensorRT has no BF16 kernel for GRU"}
+    taken = grouped.uniform(Precision.BF16).replace(dict.fromkeys(pins, Precision.FP32))
+    assert rtx.refusal(rtx.require(), Rewriter(grouped).export(taken, typed), build=False) is None
