@@ -201,7 +201,10 @@ def run_one(
     two, three = (kind(groups, seed, share, overflow_gain=overflow_gain, exact=exact) for kind in (Truth, ThreeTruth))
     areas, seconds = {}, {}
     for what, truth, prior in (("two", two, two.prior("emulated")), ("three", three, three.prior())):
-        first = [{g: of[end] for g, of in truth.options().items()} for end in (0, 1)]  # all-FP32, all reduced
+        options = truth.options()
+        first = [{g: of[end] for g, of in options.items()} for end in (0, 1)]  # all-FP32, all reduced
+        if what == "three":  # and all-FP16, but for what overflows
+            first.append({g: "fp16" if "fp16" in of else "fp32" for g, of in options.items()})
         sampler = PrecisionSampler(prior, seed, emulate=truth.emulate)
         built, thinking_s = search(truth, sampler, budget, first=first)
         areas[what], seconds[what] = truth.hypervolume(built), float(np.mean(thinking_s))
