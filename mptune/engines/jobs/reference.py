@@ -197,14 +197,16 @@ class ObserveJob:
         return ranges
 
     def _open(self, state: WorkerState, threads: int | None) -> OrtSession:
-        """On a CPU without optimisations: nothing is fused where each value is read, and to look takes seconds."""
+        """Without optimisations, on a GPU without extended ones: nothing is fused where each value is read.
+
+        To look takes seconds. On a GPU what is not folded would go to the host and back.
+        """
         options = SessionOptions(self.provider, timing=False, reuses_buffers=False, threads=threads)
-        if self.provider == "cpu":
-            try:
-                return state.transient(partial(open_session, self.model, replace(options, optimise=False)))
-            except EngineError:  # some kernels exist for what the optimiser writes only
-                pass
-        return state.transient(partial(open_session, self.model, options))
+        less = replace(options, optimise=False) if self.provider == "cpu" else replace(options, extended=False)
+        try:
+            return state.transient(partial(open_session, self.model, less))
+        except EngineError:  # some kernels exist for what the optimiser writes only
+            return state.transient(partial(open_session, self.model, options))
 
 
 class _Answer:

@@ -13,12 +13,13 @@ from onnx import TensorProto, helper
 from mptune.data.calibration import CalibrationSet, read_outputs
 from mptune.data.metrics.parts import PARTS_JSON, load_parts
 from mptune.data.rollout import Rollout
-from mptune.engines.base import ReferenceReport
+from mptune.engines.base import EngineError, FailureKind, ReferenceReport
+from mptune.engines.jobs import reference
 from mptune.engines.jobs.checks.rows import relative_l2
 from mptune.engines.jobs.reference import ObserveJob, ProbeJob, ReferenceJob
 from mptune.engines.jobs.samples import parts_beside
 from mptune.engines.ort import side_by_side
-from mptune.engines.ort.session import CpuSession
+from mptune.engines.ort.session import CpuSession, OrtSession, Provider, SessionOptions
 from mptune.engines.worker.child import WorkerState
 from mptune.graph.loading.model import load_model
 from mptune.graph.writing.observe import write_observing_model
@@ -214,3 +215,21 @@ def test_the_parts_of_a_rollout_are_those_of_its_sequences(count: int, tmp_path:
         assert parts_beside(state, tmp_path / "reference.npz") == found, "as of a run that kept none"
     finally:
         state.close()
+
+
+@pytest.mark.parametrize(("provider", "less"), [("cpu", {"optimise": False}), ("cuda", {"extended": False})])
+def test_ranges_are_observed_with_few_optimisations_where_that_works(
+    provider: Provider, less: dict[str, bool], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[SessionOptions] = []
+
+    def refuse(model: Path, options: SessionOptions) -> OrtSession:
+        asked.append(options)
+        raise EngineError(FailureKind.UNSUPPORTED, "no kernel")
+
+    monkeypatch.setattr(reference, "open_session", refuse)
+    with pytest.raises(EngineError):
+        ObserveJob(tmp_path, (), tmp_path, provider)._open(WorkerState(), None)
+    first, then = asked
+    assert then == SessionOptions(provider, timing=False, reuses_buffers=False)
+    assert first == replace(then, **less)

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
 
-from mptune.engines.ort.session import CpuSession, SessionOptions
+from mptune.engines.ort.session import OPTIMISED_MODEL, CpuSession, SessionOptions
 from tests.graph import models
 
 
@@ -16,6 +17,17 @@ def test_int8_products_do_not_saturate_without_vnni(tmp_path: Path) -> None:
     session = CpuSession(models.save(models.mlp(), tmp_path), SessionOptions("cpu", timing=False))
     opened: onnxruntime.InferenceSession = session._open_session()
     assert opened.get_session_options().get_session_config_entry("session.x64quantprecision") == "1"
+
+
+@pytest.mark.parametrize("extended", [True, False])
+def test_without_extended_optimisations_what_is_written_out_stays(extended: bool, tmp_path: Path) -> None:
+    path = models.save(models.decomposed_norm(), tmp_path)
+    folder = tmp_path / "optimised"
+    folder.mkdir()
+    CpuSession(path, SessionOptions("cpu", timing=False, extended=extended, optimised_dir=folder)).close()
+    graph = onnx.load(folder / OPTIMISED_MODEL, load_external_data=False).graph
+    ops = {node.op_type for node in graph.node}
+    assert ("Pow" in ops) is not extended  # a norm's variance
 
 
 def test_layers_may_share_an_int8_weight(tmp_path: Path) -> None:
