@@ -33,6 +33,9 @@ def exactness(error: Floats, reference_error: float = REFERENCE_ERROR, floor: fl
     return exact
 
 
+_ZERO = np.zeros(1)
+
+
 def pareto_staircase(gain: Floats, exact: Floats) -> tuple[Floats, Floats]:
     """The boundary of the dominated region.
 
@@ -48,7 +51,8 @@ def pareto_staircase(gain: Floats, exact: Floats) -> tuple[Floats, Floats]:
     order = np.argsort(gain[inside])
     front_gain, front_exact = gain[inside][order], exact[inside][order]
     front_exact = np.maximum.accumulate(front_exact[::-1])[::-1]
-    kept = np.append(front_exact[:-1] > front_exact[1:], True)[: len(front_exact)]
+    kept = np.ones(len(front_exact), dtype=bool)
+    kept[:-1] = front_exact[:-1] > front_exact[1:]
     return front_gain[kept], front_exact[kept]
 
 
@@ -60,8 +64,8 @@ def dominated_area(gain: Floats, exact: Floats) -> float:
 
 def hypervolume_improvement(gain: Floats, exact: Floats, front_gain: Floats, front_exact: Floats) -> Floats:
     """Area that each point alone adds to a Pareto staircase, shape (n_points,)."""
-    ends = np.append(0.0, front_gain)
-    dominated = np.append(0.0, np.cumsum(np.diff(ends) * front_exact))
+    ends = np.concatenate((_ZERO, front_gain))  # np.append and np.diff take as long as all the rest
+    dominated = np.concatenate((_ZERO, np.cumsum((ends[1:] - ends[:-1]) * front_exact)))
     # A point only adds what lies to the right of the last front point that is at least as exact.
     first = np.searchsorted(-front_exact, -exact, side="right")
     begins = ends[first]

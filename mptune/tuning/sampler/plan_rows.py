@@ -84,7 +84,8 @@ def plan_keys(plans: Bools) -> NDArray[np.uint64]:
         Shape (n_plans,).
     """
     packed = np.packbits(plans, axis=1)
-    padded = np.ascontiguousarray(np.pad(packed, ((0, 0), (0, -packed.shape[1] % 8))))
+    padded = np.zeros((len(packed), -(-packed.shape[1] // 8) * 8), dtype=np.uint8)
+    padded[:, : packed.shape[1]] = packed
     words = padded.view(np.uint64)  # (n_plans, n_words)
     mixed: NDArray[np.uint64] = np.zeros(len(plans), dtype=np.uint64)
     for word in words.T:
