@@ -486,7 +486,7 @@ def test_every_exception_has_words(tmp_path: Path) -> None:
     full = explain(OSError(errno.ENOSPC, "No space left on device", "weights.bin"))
     assert full.message == "disk full: cannot write weights.bin"
     assert "free some space" in full.hint
-    assert explain(OSError(errno.EDQUOT, "Disk quota exceeded")).message == "disk full"
+    assert explain(OSError(errno.EDQUOT, "Disk quota exceeded")).message.startswith("disk full: the output")
     assert explain(PermissionError(errno.EACCES, "denied", "run.json")).message == "not permitted: run.json"
     assert explain(MptuneError("m", "h")).hint == "h"
     fault = explain(ValueError("two\nlines"))
@@ -496,3 +496,16 @@ def test_every_exception_has_words(tmp_path: Path) -> None:
     for complaint in (full, fault):
         assert complaint.exit_code == 1
         assert complaint.hint
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full here")
+def test_output_that_cannot_be_written_is_no_full_run_directory() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "mptune", "spaces"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "error: disk full: the output, or a temporary file, cannot be written",
+        "hint: free some space, then run it again",
+    ]

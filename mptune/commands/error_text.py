@@ -31,6 +31,11 @@ class Complaint:
     exit_code: int = EXIT_ERROR
 
 
+_OUTPUT_LOST = Complaint(
+    "disk full: the output, or a temporary file, cannot be written", "free some space, then run it again"
+)
+
+
 def is_usage(error: BaseException) -> bool:
     """Whether Typer itself found the command line wrong (its exception classes moved between versions)."""
     return hasattr(error, "format_message") and getattr(error, "exit_code", None) == EXIT_USAGE
@@ -43,7 +48,8 @@ def explain(error: BaseException) -> Complaint:
     if is_usage(error):
         return _usage(error)
     if isinstance(error, OSError) and is_disk_full(error):
-        return explain(disk_error(error, Path(error.filename) if error.filename else None))
+        # What is written to a run directory fails with its path (``full_disk_as_error``).
+        return explain(disk_error(error, Path(error.filename))) if error.filename else _OUTPUT_LOST
     if isinstance(error, PermissionError):
         return Complaint(f"not permitted: {error.filename}", "check who owns it, or give another path")
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:

@@ -183,7 +183,12 @@ class WorkerRun(SearchRun):
 
         Whoever prepares a search with a small budget, and then searches with the real one, starts workers between.
         """
-        self._wait(lambda: record.spent < (record.note(BUDGET_NOTE) or 0))
+
+        def is_left() -> bool:
+            return record.spent < (record.note(BUDGET_NOTE) or 0)
+
+        spent = f"the search's budget of {record.note(BUDGET_NOTE)} plans is spent"
+        self._wait(is_left, spent if record.note(BUDGET_NOTE) is not None and not is_left() else "")
         budget = record.note(BUDGET_NOTE)
         if budget is None:
             raise RunError(f"the storage holds no search of {self.directory.path} yet", _PREPARE)
@@ -200,15 +205,23 @@ class WorkerRun(SearchRun):
             self.file = file
         return self.directory.observed_json.exists()
 
-    def _wait(self, holds: Callable[[], bool]) -> None:
-        """Until something holds, or for as long as this worker waits for its search."""
+    def _wait(self, holds: Callable[[], bool], reason: str = "") -> None:
+        """Until something holds, or for as long as this worker waits for its search.
+
+        Args:
+            holds: what is waited for.
+            reason: what is said to be missing, and still is at the end; "" where the search is not prepared.
+        """
         until_s = time.monotonic() + self._wait_s
         is_said = False
         while not holds() and (left_s := until_s - time.monotonic()) > 0:
             if not is_said:
-                self._listener.stage(f"waiting up to {left_s:.0f} s for the search to have work")
+                why = f"{reason}: " if reason else ""
+                self._listener.stage(f"{why}waiting up to {left_s:.0f} s for the search to have work")
                 is_said = True
             time.sleep(min(_POLL_S, left_s))
+        if reason and not holds():
+            self._listener.stage(f"nothing to do: {reason}")
 
     def _named_space(self) -> NamedSpace:
         fixed, kept = self.file.fixed_settings, self.directory.data / SPACE_FILE
