@@ -509,3 +509,17 @@ def test_output_that_cannot_be_written_is_no_full_run_directory() -> None:
         "error: disk full: the output, or a temporary file, cannot be written",
         "hint: free some space, then run it again",
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
+def test_report_starts_no_threads(tmp_path: Path) -> None:
+    """OpenBLAS starts a thread for each core as it is loaded: on 24 cores most of what the command took."""
+    run = shutil.copytree(Path(__file__).parent / "old_runs" / "0.1.0" / "precision", tmp_path / "run.mptune")
+    code = (
+        "import os, sys; from mptune.cli import main;"
+        f"main(['report', {str(run)!r}]); print('numpy' in sys.modules, len(os.listdir('/proc/self/task')))"
+    )
+    variables = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=variables, check=True)
+    assert done.stdout.splitlines()[-1] == "True 1"

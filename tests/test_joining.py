@@ -192,7 +192,9 @@ def test_a_worker_does_not_wait_for_ever(mlp_path: Path, mlp_data: Path, tmp_pat
     started = time.monotonic()
     mptune.worker(place, open_toolchain=opener, listener=diary, wait_s=1.0)
     assert 1.0 <= time.monotonic() - started < 30.0
-    assert "waiting up to 1 s for the search to have work" in diary.stages
+    spent = "the search's budget of 2 plans is spent"
+    assert f"{spent}: waiting up to 1 s for the search to have work" in diary.stages
+    assert f"nothing to do: {spent}" in diary.stages
     assert len(evaluated(place)) == 2
 
 
@@ -210,12 +212,3 @@ def test_a_worker_shares_the_time_limit_of_its_search(
     mptune.worker(place, open_toolchain=opener, listener=diary, wait_s=0.0)
     assert "stopped: the time is over" in diary.stages
     assert len(evaluated(place)) == 2
-
-
-def test_a_worker_says_that_the_budget_is_spent(mlp_path: Path, mlp_data: Path, tmp_path: Path, opener: Opener) -> None:
-    place, diary = tmp_path / "run.mptune", Diary()
-    search(mlp_path, mlp_data, place, opener, budget=2)
-    mptune.worker(place, open_toolchain=opener, listener=diary, wait_s=0.1)
-    spent = "the search's budget of 2 plans is spent"
-    assert f"{spent}: waiting up to 0 s for the search to have work" in diary.stages
-    assert f"nothing to do: {spent}" in diary.stages

@@ -28,6 +28,7 @@ from mptune.commands.common import (
     print_csv,
     print_json,
     resume_command,
+    start_no_blas_threads,
 )
 from mptune.commands.metric_options import FeedbackOption, LabelsOption, LimitOption, MetricOption, StepsOption
 from mptune.commands.option_values import memory_limit, parse_duration, parse_gpus, parse_size, tensorrt_settings
@@ -318,6 +319,7 @@ def report(
     """
     at_most_one({"--explain": explain, "--csv": csv_})
     at_most_one({"--json": json_, "--csv": csv_})
+    start_no_blas_threads()
     from mptune import reading
 
     if repair:
