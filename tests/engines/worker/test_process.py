@@ -38,16 +38,25 @@ def spare_pid() -> int:
     return process._spare[1].pid
 
 
-def test_the_first_worker_takes_the_process_that_was_started_ahead(tmp_path: Path) -> None:
+def test_the_first_process_was_started_ahead_and_the_next_ones_start_while_the_last_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with spare({"MPTUNE_TEST": "1"}):
-        pid = spare_pid()
+        first = spare_pid()
         with Worker(tmp_path, environment={"MPTUNE_TEST": "1"}) as worker:
             assert worker.call(Loaded(), PLENTY_S) == set(PRELOADED)
-            assert worker.pid == pid
+            assert worker.pid == first
+            monkeypatch.setattr(parent, "PRELOADED", ("no.such.module", "colorsys"))
+            worker.restart()
+            assert worker._next is not None
+            following = worker._next.pid
+            assert is_gone(first)
+            assert worker.call(Loaded(("colorsys",)), PLENTY_S) == {"colorsys"}
+            assert worker.pid == following
+            worker.restart()
+            unused = worker._next.pid
             worker.close()
-            worker.call(faults.Pid(), PLENTY_S)
-            assert worker.pid != pid
-    assert is_gone(pid)
+            assert is_gone(unused)
 
 
 def test_a_spare_process_is_for_its_environment_alone_and_ends_unused(
@@ -76,24 +85,6 @@ def test_a_spare_process_that_has_died_is_replaced(tmp_path: Path, monkeypatch: 
         process._spare[1]._popen.wait()
         with Worker(tmp_path) as worker:
             assert worker.call(faults.Pid(), PLENTY_S) == worker.pid
-
-
-def test_the_next_process_starts_while_the_last_one_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parent, "PRELOADED", ("no.such.module", "colorsys"))
-    with Worker(tmp_path) as worker:
-        worker.call(faults.Pid(), PLENTY_S)
-        first = worker.pid
-        worker.restart()
-        assert worker._next is not None
-        following = worker._next.pid
-        assert first is not None
-        assert is_gone(first)
-        assert worker.call(Loaded(("colorsys",)), PLENTY_S) == {"colorsys"}
-        assert worker.pid == following
-        worker.restart()
-        unused = worker._next.pid
-        worker.close()
-        assert is_gone(unused)
 
 
 def test_a_restart_before_any_job_starts_nothing(tmp_path: Path) -> None:
