@@ -149,6 +149,7 @@ class OnnxRuntimeToolchain(BaseToolchain):
                 path.unlink(missing_ok=True)
                 shutil.rmtree(folder, ignore_errors=True)
             if isinstance(answer, Failure):
+                self._fused = ()  # It is not asked again: each step is emulated.
                 return answer
             self._fused = fused_nodes(grouped, answer)
         return self._fused

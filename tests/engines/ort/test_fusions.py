@@ -113,6 +113,16 @@ def test_an_error_is_emulated_as_the_engine_computes(tmp_path: Path) -> None:
         assert not list(workload.workspace.weights_dir.glob("*fusions*"))
 
 
+def test_an_engine_that_does_not_open_is_asked_once(tmp_path: Path) -> None:
+    workload = workload_of(rms_norm(tmp_path), tmp_path)
+    with OnnxRuntimeToolchain(load_target("cpu"), workload, SearchSettings()) as toolchain:
+        typed = toolchain._typed_model
+        toolchain._typed_model = lambda *arguments: tmp_path / "gone.onnx"  # type: ignore[method-assign]
+        assert isinstance(toolchain.fused_nodes(), Failure)
+        toolchain._typed_model = typed  # type: ignore[method-assign]
+        assert toolchain.fused_nodes() == ()
+
+
 def test_a_switched_epsilon_is_the_models(tmp_path: Path) -> None:
     """A norm that is fused in the emulation's own session would take 1e-5 for it."""
     workload = workload_of(rms_norm(tmp_path, eps=0.5), tmp_path, large=False)
