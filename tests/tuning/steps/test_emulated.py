@@ -131,11 +131,16 @@ def test_a_search_emulates_to_learn_where_that_is_cheap(
     toolchain = WrongAlone(Law([group.id for group in space.groups]))
     place, settings, record = tmp_path / EMULATED_JSON, SearchSettings(budget=6), open_record(space)
     asked: list[int] = []
+    allowed: list[int] = []
 
     class Counting(PlanEmulator):
         def __call__(self, choices: Sequence[Mapping[str, str]]) -> list[float]:
             asked.append(len(choices))
             return super().__call__(choices)
+
+        def affordable(self, seconds: float) -> int:
+            allowed.append(super().affordable(seconds))
+            return allowed[-1]
 
     emulator = Counting(space, toolchain, METRIC, place, diary, clock=lambda: seconds * next(ticks))
     errors = OneGroupErrors(space, toolchain, METRIC, tmp_path / "s.json", diary)
@@ -148,10 +153,10 @@ def test_a_search_emulates_to_learn_where_that_is_cheap(
     Tuner(record, space, toolchain, settings, diary, before_proposal=guide.before_proposal).run()
     assert record.spent == 6
     assert set(decoded) <= {0, 1}, "of the plans only the baselines are decoded, and kept in memory"
-    assert len(asked) >= 3
-    first, *others = asked
-    assert first == 8, "two, as no time is known, and four times as many at first"
-    assert (max(others) > 4) == (seconds < 1.0), "candidates are emulated four at a time"
+    assert len(asked) >= 3, "candidates are emulated, too"
+    assert (allowed[0], asked[0]) == (2, 8), "two, as no time is known, and four times as many at first"
+    assert set(allowed[1:]) == ({EMULATIONS_TO_LEARN} if seconds < 1.0 else {0})
+    assert len(allowed) == 4, "before each plan that is no seed"
 
 
 def test_what_is_known_of_single_groups_is_not_emulated_again(tmp_path: Path) -> None:
