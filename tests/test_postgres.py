@@ -126,7 +126,8 @@ def test_a_killed_worker_and_a_restarted_server_lose_nothing(
     mptune.search(mlp_path, out=single, budget=BUDGET, open_toolchain=Opener(folders["alone"], 0.0), **options)  # type: ignore[arg-type]
     alone = quality(evaluations(single, None))
 
-    place, first, second = tmp_path / "many.mptune", Opener(folders["first"], 0.2), Opener(folders["second"], 0.2)
+    # The second one joins late, and is to build some plans before the first one has spent the budget.
+    place, first, second = tmp_path / "many.mptune", Opener(folders["first"], 0.6), Opener(folders["second"], 0.2)
 
     def begun(*openers: Opener) -> list[str]:
         return [plan for opener in openers for built in opener.built().values() for plan in built]

@@ -457,7 +457,8 @@ def test_the_deadline_holds_though_a_job_reports_without_end(worker: Worker) -> 
 
 
 _HANGS_IN_A_JOB = """
-import sys
+import signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, for all that it starts
 from pathlib import Path
 from mptune.engines.worker.parent import Worker
 from tests.engines import faults
