@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.peers.replay import FINAL, LATENCY_LIMITS, LIMITS, NAMES
 from benchmarks.peers.table import Row
+from mptune.data.numbers import decode_float
 from mptune.files import write_text
 
 MPTUNE = NAMES["precision"]
@@ -192,7 +193,9 @@ def _measured_table(what: str, entry: Row) -> str:
     fp16 = entry["fp16"]
     head = f"**{what}**: all-FP32 {entry['baseline_ms']:.4g} ms"
     if fp16 is not None:
-        head += f", all-FP16 {fp16['latency_ms']:.4g} ms with error {fp16['error']:.2g}"
+        error = decode_float(fp16["error"])
+        words = f"with error {error:.2g}" if math.isfinite(error) else "with outputs that are not finite"
+        head += f", all-FP16 {fp16['latency_ms']:.4g} ms {words}"
     errors = [f"ms at {limit:g} of its error" for limit in LIMITS]
     latencies = [f"error at FP16 + {share:.0%}" for share in LATENCY_LIMITS]
     columns = [*errors, *latencies, "hypervolume", "s", "MiB"]
@@ -283,6 +286,8 @@ def _lost_replays(entry: Row) -> Iterable[str]:
 
 def _lost_timings(entry: Row) -> Iterable[str]:
     timed = entry.get("measured")
+    if timed is not None:
+        yield from _lost_volumes(entry["what"], timed["peers"])
     for number, limit in enumerate(LIMITS if timed is not None else ()):
         ours = _best(timed, MPTUNE, number) if timed is not None else None
         for name in _against(timed, number) if timed is not None else ():
@@ -292,4 +297,15 @@ def _lost_timings(entry: Row) -> Iterable[str]:
             yield (
                 f"- {entry['what']}, built: ms at {limit:g} of all-FP16's error, {name} {_latency_cell(theirs)}, "
                 f"mptune {_latency_cell(ours)}"
+            )
+
+
+def _lost_volumes(what: str, peers: Mapping[str, Row]) -> Iterable[str]:
+    """The peers whose built plans have more hypervolume than those of mptune that were built; at equal builds."""
+    ours = peers.get(f"{MPTUNE}, {FIRST} builds")
+    for name, row in peers.items() if ours is not None else ():
+        if not name.endswith(f", {LAST} builds") and ours is not None and row["hypervolume"] > ours["hypervolume"]:
+            yield (
+                f"- {what}, built: hypervolume, {name} {row['hypervolume']:.4f} ({row['points']} plans), "
+                f"mptune {ours['hypervolume']:.4f} ({ours['points']} plans of its front)"
             )

@@ -134,7 +134,8 @@ def measured(document: Mapping[str, Any], build_s: float | None) -> Row:
         for key, one in document["measured"].items()
     }
     fp32 = figures["0" * len(document["all_fp16"])]
-    fp16 = figures.get(document["all_fp16"])
+    all_fp16 = figures.get(document["all_fp16"])
+    fp16 = all_fp16 if all_fp16 is not None and math.isfinite(all_fp16[1]) else None  # what limits are taken from
     base_ms = document["baseline_ms"]
     peers: dict[str, list[Mapping[str, Any]]] = {}
     for one in document["made"]:
@@ -160,7 +161,7 @@ def measured(document: Mapping[str, Any], build_s: float | None) -> Row:
         }
     return {
         "baseline_ms": base_ms,
-        "fp16": None if fp16 is None else {"latency_ms": rounded(fp16[0]), "error": rounded(fp16[1])},
+        "fp16": None if all_fp16 is None else {"latency_ms": rounded(all_fp16[0]), "error": rounded(all_fp16[1])},
         "device": document["device"],
         "rounds": document["rounds"],
         "peers": rows,

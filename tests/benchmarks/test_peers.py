@@ -282,12 +282,21 @@ def test_the_table_holds_what_was_measured_and_marks_what_is_replayed() -> None:
     assert "2.2 (2.19 to 2.21)" in text
     assert "Not built and timed in turn yet: another." in text
     assert "nowhere in these figures" in text
+    unfinite = {**document, "measured": {**document["measured"], "11": figure(2.0, "inf")}}  # type: ignore[dict-item]
+    none = table.measured(unfinite, 1.5)
+    assert none["peers"]["mptune, 50 builds"]["at_error"] is None, "a share of an infinite error is no limit"
+    assert "all-FP16 2 ms with outputs that are not finite" in pages.tables(
+        {"m": {"what": "a model", "measured": none}}
+    )
     document["made"].append({**made, "peer": "Optuna TPE", "plan": "rival", "budget": 50})
     document["measured"]["rival"] = figure(2.0, 2e-3)
     entries["m"]["measured"] = table.measured(document, 1.5)
     lost = [line for line in pages.tables(entries).splitlines() if line.startswith("- a model")]
     assert [line.split(":")[1].split(" of")[0] for line in lost] == [" ms at 0.3", " ms at 0.5"]
     assert "Optuna TPE, 50 builds 2 (1.99 to 2.01), mptune 2.2 (2.19 to 2.21)" in lost[0]
+    found["peers"]["AutoCast"] = {**found["peers"]["all-FP16"], "hypervolume": 0.9}
+    text = pages.tables({"m": {"what": "a model", "measured": found}})
+    assert "- a model, built: hypervolume, AutoCast 0.9000 (1 plans), mptune" in text
 
 
 def test_two_measurements_agree_where_they_call_plans_different_in_one_order() -> None:
