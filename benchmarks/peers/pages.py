@@ -49,7 +49,7 @@ def headline(models: Mapping[str, Row]) -> str:
         faster = [_against(entry) for entry in timed]
         text += (
             f" Built and timed on {len(timed)} of them, its fastest plan within 0.3 of all-FP16's error is beaten "
-            f"beyond the intervals on {sum(bool(peers) for peers in faster)}."
+            f"beyond the intervals on {sum(map(bool, faster)) or 'none'}."
         )
     text += " [Tables, and where mptune loses](benchmarks/README.md#mptune-against-its-peers)."
     return "\n".join(textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False))
