@@ -120,15 +120,14 @@ def fused_nodes(grouped: GroupedModel, found: Iterable[OptimisedNode]) -> tuple[
         grouped: the model and its groups.
         found: of the session of its all-FP16 plan.
     """
-    model, look, owners = grouped.model, Lookup(grouped.model), grouped.owners
+    model, look = grouped.model, Lookup(grouped.model)
     named = {node.name: node for node in model.nodes}
     fused = []
     for one in found:
         if one.op_type == _CENTRED and model.opset >= _OPERATOR_SINCE:
             continue
         members = sorted((named[name] for name in one.nodes if name in named), key=lambda node: node.index)
-        groups = {owners.get(node.name) for node in members}
-        if len(members) < 2 or members[-1].name != one.result or len(groups) > 1 or None in groups:
+        if len(members) < 2 or members[-1].name != one.result or not grouped.in_one_group(members):
             continue
         names = tuple(node.name for node in members)
         if one.op_type in _NORMS:

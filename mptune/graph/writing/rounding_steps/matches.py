@@ -17,7 +17,6 @@ def divisions_of_gelus(grouped: GroupedModel, look: Lookup) -> frozenset[str]:
 
     All are of one group: a plan may put a Cast between groups.
     """
-    owners = grouped.owners
     found: set[str] = set()
     for erf in grouped.model.nodes:
         if not erf.is_standard or erf.op_type != "Erf":
@@ -31,7 +30,7 @@ def divisions_of_gelus(grouped: GroupedModel, look: Lookup) -> frozenset[str]:
         if [node.op_type for node in nodes] != ["Div", "Erf", "Add"] or not all(n.is_standard for n in nodes):
             continue
         is_gelu = _is(look, division.inputs[1], math.sqrt(2.0)) and _is(look, look.other(after, erf.outputs[0]), 1.0)
-        if is_gelu and owners.get(erf.name) and len({owners.get(node.name) for node in nodes}) == 1:
+        if is_gelu and grouped.in_one_group(nodes):
             found.add(division.name)
     return frozenset(found)
 
@@ -41,7 +40,6 @@ def sigmoids_of_silus(grouped: GroupedModel, look: Lookup) -> frozenset[str]:
 
     All are of one group: a plan may put a Cast between groups.
     """
-    owners = grouped.owners
     found: set[str] = set()
     for sigmoid in grouped.model.nodes:
         if not sigmoid.is_standard or sigmoid.op_type != "Sigmoid":
@@ -56,7 +54,7 @@ def sigmoids_of_silus(grouped: GroupedModel, look: Lookup) -> frozenset[str]:
             if look.only_reader(scale) is not sigmoid or look.number(look.other(scale, other)) is None:
                 continue
             nodes.append(scale)
-        if owners.get(sigmoid.name) and len({owners.get(node.name) for node in nodes}) == 1:
+        if grouped.in_one_group(nodes):
             found.add(sigmoid.name)
     return frozenset(found)
 
@@ -76,9 +74,9 @@ def merged_with_scales(grouped: GroupedModel) -> frozenset[str]:
 
 class _Merging:
     def __init__(self, grouped: GroupedModel) -> None:
+        self._grouped = grouped
         self._model = grouped.model
         self._look = Lookup(grouped.model)
-        self._owners = grouped.owners
 
     def found(self) -> frozenset[str]:
         products: set[str] = set()  # and the scales behind them
@@ -104,8 +102,7 @@ class _Merging:
         reader = self._look.only_reader(node)
         if reader is None or self._model.consumers[out] != (reader.index,) or not self._model.info(out).is_float32:
             return None
-        together = node.name in self._owners and self._owners.get(reader.name) == self._owners[node.name]
-        return reader if together and reader.inputs.count(out) == 1 else None
+        return reader if self._grouped.in_one_group((node, reader)) and reader.inputs.count(out) == 1 else None
 
     def _scaled(self, node: Node) -> str | None:
         """What a node multiplies by, or divides by, one constant number."""
