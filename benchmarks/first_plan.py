@@ -74,7 +74,7 @@ class Timeline:
         pass
 
 
-def search(model: Path, data: Path, budget: int, target: str, metric: str) -> dict[str, Any]:
+def search(model: Path, data: Path, budget: int, target: str, metric: str, seed: int) -> dict[str, Any]:
     """Search in this process, with the mptune that is imported here: in the checkout's own process."""
     import mptune
     from mptune.tuning.sampler import precision
@@ -89,7 +89,7 @@ def search(model: Path, data: Path, budget: int, target: str, metric: str) -> di
 
     precision.PrecisionSampler.propose = noted
     with tempfile.TemporaryDirectory(prefix="mptune-first-plan-") as folder:
-        options = {"budget": budget, "target": target, "metric": metric, "listener": timeline}
+        options = {"budget": budget, "target": target, "metric": metric, "seed": seed, "listener": timeline}
         front = mptune.search(str(model), data=str(data), out=f"{folder}/run", **options)
         took = timeline.seconds()
         json_path = Path(folder) / "run" / "data" / "sensitivity.json"
@@ -120,12 +120,15 @@ def search(model: Path, data: Path, budget: int, target: str, metric: str) -> di
     }
 
 
-def run_child(checkout: Path, model: Path, data: Path, budget: int, target: str, metric: str) -> dict[str, Any]:
+def run_child(
+    checkout: Path, model: Path, data: Path, budget: int, target: str, metric: str, seed: int
+) -> dict[str, Any]:
     """A search in a process whose ``mptune`` is the checkout's."""
     command = [sys.executable, str(Path(__file__).resolve()), str(model.resolve()), str(data.resolve()), _CHILD]
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
-        options = ["--budget", str(budget), "--target", target, "--metric", metric, "--json", str(result)]
+        options = ["--budget", str(budget), "--target", target, "--metric", metric, "--seed", str(seed)]
+        options += ["--json", str(result)]
         environment = {**os.environ, "PYTHONPATH": str(checkout)}
         subprocess.run([*command, *options], check=True, cwd=folder, env=environment)
         return dict(json.loads(result.read_text()))
@@ -150,12 +153,14 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=20)
     parser.add_argument("--target", default="jetson-orin-nano-8gb")
     parser.add_argument("--metric", default="relative_l2", help="of both checkouts: their defaults may differ")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="written after each search")
     parser.add_argument(_CHILD, action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         model, data = map(Path, options.models)
-        options.json.write_text(json.dumps(search(model, data, options.budget, options.target, options.metric)))
+        searched = search(model, data, options.budget, options.target, options.metric, options.seed)
+        options.json.write_text(json.dumps(searched))
         return
     checkouts = {**({"before": options.before} if options.before else {}), "after": CHECKOUT}
     found: dict[str, dict[str, Any]] = {}
@@ -163,7 +168,8 @@ def main() -> None:
         model, _, data = name.partition(":")
         paths = (Path(model), Path(data)) if data else (Path(f"{name}.onnx"), Path(f"{name}.npz"))
         for which, checkout in checkouts.items():
-            result = run_child(checkout.resolve(), *paths, options.budget, options.target, options.metric)
+            settings = options.budget, options.target, options.metric, options.seed
+            result = run_child(checkout.resolve(), *paths, *settings)
             found.setdefault(paths[0].stem, {})[which] = result
             print(line(paths[0].stem, which, result), flush=True)
             if options.json:
