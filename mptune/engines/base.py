@@ -200,12 +200,14 @@ class MissingKernel:
         op_type: its operator, with the domain where that is not ONNX's own.
         wanted: the provider that runs it in FP32.
         actual: the provider that runs it in FP16 or BF16; "" where none does.
+        reason: what was seen, where it was not asked of the providers; "" else.
     """
 
     node: str
     op_type: str
     wanted: str
     actual: str
+    reason: str = ""
 
 
 @dataclass(frozen=True)

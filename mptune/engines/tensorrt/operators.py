@@ -89,4 +89,14 @@ def refused_in_bf16(model: Model, kind: Kind) -> tuple[MissingKernel, ...]:
     """
     names = (node for node in model.nodes if node.is_standard and node.op_type in _NOT_IN_BF16)
     wanted = "TensorRT-RTX" if kind == "tensorrt-rtx" else "TensorRT"
-    return tuple(MissingKernel(node.name, node.op_type, wanted, "") for node in names)
+    others = "" if kind == "tensorrt-rtx" else "; TensorRT's own has not been tried"
+    return tuple(
+        MissingKernel(
+            node.name,
+            node.op_type,
+            wanted,
+            "",
+            f"the ONNX parser of TensorRT-RTX 1.7 refuses {node.op_type} in BF16{others}",
+        )
+        for node in names
+    )

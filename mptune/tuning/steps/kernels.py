@@ -81,7 +81,8 @@ class MissingKernels:
             group = grouped.owners.get(node.node)
             if group is not None:
                 runs = f": {node.actual} runs it" if node.actual else ""
-                found.setdefault(group, f"{node.wanted} has no {precision.name} kernel for {node.op_type}{runs}")
+                lacks = f"{node.wanted} has no {precision.name} kernel for {node.op_type}{runs}"
+                found.setdefault(group, node.reason or lacks)
         return found
 
     def findings(self, grouped: GroupedModel) -> tuple[Finding, ...]:
@@ -143,6 +144,6 @@ def _finding(op_type: str, nodes: Sequence[MissingKernel], grouped: GroupedModel
             "fp32_provider": first.wanted,
             f"{precision}_provider": first.actual or "none",
         },
-        text=f"{first.wanted} has no {name} kernel for {op_type}: {where}",
+        text=first.reason or f"{first.wanted} has no {name} kernel for {op_type}: {where}",
         cure=f"{of} kept in FP32" if precision is Precision.FP16 else f"{of} kept out of BF16",
     )

@@ -433,7 +433,12 @@ def test_a_gru_is_kept_out_of_bf16(tmp_path: Path) -> None:
         missing = predicted.missing_bf16_kernels()
     assert not isinstance(missing, Failure)
     assert {node.op_type for node in missing} == {"GRU"}
-    pins = MissingKernels(bf16=missing).pins(grouped, Precision.BF16)
-    assert set(pins.values()) == {"TensorRT has no BF16 kernel for GRU"}
+    kernels = MissingKernels(bf16=missing)
+    kernels.save(tmp_path / "kernels.json")
+    assert MissingKernels.load(tmp_path / "kernels.json") == kernels
+    pins = kernels.pins(grouped, Precision.BF16)
+    said_of_it = "the ONNX parser of TensorRT-RTX 1.7 refuses GRU in BF16; TensorRT's own has not been tried"
+    assert set(pins.values()) == {said_of_it}
+    assert [finding.text for finding in kernels.findings(grouped)] == [said_of_it]
     taken = grouped.uniform(Precision.BF16).replace(dict.fromkeys(pins, Precision.FP32))
     assert rtx.refusal(rtx.require(), Rewriter(grouped).export(taken, typed), build=False) is None
