@@ -47,7 +47,8 @@ def compare(
         typer.Option(
             metavar="OUTPUT[COLUMNS]=X",
             help="Largest error of an output or of columns of it, or abs:X for the absolute difference. Repeatable."
-            " Default: twice the emulated all-FP16 error.",
+            " Default: twice what rounding to FP16 gives (emulated; groups whose values FP16 does not hold count as"
+            " FP32), at most 0.1.",
         ),
     ] = None,
     ignore: Annotated[

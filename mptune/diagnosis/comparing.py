@@ -15,6 +15,7 @@ from mptune.diagnosis.comparison import Comparison
 from mptune.diagnosis.engine.running import EngineRunner
 from mptune.diagnosis.explained import STRUCTURAL, rounding_cause, rounding_finding, structural_finding
 from mptune.diagnosis.half import precision_finding
+from mptune.diagnosis.limits import HEADROOM
 from mptune.diagnosis.patterns.places import where_it_lies
 from mptune.diagnosis.patterns.roundings import Explanation
 from mptune.diagnosis.patterns.scaled import FP32_ROUNDING
@@ -137,6 +138,9 @@ def compare_sides(
             elif found is None and not structural and (rows := _fp16_takes_rows(side)) is not None:
                 causes[side.name] = rows
                 beyond.append(side)
+            elif found is None and not structural and _has_the_size_of_fp16(side):
+                causes[side.name] = Explanation("fp16", 1.0, side.judged_fp16 / side.judged)
+                beyond.append(side)
             elif found is None and _fp16_overflows(side):
                 causes[side.name] = Explanation("fp16", 0.0, 1.0)
                 beyond.append(side)
@@ -177,6 +181,11 @@ def _fp16_overflows(side: Side) -> bool:
     return bool(lost.any() and (lost & also).sum() >= 0.9 * max(lost.sum(), also.sum()))
 
 
+def _has_the_size_of_fp16(side: Side) -> bool:
+    """Whether FP16 throughout gives as large an error beyond the limit, in other values: decisions do that."""
+    return 0 < side.judged <= HEADROOM * side.judged_fp16 and math.isfinite(side.judged_fp16)
+
+
 def _fp16_takes_rows(side: Side) -> Explanation | None:
     """FP16, where an output is compared as a set of rows and the emulation has nearly the candidate's rows."""
     sides = side.sides
@@ -203,6 +212,7 @@ def _statistics(sides: Sides, outputs: Sequence[Side]) -> dict[str, dict[str, fl
             "emulated_fp16": side.emulated,
             "judged": side.judged,
             "judged_fp16": side.judged_fp16,
+            "largest_difference": side.largest,
         }
         for side in outputs
     }

@@ -6,11 +6,14 @@ import glob
 import math
 from collections.abc import Mapping, Sequence
 
+from mptune.data.metrics.parts import WORST_PART, belongs_to
 from mptune.diagnosis.explained import finding
 from mptune.diagnosis.patterns.roundings import Cause, Explanation
 from mptune.diagnosis.sides import Side, Sides
 from mptune.finding import Finding
+from mptune.graph.hazards.hazard import Hazard
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
+from mptune.tuning.reasons.group_findings import BREAKING_CODES
 
 _NAMED = 5
 """Groups that a text names."""
@@ -41,8 +44,8 @@ def precision_finding(side: Sequence[Side], causes: Mapping[str, Explanation]) -
     more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
     text = (
         f"output {str(worst.where)!r} has {worst.limit.sentence(worst.judged)}, the limit is {worst.limit.value:.3g}: "
-        f"emulating {called} reproduces it ({100 * causes[worst.name].left:.2g} % of the difference is left)"
-        f"; most of it comes from {names}{more}"
+        f"{_shown(causes[worst.name], called, worst.judged_fp16)}; most of it comes from {names}{more}"
+        f"{_seen(sides, blamed, named)}"
     )
     if blamed.bf16_groups:
         text += "; BF16 keeps 8 bits where FP16 keeps 11"
@@ -73,6 +76,28 @@ def precision_finding(side: Sequence[Side], causes: Mapping[str, Explanation]) -
     )
 
 
+def _shown(cause: Explanation, called: str, emulated: float) -> str:
+    if cause.left < 1:
+        return f"emulating {called} reproduces it ({100 * cause.left:.2g} % of the difference is left)"
+    return f"{called} throughout, emulated, gives an error of that size ({emulated:.3g}), in other values"
+
+
+def _seen(sides: Sides, blamed: PrecisionPlan, named: Sequence[str]) -> str:
+    """What was seen in the groups that a text names: a value beyond FP16's range, a decision that changes."""
+    if blamed.bf16_groups:
+        return ""
+    groups = named[:_NAMED]
+    hazards = sides.runner.hazards
+    found = [h for h in hazards if h.group in groups and h.severity != "info" and h.code in BREAKING_CODES]
+
+    def rank(hazard: Hazard) -> tuple[bool, int, int, float]:
+        code = BREAKING_CODES.index(hazard.code or "")
+        return hazard.severity != "error", groups.index(hazard.group or ""), code, -hazard.value
+
+    found.sort(key=rank)
+    return "".join(f"; {h.code} at {h.node} ({h.group}): {h.reason}" for h in found[:1])
+
+
 def _quoted(text: str) -> str:
     return glob.escape(text)
 
@@ -93,8 +118,9 @@ def _shares(side: Sequence[Side], blamed: PrecisionPlan) -> dict[str, float]:
     for each in side:
         squares = []
         for error in errors:
-            values = error.per_output.get(each.name, {}).get("relative_l2", (0.0,))
-            mean = sum(values) / len(values)
+            statistics = error.per_output.get(each.name, {})
+            means = [sum(v) / len(v) for key, v in statistics.items() if belongs_to(key, WORST_PART)]
+            mean = max(means, default=0.0)
             squares.append(mean**2 if math.isfinite(mean) else 1e12)
         total = sum(squares) or 1.0
         for group, square in zip(groups, squares, strict=True):
@@ -114,6 +140,7 @@ def _cured(
     while count < len(ranked) and math.sqrt(left / total) > _MARGIN * wanted:
         left = max(left - shares[ranked[count]], 0.0)
         count += 1
+    count = min(count, len(ranked) - 1)  # one-group errors add in squares only nearly: all in FP32 is no plan
     for _ in range(_TRIES):
         plan = base.replace(dict.fromkeys(ranked[:count], Precision.FP32))
         if not plan.reduced_groups:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,13 @@ from mptune.errors import SettingsError
 from mptune.settings import Tolerance
 
 HEADROOM = 2.0
-"""Without a tolerance, the limit is this times the emulated all-FP16 error."""
+"""Without a tolerance, the limit is this times the emulated all-FP16 error (``default_limit``)."""
 FALLBACK_LIMIT = 1e-2
 """The limit where the all-FP16 error is not finite."""
+_ONE_ROUNDING = 1e-3
+"""Twice what one rounding to FP16 gives, of values as large as their spread."""
+MOST_LIMIT = 0.1
+"""Without a tolerance, no limit is larger, but where rounding the output itself gives more."""
 
 
 @dataclass(frozen=True)
@@ -151,10 +155,28 @@ def error_of(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray], *, about_z
     return float(np.mean(errors)) if errors else 0.0
 
 
-def default_limit(emulated: float) -> float:
-    """The limit where none is given.
+def default_limit(emulated: float, sound: Callable[[], float], last: float) -> float:
+    """The limit where none is given: twice what rounding to FP16 gives, and no more than a small part of the spread.
+
+    A value beyond FP16's range, or a decision that falls the other way, is no rounding: an error that is as large as
+    that of a broken FP16 model does not agree.
 
     Args:
         emulated: error of the model with FP16 wherever FP16 can be right.
+        sound: the same with those groups in FP32 whose values FP16 does not hold on the samples; asked for only where
+            ``emulated`` is large.
+        last: error that rounding the output itself to FP16 gives, which no plan avoids.
     """
-    return max(HEADROOM * emulated, FP32_ROUNDING) if math.isfinite(emulated) else FALLBACK_LIMIT
+    if emulated <= FALLBACK_LIMIT:
+        return max(HEADROOM * emulated, FP32_ROUNDING)
+    rounding = min(emulated, sound())
+    if not math.isfinite(rounding):
+        return FALLBACK_LIMIT
+    return max(min(HEADROOM * rounding, max(MOST_LIMIT, HEADROOM * last)), _ONE_ROUNDING)
+
+
+def rounded_error(wanted: Sequence[np.ndarray], *, about_zero: bool = False) -> float:
+    """``error_of`` an output that is rounded to FP16 and has no other error."""
+    with np.errstate(over="ignore"):
+        rounded = [a.astype(np.float16).astype(a.dtype) if a.dtype.kind == "f" else a for a in wanted]
+    return error_of(rounded, wanted, about_zero=about_zero)

@@ -15,6 +15,7 @@ from mptune.data.archive import read_outputs, save_samples
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, Workspace
 from mptune.engines.jobs.outputs import OutputsJob, RepeatJob
+from mptune.engines.jobs.ranges import TensorRange, seen_of
 from mptune.engines.ort.cuda_session import NO_TF32
 from mptune.engines.toolchains.emulation import Emulation
 from mptune.engines.toolchains.shared import ReferenceModel
@@ -26,7 +27,7 @@ from mptune.graph.casting.support import unsupported
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
-from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
+from mptune.graph.hazards.find import Hazard, find_hazards, pinned_by_hazards
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
@@ -122,6 +123,17 @@ class Runner:
         return self.grouped.uniform(Precision.FP16).replace(dict.fromkeys(kept, Precision.FP32))
 
     @cached_property
+    def sound_fp16(self) -> PrecisionPlan:
+        """FP16 wherever FP16 can be right on the samples: groups whose values it does not hold there are FP32."""
+        return self.all_fp16.replace(dict.fromkeys(pinned_by_hazards(self.hazards), Precision.FP32))
+
+    @cached_property
+    def hazards(self) -> tuple[Hazard, ...]:
+        """What speaks against FP16, in the model and on the samples."""
+        absmax = {name: seen.absmax for name, seen in self.ranges.items()}
+        return find_hazards(self.grouped, absmax, seen=seen_of(self.ranges))
+
+    @cached_property
     def all_bf16(self) -> PrecisionPlan:
         """BF16 wherever BF16 can be right."""
         kept = {group.id for group in self.grouped.groups if group.pinned is not None}
@@ -187,16 +199,21 @@ class Runner:
 
         return Emulation(workload, self.grouped, "cpu", self._settings, answer, lambda: self.shapes)
 
-    @cached_property
+    @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Value -> its shape on the first sample; empty where the values cannot be observed."""
+        return {name: found.shape for name, found in self.ranges.items()}
+
+    @cached_property
+    def ranges(self) -> Mapping[str, TensorRange]:
+        """Value -> what was seen of it on the samples; empty where the values cannot be observed."""
 
         def answer(job: Job[T], /) -> T | Failure:
             limits = self._settings.worker
             return self._worker.call(job, limits.build_timeout_s + limits.measure_timeout_s)
 
         ranges = ReferenceModel(self.workload, "cpu", answer).observe()
-        return {} if isinstance(ranges, Failure) else {name: found.shape for name, found in ranges.items()}
+        return {} if isinstance(ranges, Failure) else ranges
 
     def scratch(self, name: str) -> Path:
         """A path for a model beside the weight bank."""

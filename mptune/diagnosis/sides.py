@@ -11,7 +11,7 @@ import numpy as np
 
 from mptune.data.metrics.parts import OutputParts, find_parts
 from mptune.data.metrics.row_sets import RowSet, aligned_rows, find_row_sets
-from mptune.diagnosis.limits import Limit, columns_of, default_limit, error_of, largest_of, limits_of
+from mptune.diagnosis.limits import Limit, columns_of, default_limit, error_of, largest_of, limits_of, rounded_error
 from mptune.diagnosis.patterns.scaled import Compared
 from mptune.diagnosis.rows import Layout
 from mptune.diagnosis.runner import Outputs, Runner
@@ -80,12 +80,25 @@ class Sides:
             a, b = columns_of(got, axis, columns), columns_of(wanted, axis, columns)
             c, d = columns_of(emulated, axis, columns), columns_of(exact, axis, columns)
             of_fp16 = error_of(c, d, about_zero=is_set)
-            allowed = limit if isinstance(limit, Limit) else Limit(default_limit(of_fp16), columns=columns)
+            allowed = limit if isinstance(limit, Limit) else Limit(self._default_limit(name, columns), columns=columns)
             error = error_of(a, b, about_zero=is_set)
             judged, judged_fp16 = (largest_of(a, b), largest_of(c, d)) if allowed.is_absolute else (error, of_fp16)
             whole = arrays_of(candidate, name), arrays_of(reference, name)
-            sides.append(Side(self, name, *whole, error, of_fp16, allowed, judged, judged_fp16))
+            largest = largest_of(got, wanted)
+            sides.append(Side(self, name, *whole, error, of_fp16, allowed, judged, judged_fp16, largest))
         return max(sides, key=lambda side: side.judged / side.limit.value)
+
+    def _default_limit(self, name: str, columns: tuple[int, ...] | None) -> float:
+        parts, is_set = self._parts.get(name), self.has_row_set(name)
+        axis = None if parts is None else parts.axis
+
+        def of(outputs: Outputs) -> float:
+            pair = (columns_of(each, axis, columns) for each in self._paired(name, outputs, self.runner.exact))
+            return error_of(*pair, about_zero=is_set)
+
+        exact = columns_of(arrays_of(self.runner.exact, name), axis, columns)
+        last = rounded_error(exact, about_zero=is_set)
+        return default_limit(of(self.emulated), lambda: of(self.runner.emulated(self.runner.sound_fp16)), last)
 
     @property
     def emulated(self) -> Outputs:
@@ -137,6 +150,7 @@ class Side:
         limit: of the part that is worst against its own; errors are of that part.
         judged: the figure that it limits.
         judged_fp16: the same figure of the model with FP16 wherever FP16 can be right.
+        largest: largest absolute difference of the output, on any sample.
     """
 
     sides: Sides
@@ -148,6 +162,7 @@ class Side:
     limit: Limit
     judged: float
     judged_fp16: float
+    largest: float
 
     @property
     def where(self) -> OutputColumns:

@@ -24,7 +24,7 @@ _FIGURES = {
     "judged": "error",
     "limit": "limit",
     "judged_fp16": "FP16 throughout, emulated",
-    "max_abs": "largest difference",
+    "largest_difference": "largest difference",
 }
 """Statistic -> what the page calls it; all but the last are in the unit of the limit."""
 

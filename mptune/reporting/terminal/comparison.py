@@ -53,7 +53,7 @@ def print_comparison(comparison: Comparison, stream: TextIO | None = None) -> No
     for name, statistics in comparison.outputs.items():
         limit = comparison.limits[name]
         figures = (limit.text(statistics[key]) for key in ("judged", "limit", "judged_fp16"))
-        table.add_row(str(OutputColumns(name, limit.columns)), *figures, f"{statistics['max_abs']:.3g}")
+        table.add_row(str(OutputColumns(name, limit.columns)), *figures, f"{statistics['largest_difference']:.3g}")
     console.print(table)
     for text in comparison.warnings:
         console.print(Text(f"warning: {text}", style="yellow"), soft_wrap=whole)

@@ -36,7 +36,7 @@ def comparison(text: str) -> Comparison:
         text=text,
         cure=text,
     )
-    figures = {"judged": 0.25, "limit": 1e-3, "judged_fp16": 5e-4, "max_abs": float("inf"), text: 3.0}
+    figures = {"judged": 0.25, "limit": 1e-3, "judged_fp16": 5e-4, "largest_difference": float("inf"), text: 3.0}
     limits = {text: Limit(1e-3, columns=(0, 2))}
     return Comparison("differs", (finding,), {text: figures}, f"a/{text}", f"b/{text}", 4, (text,), limits)
 

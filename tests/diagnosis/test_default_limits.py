@@ -1,0 +1,75 @@
+"""Without a tolerance: a model that FP16 breaks does not agree, however large the error of FP16 throughout is."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+
+import mptune
+from mptune.diagnosis.limits import MOST_LIMIT, default_limit
+from tests.diagnosis import recordings
+from tests.graph import models
+from tests.graph.models import constant, node, value, weight
+
+
+def broken() -> tuple[list[object], list[object]]:
+    """A norm whose squares overflow (x / inf is 0, which is finite), a choice among near ties, and a sound output."""
+    nodes = [
+        node("MatMul", ["x", "big"], "h", "/body/MatMul"),
+        node("Mul", ["h", "h"], "squares", "/norm/Mul"),
+        node("ReduceMean", ["squares"], "mean", "/norm/ReduceMean", axes=[-1], keepdims=1),
+        node("Add", ["mean", "eps"], "safe", "/norm/Add"),
+        node("Sqrt", ["safe"], "root", "/norm/Sqrt"),
+        node("Div", ["h", "root"], "normal", "/norm/Div"),
+        node("MatMul", ["normal", "v"], "y", "/head/MatMul"),
+        node("MatMul", ["x", "small"], "near", "/choice/MatMul"),
+        node("Add", ["near", "twenty"], "logits", "/choice/Add"),
+        node("ArgMax", ["logits"], "label", "/choice/ArgMax", axis=-1, keepdims=0),
+        node("MatMul", ["x", "w"], "sound", "/sound/MatMul"),
+    ]
+    constants = [
+        weight("big", 16, 16, scale=300.0),
+        constant("eps", [1e-3]),
+        weight("v", 16, 4),
+        weight("small", 16, 32, scale=2e-3),
+        constant("twenty", [20.0]),
+        weight("w", 16, 4),
+    ]
+    return nodes, constants
+
+
+def test_what_fp16_breaks_does_not_agree(tmp_path: Path) -> None:
+    nodes, constants = broken()
+    outputs = [value("y", ["batch", 4]), value("label", ["batch"], 7), value("sound", ["batch", 4])]
+    path = models.save(models.model(nodes, [value("x", ["batch", 16])], outputs, constants), tmp_path)  # type: ignore[arg-type]
+    data = {"x": np.random.default_rng(3).standard_normal((48, 16)).astype(np.float32)}
+    with np.errstate(over="ignore"):
+        got = recordings.NodeByNode(path).run(data, 24, result=recordings.to_half)
+    np.savez(tmp_path / "got.npz", **got)
+    found = mptune.compare(path, data=data, outputs=tmp_path / "got.npz", batch=24)
+    assert found.verdict == "differs"
+    cause = next(one for one in found.findings if one.code == "precision")
+    assert [output.name for output in cause.where.outputs] == ["y", "label"]
+    assert "overflow at /norm/" in cause.text
+    assert "exceeds" in cause.text or "FP16 ends at 65504" in cause.text
+    assert [one.where.outputs[0].name for one in found.findings if one.code == "agrees"] == ["sound"]
+    assert found.outputs["y"]["limit"] < 0.01, "what rounding gives where the norm is in FP32"
+    assert found.outputs["label"]["limit"] == MOST_LIMIT
+    labels = got["label"] - recordings.run(path, data, 24)["label"]
+    assert found.outputs["label"]["largest_difference"] == np.abs(labels).max(), "of all samples, and not their mean"
+
+
+def test_limits_of_fp16() -> None:
+    def never() -> float:
+        raise AssertionError("a small error needs no second emulation")
+
+    assert default_limit(1e-3, never, 0.0) == 2e-3
+    assert default_limit(0.7, lambda: 1e-3, 0.0) == 2e-3
+    assert default_limit(math.inf, lambda: 1e-3, 0.0) == 2e-3
+    assert default_limit(math.inf, lambda: math.inf, 0.0) == 1e-2
+    assert default_limit(0.7, lambda: 0.6, 0.0) == MOST_LIMIT
+    assert default_limit(0.7, lambda: 0.6, 0.3) == 0.6, "values whose spread is below FP16's spacing: no plan avoids it"
+    assert default_limit(0.7, lambda: 0.2, 0.3) == 0.4
+    assert default_limit(0.7, lambda: 0.0, 0.3) == 1e-3
