@@ -33,6 +33,7 @@ from mptune.engines.timing.latency import Repetitions
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
 from mptune.engines.worker.parent import Worker
 from mptune.engines.workload import Workload
+from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
@@ -189,6 +190,22 @@ class Bench:
             "repetitions": self.record.repetitions,
             "groups": [[group.id, group.name, group.kind] for group in self.groups],
         }
+
+    def fused_nodes(self) -> tuple[FusedNodes, ...]:
+        """What the device's engine computes as one in FP16."""
+        return require(self._emulating.fused_nodes())
+
+    def renew(self) -> None:
+        """Go on in new worker processes, each with a session of the baseline of its own.
+
+        What differs from process to process (kernels are chosen anew, memory lies elsewhere) is not seen within one.
+
+        Raises:
+            SystemExit: a worker cannot be started again, or fails to time the baseline.
+        """
+        for worker in self._all:
+            worker.restart()
+            self._open(worker)
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)

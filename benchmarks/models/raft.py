@@ -17,9 +17,9 @@ from torchvision.models.optical_flow import raft_small
 from benchmarks.models.exporting import export, parse
 from benchmarks.models.vit_s import natural_noise
 
-SIZE = (256, 320)
+SIZE = (128, 160)
 SHIFT = 8
-UPDATES = 12
+UPDATES = 4
 
 
 class LastFlow(nn.Module):

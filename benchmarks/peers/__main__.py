@@ -51,6 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
     step.add_argument("--random", type=int, default=80, help="random plans")
     step.add_argument("--front", type=int, default=30, help="plans along the front of the law")
     step.add_argument("--alone", type=int, default=1000, help="groups that are built alone; all of them are emulated")
+    step.add_argument("--jobs", type=int, default=1, help="processes that emulate on the CPU meanwhile")
     step = steps.add_parser("replay", parents=[common], help="replay searches on the fitted laws")
     step.add_argument("--samplers", nargs="+", choices=SAMPLERS, default=[one for one in SAMPLERS if one != "gp"])
     step.add_argument("--seeds", type=int, default=3)
@@ -58,7 +59,7 @@ def make_parser() -> argparse.ArgumentParser:
     step.add_argument("--stock-budget", type=int, default=200, help="builds of Optuna's samplers")
     step.add_argument("--jobs", type=int, default=1)
     step = steps.add_parser("final", parents=[common, device], help="build and time every peer's plans")
-    step.add_argument("--rounds", type=int, default=3, help="sessions of each plan")
+    step.add_argument("--rounds", type=int, default=4, help="sessions of each plan, each in a process of its own")
     step.add_argument("--steps", nargs="+", choices=("bisect", "time"), default=["bisect", "time"])
     step.add_argument("--packed", type=Path, help="folder of the step convert")
     step.add_argument("--budgets", nargs="+", type=int, default=list(FINAL), help="of replays that are built")
@@ -166,6 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 front=options.front,
                 alone=options.alone,
                 limit_s=left,
+                jobs=options.jobs,
                 **place,
             )
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Set
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 from benchmarks.common import read_measured_plans
 from benchmarks.measured_plans import emulate, measure, plans_to_measure, write
 from benchmarks.measuring import Bench, open_bench
+from benchmarks.peers.beside import Beside
 from benchmarks.peers.known import know, read_known
 from benchmarks.peers.models import PeerModel
 from benchmarks.peers.world import World, fit_laws
@@ -30,6 +32,7 @@ def collect(
     provider: str,
     target: str,
     limit_s: float,
+    jobs: int = 1,
 ) -> bool:
     """Measure what is left of a model's plans; returns whether nothing is.
 
@@ -43,10 +46,12 @@ def collect(
         provider: ``cuda`` or ``cpu``.
         target: whose roofline is taken.
         limit_s: seconds.
+        jobs: processes that emulate on the CPU while the device measures; with one the device's process does both.
     """
     deadline = time.monotonic() + limit_s
     out, known = results / f"h200_plans_{model.name}.json", results / f"peers_known_{model.name}.json"
-    with open_bench(model.options(work, "bench", provider=provider, target=target), statistics=False) as bench:
+    options = model.options(work, "bench", provider=provider, target=target)
+    with open_bench(options, statistics=False) as bench:
         if time.monotonic() < deadline:
             know(bench, known)
         every = plans_to_measure(bench, random, seed=0)
@@ -60,7 +65,10 @@ def collect(
             record, wanted = bench.record, [bits for _, bits in plans]
             return all(b in record.plans for b in wanted) and all(b in record.emulated for b in (*unbuilt, *wanted))
 
-        _measure(bench, out, plans, unbuilt, deadline)
+        def measure_them() -> None:
+            _measure(bench, out, plans, unbuilt, deadline, options, jobs)
+
+        measure_them()
         know(bench, known)
         if is_whole() and not bench.record.marked.get("front"):
             fitted = read_measured_plans(out)
@@ -68,7 +76,7 @@ def collect(
             for bits in along_the_front(world, front, {bits for _, bits in plans}):
                 bench.record.mark(bits, "front")
                 plans.append(("front", bits))
-            _measure(bench, out, plans, unbuilt, deadline)
+            measure_them()
         done = sum(bits in bench.record.plans for _, bits in plans)
         emulated = sum(bits in bench.record.emulated for bits in (*unbuilt, *(bits for _, bits in plans)))
         whole = is_whole()
@@ -76,11 +84,27 @@ def collect(
     return whole
 
 
-def _measure(bench: Bench, out: Path, plans: list[tuple[str, str]], unbuilt: Set[str], deadline: float) -> None:
+def _measure(
+    bench: Bench,
+    out: Path,
+    plans: list[tuple[str, str]],
+    unbuilt: Set[str],
+    deadline: float,
+    options: argparse.Namespace,
+    jobs: int,
+) -> None:
+    def save() -> None:
+        write(out, bench, plans, {})
+
     left = max(0.0, deadline - time.monotonic())
-    measure(bench, plans, deadline - _EMULATION_SHARE * left, lambda: write(out, bench, plans, {}))
-    emulate(bench, [*unbuilt, *(bits for _, bits in plans if bits in bench.record.plans)], deadline)
-    write(out, bench, plans, {})
+    if jobs > 1:
+        with Beside(bench, options, [*(bits for _, bits in plans), *unbuilt], jobs) as beside:
+            measure(bench, plans, deadline, save)
+            beside.take(deadline)
+    else:
+        measure(bench, plans, deadline - _EMULATION_SHARE * left, save)
+        emulate(bench, [*unbuilt, *(bits for _, bits in plans if bits in bench.record.plans)], deadline)
+    save()
 
 
 def along_the_front(world: World, count: int, but: set[str]) -> list[str]:

@@ -1,8 +1,9 @@
 """Each peer's plans and each replay's front, built and timed in turn with the baseline; errors on held-out data.
 
-Every plan is opened several times, one round after the other, so that its interval holds what differs from session to
-session (``mptune.engines.timing.spread``). What was measured stays in a file of one line a session: a later call goes
-on with it.
+Every plan is opened several times, each time in another worker process, so that its interval holds what differs from
+process to process (``mptune.engines.timing.spread``): a process chooses its kernels anew, and two sessions of one
+process agree more closely than two of different ones. What was measured stays in a file of one line a session: a later
+call goes on with it.
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ class Sessions:
         with self.path.open("a") as file:
             file.write(json.dumps(entry) + "\n")
         self._take(entry)
+
+    def lacks(self, key: str, number: int) -> bool:
+        """Whether a plan has no timing of this round (from 0) yet, and may have one."""
+        return key not in self.failures and len(self.timings.get(key, ())) <= number
 
     @property
     def plan_s(self) -> float | None:
@@ -106,7 +111,7 @@ class Final:
         measured = read_measured_plans(results / f"h200_plans_{model.name}.json")
         self._fp16 = measured.of_kind("uniform")[1].precision  # nothing but what has no switch is pinned in it
         self._emulation_s: float | None = None
-        self._opened = f"{time.time():.3f}"  # a worker, and so a session of the baseline, for each call
+        self._opened = ""  # the session of the baseline, one for each worker process
 
     @property
     def _left_s(self) -> float:
@@ -129,18 +134,22 @@ class Final:
             keys = {_key(one): one.plan for one in made}
             keys = {"0" * len(self._known.groups): "0" * len(self._known.groups), **keys}
             for number in range(rounds if "time" in steps else 0):
-                for key, plan in keys.items():
-                    if self._left_s > 0 and key not in sessions.failures:
-                        self._measure(bench, sessions, key, plan, number)
+                todo = [key for key in keys if sessions.lacks(key, number)]
+                if not todo or self._left_s <= 0:
+                    continue
+                if self._opened:
+                    bench.renew()
+                self._opened = f"{time.time():.3f}"
+                for key in _in_order(todo, number):
+                    if self._left_s > 0:
+                        self._measure(bench, sessions, key, keys[key])
                 self._save(out, bench, sessions, made, crashed, rounds)
             self._save(out, bench, sessions, made, crashed, rounds)
-            left = [k for k in keys if k not in sessions.failures and len(sessions.timings.get(k, ())) < rounds]
+            left = [key for key in keys if sessions.lacks(key, rounds - 1)]
         print(f"{self._model.name}: {len(keys) - len(left)} of {len(keys)} plans measured, {len(crashed)} peers failed")
         return not left
 
-    def _measure(self, bench: Bench, sessions: Sessions, key: str, plan: str | Path, number: int) -> None:
-        if len(sessions.timings.get(key, ())) > number:
-            return
+    def _measure(self, bench: Bench, sessions: Sessions, key: str, plan: str | Path) -> None:
         found = bench.time_again(plan)
         if isinstance(found, Failure):
             words = f"{found.kind.value} ({found.stage.value}): {found.message}"
@@ -261,6 +270,14 @@ class Final:
             "measured": sessions.figures(bench.record.baseline_ms),
         }  # fmt: skip
         save(out, document, lists=("made",))
+
+
+def _in_order(keys: Sequence[str], number: int) -> list[str]:
+    """The order of a round: of importance in the first, as time may end within it; shuffled in the others.
+
+    So what a plan's latency owes to the plan before it, or to its place in a round, differs from round to round.
+    """
+    return [keys[k] for k in np.random.default_rng(number).permutation(len(keys))] if number else list(keys)
 
 
 def _key(one: Made) -> str:
