@@ -195,6 +195,11 @@ class Bench:
         """What the device's engine computes as one in FP16."""
         return require(self._emulating.fused_nodes())
 
+    @property
+    def process(self) -> int | None:
+        """Number of the first worker's process; None while there is none."""
+        return self._all[0].pid
+
     def renew(self) -> None:
         """Go on in new worker processes, each with a session of the baseline of its own.
 

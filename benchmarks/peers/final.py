@@ -111,7 +111,7 @@ class Final:
         measured = read_measured_plans(results / f"h200_plans_{model.name}.json")
         self._fp16 = measured.of_kind("uniform")[1].precision  # nothing but what has no switch is pinned in it
         self._emulation_s: float | None = None
-        self._opened = ""  # the session of the baseline, one for each worker process
+        self._begun, self._has_measured = f"{time.time():.3f}", False
 
     @property
     def _left_s(self) -> float:
@@ -137,9 +137,9 @@ class Final:
                 todo = [key for key in keys if sessions.lacks(key, number)]
                 if not todo or self._left_s <= 0:
                     continue
-                if self._opened:
+                if self._has_measured:
                     bench.renew()
-                self._opened = f"{time.time():.3f}"
+                self._has_measured = True
                 for key in _in_order(todo, number):
                     if self._left_s > 0:
                         self._measure(bench, sessions, key, keys[key])
@@ -158,7 +158,8 @@ class Final:
         ratio = found.latency.median_ms / found.baseline.median_ms
         low, high = found.latency.ci95_ms
         sd = (high - low) / (2 * 1.96) / found.latency.median_ms
-        timing = SessionTiming(self._opened, math.log(ratio), sd)
+        session = f"{self._begun}.{bench.process}"  # of the baseline: one for each worker process
+        timing = SessionTiming(session, math.log(ratio), sd)
         error, finite = found.error.value("relative_l2"), found.error.non_finite == 0
         sessions.add(
             {
