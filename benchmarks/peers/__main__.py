@@ -5,6 +5,7 @@
     python -m benchmarks.peers final vit_s swin_t --work W --limit 540      # on the GPU: every peer's plans
     python -m benchmarks.peers convert vit_s --packed P --pythons A/bin/python B/bin/python
     python -m benchmarks.peers agree vit_s swin_t --again R    # two runs of final: do they rank the plans alike?
+    python -m benchmarks.peers verdict             # does mptune hold its own? One table
     python -m benchmarks.peers table --publish     # pages and figures, from the files of the others
 
 ``collect`` makes a model, measures plans of it (``benchmarks.measured_plans``: both uniform ones, each group alone,
@@ -32,6 +33,7 @@ from benchmarks.peers.converters import CONVERTERS
 from benchmarks.peers.final import Final
 from benchmarks.peers.models import MODELS
 from benchmarks.peers.replay import FINAL, MOST_POINTS, SAMPLERS, replay
+from benchmarks.peers.verdict import verdict
 from mptune.files import write_text
 
 
@@ -71,6 +73,7 @@ def make_parser() -> argparse.ArgumentParser:
     step.add_argument("--pythons", nargs="+", default=[sys.executable], help="interpreters that have the converters")
     step = steps.add_parser("agree", parents=[common], help="compare two runs of the step final")
     step.add_argument("--again", type=Path, required=True, help="results of the second run")
+    steps.add_parser("verdict", parents=[common], help="the goals of the comparison, network by network")
     step = steps.add_parser("table", parents=[common], help="the comparison, from the files of the other steps")
     step.add_argument("--json", type=Path)
     step.add_argument("--markdown", type=Path)
@@ -140,6 +143,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     models = [MODELS[name] for name in options.models or MODELS]
     if options.step == "table":
         write_table(options, [model.name for model in models])
+        return 0
+    if options.step == "verdict":
+        print(verdict(table.compare(options.results, [model.name for model in models])))
         return 0
     if options.step == "agree":
         write_agreements(options, [model.name for model in models])

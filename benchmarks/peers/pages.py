@@ -9,16 +9,22 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.peers.replay import FINAL, LATENCY_LIMITS, LIMITS, NAMES
+from benchmarks.peers.replay import LATENCY_LIMITS, LIMITS, NAMES
 from benchmarks.peers.table import Row
+from benchmarks.peers.verdict import FIRST, LAST, MPTUNE, beaten_by, best, ours, share, verdict
 from mptune.data.numbers import decode_float
 from mptune.files import write_text
 
-MPTUNE = NAMES["precision"]
-FIRST, LAST = map(str, (FINAL[0], FINAL[-1]))
-
 _LIMIT = LIMITS.index(0.3)
 """The error limit that the summary names."""
+
+
+_VERDICT = (
+    "The goals, network by network. Hypervolumes* as a share of the front of the law, replayed, 50 builds; in bold who "
+    "has more than mptune and the law's residual. Then the fastest plan, built and timed, within 0.1, 0.3 and 0.5 of "
+    "all-FP16's error (± half of the 95 % interval): mptune's, or all-FP32 where nothing of its front is within the "
+    "limit, and the best peer's.\n\n"
+)
 
 
 def insert(page: Path, text: str) -> None:
@@ -36,7 +42,7 @@ def insert(page: Path, text: str) -> None:
 
 def headline(models: Mapping[str, Row]) -> str:
     """A paragraph for the main README; nothing where nothing was replayed."""
-    ratios = [_share(entry, MPTUNE) / _share(entry, NAMES["tpe"]) for entry in _with(models, MPTUNE, NAMES["tpe"])]
+    ratios = [share(entry, MPTUNE) / share(entry, NAMES["tpe"]) for entry in _with(models, MPTUNE, NAMES["tpe"])]
     if not ratios:
         return ""
     text = (
@@ -44,9 +50,9 @@ def headline(models: Mapping[str, Row]) -> str:
         f"of plans that were measured on an H200): {median(ratios):.2f} times the hypervolume of Optuna's TPE in "
         f"the median ({min(ratios):.2f} to {max(ratios):.2f})."
     )
-    timed = [entry["measured"] for entry in models.values() if "measured" in entry and _best(entry["measured"], MPTUNE)]
+    timed = [entry["measured"] for entry in models.values() if "measured" in entry and ours(entry["measured"], _LIMIT)]
     if timed:
-        faster = [_against(entry) for entry in timed]
+        faster = [beaten_by(entry, _LIMIT) for entry in timed]
         text += (
             f" Built and timed on {len(timed)} of them, its fastest plan within 0.3 of all-FP16's error is beaten "
             f"beyond the intervals on {sum(map(bool, faster)) or 'none'}."
@@ -65,6 +71,8 @@ def tables(models: Mapping[str, Row], agreed: Mapping[str, Row] | None = None) -
     replays = {entry["what"]: entry["replayed"] for entry in models.values() if "replayed" in entry}
     parts = [_summary(models)] if _with(models, MPTUNE) else []
     if replays:
+        parts.append(_VERDICT + verdict(models))
+    if replays:
         parts += _replay_tables(replays)
     for entry in models.values():
         if "measured" in entry:
@@ -82,7 +90,7 @@ def _summary(models: Mapping[str, Row]) -> str:
     """How often mptune comes first, with as many builds."""
     replays = _with(models, MPTUNE)
     first = [not any(_rivals(entry, lambda row: -row["hypervolume"][FIRST][0])) for entry in replays]
-    ratios = [_share(entry, MPTUNE) / _share(entry, NAMES["tpe"]) for entry in _with(models, MPTUNE, NAMES["tpe"])]
+    ratios = [share(entry, MPTUNE) / share(entry, NAMES["tpe"]) for entry in _with(models, MPTUNE, NAMES["tpe"])]
     text = f"With 50 builds mptune has the largest hypervolume* on {sum(first)} of {len(first)} networks"
     if ratios:
         text += f", {median(ratios):.2f} times TPE's in the median ({min(ratios):.2f} to {max(ratios):.2f})"
@@ -90,9 +98,9 @@ def _summary(models: Mapping[str, Row]) -> str:
     if limited:
         fastest = [not any(_rivals(entry, _limited_ms)) for entry in limited]
         text += f"; within 0.3 of all-FP16's error nobody's plan is faster* on {sum(fastest)} of {len(fastest)}"
-    timed = [entry["measured"] for entry in models.values() if "measured" in entry and _best(entry["measured"], MPTUNE)]
+    timed = [entry["measured"] for entry in models.values() if "measured" in entry and ours(entry["measured"], _LIMIT)]
     if timed:
-        unbeaten = sum(not _against(entry) for entry in timed)
+        unbeaten = sum(not beaten_by(entry, _LIMIT) for entry in timed)
         text += f"; built and timed, nobody's is faster beyond the intervals on {unbeaten} of {len(timed)}"
     return "\n".join(textwrap.wrap(f"{text}.", 120, break_long_words=False, break_on_hyphens=False))
 
@@ -176,10 +184,6 @@ def _cost(entry: Row, row: Row, at: str) -> str:
     return f"{row['cpu_s']:.3g} s, {row['peak_mib']:.0f} MiB, {row['emulated']:.0f}"
 
 
-def _share(entry: Row, name: str, at: str = FIRST) -> float:
-    return float(entry["samplers"][name]["hypervolume"][at][0]) / float(entry["own_front"])
-
-
 def _with(models: Mapping[str, Row], *names: str) -> list[Row]:
     """The replays that have hypervolumes of all of these."""
     found = [entry["replayed"] for entry in models.values() if "replayed" in entry]
@@ -236,23 +240,6 @@ def _latency_cell(one: Row | None) -> str:
     return f"{one['latency_ms']:.4g} ({low:.4g} to {high:.4g})"
 
 
-def _best(entry: Row, name: str, at: int = _LIMIT) -> Row | None:
-    """The fastest plan of a peer within a limit, of its 50 builds where it is a search."""
-    row = entry["peers"].get(f"{name}, {FIRST} builds") or entry["peers"].get(name)
-    found: Row | None = row["at_error"][at] if row is not None and row["at_error"] is not None else None
-    return found
-
-
-def _against(entry: Row, at: int = _LIMIT) -> list[str]:
-    """The peers whose fastest plan within a limit is faster than mptune's beyond both intervals; at equal builds."""
-    ours = _best(entry, MPTUNE, at)
-    if ours is None:
-        return []
-    names = [n for n in entry["peers"] if not n.startswith(MPTUNE) and not n.endswith(f", {LAST} builds")]
-    rivals = {name: _best(entry, name.removesuffix(f", {FIRST} builds"), at) for name in names}
-    return [name for name, one in rivals.items() if one is not None and one["ci95_ms"][1] < ours["ci95_ms"][0]]
-
-
 # -- where mptune loses -----------------------------------------------------------------------------------------------
 
 
@@ -272,7 +259,7 @@ def _lost_replays(entry: Row) -> Iterable[str]:
         if name == MPTUNE or FIRST not in row.get("hypervolume", {}):
             continue
         if row["hypervolume"][FIRST][0] > ours["hypervolume"][FIRST][0]:
-            theirs_share, our_share = (_share(replays, one) for one in (name, MPTUNE))
+            theirs_share, our_share = (share(replays, one) for one in (name, MPTUNE))
             yield f"- {entry['what']}: hypervolume*, {name} {theirs_share:.3f}, mptune {our_share:.3f}"
         for key, what, limits in (("latency_ms", "ms at error", LIMITS), ("error", "error at latency", LATENCY_LIMITS)):
             theirs, own = (one["at"][FIRST].get(key, []) for one in (row, ours))
@@ -289,14 +276,12 @@ def _lost_timings(entry: Row) -> Iterable[str]:
     if timed is not None:
         yield from _lost_volumes(entry["what"], timed["peers"])
     for number, limit in enumerate(LIMITS if timed is not None else ()):
-        ours = _best(timed, MPTUNE, number) if timed is not None else None
-        for name in _against(timed, number) if timed is not None else ():
-            theirs = _best(timed, name.removesuffix(f", {FIRST} builds"), number)
-            assert ours is not None
-            assert theirs is not None
+        own = ours(timed, number) if timed is not None else None
+        for name in beaten_by(timed, number) if timed is not None else ():
+            theirs = best(timed, name.removesuffix(f", {FIRST} builds"), number)
             yield (
                 f"- {entry['what']}, built: ms at {limit:g} of all-FP16's error, {name} {_latency_cell(theirs)}, "
-                f"mptune {_latency_cell(ours)}"
+                f"mptune {_latency_cell(own)}"
             )
 
 

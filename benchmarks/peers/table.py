@@ -161,6 +161,7 @@ def measured(document: Mapping[str, Any], build_s: float | None) -> Row:
         }
     return {
         "baseline_ms": base_ms,
+        "fp32": {"latency_ms": rounded(fp32[0]), "ci95_ms": fp32[2], "error": rounded(fp32[1])},
         "fp16": None if all_fp16 is None else {"latency_ms": rounded(all_fp16[0]), "error": rounded(all_fp16[1])},
         "device": document["device"],
         "rounds": document["rounds"],
