@@ -140,7 +140,7 @@ class Final:
                 if self._has_measured:
                     bench.renew()
                 self._has_measured = True
-                for key in _in_order(todo, number):
+                for key in in_order(todo, number):
                     if self._left_s > 0:
                         self._measure(bench, sessions, key, keys[key])
                 self._save(out, bench, sessions, made, crashed, rounds)
@@ -273,7 +273,7 @@ class Final:
         save(out, document, lists=("made",))
 
 
-def _in_order(keys: Sequence[str], number: int) -> list[str]:
+def in_order(keys: Sequence[str], number: int) -> list[str]:
     """The order of a round: of importance in the first, as time may end within it; shuffled in the others.
 
     So what a plan's latency owes to the plan before it, or to its place in a round, differs from round to round.

@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.peers.converters import CONVERTERS
 from benchmarks.peers.models import PeerModel
 from benchmarks.peers.packed import pack, unpack
-from mptune.files import write_json
+from mptune.files import file_sha256, write_json
 
 CONVERTER_TIMEOUT_S = 600.0
 
@@ -129,13 +129,15 @@ def convert_all(model: PeerModel, work: Path, packed: Path, names: Sequence[str]
         else:
             assert isinstance(found.plan, Path)
             pack(original, found.plan, small)
-            write_json(note, {"peer": name, "seconds": found.seconds, "peak_mib": found.peak_mib})
+            figures = {"seconds": found.seconds, "peak_mib": found.peak_mib, "model_sha256": file_sha256(original)}
+            write_json(note, {"peer": name, **figures})
             print(f"{model.name}, {name}: {found.seconds:.1f} s, {small.stat().st_size} bytes packed", flush=True)
 
 
 def unpack_all(model: PeerModel, work: Path, packed: Path) -> None:
     """Put every packed model together where ``convert`` takes it as an earlier result."""
     original, _ = model.make(work)
+    sha256 = file_sha256(original)
     folder = model.peers(work)
     for note in sorted((packed / model.name).glob("*.json")):
         small, out = note.with_suffix(".onnx.gz"), folder / f"{note.stem}.onnx"
@@ -143,6 +145,9 @@ def unpack_all(model: PeerModel, work: Path, packed: Path) -> None:
             continue
         folder.mkdir(parents=True, exist_ok=True)
         if small.exists():
+            other = json.loads(note.read_text()).get("model_sha256", sha256)
+            if other != sha256:
+                print(f"{model.name}, {note.stem}: was made of the export {other[:12]}, here it is {sha256[:12]}")
             try:
                 unpack(original, small, out)
             except ValueError as error:

@@ -18,11 +18,12 @@ from benchmarks.common import MeasuredPlans, read_measured_plans
 from benchmarks.peers import converters, pages, table
 from benchmarks.peers.__main__ import main
 from benchmarks.peers.agreement import agreement
-from benchmarks.peers.final import Sessions
+from benchmarks.peers.final import Sessions, in_order
 from benchmarks.peers.known import read_known
 from benchmarks.peers.own import Crashed, Made, bisect, convert
 from benchmarks.peers.packed import pack, unpack
 from benchmarks.peers.replay import LIMITS, MOST_POINTS, Task, all_fp16, at_limits, few_points, run
+from benchmarks.peers.verdict import beaten_by, more_volume, verdict
 from benchmarks.peers.world import Laws, World, fit_laws, open_world
 from mptune.engines.timing.session_timing import SessionTiming
 from mptune.tuning.sampler.cuts.boundaries import Boundary
@@ -319,6 +320,55 @@ def test_two_measurements_agree_where_they_call_plans_different_in_one_order() -
     assert f"| a model | 4 | {row['different']} of 6 | {row['reversed']} | 3 |" in text
 
 
+def test_a_verdict_falls_back_to_fp32_and_names_who_is_faster_or_has_more_volume() -> None:
+    def peer(*latencies: float | None) -> dict[str, object]:
+        plans = [None if ms is None else {"latency_ms": ms, "ci95_ms": [ms - 0.01, ms + 0.01]} for ms in latencies]
+        return {"at_error": plans}
+
+    timed = {
+        "fp32": {"latency_ms": 4.0, "ci95_ms": [4.0, 4.0]},
+        "peers": {
+            "mptune, 50 builds": peer(None, 2.0, 1.5),
+            "bisection": peer(3.0, 1.985, 1.5),
+            "Optuna TPE, 200 builds": peer(1.0, 1.0, 1.0),
+            "Optuna GP, 50 builds": peer(None, None, 1.4),
+        },
+    }
+    assert [beaten_by(timed, at) for at in range(3)] == [["bisection"], [], ["Optuna GP, 50 builds"]]
+    volumes = {"mptune": 0.5, "Optuna TPE": 0.4, "Optuna GP": 0.505, "bisection": 0.52}
+    replayed = {
+        "law": {"residual": {"latency": 0.01}},
+        "own_front": 0.5,
+        "samplers": {name: {"hypervolume": {"50": [volume] * 3}} for name, volume in volumes.items()},
+    }
+    assert more_volume(replayed) == ["bisection"], "what GP has more is within the residual"
+    text = verdict({"a": {"what": "net a", "measured": timed, "replayed": replayed}, "b": {"what": "net b"}})
+    rows = {line.split(" | ")[0]: line for line in text.splitlines() if line.startswith("| ")}
+    assert (
+        "1.000, 1.040 bisection **(bisection)** | 1.25 | 4 ± 0; 3 ± 0.01 bisection | 2 ± 0.01; 1.985" in rows["| net a"]
+    )
+    assert "**bisection at 0.1**; **Optuna GP, 50 builds at 0.5**" in rows["| net a"]
+    assert set(rows["| net b"].removeprefix("| net b")) == set("| -")
+    assert "at 0.3 of all-FP16's error, built: nobody faster beyond noise on 1 of 1" in text.lower().replace(
+        "fp16", "FP16"
+    )
+
+
+def test_a_round_times_every_plan_once_in_another_order(tmp_path: Path) -> None:
+    keys = [f"{k}" for k in range(9)]
+    orders = [in_order(keys, number) for number in range(3)]
+    assert orders[0] == keys, "of importance, as time may end"
+    assert all(sorted(order) == keys for order in orders)
+    assert len({tuple(order) for order in orders}) == 3
+    assert orders == [in_order(keys, number) for number in range(3)]
+    sessions = Sessions(tmp_path / "sessions.jsonl")
+    for number in range(2):
+        assert [number for number in range(3) if sessions.lacks("11", number)] == list(range(number, 3))
+        sessions.add({"key": "11", "timing": SessionTiming("a", 0.0, 1e-4).to_json(), "error": 0.0, "finite": True})
+    sessions.add({"key": "11", "failure": "crash"})
+    assert not sessions.lacks("11", 2)
+
+
 def test_replays_are_tabled_with_a_star_and_what_a_peer_is_better_at_is_named(tmp_path: Path) -> None:
     def runs(sampler: str, volume: float, budget: int, latency: float | None) -> list[dict[str, object]]:
         at = {"50": {"latency_ms": [latency, 2.0, 2.0], "error": [3e-3, 2e-3, 1e-3]}}
@@ -362,7 +412,7 @@ def test_every_step_runs_on_a_cpu_and_goes_on_where_it_stopped(tmp_path: Path) -
     results.mkdir()
     place = ["digits_vit", "--results", str(results)]
     device = ["--work", str(work), "--provider", "cpu", "--target", "h200"]
-    collect = ["collect", *place, *device, "--random", "6", "--front", "3", "--alone", "20"]
+    collect = ["collect", *place, *device, "--random", "6", "--front", "3", "--alone", "20", "--jobs", "2"]
     assert main([*collect, "--limit", "0.1"]) == 1
     assert main(collect) == 0
     plans = json.loads((results / "h200_plans_digits_vit.json").read_text())["plans"]
@@ -372,6 +422,12 @@ def test_every_step_runs_on_a_cpu_and_goes_on_where_it_stopped(tmp_path: Path) -
     final = ["final", *place, *device, "--rounds", "2"]
     assert main([*final, "--limit", "5"]) in (0, 1)
     assert main(final) == 0
+    lines = (work / "digits_vit.final" / "sessions.jsonl").read_text().splitlines()
+    baselines: dict[str, list[str]] = {}
+    for entry in map(json.loads, lines):
+        if "timing" in entry:
+            baselines.setdefault(entry["key"], []).append(entry["timing"]["baseline"])
+    assert all(len(names) == len(set(names)) == 2 for names in baselines.values()), "a process for each session"
     outputs = {name: tmp_path / f"peers.{name}" for name in ("json", "markdown", "svg")}
     assert main(["table", *place, *(text for name, path in outputs.items() for text in (f"--{name}", str(path)))]) == 0
     peers = json.loads(outputs["json"].read_text())["models"]["digits_vit"]["measured"]["peers"]
