@@ -28,6 +28,7 @@ import mptune
 from benchmarks.common import hypervolume, require, rounded, save, workspace
 from benchmarks.emulation import Pair, agreement, value
 from benchmarks.models.overflowing import NETWORKS, write
+from benchmarks.pace import Clock
 from mptune.engines.base import Failure
 from mptune.engines.environment import read_gpus
 from mptune.engines.ort.session import Provider
@@ -260,27 +261,30 @@ def search(path: Path, data: Path, folder: Path, deadline: float, options: argpa
 
     The first may take half of the time until the deadline; past it no plan is built, and nothing is confirmed. The
     front of a search leaves out what few samples do not tell apart; so the hypervolume of all plans as they were
-    measured is taken, too, by their number.
+    measured is taken, too, by their number. ``parts`` says where the seconds went, ``stages`` what jobs did in them.
     """
     found: dict[str, Any] = {}
     for what, precisions in (("two", ("fp32", "fp16")), ("three", ("fp32", "fp16", "bf16"))):
         started = time.monotonic()
         left_s = max(deadline - started, 1.0)
-        front = mptune.search(
-            path,
-            data=data,
-            out=folder / what,
-            target="h200" if options.predicted else "auto",
-            budget=options.search,
-            batch=options.batch,
-            opset=options.opset,
-            seed=options.seed,
-            timeout_s=left_s / 2 if what == "two" else left_s,
-            precisions=precisions,
-            confirm_rounds=1,
-            confirm_points=4,
-            progress=False,
-        )
+        clock = Clock()
+        kernels = clock.around("builds, measuring", OnnxRuntimeToolchain, "missing_bf16_kernels")
+        with clock.running(), kernels:
+            front = mptune.search(
+                path,
+                data=data,
+                out=folder / what,
+                target="h200" if options.predicted else "auto",
+                budget=options.search,
+                batch=options.batch,
+                opset=options.opset,
+                seed=options.seed,
+                timeout_s=left_s / 2 if what == "two" else left_s,
+                precisions=precisions,
+                confirm_rounds=1,
+                confirm_points=4,
+                progress=False,
+            )
         plans = [e for e in read_record(*read_run(folder / what)).evaluations() if e.is_finite]
         points = np.array([(e.latency.median_ms, e.error_value) for e in plans])
         by_count = [hypervolume(*points[: count + 1].T, points[0, 0]) for count in range(len(points))]
@@ -295,12 +299,19 @@ def search(path: Path, data: Path, folder: Path, deadline: float, options: argpa
                 for p, count in zip(front.points, counts, strict=True)
             ],
             "findings": [finding.text for finding in front.findings if finding.code == "no-bf16-kernel"],
+            "parts": {part: round(seconds, 2) for part, seconds in clock.seconds.items()},
+            "stages": {stage: round(seconds, 2) for stage, seconds in clock.stages.items()},
+            "calls": dict(clock.calls),
         }
         shown = f"{len(front.points)} points of {front.evaluations} plans, {found[what]['seconds']} s"
         print(f"  {what}: hypervolume {front.hypervolume:.4f}, of all plans {by_count[-1]:.4f}, {shown}", flush=True)
+        print(f"    {', '.join(f'{part} {seconds:.1f} s' for part, seconds in clock.seconds.items())}", flush=True)
     for name, of in (("front", "hypervolume"), ("all plans", "hypervolume_of_all")):
         two, three = (float(np.ravel(found[what][of])[-1]) for what in ("two", "three"))
         print(f"{path.stem}, {name}: {three / two if two else math.inf:.3f} times", flush=True)
+    pairs = zip(*(found[what]["hypervolume_of_all"] for what in ("two", "three")), strict=False)
+    ratios = [f"{three / two:.3f}" for two, three in pairs if two]
+    print(f"{path.stem}, all plans, after 2, 3, ... builds of each: {' '.join(ratios)}", flush=True)
     return found
 
 

@@ -32,6 +32,8 @@ from mptune.tuning.sampler.precision import PrecisionSampler
 _LESS_EXACT = 8.0
 _FP16, _BF16 = 1, 2
 _SHARES = (0.3, 0.1, 0.04)
+_COUNTS = (9, 12, 17, 24)
+"""Builds after which both searches are compared, beside the whole budget."""
 
 
 class ThreeTruth(Truth):
@@ -199,19 +201,22 @@ def run_one(
 ) -> dict[str, float]:
     """Both searches of one simulated network: their quality, and the hypervolume of one over that of the other."""
     two, three = (kind(groups, seed, share, overflow_gain=overflow_gain, exact=exact) for kind in (Truth, ThreeTruth))
-    areas, seconds = {}, {}
+    areas: dict[str, list[float]] = {}
+    seconds: dict[str, float] = {}
+    counts = [*(n for n in _COUNTS if n < budget), budget]
+    fp16 = ["fp32" if of == _BF16 else "fp16" for of in three.reduced]
     for what, truth, prior in (("two", two, two.prior("emulated")), ("three", three, three.prior())):
-        options = truth.options()
-        first = [{g: of[end] for g, of in options.items()} for end in (0, 1)]  # all-FP32, all reduced
-        if what == "three":  # and all-FP16, but for what overflows
-            first.append({g: "fp16" if "fp16" in of else "fp32" for g, of in options.items()})
+        # All-FP32, and all-FP16 but for what emulation sees overflow.
+        first = [dict.fromkeys(truth.ids, "fp32"), dict(zip(truth.ids, fp16, strict=True))]
         sampler = PrecisionSampler(prior, seed, emulate=truth.emulate)
         built, thinking_s = search(truth, sampler, budget, first=first)
-        areas[what], seconds[what] = truth.hypervolume(built), float(np.mean(thinking_s))
+        areas[what], seconds[what] = [truth.hypervolume(built[:n]) for n in counts], float(np.mean(thinking_s))
+    over = [b / a if a else math.nan for a, b in zip(areas["two"], areas["three"], strict=True)]
     return {
-        "two": areas["two"] / two.hypervolume(two.near_exact()),
-        "three": areas["three"] / three.best(),
-        "three over two": areas["three"] / areas["two"] if areas["two"] else math.nan,
+        "two": areas["two"][-1] / two.hypervolume(two.near_exact()),
+        "three": areas["three"][-1] / three.best(),
+        "three over two": over[-1],
+        **{f"three over two after {n}": ratio for n, ratio in zip(counts[:-1], over, strict=False)},
         "thinking_s two": seconds["two"],
         "thinking_s three": seconds["three"],
     }
@@ -248,6 +253,9 @@ def main() -> None:
             print(f"{share:.0%} overflow: quality {medians['two']:.3f} in two precisions, {medians['three']:.3f} in "
                   f"three; hypervolume {medians['three over two']:.3f} times, at least {least:.3f}; "
                   f"{medians['thinking_s two']:.3f} and {medians['thinking_s three']:.3f} s per proposal",
+                  flush=True)  # fmt: skip
+            early = {n: medians[f"three over two after {n}"] for n in _COUNTS if n < options.budget}
+            print(f"    hypervolume after {', '.join(f'{n} builds {ratio:.3f}' for n, ratio in early.items())} times",
                   flush=True)  # fmt: skip
             save(options.json, {**settings, "rows": rows})
 

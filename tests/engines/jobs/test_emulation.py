@@ -30,7 +30,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.loading.tensors import TensorInfo
-from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.plan import DEFAULT_PRECISIONS, Precision, PrecisionPlan
 from mptune.graph.writing.switched import SwitchedEmulator
 from mptune.graph.writing.weights import WeightBank
 from mptune.settings import DataSettings, SearchSettings
@@ -89,8 +89,8 @@ class Run:
         paths = workspace.model_path, workspace.samples("search"), workspace.reference("search")
         ReferenceJob(*paths, provider).run(self.state)
 
-    def emulation(self, batch: int = 1) -> Emulation:
-        workload = Workload(GroupedModel(self.model, self.groups), self.workspace)
+    def emulation(self, batch: int = 1, precisions: tuple[str, ...] = DEFAULT_PRECISIONS) -> Emulation:
+        workload = Workload(GroupedModel(self.model, self.groups), self.workspace, precisions)
         shapes = dict.fromkeys(("x", "block0.narrow", "block1.narrow"), (3, 32))
         return Emulation(
             workload,
@@ -241,6 +241,19 @@ def test_a_gpu_takes_any_plan_in_one_session_and_agrees_with_the_cpu(run: Run) -
     many = [*run.alone(), run.plan(0, 3)]
     assert values(gpu.emulation().errors(many)) == pytest.approx(values(run.emulation().errors(many)), rel=5e-2)
     assert gpu.kinds == [SwitchedErrorsJob]
+
+
+def test_plans_with_bf16_and_without_take_turns_in_one_session(run: Run) -> None:
+    many, fp16 = run.emulation(precisions=("fp32", "fp16", "bf16")), run.plan(0)
+    bf16 = fp16.replace({run.groups[0].id: Precision.BF16})
+    both = fp16.replace({run.groups[1].id: Precision.BF16})
+    found = [values(many.errors(plans, part=FEW)) for plans in ([fp16], [bf16], [fp16], [bf16], [both, fp16])]
+    first, *later = [job.model for job in run.jobs]
+    assert first not in later
+    assert len(set(later)) == 1, "a session is opened again at every change"
+    assert found[2] == pytest.approx(found[0], rel=1e-6)
+    assert found[3] == found[1] != found[0]
+    assert found[1] + found[4] == pytest.approx(values(run.emulation().errors([bf16, both, fp16])), rel=1e-2)
 
 
 def test_a_session_stays_open_for_the_next_job_unless_its_weights_are_large(
