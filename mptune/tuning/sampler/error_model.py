@@ -12,6 +12,7 @@ import functools
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.sampler.plan_rows import Bools, Floats
@@ -32,6 +33,9 @@ _EMULATION_NOISE = 0.06
 
 _EMULATION_WEIGHT = 4
 """So many plans that were both emulated and measured weigh as much as the assumption above."""
+
+_LEAST_RATIO_SD = 0.15
+"""Standard deviation of the log of the squared ratio of a group's errors in BF16 and in FP16, at least."""
 
 _MAD_TO_SD = 1.4826
 """Standard deviation of a normal distribution, in median absolute deviations."""
@@ -70,9 +74,12 @@ class ErrorModel:
         self._plans, self._values, self._noise = (a[informative] for a in (self._plans, self._values, self._noise))
         widths = _PRIOR_WIDTHS if prior.log_square_errors is not None else (4.5,)
         doubts = np.array(prior.log_square_sds or np.zeros(len(mean)), dtype=float)
+        self._tied, ratio_sds = _tied_twins(prior, doubts)
         fits, start = [], mean
         for width in widths:  # each from the mode of the one before it, which is nearer than the prior's mean
-            fits.append(self._fit(mean, np.hypot(width, doubts), math.log(width), start))
+            sd = np.hypot(width, doubts)
+            sd[self._tied[:, 1]] = ratio_sds
+            fits.append(self._fit(mean, sd, math.log(width), start))
             start = fits[-1][1]
         self._model, self.mode, _ = max(fits, key=lambda fit: fit[2])
 
@@ -107,20 +114,28 @@ class ErrorModel:
         return log_squares
 
     def _fit(self, mean: Floats, sd: Floats, log_width: float, start: Floats) -> tuple[LinearGaussian, Floats, float]:
-        model, u = LinearGaussian(mean, sd), start.copy()
+        """The posterior of the independent parameters, the mode of ``u``, and the log evidence.
+
+        Args:
+            mean: of ``u``, shape (n_groups,).
+            sd: of the independent parameters, shape (n_groups,).
+            log_width: of the prior.
+            start: a ``u`` to begin at.
+        """
+        model, u = LinearGaussian(self._apart(mean), sd), start.copy()
         if not len(self._values):
             return model, u, -log_width
         noise = self._noise
 
         def loss(at: Floats) -> float:
             residual = (self._values - self._log_squares(at)) / noise
-            return float(residual @ residual + (((at - mean) / sd) ** 2).sum())
+            return float(residual @ residual + ((self._apart(at - mean) / sd) ** 2).sum())
 
         evidence, now = 0.0, loss(u)
         for _ in range(_STEPS):
             value, jacobian = self._predict(u)
-            evidence = model.update(jacobian, self._values - value + jacobian @ u, noise)
-            step = np.clip(model.posterior_mean - u, -_LARGEST_STEP, _LARGEST_STEP)
+            evidence = model.update(self._by_apart(jacobian), self._values - value + jacobian @ u, noise)
+            step = np.clip(self._together(model.posterior_mean) - u, -_LARGEST_STEP, _LARGEST_STEP)
             while (then := loss(u + step)) > now and np.abs(step).max() > 1e-3:
                 step = step / 2
             if then > now:
@@ -128,8 +143,26 @@ class ErrorModel:
             u, before, now = u + step, now, then
             if before - now < 1e-3 * max(1.0, now):
                 break
-        model.posterior_mean = u
+        model.posterior_mean = self._apart(u)
         return model, u, evidence - _WIDTH_PENALTY * log_width
+
+    def _apart(self, u: Floats) -> Floats:
+        """The independent parameters: ``u``, but of a tied twin in BF16 what it is above that in FP16."""
+        apart: Floats = u.copy()
+        apart[..., self._tied[:, 1]] -= u[..., self._tied[:, 0]]
+        return apart
+
+    def _together(self, apart: Floats) -> Floats:
+        """The inverse of ``_apart``."""
+        u: Floats = apart.copy()
+        u[..., self._tied[:, 1]] += apart[..., self._tied[:, 0]]
+        return u
+
+    def _by_apart(self, jacobian: Floats) -> Floats:
+        """Derivatives with respect to the independent parameters, from those with respect to ``u``."""
+        by_apart: Floats = jacobian.copy()
+        by_apart[..., self._tied[:, 0]] += jacobian[..., self._tied[:, 1]]
+        return by_apart
 
     @property
     def emulation_sd(self) -> float:
@@ -142,11 +175,11 @@ class ErrorModel:
 
     def covariance(self) -> Floats:
         """Of ``u``, shape (n_groups, n_groups)."""
-        return self._model.covariance()
+        return self._together(self._together(self._model.covariance()).T)
 
     def sample(self, generator: np.random.Generator, n_draws: int) -> Floats:
         """Draws of ``u``, shape (n_draws, n_groups)."""
-        return np.clip(self._model.sample(generator, n_draws), -60.0, 10.0)
+        return np.clip(self._together(self._model.sample(generator, n_draws)), -60.0, 10.0)
 
     def predict(self, plans: Bools, u: Floats) -> Floats:
         """Errors of plans, shape (n_draws, n_plans).
@@ -179,6 +212,25 @@ class ErrorModel:
         mean = np.exp((1.0 - trust) * np.log(predicted) + trust * unbiased)
         errors: Floats = np.where(np.isnan(emulated_errors), predicted, mean)
         return errors
+
+
+def _tied_twins(prior: Prior, doubts: Floats) -> tuple[NDArray[np.int64], Floats]:
+    """The twins whose errors are known by each other, and how well: what FP16 makes of a group, BF16 makes 8 times.
+
+    Args:
+        prior: names the twins.
+        doubts: ``log_square_sds``, shape (n_groups,).
+
+    Returns:
+        Positions, FP16's first, shape (n_tied, 2), and standard deviations of the difference of their ``u``, shape
+        (n_tied,). Twins of which one error is not known, or infinite, are not tied.
+    """
+    twins = np.array(prior.twins, dtype=np.int64).reshape(-1, 2)
+    if prior.log_square_errors is None:
+        return twins[:0], np.zeros(0)
+    twins = twins[np.isfinite(np.array(prior.log_square_errors, dtype=float))[twins].all(axis=1)]
+    first, second = doubts[twins].T ** 2
+    return twins, np.sqrt(np.maximum(second - first, _LEAST_RATIO_SD**2))
 
 
 def _emulation_accuracy(ratios: Floats) -> tuple[float, float]:

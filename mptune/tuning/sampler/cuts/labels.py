@@ -222,12 +222,16 @@ def ends_of(prior: Prior) -> list[End]:
 def unknown_alone(prior: Prior, p_overflow: Floats, known: Bools) -> Bools:
     """Plans of one group in BF16 whose error is not known, those first that are the most likely to overflow in FP16.
 
+    Where the error in FP16 is known, that in BF16 is known by it.
+
     Args:
         prior: of the columns that are in question.
         p_overflow: of each column, shape (n_columns,).
         known: plans whose errors are known, shape (n_plans, n_columns).
     """
-    ranked = sorted(prior.twins, key=lambda twins: -p_overflow[twins[0]])
+    squares = prior.log_square_errors
+    guessed = [twins for twins in prior.twins if squares is None or not math.isfinite(squares[twins[1]])]
+    ranked = sorted(guessed, key=lambda twins: -p_overflow[twins[0]])
     alone = np.eye(len(prior.groups), dtype=bool)[[second for _, second in ranked]]
     unknown: Bools = alone[~np.isin(plan_keys(alone), plan_keys(known))]
     return unknown
