@@ -12,7 +12,7 @@ import optuna
 import pytest
 
 from mptune.tuning.sampler.cuts.casts import NEVER, Casts
-from mptune.tuning.sampler.cuts.labels import all_columns, choices_by_group, exclusive, narrowed
+from mptune.tuning.sampler.cuts.labels import all_columns, choices_by_group, exclusive, narrowed, unknown_alone
 from mptune.tuning.sampler.plan_rows import choices_of, to_row
 from mptune.tuning.sampler.posterior import Alternatives, BuiltPlans, Prior
 from mptune.tuning.sampler.precision import PrecisionSampler
@@ -133,3 +133,12 @@ def test_an_error_in_bf16_that_was_not_taken_is_that_of_fp16_times_8(known: floa
     assert squares is not None
     wanted = squares[1] + 2 * math.log(LESS_EXACT) if math.isnan(known) else known
     assert squares[len(GROUPS)] == pytest.approx(wanted)
+
+
+def test_bf16_alone_is_emulated_only_where_fp16_says_nothing() -> None:
+    """Of two groups that FP16 was emulated in, one overflows."""
+    twins = ((0, 2), (1, 3))
+    prior = Prior(("a", "b", "a", "b"), (math.inf, -9.0, math.nan, -4.8), twins=twins)
+    alone = unknown_alone(prior, np.array([0.9, 0.01, 0.0, 0.0]), np.zeros((0, 4), dtype=bool))
+    assert alone.tolist() == [[False, False, True, False]]
+    assert not len(unknown_alone(prior, np.array([0.9, 0.01, 0.0, 0.0]), alone))
