@@ -73,7 +73,7 @@ class SwitchedEmulator:
         self._bank = bank
         self._branches = branches
         self._exact = frozenset(small_integers(grouped.model))
-        kinds = ("raw", "same", "chosen", "or", "any", "both", *(k for of in _KINDS.values() for k in of))
+        kinds = ("raw", "same", "chosen", "by", "or", "any", "both", *(k for of in _KINDS.values() for k in of))
         self._suffix = {kind: new_suffix(grouped.model, kind) for kind in kinds}
         self.switches: Mapping[Precision, Mapping[str, str]] = {
             precision: {
@@ -249,19 +249,20 @@ class _Writing:
     def _choose_between(self, precision: Precision, switch: str, tensor: str, otherwise: str, result: str) -> None:
         """Append the nodes that compute ``result``: ``tensor`` rounded where the switch is on, else ``otherwise``."""
         self._read.update((switch, tensor))
+        name = result + self._suffix["by"]  # a node of the model may have the name of its result
         if self._branches:
             same = result + self._suffix["same"]
             branches = {
                 "then_branch": _branch(self._rounding(precision, tensor, result)),
                 "else_branch": _branch([_node("Identity", [otherwise], same)]),
             }
-            self._append(_node("If", [switch], result, **branches))
+            self._append(_node("If", [switch], result, name, **branches))
             return
         rounding = self._rounding(precision, tensor, tensor)
         rounded = rounding[-1].output[0]
         if rounded not in self._made:
             self._append(*rounding)
-        self._append(_node("Where", [switch, rounded, otherwise], result))
+        self._append(_node("Where", [switch, rounded, otherwise], result, name))
 
     def _rounding(self, precision: Precision, tensor: str, stem: str) -> list[onnx.NodeProto]:
         """The nodes that cast a value to a reduced precision and back; constants are stored in it too."""
@@ -302,8 +303,8 @@ class _Writing:
         return bytes(proto.SerializeToString(deterministic=True))
 
 
-def _node(op_type: str, inputs: Sequence[str], output: str, **attributes: Any) -> onnx.NodeProto:
-    return onnx.helper.make_node(op_type, inputs, [output], name=output, **attributes)
+def _node(op_type: str, inputs: Sequence[str], output: str, name: str = "", **attributes: Any) -> onnx.NodeProto:
+    return onnx.helper.make_node(op_type, inputs, [output], name=name or output, **attributes)
 
 
 def _branch(nodes: Sequence[onnx.NodeProto]) -> onnx.GraphProto:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 
@@ -20,6 +21,7 @@ from mptune.graph.writing.waists import find_stretches
 from mptune.graph.writing.weights import WeightBank
 from tests.graph import models
 from tests.graph.helpers import feeds, plans
+from tests.graph.models import node, value, weight
 from tests.graph.test_corpus import CORPUS
 
 SWITCHED = [p for p in CORPUS if p.stem != "fp16_island"]
@@ -136,3 +138,17 @@ def test_one_model_serves_plans_of_three_precisions(name: str, branches: bool, t
     for plan in plans(both.model, both.groups, 3, precisions=all_three):
         on = both.switched.on(plan)
         assert_same(session.run({**both.feed, **{s: np.array(s in on) for s in switches}}), both.expected(plan), 0.0)
+
+
+@pytest.mark.parametrize("branches", [False, True])
+def test_nodes_that_are_named_like_their_results(branches: bool, tmp_path: Path) -> None:
+    """ONNX Runtime refuses a model with two nodes of one name."""
+    nodes = [node("MatMul", ["x", "w"], "scores", "scores"), node("Tanh", ["scores"], "y", "y")]
+    proto = models.model(nodes, [value("x", [4, 4])], [value("y", [4, 4])], [weight("w", 4, 4)])
+    model = load_model(models.save(proto, tmp_path))
+    grouped = GroupedModel(model, find_groups(model))
+    emulator = SwitchedEmulator(grouped, WeightBank.write(model, tmp_path), branches=branches)
+    path = emulator.write(tmp_path / "e.onnx", [group.id for group in grouped.groups])
+    names = [n.name for n in onnx.load(path, load_external_data=False).graph.node]
+    assert len({*names}) == len(names)
+    ort.InferenceSession(path)
