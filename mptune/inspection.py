@@ -287,7 +287,7 @@ def _without_bf16(grouped: GroupedModel, hazards: Sequence[Hazard]) -> dict[str,
     """Why groups cannot be BF16 whatever the engine: themselves, their operators at this opset, their values."""
     lacking = unsupported(ValueTypes(grouped), Precision.BF16)
     return {
-        **pinned_by_hazards(hazards, Precision.BF16),
+        **pinned_by_hazards(hazards, Precision.BF16, is_measured=True),
         **{group: lacking.reason(ops) for group, ops in lacking.groups.items()},
         **{group.id: group.pinned for group in grouped.groups if group.pinned is not None},
     }

@@ -129,7 +129,7 @@ def test_hazards_of_one_kind_are_shown_together(tmp_path: Path, monkeypatch: pyt
     constants = [weight("w", 4, 4), constant("huge", 1e6)]
     path = models.save(models.model(nodes, [value("x", [2, 4])], [value(x, None)], constants), tmp_path)
     text = shown(mptune.inspect(path), monkeypatch)
-    assert text.count("1e+06 exceeds FP16's 65504") == 2, "as a hazard, and as the reason of the pins"
+    assert text.count("1e+06 exceeds FP16's 65504 and is held as 65504") == 1, "a search measures what that does"
     assert "and 3 more" in text, "nine groups: the scale of the input, and each product with the scale after it"
     assert "-> " in text
 

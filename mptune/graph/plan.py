@@ -31,6 +31,13 @@ REDUCED: tuple[Precision, ...] = tuple(precision for precision in Precision if p
 DEFAULT_PRECISIONS: tuple[Precision, ...] = (Precision.FP32, Precision.FP16)
 """Those that are used where nobody asks for others."""
 
+LARGEST: Mapping[Precision, float] = {
+    Precision.FP32: (2 - 2**-23) * 2.0**127,
+    Precision.FP16: (2 - 2**-10) * 2.0**15,
+    Precision.BF16: (2 - 2**-7) * 2.0**127,
+}
+"""The largest finite value of each precision: 3.4028e38, 65504 and 3.3895e38 (IEEE 754-2008, table 3.5)."""
+
 # A study of a thousand plans names a precision a hundred thousand times: a look-up takes a tenth of the enumeration's.
 _BY_NAME: Mapping[str, Precision] = {precision.value: precision for precision in Precision}
 _NAMES: Mapping[Precision, str] = {precision: precision.value for precision in Precision}

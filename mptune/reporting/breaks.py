@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mptune.finding import RANGE_CODES, Finding
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.front import Front
-from mptune.tuning.reasons.group_findings import BREAKING_CODES
+from mptune.tuning.reasons.group_findings import BREAKING_CODES, breaks
 
 HEADING = "What breaks in FP16, and why"
 
@@ -66,7 +66,7 @@ def breaks_in_fp16(front: Front) -> tuple[Break, ...]:
     plan = None if front.chosen is None else front.chosen.plan
     merged: dict[tuple[str, tuple[str, ...]], list[Finding]] = {}
     for finding in front.findings:
-        if finding.code in BREAKING_CODES and finding.is_about_model:
+        if breaks(finding) and finding.is_about_model:
             merged.setdefault((finding.code, tuple(sorted(finding.where.groups))), []).append(finding)
     found = [_of_findings(findings, plan) for findings in merged.values()]
     found.sort(key=lambda one: (one.kept is True, BREAKING_CODES.index(one.code)))
@@ -123,7 +123,7 @@ def plain_fp16(finding: Finding) -> str:
     """What an engine that computes this place in FP16 gives there, as far as the evidence shows it."""
     evidence = finding.evidence
     if finding.code == "overflow":
-        return "Inf"
+        return f"held as {float(evidence['held_as']):g}" if "held_as" in evidence else "Inf"
     if finding.code == "vanishing-epsilon":
         if float(evidence.get("epsilon", 0.0)) <= _UNGUARDED:
             return "the epsilon is 0, so that x/0 is Inf and 0/0 is NaN"

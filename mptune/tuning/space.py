@@ -253,8 +253,8 @@ def make_space(
     matcher = _Matcher(named.name, groups)
     pinned: dict[str, Pin] = {g.id: Pin(Precision.FP32, g.pinned) for g in groups if g.pinned is not None}
     ruled_out = {
-        Precision.FP16: {**(missing_kernels or {}), **pinned_by_hazards(hazards)},
-        Precision.BF16: {**(without_bf16 or {}), **pinned_by_hazards(hazards, Precision.BF16)},
+        Precision.FP16: {**(missing_kernels or {}), **pinned_by_hazards(hazards, is_measured=True)},
+        Precision.BF16: {**(without_bf16 or {}), **pinned_by_hazards(hazards, Precision.BF16, is_measured=True)},
     }
     allowed = [precision for precision in REDUCED if precision in precisions]
     reduced: dict[str, Precision] = {}

@@ -17,6 +17,9 @@ from tests.zoo.tracker import recorded, tracker
 EVERY = {**SHOWN, **FURTHER}
 NAMES = [*SHOWN, *(pytest.param(name, marks=pytest.mark.slow) for name in FURTHER)]
 
+HELD = ("mask", "mask of the lowest FP32 number, multiplied")
+"""Masks that are held as FP16's lowest number, and mask as well."""
+
 
 def code_of(name: str) -> str:
     return name.split()[0].rstrip(",:")
@@ -35,7 +38,7 @@ def test_what_shows_a_code_is_named_with_its_node_and_numbers(name: str, tmp_pat
     assert found, f"{code} is not found"
     assert set(show.nodes) <= {node for finding in found for node in finding.where.nodes}
     assert all(finding.evidence and finding.cure for finding in found)
-    wrong = "warning" if code not in ("long-sum", "norm-written-out") else "info"
+    wrong = "warning" if code not in ("long-sum", "norm-written-out") and name not in HELD else "info"
     assert {finding.severity for finding in found} == {wrong}
 
 

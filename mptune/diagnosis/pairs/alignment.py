@@ -20,7 +20,8 @@ import onnx.helper
 from mptune.graph.bfloat16 import from_bfloat16, to_bfloat16
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.once import once
-from mptune.graph.plan import Precision
+from mptune.graph.plan import LARGEST, REDUCED, Precision
+from mptune.graph.writing.weights import round_values
 
 _FLOATS = frozenset({"float", "float16", "double", "bfloat16"})
 _FLOAT_CODES = frozenset(onnx.TensorProto.DataType.Value(name.upper()) for name in _FLOATS)
@@ -281,11 +282,21 @@ def _is_equal(a: Any, b: Any) -> bool:
         return a is b
     if hasattr(a, "SerializeToString") and hasattr(b, "SerializeToString"):
         return bool(a.SerializeToString(deterministic=True) == b.SerializeToString(deterministic=True))
+    if isinstance(a, float) and isinstance(b, float):
+        return not _constant_difference(np.float32(a), np.float32(b)) if _is_saturated(a, b) else a == b
     return bool(a == b)
 
 
+def _is_saturated(a: float, b: float) -> bool:
+    """Whether one number is the largest of a reduced precision, as others beyond it are held."""
+    return any(LARGEST[precision] in (abs(a), abs(b)) for precision in REDUCED)
+
+
 def _constant_difference(a: np.ndarray, b: np.ndarray) -> str:
-    """What differs between two constants; empty where one is the other, or the other rounded to FP16 or BF16."""
+    """What differs between two constants; empty where one is the other, or the other rounded to FP16 or BF16.
+
+    What is beyond these may have become infinite, or the largest finite value (``round_values``).
+    """
     a, b = (each.astype(np.float32) if each.dtype.name == "bfloat16" else each for each in (a, b))  # of ml_dtypes
     if a.shape != b.shape:
         return f"shape {list(a.shape)} in one model and {list(b.shape)} in the other"
@@ -299,12 +310,20 @@ def _constant_difference(a: np.ndarray, b: np.ndarray) -> str:
         if is_rounded and np.float16 in (a.dtype, b.dtype):
             return ""
         if a.dtype.kind == "f":
-            rounded = (a.astype(np.float16), from_bfloat16(to_bfloat16(a.astype(np.float32))))
+            rounded = (a.astype(np.float16), from_bfloat16(to_bfloat16(a.astype(np.float32))), *_held(a))
             if any(np.array_equal(each.astype(np.float64), y, equal_nan=True) for each in rounded):
                 return ""
+        if b.dtype.kind == "f" and any(np.array_equal(each.astype(np.float64), x, equal_nan=True) for each in _held(b)):
+            return ""
         gap = np.abs(x - y)
     largest = float(np.nan_to_num(gap).max(initial=0))
     return f"{int((gap > 0).sum())} of {a.size} values differ, by up to {largest:.3g}"
+
+
+def _held(values: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Values as each reduced precision holds them."""
+    wide = values.astype(np.float32)
+    return round_values(wide, Precision.FP16), from_bfloat16(round_values(wide, Precision.BF16))
 
 
 def _shown(value: Any) -> str:

@@ -10,25 +10,34 @@ import onnx
 import onnx.numpy_helper
 
 from mptune.graph.casting.value_types import ValueTypes
+from mptune.graph.grouping.attention import GLUE
 from mptune.graph.grouping.lookup import Lookup, attribute
-from mptune.graph.hazards.hazard import FP16_MAX, FP16_NORMAL, FP16_TINY, KEPT, Hazard, group_of, readers_in_fp16
+from mptune.graph.hazards.hazard import FP16_MAX, FP16_NORMAL, FP16_TINY, Hazard, group_of, readers_in_fp16
+from mptune.graph.hazards.masked_rows import mask_input
 from mptune.graph.loading.model import Node
 from mptune.graph.plan import Precision
 from mptune.graph.writing.weights import Rounding, rounding_of
 
 _VANISHING_SHARE = 0.01
 _MOSTLY_VANISHING_SHARE = 0.5
-_LIMITS = frozenset({"Where", "Clip", "Min", "Max"})
-"""An infinite constant means something to these. Not to a product: 0 * -inf is NaN, so (1 - mask) * -1e9 fails."""
+_LIMITS = frozenset({"Clip", "Min", "Max"})
 _SUMS = frozenset({"Add", "Sub"})
+_MAKE_MASKS = _SUMS | {"Where", "Mul"}
 ANSWERS_INFINITY = frozenset({"Softmax", "LogSoftmax", "Exp", "ArgMax", "TopK", "ReduceMax", "Max", "Sigmoid"})
 """What -inf is an answer to, so that an added mask may become one."""
-_BEFORE_MASKED = frozenset({"Add", "Sub", "Where", "Reshape", "Transpose", "Cast", "Identity", "Unsqueeze", "Squeeze"})
+_VIEWS = GLUE | {"Slice", "Tile", "Concat", "Gather", "Trilu", "Split"}
+"""What masks pass on their way: they choose, move and repeat."""
+_BEFORE_MASKED = _VIEWS | {"Add", "Sub", "Where"}
 _GUARDS = frozenset({"Add", "Max", "Clip", "Sub"})
 _BEFORE_DIVISION = frozenset({"Sqrt", "Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Expand", "Mul"})
 _UNDEFINED_AT_ZERO = frozenset({"Reciprocal", "Log"})
 _MAX_STEPS = 32
 LIMIT_CURE = "a limit may stay infinite, but a row that is masked everywhere gives NaN: use -1e4 for masks"
+_MASK_CURE = "nothing: it masks as well, unless a row is masked whole"
+BEYOND_CURE = (
+    "a search measures what that does; without one (apply) the group is kept in FP32; scale the value at export to"
+    " free it"
+)
 
 
 @dataclass(frozen=True)
@@ -76,13 +85,13 @@ def _of_constant(
         group = group_of(types, node)
         if group is None:
             continue
-        harmless = bool(rounding.overflowed) and _may_be_infinite(look, node)
-        if (group.id, harmless) in seen:
+        is_limit = bool(rounding.overflowed) and _is_limit(look, node)
+        if (group.id, is_limit) in seen:
             continue
-        seen.add((group.id, harmless))
+        seen.add((group.id, is_limit))
         place = _Place(group.id, node.name, name, rounding.absmax)
         if rounding.overflowed:
-            found.append(_overflow(place, _overflow_reason(rounding), harmless, _overflow_code(look, [node], harmless)))
+            found.append(_overflow(look, place, _overflow_reason(rounding), [node]))
         elif rounding.size == 1 and rounding.absmax < FP16_NORMAL and _guards_division(look, node):
             found += _epsilon(place, smallest.get(node.name), is_direct=not _reaches_root(look, node))
         elif rounding.vanished > _VANISHING_SHARE * rounding.size:
@@ -130,45 +139,47 @@ def _vanishing(place: _Place, rounding: Rounding) -> Hazard:
     )
 
 
-def _overflow(place: _Place, reason: str, harmless: bool, code: str | None) -> Hazard:
-    evidence = {"absmax": place.value, "fp16_max": FP16_MAX}
-    if not harmless:
-        cure = f"{KEPT}; scale the value at export to free it"
-        return Hazard("error", "overflow", *place.arguments, reason, cure, code, evidence)
-    return Hazard("warning", "overflow", *place.arguments, reason, LIMIT_CURE, code, evidence)
+def _overflow(look: Lookup, place: _Place, reason: str, readers: Sequence[Node]) -> Hazard:
+    """A finite constant beyond FP16, which is held as FP16's largest finite value.
+
+    A limit, and a mask on the way to a softmax or the like, mean the same so. Anything else is changed by it.
+    """
+    evidence = {"absmax": place.value, "fp16_max": FP16_MAX, "held_as": FP16_MAX}
+    if readers and all(_is_limit(look, node) for node in readers):
+        is_mask = any(node.op_type in _SUMS | {"Mul"} for node in readers)
+        code = "mask" if is_mask else None
+        return Hazard("info", "overflow", *place.arguments, reason, _MASK_CURE, code, evidence)
+    return Hazard("warning", "overflow", *place.arguments, reason, BEYOND_CURE, "overflow", evidence)
 
 
 def _overflow_reason(rounding: Rounding) -> str:
     if rounding.size == 1:
-        return f"{rounding.absmax:.4g} exceeds FP16's {FP16_MAX:g} and becomes infinite"
+        return f"{rounding.absmax:.4g} exceeds FP16's {FP16_MAX:g} and is held as {FP16_MAX:g} there"
     return (
-        f"{rounding.overflowed} of {rounding.size} values exceed FP16's {FP16_MAX:g} and become infinite, the"
-        f" largest is {rounding.absmax:.4g}"
+        f"{rounding.overflowed} of {rounding.size} values exceed FP16's {FP16_MAX:g} and are held as {FP16_MAX:g}"
+        f" there, the largest is {rounding.absmax:.4g}"
     )
 
 
-def _overflow_code(look: Lookup, readers: Sequence[Node], harmless: bool) -> str | None:
-    """``mask`` where a constant beyond FP16 is added or multiplied on the way to a softmax or the like.
+def is_limit(look: Lookup, tensor: str) -> bool:
+    """Whether all that read a constant make limits or masks of it."""
+    readers = look.readers(tensor)
+    return bool(readers) and all(_is_limit(look, node) for node in readers)
 
-    Clip limits, and constants that a Where chooses, stay right as infinities unless a whole row is masked, which the
-    graph alone does not show: no finding.
+
+def _is_limit(look: Lookup, node: Node, depth: int = _MAX_STEPS) -> bool:
+    """Whether a node makes a limit or a mask of a constant: clips at it, chooses or adds it before a softmax.
+
+    So does one that multiplies it, where the product is added.
     """
-    if harmless:
-        return "mask" if any(node.op_type in _SUMS for node in readers) else None
-    is_mask = all(
-        node.op_type == "Mul"
-        and any(reader.op_type in _SUMS for reader in look.readers(node.outputs[0]))
-        and comes_to_softmax(look, node)
-        for node in readers
-    )
-    return "mask" if readers and is_mask else "overflow"
-
-
-def _may_be_infinite(look: Lookup, node: Node) -> bool:
-    """Whether a node makes a limit or a mask of a constant: clips at it, chooses it, or adds it before a softmax."""
     if node.op_type in _LIMITS:
         return True
-    return node.op_type in _SUMS and comes_to_softmax(look, node)
+    if node.op_type in _VIEWS and depth > 0:
+        readers = [reader for output in node.outputs for reader in look.readers(output)]
+        return bool(readers) and all(_is_limit(look, reader, depth - 1) for reader in readers)
+    if node.op_type == "Mul" and not _reaches(look, node, lambda reader, _: reader.op_type in _SUMS, _VIEWS):
+        return False
+    return node.op_type in _MAKE_MASKS and comes_to_softmax(look, node)
 
 
 def _guards_division(look: Lookup, node: Node) -> bool:
@@ -212,7 +223,11 @@ def guarded_by_constant(look: Lookup, node: Node) -> str:
 
 def comes_to_softmax(look: Lookup, node: Node) -> bool:
     """Whether a node's result comes to a softmax or the like, through what masks pass only."""
-    return _reaches(look, node, lambda reader, _: reader.op_type in ANSWERS_INFINITY, _BEFORE_MASKED)
+
+    def masks(reader: Node, tensor: str) -> bool:
+        return reader.op_type in ANSWERS_INFINITY or mask_input(reader) == tensor
+
+    return _reaches(look, node, masks, _BEFORE_MASKED)
 
 
 def _reaches(look: Lookup, node: Node, is_wanted: Callable[[Node, str], bool], between: frozenset[str]) -> bool:
@@ -243,8 +258,7 @@ def fill_hazards(types: ValueTypes, look: Lookup) -> list[Hazard]:
         value = abs(float(onnx.numpy_helper.to_array(stated).reshape(-1)[0]))
         if math.isfinite(value) and value > FP16_MAX:
             readers = look.readers(node.outputs[0])
-            harmless = all(_may_be_infinite(look, reader) for reader in readers)
             place = _Place(group.id, node.name, node.outputs[0], value)
-            reason = f"filled with {value:g}, which exceeds FP16's {FP16_MAX:g}"
-            found.append(_overflow(place, reason, harmless, _overflow_code(look, readers, harmless)))
+            reason = f"filled with {value:g}, which exceeds FP16's {FP16_MAX:g} and is held as {FP16_MAX:g} there"
+            found.append(_overflow(look, place, reason, readers))
     return found

@@ -15,14 +15,24 @@ from mptune.graph.fused import FusedNodes, steps_inside, values_inside
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.grouping.patterns import find_patterns
-from mptune.graph.hazards.constants import LIMIT_CURE, constant_hazards, fill_hazards
-from mptune.graph.hazards.hazard import FP16_MAX, FP16_NORMAL, FP16_TINY, KEPT, Hazard, group_of, readers_in_fp16
+from mptune.graph.hazards.constants import BEYOND_CURE, LIMIT_CURE, constant_hazards, fill_hazards, is_limit
+from mptune.graph.hazards.hazard import (
+    BF16_MAX,
+    FP16_MAX,
+    FP16_NORMAL,
+    FP16_TINY,
+    KEPT,
+    Hazard,
+    group_of,
+    readers_in_fp16,
+)
 from mptune.graph.hazards.masks import MaskValues
 from mptune.graph.hazards.on_data import on_data_hazards
 from mptune.graph.hazards.reductions import fit_hazards, index_hazards, long_sum_hazards
+from mptune.graph.hazards.saturated import SaturatedRanges
 from mptune.graph.hazards.seen import Seen
 from mptune.graph.hazards.structural import broadcast_hazards, epsilon_hazards, int64_hazards, norm_hazards
-from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
+from mptune.graph.plan import DEFAULT_PRECISIONS, REDUCED, Precision
 from mptune.graph.writing.weights import Rounding
 
 __all__ = ["FP16_MAX", "Hazard", "find_hazards", "over_threshold", "pinned_by_hazards"]
@@ -63,8 +73,15 @@ def find_hazards(
     found = [_with_sample(hazard, seen) for hazard in found]
     found += fill_hazards(types, look)
     masks = MaskValues(look, ranges)
+    saturated = {precision: SaturatedRanges(types, ranges, precision) for precision in REDUCED}
     for tensor, absmax in ranges.items():
-        found += _range_hazards(types, masks, tensor, absmax, seen)
+        in_fp16 = saturated[Precision.FP16]
+        is_held = absmax > FP16_MAX and in_fp16.fits(tensor)
+        if is_held and all(is_limit(look, constant) for constant in in_fp16.sources(tensor)):
+            continue  # these constants are hazards of their own
+        in_bf16 = saturated[Precision.BF16].bound(tensor) if absmax > BF16_MAX else absmax
+        for hazard in _range_hazards(types, masks, tensor, absmax, in_bf16, seen):
+            found.append(_held(hazard) if is_held and hazard.severity == "error" else hazard)
     found += on_data_hazards(types, look, patterns, seen)
     has_bf16 = Precision.BF16 in precisions
     found += long_sum_hazards(types, seen, has_bf16=has_bf16)
@@ -100,8 +117,20 @@ def _with_sample(hazard: Hazard, seen: Seen) -> Hazard:
     return replace(hazard, samples=(seen.sample(lowest),))
 
 
-def _range_hazards(types: ValueTypes, masks: MaskValues, tensor: str, absmax: float, seen: Seen) -> list[Hazard]:
-    """Values that were seen near or beyond FP16's ends, for every group that would hold them in FP16."""
+def _held(hazard: Hazard) -> Hazard:
+    """A value beyond FP16 that is finite there, as constants are held as FP16's largest finite value."""
+    reason = f"{hazard.reason}; the constants beyond it that this comes from are held as {FP16_MAX:g} there"
+    evidence = {**hazard.evidence, "held_as": FP16_MAX}
+    return replace(hazard, severity="warning", reason=reason, cure=BEYOND_CURE, code="overflow", evidence=evidence)
+
+
+def _range_hazards(
+    types: ValueTypes, masks: MaskValues, tensor: str, absmax: float, in_bf16: float, seen: Seen
+) -> list[Hazard]:
+    """Values that were seen near or beyond FP16's ends, for every group that would hold them in FP16.
+
+    ``in_bf16`` is the magnitude where constants are held in BF16.
+    """
     value = seen.values.get(tensor)
     samples = () if value is None else (seen.sample(value.sample),)
     shown = "".join(f", in sample {sample}" for sample in samples)
@@ -138,7 +167,7 @@ def _range_hazards(types: ValueTypes, masks: MaskValues, tensor: str, absmax: fl
         done.add((group.id, is_mask))
         code = None if absmax <= FP16_MAX else "mask" if masks.is_made_into_one(node, tensor) else "overflow"
         evidence = {"absmax": absmax, "fp16_max": FP16_MAX}
-        place = (kind, group.id, node.name, tensor, absmax, reason)
+        place = (kind, group.id, node.name, tensor, in_bf16, reason)
         if is_mask:
             found.append(Hazard("warning", *place, LIMIT_CURE, None, evidence, samples))
         else:
@@ -146,11 +175,21 @@ def _range_hazards(types: ValueTypes, masks: MaskValues, tensor: str, absmax: fl
     return found
 
 
-def pinned_by_hazards(hazards: Sequence[Hazard], precision: Precision = Precision.FP16) -> dict[str, str]:
-    """Groups that a reduced precision cannot serve, each with the reason of its first hazard."""
+def pinned_by_hazards(
+    hazards: Sequence[Hazard], precision: Precision = Precision.FP16, *, is_measured: bool = False
+) -> dict[str, str]:
+    """Groups that a reduced precision cannot serve, each with the reason of its first hazard.
+
+    Args:
+        hazards: of the model.
+        precision: a reduced one.
+        is_measured: whether the errors of plans are measured or emulated. A constant beyond the precision, which is
+            held as the largest finite value, then pins no group: the error shows what that does.
+    """
     pinned: dict[str, str] = {}
     for hazard in hazards:
-        if hazard.rules_out(precision) and hazard.group is not None:
+        rules_out = hazard.rules_out(precision) or (not is_measured and hazard.changes_constant(precision))
+        if rules_out and hazard.group is not None:
             pinned.setdefault(hazard.group, f"{hazard.tensor}: {hazard.reason}")
     return pinned
 

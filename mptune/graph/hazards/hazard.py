@@ -11,12 +11,10 @@ from mptune.finding import CODES, Finding, FindingOrigin, Severity, Where
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.loading.model import Node
-from mptune.graph.plan import Precision
+from mptune.graph.plan import LARGEST, Precision
 
-FP16_MAX = 65504.0
-"""Largest finite FP16 value, (2 - 2**-10) * 2**15 (IEEE 754-2008, binary16)."""
-BF16_MAX = (2 - 2**-7) * 2.0**127
-"""Largest finite BFLOAT16 value, 3.39e38: FP32's largest, 3.4028e38, rounds to infinity."""
+FP16_MAX, BF16_MAX = LARGEST[Precision.FP16], LARGEST[Precision.BF16]
+"""FP32's largest value, 3.4028e38, rounds to infinity in BF16, too."""
 FP16_TINY = 2.0**-24
 """Smallest FP16 value above zero (subnormal); half of it rounds to zero."""
 FP16_NORMAL = 2.0**-14
@@ -76,6 +74,15 @@ class Hazard:
         if self.kind == "index":
             return self.value > EXACT_INTEGERS[precision]
         return precision is Precision.FP16 or self.kind not in _OF_RANGE or self.value > BF16_MAX
+
+    def changes_constant(self, precision: Precision) -> bool:
+        """Whether the group holds a constant that a reduced precision changes, because it is beyond its range.
+
+        It is held as the largest finite value, which is the same to a mask or a limit only; outputs show what it does.
+        """
+        if self.severity != "warning" or "held_as" not in self.evidence or precision is Precision.FP32:
+            return False
+        return precision is Precision.FP16 or self.value > BF16_MAX
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON types."""

@@ -53,15 +53,18 @@ def softmax_rows(model: Model) -> dict[str, tuple[int, ...]]:
 
 
 def _reads(look: Lookup, node: Node) -> list[tuple[str, tuple[int, ...]]]:
-    domain = "" if node.is_standard else node.domain
-    if node.op_type in _SOFTMAX and not domain:
+    if node.op_type in _SOFTMAX and node.is_standard:
         return [(node.inputs[0], _axes(look.model, node))]
-    if (domain, node.op_type) in _MASK_INPUTS:
-        slot = _MASK_INPUTS[domain, node.op_type]
-        return [(node.inputs[slot], (-1,))] if len(node.inputs) > slot else []
-    if node.op_type == "Exp" and not domain:
+    if node.op_type == "Exp" and node.is_standard:
         return _written_out(look, node)
-    return []
+    mask = mask_input(node)
+    return [(mask, (-1,))] if mask else []
+
+
+def mask_input(node: Node) -> str:
+    """What an attention operator adds to its scores; "" where a node is none, or has no mask."""
+    slot = _MASK_INPUTS.get(("" if node.is_standard else node.domain, node.op_type))
+    return "" if slot is None or len(node.inputs) <= slot else node.inputs[slot]
 
 
 def _axes(model: Model, node: Node) -> tuple[int, ...]:
@@ -118,7 +121,8 @@ def masked_row_findings(
                 where=Where(tuple(n.name for n in nodes), groups, (tensor,), samples=(sample,)),
                 evidence={"masked_rows": masked.rows, "limit": -FP16_MAX},
                 text=f"value {tensor!r}: {many} masked whole on the calibration data, first in sample {sample}: "
-                f"every element lies below {-FP16_MAX:g}, so that in FP16 all are -inf and their softmax is NaN",
+                f"every element lies below {-FP16_MAX:g}. In FP16 all are -inf, and their softmax is NaN, where the"
+                " mask is cast from FP32, or held as the lowest value with scores below -16 added",
                 cure="mask with a value that FP16 holds (-1e4), or give rows that are not masked whole",
             )
         )

@@ -32,7 +32,7 @@ from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.loading.model import Node
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.constants import ConstantStore, NeededConstants, banked, inline
-from mptune.graph.writing.model_file import add_cast, add_node, declare_rounded_outputs, frame_of, serialized
+from mptune.graph.writing.model_file import add_cast, add_node, declare_rounded_outputs, frame_of, saturate, serialized
 from mptune.graph.writing.weights import WeightBank
 
 _CHOOSES = DATA_MOVEMENT - {"Cast", "Dropout"} | {"Concat", "Gather", "GatherElements", "GatherND", "Relu"}
@@ -144,7 +144,9 @@ class Emulator:
             ):
                 name += self._rounded[wanted]
             inputs.append(name)
-        add_node(graph, node, inputs, [self._computed_name(name, resolution) for name in node.outputs])
+        proto = add_node(graph, node, inputs, [self._computed_name(name, resolution) for name in node.outputs])
+        if precision is not Precision.FP32:
+            saturate(proto, precision)
 
     def _computed_name(self, value: str, resolution: Resolution) -> str:
         """The name under which a node computes a value: another one where a rounding follows."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
+import onnx.helper
+import onnx.numpy_helper
 
 from mptune.graph.loading.model import STANDARD_DOMAINS, Model, Node
 from mptune.graph.loading.tensors import ONNX_TYPES
 from mptune.graph.op_rules import node_rule
-from mptune.graph.plan import Precision
+from mptune.graph.plan import LARGEST, Precision
 from mptune.graph.writing.constants import LargeConstant
 
 _MIN_IR_VERSION = 4
@@ -18,6 +21,9 @@ _MODEL_GRAPH = 7
 _GRAPH_INITIALIZER = 5
 _TENSOR_RAW_DATA = 9
 """Field numbers in onnx.proto."""
+
+_HOLDS: Mapping[str, tuple[str, ...]] = {"ConstantOfShape": ("value",), "Clip": ("min", "max"), "Pad": ("value",)}
+"""Attributes that are values of the operator's result, as newer operator sets have them as inputs."""
 
 METADATA_PREFIX = "mptune."
 """Of the keys in ``metadata_props`` that say what made a model."""
@@ -72,6 +78,31 @@ def add_node(graph: onnx.GraphProto, node: Node, inputs: Sequence[str], outputs:
     if outputs != node.outputs:
         proto.output[:] = outputs
     return proto
+
+
+def saturate(node: onnx.NodeProto, precision: Precision) -> bool:
+    """Set attributes that are finite values beyond a precision to its largest, as ``round_values`` does with constants.
+
+    Returns:
+        Whether there was one.
+    """
+    changed = False
+    for attribute in node.attribute:
+        if attribute.name not in _HOLDS.get(node.op_type, ()) or node.domain not in STANDARD_DOMAINS:
+            continue
+        if attribute.HasField("t"):
+            value = float(onnx.numpy_helper.to_array(attribute.t).reshape(-1)[0])
+        else:
+            value = attribute.f
+        if not math.isfinite(value) or abs(value) <= LARGEST[precision]:
+            continue
+        largest = math.copysign(LARGEST[precision], value)
+        if attribute.HasField("t"):
+            attribute.t.CopyFrom(onnx.helper.make_tensor("", onnx.TensorProto.FLOAT, attribute.t.dims, [largest]))
+        else:
+            attribute.f = largest
+        changed = True
+    return changed
 
 
 def add_cast(graph: onnx.GraphProto, source: str, result: str, precision: Precision, name: str) -> None:

@@ -27,7 +27,15 @@ from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import ONNX_TYPES
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.constants import ConstantStore, DataFile, LargeConstant, NeededConstants, banked, inline
-from mptune.graph.writing.model_file import add_cast, add_metadata, add_node, frame_of, serialized, serialized_size
+from mptune.graph.writing.model_file import (
+    add_cast,
+    add_metadata,
+    add_node,
+    frame_of,
+    saturate,
+    serialized,
+    serialized_size,
+)
 from mptune.graph.writing.weights import WeightBank, rounded_tensor
 
 SELF_CONTAINED_LIMIT = 1_900_000_000
@@ -180,9 +188,10 @@ class Rewriter:
             inputs[0] = add_barrier(graph, inputs[0], node.name + self._barrier, self._zero)
         outputs = [self._computed_name(name, resolution) for name in node.outputs]
         proto = add_node(graph, node, inputs, outputs)
-        rule = self.types.rules[node.index]
-        if precision is not Precision.FP32 and rule.attribute:
-            _set_output_type(proto, precision)
+        if precision is not Precision.FP32:
+            saturate(proto, precision)
+            if self.types.rules[node.index].attribute:
+                _set_output_type(proto, precision)
 
     def _add_casts(self, graph: onnx.GraphProto, value: str, resolution: Resolution, folded: _FoldedNames) -> None:
         """Append the Casts of a value, which stand right after its producer."""

@@ -26,11 +26,12 @@ from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import ONNX_TYPES
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.emulate import needs_rounding
-from mptune.graph.writing.model_file import declare_rounded_outputs
+from mptune.graph.writing.model_file import declare_rounded_outputs, saturate
 from mptune.graph.writing.waists import Waist
 from mptune.graph.writing.weights import WeightBank
 
 _BEFORE_ALL = Waist()
+_NO_SOURCES: Mapping[Precision, str] = MappingProxyType({})
 _NO_READS: Mapping[int, tuple[str, Collection[int]]] = MappingProxyType({})
 
 
@@ -40,11 +41,12 @@ class _Kinds(NamedTuple):
     switch: str
     reduced: str
     rounded: str
+    saturated: str
 
 
 _KINDS: Mapping[Precision, _Kinds] = {
-    Precision.FP16: _Kinds("switch", "half", "rounded"),
-    Precision.BF16: _Kinds("switch_bf16", "bf16", "rounded_bf16"),
+    Precision.FP16: _Kinds("switch", "half", "rounded", "saturated"),
+    Precision.BF16: _Kinds("switch_bf16", "bf16", "rounded_bf16", "saturated_bf16"),
 }
 
 
@@ -200,8 +202,23 @@ class _Writing:
         proto.CopyFrom(node.proto)
         proto.name = node.name
         proto.input[:], proto.output[:] = inputs, outputs
+        saturated = self._saturated(proto, [precision for precision, _ in rounded_in]) if behind else {}
         for slot in behind:
-            self._choose(rounded_in, outputs[slot], node.outputs[slot])
+            sources = {precision: outputs[slot] + suffix for precision, suffix in saturated.items()}
+            self._choose(rounded_in, outputs[slot], node.outputs[slot], sources)
+
+    def _saturated(self, node: onnx.NodeProto, precisions: Sequence[Precision]) -> dict[Precision, str]:
+        """Append a node again for each precision that cannot hold its attributes; what its outputs' names end with."""
+        found = {}
+        for precision in precisions:
+            copy = onnx.NodeProto()
+            copy.CopyFrom(node)
+            if saturate(copy, precision):
+                found[precision] = self._suffix[_KINDS[precision].saturated]
+                copy.name += found[precision]
+                copy.output[:] = [name + found[precision] for name in node.output]
+                self._append(copy)
+        return found
 
     def _read_by(self, node: Node, tensor: str, group: int, switch: Sequence[tuple[Precision, str]]) -> str:
         """The name that a node reads in place of a value that another group computes."""
@@ -238,12 +255,21 @@ class _Writing:
             self._choose(switch, tensor, result)
         return result
 
-    def _choose(self, switches: Sequence[tuple[Precision, str]], tensor: str, result: str) -> None:
-        """Append the nodes that compute ``result``: the value, rounded as the switch says that is on."""
+    def _choose(
+        self,
+        switches: Sequence[tuple[Precision, str]],
+        tensor: str,
+        result: str,
+        sources: Mapping[Precision, str] = _NO_SOURCES,
+    ) -> None:
+        """Append the nodes that compute ``result``: the value, rounded as the switch says that is on.
+
+        ``sources`` are values that are rounded in place of ``tensor``.
+        """
         otherwise = tensor
         for number, (precision, switch) in enumerate(switches, 1):
             chosen = result if number == len(switches) else f"{result}.{precision}{self._suffix['or']}"
-            self._choose_between(precision, switch, tensor, otherwise, chosen)
+            self._choose_between(precision, switch, sources.get(precision, tensor), otherwise, chosen)
             otherwise = chosen
 
     def _choose_between(self, precision: Precision, switch: str, tensor: str, otherwise: str, result: str) -> None:

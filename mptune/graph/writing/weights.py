@@ -23,7 +23,7 @@ from mptune.files import file_sha256, parse_json, whole_file, writing
 from mptune.graph.bfloat16 import from_bfloat16, to_bfloat16
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import EXTERNAL_HINT, ONNX_TYPES, Initializer, external_location, is_external
-from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
+from mptune.graph.plan import DEFAULT_PRECISIONS, LARGEST, Precision
 
 _FORMAT = 1
 _BANK_FROM_BYTES = 1024
@@ -31,6 +31,7 @@ _ALIGN = 4096
 """Page size: lets a runtime map a tensor instead of copying it (onnx/docs/ExternalData.md)."""
 _CHUNK = 1 << 22
 """Values that are read at once."""
+_BF16_MAGNITUDE, _BF16_INFINITY = np.uint16(0x7FFF), np.uint16(0x7F80)
 UNBANKABLE = frozenset({"string", "int4", "uint4", "int2", "uint2", "float4e2m1"})
 """Element types whose values do not lie one after the other in whole bytes."""
 
@@ -56,7 +57,7 @@ class Rounding:
     Attributes:
         tensor: its name.
         absmax: largest finite magnitude before.
-        overflowed: finite values that became infinite.
+        overflowed: finite values that would round to infinity, and are held as the largest finite value.
         vanished: values other than zero that became zero.
         size: number of values.
         precision: what it was rounded to.
@@ -71,21 +72,39 @@ class Rounding:
 
 
 def round_values(values: np.ndarray, precision: Precision) -> np.ndarray:
-    """Round FP32 to the nearest value of a reduced precision, ties to even.
+    """Round FP32 to the nearest finite value of a reduced precision, ties to even.
 
-    Signs and infinities are kept; what overflows becomes infinite.
+    Signs and infinities are kept; a finite value beyond the largest (``LARGEST``) becomes the largest. A mask of -1e9
+    stays a number so, which ``0 * mask`` and a row that is masked whole need. ONNX Runtime's float16 converter and
+    ModelOpt AutoCast do the same; a Cast while the model runs gives infinity.
 
     Returns:
         float16, or for BF16, which NumPy lacks, its 16 bits as uint16.
     """
+    return _rounded(values, precision)[0]
+
+
+def _rounded(values: np.ndarray, precision: Precision) -> tuple[np.ndarray, int]:
+    """What ``round_values`` returns, and how many values are beyond the largest."""
     if precision is Precision.BF16:
-        return to_bfloat16(values)
-    with np.errstate(over="ignore", under="ignore"):
-        return values.astype(np.float16)
+        rounded = to_bfloat16(values)
+        infinite = (rounded & _BF16_MAGNITUDE) == _BF16_INFINITY
+    else:
+        with np.errstate(over="ignore", under="ignore"):
+            rounded = np.asarray(values.astype(np.float16))
+        infinite = np.isinf(rounded)
+    if not infinite.any():
+        return rounded, 0
+    beyond = infinite & np.isfinite(values)
+    if precision is Precision.BF16:  # one below infinity's bits
+        rounded = np.where(beyond, rounded - np.uint16(1), rounded)
+    else:
+        rounded = np.where(beyond, np.copysign(np.float16(LARGEST[precision]), rounded), rounded)
+    return rounded, int(np.count_nonzero(beyond))
 
 
 def rounded_tensor(values: np.ndarray, precision: Precision, name: str = "") -> onnx.TensorProto:
-    """A self-contained TensorProto of FP32 values, rounded to a reduced precision."""
+    """A self-contained TensorProto of FP32 values, rounded to a reduced precision (``round_values``)."""
     rounded = round_values(values, precision)
     if precision is Precision.BF16:
         raw = rounded.astype("<u2", copy=False).tobytes()
@@ -95,14 +114,11 @@ def rounded_tensor(values: np.ndarray, precision: Precision, name: str = "") -> 
 
 def measure_rounding(tensor: str, values: np.ndarray, precision: Precision) -> tuple[np.ndarray, Rounding]:
     """Round values of a constant; what ``round_values`` gives, and what that did to them."""
-    stored = round_values(values, precision)
+    stored, overflowed = _rounded(values, precision)
     rounded = from_bfloat16(stored) if precision is Precision.BF16 else stored
     absmax = float(max(np.max(values, initial=0.0), -np.min(values, initial=0.0)))
-    overflowed = 0
     if not np.isfinite(rounded).all():
-        finite = np.isfinite(values)
-        absmax = float(np.max(np.abs(values), where=finite, initial=0.0))
-        overflowed = int(np.count_nonzero(finite & ~np.isfinite(rounded)))
+        absmax = float(np.max(np.abs(values), where=np.isfinite(values), initial=0.0))
     vanished = np.count_nonzero(values != 0) - np.count_nonzero(rounded != 0)
     return stored, Rounding(tensor, absmax, overflowed, int(vanished), int(values.size), precision)
 
@@ -235,6 +251,7 @@ class WeightBank:
         document = {
             "format": _FORMAT,
             "model_sha256": model.sha256,
+            "saturated": True,
             **{str(p): {n: [place.offset, place.length] for n, place in of.items()} for p, of in places.items()},
             "roundings": [asdict(r) for r in roundings],
             "sha256": {bank_file(p): file_sha256(directory / bank_file(p)) for p in wanted},
@@ -263,7 +280,11 @@ class WeightBank:
             # Version 0.1.0 wrote no hashes.
             if not all(_is_intact(directory / name, sha256) for name, sha256 in document.get("sha256", {}).items()):
                 return None
-            return cls(directory, places, tuple(_rounding_of_json(r) for r in document["roundings"]))
+            roundings = tuple(_rounding_of_json(r) for r in document["roundings"])
+            # Version 0.1.0 held what overflows as infinity.
+            if not document.get("saturated") and any(r.overflowed for r in roundings):
+                return None
+            return cls(directory, places, roundings)
         except (OSError, ValueError, KeyError, TypeError):
             return None
 

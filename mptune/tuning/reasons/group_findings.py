@@ -24,6 +24,12 @@ _PINNING_CODES = (*BREAKING_CODES, "no-fp16-kernel", "no-bf16-kernel", "quantise
 """Codes of the findings that pin groups to FP32."""
 
 
+def breaks(finding: Finding) -> bool:
+    """Whether a finding is about what FP16 breaks: not a mask that is held as the largest finite value, and masks."""
+    is_held_mask = finding.code == "mask" and "held_as" in finding.evidence
+    return finding.code in BREAKING_CODES and not is_held_mask
+
+
 def finding_of(group: str, findings: Iterable[Finding], pin_reason: str | None = None) -> Finding | None:
     """The finding that is a reason to keep a group in FP32; None where there is none.
 
@@ -33,7 +39,8 @@ def finding_of(group: str, findings: Iterable[Finding], pin_reason: str | None =
         pin_reason: why the group is pinned; None where it is searched. The finding with these words comes first.
     """
     codes = BREAKING_CODES if pin_reason is None else _PINNING_CODES
-    found = [one for one in findings if group in one.where.groups and one.code in codes]
+    there = [one for one in findings if group in one.where.groups and one.code in codes]
+    found = [one for one in there if breaks(one) or one.code not in BREAKING_CODES]
     if not found:
         return None
     return min(found, key=lambda one: (not _says(one, pin_reason), codes.index(one.code)))

@@ -11,6 +11,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.find import Hazard, find_hazards, over_threshold, pinned_by_hazards
 from mptune.graph.loading.model import Model, load_model
+from mptune.graph.plan import Precision
 from mptune.graph.writing.observe import observed_tensors, write_observing_model
 from mptune.graph.writing.weights import WeightBank
 from tests.graph import models
@@ -27,13 +28,21 @@ def test_a_clean_model_has_none(tmp_path: Path) -> None:
     assert hazards(models.mlp(), tmp_path)[1] == ()
 
 
-def test_weights_that_overflow_pin_their_group(tmp_path: Path) -> None:
+def test_weights_that_overflow_pin_their_group_where_nothing_is_measured(tmp_path: Path) -> None:
     _, found = hazards(models.product(np.eye(4) * 1e5), tmp_path)
-    assert [(h.severity, h.kind, h.group, h.tensor, h.value) for h in found] == [
-        ("error", "overflow", "g000", "w", 1e5)
+    assert [(h.severity, h.kind, h.group, h.tensor, h.value, h.code) for h in found] == [
+        ("warning", "overflow", "g000", "w", 1e5, "overflow")
     ]
-    assert "4 of 16" in found[0].reason
+    assert "4 of 16 values exceed FP16's 65504 and are held as 65504" in found[0].reason
+    assert found[0].evidence["held_as"] == 65504
     assert list(pinned_by_hazards(found)) == ["g000"]
+    assert pinned_by_hazards(found, is_measured=True) == {}
+    assert pinned_by_hazards(found, Precision.BF16) == {}, "BF16 holds them"
+
+
+def test_a_constant_that_bf16_cannot_hold_is_one_in_both(tmp_path: Path) -> None:
+    _, found = hazards(models.product(np.eye(4) * np.finfo(np.float32).max), tmp_path)
+    assert list(pinned_by_hazards(found, Precision.BF16)) == ["g000"]
 
 
 def test_infinite_weights_are_no_overflow(tmp_path: Path) -> None:
@@ -51,22 +60,50 @@ def test_weights_that_vanish_are_mentioned(tmp_path: Path) -> None:
     assert pinned_by_hazards(most) == {}
 
 
-def test_a_product_with_minus_1e9_pins_the_mask_and_not_the_attention(tmp_path: Path) -> None:
-    """(1 - mask) * -1e9 in FP16 is 0 * -inf, NaN, wherever nothing is masked."""
-    model, found = hazards(models.attention(-1e9), tmp_path)
-    assert [(h.severity, h.kind, h.value) for h in found] == [("error", "overflow", 1e9)]
-    pinned = {g.name for g in find_groups(model) if g.id in pinned_by_hazards(found)}
-    assert pinned == {"mask"}
+def test_a_product_with_minus_1e9_pins_nothing(tmp_path: Path) -> None:
+    """(1 - mask) * -65504 masks as well; its product reaches 1e9 in FP32 only."""
+    seen = {"drop": 1.0, "bias": 1e9, "masked": 1e9, "scaled": 3.0}
+    for ranges in ({}, seen, {**seen, "masked": 1e9 + 64}):
+        _, found = hazards(models.attention(-1e9), tmp_path, ranges=ranges)
+        assert [(h.severity, h.kind, h.value, h.code) for h in found] == [("info", "overflow", 1e9, "mask")]
+        assert pinned_by_hazards(found) == {}
+    _, found = hazards(models.attention(-1e9), tmp_path, ranges={**seen, "drop": 7e4})
+    assert {h.tensor for h in found if h.rules_out(Precision.FP16)} >= {"drop"}, "its own values do not fit"
 
 
-def test_a_limit_that_becomes_infinite_is_a_warning(tmp_path: Path) -> None:
-    nodes = [models.node("MatMul", ["x", "w"], "m", "m"), models.node("Where", ["keep", "m", "low"], "y", "where")]
-    inputs = [models.value("x", [1, 4]), models.value("keep", [1, 4], TensorProto.BOOL)]
-    low = models.constant("low", -3.4e38)
-    proto = models.model(nodes, inputs, [models.value("y", [1, 4])], [models.weight("w", 4, 4), low])
-    _, found = hazards(proto, tmp_path)
-    assert [(h.severity, h.kind) for h in found] == [("warning", "overflow")]
-    assert pinned_by_hazards(found) == {}
+def test_the_lowest_number_fits_bf16_as_its_own_lowest(tmp_path: Path) -> None:
+    lowest = float(np.finfo(np.float32).max)
+    ranges = {"drop": 1.0, "bias": lowest, "masked": lowest, "scaled": 1e5}
+    _, found = hazards(models.attention(-lowest), tmp_path, ranges=ranges)
+    assert pinned_by_hazards(found, Precision.BF16) == {}
+    assert pinned_by_hazards(found), "the scores themselves do not fit FP16"
+
+
+def test_a_limit_is_no_warning(tmp_path: Path) -> None:
+    nodes = [node("MatMul", ["x", "w"], "m", "m"), node("Max", ["m", "low"], "y", "max")]
+    constants = [weight("w", 4, 4), constant("low", -3.4e38)]
+    _, found = hazards(models.model(nodes, [value("x", [1, 4])], [value("y", [1, 4])], constants), tmp_path)
+    assert [(h.severity, h.kind, h.code) for h in found] == [("info", "overflow", None)]
+
+
+@pytest.mark.parametrize("view", ["Expand", "Slice", "Concat"])
+def test_a_mask_is_one_through_views(view: str, tmp_path: Path) -> None:
+    """A constant that is moved and repeated before it is added to the scores, and the sum before the softmax."""
+    inputs = {"Expand": ["h", "shape"], "Slice": ["h", "from", "to"], "Concat": ["h"]}[view]
+    axis = {"axis": 0} if view == "Concat" else {}
+    nodes = [
+        node("Mul", ["drop", "huge"], "h", "mul"),
+        node(view, inputs, "e", "view", **axis),
+        node("Add", ["x", "e"], "a", "add"),
+        node("Identity", ["a"], "i", "identity"),
+        node("Softmax", ["i"], "y", "softmax"),
+    ]
+    constants = [constant("huge", -1e9), constant("shape", [4, 4], np.int64)]
+    constants += [constant("from", [0], np.int64), constant("to", [4], np.int64)]
+    given = [value("x", [4, 4]), value("drop", [4, 4])]
+    ranges = {"h": 1e9, "e": 1e9, "a": 1e9, "i": 1e9, "drop": 1.0, "x": 3.0}
+    _, found = hazards(models.model(nodes, given, [value("y", None)], constants), tmp_path, ranges=ranges)
+    assert {(h.severity, h.kind) for h in found} == {("info", "overflow")}
 
 
 def test_adding_a_large_constant_is_a_mask_before_a_softmax_only(tmp_path: Path) -> None:
@@ -80,7 +117,7 @@ def test_adding_a_large_constant_is_a_mask_before_a_softmax_only(tmp_path: Path)
     ]
     constants = [weight("w", 4, 4), constant("huge", -1e9)]
     _, found = hazards(models.model(nodes, [value("x", [4, 4])], [value("y", None)], constants), tmp_path)
-    assert [(h.severity, h.node) for h in found] == [("error", "shift"), ("warning", "mask")]
+    assert [(h.severity, h.node) for h in found] == [("warning", "shift"), ("info", "mask")]
 
 
 def test_a_mask_that_is_filled_at_run_time(tmp_path: Path) -> None:
@@ -89,14 +126,15 @@ def test_a_mask_that_is_filled_at_run_time(tmp_path: Path) -> None:
         node("ConstantOfShape", ["s"], "low", "fill", value=constant("v", [-1e9])),
         node("Where", ["keep", "x", "low"], "m", "where"),
         node("ConstantOfShape", ["s"], "high", "fill2", value=constant("v", [1e9])),
-        node("Div", ["m", "high"], "y", "divide"),
+        node("Div", ["m", "high"], "d", "divide"),
+        node("Softmax", ["d"], "y", "softmax"),
     ]
     inputs = [value("x", ["n", 4]), value("keep", ["n", 4], TensorProto.BOOL)]
     _, found = hazards(models.model(nodes, inputs, [value("y", None)]), tmp_path)
     assert [(h.severity, h.kind, h.node, h.value) for h in found] == [
-        ("error", "overflow", "fill2", 1e9),
+        ("warning", "overflow", "fill2", 1e9),
         ("warning", "overflow", "fill", 1e9),
-    ]
+    ], "a quotient is no mask"
 
 
 def test_what_is_folded_before_it_runs_is_no_hazard(tmp_path: Path) -> None:
@@ -311,8 +349,10 @@ def test_a_finite_mask_seen_on_data_pins_no_attention_core(tmp_path: Path) -> No
     grouped = GroupedModel(model, find_groups(model))
     found = find_hazards(grouped, ranges)
     assert pinned_by_hazards(found) == {}
-    assert {h.tensor for h in found if h.kind == "range"} == {"bias", "masked"}
-    assert {h.severity for h in found} == {"warning"}
+    assert {(h.severity, h.kind, h.tensor) for h in found} == {("info", "overflow", "lowest")}
+    far = find_hazards(grouped, {**ranges, "scaled": 100.0})
+    assert pinned_by_hazards(far) == {}
+    assert {(h.severity, h.tensor) for h in far if h.kind == "range"} == {("warning", "masked")}, "-65504 - 100 is -inf"
 
 
 def test_scores_beyond_fp16_pin_the_attention_core_beside_a_mask(tmp_path: Path) -> None:
@@ -326,5 +366,9 @@ def test_large_values_that_are_not_added_before_a_softmax_pin_their_group(tmp_pa
     nodes = [node("Where", ["keep", "x", "lowest"], "a", "choose"), node("MatMul", ["a", "w"], "y", "product")]
     inputs = [value("x", [4, 4]), value("keep", [4, 4], TensorProto.BOOL)]
     proto = models.model(nodes, inputs, [value("y", [4, 4])], [constant("lowest", -1e9), weight("w", 4, 4)])
-    _, found = hazards(proto, tmp_path, ranges={"a": 1e9})
-    assert ("error", "product") in {(h.severity, h.node) for h in found}
+    _, found = hazards(proto, tmp_path, ranges={"a": 1e9, "x": 1.0})
+    assert {h.node for h in found if h.code == "overflow"} == {"choose", "product"}
+    assert pinned_by_hazards(found).keys() == {h.group for h in found}
+    assert pinned_by_hazards(found, is_measured=True) == {}
+    _, given = hazards(proto, tmp_path, ranges={"a": 1e9, "x": 7e4})
+    assert pinned_by_hazards(given, is_measured=True), "not because of the constant alone"

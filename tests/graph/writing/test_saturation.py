@@ -1,0 +1,292 @@
+"""Constants beyond a type's range are held as its largest finite value, as exported attention masks need."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, numpy_helper
+
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
+from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
+from mptune.graph.writing.emulate import Emulator
+from mptune.graph.writing.rewrite import Rewriter
+from mptune.graph.writing.switched import SwitchedEmulator
+from mptune.graph.writing.weights import INDEX_FILE, WeightBank, bank_file
+from tests.graph import models, rtx
+from tests.graph.helpers import relative_l2, run
+from tests.graph.models import constant, node, value, weight
+
+LOWEST = float(np.finfo(np.float32).min)
+LENGTH, WIDTH = 5, 8
+NOISE = {Precision.FP16: 4e-3, Precision.BF16: 3e-2}
+"""What rounding to a precision alone does to the block's output, and some more."""
+
+
+def _inverted() -> list[onnx.NodeProto]:
+    """``1 - mask`` of an INT64 mask of padding, shape (batch, 1, length)."""
+    return [
+        node("Unsqueeze", ["mask", "axis"], "mask_3d", "unsqueeze"),
+        node("Cast", ["mask_3d"], "given", "to float", to=TensorProto.FLOAT),
+        node("Sub", ["one", "given"], "padding", "invert"),
+    ]
+
+
+def _is_padding() -> list[onnx.NodeProto]:
+    return [*_inverted(), node("Cast", ["padding"], "is_padding", "to bool", to=TensorProto.BOOL)]
+
+
+def _times(low: float) -> list[onnx.NodeProto]:
+    """BERT and T5: ``scores + (1 - mask) * low``."""
+    return [
+        *_inverted(),
+        node("Mul", ["padding", "low"], "bias", "times low"),
+        node("Add", ["s", "bias"], "masked", "add mask"),
+    ]
+
+
+def _subtracted(high: float) -> list[onnx.NodeProto]:
+    """``scores - (1 - mask) * high``."""
+    return [
+        *_inverted(),
+        node("Mul", ["padding", "low"], "bias", "times high"),
+        node("Sub", ["s", "bias"], "masked", "subtract mask"),
+    ]
+
+
+def _chosen() -> list[onnx.NodeProto]:
+    """``masked_fill(scores, mask == 0, low)``: the low value beside the scores."""
+    return [*_is_padding(), node("Where", ["is_padding", "low", "s"], "masked", "fill")]
+
+
+def _chosen_bias() -> list[onnx.NodeProto]:
+    """The scaled product's mask of truth values: ``scores + where(mask, 0, low)``."""
+    return [
+        *_is_padding(),
+        node("Where", ["is_padding", "low", "zero"], "bias", "choose"),
+        node("Add", ["s", "bias"], "masked", "add mask"),
+    ]
+
+
+def _filled(op: str) -> list[onnx.NodeProto]:
+    """A causal mask from ``torch.full``: filled, its upper triangle kept, added; as ``op`` fills."""
+    fill = node("ConstantOfShape", ["side"], "full", "fill", value=constant("v", [LOWEST]))
+    if op == "Expand":
+        fill = node("Expand", ["low", "side"], "full", "fill")
+    return [
+        fill,
+        node("Trilu", ["full", "k"], "causal", "upper", upper=1),
+        node("Add", ["s", "causal"], "masked", "add mask"),
+    ]
+
+
+def _causal_and_padding() -> list[onnx.NodeProto]:
+    """GPT-2: the causal mask by a Where, that of padding added."""
+    return [
+        node("Where", ["lower", "s", "low"], "causal", "causal"),
+        *_inverted(),
+        node("Mul", ["padding", "low"], "bias", "times low"),
+        node("Add", ["causal", "bias"], "masked", "add mask"),
+    ]
+
+
+def _shaped_fill() -> list[onnx.NodeProto]:
+    """Filled to the shape of the scores at run time, chosen by a Where."""
+    return [
+        *_is_padding(),
+        node("Shape", ["s"], "shape", "shape"),
+        node("ConstantOfShape", ["shape"], "full", "fill", value=constant("v", [-1e9])),
+        node("Where", ["is_padding", "full", "s"], "masked", "choose"),
+    ]
+
+
+def _limited() -> list[onnx.NodeProto]:
+    """Bounds that are no bounds, on all sides."""
+    return [
+        node("Clip", ["s", "low", "high"], "clipped", "clip"),
+        node("Max", ["clipped", "low"], "raised", "raise"),
+        node("Min", ["raised", "high"], "masked", "lower"),
+    ]
+
+
+def _limited_by_attributes() -> list[onnx.NodeProto]:
+    return [node("Clip", ["s"], "masked", "clip", min=LOWEST, max=1e9)]
+
+
+def _padded() -> list[onnx.NodeProto]:
+    """A column of low scores that a Pad of an old operator set adds, and a Slice takes away."""
+    return [
+        node("Pad", ["s"], "wide", "pad", pads=[0, 0, 0, 0, 0, 1], value=-1e9),
+        node("Slice", ["wide"], "masked", "cut", starts=[0], ends=[LENGTH], axes=[2]),
+    ]
+
+
+def _sentinel() -> list[onnx.NodeProto]:
+    """A sentinel: the smallest of the scores that are not padding, taken off."""
+    return [
+        *_is_padding(),
+        node("Where", ["is_padding", "high", "s"], "sentinel", "choose"),
+        node("ReduceMin", ["sentinel"], "least", "least", axes=[-1], keepdims=1),
+        node("Sub", ["s", "least"], "masked", "shift"),
+    ]
+
+
+FORMS: dict[str, tuple[Callable[[], list[onnx.NodeProto]], float, int]] = {
+    "times -1e4": (lambda: _times(-1e4), -1e4, 17),
+    "times -1e9": (lambda: _times(-1e9), -1e9, 17),
+    "times -1e30": (lambda: _times(-1e30), -1e30, 17),
+    "times lowest": (lambda: _times(LOWEST), LOWEST, 17),
+    "minus times 1e9": (lambda: _subtracted(1e9), 1e9, 17),
+    "chosen beside the scores": (_chosen, -1e9, 17),
+    "chosen, -inf": (_chosen, -np.inf, 17),
+    "chosen, added": (_chosen_bias, LOWEST, 17),
+    "chosen, added, -inf": (_chosen_bias, -np.inf, 17),
+    "filled and added": (lambda: _filled("ConstantOfShape"), LOWEST, 17),
+    "expanded and added": (lambda: _filled("Expand"), LOWEST, 17),
+    "causal and padding": (_causal_and_padding, LOWEST, 17),
+    "filled to a shape": (_shaped_fill, LOWEST, 17),
+    "limits": (_limited, -1e9, 17),
+    "limits, attributes": (_limited_by_attributes, -1e9, 9),
+    "padded with an attribute": (_padded, -1e9, 9),
+    "sentinel": (_sentinel, -1e9, 17),
+}
+
+
+def block(name: str) -> onnx.ModelProto:
+    """An attention block of one head with a mask of some form."""
+    make, low, opset = FORMS[name]
+    high = abs(low) if np.isfinite(low) else 1e9
+    given = {
+        **dict.fromkeys(("wq", "wk", "wv"), None),
+        "scale": 8**-0.5,
+        "one": 1.0,
+        "zero": 0.0,
+        "low": low,
+        "high": high,
+    }
+    constants = [weight(n, WIDTH, WIDTH) if v is None else constant(n, v) for n, v in given.items()]
+    constants += [
+        constant("axis", [1], np.int64),
+        constant("side", [LENGTH, LENGTH], np.int64),
+        constant("k", 1, np.int64),
+        constant("lower", np.tril(np.ones((LENGTH, LENGTH), bool)), bool),
+    ]
+    nodes = [
+        node("MatMul", ["x", "wq"], "q", "query"),
+        node("MatMul", ["x", "wk"], "keys", "key"),
+        node("MatMul", ["x", "wv"], "v", "value"),
+        node("Transpose", ["keys"], "kt", "transpose", perm=[0, 2, 1]),
+        node("MatMul", ["q", "kt"], "scores", "scores"),
+        node("Mul", ["scores", "scale"], "s", "scale"),
+        *make(),
+        node("Softmax", ["masked"], "p", "softmax", axis=2 if opset < 13 else -1),
+        node("MatMul", ["p", "v"], "y", "read"),
+    ]  # fmt: skip
+    read = {i for n in nodes for i in n.input}
+    inputs = [value("x", [2, LENGTH, WIDTH])]
+    if "mask" in read:
+        inputs.append(value("mask", [2, LENGTH], TensorProto.INT64))
+    return models.model(
+        nodes, inputs, [value("y", [2, LENGTH, WIDTH])], [c for c in constants if c.name in read], opset
+    )
+
+
+FEED = {
+    "x": np.random.default_rng(5).standard_normal((2, LENGTH, WIDTH)).astype(np.float32),
+    "mask": np.array([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]], np.int64),
+}
+
+
+def feed_of(proto: onnx.ModelProto) -> dict[str, np.ndarray]:
+    return {given.name: FEED[given.name] for given in proto.graph.input}
+
+
+def uniform(grouped: GroupedModel, precision: Precision) -> PrecisionPlan:
+    """The precision wherever a plan may have it."""
+    return grouped.uniform(precision).replace({g.id: Precision.FP32 for g in grouped.groups if g.pinned is not None})
+
+
+def grouped_block(name: str, folder: Path) -> tuple[GroupedModel, dict[str, np.ndarray], np.ndarray]:
+    """A block, what it is fed with, and its outputs in FP32."""
+    proto = block(name)
+    model = load_model(models.save(proto, folder))
+    feed = feed_of(proto)
+    return GroupedModel(model, find_groups(model)), feed, run(model.path, feed)["y"]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_all_of_a_masked_block_may_be_reduced(name: str, tmp_path: Path) -> None:
+    """FP16 as ONNX Runtime computes the typed model, and both precisions as both emulations round."""
+    grouped, feed, exact = grouped_block(name, tmp_path)
+    bank = WeightBank.write(grouped.model, tmp_path, precisions=REDUCED)
+    plans = {precision: uniform(grouped, precision) for precision in REDUCED}
+    typed = run(Rewriter(grouped).write(plans[Precision.FP16], tmp_path / "typed.onnx"), feed)["y"]
+    assert relative_l2(typed, exact) < NOISE[Precision.FP16]
+    switched = SwitchedEmulator(grouped, bank)
+    every = {name for of in switched.switches.values() for name in of.values()}
+    path = switched.write(tmp_path / "switched.onnx", [g.id for g in grouped.groups], precisions=REDUCED)
+    for precision, plan in plans.items():
+        if precision is Precision.BF16 and FORMS[name][2] < 13:
+            continue  # ONNX's operators had none
+        emulated = run(Emulator(grouped, bank).write(plan, tmp_path / "emulated.onnx"), feed)["y"]
+        assert 0 < relative_l2(emulated, exact) < NOISE[precision], "finite, and rounded"
+        on = switched.on(plan)
+        by_switch = run(path, {**feed, **{s: np.array(s in on) for s in every}})["y"]
+        assert np.array_equal(by_switch, emulated)
+
+
+def written(grouped: GroupedModel, plan: PrecisionPlan, path: Path) -> dict[str, np.ndarray]:
+    """The constants of the typed model, by name."""
+    typed = onnx.load(Rewriter(grouped).write(plan, path))
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in typed.graph.initializer}
+
+
+def test_infinities_stay_and_numbers_stay_finite(tmp_path: Path) -> None:
+    for name, held in (("chosen, -inf", -np.inf), ("chosen beside the scores", -65504.0)):
+        grouped, _, _ = grouped_block(name, tmp_path)
+        assert written(grouped, uniform(grouped, Precision.FP16), tmp_path / "typed.onnx")["low__fp16"] == held
+
+
+def test_a_constant_of_both_precisions_is_changed_in_the_lower_only(tmp_path: Path) -> None:
+    """GPT-2's lowest number, which the attention and the mask of padding share."""
+    grouped, feed, exact = grouped_block("causal and padding", tmp_path)
+    (mask,) = [g.id for g in grouped.groups if "times low" in g.nodes]
+    plan = grouped.uniform(Precision.FP32).replace({mask: Precision.FP16})
+    path = tmp_path / "typed.onnx"
+    constants = written(grouped, plan, path)
+    assert constants["low"] == np.float32(LOWEST)
+    assert constants["low__fp16"] == -65504
+    assert relative_l2(run(path, feed)["y"], exact) < NOISE[Precision.FP16]
+
+
+def test_a_bank_with_infinities_is_written_anew(tmp_path: Path) -> None:
+    """Version 0.1.0 held what overflows as infinity."""
+    bias = np.full((32, 32), -1e9, np.float32)
+    nodes = [node("Where", ["keep", "x", "bias"], "m", "mask"), node("Softmax", ["m"], "y", "softmax")]
+    inputs = [value("x", [32, 32]), value("keep", [32, 32], TensorProto.BOOL)]
+    proto = models.model(nodes, inputs, [value("y", [32, 32])], [numpy_helper.from_array(bias, "bias")])
+    model = load_model(models.save(proto, tmp_path))
+    bank = WeightBank.write(model, tmp_path / "bank")
+    index, file = tmp_path / "bank" / INDEX_FILE, tmp_path / "bank" / bank_file(Precision.FP16)
+    assert (np.fromfile(file, np.float16) == -65504).all()
+    document = json.loads(index.read_text())
+    del document["saturated"]
+    document["sha256"] = {}
+    index.write_text(json.dumps(document))
+    np.full(bias.size, -np.inf, np.float16).tofile(file)
+    assert WeightBank.write(model, tmp_path / "bank").roundings == bank.roundings
+    assert (np.fromfile(file, np.float16) == -65504).all()
+
+
+def test_tensorrt_rtx_parses_masks_in_fp16(tmp_path: Path) -> None:
+    library = rtx.require()
+    for name in ("times lowest", "chosen, added", "causal and padding", "limits"):
+        grouped, _, _ = grouped_block(name, tmp_path)
+        path = Rewriter(grouped).export(uniform(grouped, Precision.FP16), tmp_path / "typed.onnx")
+        assert rtx.refusal(library, path, build=False) is None
