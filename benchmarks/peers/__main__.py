@@ -71,6 +71,7 @@ def make_parser() -> argparse.ArgumentParser:
     step.add_argument("--packed", type=Path, default=Path("peers.packed"), help="folder that is written")
     step.add_argument("--converters", nargs="+", choices=CONVERTERS, default=list(CONVERTERS))
     step.add_argument("--pythons", nargs="+", default=[sys.executable], help="interpreters that have the converters")
+    step.add_argument("--timeout", type=float, default=own.CONVERTER_TIMEOUT_S, help="seconds of each converter")
     step = steps.add_parser("agree", parents=[common], help="compare two runs of the step final")
     step.add_argument("--again", type=Path, required=True, help="results of the second run")
     steps.add_parser("verdict", parents=[common], help="the goals of the comparison, network by network")
@@ -156,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.work.mkdir(parents=True, exist_ok=True)
     if options.step == "convert":
         for model in models:
-            own.convert_all(model, options.work, options.packed, options.converters, options.pythons)
+            own.convert_all(model, options.work, options.packed, options.converters, options.pythons, options.timeout)
         return 0
     for model in models:
         left = deadline - time.monotonic()

@@ -52,7 +52,15 @@ class Crashed:
     words: str
 
 
-def convert(name: str, model: Path, data: Path, rows: int, work: Path, python: str = sys.executable) -> Made | Crashed:
+def convert(
+    name: str,
+    model: Path,
+    data: Path,
+    rows: int,
+    work: Path,
+    python: str = sys.executable,
+    timeout_s: float = CONVERTER_TIMEOUT_S,
+) -> Made | Crashed:
     """Run a converter in a process of its own; an earlier result in ``work`` is taken as it is.
 
     Args:
@@ -62,6 +70,7 @@ def convert(name: str, model: Path, data: Path, rows: int, work: Path, python: s
         rows: of the first sample.
         work: folder of the converted model and a note: seconds and peak memory, or the words of a crash.
         python: interpreter that the converter is installed for.
+        timeout_s: after so many seconds it is stopped, which counts as a crash.
     """
     out = work / f"{file_stem(name)}.onnx"
     note = out.with_suffix(".json")
@@ -71,7 +80,7 @@ def convert(name: str, model: Path, data: Path, rows: int, work: Path, python: s
             return Crashed(name, f"not run: the package {package} is not installed here")
         work.mkdir(parents=True, exist_ok=True)
         command = [python, "-m", "benchmarks.peers.converters", name, str(model), str(data), str(rows), str(out)]
-        words = _words(command)
+        words = _words(command, timeout_s)
         if words is not None:
             write_json(note, {"peer": name, "words": words})
     figures = json.loads(note.read_text())
@@ -85,12 +94,12 @@ def file_stem(name: str) -> str:
     return name.replace(" ", "_").replace(",", "")
 
 
-def _words(command: Sequence[str]) -> str | None:
+def _words(command: Sequence[str], timeout_s: float) -> str | None:
     """Why a converter came to nothing; None where it did not."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=CONVERTER_TIMEOUT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:
-        return f"stopped after {CONVERTER_TIMEOUT_S:g} s"
+        return f"stopped after {timeout_s:g} s"
     if not done.returncode:
         return None
     words = [line for line in done.stderr.splitlines() if line.strip()]
@@ -102,7 +111,14 @@ def _has(python: str, package: str) -> bool:
     return subprocess.run([python, "-c", script], check=False).returncode == 0
 
 
-def convert_all(model: PeerModel, work: Path, packed: Path, names: Sequence[str], pythons: Sequence[str]) -> None:
+def convert_all(
+    model: PeerModel,
+    work: Path,
+    packed: Path,
+    names: Sequence[str],
+    pythons: Sequence[str],
+    timeout_s: float = CONVERTER_TIMEOUT_S,
+) -> None:
     """Run converters, and pack what it wrote; prints a line about each.
 
     Args:
@@ -111,6 +127,7 @@ def convert_all(model: PeerModel, work: Path, packed: Path, names: Sequence[str]
         packed: folder with a folder for each model: the packed ones and the notes; written.
         names: of ``CONVERTERS``.
         pythons: interpreters, in order: a converter runs in the first that has its package.
+        timeout_s: of each converter.
     """
     original, data = model.make(work)
     packed = packed / model.name
@@ -121,7 +138,7 @@ def convert_all(model: PeerModel, work: Path, packed: Path, names: Sequence[str]
         if python is None:
             print(f"{model.name}, {name}: no interpreter has the package {package}", flush=True)
             continue
-        found = convert(name, original, data, model.first_rows, model.peers(work), python)
+        found = convert(name, original, data, model.first_rows, model.peers(work), python, timeout_s)
         note, small = packed / f"{file_stem(name)}.json", packed / f"{file_stem(name)}.onnx.gz"
         if isinstance(found, Crashed):
             write_json(note, {"peer": name, "words": found.words})
