@@ -100,6 +100,43 @@ def test_rounds_of_confirmation_are_pooled_and_add_degrees_of_freedom() -> None:
     assert narrower == total
 
 
+class Processes(Machine):
+    """Each process has plans of its own speed, as on an H200: it has chosen other kernels, for 0.4 %."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, between=1.3e-3)
+        self._effects: dict[tuple[str, float], float] = {}
+
+    def session(self, log_ratio: float, baseline: str = "first") -> SessionTiming:
+        effect = self._effects.setdefault((baseline, log_ratio), self._generator.normal(0.0, 4e-3))
+        return super().session(log_ratio + effect, baseline)
+
+    def order(self, log_ratios: list[float], *, apart: bool) -> dict[tuple[float, float], int]:
+        """A search, then two rounds of confirmation; -1 or 1 for the pairs of plans that are called different."""
+        timings = self.begin()
+        rounds: dict[float, list[SessionTiming]] = {}
+        for log_ratio in log_ratios:
+            rounds[log_ratio] = [self.session(log_ratio, f"round {k}" if apart else "first") for k in range(2)]
+            timings[f"plan {log_ratio}"] = [self.session(log_ratio), *rounds[log_ratio]]
+        spread = SessionSpread(timings)
+        ends = {log_ratio: spread.estimate(sessions).interval() for log_ratio, sessions in rounds.items()}
+        pairs = combinations(log_ratios, 2)
+        return {(a, b): (ends[b][1] < ends[a][0]) - (ends[a][1] < ends[b][0]) for a, b in pairs}
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_two_searches_contradict_each_other_only_if_each_keeps_to_one_process(apart: bool) -> None:
+    contradicted, different = 0, 0
+    for seed in range(20):
+        drawn = np.cumsum(np.random.default_rng(seed).uniform(0.0, 0.02, 12))
+        log_ratios = [float(-value) for value in drawn]
+        one, other = (Processes(2 * seed + k).order(log_ratios, apart=apart) for k in range(2))
+        contradicted += sum(one[pair] * other[pair] < 0 for pair in one)
+        different += sum(one[pair] != 0 for pair in one)
+    assert (contradicted == 0) == apart
+    assert different > 0.7 * 20 * 66
+
+
 def test_the_spread_between_sessions_is_found() -> None:
     found = [SessionSpread(Machine(seed, between=2e-3).begin()).sd or 0.0 for seed in range(400)]
     assert math.sqrt(np.mean(np.square(found))) == pytest.approx(2e-3, rel=0.1)
