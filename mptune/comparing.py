@@ -29,6 +29,7 @@ from mptune.errors import DataError, ModelError, SettingsError
 from mptune.graph.loading.model import Model
 from mptune.reporting.page.comparison import write_comparison
 from mptune.settings import DataSettings
+from mptune.tuning.reasons.reference import training_findings
 
 
 def compare(
@@ -126,7 +127,8 @@ def compare(
             limits = [each.limit for every in tolerances.values() for each in every if not each.is_absolute]
             if trace and (divergence := first_divergence(sides, right, alignment, min(limits, default=None))):
                 more.append(trace_finding(sides, divergence))
-        found = compare_sides(sides, samples, [structural] if structural else [], more)
+        drawn = [each for one in (loaded, other) if one for each in training_findings(one, "compare", is_run=False)]
+        found = compare_sides(sides, samples, [structural] if structural else [], more, drawn[:1])
     if out is not None:
         write_comparison(found, Path(out))
     return found

@@ -113,6 +113,7 @@ def compare_sides(
     data: CalibrationSet,
     structural: Sequence[Finding] = (),
     more: Sequence[Finding] = (),
+    drawn: Sequence[Finding] = (),
 ) -> Comparison:
     """Judge every output and name what makes its difference.
 
@@ -121,8 +122,11 @@ def compare_sides(
         data: the samples.
         structural: what two models differ in, where two are compared and their outputs differ.
         more: findings of repetitions and of the trace.
+        drawn: of nodes that draw random numbers: where outputs differ, no rounding is made out behind them.
     """
     outputs = [sides.output(name) for name in sides.layouts]
+    if any(side.error > FP32_ROUNDING for side in outputs):
+        structural = [*drawn, *structural]
     findings: list[Finding] = [*structural, *more]
     beyond: list[Side] = []
     causes: dict[str, Explanation] = {}

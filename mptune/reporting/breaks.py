@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.finding import RANGE_CODES, Finding
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.reporting.text import format_error
 from mptune.tuning.front import Front
 from mptune.tuning.reasons.group_findings import BREAKING_CODES, breaks
 
 HEADING = "What breaks in FP16, and why"
+_NAMED = 3
+NOT_FINITE, LARGE_ERROR = "not finite", "large error"
+"""What a place is called that no finding is about."""
+
+_LARGE = 0.1
+"""An error from here on, in standard deviations of the outputs, is no rounding that a user would take."""
 
 _UNGUARDED = 2.0**-25
 """An epsilon up to here rounds to zero in FP16; a larger one is subnormal and loses digits."""
@@ -21,7 +30,7 @@ class Break:
     """A place where plain FP16 goes wrong.
 
     Attributes:
-        code: of the finding; "" where a group gives NaN or Inf and no finding says why.
+        code: of the finding; ``NOT_FINITE`` or ``LARGE_ERROR`` where no finding says why.
         groups: ids of the layer groups.
         nodes: names of the nodes.
         tensors: names of the values.
@@ -48,7 +57,7 @@ class Break:
         parts = [", ".join(self.groups)]
         parts += [f"node {', '.join(self.nodes)}"] if self.nodes else []
         parts += [f"value {', '.join(self.tensors)}"] if self.tensors else []
-        return ", ".join(part for part in parts if part)
+        return ", ".join(part for part in parts if part) or "no single group"
 
     @property
     def outcome(self) -> str:
@@ -102,21 +111,42 @@ def _held(groups: Sequence[str], code: str, plan: PrecisionPlan | None) -> tuple
 
 
 def _unexplained(front: Front, explained: set[str]) -> list[Break]:
-    """Groups that alone in FP16 give NaN or Inf, without a finding that says why."""
+    """Groups that alone in FP16 give NaN, Inf or a large error, without a finding that says why; the worst first.
+
+    Where the one-group errors are not known, or are small, it is the plan with all of them that gives it.
+    """
     kept = () if front.chosen is None else front.chosen.plan.fp32_groups
-    return [
-        Break(
-            "",
-            (worth.group,),
-            (worth.name,),
-            (),
-            "no finding says why",
-            "NaN or Inf in the outputs, with this group alone in FP16",
-            None if front.chosen is None else worth.group in kept,
+    threshold = _LARGE if front.metric in ADD_IN_SQUARES else math.inf
+    worst = sorted(
+        (one for one in front.explanation.groups if (one.one_group_error or 0.0) >= threshold),
+        key=lambda one: -(one.one_group_error or 0.0),
+    )
+    found = []
+    for worth in (one for one in worst if one.group not in explained):
+        error = worth.one_group_error or 0.0
+        what = "NaN or Inf" if math.isinf(error) else f"an error of {format_error(error)}"
+        found.append(
+            Break(
+                NOT_FINITE if math.isinf(error) else LARGE_ERROR,
+                (worth.group,),
+                (worth.name,),
+                (),
+                "no finding says why",
+                f"{what} in the outputs, with this group alone in FP16",
+                None if front.chosen is None else worth.group in kept,
+            )
         )
-        for worth in front.explanation.groups
-        if worth.group not in explained and worth.one_group_error == float("inf")
-    ]
+    fp16 = front.fp16
+    if worst or fp16 is None or explained.intersection(fp16.plan.reduced_groups):
+        return found
+    if not fp16.is_finite or fp16.judged_error >= threshold:
+        what = f"an error of {format_error(fp16.judged_error)}" if fp16.is_finite else "NaN or Inf"
+        kind = LARGE_ERROR if fp16.is_finite else NOT_FINITE
+        why = f"no finding says why; `mptune inspect {front.model_path} --data PATH` shows what its values are"
+        plain = f"{what} in the outputs of {front.fp16_name}"
+        groups = fp16.plan.reduced_groups
+        found.append(Break(kind, groups if len(groups) <= _NAMED else (), (), (), why, plain, None))
+    return found
 
 
 def plain_fp16(finding: Finding) -> str:
@@ -124,6 +154,8 @@ def plain_fp16(finding: Finding) -> str:
     evidence = finding.evidence
     if finding.code == "overflow":
         return f"held as {float(evidence['held_as']):g}" if "held_as" in evidence else "Inf"
+    if "lost" in evidence:
+        return "Inf or NaN from the values that FP16 brings to zero or below"
     if finding.code == "vanishing-epsilon":
         if float(evidence.get("epsilon", 0.0)) <= _UNGUARDED:
             return "the epsilon is 0, so that x/0 is Inf and 0/0 is NaN"

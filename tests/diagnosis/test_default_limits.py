@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import mptune
 from mptune.diagnosis.limits import MOST_LIMIT, default_limit
@@ -59,6 +60,22 @@ def test_what_fp16_breaks_does_not_agree(tmp_path: Path) -> None:
     assert found.outputs["label"]["limit"] == MOST_LIMIT
     labels = got["label"] - recordings.run(path, data, 24)["label"]
     assert found.outputs["label"]["largest_difference"] == np.abs(labels).max(), "of all samples, and not their mean"
+
+
+@pytest.mark.slow
+def test_random_numbers_are_no_rounding(tmp_path: Path) -> None:
+    nodes = [
+        node("MatMul", ["x", "w"], "h", "/fc/MatMul"),
+        node("RandomNormalLike", ["h"], "n", "/noise", scale=0.1),
+        node("Add", ["h", "n"], "y", "/fc/Add"),
+    ]
+    proto = models.model(nodes, [value("x", ["batch", 16])], [value("y", ["batch", 4])], [weight("w", 16, 4)])
+    path = models.save(proto, tmp_path)
+    data = {"x": np.random.default_rng(3).standard_normal((16, 16)).astype(np.float32)}
+    np.savez(tmp_path / "got.npz", **recordings.run(path, data, 1))
+    found = mptune.compare(path, data=data, outputs=tmp_path / "got.npz")
+    assert [one.code for one in found.findings] == ["not-deterministic"]
+    assert found.findings[0].where.nodes == ("/noise",)
 
 
 def test_limits_of_fp16() -> None:

@@ -90,6 +90,8 @@ def find_hazards(
     found += norm_hazards(types, look, patterns, ranges)
     found += broadcast_hazards(types, look)
     found += int64_hazards(model, look)
+    guarded = {hazard.group for hazard in found if hazard.kind == "epsilon"}
+    found = [hazard for hazard in found if hazard.kind != "pole" or hazard.group not in guarded]
     found = _outside(found, look, fused)
     return tuple(sorted(found, key=lambda h: (SEVERITIES.index(h.severity), h.group or "~", h.kind, h.tensor)))
 

@@ -37,9 +37,9 @@ class Hazard:
         severity: ``error``: the values do not fit FP16, so the group is pinned to FP32; ``warning``: they may not fit;
             ``info``: good to know.
         kind: ``overflow``, ``vanishing`` or ``epsilon`` of constants; ``range`` or ``underflow`` of values seen on
-            data; ``stagnation``, ``cancellation``, ``spacing``, ``sum`` and ``index`` of nodes run on data; ``fit`` of
-            the data to a BatchNormalization; ``norm`` written out; ``broadcast``; ``int64``; ``input`` that looks
-            random; ``quantised`` parts; ``types`` that are not known;
+            data; ``stagnation``, ``cancellation``, ``spacing``, ``pole``, ``sum`` and ``index`` of nodes run on data;
+            ``fit`` of the data to a BatchNormalization; ``norm`` written out; ``broadcast``; ``int64``; ``input`` that
+            looks random; ``quantised`` parts; ``types`` that are not known;
             ``reference`` values that are in doubt.
         group: id of the layer group that would be FP16 there; None where no group is.
         node: the node that reads or computes the value.

@@ -73,6 +73,8 @@ def on_data_hazards(types: ValueTypes, look: Lookup, patterns: tuple[Pattern, ..
         if record.kind == "sum":
             lost = None if node.index in inside else _stagnation(look, seen, record, node, group.id)
             found += [hazard for hazard in (lost, _cancellation(seen, record, node, group.id)) if hazard]
+        elif record.kind == "pole":
+            found += _pole(seen, record, node, group.id)
         elif record.kind in ("softmax", "largest", "top", "comparison"):
             found += _spacing(seen, record, node, group.id)
     return found
@@ -194,6 +196,37 @@ def _spacing(seen: Seen, record: ProbeRecord, node: Node, group: str) -> list[Ha
             {"magnitude": magnitude, "spacing": spacing, "gap": gap, "share": share},
             (seen.sample(worst),),
         )
+    ]
+
+
+_AT_POLE: Mapping[str, tuple[str, str]] = {
+    "Log": ("zero or negative", "Log is -Inf or NaN"),
+    "Sqrt": ("negative", "Sqrt is NaN"),
+    "Pow": ("zero or negative", "Pow is Inf or NaN"),
+    "Div": ("zero", "the division gives Inf or NaN"),
+    "Reciprocal": ("zero", "Reciprocal is Inf"),
+}
+
+
+def _pole(seen: Seen, record: ProbeRecord, node: Node, group: str) -> list[Hazard]:
+    """Operands that FP16 makes zero, or brings below it, where FP32 does not, and what then gives Inf or NaN."""
+    values, lost, vanished = (sum(record.scalars[name]) for name in ("values", "lost", "vanished"))
+    if not lost or not math.isfinite(lost):
+        return []
+    smallest = min(record.scalars["smallest"])
+    operand = node.inputs[1] if node.op_type == "Div" else node.inputs[0]
+    there, result = _AT_POLE[node.op_type]
+    count = f"{lost:.0f} of {values:.0f} values of {operand!r} (down to {smallest:.2g})"
+    if 2 * vanished >= lost:
+        why, code = f"{count} are too small for FP16 and become zero, and there {result}", "vanishing-epsilon"
+        cure = f"{_CURE}, or keep the values from zero in the model, as by a limit of 1e-4"
+    else:
+        why = f"rounding to FP16 before a difference makes {count} {there}, and there {result}"
+        code, cure = "cancellation", f"{_CURE}, with what computes its operand"
+    evidence: dict[str, int | float | str] = {"lost": int(lost), "values": int(values), "smallest": smallest}
+    worst = _largest(record.scalars["lost"])
+    return [
+        Hazard("warning", "pole", group, node.name, operand, lost, why, cure, code, evidence, (seen.sample(worst),))
     ]
 
 

@@ -16,11 +16,14 @@ from mptune.graph.grouping.lookup import Lookup, attribute
 from mptune.graph.hazards.constants import guarded_by_constant
 from mptune.graph.loading.model import Model, Node
 
-ProbeKind = Literal["sum", "softmax", "largest", "top", "comparison", "guard", "variance", "batch-norm"]
+ProbeKind = Literal["sum", "softmax", "largest", "top", "comparison", "guard", "pole", "variance", "batch-norm"]
 
 _SUMS = frozenset({"Add", "Sub"})
 _COMPARISONS = frozenset({"Greater", "Less", "GreaterOrEqual", "LessOrEqual"})
 _LARGEST = frozenset({"ArgMax", "ArgMin"})
+_POLES: Mapping[str, int] = {"Log": 0, "Sqrt": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}
+"""Operator -> which of its inputs may not reach zero, or fall below it."""
+_WHERE_SINCE = 9
 _FLOAT_CHOICES_SINCE = 11
 """Operator set from which TopK has ``largest`` and GatherElements exists."""
 
@@ -33,7 +36,8 @@ class Probe:
         kind: what is asked.
         node: its index in the model.
         key: the FP32 value that the answer is filed under.
-        value: of a guard, the value that the constant guards; of a variance, that whose variance it is.
+        value: of a guard, the value that the constant guards; of a pole, the operand that may not reach it; of a
+            variance, that whose variance it is.
     """
 
     kind: ProbeKind
@@ -102,6 +106,8 @@ def _of_node(look: Lookup, node: Node) -> Sequence[Probe]:
         found.append(Probe("sum", node.index, out))
     if guarded := guarded_by_constant(look, node):
         found.append(Probe("guard", node.index, out, guarded))
+    if pole := _pole(look, node):
+        found.append(Probe("pole", node.index, out, pole))
     if node.op_type == "Softmax":
         found.append(Probe("softmax", node.index, out))
     elif node.op_type in _LARGEST:
@@ -122,6 +128,19 @@ def _of_node(look: Lookup, node: Node) -> Sequence[Probe]:
 def _computed(look: Lookup, tensor: str) -> str:
     """The value, which is observed where it is an input or computed; "" for a constant."""
     return "" if tensor in look.model.initializers else tensor
+
+
+def _pole(look: Lookup, node: Node) -> str:
+    """The computed operand at whose zero a node's result is infinite, or below which it is NaN; "" if none."""
+    at = _POLES.get(node.op_type)
+    if at is None or look.model.opset < _WHERE_SINCE:
+        return ""
+    if look.is_static(node.inputs[at]) or not look.model.info(node.inputs[at]).is_float32:
+        return ""
+    power = look.number(node.inputs[1]) if node.op_type == "Pow" else None
+    if node.op_type == "Pow" and (power is None or (power > 0 and power == int(power))):
+        return ""
+    return node.inputs[at]
 
 
 def _has_own_statistics(look: Lookup, node: Node) -> bool:

@@ -11,6 +11,9 @@ The facts of each kind (all FP32 scalars unless said otherwise; "rounded" means 
   ``magnitude``: largest of a row's extreme; ``gap``: mean distance of the extreme from the next value.
 - comparison: ``rows``: elements; ``moved``: those whose answer rounding changes; ``magnitude``; ``gap``: mean distance.
 - guard: ``smallest``: smallest magnitude that the constant is added to, or bounds.
+- pole: ``values``: elements of the operand that are not zero (of Log, Sqrt and Pow: above zero); ``lost``: those of
+  them that are zero (or below) where the operand is computed of rounded values; ``vanished``: those of them that
+  rounding alone makes zero; ``smallest``: smallest magnitude of those that are lost, infinite where none is.
 - variance: ``smallest``: of the variances per sample and channel.
 - batch-norm: ``mean``: of the data, [channels].
 """
@@ -35,6 +38,12 @@ _FLOAT = onnx.TensorProto.FLOAT
 _AXES_OF_SUM_SINCE = 13
 _AXES_OF_OTHERS_SINCE = 18
 """Operator sets from which ReduceSum, and the other reductions, take their axes as an input."""
+
+_POLE_DEPTH = 4
+"""So many operators before a pole are computed again: a variance is subtracted, clipped, and an epsilon is added."""
+_NO_HALF = 1e-30
+"""FP16 has no value between zero and this one."""
+_RECOMPUTED = frozenset({"Add", "Sub", "Mul", "Neg", "Abs", "Sqrt", "Max", "Min", "Clip", "Identity"})
 
 
 @dataclass(frozen=True)
@@ -85,6 +94,7 @@ class _Builder:
         self._name = ""
         self._known: dict[tuple[float, str], str] = {}
         self._rounded: dict[str, str] = {}
+        self.recomputed: dict[tuple[str, int], str] = {}
 
     def start(self, name: str) -> None:
         self._name = name
@@ -130,6 +140,11 @@ class _Builder:
             self._rounded[value] = self.add("Cast", half, to=_FLOAT)
         return self._rounded[value]
 
+    def flat(self, value: str, end: float) -> str:
+        """All elements in one axis, and one more, so that there is one where a value has none."""
+        row = self.add("Reshape", value, self.constant((-1,), np.int64))
+        return self.add("Concat", row, self.constant((end,)), axis=0)
+
     def mean_square(self, value: str) -> str:
         return self.reduce("ReduceMean", self.add("Mul", value, value))
 
@@ -146,6 +161,8 @@ def _answer(build: _Builder, probe: Probe, node: Node, model: Model, rows: Mappi
             return _sum(build, node), {}
         case "guard":
             return {"smallest": build.reduce("ReduceMin", build.add("Abs", probe.value))}, {}
+        case "pole":
+            return _pole(build, node, probe.value, model), {}
         case "variance":
             return {"smallest": _smallest_variance(build, probe.value, len(model.info(probe.value).shape or ()))}, {}
         case "batch-norm":
@@ -188,6 +205,38 @@ def _sum(build: _Builder, node: Node) -> dict[str, str]:
         facts[f"{name}_steps"] = build.count(steps)
         facts[f"{name}_lost"] = build.count(build.add("And", steps, build.add("Not", differs)))
     return facts
+
+
+def _pole(build: _Builder, node: Node, value: str, model: Model) -> dict[str, str]:
+    zero, infinity = build.constant(0.0), build.constant(np.inf)
+    producers = {out: one for one in model.nodes for out in one.outputs}
+    rounded = _recomputed(build, value, model, producers, _POLE_DEPTH)
+    size = build.add("Abs", value)
+    before, after, alone = value, rounded, build.rounded(value)
+    if node.op_type in ("Div", "Reciprocal"):
+        before, after, alone = size, build.add("Abs", rounded), build.add("Abs", alone)
+    stands = build.add("Greater", before, zero)
+    limit = zero if node.op_type == "Sqrt" else build.constant(_NO_HALF)  # NaN is below neither: it was made before
+    lost = build.add("And", stands, build.add("Less", after, limit))
+    gone = build.add("And", lost, build.add("Less", alone, limit))
+    return {
+        "values": build.count(stands),
+        "lost": build.count(lost),
+        "vanished": build.count(gone),
+        "smallest": build.reduce("ReduceMin", build.flat(build.add("Where", lost, size, infinity), np.inf)),
+    }
+
+
+def _recomputed(build: _Builder, value: str, model: Model, producers: Mapping[str, Node], depth: int) -> str:
+    """A value as FP16 computes it of the operands of the last operators before it, each rounded; reductions as seen."""
+    node = producers.get(value)
+    known = node is not None and node.is_standard and node.op_type in _RECOMPUTED and node.outputs[0] == value
+    if node is None or not known or depth == 0 or not all(i and model.info(i).is_float32 for i in node.inputs):
+        return build.rounded(value)
+    if (value, depth) not in build.recomputed:
+        operands = [_recomputed(build, i, model, producers, depth - 1) for i in node.inputs]
+        build.recomputed[value, depth] = build.rounded(build.again(node, *operands))
+    return build.recomputed[value, depth]
 
 
 def _smallest_variance(build: _Builder, value: str, rank: int) -> str:

@@ -38,7 +38,7 @@ def _print_break(console: Console, one: Break) -> None:
     style = "dim" if one.kept else "yellow"
     longest = 2 * console.width if console.is_terminal else None
     place = one.where if longest is None else cut_front(one.where, longest)
-    head = Text.assemble((one.code or "not finite", "" if one.kept else "yellow"), f": {place}")
+    head = Text.assemble((one.code, "" if one.kept else "yellow"), f": {place}")
     print_text(console, head, indent=2)
     more = "" if not one.others else f"; so for {one.others} more value{'s' if one.others > 1 else ''} there"
     print_text(console, f"{one.seen}{more}", indent=4)

@@ -133,6 +133,12 @@ def _why_nothing_is_faster(outcome: Outcome) -> str:
         )
     if outcome.mixed and outcome.has_seeds_alone:
         return "no seed is faster than all-FP32 beyond noise, so whether FP16 pays on this target is not shown"
+    if outcome.mixed and outcome.fp32.latency.source == "predicted":
+        return (
+            f"none of the {len(outcome.mixed)} plans with FP16 in them is predicted to be faster than all-FP32; nothing"
+            " was timed, so whether FP16 pays on this target is not shown: run `mptune confirm RUN` on the device, or"
+            " try a larger batch"
+        )
     if outcome.mixed:
         return (
             "no plan is faster than all-FP32 beyond noise: FP16 does not pay on this target; look at the layer times "

@@ -213,6 +213,38 @@ def test_nan_without_a_finding_is_named_without_a_cause(make_front: MakeFront, m
     assert "NaN or Inf in the outputs, with this group alone in FP16" in first
 
 
+def test_a_large_error_without_a_finding_names_the_group(
+    make_front: MakeFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front, _ = make_front()
+    group, sound = front.chosen.plan.fp32_groups[:2]
+    worths = [
+        GroupWorth(one, "mixing", "softmax", error, None, None, None, 0, 4, "FP32: one-group error")
+        for one, error in ((sound, 0.02), (group, 0.75))
+    ]
+    front = replace(front, explanation=Explanation({}, tuple(worths)))
+    first = printed(front, monkeypatch).partition("\n\n")[0]
+    assert first.splitlines()[1:] == [
+        f"  large error: {group}, node mixing",
+        "    no finding says why",
+        "    plain FP16: an error of 0.75 in the outputs, with this group alone in FP16; the chosen plan keeps it in"
+        " FP32",
+    ]
+    own = printed(replace(front, metric="edit_distance"), monkeypatch).partition("\n\n")[0]
+    assert "large error" not in own, "what is large in another metric is not known"
+
+
+def test_a_large_error_of_all_fp16_that_no_group_shows(
+    make_front: MakeFront, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front, _ = make_front()
+    wrong = bench.evaluation(8, 1.0, 0.9)
+    first = printed(replace(front, fp16=wrong), monkeypatch).partition("\n\n")[0]
+    assert first.splitlines()[1].startswith("  large error: ")
+    assert "an error of 0.9 in the outputs of all-FP16" in first
+    assert "mptune inspect" in first
+
+
 def test_nothing_that_breaks(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
     first = printed(make_front()[0], monkeypatch).partition("\n\n")[0]
     assert first.splitlines()[1:] == ["  nothing was found on the samples; the error of all-FP16 is 2.4e-02"]

@@ -247,6 +247,31 @@ def _bytes(*, scaled: bool) -> Show:
     return Show(made, {"bytes": images(255.0).round().astype(np.uint8)})
 
 
+def _surprise(scale: float) -> Show:
+    """Minus the logarithm of probabilities that a Softmax gives."""
+    nodes = [
+        node("MatMul", ["x", "w"], "h", "fc"),
+        node("Softmax", ["h"], "p", "probability", axis=-1),
+        node("Log", ["p"], "l", "logarithm"),
+        node("Neg", ["l"], "y", "surprise"),
+    ]
+    w = constant("w", scale * np.random.default_rng(3).normal(0, 0.25, (16, 16)))
+    return Show(model(nodes, [value("x", [1, 16])], [value("y", [1, 16])], [w]), {"x": rows(16)}, ("logarithm",))
+
+
+def _survival(scale: float) -> Show:
+    """The logarithm of what a Sigmoid leaves of one."""
+    nodes = [
+        node("MatMul", ["x", "w"], "h", "fc"),
+        node("Sigmoid", ["h"], "s", "sigmoid"),
+        node("Sub", ["one", "s"], "d", "complement"),
+        node("Log", ["d"], "y", "logarithm"),
+    ]
+    w = constant("w", scale * np.random.default_rng(3).normal(0, 0.25, (16, 16)))
+    constants = [w, constant("one", 1.0)]
+    return Show(model(nodes, [value("x", [1, 16])], [value("y", [1, 16])], constants), {"x": rows(16)}, ("logarithm",))
+
+
 FURTHER: dict[str, tuple[Callable[[], Show], Callable[[], Show]]] = {
     "overflow of a constant": (lambda: _constant_overflow(1e6), lambda: _constant_overflow(1e3)),
     "vanishing-epsilon, one over zero": (lambda: _reciprocal(1e-9, 0.0), lambda: _reciprocal(1e-9, 1.0)),
@@ -255,6 +280,8 @@ FURTHER: dict[str, tuple[Callable[[], Show], Callable[[], Show]]] = {
         lambda: _instance_norm(1e-9, flat=True),
         lambda: _instance_norm(1e-9, flat=False),
     ),
+    "vanishing-epsilon: a probability under a Log": (lambda: _surprise(12.0), lambda: _surprise(1.0)),
+    "cancellation before a Log": (lambda: _survival(5.0), lambda: _survival(1.0)),
     "spacing before a comparison": (lambda: _compared(3000.0), lambda: _compared(0.0)),
     "stagnation of accumulated flow": (lambda: _flow(1900.0), lambda: _flow(4.0)),
     "stagnation of a running sum": (lambda: _running(600.0), lambda: _running(0.01)),
