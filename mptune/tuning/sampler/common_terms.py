@@ -1,9 +1,9 @@
 """Doubts that several terms of the additive law share: a roofline that is wrong is wrong for all groups of a kind.
 
 The law's terms are mixtures of deviations of their own and of common ones (a hierarchical linear model: Gelman et al.,
-Bayesian Data Analysis, 3rd edition, 2013, Section 15.1): a few timings tell of what many terms share. On plans of seven
-networks timed on an H200, taken in random order with 0.33 % noise, predictions are off by 18 % less after 5 plans with
-them, 16 % less after 15 and 13 % less after 50 (``benchmarks.latency_prediction``).
+Bayesian Data Analysis, 3rd edition, 2013, Section 15.1): a few timings tell of what many terms share. On plans of ten
+networks timed on an H200, taken in random order with 0.33 % noise, predictions are off by 14 % less after 5 plans with
+them, 13 % less after 15 and 16 % less after 50 (``benchmarks.latency_prediction``).
 """
 
 from __future__ import annotations

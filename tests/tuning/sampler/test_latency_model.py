@@ -49,10 +49,11 @@ def test_the_miss_of_the_baselines_timing_is_learnt() -> None:
     assert LatencyModel(known, seen(PLANS)).base(model.mean()[None])[0] == BASE
 
 
-def test_odd_engines_teach_little() -> None:
-    """A few that are far faster than their plans say (another kernel, TF32) must not change what all others teach."""
+@pytest.mark.parametrize("factor", [0.7, 0.93, 1.1])
+def test_odd_engines_teach_little(factor: float) -> None:
+    """A few that are not what their plans say (another kernel, TF32) must not change what all others teach."""
     odd = seen(PLANS)
-    odd.latency_ms[[5, 11, 12, 30, 41]] *= 0.7
+    odd.latency_ms[[5, 11, 12, 30, 41]] *= factor
     model = LatencyModel(prior(), odd)
     assert np.abs(model.predict(NEW, model.mean()[None])[0] - law(NEW)[0]).max() < 0.03
 
