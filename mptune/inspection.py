@@ -312,7 +312,8 @@ def observe_values(
             reference = toolchain.reference("search")
             ranges = toolchain.observe()
     if isinstance(ranges, Failure):
-        raise did_not_run("the model cannot be observed in FP32", replace(ranges, log_path=None))  # the log is gone
+        gone = replace(ranges, log_path=None)
+        raise did_not_run("the model cannot be observed in FP32", gone, grouped.model)
     if isinstance(reference, Failure):
         return dict(ranges), ()
     about = check_reference(reference, "inspect", skip=True)

@@ -154,6 +154,7 @@ def compare_sides(
             findings.append(found)
         elif not structural and not side.is_within and (place := where_it_lies(side.got, side.wanted)):
             places.append(f"output {side.name!r}: {place}")
+    places += [text for side in outputs if (text := _not_finite(side))]
     if beyond:
         findings.append(precision_finding(beyond, causes))
     is_within = all(side.is_within for side in outputs)
@@ -168,6 +169,18 @@ def compare_sides(
         len(sides.reference),
         (*places, *warnings),
         {side.name: side.limit for side in outputs},
+    )
+
+
+def _not_finite(side: Side) -> str:
+    """What is left out of the comparison of an output, since the reference is not finite there; "" if nothing is."""
+    counts = [int((~np.isfinite(array)).sum()) if array.dtype.kind == "f" else 0 for array in side.wanted]
+    if not any(counts):
+        return ""
+    first = next(sample for sample, count in enumerate(counts) if count)
+    return (
+        f"output {side.name!r} of the reference holds {sum(counts)} NaN or Inf, first in sample {first}: these values"
+        " are not compared; `mptune inspect MODEL --data PATH` names the node"
     )
 
 

@@ -96,7 +96,7 @@ class Runner:
         limits = self._settings.worker
         found = self._worker.call(job, limits.build_timeout_s + limits.measure_timeout_s)
         if isinstance(found, Failure):
-            raise did_not_run(f"{self.name} does not run on these data", replace(found, log_path=None))
+            raise did_not_run(f"{self.name} does not run on these data", replace(found, log_path=None), self.model)
         return found
 
     @property

@@ -5,6 +5,8 @@ from __future__ import annotations
 from mptune.engines.base import Failure, FailureKind
 from mptune.errors import BaselineError, RunError
 from mptune.files import DISK_FULL_HINT, RESUME_HINT
+from mptune.graph.hazards.interface import fixed_rows
+from mptune.graph.loading.model import Model
 
 
 def describe(failure: Failure) -> str:
@@ -39,8 +41,14 @@ def machine_error(failure: Failure, attempts: int, control: str = "") -> RunErro
     )
 
 
-def did_not_run(what: str, failure: Failure) -> BaselineError:
-    """The error for an FP32 job that gave no result: ``what`` says which, the failure says why."""
+def did_not_run(what: str, failure: Failure, model: Model | None = None) -> BaselineError:
+    """The error for an FP32 job that gave no result.
+
+    Args:
+        what: says which.
+        failure: says why.
+        model: that did not run: a Reshape in it may fix the rows of a batch.
+    """
     hints = {
         FailureKind.TIMEOUT: "the model is too slow for the deadline: give fewer samples or a smaller --batch",
         FailureKind.OUT_OF_MEMORY: "free memory on the device, or give a smaller --batch",
@@ -50,6 +58,13 @@ def did_not_run(what: str, failure: Failure) -> BaselineError:
         FailureKind.UNSUPPORTED: "the toolchain lacks an operator of this model: try another --engine",
     }
     hint = hints.get(failure.kind, "see that the model runs in ONNX Runtime by itself, or try another --engine")
+    fixed = None if model is None or failure.kind is not FailureKind.ERROR else fixed_rows(model)
+    if fixed is not None:
+        name, rows = fixed
+        hint = (
+            f"Reshape {name!r} gives {rows} row{'s' * (rows != 1)} whatever the batch: try --batch {rows}, or export it"
+            " with -1 or 0 there"
+        )
     if failure.log_path is not None:
         hint += f"; the log is {failure.log_path}"
     return BaselineError(f"{what} ({failure.stage.value}, {failure.kind.value}): {failure.message}", hint)

@@ -44,7 +44,8 @@ class RowReport:
         mixed_row: index of the row for which that is largest.
         lost: output -> its shape for ``rows`` rows, where it does not have as many rows although it is declared to.
         declared: output -> its declared shape, of those in ``lost``.
-        failure: the error where a dynamic batch fails with more than one row.
+        failure: the error where a dynamic batch fails with ``rows`` rows.
+        ran: how many rows the samples have, with which it does not fail; 0 where nothing failed.
     """
 
     rows: int = 0
@@ -55,6 +56,7 @@ class RowReport:
     lost: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     declared: Mapping[str, str] = field(default_factory=dict)
     failure: str = ""
+    ran: int = 0
 
     @property
     def failed_node(self) -> str:

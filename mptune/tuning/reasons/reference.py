@@ -312,7 +312,8 @@ def _failing(rows: RowReport, origin: FindingOrigin) -> Finding:
         severity="warning",
         origin=origin,
         where=Where(nodes=(node,) if node else ()),
-        evidence={"rows": rows.rows},
-        text=f"the model's first dimension is dynamic, but it fails with {rows.rows} rows ({rows.failure})",
-        cure="fix it at 1",
+        evidence={"rows": rows.rows, "rows_that_run": rows.ran},
+        text=f"the model's first dimension is dynamic, but it fails with {rows.rows} row{'s' * (rows.rows != 1)}"
+        f" ({rows.failure})",
+        cure=f"fix it at {rows.ran}",
     )

@@ -42,6 +42,7 @@ def check_reference(
     indices: Sequence[int] = (),
     *,
     skip: bool = False,
+    model: Model | None = None,
 ) -> tuple[Finding, ...]:
     """Check what taking the reference showed.
 
@@ -50,6 +51,7 @@ def check_reference(
         origin: what looked.
         indices: index in the data of each sample of the set; empty where they are all of the data.
         skip: findings of severity ``error`` are given back like the others.
+        model: what was run, for what is said where it does not run.
 
     Returns:
         Findings, the most severe first.
@@ -58,7 +60,7 @@ def check_reference(
         BaselineError: the untouched model does not run in FP32; or a finding is of severity ``error``.
     """
     if isinstance(report, Failure):
-        raise did_not_run("the untouched model does not run in FP32", report)
+        raise did_not_run("the untouched model does not run in FP32", report, model)
     found = by_severity(reference_findings(report, origin, indices))
     if not skip:
         stop_at_errors(found)

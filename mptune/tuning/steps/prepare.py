@@ -184,7 +184,7 @@ def observe(
         stop_at_errors(found)
     listener.stage("reference")
     reference = _reference(toolchain, "search", listener)
-    found += check_reference(reference, indices=indices.get("search", ()), skip=skip)
+    found += check_reference(reference, indices=indices.get("search", ()), skip=skip, model=model)
     held_out = _reference(toolchain, "held_out", listener)
     others = check_reference(held_out, indices=indices.get("held_out", ()), skip=skip)
     codes = {(finding.code, finding.where.outputs) for finding in found}

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from mptune.data.calibration import CalibrationSet, read_outputs
 from mptune.data.metrics.parts import PARTS_JSON, load_parts
 from mptune.data.rollout import Rollout
-from mptune.engines.base import EngineError, FailureKind, ReferenceReport
+from mptune.engines.base import EngineError, Failure, FailureKind, ReferenceReport, Stage
 from mptune.engines.jobs import reference
 from mptune.engines.jobs.checks.rows import relative_l2
 from mptune.engines.jobs.reference import ObserveJob, ProbeJob, ReferenceJob
@@ -21,8 +21,10 @@ from mptune.engines.jobs.samples import parts_beside
 from mptune.engines.ort import side_by_side
 from mptune.engines.ort.session import CpuSession, OrtSession, Provider, SessionOptions
 from mptune.engines.worker.child import WorkerState
+from mptune.graph.hazards.interface import fixed_rows
 from mptune.graph.loading.model import load_model
 from mptune.graph.writing.observe import write_observing_model
+from mptune.tuning.failures import did_not_run
 from mptune.tuning.steps.baseline import check_reference
 from tests.engines.engine_support import save_graph
 
@@ -98,6 +100,21 @@ def test_a_batch_that_is_dynamic_in_name_only_is_a_warning(tmp_path: Path) -> No
     assert (finding.code, finding.severity) == ("batch-not-kept", "warning")
     assert "fails with 2 rows" in finding.text
     assert finding.cure == "fix it at 1"
+
+
+def test_a_batch_that_is_another_number_is_named_with_that_number(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Reshape", ["x", "shape"], ["h"], name="flatten"), helper.make_node("Neg", ["h"], ["y"])]
+    model = save_graph(tmp_path / "m.onnx", nodes, ["n", 3], {"shape": np.array([4, 3], np.int64)})
+    (finding,) = check_reference(take_reference(model, tmp_path, ramp(4, 3)))
+    assert "fails with 1 row (" in finding.text
+    assert finding.cure == "fix it at 4", "the samples run with it"
+    assert fixed_rows(load_model(model)) == ("flatten", 4)
+    with pytest.raises(EngineError) as caught:
+        take_reference(model, tmp_path, ramp(1, 3))
+    error = did_not_run("it does not run", Failure(Stage.RUN, caught.value.kind, "no"), load_model(model))
+    assert "Reshape 'flatten' gives 4 rows whatever the batch: try batch=4" in error.hint
+    kept = save_graph(tmp_path / "k.onnx", nodes, ["n", 3], {"shape": np.array([-1, 3], np.int64)})
+    assert fixed_rows(load_model(kept)) is None
 
 
 def test_a_cache_of_stacked_keys_and_values_has_its_batch_at_axis_1(tmp_path: Path) -> None:

@@ -154,15 +154,19 @@ def check_rows(session: OrtSession, samples: Sequence[Feed], dependent: Collecti
     feeds = row_feeds(session.inputs, samples)
     if feeds is None:
         return RowReport()
+    count = feeds.size
     try:
         many = session.run(feeds.repeated)
+        count = 1
         alone = session.run(feeds.rows[0]) if feeds.is_dynamic else None
+        count = len(feeds.rows)
         mixed = None if feeds.mixed is None else session.run(feeds.mixed)
         last = session.run(feeds.rows[-1]) if feeds.is_dynamic and mixed is not None else None
     except EngineError as error:
         if not feeds.is_dynamic or error.kind is not FailureKind.ERROR:
             raise
-        return RowReport(feeds.size, failure=error.message)
+        name, axis = next(iter(feeds.axes.items()))
+        return RowReport(count, failure=error.message, ran=samples[0][name].shape[axis])
     many, size = {name: values for name, values in many.items() if name not in dependent}, feeds.size
     rows = [name for name, values in many.items() if values.ndim and values.shape[0] == size]
     if alone is not None:
