@@ -61,7 +61,7 @@ def make_parser() -> argparse.ArgumentParser:
     step.add_argument("--stock-budget", type=int, default=200, help="builds of Optuna's samplers")
     step.add_argument("--jobs", type=int, default=1)
     step = steps.add_parser("final", parents=[common, device], help="build and time every peer's plans")
-    step.add_argument("--rounds", type=int, default=4, help="sessions of each plan, each in a process of its own")
+    step.add_argument("--rounds", type=int, default=3, help="sessions of each plan, each in a process of its own")
     step.add_argument("--steps", nargs="+", choices=("bisect", "time"), default=["bisect", "time"])
     step.add_argument("--packed", type=Path, help="folder of the step convert")
     step.add_argument("--budgets", nargs="+", type=int, default=list(FINAL), help="of replays that are built")

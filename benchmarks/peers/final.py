@@ -1,9 +1,9 @@
-"""Each peer's plans and each replay's front, built and timed in turn with the baseline; errors on held-out data.
+"""Each peer's plans and each replay's front, built and timed in turn with the baseline; errors on held-out samples.
 
 Every plan is opened several times, each time in another worker process, so that its interval holds what differs from
-process to process (``mptune.engines.timing.spread``): a process chooses its kernels anew, and two sessions of one
-process agree more closely than two of different ones. What was measured stays in a file of one line a session: a later
-call goes on with it.
+process to process (``mptune.engines.timing.spread``, ``benchmarks.peers.shared``): a process chooses its kernels anew,
+and two sessions of one process agree more closely than two of different ones. What was measured stays in a file of one
+line a session: a later call goes on with it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from benchmarks.peers.known import Known, read_known
 from benchmarks.peers.models import PeerModel
 from benchmarks.peers.own import Crashed, Made, bisect, convert, unpack_all
 from benchmarks.peers.replay import FINAL, LIMITS, MOST_POINTS, NAMES, bisection_name
+from benchmarks.peers.shared import shared_degrees
 from mptune.engines.base import Failure
 from mptune.engines.timing.session_timing import SessionTiming
 from mptune.engines.timing.spread import SessionSpread
@@ -73,11 +74,11 @@ class Sessions:
 
     def figures(self, baseline_ms: float) -> dict[str, dict[str, Any]]:
         """Latency with its 95 % interval, and the error, of every plan that was timed."""
-        spread = SessionSpread(self.timings)
+        spread, degrees = SessionSpread(self.timings), shared_degrees(self.timings)
         found = {}
         for key, sessions in self.timings.items():
             estimate = spread.estimate(sessions)
-            low, high = estimate.interval()
+            low, high = replace(estimate, degrees=min(estimate.degrees, degrees)).interval()
             found[key] = {
                 "latency_ms": rounded(baseline_ms * math.exp(estimate.log_ratio)),
                 "ci95_ms": [rounded(baseline_ms * low), rounded(baseline_ms * high)],
@@ -111,7 +112,7 @@ class Final:
         measured = read_measured_plans(results / f"h200_plans_{model.name}.json")
         self._fp16 = measured.of_kind("uniform")[1].precision  # nothing but what has no switch is pinned in it
         self._emulation_s: float | None = None
-        self._begun, self._has_measured = f"{time.time():.3f}", False
+        self._begun = f"{time.time():.3f}"
 
     @property
     def _left_s(self) -> float:
@@ -137,9 +138,7 @@ class Final:
                 todo = [key for key in keys if sessions.lacks(key, number)]
                 if not todo or self._left_s <= 0:
                     continue
-                if self._has_measured:
-                    bench.renew()
-                self._has_measured = True
+                bench.renew()  # for the first round, too: that process has done other work before
                 for key in in_order(todo, number):
                     if self._left_s > 0:
                         self._measure(bench, sessions, key, keys[key])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import shutil
 from dataclasses import replace
 from functools import cache
@@ -23,6 +24,7 @@ from benchmarks.peers.known import read_known
 from benchmarks.peers.own import Crashed, Made, bisect, convert
 from benchmarks.peers.packed import pack, unpack
 from benchmarks.peers.replay import LIMITS, MOST_POINTS, Task, all_fp16, at_limits, few_points, run
+from benchmarks.peers.shared import shared_degrees
 from benchmarks.peers.verdict import beaten_by, more_volume, verdict
 from benchmarks.peers.world import Laws, World, fit_laws, open_world
 from mptune.engines.timing.session_timing import SessionTiming
@@ -367,6 +369,41 @@ def test_a_round_times_every_plan_once_in_another_order(tmp_path: Path) -> None:
         sessions.add({"key": "11", "timing": SessionTiming("a", 0.0, 1e-4).to_json(), "error": 0.0, "finite": True})
     sessions.add({"key": "11", "failure": "crash"})
     assert not sessions.lacks("11", 2)
+
+
+@pytest.mark.parametrize("processes", [3, 4, 6])
+def test_plans_that_share_what_a_process_does_are_few_observations(processes: int) -> None:
+    rng = np.random.default_rng(processes)
+    plans = rng.normal(-0.2, 0.1, 40)
+
+    def degrees(share: float) -> float:
+        pattern = np.outer(rng.normal(size=40), rng.normal(size=processes))
+        values = plans[:, None] + 1e-3 * (share * pattern + (1.0 - share) * rng.normal(size=(40, processes)))
+        rows = {
+            str(k): [SessionTiming(f"{p}", float(row[p]), 1e-4) for p in range(processes)]
+            for k, row in enumerate(values)
+        }
+        rows["once"] = [SessionTiming("0", 0.0, 1e-4)]
+        return shared_degrees(rows)
+
+    assert degrees(1.0) == pytest.approx(processes - 1, rel=1e-6)
+    assert degrees(0.0) > 6 * (processes - 1)
+    assert shared_degrees({"a": [SessionTiming("x", 0.1, 1e-4)] * 3, "b": [SessionTiming("x", 0.2, 1e-4)]}) == math.inf
+
+
+def test_intervals_are_wider_where_plans_share_what_a_process_does(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    pattern, noise = np.outer(rng.normal(size=20), [1.0, -1.0, 0.2]), rng.normal(size=(20, 3))
+    widths = []
+    for number, effects in enumerate((pattern * noise.std() / pattern.std(), noise)):
+        sessions = Sessions(tmp_path / f"{number}.jsonl")
+        for plan, row in enumerate(effects):
+            for process, effect in enumerate(row):
+                timing = SessionTiming(f"{process}", 1e-3 * float(effect), 1e-5).to_json()
+                sessions.add({"key": f"{plan}", "timing": timing, "error": 0.0, "finite": True})
+        low, high = sessions.figures(1.0)["3"]["ci95_ms"]
+        widths.append(high - low)
+    assert widths[0] > 1.5 * widths[1]
 
 
 def test_replays_are_tabled_with_a_star_and_what_a_peer_is_better_at_is_named(tmp_path: Path) -> None:
