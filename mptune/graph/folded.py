@@ -8,21 +8,24 @@ of its trials hold the results. What ONNX Runtime does not fold stays: a session
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx.helper
+from onnx import numpy_helper
 
 from mptune.files import write_bytes
 from mptune.graph.casting.value_types import Resolution, ValueTypes
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.once import once
 from mptune.graph.loading.value_dependent import RANDOM
-from mptune.graph.plan import REDUCED
+from mptune.graph.plan import LARGEST, REDUCED, Precision
 from mptune.graph.writing.model_file import frame_of
-from mptune.graph.writing.weights import inline_tensor
+from mptune.graph.writing.weights import chunks, inline_tensor
 
 WORTHWHILE = 100
 """So many nodes, Constants not counted, are worth a session of their own that folds them."""
@@ -115,6 +118,47 @@ class FoldedValues:
 def shape_computing(model: Model) -> frozenset[int]:
     """Indices of the nodes that compute from shapes and constants alone, Constants among them."""
     return _computing(model, range(len(model.nodes)))
+
+
+def comes_from_beyond(model: Model, value: str, precision: Precision) -> bool:
+    """Whether an FP32 value is computed from constants alone, among them finite ones beyond a precision, none infinite.
+
+    It is a constant to whoever reads it, and is held as one: beyond the range as the largest finite value.
+    """
+    index = model.producer.get(value)
+    if index is None or index not in shape_computing(model) or not model.info(value).is_float32:
+        return False
+    return LARGEST[precision] < _largest(model, index) < math.inf
+
+
+def _largest(model: Model, index: int) -> float:
+    """The largest magnitude of the FP32 constants that a node computes from; infinite where one is."""
+    known, stack = _known_largest(model), [index]
+    while index not in known:
+        node = model.nodes[stack[-1]]
+        inputs = [] if node.op_type in _SHAPE_OF else [n for n in node.inputs if n and model.info(n).is_float32]
+        before = {model.producer[name] for name in inputs if name in model.producer and name not in model.initializers}
+        missing = [i for i in before if i not in known]
+        if missing:
+            stack += missing
+            continue
+        read = [known[i] for i in before]
+        for name in inputs:
+            if name in model.initializers:
+                read += map(_magnitude, chunks(model.initializers[name]))
+        read += [_magnitude(numpy_helper.to_array(a.t)) for a in node.proto.attribute if a.HasField("t")]
+        known[stack.pop()] = max(read, default=0.0)
+    return known[index]
+
+
+@once
+def _known_largest(_: Model) -> dict[int, float]:
+    """Index of a node -> what ``_largest`` found for it."""
+    return {}
+
+
+def _magnitude(values: np.ndarray) -> float:
+    return float(np.max(np.abs(values), initial=0.0)) if values.dtype.kind == "f" else 0.0
 
 
 def is_worthwhile(model: Model) -> bool:

@@ -1,8 +1,8 @@
 """Two models side by side: which node of one is which of the other, and the first in which they differ.
 
-Casts between floating-point types and ``x - 0`` are looked through, the floating-point type that a Cast gives does not
-count, and a constant that is the other's, rounded, is the same: what FP16 and BF16 do is found from values, not from
-structure.
+Casts between floating-point types, ``x - 0`` and a Clip of constants to a type's range are looked through, the
+floating-point type that a Cast gives does not count, and a constant that is the other's, rounded, is the same: what
+FP16 and BF16 do is found from values, not from structure.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import onnx.defs
 import onnx.helper
 
 from mptune.graph.bfloat16 import from_bfloat16, to_bfloat16
+from mptune.graph.folded import shape_computing
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.once import once
 from mptune.graph.plan import LARGEST, REDUCED, Precision
@@ -224,7 +225,7 @@ def _is_float_cast(model: Model, node: Node) -> bool:
     """Whether a node only gives a value another floating-point type, or name."""
     if not node.is_standard or not node.inputs:
         return False
-    if node.op_type == "Identity" or _subtracts_nothing(model, node):
+    if node.op_type == "Identity" or _subtracts_nothing(model, node) or _limits_folded(model, node):
         return True
     kinds = {model.info(node.inputs[0]).dtype, model.info(node.outputs[0]).dtype}
     return node.op_type == "Cast" and kinds <= _FLOATS
@@ -234,6 +235,16 @@ def _subtracts_nothing(model: Model, node: Node) -> bool:
     """Whether a node is ``x - 0``, as a mixed model has before some recurrent layers."""
     zero = model.initializers.get(node.inputs[1]) if node.op_type == "Sub" else None
     return zero is not None and not any(zero.shape) and not np.any(zero.numpy())
+
+
+def _limits_folded(model: Model, node: Node) -> bool:
+    """Whether a node limits what is folded into a constant to FP16's or BF16's range, as a mixed model has."""
+    if node.op_type != "Clip" or node.index not in shape_computing(model):
+        return False
+    limits = [model.initializers[name].numpy() for name in node.inputs[1:] if name in model.initializers]
+    limits += [np.float32(attribute.f) for attribute in node.proto.attribute]
+    largest = {float(np.float32(LARGEST[precision])) for precision in REDUCED}
+    return len(limits) == 2 and {float(abs(limit)) for limit in limits if limit.size == 1} <= largest
 
 
 def _root(model: Model, value: str) -> str:

@@ -146,7 +146,7 @@ def _overflow(look: Lookup, place: _Place, reason: str, readers: Sequence[Node])
     """
     evidence = {"absmax": place.value, "fp16_max": FP16_MAX, "held_as": FP16_MAX}
     if readers and all(_is_limit(look, node) for node in readers):
-        is_mask = any(node.op_type in _SUMS | {"Mul"} for node in readers)
+        is_mask = any(node.op_type not in _LIMITS | {"Where"} for node in readers)
         code = "mask" if is_mask else None
         return Hazard("info", "overflow", *place.arguments, reason, _MASK_CURE, code, evidence)
     return Hazard("warning", "overflow", *place.arguments, reason, BEYOND_CURE, "overflow", evidence)
@@ -172,7 +172,7 @@ def _is_limit(look: Lookup, node: Node, depth: int = _MAX_STEPS) -> bool:
 
     So does one that multiplies it, where the product is added.
     """
-    if node.op_type in _LIMITS:
+    if node.op_type in _LIMITS | ANSWERS_INFINITY:
         return True
     if node.op_type in _VIEWS and depth > 0:
         readers = [reader for output in node.outputs for reader in look.readers(output)]

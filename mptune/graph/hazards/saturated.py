@@ -12,6 +12,7 @@ import numpy as np
 import onnx.numpy_helper
 
 from mptune.graph.casting.value_types import ValueTypes
+from mptune.graph.folded import comes_from_beyond, shape_computing
 from mptune.graph.grouping.lookup import attribute
 from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.hazards.hazard import group_of
@@ -62,6 +63,7 @@ class SaturatedRanges:
         """
         self._types = types
         self._ranges = ranges
+        self._precision = precision
         self._largest, self._overflows_at = LARGEST[precision], _OVERFLOWS_AT[precision]
         self._known: dict[str, tuple[float, frozenset[str]]] = {}
 
@@ -74,7 +76,7 @@ class SaturatedRanges:
         return self._look_up(tensor, _MAX_DEPTH)[0]
 
     def sources(self, tensor: str) -> frozenset[str]:
-        """The values beyond the precision that it comes from: constants, and what a ConstantOfShape fills."""
+        """The values beyond the precision that it comes from: constants, and what is folded into one."""
         return self._look_up(tensor, _MAX_DEPTH)[1]
 
     def _look_up(self, tensor: str, depth: int) -> tuple[float, frozenset[str]]:
@@ -91,6 +93,9 @@ class SaturatedRanges:
         index = model.producer.get(tensor)
         if observed <= self._largest or index is None or depth == 0:
             return observed, _NONE
+        if index in shape_computing(model) and group_of(self._types, model.nodes[index]) is None:
+            is_held = comes_from_beyond(model, tensor, self._precision)
+            return (min(observed, self._largest), frozenset((tensor,))) if is_held else (observed, _NONE)
         bound, sources = self._computed(model.nodes[index], depth - 1)
         return (min(observed, bound), sources) if sources else (observed, _NONE)
 
@@ -111,6 +116,10 @@ class SaturatedRanges:
         read = [self._look_up(node.inputs[slot], depth) for slot in followed]
         sources = frozenset[str]().union(*(of for _, of in read))
         bounds = [bound for bound, _ in read]
+        padding = attribute(node, "value") if node.op_type == "Pad" else None
+        if isinstance(padding, float):  # an input from operator set 11 on
+            held, is_beyond = self._held(node.outputs[0], np.array(padding))
+            bounds, sources = [*bounds, held], sources | is_beyond
         if node.op_type in _SELECTS:
             return max(bounds, default=math.inf), sources
         if node.op_type in _SUMS:

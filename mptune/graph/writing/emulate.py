@@ -26,13 +26,22 @@ import onnx
 
 from mptune.files import write_bytes
 from mptune.graph.casting.value_types import Resolution, ValueTypes, new_suffix, value_types
+from mptune.graph.folded import comes_from_beyond
 from mptune.graph.fused import FUSED_IN, FusedNodes, FusedReads, steps_inside
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.loading.model import Node
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.constants import ConstantStore, NeededConstants, banked, inline
-from mptune.graph.writing.model_file import add_cast, add_node, declare_rounded_outputs, frame_of, saturate, serialized
+from mptune.graph.writing.model_file import (
+    add_cast,
+    add_node,
+    clip_node,
+    declare_rounded_outputs,
+    frame_of,
+    saturate,
+    serialized,
+)
 from mptune.graph.writing.weights import WeightBank
 
 _CHOOSES = DATA_MOVEMENT - {"Cast", "Dropout"} | {"Concat", "Gather", "GatherElements", "GatherND", "Relu"}
@@ -72,6 +81,7 @@ class Emulator:
         self._raw = new_suffix(model, "raw")
         self._reduced = {precision: new_suffix(model, str(precision)) for precision in REDUCED}
         self._rounded = {precision: new_suffix(model, f"{precision}_rounded") for precision in REDUCED}
+        self._held = {precision: new_suffix(model, f"{precision}_held") for precision in REDUCED}
         self._frame = frame_of(model)
         self._constants = NeededConstants(self._types, bank, self._reduced)
         self._store = inline if bank is None else banked(bank)
@@ -167,7 +177,11 @@ class Emulator:
         needed = resolution.casts.get(value, ())
         for precision in REDUCED:
             if precision in needed:
-                self._add_rounding(graph, value, value + self._rounded[precision], value, precision)
+                source = value
+                if comes_from_beyond(self._model, value, precision):
+                    source = value + self._held[precision]
+                    graph.node.extend(clip_node(value, source, precision, self._model.opset))
+                self._add_rounding(graph, source, value + self._rounded[precision], value, precision)
 
     def _add_rounding(self, graph: onnx.GraphProto, source: str, result: str, value: str, precision: Precision) -> None:
         reduced = value + self._reduced[precision]

@@ -25,6 +25,9 @@ _TENSOR_RAW_DATA = 9
 _HOLDS: Mapping[str, tuple[str, ...]] = {"ConstantOfShape": ("value",), "Clip": ("min", "max"), "Pad": ("value",)}
 """Attributes that are values of the operator's result, as newer operator sets have them as inputs."""
 
+_CLIP_HAS_INPUTS = 11
+"""From this operator set on, Clip reads its limits."""
+
 METADATA_PREFIX = "mptune."
 """Of the keys in ``metadata_props`` that say what made a model."""
 
@@ -109,6 +112,22 @@ def add_cast(graph: onnx.GraphProto, source: str, result: str, precision: Precis
     """Append a Cast of one value."""
     proto = graph.node.add(op_type="Cast", name=name, input=[source], output=[result])
     proto.attribute.add(name="to", type=onnx.AttributeProto.INT, i=ONNX_TYPES[precision])
+
+
+def clip_node(source: str, result: str, precision: Precision, opset: int) -> list[onnx.NodeProto]:
+    """The nodes that compute an FP32 value limited to the finite values of a precision; named like their results."""
+    largest = LARGEST[precision]
+    if opset < _CLIP_HAS_INPUTS:
+        return [onnx.helper.make_node("Clip", [source], [result], name=result, min=-largest, max=largest)]
+    ends = {f"{result}.lowest": -largest, f"{result}.highest": largest}
+    return [
+        *(onnx.helper.make_node("Constant", [], [name], name=name, value=_scalar(end)) for name, end in ends.items()),
+        onnx.helper.make_node("Clip", [source, *ends], [result], name=result),
+    ]
+
+
+def _scalar(value: float) -> onnx.TensorProto:
+    return onnx.helper.make_tensor("", onnx.TensorProto.FLOAT, [], [value])
 
 
 def declare_rounded_outputs(graph: onnx.GraphProto, model: Model) -> None:

@@ -3,7 +3,8 @@
 *Requires* a model from ``load_model`` and groups from ``find_groups``. *Ensures*: the interface is unchanged; each
 value is cast at most once per type, right after its producer; constants are converted, never cast at run time; shape,
 index and boolean values are untouched; the same plan gives the same bytes; the all-FP32 plan changes nothing. Beside
-Casts it adds nothing but a subtraction of zero where TensorRT-RTX needs one (``mptune.graph.casting.barriers``).
+Casts it adds nothing but a subtraction of zero where TensorRT-RTX needs one (``mptune.graph.casting.barriers``), and a
+Clip before the Cast of what is folded into a constant beyond the range (``mptune.graph.folded``), as constants have.
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ import onnx.numpy_helper
 from mptune.files import whole_file, write_bytes, writing
 from mptune.graph.casting.barriers import add_barrier, needs_barrier
 from mptune.graph.casting.value_types import Resolution, new_suffix, value_types
-from mptune.graph.folded import FoldedValues, LeftOut
+from mptune.graph.folded import FoldedValues, LeftOut, comes_from_beyond
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import ONNX_TYPES
-from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.constants import ConstantStore, DataFile, LargeConstant, NeededConstants, banked, inline
 from mptune.graph.writing.model_file import (
     add_cast,
     add_metadata,
     add_node,
+    clip_node,
     frame_of,
     saturate,
     serialized,
@@ -68,6 +70,7 @@ class Rewriter:
         self.types = value_types(grouped)
         self._model = model = grouped.model
         self._suffixes = {precision: new_suffix(model, str(precision)) for precision in Precision}
+        self._held = {precision: new_suffix(model, f"{precision}_held") for precision in REDUCED}
         self._barrier, self._zero = new_suffix(model, "barrier"), new_suffix(model, "zero")
         self._frame = frame_of(model)
         self._constants = NeededConstants(self.types, bank, self._suffixes)
@@ -206,6 +209,11 @@ class Rewriter:
             name, result = folded.casts.get((value, precision), default)
             own = self.types.integers.get(value) or folded.sources.get(value)
             source = own or self._computed_name(value, resolution)
+            is_held = precision is not Precision.FP32 and comes_from_beyond(self._model, value, precision)
+            if is_held and own is None and (value, precision) not in folded.casts:
+                held = value + self._held[precision]
+                graph.node.extend(clip_node(source, held, precision, self._model.opset))
+                source = held
             add_cast(graph, source, result, precision, name)
 
     def _folded(self, resolution: Resolution) -> _FoldedNames:

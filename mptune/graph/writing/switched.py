@@ -20,13 +20,14 @@ import onnx.helper
 from mptune.files import write_bytes
 from mptune.graph.casting.small_integers import small_integers
 from mptune.graph.casting.value_types import ValueTypes, new_suffix, value_types
+from mptune.graph.folded import comes_from_beyond
 from mptune.graph.fused import FUSED_IN, FusedNodes, FusedReads, steps_inside
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import ONNX_TYPES
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.emulate import needs_rounding
-from mptune.graph.writing.model_file import declare_rounded_outputs, saturate
+from mptune.graph.writing.model_file import clip_node, declare_rounded_outputs, saturate
 from mptune.graph.writing.waists import Waist
 from mptune.graph.writing.weights import WeightBank
 
@@ -297,8 +298,13 @@ class _Writing:
         if tensor in self._types.constants:
             self._reduced.setdefault(precision, set()).add(tensor)
             return [_node("Cast", [tensor + self._suffix[kinds.reduced]], rounded, to=onnx.TensorProto.FLOAT)]
+        held, source = list[onnx.NodeProto](), tensor
+        if comes_from_beyond(self._model, tensor, precision):
+            source = stem + self._suffix[kinds.saturated]
+            held = clip_node(tensor, source, precision, self._model.opset)
         return [
-            _node("Cast", [tensor], reduced, to=ONNX_TYPES[precision]),
+            *held,
+            _node("Cast", [source], reduced, to=ONNX_TYPES[precision]),
             _node("Cast", [reduced], rounded, to=onnx.TensorProto.FLOAT),
         ]
 

@@ -11,8 +11,10 @@ import onnx
 import pytest
 from onnx import TensorProto, numpy_helper
 
+from mptune.diagnosis.pairs.alignment import align
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
+from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
@@ -96,6 +98,25 @@ def _causal_and_padding() -> list[onnx.NodeProto]:
     ]
 
 
+def _times_fill(shape: str) -> list[onnx.NodeProto]:
+    """The lowest number is filled to a shape, and multiplied by the padding; that shape is an input, or known."""
+    return [
+        *_inverted(),
+        node("ConstantOfShape", [shape], "full", "fill", value=constant("v", [LOWEST])),
+        node("Mul", ["padding", "full"], "bias", "times low"),
+        node("Add", ["s", "bias"], "masked", "add mask"),
+    ]
+
+
+def _times_expanded() -> list[onnx.NodeProto]:
+    return [
+        *_inverted(),
+        node("Expand", ["low", "side"], "full", "expand"),
+        node("Mul", ["padding", "full"], "bias", "times low"),
+        node("Add", ["s", "bias"], "masked", "add mask"),
+    ]
+
+
 def _shaped_fill() -> list[onnx.NodeProto]:
     """Filled to the shape of the scores at run time, chosen by a Where."""
     return [
@@ -151,6 +172,9 @@ FORMS: dict[str, tuple[Callable[[], list[onnx.NodeProto]], float, int]] = {
     "expanded and added": (lambda: _filled("Expand"), LOWEST, 17),
     "causal and padding": (_causal_and_padding, LOWEST, 17),
     "filled to a shape": (_shaped_fill, LOWEST, 17),
+    "times a fill": (lambda: _times_fill("side"), LOWEST, 17),
+    "times a fill of any shape": (lambda: _times_fill("dims"), LOWEST, 17),
+    "times an expanded number": (_times_expanded, -1e9, 17),
     "limits": (_limited, -1e9, 17),
     "limits, attributes": (_limited_by_attributes, -1e9, 9),
     "padded with an attribute": (_padded, -1e9, 9),
@@ -192,6 +216,8 @@ def block(name: str) -> onnx.ModelProto:
     inputs = [value("x", [2, LENGTH, WIDTH])]
     if "mask" in read:
         inputs.append(value("mask", [2, LENGTH], TensorProto.INT64))
+    if "dims" in read:
+        inputs.append(value("dims", [2], TensorProto.INT64))
     return models.model(
         nodes, inputs, [value("y", [2, LENGTH, WIDTH])], [c for c in constants if c.name in read], opset
     )
@@ -200,6 +226,7 @@ def block(name: str) -> onnx.ModelProto:
 FEED = {
     "x": np.random.default_rng(5).standard_normal((2, LENGTH, WIDTH)).astype(np.float32),
     "mask": np.array([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]], np.int64),
+    "dims": np.array([LENGTH, LENGTH], np.int64),
 }
 
 
@@ -226,8 +253,10 @@ def test_all_of_a_masked_block_may_be_reduced(name: str, tmp_path: Path) -> None
     grouped, feed, exact = grouped_block(name, tmp_path)
     bank = WeightBank.write(grouped.model, tmp_path, precisions=REDUCED)
     plans = {precision: uniform(grouped, precision) for precision in REDUCED}
-    typed = run(Rewriter(grouped).write(plans[Precision.FP16], tmp_path / "typed.onnx"), feed)["y"]
-    assert relative_l2(typed, exact) < NOISE[Precision.FP16]
+    path = Rewriter(grouped).write(plans[Precision.FP16], tmp_path / "typed.onnx")
+    assert relative_l2(run(path, feed)["y"], exact) < NOISE[Precision.FP16]
+    same = {given.name: given.name for given in grouped.model.inputs}
+    assert align(grouped.model, load_model(path), same).differences == (), "compare finds no other difference"
     switched = SwitchedEmulator(grouped, bank)
     every = {name for of in switched.switches.values() for name in of.values()}
     path = switched.write(tmp_path / "switched.onnx", [g.id for g in grouped.groups], precisions=REDUCED)
@@ -239,6 +268,31 @@ def test_all_of_a_masked_block_may_be_reduced(name: str, tmp_path: Path) -> None
         on = switched.on(plan)
         by_switch = run(path, {**feed, **{s: np.array(s in on) for s in every}})["y"]
         assert np.array_equal(by_switch, emulated)
+
+
+def ranges_of(grouped: GroupedModel, feed: dict[str, np.ndarray], folder: Path) -> dict[str, float]:
+    """The largest finite magnitude of every FP32 value that a node computes, and of the inputs."""
+    model = grouped.model
+    proto = onnx.load(model.path)
+    values = [o for n in model.nodes for o in n.outputs if model.info(o).is_float32]
+    del proto.graph.output[:]
+    proto.graph.output.extend(value(name, None) for name in values)
+    seen = {**run(models.save(proto, folder, "values.onnx"), feed), "x": feed["x"]}
+    return {name: float(np.max(np.abs(y), where=np.isfinite(y), initial=0.0)) for name, y in seen.items()}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_mask_pins_no_group(name: str, tmp_path: Path) -> None:
+    grouped, feed, _ = grouped_block(name, tmp_path)
+    found = find_hazards(grouped, ranges_of(grouped, feed, tmp_path))
+    for precision in REDUCED:
+        assert pinned_by_hazards(found, precision, is_measured=True) == {}
+    if name == "sentinel":  # the smallest of the others is no softmax's mask
+        assert {h.code for h in found if h.severity == "warning"} == {"overflow"}
+        return
+    assert {h.code for h in found} <= {None, "mask"}
+    assert {h.tensor for h in found if h.severity != "info"} <= {"masked"}, "masked twice: -131008 is -inf"
+    assert pinned_by_hazards(found) == {}
 
 
 def written(grouped: GroupedModel, plan: PrecisionPlan, path: Path) -> dict[str, np.ndarray]:
@@ -265,6 +319,19 @@ def test_a_constant_of_both_precisions_is_changed_in_the_lower_only(tmp_path: Pa
     assert relative_l2(run(path, feed)["y"], exact) < NOISE[Precision.FP16]
 
 
+def test_a_row_that_is_masked_whole_keeps_its_weights(tmp_path: Path) -> None:
+    """A mask that is folded into a constant is held as a number, too: -inf everywhere has no softmax."""
+    grouped, feed, _ = grouped_block("filled to a shape", tmp_path)
+    feed = {**feed, "mask": np.zeros((2, LENGTH), np.int64)}
+    exact = run(grouped.model.path, feed)["y"]
+    plan = uniform(grouped, Precision.FP16)
+    for path in (
+        Rewriter(grouped).write(plan, tmp_path / "typed.onnx"),
+        Emulator(grouped).write(plan, tmp_path / "emulated.onnx"),
+    ):
+        assert relative_l2(run(path, feed)["y"], exact) < NOISE[Precision.FP16]
+
+
 def test_a_bank_with_infinities_is_written_anew(tmp_path: Path) -> None:
     """Version 0.1.0 held what overflows as infinity."""
     bias = np.full((32, 32), -1e9, np.float32)
@@ -286,7 +353,7 @@ def test_a_bank_with_infinities_is_written_anew(tmp_path: Path) -> None:
 
 def test_tensorrt_rtx_parses_masks_in_fp16(tmp_path: Path) -> None:
     library = rtx.require()
-    for name in ("times lowest", "chosen, added", "causal and padding", "limits"):
+    for name in ("times lowest", "times a fill", "causal and padding", "limits"):
         grouped, _, _ = grouped_block(name, tmp_path)
         path = Rewriter(grouped).export(uniform(grouped, Precision.FP16), tmp_path / "typed.onnx")
         assert rtx.refusal(library, path, build=False) is None
