@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from mptune.graph.loading.model import Model, Node
+from mptune.graph.plan import LARGEST, Precision
 
 _FIRST_OPSET = 19
-_FP16_MAX = 65504.0
 _FP16_NORMAL = 2.0**-14
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
 _VIEWS = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast", "Slice", "Split"})
@@ -36,7 +36,7 @@ def dequantises_weights(model: Model, node: Node) -> bool:
     if not all(_multiplies(model, reader, out) for reader in readers):
         return False
     values = np.abs(scale.numpy())
-    return bool(values.size and values.min() >= _FP16_NORMAL and values.max() <= _FP16_MAX)
+    return bool(values.size and values.min() >= _FP16_NORMAL and values.max() <= LARGEST[Precision.FP16])
 
 
 def _multiplies(model: Model, node: Node, weight: str) -> bool:

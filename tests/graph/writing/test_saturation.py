@@ -67,6 +67,14 @@ def _chosen() -> list[onnx.NodeProto]:
     return [*_is_padding(), node("Where", ["is_padding", "low", "s"], "masked", "fill")]
 
 
+def _chosen_from_node() -> list[onnx.NodeProto]:
+    """A causal mask of truth values, and the number in a node of its own."""
+    return [
+        node("Constant", [], "lowest", "lowest", value_float=LOWEST),
+        node("Where", ["lower", "s", "lowest"], "masked", "fill"),
+    ]
+
+
 def _chosen_bias() -> list[onnx.NodeProto]:
     """The scaled product's mask of truth values: ``scores + where(mask, 0, low)``."""
     return [
@@ -165,6 +173,7 @@ FORMS: dict[str, tuple[Callable[[], list[onnx.NodeProto]], float, int]] = {
     "times lowest": (lambda: _times(LOWEST), LOWEST, 17),
     "minus times 1e9": (lambda: _subtracted(1e9), 1e9, 17),
     "chosen beside the scores": (_chosen, -1e9, 17),
+    "chosen from a node": (_chosen_from_node, LOWEST, 17),
     "chosen, -inf": (_chosen, -np.inf, 17),
     "chosen, added": (_chosen_bias, LOWEST, 17),
     "chosen, added, -inf": (_chosen_bias, -np.inf, 17),
