@@ -5,6 +5,7 @@
     python -m benchmarks.peers final vit_s swin_t --work W --limit 540      # on the GPU: every peer's plans
     python -m benchmarks.peers convert vit_s --packed P --pythons A/bin/python B/bin/python
     python -m benchmarks.peers agree vit_s swin_t --again R    # two runs of final: do they rank the plans alike?
+    python -m benchmarks.peers agree digits_vit --confirmed A/front.json B/front.json    # two of mptune confirm
     python -m benchmarks.peers verdict             # does mptune hold its own? One table
     python -m benchmarks.peers table --publish     # pages and figures, from the files of the others
 
@@ -28,7 +29,7 @@ from pathlib import Path
 from benchmarks.common import save
 from benchmarks.curves import draw
 from benchmarks.peers import collect, own, pages, table
-from benchmarks.peers.agreement import agreements
+from benchmarks.peers.agreement import CONFIRMED, agreement, agreements, of_confirmed_front
 from benchmarks.peers.converters import CONVERTERS
 from benchmarks.peers.final import Final
 from benchmarks.peers.models import MODELS
@@ -73,7 +74,10 @@ def make_parser() -> argparse.ArgumentParser:
     step.add_argument("--pythons", nargs="+", default=[sys.executable], help="interpreters that have the converters")
     step.add_argument("--timeout", type=float, default=own.CONVERTER_TIMEOUT_S, help="seconds of each converter")
     step = steps.add_parser("agree", parents=[common], help="compare two runs of the step final")
-    step.add_argument("--again", type=Path, required=True, help="results of the second run")
+    step.add_argument("--again", type=Path, help="results of the second run")
+    step.add_argument(
+        "--confirmed", type=Path, nargs=2, metavar="FRONT", help="front.json of two runs of mptune confirm instead"
+    )
     steps.add_parser("verdict", parents=[common], help="the goals of the comparison, network by network")
     step = steps.add_parser("table", parents=[common], help="the comparison, from the files of the other steps")
     step.add_argument("--json", type=Path)
@@ -104,10 +108,19 @@ def write_table(options: argparse.Namespace, models: Sequence[str]) -> None:
 
 
 def write_agreements(options: argparse.Namespace, models: Sequence[str]) -> None:
-    """Compare two runs of the step final, print a line a network, and write the figures; others' lines stay."""
+    """Compare two runs of the step final, or two confirmed fronts of one network; print and keep a line for each."""
     path = options.results / "peers_agreement.json"
     found = table.read(path) or {}
-    for model, row in agreements(options.results, options.again, models).items():
+    if options.confirmed is not None:
+        if len(models) != 1:
+            raise SystemExit("--confirmed compares the fronts of one network: name it")
+        fronts = [of_confirmed_front(table.read(front)) for front in options.confirmed]
+        rows = {f"{models[0]}{CONFIRMED}": agreement(*fronts)}
+    elif options.again is not None:
+        rows = agreements(options.results, options.again, models)
+    else:
+        raise SystemExit("nothing to compare with: give --again or --confirmed")
+    for model, row in rows.items():
         print(f"{model}: " + ", ".join(f"{key} {value}" for key, value in row.items()))
         found[model] = row
     save(path, found)

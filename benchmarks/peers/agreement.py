@@ -13,6 +13,9 @@ from mptune.data.numbers import decode_float
 
 Row = dict[str, Any]
 
+CONFIRMED = ", mptune confirm"
+"""Follows the name of a network in the file of agreements, where two confirmations by the tool were compared."""
+
 
 def agreement(one: Mapping[str, Any], other: Mapping[str, Any]) -> Row:
     """Compare two documents of ``benchmarks.peers.final``, of the plans that both measured.
@@ -57,6 +60,18 @@ def agreements(first: Path, second: Path, models: Sequence[str]) -> dict[str, Ro
         if all(path.exists() for path in paths):
             found[model] = agreement(*(json.loads(path.read_text()) for path in paths))
     return found
+
+
+def of_confirmed_front(front: Mapping[str, Any]) -> Row:
+    """A front.json of ``mptune confirm`` as a document that ``agreement`` compares: plans with the tool's intervals."""
+    measured = {plan["plan"]: plan["measured"]["latency"] for plan in front["plans"] if plan["measured"] is not None}
+    return {
+        "baseline_ms": front["baseline"]["fp32"]["latency"]["median_ms"],
+        "measured": {
+            plan: {"latency_ms": latency["median_ms"], "ci95_ms": latency["ci95_ms"]}
+            for plan, latency in measured.items()
+        },
+    }
 
 
 def _relative(document: Mapping[str, Any], key: str) -> tuple[float, float, float]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.peers.agreement import CONFIRMED
 from benchmarks.peers.replay import LATENCY_LIMITS, LIMITS, NAMES
 from benchmarks.peers.table import Row
 from benchmarks.peers.verdict import FIRST, LAST, MPTUNE, beaten_by, best, ours, share, verdict
@@ -78,7 +79,9 @@ def tables(models: Mapping[str, Row], agreed: Mapping[str, Row] | None = None) -
         if "measured" in entry:
             parts.append(_measured_table(entry["what"], entry["measured"]))
     if agreed:
-        parts.append(_agreement_table({models[name]["what"]: row for name, row in agreed.items() if name in models}))
+        named = {name: (name.removesuffix(CONFIRMED), CONFIRMED if CONFIRMED in name else "") for name in agreed}
+        rows = {models[m]["what"] + end: agreed[name] for name, (m, end) in named.items() if m in models}
+        parts.append(_agreement_table(rows))
     for what, missing in (("replayed", "replayed"), ("built and timed in turn", "measured")):
         names = [entry["what"] for entry in models.values() if missing not in entry]
         if names:
@@ -220,9 +223,10 @@ def _measured_table(what: str, entry: Row) -> str:
 def _agreement_table(agreed: Mapping[str, Row]) -> str:
     """What two runs of the step final have in common."""
     lines = [
-        "Measured twice, by two runs of `final` in processes of their own: pairs of plans whose 95 % intervals do not",
-        "overlap in at least one run, those of them that the other run has in another order, and those that both runs",
-        "call different, in opposite orders. The last column: how far a plan's two latencies are apart.",
+        "Measured twice, by two runs of `final` (or of `mptune confirm`, by the tool's own intervals): pairs of plans",
+        "whose 95 % intervals do not overlap in at least one run, those of them that the other has in another order,",
+        "and those that both runs call different, in opposite orders. The last column: how far a plan's two latencies",
+        "are apart.",
         "",
         "| network | plans | called different | in another order | contradicted | deviation |",
         "| --- | --- | --- | --- | --- | --- |",
