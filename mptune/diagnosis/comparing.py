@@ -11,10 +11,10 @@ import numpy as np
 from mptune.data.calibration import CalibrationSet
 from mptune.data.metrics.accuracy import compare_outputs
 from mptune.data.metrics.row_sets import find_row_sets
+from mptune.diagnosis.causes.explained import STRUCTURAL, rounding_cause, rounding_finding, structural_finding
+from mptune.diagnosis.causes.half import precision_finding
 from mptune.diagnosis.comparison import Comparison
 from mptune.diagnosis.engine.running import EngineRunner
-from mptune.diagnosis.explained import STRUCTURAL, rounding_cause, rounding_finding, structural_finding
-from mptune.diagnosis.half import precision_finding
 from mptune.diagnosis.limits import HEADROOM
 from mptune.diagnosis.patterns.places import where_it_lies
 from mptune.diagnosis.patterns.roundings import Explanation

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from mptune.diagnosis.causes.explained import finding, stale_finding
 from mptune.diagnosis.engine.running import EngineRunner
-from mptune.diagnosis.explained import finding, stale_finding
 from mptune.diagnosis.patterns.stale import find_stale
 from mptune.diagnosis.runner import Outputs, Runner
 from mptune.diagnosis.sides import Sides

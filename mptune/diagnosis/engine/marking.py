@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from mptune.data.archive import read_outputs, save_samples
+from mptune.diagnosis.causes.explained import finding
 from mptune.diagnosis.engine.running import EngineRunner
-from mptune.diagnosis.explained import finding
 from mptune.diagnosis.runner import Runner
 from mptune.engines.base import Failure
 from mptune.engines.jobs.outputs import OutputsJob, value_error

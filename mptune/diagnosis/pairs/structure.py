@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mptune.diagnosis.explained import finding
+from mptune.diagnosis.causes.explained import finding
 from mptune.diagnosis.pairs.alignment import Alignment, align
 from mptune.diagnosis.runner import Runner
 from mptune.diagnosis.sides import Sides

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mptune.diagnosis.explained import finding
+from mptune.diagnosis.causes.explained import finding
 from mptune.diagnosis.pairs.alignment import Alignment
 from mptune.diagnosis.runner import Runner
 from mptune.diagnosis.sides import Sides

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from mptune.data.metrics.parts import WORST_PART, belongs_to
-from mptune.diagnosis.explained import finding
+from mptune.diagnosis.causes.explained import finding
 from mptune.diagnosis.patterns.roundings import Cause, Explanation
 from mptune.diagnosis.sides import Side, Sides
 from mptune.finding import Finding
