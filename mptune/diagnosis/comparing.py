@@ -13,10 +13,11 @@ from mptune.data.metrics.accuracy import compare_outputs
 from mptune.data.metrics.row_sets import find_row_sets
 from mptune.diagnosis.causes.explained import STRUCTURAL, rounding_cause, rounding_finding, structural_finding
 from mptune.diagnosis.causes.half import precision_finding
+from mptune.diagnosis.causes.preprocessing import other_preparation
 from mptune.diagnosis.comparison import Comparison
 from mptune.diagnosis.engine.running import EngineRunner
 from mptune.diagnosis.limits import HEADROOM
-from mptune.diagnosis.patterns.places import where_it_lies
+from mptune.diagnosis.patterns.places import what_is_there, where_it_lies
 from mptune.diagnosis.patterns.roundings import Explanation
 from mptune.diagnosis.patterns.scaled import FP32_ROUNDING
 from mptune.diagnosis.rows import Layout, read_recording
@@ -131,6 +132,7 @@ def compare_sides(
     beyond: list[Side] = []
     causes: dict[str, Explanation] = {}
     places: list[str] = []
+    unexplained: list[Side] = []
     for side in outputs:
         found = structural_finding(side)
         if found is None:
@@ -152,8 +154,16 @@ def compare_sides(
                 found = None  # what the models differ in makes it, not a rounding
         if found is not None:
             findings.append(found)
-        elif not structural and not side.is_within and (place := where_it_lies(side.got, side.wanted)):
-            places.append(f"output {side.name!r}: {place}")
+        elif not structural and not side.is_within and side.name not in causes:
+            unexplained.append(side)
+    if unexplained and sides.origin in ("recorded", "engine"):
+        prepared = other_preparation(sides, unexplained)
+        if prepared is not None:
+            findings.append(prepared)
+            unexplained.clear()
+    for side in unexplained:
+        said = [place for look in (where_it_lies, what_is_there) if (place := look(side.got, side.wanted))]
+        places += [f"output {side.name!r}: {'; '.join(said)}"] if said else []
     places += [text for side in outputs if (text := _not_finite(side))]
     if beyond:
         findings.append(precision_finding(beyond, causes))

@@ -38,6 +38,7 @@ from mptune.tuning.failures import did_not_run
 
 T = TypeVar("T")
 
+Feed = Mapping[str, np.ndarray]
 Outputs = tuple[Mapping[str, np.ndarray], ...]
 """One dictionary per sample, arrays by output name."""
 
@@ -155,6 +156,13 @@ class Runner:
             return self._outputs(rounding, lambda: write_tf32(self.model, self.workload.bank, path, rounding))
         except BaselineError:
             return None
+
+    def on(self, name: str, feeds: Sequence[Feed]) -> Outputs:
+        """Outputs in true FP32 on other samples; ``name`` is theirs alone."""
+        samples, into = (self.workspace.data_dir / f"{name}-{what}.npz" for what in ("samples", "outputs"))
+        save_samples(samples, feeds)
+        self.call(OutputsJob(self.widened, samples, into))
+        return read_outputs(into)
 
     def one_by_one(self, plans: Sequence[PrecisionPlan]) -> tuple[OutputError, ...]:
         """Emulated errors of plans on the first samples, against ``exact``."""

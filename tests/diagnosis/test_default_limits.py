@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +77,38 @@ def test_random_numbers_are_no_rounding(tmp_path: Path) -> None:
     found = mptune.compare(path, data=data, outputs=tmp_path / "got.npz")
     assert [one.code for one in found.findings] == ["not-deterministic"]
     assert found.findings[0].where.nodes == ("/noise",)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda x: x[:, ::-1], "with its channels in reverse order"),
+        (lambda x: x / 255, "divided by 255"),
+        (lambda x: x.swapaxes(2, 3), "with height and width exchanged"),
+        (lambda x: np.roll(x, 1, 2), ""),
+    ],
+    ids=["BGR", "range", "layout", "something else"],
+)
+def test_samples_that_are_prepared_in_another_way(
+    change: Callable[[np.ndarray], np.ndarray], words: str, tmp_path: Path
+) -> None:
+    nodes = [
+        node("Conv", ["image", "w"], "h", "/stem/Conv", kernel_shape=[3, 3]),
+        node("Tanh", ["h"], "t", "/stem/Tanh"),
+        node("Flatten", ["t"], "f", "/Flatten"),
+        node("MatMul", ["f", "v"], "y", "/head/MatMul"),
+    ]
+    constants = [weight("w", 2, 3, 3, 3, scale=0.01), weight("v", 72, 4)]
+    image, y = value("image", ["batch", 3, 8, 8]), value("y", ["batch", 4])
+    path = models.save(models.model(nodes, [image], [y], constants), tmp_path)
+    data = {"image": np.random.default_rng(3).uniform(0, 255, (12, 3, 8, 8)).astype(np.float32)}
+    prepared = {"image": np.ascontiguousarray(change(data["image"])).astype(np.float32)}
+    np.savez(tmp_path / "got.npz", **recordings.run(path, prepared, 1))
+    found = mptune.compare(path, data=data, outputs=tmp_path / "got.npz")
+    assert found.verdict == "differs"
+    assert [one.code for one in found.findings] == (["data-do-not-fit"] if words else [])
+    assert all(words in one.text and one.where.inputs == ("image",) for one in found.findings)
 
 
 def test_limits_of_fp16() -> None:
