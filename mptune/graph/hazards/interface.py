@@ -23,14 +23,15 @@ _FILLERS = (("key", "values"), ("k", "v", "cache"))
 _SHOWN = 3
 
 
-def interface_findings(model: Model, origin: FindingOrigin) -> tuple[Finding, ...]:
+def interface_findings(model: Model, origin: FindingOrigin, fed: Sequence[tuple[str, str]] = ()) -> tuple[Finding, ...]:
     """Outputs whose shape depends on values, and outputs that pair with inputs as state.
 
     Args:
         model: the model.
         origin: what looked.
+        fed: output and input of each state that is fed back already.
     """
-    return (*_value_dependent(model, origin), *_fed_back(model, origin))
+    return (*_value_dependent(model, origin), *_fed_back(model, origin, fed))
 
 
 def _value_dependent(model: Model, origin: FindingOrigin) -> tuple[Finding, ...]:
@@ -58,14 +59,15 @@ def _value_dependent(model: Model, origin: FindingOrigin) -> tuple[Finding, ...]
     return (Finding(code, CODES[code].severity, origin, where, evidence, text, cure),)
 
 
-def _fed_back(model: Model, origin: FindingOrigin) -> tuple[Finding, ...]:
-    pairs = state_pairs(model)
+def _fed_back(model: Model, origin: FindingOrigin, fed: Sequence[tuple[str, str]]) -> tuple[Finding, ...]:
+    done = {name for pair in fed for name in pair}
+    pairs = tuple(pair for pair in state_pairs(model) if not done.intersection(pair))
     if not pairs:
         return ()
     shown = _listed([f"{output} -> {given}" for output, given in pairs], quoted=False)
     what = "1 output pairs with an input" if len(pairs) == 1 else f"{len(pairs)} outputs pair with inputs"
     options = ["--feedback " + shlex.quote(f"{output}:{given}") for output, given in pairs]
-    fed = " ".join(options[:_SHOWN]) + (" and so on" if len(pairs) > _SHOWN else "")
+    todo = " ".join(options[:_SHOWN]) + (" and so on" if len(pairs) > _SHOWN else "")
     code = "state-fed-back"
     return (
         Finding(
@@ -78,7 +80,7 @@ def _fed_back(model: Model, origin: FindingOrigin) -> tuple[Finding, ...]:
             evidence={"pairs": len(pairs), **{f"to {given}": output for output, given in pairs}},
             text=f"{what} by name and shape ({shown}): where a step hands its state to the next, errors add up from"
             " step to step, and the error of one step says little about many",
-            cure=f"search over recorded sequences: `mptune search MODEL --data PATH {fed} --steps K`; or give samples"
+            cure=f"search over recorded sequences: `mptune search MODEL --data PATH {todo} --steps K`; or give samples"
             " from early and late steps, each with the state that the steps before it gave",
         ),
     )

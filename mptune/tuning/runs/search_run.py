@@ -139,12 +139,13 @@ class SearchRun(MeasuringRun):
             stop_at_errors(data_findings)  # of a run that skipped the checks before
         self._warn(*data_warnings, *(finding.message for finding in data_findings), *observations.warnings)
         space, hazards = search_space(self._workload, named, observations, self._kernels)
-        kernels = self._kernels
+        kernels, rollout = self._kernels, self._settings.rollout
+        fed = () if rollout is None else tuple(rollout.pairs)
         about_model = (
             *kernels.findings(self.grouped),
             *already_mixed_findings(self.grouped, observations.shapes, "search"),
             *quantised_findings(self.grouped, observations.shapes, "search"),
-            *interface_findings(self.grouped.model, "search"),
+            *interface_findings(self.grouped.model, "search", fed),
             *out_of_reach_findings(self.grouped, observations.shapes, "search"),
             *hazard_findings(hazards, "search"),
         )

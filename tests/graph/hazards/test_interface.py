@@ -98,6 +98,10 @@ def test_state_is_known_by_name_and_shape(
     rollout = Rollout.parse(texts, 4, *names, 8)
     assert rollout is not None
     assert dict(rollout.pairs).items() <= pairs.items()
+    left = [finding.where.outputs[0].name for finding in interface_findings(made, "search", tuple(rollout.pairs))]
+    assert left == [name for name in pairs if name not in dict(rollout.pairs)][:1], (
+        "what is fed back is not advised again"
+    )
 
 
 @pytest.mark.parametrize(
