@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.peers.agreement import CONFIRMED
 from benchmarks.peers.replay import LATENCY_LIMITS, LIMITS, NAMES
 from benchmarks.peers.table import Row
-from benchmarks.peers.verdict import FIRST, LAST, MPTUNE, beaten_by, best, ours, share, verdict
+from benchmarks.peers.verdict import FIRST, LAST, MPTUNE, beaten_by, best, more_volume, ours, share, verdict
 from mptune.data.numbers import decode_float
 from mptune.files import write_text
 
@@ -244,6 +244,8 @@ def _latency_cell(one: Row | None) -> str:
     return f"{one['latency_ms']:.4g} ({low:.4g} to {high:.4g})"
 
 
+_WITHIN = " (less than the law is off on plans left out of its fit, {:.1%})"
+
 # -- where mptune loses -----------------------------------------------------------------------------------------------
 
 
@@ -258,20 +260,26 @@ def _lost_replays(entry: Row) -> Iterable[str]:
     replays = entry.get("replayed")
     if replays is None or FIRST not in replays["samplers"].get(MPTUNE, {}).get("hypervolume", {}):
         return
-    ours = replays["samplers"][MPTUNE]
+    ours, off = replays["samplers"][MPTUNE], replays["law"]["residual"]
     for name, row in replays["samplers"].items():
         if name == MPTUNE or FIRST not in row.get("hypervolume", {}):
             continue
         if row["hypervolume"][FIRST][0] > ours["hypervolume"][FIRST][0]:
             theirs_share, our_share = (share(replays, one) for one in (name, MPTUNE))
-            yield f"- {entry['what']}: hypervolume*, {name} {theirs_share:.3f}, mptune {our_share:.3f}"
-        for key, what, limits in (("latency_ms", "ms at error", LIMITS), ("error", "error at latency", LATENCY_LIMITS)):
+            reason = "" if name in more_volume(replays) else _WITHIN.format(off["latency"])
+            yield f"- {entry['what']}: hypervolume*, {name} {theirs_share:.3f}, mptune {our_share:.3f}{reason}"
+        for key, what, limits, residual in (
+            ("latency_ms", "ms at error", LIMITS, off["latency"]),
+            ("error", "error at latency", LATENCY_LIMITS, off["log_error"]),
+        ):
             theirs, own = (one["at"][FIRST].get(key, []) for one in (row, ours))
             for limit, mine, other in zip(limits, own, theirs, strict=False):
                 if other is not None and (mine is None or other < mine):
+                    is_within = mine is not None and mine <= other * math.exp(residual)
                     yield (
                         f"- {entry['what']}: {what} limit {limit:g}*, {name} {other:.4g}, "
                         f"mptune {'no plan' if mine is None else f'{mine:.4g}'}"
+                        f"{_WITHIN.format(math.expm1(residual)) if is_within else ''}"
                     )
 
 

@@ -452,6 +452,10 @@ def test_replays_are_tabled_with_a_star_and_what_a_peer_is_better_at_is_named(tm
     lost = [line for line in text.splitlines() if line.startswith("- a model")]
     assert lost[0] == "- a model: hypervolume*, Optuna GP 0.600, mptune 0.500"
     assert "- a model: ms at error limit 0.3*, bisection 1.9, mptune 2" in lost
+    document["law"] = {"plans": 70, "residual": {"latency": 0.06, "log_error": 0.1}}
+    within = pages.tables({"m": {"what": "a model", "replayed": table.replayed(document)}})
+    assert "mptune 0.500 (less than the law is off on plans left out of its fit, 6.0%)" in within
+    assert "bisection 1.9, mptune 2 (less than the law is off" in within
     assert not any("TPE" in line for line in lost)
     assert "2.00 times the hypervolume of Optuna's TPE" in pages.headline(entries)
     page = tmp_path / "page.md"
