@@ -204,18 +204,15 @@ def _all_reduced(
     """
     groups = find_groups(model)
     asked = _kept(keep_fp32, keep_bf16, groups, model)
-    hazards, warnings = _hazards(GroupedModel(model, groups), data)
+    precisions = (Precision.FP32, reduced, *([Precision.BF16] if keep_bf16 else []))
+    hazards, warnings = _hazards(GroupedModel(model, groups), data, precisions)
     pinned = {g: why for g, why in pinned_by_hazards(hazards, reduced).items() if asked.get(g) is not Precision.BF16}
     names = {group.id: group.name for group in groups}
     fixed = {*pinned, *(group.id for group in groups if group.pinned is not None)}
     plan = {g.id: Precision.FP32 if g.id in fixed else asked.get(g.id, reduced) for g in groups}
     stays = [f"{names[group]} ({group}) stays in FP32: {reason}" for group, reason in pinned.items()]
     found = _supported(model, ResolvedPlan(groups, PrecisionPlan(model.sha256, plan)))
-    settled = {
-        *pinned,
-        *(group for group, precision in found.plan.precision.items() if precision is not Precision.FP16),
-    }
-    about = _finding_lines(hazards, settled)
+    about = _finding_lines(hazards, found.plan, pinned)
     if data is None and about:
         about = (*about, _UNSEEN)
     doubts = _ruled_out(hazards, found, Precision.BF16, "") if reduced is not Precision.BF16 else ()
@@ -237,27 +234,30 @@ def _supported(model: Model, resolved: ResolvedPlan) -> ResolvedPlan:
     return replace(resolved, plan=plan, warnings=(*resolved.warnings, warning))
 
 
-def _hazards(grouped: GroupedModel, data: CheckedData | None) -> tuple[tuple[Hazard, ...], tuple[str, ...]]:
+def _hazards(
+    grouped: GroupedModel, data: CheckedData | None, precisions: Collection[Precision]
+) -> tuple[tuple[Hazard, ...], tuple[str, ...]]:
     """The hazards of the weights, and of the values on the data where there are any; and warnings about the data."""
     if data is None:
         return find_hazards(grouped), ()
     settings = DataSettings(batch=data.batch)
     samples = load_calibration(data.source, grouped.model.inputs, settings, seed=0)
     samples = replace(samples, samples=samples.samples[: settings.max_search_samples])
-    ranges, about = observe_values(grouped, samples)
-    found = find_hazards(grouped, {name: seen.absmax for name, seen in ranges.items()}, seen=seen_of(ranges))
+    named = tuple(map(str, precisions))
+    ranges, about = observe_values(grouped, samples, named)
+    absmax = {name: seen.absmax for name, seen in ranges.items()}
+    found = find_hazards(grouped, absmax, seen=seen_of(ranges), precisions=named)
     findings = [finding for finding in (*samples.findings, *about) if finding.severity != "info"]
     return found, (*samples.warnings, *(f"{finding.code}: {finding.message}" for finding in findings))
 
 
 def _doubts(model: Model, resolved: ResolvedPlan, data: CheckedData | None) -> tuple[str, ...]:
     """Where a plan has FP16 that cannot be right, or may not be: it is carried out all the same."""
-    hazards, warnings = _hazards(GroupedModel(model, resolved.groups), data)
+    held = set(resolved.plan.precision.values())
+    hazards, warnings = _hazards(GroupedModel(model, resolved.groups), data, held)
     cure = "" if resolved.is_by_nodes else "; keep it in FP32: --keep-fp32 {id}"
     pins = tuple(line for precision in REDUCED for line in _ruled_out(hazards, resolved, precision, cure))
-    fp16 = set(resolved.plan.fp16_groups)
-    settled = {*pinned_by_hazards(hazards), *(group.id for group in resolved.groups if group.id not in fp16)}
-    found = () if data is None else _finding_lines(hazards, settled)
+    found = () if data is None else _finding_lines(hazards, resolved.plan, pinned_by_hazards(hazards))
     if resolved.is_of_other_weights and data is None:
         found = (
             "the values of this model were not checked, only its weights: give --data PATH, so that groups whose values"
@@ -277,9 +277,9 @@ def _ruled_out(hazards: Sequence[Hazard], resolved: ResolvedPlan, precision: Pre
     )
 
 
-def _finding_lines(hazards: Sequence[Hazard], settled: Collection[str]) -> tuple[str, ...]:
-    """What else the values show, by code: of groups that are not settled."""
-    left = [hazard for hazard in hazards if hazard.group is not None and hazard.group not in settled]
+def _finding_lines(hazards: Sequence[Hazard], plan: PrecisionPlan, settled: Collection[str]) -> tuple[str, ...]:
+    """What else the values show, by code: of the groups of a plan that are not settled."""
+    left = [h for h in hazards if h.group and h.group not in settled and h.holds_in(plan.precision[h.group])]
     findings = [finding for finding in hazard_findings(left, "apply") if finding.severity != "info"]
     return tuple(f"{finding.code}: {finding.message}" for finding in findings)
 

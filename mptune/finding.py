@@ -91,6 +91,9 @@ _TABLE: tuple[tuple[str, Severity, str], ...] = (
     ("precision", "warning", "the difference comes from FP16"),
 )
 
+ONLY_BF16: Mapping[str, str] = MappingProxyType({"precision": "bf16"})
+"""Part of the evidence where BF16 has too few digits and FP16 has enough."""
+
 RANGE_CODES = frozenset({"overflow", "mask", "vanishing-epsilon", "norm-written-out"})
 """Values that leave FP16's range, which BF16 holds."""
 
@@ -216,13 +219,20 @@ class Finding:
     def under_plan(self, fp32_groups: Collection[str], bf16_groups: Collection[str] = ()) -> Finding:
         """The same as it stands under a plan: a warning whose groups are all FP32 there is ``info``.
 
-        Or BF16, where it is FP16's range that the values leave.
+        Or BF16, where it is FP16's range that the values leave; or FP16, where only BF16 has too few digits.
         """
         groups = self.where.groups
-        kept = {*fp32_groups, *(bf16_groups if self.code in RANGE_CODES else ())}
-        if self.severity == "warning" and groups and all(group in kept for group in groups):
-            return replace(self, severity="info")
-        return self
+        if self.is_of_bf16_alone:
+            does_no_harm = not any(group in bf16_groups for group in groups)
+        else:
+            kept = {*fp32_groups, *(bf16_groups if self.code in RANGE_CODES else ())}
+            does_no_harm = all(group in kept for group in groups)
+        return replace(self, severity="info") if self.severity == "warning" and groups and does_no_harm else self
+
+    @property
+    def is_of_bf16_alone(self) -> bool:
+        """Whether it does no harm in FP16."""
+        return ONLY_BF16.items() <= self.evidence.items()
 
     def to_json(self) -> dict[str, Any]:
         """Every key always there."""

@@ -29,7 +29,7 @@ from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.op_rules import node_rule
-from mptune.graph.plan import Precision
+from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
 from mptune.settings import DataSettings, Granularity, InMemory, SearchSettings
 from mptune.targets.costs import VIEWS, GroupCost, group_costs, is_folded, ungrouped_cost
 from mptune.targets.flops import ShapeTable, node_flops
@@ -43,6 +43,7 @@ from mptune.tuning.reasons.reference import training_findings, without_repetitio
 from mptune.tuning.space import NamedSpace, Pin, make_space
 from mptune.tuning.steps.baseline import check_ranges, check_reference, optimisation_findings
 
+_EVERY_PRECISION = tuple(map(str, Precision))
 _WEIGHTS = frozenset({"float", "float16", "double", "bfloat16"})
 
 
@@ -218,10 +219,11 @@ def inspect_model(
         settings = DataSettings(batch=batch)
         samples = load_calibration(data, model.inputs, settings, seed=0)
         samples = replace(samples, samples=samples.samples[: settings.max_search_samples])
-        ranges, about_reference = observe_values(grouped, samples)
+        ranges, about_reference = observe_values(grouped, samples, _EVERY_PRECISION)
         shapes = {name: seen.shape for name, seen in ranges.items()}
     absmax = {name: seen.absmax for name, seen in ranges.items()}
-    found = find_hazards(grouped, absmax, seen=seen_of(ranges))
+    every = find_hazards(grouped, absmax, seen=seen_of(ranges))
+    found = [hazard for hazard in every if hazard.precision is Precision.FP16]
     about_data = [replace(f, origin="inspect") for f in samples.findings] if samples else []
     quantised = quantised_findings(grouped, shapes, "inspect")
     mixed = already_mixed_findings(grouped, shapes, "inspect")
@@ -251,9 +253,8 @@ def inspect_model(
     ]
     hazards = _sorted([*found, *map(_input_hazard, about_data), *about_parts])
     space = make_space(grouped, named, hazards, absmax)
-    no_bf16 = _without_bf16(grouped, hazards)
-    all_three = tuple(map(str, Precision))
-    of_three = make_space(grouped, named, hazards, absmax, precisions=all_three, without_bf16=no_bf16)
+    no_bf16 = _without_bf16(grouped, every)
+    of_three = make_space(grouped, named, hazards, absmax, precisions=_EVERY_PRECISION, without_bf16=no_bf16)
     only_bf16 = space.pinned.keys() & set(of_three.free)
     costs = group_costs(grouped, shapes)
     repeats = Counter(group.pattern for group in groups)
@@ -294,9 +295,14 @@ def _without_bf16(grouped: GroupedModel, hazards: Sequence[Hazard]) -> dict[str,
 
 
 def observe_values(
-    grouped: GroupedModel, samples: CalibrationSet
+    grouped: GroupedModel, samples: CalibrationSet, precisions: Sequence[str] = DEFAULT_PRECISIONS
 ) -> tuple[dict[str, TensorRange], tuple[Finding, ...]]:
     """Run the model over the samples in a worker: the range and shape of every value, and findings about the model.
+
+    Args:
+        grouped: the model and its layer groups.
+        samples: what it is run on.
+        precisions: that probes of single nodes round to.
 
     Raises:
         BaselineError: it does not run on them.
@@ -307,7 +313,7 @@ def observe_values(
             place.mkdir()
         workspace = Workspace(grouped.model.path.resolve(), *places)
         samples.save(workspace.samples("search"))
-        workload = Workload(grouped, workspace)
+        workload = Workload(grouped, workspace, tuple(precisions))
         with PredictedToolchain(load_target("cpu"), workload, SearchSettings()) as toolchain:
             reference = toolchain.reference("search")
             ranges = toolchain.observe()

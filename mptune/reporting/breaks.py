@@ -1,4 +1,7 @@
-"""What breaks in FP16, and why: the findings about values that FP16 cannot hold, with what plain FP16 makes of them."""
+"""What breaks in FP16, and why: the findings about values that FP16 cannot hold, with what plain FP16 makes of them.
+
+What only BF16 has too few digits for is told where the chosen plan has BF16, or where nothing is FP16.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +42,7 @@ class Break:
         kept: whether the chosen plan keeps all these groups in FP32; None where no plan is chosen.
         others: so many further values of the same groups have the same code.
         held: the precisions of these groups in the chosen plan that say so.
+        precision: that plain engines are built with.
     """
 
     code: str
@@ -50,6 +54,7 @@ class Break:
     kept: bool | None
     others: int = 0
     held: str = ""
+    precision: Precision = Precision.FP16
 
     @property
     def where(self) -> str:
@@ -61,10 +66,11 @@ class Break:
 
     @property
     def outcome(self) -> str:
-        """What plain FP16 gives, and what the chosen plan does about it."""
+        """What plain FP16, or BF16, gives, and what the chosen plan does about it."""
         verbs = {None: "", True: "the chosen plan keeps it in ", False: "the chosen plan has it in "}
-        kept = verbs[self.kept] + (self.held or ("FP32" if self.kept else "FP16") if self.kept is not None else "")
-        return f"plain FP16: {self.plain}{'; ' if kept else ''}{kept}"
+        name = self.precision.name
+        kept = verbs[self.kept] + (self.held or ("FP32" if self.kept else name) if self.kept is not None else "")
+        return f"plain {name}: {self.plain}{'; ' if kept else ''}{kept}"
 
 
 def breaks_in_fp16(front: Front) -> tuple[Break, ...]:
@@ -73,10 +79,14 @@ def breaks_in_fp16(front: Front) -> tuple[Break, ...]:
     Groups that the chosen plan has in FP16 come first, then the plainest.
     """
     plan = None if front.chosen is None else front.chosen.plan
-    merged: dict[tuple[str, tuple[str, ...]], list[Finding]] = {}
+    without_fp16 = front.fp16 is not None and not front.fp16.plan.fp16_groups
+    in_bf16 = set(plan.bf16_groups) if plan is not None else set()
+    merged: dict[tuple[str, bool, tuple[str, ...]], list[Finding]] = {}
     for finding in front.findings:
-        if breaks(finding) and finding.is_about_model:
-            merged.setdefault((finding.code, tuple(sorted(finding.where.groups))), []).append(finding)
+        is_told = not finding.is_of_bf16_alone or without_fp16 or not in_bf16.isdisjoint(finding.where.groups)
+        if breaks(finding) and finding.is_about_model and is_told:
+            key = finding.code, finding.is_of_bf16_alone, tuple(sorted(finding.where.groups))
+            merged.setdefault(key, []).append(finding)
     found = [_of_findings(findings, plan) for findings in merged.values()]
     found.sort(key=lambda one: (one.kept is True, BREAKING_CODES.index(one.code)))
     explained = {group for one in found for group in one.groups}
@@ -86,7 +96,7 @@ def breaks_in_fp16(front: Front) -> tuple[Break, ...]:
 def _of_findings(findings: list[Finding], plan: PrecisionPlan | None) -> Break:
     worst = max(findings, key=_size)
     groups = worst.where.groups
-    kept, held = _held(groups, worst.code, plan)
+    kept, held = _held(worst, plan)
     return Break(
         code=worst.code,
         groups=groups,
@@ -97,14 +107,20 @@ def _of_findings(findings: list[Finding], plan: PrecisionPlan | None) -> Break:
         kept=kept,
         others=len(findings) - 1,
         held=held,
+        precision=Precision.BF16 if worst.is_of_bf16_alone else Precision.FP16,
     )
 
 
-def _held(groups: Sequence[str], code: str, plan: PrecisionPlan | None) -> tuple[bool | None, str]:
-    """Whether a plan has all these groups where the finding does no harm, and the precisions that say so."""
+def _held(finding: Finding, plan: PrecisionPlan | None) -> tuple[bool | None, str]:
+    """Whether a plan has all its groups where a finding does no harm, and the precisions that say so."""
+    groups = finding.where.groups
     if plan is None or not groups:
         return None, ""
-    harmless = {Precision.FP32, *({Precision.BF16} if code in RANGE_CODES else ())}
+    harmless = {Precision.FP32}
+    if finding.code in RANGE_CODES:
+        harmless.add(Precision.BF16)
+    if finding.is_of_bf16_alone:
+        harmless.add(Precision.FP16)
     there = dict.fromkeys(plan.precision.get(group, Precision.FP32) for group in groups)
     kept = all(precision in harmless for precision in there)
     return kept, " and ".join(precision.name for precision in there if kept or precision not in harmless)
@@ -167,7 +183,8 @@ def plain_fp16(finding: Finding) -> str:
     if finding.code == "stagnation" and "share" in evidence:
         return f"on {float(evidence['share']):.0%} of the elements the step is lost"
     if finding.code == "index-in-float":
-        return "whole numbers above 2048 are rounded, so that another index or size comes out"
+        limit = 256 if finding.is_of_bf16_alone else 2048
+        return f"whole numbers above {limit} are rounded, so that another index or size comes out"
     if finding.code == "spacing" and "spacing" in evidence:
         return f"the values are rounded to multiples of {float(evidence['spacing']):.3g}"
     if finding.code == "cancellation" and "relative_error" in evidence:

@@ -230,7 +230,7 @@ class _Answer:
         """All answers."""
         scalars = {fact: tuple(answers) for fact, answers in self._scalars.items()}
         vectors = {fact: tuple((total / self._count).tolist()) for fact, total in self._sums.items()}
-        return ProbeRecord(self.probe.kind, self.probe.node, scalars, vectors)
+        return ProbeRecord(self.probe.kind, self.probe.node, scalars, vectors, self.probe.precision)
 
 
 def _masked(rows: int, sample: int, before: TensorRange | None) -> MaskedRows | None:

@@ -96,7 +96,11 @@ class ReferenceModel:
             path = workspace.scratch("observe")
             try:
                 taps = write_observing_model(
-                    self._workload.model, self._workload.bank, path, branches=self._provider == "cpu"
+                    self._workload.model,
+                    self._workload.bank,
+                    path,
+                    branches=self._provider == "cpu",
+                    precisions=self._workload.precisions,
                 )
                 samples = workspace.samples("search")
                 ranges = self._call(ObserveJob(path, taps, samples, self._provider, self._run_bytes("search")))

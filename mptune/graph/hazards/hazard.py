@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mptune.finding import CODES, Finding, FindingOrigin, Severity, Where
+from mptune.finding import CODES, ONLY_BF16, Finding, FindingOrigin, Severity, Where
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.loading.model import Node
@@ -20,11 +20,17 @@ FP16_TINY = 2.0**-24
 FP16_NORMAL = 2.0**-14
 """Smallest normal FP16 value: below it, values lose digits."""
 
+MAX: Mapping[Precision, float] = {Precision.FP16: FP16_MAX, Precision.BF16: BF16_MAX}
+"""Largest finite value of each reduced precision."""
+
 EXACT_INTEGERS: Mapping[Precision, float] = {Precision.FP16: 2048.0, Precision.BF16: 256.0}
 """Each reduced precision holds every whole number up to here: 11 significant bits, and 8. A sum of ones stops there."""
 
 _OF_RANGE = frozenset({"overflow", "range"})
 """Kinds of hazards of severity ``error`` whose value leaves FP16's range."""
+
+_OF_DIGITS = frozenset({"stagnation", "cancellation", "spacing", "long-sum", "index-in-float"})
+"""Codes of too few digits: what FP16 has too few for, BF16 has."""
 
 KEPT = "the group is kept in FP32"
 
@@ -50,6 +56,7 @@ class Hazard:
         code: of the finding that it is (``mptune.finding.CODES``); None where it is none.
         evidence: the numbers that prove it, by name.
         samples: indices into the data of the samples that show it.
+        precision: BF16 where FP16 has digits enough: it is none in a group that is FP16.
     """
 
     severity: Severity
@@ -63,6 +70,7 @@ class Hazard:
     code: str | None = None
     evidence: Mapping[str, int | float | str] = field(default_factory=dict, hash=False)
     samples: tuple[int, ...] = ()
+    precision: Precision = Precision.FP16
 
     def rules_out(self, precision: Precision) -> bool:
         """Whether the group cannot be right in a reduced precision.
@@ -70,6 +78,8 @@ class Hazard:
         BF16 has FP32's range, so what leaves FP16's is no hazard to it; with fewer digits, all else is.
         """
         if self.severity != "error" or precision is Precision.FP32:
+            return False
+        if self.precision is Precision.BF16 and precision is Precision.FP16:
             return False
         if self.kind == "index":
             return self.value > EXACT_INTEGERS[precision]
@@ -84,9 +94,15 @@ class Hazard:
             return False
         return precision is Precision.FP16 or self.value > BF16_MAX
 
+    def holds_in(self, precision: Precision) -> bool:
+        """Whether it is one in a group that has this precision."""
+        if precision is Precision.FP16:
+            return self.precision is Precision.FP16
+        return precision is Precision.BF16 and (self.precision is Precision.BF16 or self.code in _OF_DIGITS)
+
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON types."""
-        return asdict(self)
+        return {**asdict(self), "precision": str(self.precision)}
 
 
 def hazard_findings(hazards: Sequence[Hazard], origin: FindingOrigin) -> tuple[Finding, ...]:
@@ -116,15 +132,19 @@ def _finding(code: str, places: Sequence[Hazard], origin: FindingOrigin) -> Find
             tensors=(first.tensor,),
             samples=first.samples,
         ),
-        evidence=first.evidence,
+        evidence=first.evidence if first.precision is Precision.FP16 else {**first.evidence, **ONLY_BF16},
         text=f"{at}: {first.reason}",
         cure=first.cure,
     )
 
 
-def fp16_spacing(value: float) -> float:
-    """Distance of neighbouring FP16 values at a magnitude: 2**-10 of its power of two; 2**-24 for subnormals."""
-    return max(2.0 ** (math.floor(math.log2(abs(value))) - 10), FP16_TINY) if value else FP16_TINY
+def spacing(value: float, precision: Precision = Precision.FP16) -> float:
+    """Distance of neighbouring values at a magnitude.
+
+    Of FP16 2**-10 of its power of two, and 2**-24 for subnormals; of BF16 2**-7, and 2**-133.
+    """
+    digits, tiny = (10, FP16_TINY) if precision is Precision.FP16 else (7, 2.0**-133)
+    return max(2.0 ** (math.floor(math.log2(abs(value))) - digits), tiny) if value else tiny
 
 
 def readers_in_fp16(types: ValueTypes, tensor: str) -> list[Node]:

@@ -2,21 +2,25 @@
 
 ``find_probes`` says which nodes are asked; ``mptune.graph.writing.probe_nodes`` writes the question into the observing
 graph; a ``ProbeRecord`` is the answer. An answer compares the node in FP32 with the same node on operands rounded to
-FP16, so that it holds for the values that were seen and no threshold of magnitude is guessed.
+FP16 or BF16, so that it holds for the values that were seen and no threshold of magnitude is guessed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from mptune.data.numbers import decode_float, encode_float
 from mptune.graph.grouping.lookup import Lookup, attribute
 from mptune.graph.hazards.constants import guarded_by_constant
 from mptune.graph.loading.model import Model, Node
+from mptune.graph.plan import DEFAULT_PRECISIONS, REDUCED, Precision
 
 ProbeKind = Literal["sum", "softmax", "largest", "top", "comparison", "guard", "pole", "variance", "batch-norm"]
+
+_ROUNDING = frozenset({"sum", "softmax", "largest", "top", "comparison", "pole"})
+"""Kinds whose operands are rounded: asked once for each reduced precision."""
 
 _SUMS = frozenset({"Add", "Sub"})
 _COMPARISONS = frozenset({"Greater", "Less", "GreaterOrEqual", "LessOrEqual"})
@@ -38,12 +42,14 @@ class Probe:
         key: the FP32 value that the answer is filed under.
         value: of a guard, the value that the constant guards; of a pole, the operand that may not reach it; of a
             variance, that whose variance it is.
+        precision: that operands are rounded to, where they are.
     """
 
     kind: ProbeKind
     node: int
     key: str
     value: str = ""
+    precision: Precision = Precision.FP16
 
 
 @dataclass(frozen=True)
@@ -55,18 +61,21 @@ class ProbeRecord:
         node: name of the node.
         scalars: fact -> its value on each sample, in the order of the samples; ``probe_nodes`` lists the facts.
         vectors: fact -> its mean over the samples, [channels].
+        precision: that operands were rounded to, where they were.
     """
 
     kind: ProbeKind
     node: str
     scalars: Mapping[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
     vectors: Mapping[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
+    precision: Precision = Precision.FP16
 
     def to_json(self) -> dict[str, Any]:
         """All fields; numbers that are not finite are texts."""
         return {
             "kind": self.kind,
             "node": self.node,
+            "precision": str(self.precision),
             "scalars": {name: [encode_float(x) for x in values] for name, values in self.scalars.items()},
             "vectors": {name: [encode_float(x) for x in values] for name, values in self.vectors.items()},
         }
@@ -76,7 +85,7 @@ class ProbeRecord:
         """Inverse of ``to_json``.
 
         Raises:
-            ValueError: no such kind, or a text that is no number.
+            ValueError: no such kind or precision, or a text that is no number.
             KeyError: a key is missing.
         """
         if document["kind"] not in get_args(ProbeKind):
@@ -85,13 +94,25 @@ class ProbeRecord:
             {name: tuple(decode_float(x) for x in values) for name, values in document[what].items()}
             for what in ("scalars", "vectors")
         )
-        return cls(document["kind"], document["node"], scalars, vectors)
+        # Runs that were begun before BF16 was asked about do not say.
+        precision = Precision(document.get("precision", Precision.FP16))
+        return cls(document["kind"], document["node"], scalars, vectors, precision)
 
 
-def find_probes(model: Model) -> tuple[Probe, ...]:
-    """The questions that a model's nodes give rise to, in topological order."""
-    look = Lookup(model)
-    return tuple(probe for node in model.nodes for probe in _of_node(look, node))
+def find_probes(model: Model, precisions: Sequence[str] = DEFAULT_PRECISIONS) -> tuple[Probe, ...]:
+    """The questions that a model's nodes give rise to, in topological order.
+
+    Args:
+        model: the model.
+        precisions: that its groups may have.
+    """
+    look, reduced = Lookup(model), [precision for precision in REDUCED if precision in precisions]
+    return tuple(
+        replace(probe, precision=precision)
+        for node in model.nodes
+        for probe in _of_node(look, node)
+        for precision in (reduced if probe.kind in _ROUNDING else REDUCED[:1])
+    )
 
 
 def _of_node(look: Lookup, node: Node) -> Sequence[Probe]:

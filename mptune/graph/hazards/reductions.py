@@ -156,6 +156,7 @@ def index_hazards(
                     "index-in-float",
                     {"largest": reached, "exact_to": exact, "reader": reader.name},
                     () if value is None else (seen.sample(value.sample),),
+                    Precision.FP16 if reached > EXACT_INTEGERS[Precision.FP16] else Precision.BF16,
                 )
             )
     return found

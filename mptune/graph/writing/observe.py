@@ -20,6 +20,7 @@ from mptune.graph.casting.value_types import new_suffix
 from mptune.graph.hazards.hazard import FP16_MAX
 from mptune.graph.hazards.masked_rows import softmax_rows
 from mptune.graph.loading.model import Model
+from mptune.graph.plan import DEFAULT_PRECISIONS
 from mptune.graph.writing.probe_nodes import ProbeTap, add_probes
 from mptune.graph.writing.weights import WeightBank, inline_tensor
 
@@ -59,7 +60,12 @@ def observed_tensors(model: Model) -> tuple[str, ...]:
 
 
 def write_observing_model(
-    model: Model, bank: WeightBank | None, path: Path, *, branches: bool = False
+    model: Model,
+    bank: WeightBank | None,
+    path: Path,
+    *,
+    branches: bool = False,
+    precisions: Sequence[str] = DEFAULT_PRECISIONS,
 ) -> tuple[Tap, ...]:
     """Write the observing model to ``path`` (in the bank's folder, if there is one). Its only outputs are the taps.
 
@@ -69,6 +75,7 @@ def write_observing_model(
         path: where to write.
         branches: look at single elements only where a value is not finite throughout, which a runtime must then decide
             as it runs: a third of the time on a CPU, but a GPU would wait at each value. The taps are the same.
+        precisions: that groups may have: probes round to them.
 
     Raises:
         RunError: the file cannot be written, or the disk is full.
@@ -86,7 +93,7 @@ def write_observing_model(
         for tensor in observed_tensors(model)
     )
     probes: dict[str, list[ProbeTap]] = {}
-    for probe in add_probes(graph, model, suffix):
+    for probe in add_probes(graph, model, suffix, precisions):
         probes.setdefault(probe.key, []).append(probe)
     write_bytes(path, [proto.SerializeToString(deterministic=True)])
     return tuple(replace(tap, probes=tuple(probes.get(tap.tensor, ()))) for tap in taps)

@@ -1,11 +1,11 @@
 """The nodes that answer a probe inside the observing graph: scalars per sample, so that no value leaves the graph.
 
-The facts of each kind (all FP32 scalars unless said otherwise; "rounded" means to FP16 and back):
+The facts of each kind (all FP32 scalars unless said otherwise; "rounded" means to FP16 or BF16 and back):
 
 - sum: ``first``, ``second``, ``result``: mean squares of the operands and the result; ``error``: mean square of what
   rounding the operands does to the result; ``first_steps``, ``second_steps``: elements where that operand is not zero
-  and the other is finite in FP16 and not zero; ``first_lost``, ``second_lost``: those of them where the rounded sum is
-  the other operand.
+  and the other, rounded, is finite and not zero; ``first_lost``, ``second_lost``: those of them where the rounded sum
+  is the other operand.
 - softmax, largest, top: ``rows``; ``moved``: of softmax, the sum over the rows of the total variation distance between
   the weights of rounded and of exact values; else the rows (or chosen places) that rounding decides otherwise;
   ``magnitude``: largest of a row's extreme; ``gap``: mean distance of the extreme from the next value.
@@ -20,7 +20,7 @@ The facts of each kind (all FP32 scalars unless said otherwise; "rounded" means 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,16 +33,20 @@ from mptune.graph.grouping.lookup import attribute
 from mptune.graph.hazards.masked_rows import softmax_rows
 from mptune.graph.hazards.probes import Probe, ProbeKind, find_probes
 from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.tensors import ONNX_TYPES
+from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
 
 _FLOAT = onnx.TensorProto.FLOAT
+_BF16_SINCE = 13
+"""Operator set from which Cast has BFLOAT16."""
 _AXES_OF_SUM_SINCE = 13
 _AXES_OF_OTHERS_SINCE = 18
 """Operator sets from which ReduceSum, and the other reductions, take their axes as an input."""
 
 _POLE_DEPTH = 4
 """So many operators before a pole are computed again: a variance is subtracted, clipped, and an epsilon is added."""
-_NO_HALF = 1e-30
-"""FP16 has no value between zero and this one."""
+_LEAST: Mapping[Precision, float] = {Precision.FP16: 1e-30, Precision.BF16: 1e-38}
+"""Each has no value between zero and this one; BF16 subnormal ones, which engines take for zero."""
 _RECOMPUTED = frozenset({"Add", "Sub", "Mul", "Neg", "Abs", "Sqrt", "Max", "Min", "Clip", "Identity"})
 
 
@@ -56,6 +60,7 @@ class ProbeTap:
         key: the value that the answer is filed under.
         outputs: fact -> scalar output.
         vectors: fact -> output of rank 1.
+        precision: that operands are rounded to, where they are.
     """
 
     kind: ProbeKind
@@ -63,20 +68,32 @@ class ProbeTap:
     key: str
     outputs: Mapping[str, str] = field(hash=False)
     vectors: Mapping[str, str] = field(default_factory=dict, hash=False)
+    precision: Precision = Precision.FP16
 
 
-def add_probes(graph: onnx.GraphProto, model: Model, suffix: str) -> tuple[ProbeTap, ...]:
-    """Append the nodes that answer the model's probes, and their outputs, to the observing graph."""
+def add_probes(
+    graph: onnx.GraphProto, model: Model, suffix: str, precisions: Sequence[str] = DEFAULT_PRECISIONS
+) -> tuple[ProbeTap, ...]:
+    """Append the nodes that answer the model's probes, and their outputs, to the observing graph.
+
+    Args:
+        graph: of the model, which is added to.
+        model: the model.
+        suffix: ends every new name.
+        precisions: that groups may have; BF16 is asked about from the operator set on in which Cast has it.
+    """
     build, rows = _Builder(graph, model.opset, suffix), softmax_rows(model)
+    if model.opset < _BF16_SINCE:
+        precisions = [precision for precision in precisions if precision != Precision.BF16]
     taps = []
-    for probe in find_probes(model):
+    for probe in find_probes(model, precisions):
         node = model.nodes[probe.node]
-        build.start(f"{probe.kind}.{probe.node}")
+        build.start(f"{probe.kind}.{probe.node}.{probe.precision}", probe.precision)
         facts, vectors = _answer(build, probe, node, model, rows)
         if facts or vectors:
             graph.output.extend(onnx.helper.make_tensor_value_info(name, _FLOAT, []) for name in facts.values())
             graph.output.extend(onnx.helper.make_tensor_value_info(name, _FLOAT, [None]) for name in vectors.values())
-            taps.append(ProbeTap(probe.kind, node.name, probe.key, facts, vectors))
+            taps.append(ProbeTap(probe.kind, node.name, probe.key, facts, vectors, probe.precision))
     return tuple(taps)
 
 
@@ -91,13 +108,13 @@ class _Builder:
         self._opset = opset
         self._suffix = suffix
         self._count = 0
-        self._name = ""
+        self._name, self.precision = "", Precision.FP16
         self._known: dict[tuple[float, str], str] = {}
-        self._rounded: dict[str, str] = {}
-        self.recomputed: dict[tuple[str, int], str] = {}
+        self._rounded: dict[tuple[str, Precision], str] = {}
+        self.recomputed: dict[tuple[str, int, Precision], str] = {}
 
-    def start(self, name: str) -> None:
-        self._name = name
+    def start(self, name: str, precision: Precision) -> None:
+        self._name, self.precision = name, precision
 
     def add(self, op: str, *inputs: str, outputs: int = 1, **attributes: Any) -> str:
         names = [f"{self._name}.{self._count}.{k}{self._suffix}" for k in range(outputs)]
@@ -134,11 +151,12 @@ class _Builder:
         return self.add(op, value, keepdims=keepdims, axes=list(axes))
 
     def rounded(self, value: str) -> str:
-        """A value rounded to FP16 and back."""
-        if value not in self._rounded:
-            half = self.add("Cast", value, to=onnx.TensorProto.FLOAT16)
-            self._rounded[value] = self.add("Cast", half, to=_FLOAT)
-        return self._rounded[value]
+        """A value rounded to the precision of the probe and back."""
+        key = value, self.precision
+        if key not in self._rounded:
+            reduced = self.add("Cast", value, to=ONNX_TYPES[self.precision])
+            self._rounded[key] = self.add("Cast", reduced, to=_FLOAT)
+        return self._rounded[key]
 
     def flat(self, value: str, end: float) -> str:
         """All elements in one axis, and one more, so that there is one where a value has none."""
@@ -216,7 +234,9 @@ def _pole(build: _Builder, node: Node, value: str, model: Model) -> dict[str, st
     if node.op_type in ("Div", "Reciprocal"):
         before, after, alone = size, build.add("Abs", rounded), build.add("Abs", alone)
     stands = build.add("Greater", before, zero)
-    limit = zero if node.op_type == "Sqrt" else build.constant(_NO_HALF)  # NaN is below neither: it was made before
+    limit = (
+        zero if node.op_type == "Sqrt" else build.constant(_LEAST[build.precision])
+    )  # NaN is below neither: it was made before
     lost = build.add("And", stands, build.add("Less", after, limit))
     gone = build.add("And", lost, build.add("Less", alone, limit))
     return {
@@ -228,15 +248,16 @@ def _pole(build: _Builder, node: Node, value: str, model: Model) -> dict[str, st
 
 
 def _recomputed(build: _Builder, value: str, model: Model, producers: Mapping[str, Node], depth: int) -> str:
-    """A value as FP16 computes it of the operands of the last operators before it, each rounded; reductions as seen."""
+    """A value as FP16, or BF16, computes it of the operands of the last operators before it, each rounded; reductions as seen."""
     node = producers.get(value)
     known = node is not None and node.is_standard and node.op_type in _RECOMPUTED and node.outputs[0] == value
     if node is None or not known or depth == 0 or not all(i and model.info(i).is_float32 for i in node.inputs):
         return build.rounded(value)
-    if (value, depth) not in build.recomputed:
+    key = value, depth, build.precision
+    if key not in build.recomputed:
         operands = [_recomputed(build, i, model, producers, depth - 1) for i in node.inputs]
-        build.recomputed[value, depth] = build.rounded(build.again(node, *operands))
-    return build.recomputed[value, depth]
+        build.recomputed[key] = build.rounded(build.again(node, *operands))
+    return build.recomputed[key]
 
 
 def _smallest_variance(build: _Builder, value: str, rank: int) -> str:

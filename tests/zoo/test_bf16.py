@@ -1,0 +1,102 @@
+"""What BF16 has too few digits for and FP16 has enough: the same codes, at an eighth of the magnitude."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from mptune.data.calibration import CalibrationSet
+from mptune.engines.jobs.ranges import seen_of
+from mptune.engines.jobs.reference import ObserveJob
+from mptune.engines.worker.child import WorkerState
+from mptune.finding import Finding
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.hazards.find import find_hazards
+from mptune.graph.hazards.hazard import EXACT_INTEGERS, Hazard, hazard_findings, spacing
+from mptune.graph.loading.model import load_model
+from mptune.graph.plan import Precision
+from mptune.graph.writing.observe import write_observing_model
+from tests.zoo.numbers import SHOWN, Show, _argmax, _cancellation, _spacing, _tracker
+from tests.zoo.numbers.further import _added, _compared, _flow, _running
+
+FP16, BF16 = Precision.FP16, Precision.BF16
+TWO, ALL, BF16_ALONE = ("fp32", "fp16"), ("fp32", "fp16", "bf16"), ("fp32", "bf16")
+
+CASES: dict[str, tuple[str, Callable[[], Show], Callable[[], Show]]] = {
+    "positions": ("stagnation", lambda: _tracker(8.0, 900.0), lambda: _tracker(320.0, 900.0)),
+    "accumulated flow": ("stagnation", lambda: _flow(240.0), lambda: _flow(0.5)),
+    "a running sum": ("stagnation", lambda: _running(0.7), lambda: _running(0.001)),
+    "before a softmax": ("spacing", lambda: _spacing(0.1), lambda: _spacing(1e-3)),
+    "before ArgMax": ("spacing", lambda: _argmax(120.0), lambda: _argmax(0.0)),
+    "before a comparison": ("spacing", lambda: _compared(250.0), lambda: _compared(0.0)),
+    "a difference": ("cancellation", lambda: _cancellation(60.0), lambda: _cancellation(0.0)),
+    "a difference as a sum": ("cancellation", lambda: _added(60.0), lambda: _added(0.0)),
+}
+
+
+def hazards_of(show: Show, folder: Path, precisions: Sequence[str]) -> list[Hazard]:
+    """Those of digits, as a search with these precisions finds them."""
+    show.proto.opset_import[0].version = 22  # convolutions have BF16 from there
+    show.proto.ir_version = 10
+    onnx.save(show.proto, folder / "model.onnx")
+    model = load_model(folder / "model.onnx")
+    count = len(next(iter(show.data.values())))
+    samples = tuple({name: array[k : k + 1] for name, array in show.data.items()} for k in range(count))
+    CalibrationSet(samples, "here", False, ()).save(folder / "samples.npz")
+    taps = write_observing_model(model, None, folder / "observe.onnx", branches=True, precisions=precisions)
+    ranges = ObserveJob(folder / "observe.onnx", taps, folder / "samples.npz", "cpu").run(WorkerState())
+    absmax = {name: seen.absmax for name, seen in ranges.items()}
+    found = find_hazards(GroupedModel(model, find_groups(model)), absmax, seen=seen_of(ranges), precisions=precisions)
+    return [h for h in found if h.kind in ("stagnation", "spacing", "cancellation", "pole")]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bf16_breaks_what_fp16_holds(name: str, tmp_path: Path) -> None:
+    code, broken, sound = CASES[name]
+    assert hazards_of(broken(), tmp_path, TWO) == [], "FP16 has digits enough"
+    found = hazards_of(broken(), tmp_path, ALL)
+    assert {hazard.code for hazard in found} == {code}
+    assert set(broken().nodes) <= {hazard.node for hazard in found}
+    for hazard in found:
+        assert "BF16" in hazard.reason
+        assert "FP16" not in hazard.reason.replace("BF16", "")
+        assert "out of BF16" in hazard.cure
+        assert hazard.rules_out(BF16) == (code == "stagnation")
+        assert not hazard.rules_out(FP16)
+        assert (hazard.holds_in(FP16), hazard.holds_in(BF16)) == (False, True)
+    assert hazards_of(broken(), tmp_path, BF16_ALONE) == found
+    assert hazards_of(sound(), tmp_path, ALL) == []
+
+
+def test_what_both_break_is_said_once_and_of_fp16(tmp_path: Path) -> None:
+    for name in ("stagnation", "spacing before ArgMax", "cancellation"):
+        show = SHOWN[name][0]()
+        found = hazards_of(show, tmp_path, ALL)
+        assert [(h.kind, h.node) for h in found] == [(h.kind, h.node) for h in hazards_of(show, tmp_path, TWO)]
+        assert all(h.precision is FP16 and h.holds_in(BF16) for h in found)
+        assert all(h.precision is BF16 for h in hazards_of(show, tmp_path, BF16_ALONE))
+
+
+def test_a_plan_without_bf16_there_is_not_warned(tmp_path: Path) -> None:
+    hazard, *_ = hazards_of(_argmax(120.0), tmp_path, ALL)
+    (finding,) = hazard_findings([hazard], "search")
+    assert hazard.group is not None
+    assert Finding.from_json(finding.to_json()) == finding
+    assert finding.is_of_bf16_alone
+    assert finding.under_plan([], []).severity == "info", "its group is FP16"
+    assert finding.under_plan([hazard.group]).severity == "info"
+    assert finding.under_plan([], [hazard.group]).severity == "warning"
+
+
+@pytest.mark.parametrize("precision", [FP16, BF16])
+def test_spacing_is_that_of_the_type(precision: Precision) -> None:
+    exact = EXACT_INTEGERS[precision]
+    assert spacing(exact, precision) == 2.0
+    assert spacing(exact - 1, precision) == 1.0
+    assert spacing(-0.75 * exact, precision) == 1.0
+    assert 0.0 < spacing(0.0, precision) < np.finfo(np.float16).tiny
