@@ -6,7 +6,6 @@ What only BF16 has too few digits for is told where the chosen plan has BF16, or
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mptune.data.metrics.parts import ADD_IN_SQUARES

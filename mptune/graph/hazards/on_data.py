@@ -227,7 +227,7 @@ _AT_POLE: Mapping[str, tuple[str, str]] = {
 
 
 def _pole(seen: Seen, record: ProbeRecord, node: Node, group: str) -> list[Hazard]:
-    """Operands that FP16 or BF16 makes zero, or brings below it, where FP32 does not, and what then gives Inf or NaN."""
+    """Operands that FP16 or BF16 brings to zero or below it, where FP32 does not, and what then gives Inf or NaN."""
     values, lost, vanished = (sum(record.scalars[name]) for name in ("values", "lost", "vanished"))
     if not lost or not math.isfinite(lost):
         return []

@@ -248,7 +248,7 @@ def _pole(build: _Builder, node: Node, value: str, model: Model) -> dict[str, st
 
 
 def _recomputed(build: _Builder, value: str, model: Model, producers: Mapping[str, Node], depth: int) -> str:
-    """A value as FP16, or BF16, computes it of the operands of the last operators before it, each rounded; reductions as seen."""
+    """A value as FP16 or BF16 computes it of what the last operators before it read, rounded; reductions as seen."""
     node = producers.get(value)
     known = node is not None and node.is_standard and node.op_type in _RECOMPUTED and node.outputs[0] == value
     if node is None or not known or depth == 0 or not all(i and model.info(i).is_float32 for i in node.inputs):
