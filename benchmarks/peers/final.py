@@ -58,6 +58,11 @@ class Sessions:
         return key not in self.failures and len(self.timings.get(key, ())) <= number
 
     @property
+    def processes(self) -> int:
+        """How many worker processes timed them."""
+        return len({timing.baseline for sessions in self.timings.values() for timing in sessions})
+
+    @property
     def plan_s(self) -> float | None:
         """Median seconds of opening, running and timing a plan; None where nothing was timed."""
         return rounded(float(np.median(self._seconds))) if self._seconds else None
@@ -260,6 +265,7 @@ class Final:
             **{k: v for k, v in bench.description().items() if k not in ("groups", "repetitions")},
             "held_out": True,
             "rounds": rounds,
+            "processes": sessions.processes,
             "all_fp16": self._fp16,
             "plan_s": sessions.plan_s,
             "emulation_s": None if self._emulation_s is None else rounded(self._emulation_s),

@@ -165,6 +165,7 @@ def measured(document: Mapping[str, Any], build_s: float | None) -> Row:
         "fp16": None if all_fp16 is None else {"latency_ms": rounded(all_fp16[0]), "error": rounded(all_fp16[1])},
         "device": document["device"],
         "rounds": document["rounds"],
+        "processes": document.get("processes", 1),  # files that do not name them are of one
         "peers": rows,
         "crashed": {one["peer"]: one["words"] for one in document["crashed"]},
     }

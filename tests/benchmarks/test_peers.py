@@ -250,6 +250,9 @@ def test_sessions_of_an_earlier_call_are_taken_up(tmp_path: Path) -> None:
     assert low < figures["11"]["latency_ms"] < high
     assert figures["11"]["latency_ms"] == pytest.approx(1.0, rel=1e-3)
     assert figures["10"]["error"] == "inf"
+    assert again.processes == 1
+    again.add({"key": "11", "timing": SessionTiming("b", 0.1, 1e-4).to_json(), "error": 1e-3, "finite": True})
+    assert again.processes == 2
 
 
 def test_the_table_holds_what_was_measured_and_marks_what_is_replayed() -> None:
@@ -282,6 +285,9 @@ def test_the_table_holds_what_was_measured_and_marks_what_is_replayed() -> None:
     entries = {"m": {"what": "a model", "measured": found}, "n": {"what": "another"}}
     text = pages.tables(entries)
     assert "it broke" in text
+    assert "; timed in one process, so" in text
+    several = table.measured({**document, "processes": 3}, 1.5)
+    assert "; timed in 3 processes" in pages.tables({"m": {"what": "a model", "measured": several}})
     assert "2.2 (2.19 to 2.21)" in text
     assert "Not built and timed in turn yet: another." in text
     assert "nowhere in these figures" in text
