@@ -3,7 +3,8 @@
 Nothing is measured, and neither the model nor the device is needed: ``mptune report`` explains anywhere. A reason is
 a marginal one: what would change if this one group of this one plan became FP16 as well, by the additive model with the
 terms fitted to all builds (``mptune.tuning.sampler``). If a group's error is large and its Casts do not pay either, the
-error is the reason: the Casts may be there only because of its neighbours' errors.
+error is the reason: the Casts may be there only because of its neighbours' errors. Not so where the plan is all-FP32
+and all-FP16, which has no boundaries, was not faster.
 """
 
 from __future__ import annotations
@@ -143,10 +144,14 @@ class _Reasons:
         gain = self._gains.get(group.id)
         if gain is not None and saves_ms is not None and gain <= 0 and saves_ms <= 0:
             return Reason.BOUNDARIES, f"{name} saves nothing in it"
-        if error is not None and _raises(evaluation.error_value, error):
-            return Reason.ERROR, f"its error alone is {error:.1e}{_saving(saves_ms)}"
+        casts = ""
         if gain is not None and saves_ms is not None and saves_ms <= 0:
             casts = f"{name} would save {gain:.2g} ms, and the Casts for it cost {gain - saves_ms:.2g} ms"
+        if casts and group.id not in self._findings and self._is_slower_throughout(evaluation):
+            return Reason.BOUNDARIES, f"{casts}; {name} throughout is not faster, either"
+        if error is not None and _raises(evaluation.error_value, error):
+            return Reason.ERROR, f"its error alone is {error:.1e}{_saving(saves_ms)}"
+        if casts:
             return Reason.BOUNDARIES, casts
         tried = self._evaluated.get(evaluation.plan.replace({group.id: group.reduced}).fingerprint)
         if tried is not None and not faster_beyond_noise(tried, evaluation):
@@ -194,6 +199,13 @@ class _Reasons:
             return 0, worth.error_per_ms
         last = 3 if worth.is_pinned else 2 if worth.group in self._broken else 1
         return last, 0.0 if worth.one_group_error is None else worth.one_group_error
+
+    def _is_slower_throughout(self, evaluation: Evaluation) -> bool:
+        """Whether a plan is all-FP32, and one with all free groups in less, which has no boundaries, is not faster."""
+        if evaluation.plan.reduced_groups:
+            return False
+        whole = [one for one in self._evaluated.values() if set(self._free) <= set(one.plan.reduced_groups)]
+        return bool(whole) and not any(faster_beyond_noise(one, evaluation) for one in whole)
 
     def _alone(self) -> dict[str, float]:
         """What each group saves when it alone is FP16, its Casts counted in."""
