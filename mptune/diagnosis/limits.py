@@ -17,9 +17,7 @@ from mptune.settings import Tolerance
 HEADROOM = 2.0
 """Without a tolerance, the limit is this times the emulated all-FP16 error (``default_limit``)."""
 FALLBACK_LIMIT = 1e-2
-"""The limit where the all-FP16 error is not finite."""
-_ONE_ROUNDING = 1e-3
-"""Twice what one rounding to FP16 gives, of values as large as their spread."""
+"""The least limit where the all-FP16 error is larger: an engine may keep other groups in FP32 than mptune would."""
 MOST_LIMIT = 0.1
 """Without a tolerance, no limit is larger, but where rounding the output itself gives more."""
 
@@ -172,7 +170,7 @@ def default_limit(emulated: float, sound: Callable[[], float], last: float) -> f
     rounding = min(emulated, sound())
     if not math.isfinite(rounding):
         return FALLBACK_LIMIT
-    return max(min(HEADROOM * rounding, max(MOST_LIMIT, HEADROOM * last)), _ONE_ROUNDING)
+    return max(min(HEADROOM * rounding, max(MOST_LIMIT, HEADROOM * last)), FALLBACK_LIMIT)
 
 
 def rounded_error(wanted: Sequence[np.ndarray], *, about_zero: bool = False) -> float:
