@@ -18,7 +18,7 @@ from mptune.engines.jobs.outputs import OutputsJob, RepeatJob
 from mptune.engines.jobs.ranges import TensorRange, seen_of
 from mptune.engines.ort.cuda_session import NO_TF32
 from mptune.engines.toolchains.emulation import Emulation
-from mptune.engines.toolchains.shared import ReferenceModel
+from mptune.engines.toolchains.reference import ReferenceModel
 from mptune.engines.worker.child import Job
 from mptune.engines.worker.parent import Worker
 from mptune.engines.workload import Workload

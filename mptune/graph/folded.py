@@ -9,7 +9,7 @@ of its trials hold the results. What ONNX Runtime does not fold stays: a session
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -86,27 +86,34 @@ class FoldedValues:
         integers = frozenset(types.integers[value] for value in resolution.casts.keys() & types.integers.keys())
         key = reduced, integers  # nearly always the same
         if key not in self._known:
-            self._known[key] = self._left_out(types, reduced, integers)
+            own_casts = {cast.index for cast in types.own_casts}
+            self._known[key] = self._left_out(types.model, shape_computing(types.model) - reduced - own_casts, integers)
         return self._known[key]
 
-    def _left_out(self, types: ValueTypes, reduced: frozenset[int], integers: frozenset[str]) -> LeftOut:
+    def unread(self, model: Model, wanted: Collection[str]) -> LeftOut:
+        """What the untouched model needs no more where these values are read, and not its outputs.
+
+        A value that is wanted and is folded is a constant then; all others are computed.
+        """
+        return self._left_out(model, shape_computing(model), frozenset(wanted)) if self.values else LeftOut()
+
+    def _left_out(self, model: Model, allowed: frozenset[int], wanted: frozenset[str]) -> LeftOut:
         """See ``left_out``.
 
         Args:
-            types: of the model.
-            reduced: indices of the nodes that compute from shapes and constants, but in a reduced precision.
-            integers: that are cast to several precisions.
+            model: the model.
+            allowed: indices of the nodes that may be left out: they compute from shapes and constants, in FP32.
+            wanted: values that are read beside what nodes and outputs read.
         """
-        model = types.model
-        folded = _computing(model, shape_computing(model) - reduced - {cast.index for cast in types.own_casts})
+        folded = _computing(model, allowed)
         outputs = {info.name for info in model.outputs}
-        read = outputs | integers
+        read = outputs | wanted
         left_out, entered = set[int](), dict[str, None]()
         for node in reversed(model.nodes):
-            wanted = [name for name in node.outputs if name in read]
-            if node.index in folded and all(name in self.values and name not in outputs for name in wanted):
+            needed = [name for name in node.outputs if name in read]
+            if node.index in folded and all(name in self.values and name not in outputs for name in needed):
                 left_out.add(node.index)
-                entered.update(dict.fromkeys(wanted))
+                entered.update(dict.fromkeys(needed))
             else:
                 read.update(node.inputs, node.captures)
         unread = model.initializers.keys() - read

@@ -7,12 +7,13 @@ fits on a device at all. What the subgraphs of If, Loop and Scan hold inside is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.loading.model import Model
+from mptune.graph.loading.once import once
 from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.targets.costs import VIEWS, is_folded, item_bytes
@@ -82,7 +83,7 @@ def plan_memory(types: ValueTypes, plan: PrecisionPlan, shapes: Mapping[str, Sha
         PlanError: the plan does not fit the model.
     """
     model, resolution = types.model, types.resolve(plan)
-    table, folded = ShapeTable(model, shapes), shape_facts(model).folded
+    table = ShapeTable(model, shapes)
 
     def float_bytes(tensor: str) -> int:
         return 4 if resolution.computed_in(tensor) is Precision.FP32 else 2
@@ -93,8 +94,8 @@ def plan_memory(types: ValueTypes, plan: PrecisionPlan, shapes: Mapping[str, Sha
         needed = resolution.constants.get(name) or {Precision.FP32}
         return sum(_weight_bytes(model, table, name, 4 if p is Precision.FP32 else 2) for p in needed)
 
-    weights = sum(stored(name) for name in _weights(model, folded))
-    activations, _ = _peak(model, table, float_bytes, folded)
+    weights = sum(stored(name) for name in _weights(model))
+    activations, _ = _peak(model, table, float_bytes)
     return EngineMemory(None, activations, weights, "predicted")
 
 
@@ -106,10 +107,9 @@ def memory_need(model: Model, shapes: Mapping[str, Shape]) -> MemoryNeed:
         shapes: concrete shapes by tensor name; what is missing is taken from the model (``ShapeTable``).
     """
     table = ShapeTable(model, shapes)
-    folded = shape_facts(model).folded
-    fp32, fp32_peak = _peak(model, table, lambda tensor: 4, folded)
-    fp16, fp16_peak = _peak(model, table, lambda tensor: 2, folded)
-    weights = _weights(model, folded)
+    fp32, fp32_peak = _peak(model, table, lambda tensor: 4)
+    fp16, fp16_peak = _peak(model, table, lambda tensor: 2)
+    weights = _weights(model)
     return MemoryNeed(
         fp32_weights=sum(_weight_bytes(model, table, name, 4) for name in weights),
         fp16_weights=sum(_weight_bytes(model, table, name, 2) for name in weights),
@@ -120,8 +120,10 @@ def memory_need(model: Model, shapes: Mapping[str, Shape]) -> MemoryNeed:
     )
 
 
-def _weights(model: Model, folded: Collection[str]) -> frozenset[str]:
+@once
+def _weights(model: Model) -> frozenset[str]:
     """The constants and folded values that the run reads or gives back; views count as what they show."""
+    folded = shape_facts(model).folded
     root: dict[str, str] = {}
     read = {output.name for output in model.outputs}
     for node in model.nodes:
@@ -140,11 +142,9 @@ def _weight_bytes(model: Model, table: ShapeTable, name: str, float_bytes: int) 
     return table.elements(name) * item_bytes(model, name, float_bytes)
 
 
-def _peak(
-    model: Model, table: ShapeTable, float_bytes: Callable[[str], int], folded: Collection[str]
-) -> tuple[int, str]:
+def _peak(model: Model, table: ShapeTable, float_bytes: Callable[[str], int]) -> tuple[int, str]:
     """The most bytes alive at once, and the name of the node at which they are."""
-    ends = _ends(model, folded)
+    ends = _ends(model)
     interface = {info.name for info in (*model.inputs, *model.outputs)}
 
     def size(tensor: str) -> int:
@@ -166,11 +166,13 @@ def _peak(
     return peak, where
 
 
-def _ends(model: Model, folded: Collection[str]) -> dict[str, int]:
+@once
+def _ends(model: Model) -> Mapping[str, int]:
     """Value that has memory of its own -> index of the last node that reads it, directly or through a view.
 
     What is folded is a weight, and the nodes that do it read nothing at run time.
     """
+    folded = shape_facts(model).folded
     root: dict[str, str] = {}
     ends: dict[str, int] = {}
     outputs = {info.name for info in model.outputs}

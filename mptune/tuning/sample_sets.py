@@ -22,7 +22,7 @@ from mptune.run_json import RunFile
 from mptune.settings import SearchSettings
 from mptune.tuning.runs.seals import damaged, is_whole, seal
 from mptune.tuning.steps.baseline import check_reference
-from mptune.tuning.steps.kernels import KERNELS_JSON, ask_for_kernels
+from mptune.tuning.steps.kernels import KERNELS_JSON, keep_kernels
 from mptune.tuning.steps.prepare import save_samples
 
 Labels = Sequence[dict[str, np.ndarray]]
@@ -80,7 +80,7 @@ class SampleSets:
                     workspace.reference(which).unlink(missing_ok=True)
                     check_reference(open_toolchain().reference(which), skip=skip)
             if KERNELS_JSON in lost:
-                ask_for_kernels(open_toolchain(), precisions).save(workspace.data_dir / KERNELS_JSON)
+                keep_kernels(open_toolchain(), precisions, workspace.data_dir)
         if lost or not is_whole(workspace.data_dir):
             seal(workspace.data_dir)
         if not lost:

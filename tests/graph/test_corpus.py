@@ -95,10 +95,11 @@ def test_every_value_is_observed(path: Path, tmp_path: Path) -> None:
     if is_inferable(model):
         onnx.checker.check_model(str(tmp_path / "observing.onnx"), full_check=True)
     found = run(tmp_path / "observing.onnx", feeds(model))
-    for tap in taps:
-        assert found[tap.non_finite] == 0
-        assert np.isfinite(found[tap.absmax])
-        assert found[tap.absmax] >= 0
+    assert all(found[tap.lowest] <= found[tap.highest] for tap in taps)
+    if doubtful := {tap.tensor for tap in taps if not np.isfinite(found[tap.total])}:  # a sum may overflow
+        taps = write_observing_model(model, bank, tmp_path / "observing.onnx", by_element=doubtful)
+        found = run(tmp_path / "observing.onnx", feeds(model))
+        assert [int(found[tap.non_finite]) for tap in taps] == [0] * len(doubtful)
 
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda p: p.stem)

@@ -12,7 +12,7 @@ import mptune
 from mptune.cli import main
 from mptune.data.calibration import load_calibration
 from mptune.engines.base import Workspace
-from mptune.engines.toolchains.shared import ReferenceModel
+from mptune.engines.toolchains.reference import ReferenceModel
 from mptune.engines.worker.child import WorkerState
 from mptune.engines.workload import Workload
 from mptune.errors import BaselineError

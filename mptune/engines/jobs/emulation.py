@@ -12,7 +12,7 @@ import numpy as np
 from mptune.data.metrics.accuracy import OutputError
 from mptune.data.rollout import outputs_of
 from mptune.engines.base import Stage
-from mptune.engines.jobs.samples import Feed, Outputs, cached_samples, output_error
+from mptune.engines.jobs.samples import Feed, Outputs, cached_reference, cached_samples, output_error
 from mptune.engines.jobs.scoring import Scoring, file_identity
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
@@ -29,7 +29,7 @@ class ErrorsJob:
     """Run models over the same samples, one after another, and compare each with the reference.
 
     Attributes:
-        models: the models.
+        models: the models; None stands for the untouched one, whose outputs are the reference: nothing is run.
         samples: file of samples.
         reference: file of reference outputs on the same samples.
         provider: of ONNX Runtime.
@@ -40,7 +40,7 @@ class ErrorsJob:
         run_bytes: memory that one run takes about, bytes; None where that is not known, and runs go one by one.
     """
 
-    models: tuple[Path, ...]
+    models: tuple[Path | None, ...]
     samples: Path
     reference: Path
     provider: Provider
@@ -55,14 +55,19 @@ class ErrorsJob:
         samples = _of_part(cached_samples(state, self.samples), self._steps_of_part)
         return tuple(self._error(state, model, samples) for model in self.models)
 
-    def _error(self, state: WorkerState, model: Path, samples: Sequence[Feed]) -> OutputError:
+    def _error(self, state: WorkerState, model: Path | None, samples: Sequence[Feed]) -> OutputError:
+        if model is None:
+            same = cached_reference(state, self.reference)
+            return self._compared(state, same if self.part is None else same[self.part.start : self.part.stop])
         state.enter(Stage.BUILD)
         is_apart = self.provider == "cpu" and self.scoring.rollout is None  # a step of a rollout waits for the last one
         side_by_side = SideBySide.of(len(samples), self.run_bytes) if is_apart else SideBySide()
         options = SessionOptions(self.provider, timing=False, threads=side_by_side.threads)
         session = state.transient(partial(open_session, model, options))
         state.enter(Stage.RUN)
-        outputs = outputs_of(session.run, samples, self.scoring.rollout, side_by_side.run)
+        return self._compared(state, outputs_of(session.run, samples, self.scoring.rollout, side_by_side.run))
+
+    def _compared(self, state: WorkerState, outputs: Sequence[Outputs]) -> OutputError:
         start = _start(self.part)
         return output_error(state, outputs, self.reference, self.metric, self.dependent, start, self.scoring)
 

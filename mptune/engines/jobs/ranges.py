@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mptune.graph.hazards.masked_rows import MaskedRows
 from mptune.graph.hazards.probes import ProbeRecord
@@ -33,6 +33,27 @@ class TensorRange:
     highest: float = 0.0
     sample: int = 0
     records: tuple[ProbeRecord, ...] = ()
+
+
+@dataclass(frozen=True)
+class ObservedRanges:
+    """What one observing model showed.
+
+    Attributes:
+        ranges: value -> what it held.
+        doubtful: values whose sum was not finite, so that their range says nothing: to be looked at by element.
+    """
+
+    ranges: Mapping[str, TensorRange]
+    doubtful: tuple[str, ...] = ()
+
+    def looked_at_again(self, by_element: ObservedRanges) -> Mapping[str, TensorRange]:
+        """The ranges, with those of ``by_element`` in place of the doubtful ones; rows and answers of probes stay."""
+        again = {
+            tensor: replace(seen, masked=self.ranges[tensor].masked, records=self.ranges[tensor].records)
+            for tensor, seen in by_element.ranges.items()
+        }
+        return {**self.ranges, **again}
 
 
 def seen_of(ranges: Mapping[str, TensorRange], indices: Sequence[int] = ()) -> Seen:

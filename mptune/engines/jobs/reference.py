@@ -5,6 +5,7 @@ They are frozen dataclasses that run inside the worker; they name files, and onl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +18,7 @@ from mptune.data.metrics.parts import find_parts, save_parts
 from mptune.data.rollout import Rollout, outputs_of
 from mptune.engines.base import EngineError, ReferenceReport, Stage
 from mptune.engines.jobs.checks.rows import check_rows, first_other, relative_l2
-from mptune.engines.jobs.ranges import TensorRange
+from mptune.engines.jobs.ranges import ObservedRanges, TensorRange
 from mptune.engines.jobs.samples import Feed, batch_sizes, cached_samples
 from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import PROVIDERS, OrtSession, Provider, SessionOptions
@@ -165,25 +166,30 @@ class ObserveJob:
     provider: Provider
     run_bytes: int | None = None
 
-    def run(self, state: WorkerState) -> dict[str, TensorRange]:
+    def run(self, state: WorkerState) -> ObservedRanges:
         """See the class."""
         samples = cached_samples(state, self.samples)
         is_cpu = self.provider == "cpu"
         side_by_side = SideBySide.of(len(samples), self.run_bytes) if is_cpu else SideBySide()
         session = self._open(state, side_by_side.threads)
         ranges: dict[str, TensorRange] = {}
+        doubtful: dict[str, None] = {}
         answers = [_Answer(probe) for tap in self.taps for probe in tap.probes]
         state.enter(Stage.RUN)
         runs = [partial(session.run, sample) for sample in samples]
         for index, values in enumerate(side_by_side.run(runs)):
             for tap in self.taps:
                 before = ranges.get(tap.tensor)
-                absmax, lowest, highest = (float(values[name]) for name in (tap.absmax, tap.lowest, tap.highest))
+                lowest, highest = float(values[tap.lowest]), float(values[tap.highest])
+                if tap.total and not math.isfinite(values[tap.total]):
+                    doubtful[tap.tensor] = None
+                absmax = max(highest, -lowest, 0.0)  # of no values at all the largest is -infinity
                 is_largest = before is None or absmax > before.absmax
                 ranges[tap.tensor] = TensorRange(
                     absmax=max(absmax, before.absmax if before else 0.0),
                     shape=before.shape if before else tuple(int(dim) for dim in values[tap.shape]),
-                    non_finite=int(values[tap.non_finite]) + (before.non_finite if before else 0),
+                    non_finite=(int(values[tap.non_finite]) if tap.non_finite else 0)
+                    + (before.non_finite if before else 0),
                     masked=_masked(int(values[tap.masked]) if tap.masked else 0, index, before),
                     lowest=min(lowest, before.lowest) if before else lowest,
                     highest=max(highest, before.highest) if before else highest,
@@ -194,7 +200,7 @@ class ObserveJob:
         for answer in answers:
             known = ranges[answer.probe.key]
             ranges[answer.probe.key] = replace(known, records=(*known.records, answer.record()))
-        return ranges
+        return ObservedRanges(ranges, tuple(doubtful))
 
     def _open(self, state: WorkerState, threads: int | None) -> OrtSession:
         """Without optimisations, on a GPU without extended ones: nothing is fused where each value is read.

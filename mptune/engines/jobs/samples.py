@@ -59,7 +59,7 @@ def output_error(
         DataError: a metric failed.
         EngineError: an output has another shape than the reference, and not only another number of rows.
     """
-    references = state.cached(f"reference {reference}", file_identity(reference), partial(read_outputs, reference))
+    references = cached_reference(state, reference)
     wanted = references[start : start + len(outputs)]
     function = partial(_value_by_caller, state) if metric.startswith(CALLABLE) else None
     if scoring.callable_takes_set:
@@ -86,6 +86,14 @@ def output_error(
             sketches = sketch_outputs(outputs, wanted, error, metric, parts, row_sets)
             save_sketches(scoring.sketches, metric, len(outputs), sketches)
         return error.beside(set_errors(state, metrics, scoring, outputs, reference))
+
+
+def cached_reference(state: WorkerState, reference: Path) -> Sequence[Outputs]:
+    """The reference outputs in a file, one entry per sample, or per sequence of them."""
+    found: Sequence[Outputs] = state.cached(
+        f"reference {reference}", file_identity(reference), partial(read_outputs, reference)
+    )
+    return found
 
 
 def parts_beside(state: WorkerState, reference: Path) -> dict[str, OutputParts]:

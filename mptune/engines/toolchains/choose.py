@@ -20,10 +20,11 @@ from mptune.engines.tensorrt.library import AHEAD_OF_TIME, INSTALL, RTX_CAPABILI
 from mptune.engines.tensorrt.operators import CURE, ParseJob, foreign_operators, unparsed_operators
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
 from mptune.engines.toolchains.predicted import PredictedToolchain
+from mptune.engines.toolchains.reference import observes_beside
 from mptune.engines.toolchains.shared import worker_environment
 from mptune.engines.toolchains.tensorrt import AheadToolchain, TensorRtToolchain
 from mptune.engines.worker.once import run_once
-from mptune.engines.worker.process import spare
+from mptune.engines.worker.process import add_spare, spare, spare_environment
 from mptune.engines.workload import Workload
 from mptune.errors import TargetError
 from mptune.graph.loading.model import Model
@@ -133,9 +134,14 @@ def started_ahead(settings: SearchSettings) -> Iterator[None]:
 
 
 def _probe_gpu() -> None:
+    """Probe CUDA in the process that works for the search then, and where there is another in that, too."""
     with contextlib.suppress(Exception):  # whoever asks again gets it
-        if detect_gpus():
-            probe("cuda")
+        if not detect_gpus():
+            return
+        if observes_beside("cuda"):
+            add_spare(2)
+            threading.Thread(target=_run_probe, args=("cuda",), name="mptune-probe-2", daemon=True).start()
+        probe("cuda")
 
 
 def open_toolchain(
@@ -308,7 +314,11 @@ def probe(provider: Provider) -> str | None:
 @cache
 def probed(provider: Provider) -> str | None:
     """See ``probe``."""
-    report = run_once(ProbeJob(provider), _PROBE_TIMEOUT_S, _logged_reason)
+    return _run_probe(provider)
+
+
+def _run_probe(provider: Provider) -> str | None:
+    report = run_once(ProbeJob(provider), _PROBE_TIMEOUT_S, _logged_reason, spare_environment())
     return report if isinstance(report, str) else None
 
 

@@ -157,11 +157,17 @@ class Emulation:
     def _one_by_one(
         self, plans: Sequence[PrecisionPlan], which: SampleSet, part: range | None
     ) -> tuple[OutputError, ...] | Failure:
-        paths = [self._emulator.write(plan, self._workspace.scratch(f"emulated-{plan.fingerprint}")) for plan in plans]
+        # Nothing is rounded in an all-FP32 plan: its outputs are the reference.
+        paths = [
+            self._emulator.write(plan, self._workspace.scratch(f"emulated-{plan.fingerprint}"))
+            if plan.reduced_groups
+            else None
+            for plan in plans
+        ]
         try:
             return self._call(ErrorsJob(tuple(paths), *self._sample_arguments(which, part, plans)))
         finally:
-            for path in paths:
+            for path in filter(None, paths):
                 path.unlink(missing_ok=True)
 
     def _switched(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,6 @@ from mptune.engines.jobs.measure import MeasureJob, MeasureResult, ReopenJob
 from mptune.engines.jobs.ort_profile import OrtProfileJob
 from mptune.engines.jobs.placement import PlacementJob
 from mptune.engines.jobs.scoring import Scoring
-from mptune.engines.ort.folding import FoldJob
 from mptune.engines.ort.fusions import FusionsJob, fused_nodes, may_fuse
 from mptune.engines.ort.session import PROVIDERS, Provider
 from mptune.engines.timing.latency import LatencySource, Repetitions
@@ -24,7 +23,6 @@ from mptune.engines.timing.session_timing import SessionTiming
 from mptune.engines.toolchains.shared import BaseToolchain
 from mptune.engines.toolchains.timed import Profiler, Timer
 from mptune.engines.workload import Workload
-from mptune.graph.folded import FoldedValues, is_worthwhile, write_without_weights
 from mptune.graph.fused import FusedNodes
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.schemas import is_written_out
@@ -249,21 +247,7 @@ class OnnxRuntimeToolchain(BaseToolchain):
     def _typed_model(self, plan: PrecisionPlan, name: str | None = None) -> Path:
         """Write the typed model of a plan beside the weight bank."""
         path = self.workload.workspace.scratch(name or plan.fingerprint)
-        return self.workload.rewriter.write(plan, path, self._folded_values)
-
-    @cached_property
-    def _folded_values(self) -> FoldedValues:
-        """What no session needs to fold anew; nothing where that would save little, or where it does not work."""
-        model, workspace = self.workload.model, self.workload.workspace
-        if not is_worthwhile(model):
-            return FoldedValues()
-        paths = workspace.scratch("unfolded"), workspace.scratch("folded")
-        try:
-            answer = self._call(FoldJob(write_without_weights(model, paths[0]), paths[1]))
-            return FoldedValues() if isinstance(answer, Failure) else FoldedValues.read(paths[1], model)
-        finally:
-            for path in paths:
-                path.unlink(missing_ok=True)
+        return self.workload.rewriter.write(plan, path, self._reference_model.folded_values)
 
     def _baseline_model(self) -> Path:
         if self._baseline is None:

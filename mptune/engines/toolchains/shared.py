@@ -9,11 +9,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from mptune.data.metrics.accuracy import OutputError
-from mptune.data.metrics.parts import PARTS_JSON
-from mptune.data.rollout import Rollout
 from mptune.engines.base import (
     ErrorSource,
     Failure,
+    FailureKind,
     Measurement,
     MissingKernel,
     Profiling,
@@ -25,14 +24,12 @@ from mptune.engines.base import (
 from mptune.engines.emulated_samples import EmulatedSamples
 from mptune.engines.environment import Environment, describe_environment
 from mptune.engines.jobs.ranges import TensorRange
-from mptune.engines.jobs.reference import ObserveJob, ReferenceJob
 from mptune.engines.ort.cuda_session import NO_TF32
 from mptune.engines.ort.session import Provider
 from mptune.engines.timing.latency import LatencySource
 from mptune.engines.timing.session_timing import SessionTiming
-from mptune.engines.toolchains.emulation import Call, Emulation
-from mptune.engines.toolchains.locating import Locator
-from mptune.engines.toolchains.run_memory import run_bytes
+from mptune.engines.toolchains.emulation import Emulation
+from mptune.engines.toolchains.reference import ReferenceModel, observes_beside
 from mptune.engines.worker.child import Job
 from mptune.engines.worker.parent import Worker
 from mptune.engines.workload import Workload
@@ -48,73 +45,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_STARVED = frozenset({FailureKind.OUT_OF_MEMORY, FailureKind.CRASH, FailureKind.DEVICE_LOST})
+"""What a job may end in for what runs beside it: then that is ended, and the job gets another try."""
+
 
 def worker_environment(settings: SearchSettings) -> Mapping[str, str]:
     """More environment variables of a search's worker process."""
     return {} if settings.tf32 else NO_TF32
-
-
-class ReferenceModel:
-    """The untouched model, run by ONNX Runtime in FP32: reference outputs and observed ranges."""
-
-    def __init__(self, workload: Workload, provider: Provider, call: Call, rollout: Rollout | None = None) -> None:
-        """Nothing runs before it is asked for.
-
-        Args:
-            workload: the model and the run's paths.
-            provider: of ONNX Runtime.
-            call: runs a job in the worker.
-            rollout: outputs that are fed back; None where there are none.
-        """
-        self._workload = workload
-        self._rollout = rollout
-        self._provider = provider
-        self._call = call
-        self._ranges: Mapping[str, TensorRange] | None = None
-
-    def reference(self, which: SampleSet) -> ReferenceReport | Failure:
-        """See ``Toolchain``."""
-        paths = self._workload.workspace
-        dependent = frozenset(output.name for output in self._workload.dependent_outputs)
-        files = paths.model_path, paths.samples(which), paths.reference(which)
-        is_search = which == "search"
-        # What the search saw decides for held-out samples, too.
-        parts = paths.reference(which).with_name(PARTS_JSON) if is_search else None
-        memory = self._run_bytes(which)
-        job = ReferenceJob(*files, self._provider, dependent, is_search, self._rollout, parts, memory)
-        report = self._call(job)
-        if isinstance(report, Failure):
-            return report
-        return Locator(self._workload, self._provider, self._call).locate(report, which)
-
-    def observe(self) -> Mapping[str, TensorRange] | Failure:
-        """See ``Toolchain``; observed once."""
-        from mptune.graph.writing.observe import write_observing_model
-
-        if self._ranges is None:
-            workspace = self._workload.workspace
-            path = workspace.scratch("observe")
-            try:
-                taps = write_observing_model(
-                    self._workload.model,
-                    self._workload.bank,
-                    path,
-                    branches=self._provider == "cpu",
-                    precisions=self._workload.precisions,
-                )
-                samples = workspace.samples("search")
-                ranges = self._call(ObserveJob(path, taps, samples, self._provider, self._run_bytes("search")))
-            finally:
-                path.unlink(missing_ok=True)
-            if isinstance(ranges, Failure):
-                return ranges
-            self._ranges = ranges
-        return self._ranges
-
-    def _run_bytes(self, which: SampleSet) -> int | None:
-        if self._provider != "cpu":
-            return None
-        return run_bytes(self._workload.model, self._workload.workspace.samples(which))
 
 
 class BaseToolchain(ABC):
@@ -158,7 +95,14 @@ class BaseToolchain(ABC):
         function = settings.metric_function
         if function is not None:
             self._worker.on_question = lambda question: question.answer(settings.metric, function)
-        self._reference_model = ReferenceModel(workload, provider, self._call, settings.rollout)
+        self._reference_model = ReferenceModel(
+            workload,
+            provider,
+            self._call,
+            settings.rollout,
+            self._another_worker if observes_beside(provider) else None,
+            self._timeout_s,
+        )
         self._emulation: Emulation | None = None
         self._terms: LatencyTerms | None = None
 
@@ -214,6 +158,10 @@ class BaseToolchain(ABC):
         """See ``Toolchain``."""
         return self._reference_model.observe()
 
+    def observe_ahead(self) -> None:
+        """See ``Toolchain``."""
+        self._reference_model.observe_ahead()
+
     def reopen(self, plan: PrecisionPlan, count: int) -> tuple[SessionTiming, ...] | Failure:
         """See ``Toolchain``; a predicted latency has no sessions."""
         return ()
@@ -261,6 +209,7 @@ class BaseToolchain(ABC):
 
     def close(self) -> None:
         """See ``Toolchain``."""
+        self._reference_model.stop_ahead()
         self._worker.close()
         if self._emulation is not None:
             self._emulation.close()
@@ -272,8 +221,20 @@ class BaseToolchain(ABC):
 
     def _call(self, job: Job[T], /) -> T | Failure:
         """Run a job in the worker, within the time that a build and a measurement may take."""
+        self._reference_model.finish_ahead()
+        result = self._worker.call(job, self._timeout_s)
+        if isinstance(result, Failure) and result.kind in _STARVED and self._reference_model.stop_ahead():
+            return self._worker.call(job, self._timeout_s)
+        return result
+
+    @property
+    def _timeout_s(self) -> float:
         limits = self.settings.worker
-        return self._worker.call(job, limits.build_timeout_s + limits.measure_timeout_s)
+        return limits.build_timeout_s + limits.measure_timeout_s
+
+    def _another_worker(self) -> Worker:
+        settings = self.settings
+        return Worker(self.workload.workspace.logs_dir, settings.worker, worker_environment(settings))
 
     def _with_memory(self, plan: PrecisionPlan, measurement: Measurement | Failure) -> Measurement | Failure:
         """The measurement with what the plan's engine takes: as its own figures say, else predicted."""

@@ -23,12 +23,14 @@ from typing import Any, TypeVar
 
 from mptune.engines.base import Failure, FailureKind, Progress, Stage
 from mptune.engines.worker.child import Job, encode
-from mptune.engines.worker.process import PRELOADED, WorkerProcess, take_spare
+from mptune.engines.worker.process import PRELOADED, WorkerProcess, give_spare, take_spare
 from mptune.errors import MptuneError
 from mptune.settings import WorkerSettings
 
 # After these the process is replaced: its CUDA context may be lost, or its memory exhausted.
 _RETIRING = frozenset({FailureKind.OUT_OF_MEMORY, FailureKind.DEVICE_LOST, FailureKind.CRASH})
+
+_ABORTED = "the worker was told to end"
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -60,6 +62,8 @@ class Worker:
         self._process: WorkerProcess | None = None
         self._next: WorkerProcess | None = None
         self._jobs_done = 0
+        self._is_aborted = False
+        self._last: threading.Thread | None = None
 
     @property
     def pid(self) -> int | None:
@@ -91,19 +95,39 @@ class Worker:
         with self._lock:
             following, self._next = self._next, None
             process, self._process = self._process, None
+            self._await_last()
             if following is not None:
                 following.kill()
             if process is not None:
                 process.close()
 
+    def abort(self) -> None:
+        """Kill the process from another thread than that of a call, which fails then, as every later one does."""
+        self._is_aborted = True
+        process = self._process
+        if process is not None:
+            process.end_now()
+
+    def hand_on(self) -> None:
+        """Leave the process to the next worker with the same environment (``mptune.engines.worker.process.spare``)."""
+        with self._lock:
+            process, self._process = self._process, None
+            if process is not None:
+                give_spare(self._environment, process)
+
     def restart(self) -> None:
-        """Let the process end as ``close`` does, and another one start meanwhile, which the next call takes."""
+        """Let the process end as ``close`` does, and another one start meanwhile, which the next call takes.
+
+        Nothing is waited for here; the next call waits for both.
+        """
         with self._lock:
             process, self._process = self._process, None
             if process is not None:
                 with contextlib.suppress(OSError):  # the next call says why it cannot be started
                     self._next = self._next or WorkerProcess(self._environment, PRELOADED)
-                process.close()
+                self._await_last()
+                self._last = threading.Thread(target=process.close, name="mptune-close", daemon=True)
+                self._last.start()
 
     def __enter__(self) -> Worker:
         return self
@@ -127,6 +151,9 @@ class Worker:
                 return process
             deadline = time.monotonic() + timeout_s
             stage, outcome = process.exchange(request, deadline, Stage.BUILD, self.on_progress, self._reply)
+        if self._is_aborted:
+            self._kill()
+            return Failure(stage, FailureKind.WORKER, _ABORTED)
         if outcome is None:
             return self._fail(Failure(stage, FailureKind.TIMEOUT, f"no result after {timeout_s:g} s"), job, retire=True)
         kind, value = outcome
@@ -145,6 +172,8 @@ class Worker:
 
     def _living(self) -> WorkerProcess | Failure:
         """The process, started where there is none or where it ended between two jobs: no job failed then."""
+        if self._is_aborted:
+            return Failure(Stage.START, FailureKind.WORKER, _ABORTED)
         if self._process is not None and not self._process.is_alive:
             self._kill()
         failure = None if self._process is not None else self._start()
@@ -175,7 +204,13 @@ class Worker:
                 self._process = take_spare(self._environment) or WorkerProcess(self._environment)
         except OSError as error:
             return Failure(Stage.START, FailureKind.WORKER, f"the worker process could not be started: {error}")
+        if self._is_aborted:  # meanwhile
+            self._process.end_now()
         message = self._process.wait_until_ready(self._settings.start_timeout_s)
+        self._await_last()  # it may still hold memory of the device
+        if self._is_aborted:
+            self._kill()
+            return Failure(Stage.START, FailureKind.WORKER, _ABORTED)
         if message is None:
             return None
         return self._fail(Failure(Stage.START, FailureKind.WORKER, message), None, retire=True)
@@ -194,6 +229,12 @@ class Worker:
         if not retire:
             self._count_job()
         return Failure(failure.stage, failure.kind, failure.message, log_path)
+
+    def _await_last(self) -> None:
+        """Wait until the process that the last restart has ended is gone."""
+        last, self._last = self._last, None
+        if last is not None:
+            last.join()
 
     def _kill(self) -> None:
         process, self._process = self._process, None

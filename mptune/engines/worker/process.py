@@ -53,6 +53,7 @@ class WorkerProcess:
         """
         self.output = Output()
         self._buffer = bytearray()
+        self._is_ready = False
         self._oom_kills = oom_kills()
         request_read, self._requests = os.pipe()
         self._answers, answer_write = os.pipe()
@@ -92,13 +93,16 @@ class WorkerProcess:
         return self._popen.poll() is None
 
     def wait_until_ready(self, timeout_s: float) -> str | None:
-        """Wait until it takes jobs; None then, else why it will not."""
+        """Wait until it takes jobs; None then, else why it will not. At once where it has said so before."""
+        if self._is_ready:
+            return None
         deadline = time.monotonic() + timeout_s
         _, outcome = self.exchange(b"", deadline, Stage.START, lambda progress: None, lambda question: b"")
         if outcome is None:
             return f"the worker did not answer within {timeout_s:g} s"
         if outcome[0] != "ready":
             return "the worker ended while it started: " + self.cause_of_death()[1]
+        self._is_ready = True
         self.output.clear()
         return None
 
@@ -220,6 +224,10 @@ class WorkerProcess:
         kind = FailureKind.OUT_OF_MEMORY if starved else FailureKind.CRASH
         return kind, f"killed by {signal_name(-status)}" if status < 0 else f"exited with status {status}"
 
+    def end_now(self) -> None:
+        """Kill the whole tree, in any thread; whoever waits for an answer sees that it is gone, and calls ``kill``."""
+        kill_tree(self._popen)
+
     def kill(self) -> None:
         """Kill the whole tree and free the pipes; what was printed stays in ``output``."""
         kill_tree(self._popen)
@@ -253,41 +261,79 @@ class WorkerProcess:
         self._requests = self._answers = self._printed = -1
 
 
-_spare: tuple[tuple[Any, ...], WorkerProcess] | None = None
+_spares: list[tuple[tuple[Any, ...], WorkerProcess]] = []
+_spare_environments: list[Mapping[str, str]] = []
+_spares_are_over = False
 _spare_lock = threading.Lock()
 
 
 @contextlib.contextmanager
 def spare(environment: Mapping[str, str]) -> Iterator[None]:
-    """Start a process for the first worker with this environment; it is killed at the end where no worker took it.
+    """Start a process for the first worker with this environment; what no worker took is killed at the end.
 
     Args:
         environment: more environment variables of the process.
     """
-    global _spare
-    with _spare_lock, contextlib.suppress(OSError):  # a worker that starts one says why it cannot be started
-        if _spare is None:
-            _spare = _key(environment), WorkerProcess(environment, PRELOADED)
+    global _spares_are_over
+    with _spare_lock:
+        _spare_environments.append(environment)
+        _spares_are_over = False
     try:
+        add_spare(1)
         yield
     finally:
         with _spare_lock:
-            left, _spare = _spare, None
-        if left is not None:
-            left[1].kill()
+            _spare_environments.pop()
+            is_last = not _spare_environments
+        if is_last:
+            end_spares()
+
+
+def end_spares() -> None:
+    """Kill what no worker has taken, and keep none until ``spare`` begins anew: on a GPU it would disturb timings."""
+    global _spares_are_over
+    with _spare_lock:
+        _spares_are_over = True
+        left, _spares[:] = _spares[:], []
+    for _, process in left:
+        process.kill()
+
+
+def spare_environment() -> Mapping[str, str] | None:
+    """The environment variables of spare processes; None outside of ``spare``."""
+    with _spare_lock:
+        return _spare_environments[-1] if _spare_environments else None
+
+
+def add_spare(most: int) -> None:
+    """Start one more process within ``spare``, unless there are ``most`` that no worker has taken."""
+    with _spare_lock, contextlib.suppress(OSError):  # a worker that starts one says why it cannot be started
+        if _spare_environments and not _spares_are_over and len(_spares) < most:
+            environment = _spare_environments[-1]
+            _spares.append((_key(environment), WorkerProcess(environment, PRELOADED)))
+
+
+def give_spare(environment: Mapping[str, str], process: WorkerProcess) -> None:
+    """Keep a process that waits for jobs for the next worker; outside of ``spare`` it ends."""
+    with _spare_lock:
+        is_kept = bool(_spare_environments) and not _spares_are_over
+        if is_kept:
+            _spares.insert(0, (_key(environment), process))
+    if not is_kept:
+        process.close()
 
 
 def take_spare(environment: Mapping[str, str]) -> WorkerProcess | None:
-    """The process that was started ahead, if it is one for this environment and lives."""
-    global _spare
-    with _spare_lock:
-        if _spare is None or _spare[0] != _key(environment):
-            return None
-        (_, process), _spare = _spare, None
-    if process.is_alive:
-        return process
-    process.kill()
-    return None
+    """A process that was started ahead, if there is one for this environment that lives."""
+    while True:
+        with _spare_lock:
+            index = next((k for k, (key, _) in enumerate(_spares) if key == _key(environment)), None)
+            if index is None:
+                return None
+            _, process = _spares.pop(index)
+        if process.is_alive:
+            return process
+        process.kill()
 
 
 def _key(environment: Mapping[str, str]) -> tuple[Any, ...]:

@@ -1,11 +1,13 @@
 """The model with its FP32 values observed: the range of each on real data, reduced inside the graph.
 
-It has three small outputs per value instead of the value itself, so that all of them fit in memory at once.
+It has a few small outputs per value instead of the value itself, so that all of them fit in memory at once. Largest,
+smallest and sum of a value say all where the sum is finite. Where it is not, as with a mask of minus infinity, a second
+model looks at each element of that value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import onnx.numpy_helper
 
 from mptune.files import write_bytes
 from mptune.graph.casting.value_types import new_suffix
+from mptune.graph.folded import FoldedValues, LeftOut
 from mptune.graph.hazards.hazard import FP16_MAX
 from mptune.graph.hazards.masked_rows import softmax_rows
 from mptune.graph.loading.model import Model
@@ -30,25 +33,25 @@ _AXES_ARE_INPUT = 18
 
 @dataclass(frozen=True)
 class Tap:
-    """The names of the outputs that describe one value.
+    """The names of the outputs that describe one value, scalars unless said otherwise.
 
     Attributes:
         tensor: the value in the model.
-        absmax: largest finite magnitude, a scalar.
-        non_finite: how many values are NaN or infinite, an FP32 scalar.
         shape: int64, one entry per dimension.
+        lowest, highest: smallest and largest value; finite ones alone where there is ``non_finite``.
+        total: sum of the values, which is finite only if all of them are; "" where there is ``non_finite``.
+        non_finite: how many values are NaN or infinite, FP32; "" where elements are not looked at.
+        masked: how many rows of a softmax have no element within FP16's range, FP32; "" where none is taken.
         probes: what is asked of nodes, filed under this value.
-        lowest, highest: smallest and largest finite value, scalars.
-        masked: how many rows of a softmax have no element within FP16's range, an FP32 scalar; "" where none is taken.
     """
 
     tensor: str
-    absmax: str
-    non_finite: str
     shape: str
+    lowest: str
+    highest: str
+    total: str = ""
+    non_finite: str = ""
     masked: str = ""
-    lowest: str = ""
-    highest: str = ""
     probes: tuple[ProbeTap, ...] = ()
 
 
@@ -64,7 +67,8 @@ def write_observing_model(
     bank: WeightBank | None,
     path: Path,
     *,
-    branches: bool = False,
+    by_element: Collection[str] | None = None,
+    folded: FoldedValues | None = None,
     precisions: Sequence[str] = DEFAULT_PRECISIONS,
 ) -> tuple[Tap, ...]:
     """Write the observing model to ``path`` (in the bank's folder, if there is one). Its only outputs are the taps.
@@ -73,30 +77,28 @@ def write_observing_model(
         model: the model.
         bank: holds its weights; None writes them into the file.
         path: where to write.
-        branches: look at single elements only where a value is not finite throughout, which a runtime must then decide
-            as it runs: a third of the time on a CPU, but a GPU would wait at each value. The taps are the same.
+        by_element: values to look at element by element, and at no others, nor at probes; None looks at all, as fast as
+            it goes: with a third of the nodes.
+        folded: values that are constants already, in place of the nodes that compute them.
         precisions: that groups may have: probes round to them.
 
     Raises:
         RunError: the file cannot be written, or the disk is full.
     """
-    suffix = new_suffix(model, "tap")
-    proto = _without_outputs(model, bank, "observe")
-    graph = proto.graph
-    infinity, zero = f"infinity{suffix}", f"zero{suffix}"
-    graph.initializer.append(onnx.numpy_helper.from_array(np.array(np.inf, np.float32), infinity))
-    graph.initializer.append(onnx.numpy_helper.from_array(np.array(0, np.float32), zero))
-    lowest, rows = f"lowest{suffix}", softmax_rows(model)
-    graph.initializer.append(onnx.numpy_helper.from_array(np.array(-FP16_MAX, np.float32), lowest))
-    taps = tuple(
-        _tap(graph, model.opset, tensor, suffix, (infinity, zero, lowest), rows.get(tensor, ()), branches=branches)
-        for tensor in observed_tensors(model)
-    )
-    probes: dict[str, list[ProbeTap]] = {}
-    for probe in add_probes(graph, model, suffix, precisions):
-        probes.setdefault(probe.key, []).append(probe)
+    suffix, tensors, added = new_suffix(model, "tap"), observed_tensors(model), onnx.GraphProto()
+    build, rows = _Taps(added, model.opset, suffix), softmax_rows(model)
+    answers: dict[str, list[ProbeTap]] = {}
+    if by_element is not None:
+        taps = [build.by_element(tensor) for tensor in tensors if tensor in by_element]
+    else:
+        taps = [build.tap(tensor, rows.get(tensor, ())) for tensor in tensors]
+        for answer in add_probes(added, model, suffix, precisions):
+            answers.setdefault(answer.key, []).append(answer)
+    left_out = (folded or FoldedValues()).unread(model, {name for node in added.node for name in node.input})
+    proto = _without_outputs(model, bank, "observe", left_out)
+    proto.graph.MergeFrom(added)
     write_bytes(path, [proto.SerializeToString(deterministic=True)])
-    return tuple(replace(tap, probes=tuple(probes.get(tap.tensor, ()))) for tap in taps)
+    return tuple(replace(tap, probes=tuple(answers.get(tap.tensor, ()))) for tap in taps)
 
 
 def write_with_outputs(model: Model, bank: WeightBank | None, path: Path, tensors: Sequence[str]) -> None:
@@ -112,8 +114,13 @@ def write_with_outputs(model: Model, bank: WeightBank | None, path: Path, tensor
     write_bytes(path, [proto.SerializeToString(deterministic=True)])
 
 
-def _without_outputs(model: Model, bank: WeightBank | None, name: str) -> onnx.ModelProto:
-    """The model as it is, but for its outputs; large constants lie in the bank."""
+def _without_outputs(
+    model: Model,
+    bank: WeightBank | None,
+    name: str,
+    left_out: LeftOut = LeftOut(),  # noqa: B008  it is frozen
+) -> onnx.ModelProto:
+    """The model as it is, but for its outputs and what is left out; large constants lie in the bank."""
     proto = onnx.ModelProto(ir_version=max(model.proto.ir_version, 4))
     proto.opset_import.extend(model.proto.opset_import)
     graph = proto.graph
@@ -121,112 +128,90 @@ def _without_outputs(model: Model, bank: WeightBank | None, name: str) -> onnx.M
     graph.input.extend(model.proto.graph.input)
     graph.sparse_initializer.extend(model.proto.graph.sparse_initializer)
     for node in model.nodes:
-        graph.node.add().CopyFrom(node.proto)
-        graph.node[-1].name = node.name
+        if node.index not in left_out.nodes:
+            graph.node.add().CopyFrom(node.proto)
+            graph.node[-1].name = node.name
+    graph.initializer.extend(left_out.values)
     stored = inline_tensor if bank is None else bank.tensor_or_inline
     for constant in model.initializers.values():
-        if constant.node_index is None:
+        if constant.node_index is None and constant.name not in left_out.unread:
             graph.initializer.append(stored(constant, constant.name))
     return proto
 
 
-def _tap(
-    graph: onnx.GraphProto,
-    opset: int,
-    tensor: str,
-    suffix: str,
-    bounds: tuple[str, str, str],
-    row: tuple[int, ...],
-    *,
-    branches: bool,
-) -> Tap:
-    """Append the nodes that reduce one value. NaN compares false with everything, so it counts as not finite.
+class _Taps:
+    """Appends the nodes that reduce values, and their outputs."""
 
-    Args:
-        graph: the observing graph.
-        opset: its operator set.
-        tensor: the value.
-        suffix: of new names.
-        bounds: names of the constants infinity, zero and FP16's lowest value.
-        row: axes of a row, where a softmax is taken of the value; empty where none is.
-        branches: look at single elements only where the sum of all is not finite.
-    """
-    infinity, zero, lowest = bounds
+    def __init__(self, graph: onnx.GraphProto, opset: int, suffix: str) -> None:
+        self._graph = graph
+        self._opset = opset
+        self._suffix = suffix
+        self._constants: set[str] = set()
 
-    def add(op: str, inputs: list[str], what: str, **attributes: Any) -> str:
-        out = f"{tensor}.{what}{suffix}"
-        graph.node.append(onnx.helper.make_node(op, inputs, [out], name=out, **attributes))
-        return out
+    def tap(self, tensor: str, row: tuple[int, ...]) -> Tap:
+        """Largest, smallest and sum of a value.
 
-    highest, lowest_seen, count = (f"{tensor}.{what}{suffix}" for what in ("highest", "lowest", "count"))
-    careful = _careful(tensor, infinity, zero, suffix)
-    if branches:
-        # A sum with NaN or an infinite value in it is not finite. One that overflows is not either, and no harm.
-        total = add("Abs", [add("ReduceSum", [tensor], "sum", keepdims=0)], "size")
-        quick = [
-            onnx.helper.make_node("ReduceMax", [tensor], [f"{tensor}.max{suffix}"], keepdims=0),
-            onnx.helper.make_node("ReduceMin", [tensor], [f"{tensor}.min{suffix}"], keepdims=0),
-            onnx.helper.make_node("Identity", [zero], [f"{tensor}.none{suffix}"]),
-        ]
-        node = onnx.helper.make_node(
-            "If",
-            [add("Less", [total, infinity], "is_finite")],
-            [highest, lowest_seen, count],
-            name=f"{tensor}.if{suffix}",
-            then_branch=_branch(quick, [node.output[0] for node in quick]),
-            else_branch=_branch(careful, [node.output[0] for node in careful[-3:]]),
+        Args:
+            tensor: the value.
+            row: axes of a row, where a softmax is taken of the value; empty where none is.
+        """
+        return Tap(
+            tensor,
+            self._shape(tensor),
+            lowest=self._result(self._add(tensor, "ReduceMin", [tensor], "lowest", keepdims=0)),
+            highest=self._result(self._add(tensor, "ReduceMax", [tensor], "highest", keepdims=0)),
+            total=self._result(self._add(tensor, "ReduceSum", [tensor], "total", keepdims=0)),
+            masked=self._masked(tensor, row) if row else "",
         )
-        graph.node.append(node)
-    else:
-        graph.node.extend(careful)
-        for source, result in zip(careful[-3:], (highest, lowest_seen, count), strict=True):
-            graph.node.append(onnx.helper.make_node("Identity", [source.output[0]], [result], name=result))
-    # Of no values at all the largest is -infinity: 0 then.
-    absmax = add("Max", [highest, add("Neg", [lowest_seen], "negated"), zero], "absmax")
-    shape = add("Shape", [tensor], "shape")
-    masked = ""
-    if row:
-        if opset < _AXES_ARE_INPUT:
-            peak = add("ReduceMax", [tensor], "peak", keepdims=0, axes=list(row))
+
+    def by_element(self, tensor: str) -> Tap:
+        """The same of the finite elements, and how many are not. NaN compares false with everything."""
+        infinity, zero = self._constant("infinity", np.inf), self._constant("zero", 0.0)
+        finite = self._add(tensor, "Less", [self._add(tensor, "Abs", [tensor], "abs"), infinity], "finite")
+        kept = self._add(tensor, "Where", [finite, tensor, zero], "kept")
+        ones = self._add(
+            tensor, "Cast", [self._add(tensor, "Not", [finite], "not_finite")], "ones", to=onnx.TensorProto.FLOAT
+        )
+        return Tap(
+            tensor,
+            self._shape(tensor),
+            lowest=self._result(self._add(tensor, "ReduceMin", [kept], "lowest", keepdims=0)),
+            highest=self._result(self._add(tensor, "ReduceMax", [kept], "highest", keepdims=0)),
+            non_finite=self._result(self._add(tensor, "ReduceSum", [ones], "infinite", keepdims=0)),
+        )
+
+    def _masked(self, tensor: str, row: tuple[int, ...]) -> str:
+        """How many rows hold nothing within FP16's range."""
+        lowest = self._constant("lowest", -FP16_MAX)
+        if self._opset < _AXES_ARE_INPUT:
+            peak = self._add(tensor, "ReduceMax", [tensor], "peak", keepdims=0, axes=list(row))
         else:
-            axes = f"{tensor}.axes{suffix}"
-            graph.initializer.append(onnx.numpy_helper.from_array(np.array(row, np.int64), axes))
-            peak = add("ReduceMax", [tensor, axes], "peak", keepdims=0)
-        below = add("Cast", [add("Less", [peak, lowest], "below")], "rows", to=onnx.TensorProto.FLOAT)
-        masked = add("ReduceSum", [below], "masked", keepdims=0)
-        graph.output.append(onnx.helper.make_tensor_value_info(masked, onnx.TensorProto.FLOAT, []))
-    for name, code, dims in (
-        (absmax, onnx.TensorProto.FLOAT, []),
-        (count, onnx.TensorProto.FLOAT, []),
-        (lowest_seen, onnx.TensorProto.FLOAT, []),
-        (highest, onnx.TensorProto.FLOAT, []),
-        (shape, onnx.TensorProto.INT64, [None]),
-    ):
-        graph.output.append(onnx.helper.make_tensor_value_info(name, code, dims))
-    return Tap(tensor, absmax, count, shape, masked, lowest_seen, highest)
+            axes = f"{tensor}.axes{self._suffix}"
+            self._graph.initializer.append(onnx.numpy_helper.from_array(np.array(row, np.int64), axes))
+            peak = self._add(tensor, "ReduceMax", [tensor, axes], "peak", keepdims=0)
+        below = self._add(
+            tensor, "Cast", [self._add(tensor, "Less", [peak, lowest], "below")], "rows", to=onnx.TensorProto.FLOAT
+        )
+        return self._result(self._add(tensor, "ReduceSum", [below], "masked", keepdims=0))
 
+    def _shape(self, tensor: str) -> str:
+        name = self._add(tensor, "Shape", [tensor], "shape")
+        self._graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.INT64, [None]))
+        return name
 
-def _careful(tensor: str, infinity: str, zero: str, suffix: str) -> list[onnx.NodeProto]:
-    """The nodes that look at each element; the last three give largest and smallest finite value, and how many are not.
+    def _result(self, name: str) -> str:
+        self._graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, []))
+        return name
 
-    The names of their results are new in the graph, and in a branch of it.
-    """
-    made: list[onnx.NodeProto] = []
+    def _add(self, tensor: str, op: str, inputs: list[str], what: str, **attributes: Any) -> str:
+        """Append a node for a value; the name of its result, which is new."""
+        name = f"{tensor}.{what}{self._suffix}"
+        self._graph.node.append(onnx.helper.make_node(op, inputs, [name], name=name, **attributes))
+        return name
 
-    def add(op: str, inputs: list[str], what: str, **attributes: Any) -> str:
-        out = f"{tensor}.{what}{suffix}"
-        made.append(onnx.helper.make_node(op, inputs, [out], name=out, **attributes))
-        return out
-
-    finite = add("Less", [add("Abs", [tensor], "abs"), infinity], "finite")
-    kept = add("Where", [finite, tensor, zero], "kept")
-    ones = add("Cast", [add("Not", [finite], "not_finite")], "ones", to=onnx.TensorProto.FLOAT)
-    add("ReduceMax", [kept], "largest", keepdims=0)
-    add("ReduceMin", [kept], "smallest", keepdims=0)
-    add("ReduceSum", [ones], "infinite", keepdims=0)
-    return made
-
-
-def _branch(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> onnx.GraphProto:
-    infos = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, []) for name in outputs]
-    return onnx.helper.make_graph(list(nodes), "branch", [], infos)
+    def _constant(self, what: str, value: float) -> str:
+        name = f"{what}{self._suffix}"
+        if name not in self._constants:
+            self._constants.add(name)
+            self._graph.initializer.append(onnx.numpy_helper.from_array(np.array(value, np.float32), name))
+        return name

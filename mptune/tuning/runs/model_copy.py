@@ -6,11 +6,15 @@ run directory can go to another machine alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mptune.engines.loading import load_typed_model
+from mptune.engines.workload import Workload
 from mptune.errors import ModelError, RunError
 from mptune.files import parse_json, write_json
 from mptune.graph.grouping.grouped import GroupedModel
@@ -29,8 +33,13 @@ SEAL_FILE = "model.json"
 _FORMAT = 1
 
 
-def keep_model(run: RunDirectory, grouped: GroupedModel) -> None:
+def keep_model(run: RunDirectory, grouped: GroupedModel, bank: WeightBank | None = None) -> None:
     """Write the copy, unless it is there.
+
+    Args:
+        run: its directory.
+        grouped: the model.
+        bank: the run's weights; None writes them where they are not there.
 
     Raises:
         RunError: the directory cannot be written, or the disk is full.
@@ -40,10 +49,23 @@ def keep_model(run: RunDirectory, grouped: GroupedModel) -> None:
     path = run.weights / MODEL_FILE
     if seal is not None and seal["model_sha256"] == model.sha256 and path.exists():
         return
-    bank = WeightBank.write(model, run.weights)
+    bank = bank or WeightBank.write(model, run.weights)
     Rewriter(grouped, bank).write(grouped.uniform(Precision.FP32), path)
     document = {"format": _FORMAT, "model_sha256": model.sha256, "copy_sha256": load_typed_model(path).sha256}
     write_json(run.weights / SEAL_FILE, document)
+
+
+@contextmanager
+def kept_meanwhile(run: RunDirectory, workload: Workload) -> Iterator[None]:
+    """Write the copy beside what the caller does, which waits for jobs and times nothing.
+
+    Raises:
+        RunError: see ``keep_model``.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="mptune-copy") as pool:
+        kept = pool.submit(keep_model, run, workload.grouped, workload.bank)
+        yield
+        kept.result()
 
 
 def ensure_copy(run: RunDirectory, file: RunFile) -> None:

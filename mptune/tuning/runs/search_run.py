@@ -51,6 +51,7 @@ from mptune.tuning.record.study import open_study
 from mptune.tuning.runs.crew import Crew, StartWorker
 from mptune.tuning.runs.hosts import check_study
 from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
+from mptune.tuning.runs.model_copy import kept_meanwhile
 from mptune.tuning.runs.result import forget_run, front_of, has_evaluation
 from mptune.tuning.runs.seals import seal
 from mptune.tuning.sample_sets import labels_sha256, load_data, rollout_of, split_data
@@ -59,7 +60,7 @@ from mptune.tuning.steps.attempts import in_fresh_processes
 from mptune.tuning.steps.baseline import stop_at_errors, try_objective
 from mptune.tuning.steps.emulated import EMULATED_JSON, PlanEmulator
 from mptune.tuning.steps.guide import Guide
-from mptune.tuning.steps.kernels import KERNELS_JSON, MissingKernels, ask_for_kernels
+from mptune.tuning.steps.kernels import KERNELS_JSON, MissingKernels, keep_kernels
 from mptune.tuning.steps.limits import Limits
 from mptune.tuning.steps.prepare import (
     Observations,
@@ -158,12 +159,10 @@ class SearchRun(MeasuringRun):
         self._search(self.record.space)
         self._check_engine(self._settings, "search")
         about = () if self.environment is None else self.environment.warnings
-        known = (*data_warnings, *observations.warnings, *about)
-        warnings = (*known, *kernels.warnings, *space.warnings, *repaired)
+        warnings = (*data_warnings, *observations.warnings, *about, *kernels.warnings, *space.warnings, *repaired)
         self._save(warnings=tuple(dict.fromkeys(warnings)))
         front = front_of(self.directory, self.file, self.record, keep=True)
-        sizes = self._settings.shapes, others
-        about_sizes, unknown = chosen_sweep(self._workload, self.grouped, front.chosen, *sizes)
+        about_sizes, unknown = chosen_sweep(self._workload, self.grouped, front.chosen, self._settings.shapes, others)
         if not about_sizes and not unknown:
             return front
         self._warn(*unknown, *(finding.message for finding in about_sizes))
@@ -267,18 +266,19 @@ class SearchRun(MeasuringRun):
         known = Observations.load(self.directory.observed_json)
         if known is not None:
             skip, wanted = self._settings.skip_checks, self._settings.precisions
-            place = self._workload.workspace
-            self._warn(*sets.repair(place, self._open_toolchain, skip=skip, precisions=wanted))
+            self._warn(*sets.repair(self._workload.workspace, self._open_toolchain, skip=skip, precisions=wanted))
             return known, warnings, (*findings, *observed_findings(known, self.grouped, search.indices))
         self._warn(*warnings, *(finding.message for finding in findings))
         sets.save(self._workload.workspace)
         indices: dict[SampleSet, tuple[int, ...]] = {"search": search.indices, "held_out": held_out.indices}
-        seen = observe(self._open_toolchain(), self._listener, self._model, indices, skip=self._settings.skip_checks)
-        # Before the observations: a run that has those and no answer was made before the question was asked.
-        asked = ask_for_kernels(self._open_toolchain(), self._settings.precisions)
-        asked.save(self._workload.workspace.data_dir / KERNELS_JSON)
-        measured = self._open_toolchain().latency_source == "measured"
-        observations = check_memory(seen, self._model, self._target, measured=measured)
+        toolchain, skip = self._open_toolchain(), self._settings.skip_checks
+
+        def ask() -> None:  # Before the observations: a run without an answer was made before the question was asked.
+            with kept_meanwhile(self.directory, self._workload):
+                keep_kernels(toolchain, self._settings.precisions, self._workload.workspace.data_dir)
+
+        seen = observe(toolchain, self._listener, self._model, indices, skip=skip, meanwhile=ask)
+        observations = check_memory(seen, self._model, self._target, measured=toolchain.latency_source == "measured")
         seal(self._workload.workspace.data_dir)
         observations.save(self.directory.observed_json)
         return observations, warnings, (*findings, *observed_findings(observations, self.grouped, search.indices))

@@ -97,6 +97,15 @@ class MissingKernels:
         return tuple(found)
 
 
+def keep_kernels(toolchain: Toolchain, precisions: Sequence[str], data_dir: Path) -> None:
+    """Write the answer of ``ask_for_kernels`` where ``MissingKernels.load`` reads it: ``KERNELS_JSON``.
+
+    Raises:
+        RunError: the disk is full, or the directory cannot be written.
+    """
+    ask_for_kernels(toolchain, precisions).save(data_dir / KERNELS_JSON)
+
+
 def ask_for_kernels(toolchain: Toolchain, precisions: Sequence[str] = ("fp32", "fp16")) -> MissingKernels:
     """Ask the engine, in a fresh process where the first one fails; a second failure is a warning."""
     nodes, warnings = _ask(toolchain, toolchain.missing_fp16_kernels, Precision.FP16)

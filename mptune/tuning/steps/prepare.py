@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -166,6 +166,7 @@ def observe(
     indices: Mapping[SampleSet, Sequence[int]] = MappingProxyType({}),
     *,
     skip: bool = False,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Observations:
     """Take the references, check them, and observe the ranges.
 
@@ -175,6 +176,7 @@ def observe(
         model: the untouched model; None looks at what it computes alone.
         indices: set -> index in the data of each of its samples.
         skip: go on where what the model computes cannot be a reference.
+        meanwhile: what else the toolchain is asked, which needs no ranges: they may be observed beside it.
 
     Raises:
         BaselineError: the model does not run in FP32, or what it computes cannot be a reference.
@@ -182,6 +184,7 @@ def observe(
     found = () if model is None else training_findings(model, "search", is_run=True)
     if not skip:
         stop_at_errors(found)
+    toolchain.observe_ahead()
     listener.stage("reference")
     reference = _reference(toolchain, "search", listener)
     found += check_reference(reference, indices=indices.get("search", ()), skip=skip, model=model)
@@ -193,6 +196,7 @@ def observe(
         for finding in others
         if (finding.code, finding.where.outputs) not in codes
     )
+    meanwhile()
     listener.stage("observing ranges")
     ranges = in_fresh_processes(toolchain.observe, toolchain, listener, "observing ranges")
     if isinstance(ranges, Failure):

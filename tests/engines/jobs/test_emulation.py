@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from mptune.data.calibration import save_outputs
 from mptune.engines.base import EngineError, Failure, FailureKind, Stage, Workspace
 from mptune.engines.emulated_samples import QUICK_S, EmulatedSamples, one_group_errors_s
+from mptune.engines.jobs import emulation as jobs
 from mptune.engines.jobs.emulation import ErrorsJob, SwitchedErrorsJob
 from mptune.engines.jobs.reference import ReferenceJob
 from mptune.engines.jobs.samples import Feed, Outputs
@@ -48,6 +49,15 @@ def test_errors_are_taken_per_sample(tmp_path: Path) -> None:
     assert one.per_output["y"]["max_abs"] == (1.0, 1.0)
     (few,) = ErrorsJob((model,), samples, reference, "cpu", part=range(1)).run(WorkerState())
     assert few.per_output["y"]["max_abs"] == (1.0,)
+
+
+def test_the_reference_itself_has_no_error_and_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, samples, reference = prepare(tmp_path)
+    expected = ErrorsJob((model,), samples, reference, "cpu").run(WorkerState())
+    (few,) = ErrorsJob((model,), samples, reference, "cpu", part=range(1, 2)).run(WorkerState())
+    monkeypatch.delattr(jobs, "open_session")
+    assert ErrorsJob((None,), samples, reference, "cpu").run(WorkerState()) == expected
+    assert ErrorsJob((None,), samples, reference, "cpu", part=range(1, 2)).run(WorkerState()) == (few,)
 
 
 def test_files_that_changed_are_read_again(tmp_path: Path) -> None:
@@ -139,6 +149,12 @@ def test_plans_of_one_group_share_sessions_and_agree_with_their_own(run: Run) ->
     assert min(apart) > 1e-6
     many.close()
     assert not list(run.workspace.weights_dir.glob("*.onnx"))
+
+
+def test_an_all_fp32_plan_is_not_run(run: Run) -> None:
+    errors = run.emulation().errors([run.plan(), run.plan(0)])
+    assert values(errors)[0] == 0.0 < values(errors)[1]
+    assert [model is None for model in run.jobs[-1].models] == [True, False]
 
 
 def conv_net(path: Path, size: int) -> GroupedModel:

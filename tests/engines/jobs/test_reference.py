@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from mptune.data.rollout import Rollout
 from mptune.engines.base import EngineError, Failure, FailureKind, ReferenceReport, Stage
 from mptune.engines.jobs import reference
 from mptune.engines.jobs.checks.rows import relative_l2
+from mptune.engines.jobs.ranges import ObservedRanges
 from mptune.engines.jobs.reference import ObserveJob, ProbeJob, ReferenceJob
 from mptune.engines.jobs.samples import parts_beside
 from mptune.engines.ort import side_by_side
@@ -166,17 +168,22 @@ def test_relative_l2(values: list[float], reference: list[float], error: float) 
 
 
 def test_ranges_are_reduced_over_all_samples(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Exp", ["x"], ["e"]), helper.make_node("Relu", ["e"], ["y"])]
+    nodes = [helper.make_node("Exp", ["x"], ["e"]), helper.make_node("Neg", ["e"], ["y"])]
     model = save_graph(tmp_path / "m.onnx", nodes, ["n", 2], output=["n", 2])
-    observing = tmp_path / "observing.onnx"
-    taps = write_observing_model(load_model(model), None, observing)
-    samples = tmp_path / "samples.npz"
-    feeds = [np.array([[0, 1]], np.float32), np.array([[2, 100], [-9, 0]], np.float32)]
-    CalibrationSet(tuple({"x": feed} for feed in feeds), "test", False).save(samples)
-    ranges = ObserveJob(observing, taps, samples, "cpu").run(WorkerState())
-    assert ranges["x"].absmax == 100.0
-    assert (ranges["e"].shape, ranges["e"].non_finite) == ((1, 2), 1)
-    assert ranges["e"].absmax == pytest.approx(math.exp(2), rel=1e-5)
+    feeds = [np.array([[0, 1]], np.float32), np.array([[2, 100], [-9, 0]], np.float32), np.array([[3e38, 3e38]])]
+    CalibrationSet(tuple({"x": feed.astype(np.float32)} for feed in feeds), "test", False).save(tmp_path / "s.npz")
+
+    def observe(by_element: Collection[str] | None = None) -> ObservedRanges:
+        taps = write_observing_model(load_model(model), None, tmp_path / "observing.onnx", by_element=by_element)
+        return ObserveJob(tmp_path / "observing.onnx", taps, tmp_path / "s.npz", "cpu").run(WorkerState())
+
+    seen = observe()
+    assert sorted(seen.doubtful) == ["e", "x", "y"], "not finite on the second and third, and a sum that overflows"
+    ranges = seen.looked_at_again(observe(seen.doubtful))
+    assert (ranges["x"].absmax, ranges["x"].lowest, ranges["x"].sample) == (np.float32(3e38), -9.0, 2)
+    assert (ranges["e"].shape, ranges["e"].non_finite, ranges["e"].sample) == ((1, 2), 3, 1)
+    assert (ranges["x"].non_finite, ranges["y"].non_finite) == (0, 3)
+    assert ranges["y"].lowest == -ranges["e"].highest == pytest.approx(-math.exp(2), rel=1e-5)
 
 
 def test_reference_and_ranges_are_the_same_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

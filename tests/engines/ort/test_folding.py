@@ -10,7 +10,9 @@ import onnx
 import onnxruntime
 import pytest
 
+from mptune.data.calibration import CalibrationSet
 from mptune.engines.base import Failure, FailureKind, Stage
+from mptune.engines.jobs.reference import ObserveJob
 from mptune.engines.ort.folding import FoldJob
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
 from mptune.engines.workload import Workload
@@ -19,6 +21,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision
+from mptune.graph.writing.observe import write_observing_model
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from mptune.settings import SearchSettings
@@ -133,6 +136,23 @@ def test_shapes_that_are_not_fixed_stay(tmp_path: Path) -> None:
     assert not folded(model, tmp_path / "work").values
 
 
+@pytest.mark.parametrize("name", ["detr_torchscript_17", "constants", "scan_sum", "chains"])
+def test_what_is_observed_is_the_same(name: str, tmp_path: Path) -> None:
+    corpus = CORPUS / f"{name}.onnx"
+    path = corpus if corpus.exists() else make_chains(tmp_path / f"{name}.onnx", 40)
+    model = load_model(path if corpus.exists() or name == "chains" else filled(name, tmp_path))
+    (tmp_path / "bank").mkdir()
+    bank, place = WeightBank.write(model, tmp_path / "bank"), tmp_path / "bank" / "observing.onnx"
+    CalibrationSet((feeds(model),), "test", False).save(tmp_path / "samples.npz")
+    seen, nodes = [], []
+    for values in (None, folded(model, tmp_path / "work")):
+        taps = write_observing_model(model, bank, place, folded=values)
+        nodes.append(len(nodes_of(place)))
+        seen.append(run_here(ObserveJob(place, taps, tmp_path / "samples.npz", "cpu")))
+    assert seen[0] == seen[1]
+    assert nodes[0] > nodes[1]
+
+
 class Calls:
     """Counts the jobs that fold, and lets them fail where asked."""
 
@@ -156,7 +176,7 @@ def test_a_search_folds_once_and_where_it_pays(
     model = load_model(path)
     grouped = GroupedModel(model, find_groups(model))
     with OnnxRuntimeToolchain(load_target("cpu"), Workload(grouped, workspace), settings) as toolchain:
-        toolchain._call = calls = Calls(toolchain, fails=fails)  # type: ignore[method-assign, assignment]
+        toolchain._reference_model._call = calls = Calls(toolchain, fails=fails)
         for precision in (Precision.FP32, Precision.FP16):
             typed = toolchain._typed_model(grouped.uniform(precision))
             assert sum(node.op_type == "Concat" for node in nodes_of(typed)) == kept

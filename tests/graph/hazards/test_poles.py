@@ -59,7 +59,7 @@ def poles(nodes: list[object], x: np.ndarray, folder: Path) -> list[Hazard]:
         for p in tap.probes
         if not p.vectors
     ]
-    ranges = {tap.tensor: float(out[tap.absmax]) for tap in taps}
+    ranges = {tap.tensor: max(float(out[tap.highest]), -float(out[tap.lowest])) for tap in taps}
     found = find_hazards(GroupedModel(model, find_groups(model)), ranges, seen=Seen(records=tuple(records)))
     return [hazard for hazard in found if hazard.kind == "pole"]
 
