@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import tarfile
 from dataclasses import replace
@@ -14,7 +15,8 @@ import pytest
 import mptune
 from mptune.errors import RunError, SettingsError, TargetError
 from mptune.graph.loading.model import load_model
-from mptune.graph.plan import PrecisionPlan
+from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
+from mptune.reporting.terminal.explanation import print_explanation
 from mptune.tuning.space import make_space
 from mptune.tuning.steps import prepare
 from tests.graph.models import constant, model, node, save, value
@@ -75,6 +77,20 @@ def test_what_overflows_is_bf16_and_the_rest_fp16(searched: tuple[mptune.Front, 
     assert "in BF16, the rest in FP32" in (out / "chosen" / "README.txt").read_text()
     constants = onnx.load(out / "chosen" / "model.onnx").graph.initializer
     assert onnx.TensorProto.BFLOAT16 in {constant.data_type for constant in constants}
+
+
+def test_it_is_explained_with_what_each_group_is(searched: tuple[mptune.Front, Path]) -> None:
+    front, _ = searched
+    assert front.chosen is not None
+    verdicts = {worth.group: worth.verdict for worth in front.explanation.groups}
+    held = {p: {g for g, verdict in verdicts.items() if verdict == p.name} for p in REDUCED}
+    assert held[Precision.BF16] == set(front.chosen.plan.bf16_groups) != set()
+    assert held[Precision.FP16] == set(front.chosen.plan.fp16_groups)
+    stream = io.StringIO()
+    print_explanation(front, stream)
+    text = " ".join(stream.getvalue().split())
+    assert "in BF16 where FP16 cannot hold its values" in text
+    assert "reduced in: points of the front where it is FP16 or BF16" in text
 
 
 def test_the_run_is_read_and_resumed(overflowing: tuple[Path, Path], searched: tuple[mptune.Front, Path]) -> None:

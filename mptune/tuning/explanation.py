@@ -76,9 +76,9 @@ class GroupWorth:
         gain_ms: what it takes less in FP16, its Casts not counted; None where it is not known.
         casts_ms: what the Casts around it cost while all its neighbours are FP32; None where it is not known.
         error_per_ms: ``one_group_error / gain_ms``; None where either is not known or it gains nothing.
-        fp16_points: in how many points of the front it is FP16.
+        fp16_points: in how many points of the front it is FP16 or BF16.
         points: how many points the front has.
-        verdict: what the chosen plan does with it: ``FP16``, or ``FP32: `` and the reason.
+        verdict: what the chosen plan does with it: ``FP16``, ``BF16``, or ``FP32: `` and the reason.
         is_pinned: its precision was not searched.
         finding: code of the finding that speaks against FP16 here; None where there is none.
     """

@@ -36,9 +36,10 @@ PARSED = frozenset(
 """Operators of com.microsoft that the parser of TensorRT-RTX 1.7 takes by their name, some of them in some forms only
 (``OnnxParser.supports_operator``); older parsers have fewer."""
 
-_NOT_IN_BF16 = frozenset({"GRU"})
+_NOT_IN_BF16 = frozenset({"GRU", "HardSwish"})
 """Operators of ONNX that the parser of TensorRT-RTX 1.7 takes in FP32 and FP16 alone: it subtracts a GRU's gate from an
-FP32 one ("ElementWiseOperation SUB must have same input types. But they are of types Float and BFloat16")."""
+FP32 one ("ElementWiseOperation SUB must have same input types. But they are of types Float and BFloat16"); and "Only
+FLOAT, HALF or INT8 input is supported for the HardSwish operator"."""
 
 CURE = "give the model from before ONNX Runtime's optimiser, or --engine onnxruntime"
 

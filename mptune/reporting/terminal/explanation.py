@@ -46,12 +46,16 @@ def print_explanation(front: Front, stream: TextIO | None = None) -> None:
         return
     print_breaks(console, front, every=True)
     console.print(Text("groups, by error per millisecond gained", style="bold"))
-    console.print(_groups(explanation.groups, console.width))
+    has_bf16 = any(point.plan.bf16_groups for point in front.points)
+    counted = "reduced in" if has_bf16 else "FP16 in"
+    console.print(_groups(explanation.groups, console.width, counted))
     console.print()
     gains = explanation.gains_from
     gains_text = "unknown: the search did not measure them" if gains is None else f"from {gains}, without Casts"
-    print_text(console, f"errors: {front.metric} with this group alone in FP16; gains: {gains_text}")
-    print_text(console, "FP16 in: points of the front; plan: what the chosen plan does")
+    alone = "FP16, or in BF16 where FP16 cannot hold its values" if has_bf16 else "FP16"
+    print_text(console, f"errors: {front.metric} with this group alone in {alone}; gains: {gains_text}")
+    where = " where it is FP16 or BF16" if has_bf16 else ""
+    print_text(console, f"{counted}: points of the front{where}; plan: what the chosen plan does")
     console.print()
     _why(console, front)
     console.print(Text("groups in FP32 of each plan, the fastest first", style="bold"))
@@ -80,9 +84,9 @@ def _why(console: Console, front: Front) -> None:
     console.print()
 
 
-def _groups(worths: tuple[GroupWorth, ...], width: int) -> Table:
+def _groups(worths: tuple[GroupWorth, ...], width: int, counted: str) -> Table:
     with_casts = width >= WIDE
-    heads = ("group", "kind", "error", "gain ms", *(["Casts ms"] if with_casts else []), "error/ms", "FP16 in", "plan")
+    heads = ("group", "kind", "error", "gain ms", *(["Casts ms"] if with_casts else []), "error/ms", counted, "plan")
     rows = [
         (
             worth.group,
@@ -106,7 +110,7 @@ def _groups(worths: tuple[GroupWorth, ...], width: int) -> Table:
         table.add_column(head, justify="right", no_wrap=True)
     table.add_column(heads[-1], no_wrap=True)
     for worth, (group, *others) in zip(worths, rows, strict=True):
-        style = "" if worth.verdict == "FP16" else "yellow"
+        style = "" if worth.verdict in ("FP16", "BF16") else "yellow"
         name = cut_front(worth.name, left)
         table.add_row(*(Text(cell) for cell in (group, name, *others)), style=style)
     return table

@@ -150,7 +150,7 @@ class _Reasons:
         if casts and group.id not in self._findings and self._is_slower_throughout(evaluation):
             return Reason.BOUNDARIES, f"{casts}; {name} throughout is not faster, either"
         if error is not None and _raises(evaluation.error_value, error):
-            return Reason.ERROR, f"its error alone is {error:.1e}{_saving(saves_ms)}"
+            return Reason.ERROR, f"its error alone is {error:.1e}{_saving(saves_ms, name)}"
         if casts:
             return Reason.BOUNDARIES, casts
         tried = self._evaluated.get(evaluation.plan.replace({group.id: group.reduced}).fingerprint)
@@ -160,11 +160,11 @@ class _Reasons:
             return Reason.BOUNDARIES, f"{name} would save {saves_ms:.2g} ms, too little to be timed"
         if tried is not None:
             error_then = f"the error of this plan is {tried.error_value:.1e}"
-            return Reason.ERROR, f"with it in {name} {error_then}{_saving(saves_ms)}"
+            return Reason.ERROR, f"with it in {name} {error_then}{_saving(saves_ms, name)}"
         if error is None or saves_ms is None:
             lacking = "one-group error" if error is None else "gain"
             return Reason.UNKNOWN, f"the search did not ask for its {lacking}"
-        return Reason.UNTRIED, f"its error alone is {error:.1e}{_saving(saves_ms)}: a larger budget may try it"
+        return Reason.UNTRIED, f"its error alone is {error:.1e}{_saving(saves_ms, name)}: a larger budget may try it"
 
     def worths(
         self, points: Sequence[Evaluation], chosen: Evaluation | None, kept: Mapping[str, Sequence[Kept]]
@@ -223,10 +223,12 @@ def _raises(error: float, one_group_error: float) -> bool:
     return not math.hypot(before, one_group_error) < (1 + LEAST_RISE) * before
 
 
-def _saving(saves_ms: float | None) -> str:
+def _saving(saves_ms: float | None, name: str) -> str:
     if saves_ms is None:
         return ""
-    return f", and FP16 would save {saves_ms:.2g} ms" if saves_ms > 0 else ", and its Casts cost more than FP16 saves"
+    return (
+        f", and {name} would save {saves_ms:.2g} ms" if saves_ms > 0 else f", and its Casts cost more than {name} saves"
+    )
 
 
 def _verdict(group: GroupFacts, chosen: Evaluation | None, reason: Reason | None) -> str:
@@ -234,7 +236,7 @@ def _verdict(group: GroupFacts, chosen: Evaluation | None, reason: Reason | None
         return f"pinned to {str(group.pin.precision).upper()}"
     if chosen is None:
         return "no plan is chosen"
-    return "FP16" if reason is None else f"FP32: {reason.value}"
+    return chosen.plan.precision[group.id].name if reason is None else f"FP32: {reason.value}"
 
 
 def _broken(built: BuiltPlans, free: Sequence[str], errors: Mapping[str, float]) -> dict[str, tuple[Reason, str]]:

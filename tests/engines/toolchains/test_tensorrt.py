@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from mptune.engines.base import Failure, FailureKind, Measurement, Progress, Stage
 from mptune.engines.tensorrt.builder import BuildOptions, engine_faults
 from mptune.engines.tensorrt.jobs import BuildJob, BuildResult, LibraryReport, MeasureEngineJob
 from mptune.engines.tensorrt.library import Kind, is_installed, load_library
+from mptune.engines.tensorrt.operators import refused_in_bf16
 from mptune.engines.tensorrt.session import EngineOptions, TensorRtSession
 from mptune.engines.tensorrt.store import StoredEngine
 from mptune.engines.toolchains import choose as toolchain
@@ -416,6 +417,29 @@ def test_inputs_that_the_model_declares_fp64_are_named_to_the_session(
         job = tools._measure_job(grouped.uniform(Precision.FP16), "search", None)
     assert isinstance(job, MeasureEngineJob)
     assert job._options().fp64_inputs == {"d"}
+
+
+@needs_rtx
+def test_a_hard_swish_is_kept_out_of_bf16(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], name="fc"),
+        helper.make_node("HardSwish", ["h"], ["a"], name="activate"),
+        helper.make_node("MatMul", ["a", "v"], ["y"], name="head"),
+    ]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 8]) for name in "xy")
+    weights = [numpy_helper.from_array(np.eye(8, dtype=np.float32), name) for name in "wv"]
+    proto = helper.make_model(
+        helper.make_graph(nodes, "g", [x], [y], weights), opset_imports=[helper.make_opsetid("", 22)], ir_version=10
+    )
+    onnx.save(proto, tmp_path / "m.onnx")
+    loaded = load_model(tmp_path / "m.onnx")
+    grouped = GroupedModel(loaded, find_groups(loaded))
+    typed = Rewriter(grouped).export(grouped.uniform(Precision.BF16), tmp_path / "typed.onnx")
+    assert "HardSwish" in str(rtx.refusal(rtx.require(), typed, build=False))
+    pins = MissingKernels(bf16=refused_in_bf16(loaded, "tensorrt-rtx")).pins(grouped, Precision.BF16)
+    assert pins.keys() == {grouped.owners["activate"]}
+    taken = grouped.uniform(Precision.BF16).replace(dict.fromkeys(pins, Precision.FP32))
+    assert rtx.refusal(rtx.require(), Rewriter(grouped).export(taken, typed), build=False) is None
 
 
 @needs_rtx
