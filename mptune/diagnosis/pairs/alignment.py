@@ -1,6 +1,6 @@
 """Two models side by side: which node of one is which of the other, and the first in which they differ.
 
-Casts between floating-point types, ``x - 0`` and a Clip of constants to a type's range are looked through, the
+Casts between floating-point types, ``x - 0`` and a Clip to a type's range before them are looked through, the
 floating-point type that a Cast gives does not count, and a constant that is the other's, rounded, is the same: what
 FP16 and BF16 do is found from values, not from structure.
 """
@@ -18,7 +18,6 @@ import onnx.defs
 import onnx.helper
 
 from mptune.graph.bfloat16 import from_bfloat16, to_bfloat16
-from mptune.graph.folded import shape_computing
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.once import once
 from mptune.graph.plan import LARGEST, REDUCED, Precision
@@ -225,7 +224,7 @@ def _is_float_cast(model: Model, node: Node) -> bool:
     """Whether a node only gives a value another floating-point type, or name."""
     if not node.is_standard or not node.inputs:
         return False
-    if node.op_type == "Identity" or _subtracts_nothing(model, node) or _limits_folded(model, node):
+    if node.op_type == "Identity" or _subtracts_nothing(model, node) or _limits_to_range(model, node):
         return True
     kinds = {model.info(node.inputs[0]).dtype, model.info(node.outputs[0]).dtype}
     return node.op_type == "Cast" and kinds <= _FLOATS
@@ -237,9 +236,10 @@ def _subtracts_nothing(model: Model, node: Node) -> bool:
     return zero is not None and not any(zero.shape) and not np.any(zero.numpy())
 
 
-def _limits_folded(model: Model, node: Node) -> bool:
-    """Whether a node limits what is folded into a constant to FP16's or BF16's range, as a mixed model has."""
-    if node.op_type != "Clip" or node.index not in shape_computing(model):
+def _limits_to_range(model: Model, node: Node) -> bool:
+    """Whether a node limits a value to FP16's or BF16's range before it is cast, as a mixed model has at masks."""
+    readers = [model.nodes[index] for index in model.consumers.get(node.outputs[0], ())]
+    if node.op_type != "Clip" or not readers or any(reader.op_type != "Cast" for reader in readers):
         return False
     limits = [model.initializers[name].numpy() for name in node.inputs[1:] if name in model.initializers]
     limits += [np.float32(attribute.f) for attribute in node.proto.attribute]

@@ -20,7 +20,8 @@ from mptune.graph.writing.weights import Rounding, rounding_of
 
 _VANISHING_SHARE = 0.01
 _MOSTLY_VANISHING_SHARE = 0.5
-_LIMITS = frozenset({"Clip", "Min", "Max"})
+LIMITS = frozenset({"Clip", "Min", "Max"})
+"""A constant beyond any value is a bound to these."""
 _SUMS = frozenset({"Add", "Sub"})
 _MAKE_MASKS = _SUMS | {"Where", "Mul"}
 ANSWERS_INFINITY = frozenset({"Softmax", "LogSoftmax", "Exp", "ArgMax", "TopK", "ReduceMax", "Max", "Sigmoid"})
@@ -146,7 +147,7 @@ def _overflow(look: Lookup, place: _Place, reason: str, readers: Sequence[Node])
     """
     evidence = {"absmax": place.value, "fp16_max": FP16_MAX, "held_as": FP16_MAX}
     if readers and all(_is_limit(look, node) for node in readers):
-        is_mask = any(node.op_type not in _LIMITS | {"Where"} for node in readers)
+        is_mask = any(node.op_type not in LIMITS | {"Where"} for node in readers)
         code = "mask" if is_mask else None
         return Hazard("info", "overflow", *place.arguments, reason, _MASK_CURE, code, evidence)
     return Hazard("warning", "overflow", *place.arguments, reason, BEYOND_CURE, "overflow", evidence)
@@ -172,7 +173,7 @@ def _is_limit(look: Lookup, node: Node, depth: int = _MAX_STEPS) -> bool:
 
     So does one that multiplies it, where the product is added.
     """
-    if node.op_type in _LIMITS | ANSWERS_INFINITY:
+    if node.op_type in LIMITS | ANSWERS_INFINITY:
         return True
     if node.op_type in _VIEWS and depth > 0:
         readers = [reader for output in node.outputs for reader in look.readers(output)]

@@ -122,7 +122,7 @@ def masked_row_findings(
                 evidence={"masked_rows": masked.rows, "limit": -FP16_MAX},
                 text=f"value {tensor!r}: {many} masked whole on the calibration data, first in sample {sample}: "
                 f"every element lies below {-FP16_MAX:g}. In FP16 all are -inf, and their softmax is NaN, where the"
-                " mask is cast from FP32, or held as the lowest value with scores below -16 added",
+                " mask is an input, or where scores below -16 are added to one that is held as -65504",
                 cure="mask with a value that FP16 holds (-1e4), or give rows that are not masked whole",
             )
         )

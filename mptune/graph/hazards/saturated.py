@@ -25,7 +25,7 @@ _OVERFLOWS_AT: Mapping[Precision, float] = {
 }
 """The smallest value that rounds to infinity: half a spacing above the largest finite one (IEEE 754-2008, 4.3.1)."""
 
-_SELECTS = DATA_MOVEMENT - {"Cast"} | {
+SELECTS = DATA_MOVEMENT - {"Cast"} | {
     "Abs",
     "Clip",
     "Concat",
@@ -45,7 +45,8 @@ _SELECTS = DATA_MOVEMENT - {"Cast"} | {
     "Where",
 }
 """Operators whose results have no larger magnitude than the largest of their inputs."""
-_SUMS = frozenset({"Add", "Sub", "Sum"})
+SUMS = frozenset({"Add", "Sub", "Sum"})
+PRODUCTS = frozenset({"Mul"})
 _MAX_DEPTH = 64
 _NONE = frozenset[str]()
 
@@ -120,10 +121,10 @@ class SaturatedRanges:
         if isinstance(padding, float):  # an input from operator set 11 on
             held, is_beyond = self._held(node.outputs[0], np.array(padding))
             bounds, sources = [*bounds, held], sources | is_beyond
-        if node.op_type in _SELECTS:
+        if node.op_type in SELECTS:
             return max(bounds, default=math.inf), sources
-        if node.op_type in _SUMS:
+        if node.op_type in SUMS:
             return sum(bounds), sources
-        if node.op_type == "Mul":
+        if node.op_type in PRODUCTS:
             return 0.0 if 0.0 in bounds else math.prod(bounds), sources
         return math.inf, _NONE

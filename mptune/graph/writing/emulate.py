@@ -26,10 +26,10 @@ import onnx
 
 from mptune.files import write_bytes
 from mptune.graph.casting.value_types import Resolution, ValueTypes, new_suffix, value_types
-from mptune.graph.folded import comes_from_beyond
 from mptune.graph.fused import FUSED_IN, FusedNodes, FusedReads, steps_inside
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
+from mptune.graph.hazards.carried import is_held
 from mptune.graph.loading.model import Node
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.constants import ConstantStore, NeededConstants, banked, inline
@@ -178,7 +178,7 @@ class Emulator:
         for precision in REDUCED:
             if precision in needed:
                 source = value
-                if comes_from_beyond(self._model, value, precision):
+                if is_held(self._model, value, precision):
                     source = value + self._held[precision]
                     graph.node.extend(clip_node(value, source, precision, self._model.opset))
                 self._add_rounding(graph, source, value + self._rounded[precision], value, precision)

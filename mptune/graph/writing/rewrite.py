@@ -4,7 +4,7 @@
 value is cast at most once per type, right after its producer; constants are converted, never cast at run time; shape,
 index and boolean values are untouched; the same plan gives the same bytes; the all-FP32 plan changes nothing. Beside
 Casts it adds nothing but a subtraction of zero where TensorRT-RTX needs one (``mptune.graph.casting.barriers``), and a
-Clip before the Cast of what is folded into a constant beyond the range (``mptune.graph.folded``), as constants have.
+Clip before the Cast of a mask that is made of constants beyond the range (``mptune.graph.hazards.carried``).
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ import onnx.numpy_helper
 from mptune.files import whole_file, write_bytes, writing
 from mptune.graph.casting.barriers import add_barrier, needs_barrier
 from mptune.graph.casting.value_types import Resolution, new_suffix, value_types
-from mptune.graph.folded import FoldedValues, LeftOut, comes_from_beyond
+from mptune.graph.folded import FoldedValues, LeftOut
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
+from mptune.graph.hazards.carried import is_held
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import ONNX_TYPES
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
@@ -209,8 +210,8 @@ class Rewriter:
             name, result = folded.casts.get((value, precision), default)
             own = self.types.integers.get(value) or folded.sources.get(value)
             source = own or self._computed_name(value, resolution)
-            is_held = precision is not Precision.FP32 and comes_from_beyond(self._model, value, precision)
-            if is_held and own is None and (value, precision) not in folded.casts:
+            is_own = own is not None or (value, precision) in folded.casts
+            if precision is not Precision.FP32 and not is_own and is_held(self._model, value, precision):
                 held = value + self._held[precision]
                 graph.node.extend(clip_node(source, held, precision, self._model.opset))
                 source = held

@@ -20,9 +20,9 @@ import onnx.helper
 from mptune.files import write_bytes
 from mptune.graph.casting.small_integers import small_integers
 from mptune.graph.casting.value_types import ValueTypes, new_suffix, value_types
-from mptune.graph.folded import comes_from_beyond
 from mptune.graph.fused import FUSED_IN, FusedNodes, FusedReads, steps_inside
 from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.hazards.carried import is_held
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.tensors import ONNX_TYPES
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -299,7 +299,7 @@ class _Writing:
             self._reduced.setdefault(precision, set()).add(tensor)
             return [_node("Cast", [tensor + self._suffix[kinds.reduced]], rounded, to=onnx.TensorProto.FLOAT)]
         held, source = list[onnx.NodeProto](), tensor
-        if comes_from_beyond(self._model, tensor, precision):
+        if is_held(self._model, tensor, precision):
             source = stem + self._suffix[kinds.saturated]
             held = clip_node(tensor, source, precision, self._model.opset)
         return [

@@ -341,6 +341,26 @@ def test_a_row_that_is_masked_whole_keeps_its_weights(tmp_path: Path) -> None:
         assert relative_l2(run(path, feed)["y"], exact) < NOISE[Precision.FP16]
 
 
+@pytest.mark.parametrize("name", ["times lowest", "chosen, added", "minus times 1e9"])
+def test_a_mask_that_is_cast_is_held_too(name: str, tmp_path: Path) -> None:
+    """The attention alone in FP16, rows that are masked whole: -inf in all of a row would be NaN after the softmax."""
+    grouped, feed, _ = grouped_block(name, tmp_path)
+    feed = {**feed, "mask": np.array([[0, 0, 0, 0, 0], [1, 1, 0, 0, 0]], np.int64)}
+    exact = run(grouped.model.path, feed)["y"]
+    (attention,) = [g.id for g in grouped.groups if "softmax" in g.nodes]
+    plan = grouped.uniform(Precision.FP32).replace({attention: Precision.FP16})
+    switched = SwitchedEmulator(grouped, WeightBank.write(grouped.model, tmp_path))
+    switch = switched.switches[Precision.FP16][attention]
+    for path, more in (
+        (Rewriter(grouped).write(plan, tmp_path / "typed.onnx"), {}),
+        (Emulator(grouped).write(plan, tmp_path / "emulated.onnx"), {}),
+        (switched.write(tmp_path / "switched.onnx", [attention]), {switch: np.array(True)}),
+    ):
+        y = run(path, {**feed, **more})["y"]
+        assert np.isfinite(y).all()
+        assert relative_l2(y[1], exact[1]) < NOISE[Precision.FP16]
+
+
 def test_a_bank_with_infinities_is_written_anew(tmp_path: Path) -> None:
     """Version 0.1.0 held what overflows as infinity."""
     bias = np.full((32, 32), -1e9, np.float32)
