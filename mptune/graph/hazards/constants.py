@@ -235,7 +235,9 @@ def _reaches(look: Lookup, node: Node, is_wanted: Callable[[Node, str], bool], b
     """Whether a node's result comes to a wanted reader through operators that are all in ``between``."""
     seen: set[int] = set()
     stack = [node.outputs[0]]
-    while stack and len(seen) < _MAX_STEPS:
+    for _ in range(_MAX_STEPS):  # values, not readers: every layer of a decoder may read one mask
+        if not stack:
+            break
         tensor = stack.pop()
         for reader in look.readers(tensor):
             if is_wanted(reader, tensor):

@@ -71,6 +71,17 @@ def test_a_product_with_minus_1e9_pins_nothing(tmp_path: Path) -> None:
     assert {h.tensor for h in found if h.rules_out(Precision.FP16)} >= {"drop"}, "its own values do not fit"
 
 
+def test_a_mask_of_many_layers_is_one(tmp_path: Path) -> None:
+    """A decoder's layers, more than forty, read one mask."""
+    nodes = [node("Mul", ["drop", "huge"], "bias", "mask")]
+    for k in range(45):
+        nodes.append(node("Add", [f"p{k}" if k else "x", "bias"], f"a{k}", f"add{k}"))
+        nodes.append(node("Softmax", [f"a{k}"], f"p{k + 1}", f"softmax{k}"))
+    inputs = [value("x", [4, 4]), value("drop", [4, 4])]
+    _, found = hazards(models.model(nodes, inputs, [value("p45", [4, 4])], [constant("huge", -1e9)]), tmp_path)
+    assert [(h.severity, h.code) for h in found] == [("info", "mask")]
+
+
 def test_the_lowest_number_fits_bf16_as_its_own_lowest(tmp_path: Path) -> None:
     lowest = float(np.finfo(np.float32).max)
     ranges = {"drop": 1.0, "bias": lowest, "masked": lowest, "scaled": 1e5}
