@@ -39,8 +39,11 @@ CASES: dict[str, tuple[str, Callable[[], Show], Callable[[], Show]]] = {
 }
 
 
-def hazards_of(show: Show, folder: Path, precisions: Sequence[str]) -> list[Hazard]:
-    """Those of digits, as a search with these precisions finds them."""
+OF_DIGITS = ("stagnation", "spacing", "cancellation", "pole")
+
+
+def hazards_of(show: Show, folder: Path, precisions: Sequence[str], kinds: Sequence[str] = OF_DIGITS) -> list[Hazard]:
+    """Those of some kinds, as a search with these precisions finds them."""
     show.proto.opset_import[0].version = 22  # convolutions have BF16 from there
     show.proto.ir_version = 10
     onnx.save(show.proto, folder / "model.onnx")
@@ -48,11 +51,11 @@ def hazards_of(show: Show, folder: Path, precisions: Sequence[str]) -> list[Haza
     count = len(next(iter(show.data.values())))
     samples = tuple({name: array[k : k + 1] for name, array in show.data.items()} for k in range(count))
     CalibrationSet(samples, "here", False, ()).save(folder / "samples.npz")
-    taps = write_observing_model(model, None, folder / "observe.onnx", branches=True, precisions=precisions)
-    ranges = ObserveJob(folder / "observe.onnx", taps, folder / "samples.npz", "cpu").run(WorkerState())
+    taps = write_observing_model(model, None, folder / "observe.onnx", precisions=precisions)
+    ranges = ObserveJob(folder / "observe.onnx", taps, folder / "samples.npz", "cpu").run(WorkerState()).ranges
     absmax = {name: seen.absmax for name, seen in ranges.items()}
     found = find_hazards(GroupedModel(model, find_groups(model)), absmax, seen=seen_of(ranges), precisions=precisions)
-    return [h for h in found if h.kind in ("stagnation", "spacing", "cancellation", "pole")]
+    return [h for h in found if h.kind in kinds]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -80,6 +83,18 @@ def test_what_both_break_is_said_once_and_of_fp16(tmp_path: Path) -> None:
         assert [(h.kind, h.node) for h in found] == [(h.kind, h.node) for h in hazards_of(show, tmp_path, TWO)]
         assert all(h.precision is FP16 and h.holds_in(BF16) for h in found)
         assert all(h.precision is BF16 for h in hazards_of(show, tmp_path, BF16_ALONE))
+
+
+def test_what_overflows_is_kept_out_of_fp16_and_not_out_of_bf16(tmp_path: Path) -> None:
+    show = SHOWN["overflow"][0]()
+    for precisions, cure in (
+        (TWO, "the group is kept in FP32"),
+        (ALL, "the group is kept out of FP16, in FP32 or BF16"),
+    ):
+        cures = {
+            hazard.cure for hazard in hazards_of(show, tmp_path, precisions, ("range",)) if hazard.severity == "error"
+        }
+        assert cures == {cure}
 
 
 def test_a_plan_without_bf16_there_is_not_warned(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from mptune.graph.writing.weights import Rounding
 
 __all__ = ["FP16_MAX", "Hazard", "find_hazards", "over_threshold", "pinned_by_hazards"]
 
+_OUT_OF_FP16 = "the group is kept out of FP16, in FP32 or BF16"
 _HEADROOM = 2.0
 """Values seen within this factor of FP16's end: other data may well go beyond it."""
 
@@ -92,6 +93,10 @@ def find_hazards(
     found += int64_hazards(model, look)
     guarded = {hazard.group for hazard in found if hazard.kind == "epsilon"}
     found = [hazard for hazard in found if hazard.kind != "pole" or hazard.group not in guarded]
+    if has_bf16:
+        found = [
+            replace(h, cure=_OUT_OF_FP16) if h.cure == KEPT and not h.rules_out(Precision.BF16) else h for h in found
+        ]
     found = _outside(found, look, fused)
     return tuple(sorted(found, key=lambda h: (SEVERITIES.index(h.severity), h.group or "~", h.kind, h.tensor)))
 
