@@ -178,7 +178,7 @@ class Emulator:
         for precision in REDUCED:
             if precision in needed:
                 source = value
-                if is_held(self._model, value, precision):
+                if resolution.computed_in(value) is Precision.FP32 and is_held(self._model, value, precision):
                     source = value + self._held[precision]
                     graph.node.extend(clip_node(value, source, precision, self._model.opset))
                 self._add_rounding(graph, source, value + self._rounded[precision], value, precision)

@@ -211,7 +211,7 @@ class Rewriter:
             own = self.types.integers.get(value) or folded.sources.get(value)
             source = own or self._computed_name(value, resolution)
             is_own = own is not None or (value, precision) in folded.casts
-            if precision is not Precision.FP32 and not is_own and is_held(self._model, value, precision):
+            if computed is Precision.FP32 and not is_own and is_held(self._model, value, precision):
                 held = value + self._held[precision]
                 graph.node.extend(clip_node(source, held, precision, self._model.opset))
                 source = held
