@@ -301,9 +301,12 @@ def _lost_timings(entry: Row) -> Iterable[str]:
 
 
 def _lost_volumes(what: str, peers: Mapping[str, Row]) -> Iterable[str]:
-    """The peers whose built plans have more hypervolume than those of mptune that were built; at equal builds."""
+    """The peers whose built plans have more hypervolume than mptune's; at equal builds.
+
+    Nobody where some of mptune's front were not built: those that were are the ones for the limits, not its fast end.
+    """
     ours = peers.get(f"{MPTUNE}, {FIRST} builds")
-    for name, row in peers.items() if ours is not None else ():
+    for name, row in peers.items() if ours is not None and not ours["not_built"] else ():
         if not name.endswith(f", {LAST} builds") and ours is not None and row["hypervolume"] > ours["hypervolume"]:
             yield (
                 f"- {what}, built: hypervolume, {name} {row['hypervolume']:.4f} ({row['points']} plans), "

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,8 @@ def compare(results: Path, models: Sequence[str]) -> Row:
         if replays is not None:
             entry["replayed"] = replayed(replays)
         if final is not None and final["measured"]:
-            entry["measured"] = measured(final, _build_s(results, model) or final.get("plan_s"))
+            fronts = {} if replays is None else replayed_fronts(replays)
+            entry["measured"] = measured(final, _build_s(results, model) or final.get("plan_s"), fronts)
         found[model] = entry
     return found
 
@@ -122,12 +124,28 @@ def _bisection(document: Mapping[str, Any]) -> Row:
     return {"builds": builds, "hypervolume": {first: [volume] * 3}, "at": {first: at}}
 
 
-def measured(document: Mapping[str, Any], build_s: float | None) -> Row:
+def replayed_fronts(document: Mapping[str, Any]) -> dict[tuple[str, int], list[str]]:
+    """(sampler, budget) -> the plans of the front of its first seed, which ``final`` builds some of."""
+    return {
+        (NAMES[run["sampler"]], int(budget)): plans
+        for run in document["runs"]
+        if run["seed"] == 0
+        for budget, plans in run.get("fronts", {}).items()
+    }
+
+
+def measured(
+    document: Mapping[str, Any],
+    build_s: float | None,
+    fronts: Mapping[tuple[str, int], Sequence[str]] = MappingProxyType({}),
+) -> Row:
     """Every peer's best at the limits, from what was built and timed.
 
     Args:
         document: of ``benchmarks.peers.final``.
         build_s: median seconds to build and measure a plan; None where nobody took them.
+        fronts: of ``replayed_fronts``: a plan on a sampler's front counts as its own also where it was built for
+            another peer, such as all-FP16.
     """
     figures = {
         key: (decode_float(one["latency_ms"]), decode_float(one["error"]), one["ci95_ms"])
@@ -144,11 +162,14 @@ def measured(document: Mapping[str, Any], build_s: float | None) -> Row:
         peers.setdefault(f"{name}{budget}", []).append(one)
     rows = {}
     for name, ones in peers.items():
-        points = [figures[one["plan"]] for one in ones if one["plan"] in figures]
+        plans = {one["plan"] for one in ones} | set(fronts.get((ones[0]["peer"], ones[0]["budget"]), ()))
+        points = [figures[plan] for plan in sorted(plans) if plan in figures]
+        not_built = len(plans) - len(points)
         if not points:
             continue
         rows[name] = {
             "points": len(points),
+            "not_built": not_built,
             "at_error": None if fp16 is None else [_fastest(points, limit * fp16[1]) for limit in LIMITS],
             "at_latency": None
             if fp16 is None
