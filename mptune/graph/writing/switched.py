@@ -302,6 +302,9 @@ class _Writing:
         if is_held(self._model, tensor, precision):
             source = stem + self._suffix[kinds.saturated]
             held = clip_node(tensor, source, precision, self._model.opset)
+            for _, switch in self._switch.get(self._maker.get(tensor, -1), ()):  # only what is FP32 is limited
+                limited, source = source, f"{source}.{switch}"
+                held.append(_node("Where", [switch, tensor, limited], source))
         return [
             *held,
             _node("Cast", [source], reduced, to=ONNX_TYPES[precision]),

@@ -20,9 +20,10 @@ from mptune.graph.writing.switched import SwitchedEmulator
 from mptune.graph.writing.waists import find_stretches
 from mptune.graph.writing.weights import WeightBank
 from tests.graph import models
-from tests.graph.helpers import feeds, plans
+from tests.graph.helpers import feeds, plans, run
 from tests.graph.models import node, value, weight
 from tests.graph.test_corpus import CORPUS
+from tests.graph.writing.test_saturation import grouped_block, uniform
 
 SWITCHED = [p for p in CORPUS if p.stem != "fp16_island"]
 """Without that one: the CPU provider computes its own FP16 in FP32, so what is FP16 already is not rounded there."""
@@ -152,3 +153,26 @@ def test_nodes_that_are_named_like_their_results(branches: bool, tmp_path: Path)
     names = [n.name for n in onnx.load(path, load_external_data=False).graph.node]
     assert len({*names}) == len(names)
     ort.InferenceSession(path)
+
+
+@pytest.mark.parametrize("branches", [False, True], ids=["where", "if"])
+@pytest.mark.parametrize("maker", REDUCED)
+@pytest.mark.parametrize("reader", REDUCED)
+def test_only_masks_in_fp32_are_held_at_their_casts(
+    reader: Precision, maker: Precision, branches: bool, tmp_path: Path
+) -> None:
+    """One emulation of all plans and the emulation of each agree on rows masked whole, whatever computes the mask."""
+    grouped, feed, _ = grouped_block("causal and padding", tmp_path)
+    feed = {**feed, "mask": np.array([[0, 0, 0, 0, 0], [1, 1, 0, 0, 0]], np.int64)}
+    (attention,) = [g.id for g in grouped.groups if "softmax" in g.nodes]
+    bank = WeightBank.write(grouped.model, tmp_path, precisions=REDUCED)
+    switched = SwitchedEmulator(grouped, bank, branches=branches)
+    ids = [group.id for group in grouped.groups]
+    path = switched.write(tmp_path / "switched.onnx", ids, precisions=REDUCED)
+    known = {i.name for i in onnx.load(path, load_external_data=False).graph.input}
+    for of_mask in (maker, Precision.FP32):
+        plan = uniform(grouped, of_mask).replace({attention: reader})
+        expected = run(Emulator(grouped, bank).write(plan, tmp_path / "one.onnx"), feed)["y"]
+        on = {s: np.array(s in switched.on(plan)) for of in switched.switches.values() for s in of.values()}
+        y = run(path, {name: value for name, value in {**feed, **on}.items() if name in known})["y"]
+        np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
