@@ -13,6 +13,13 @@ from mptune.data.metrics.accuracy import compare_outputs
 from mptune.data.metrics.row_sets import find_row_sets
 from mptune.diagnosis.causes.explained import STRUCTURAL, rounding_cause, rounding_finding, structural_finding
 from mptune.diagnosis.causes.half import precision_finding
+from mptune.diagnosis.causes.infinite import (
+    InfiniteConstants,
+    are_mostly_same,
+    infinite_constants,
+    infinite_finding,
+    lost_places,
+)
 from mptune.diagnosis.causes.preprocessing import other_preparation
 from mptune.diagnosis.comparison import Comparison
 from mptune.diagnosis.engine.running import EngineRunner
@@ -131,6 +138,7 @@ def compare_sides(
     findings: list[Finding] = [*structural, *more]
     beyond: list[Side] = []
     causes: dict[str, Explanation] = {}
+    infinite: dict[str, InfiniteConstants] = {}
     places: list[str] = []
     unexplained: list[Side] = []
     for side in outputs:
@@ -150,11 +158,13 @@ def compare_sides(
             elif found is None and _fp16_overflows(side):
                 causes[side.name] = Explanation("fp16", 0.0, 1.0)
                 beyond.append(side)
+            elif found is None and (constants := infinite_constants(side)) is not None:
+                infinite[side.name] = constants
             elif structural and found is not None and found.code == "agrees" and side.error > FP32_ROUNDING:
                 found = None  # what the models differ in makes it, not a rounding
         if found is not None:
             findings.append(found)
-        elif not structural and not side.is_within and side.name not in causes:
+        elif not structural and not side.is_within and side.name not in {*causes, *infinite}:
             unexplained.append(side)
     if unexplained and sides.origin in ("recorded", "engine"):
         prepared = other_preparation(sides, unexplained)
@@ -165,6 +175,8 @@ def compare_sides(
         said = [place for look in (where_it_lies, what_is_there) if (place := look(side.got, side.wanted))]
         places += [f"output {side.name!r}: {'; '.join(said)}"] if said else []
     places += [text for side in outputs if (text := _not_finite(side))]
+    if infinite:
+        findings.append(infinite_finding(infinite, [side for side in outputs if side.name in infinite]))
     if beyond:
         findings.append(precision_finding(beyond, causes))
     is_within = all(side.is_within for side in outputs)
@@ -196,16 +208,8 @@ def _not_finite(side: Side) -> str:
 
 def _fp16_overflows(side: Side) -> bool:
     """Whether the output and the all-FP16 emulation have values that are not finite at mostly the same places."""
-    try:
-        got = side.rows(side.sides.candidate)
-        emulated = side.rows(side.sides.runner.emulated(side.sides.plan))
-        wanted = side.rows(side.sides.reference)
-    except ValueError:
-        return False
-    if not got.shape == emulated.shape == wanted.shape:
-        return False
-    lost, also = ~np.isfinite(got) & np.isfinite(wanted), ~np.isfinite(emulated) & np.isfinite(wanted)
-    return bool(lost.any() and (lost & also).sum() >= 0.9 * max(lost.sum(), also.sum()))
+    lost = lost_places(side, side.sides.candidate)
+    return lost is not None and are_mostly_same(lost, lost_places(side, side.sides.runner.emulated(side.sides.plan)))
 
 
 def _has_the_size_of_fp16(side: Side) -> bool:

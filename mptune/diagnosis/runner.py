@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -119,9 +119,22 @@ class Runner:
     @cached_property
     def all_fp16(self) -> PrecisionPlan:
         """FP16 wherever FP16 can be right."""
-        kept = {group.id for group in self.grouped.groups if group.pinned is not None}
-        kept |= set(pinned_by_hazards(find_hazards(self.grouped)))
-        return self.grouped.uniform(Precision.FP16).replace(dict.fromkeys(kept, Precision.FP32))
+        return self._throughout(Precision.FP16, pinned_by_hazards(self.constant_hazards))
+
+    @cached_property
+    def whole_fp16(self) -> PrecisionPlan:
+        """As ``all_fp16``, and groups whose constants FP16 does not hold are FP16, too."""
+        return self._throughout(Precision.FP16, pinned_by_hazards(self.constant_hazards, is_measured=True))
+
+    def _throughout(self, precision: Precision, kept: Collection[str]) -> PrecisionPlan:
+        """A precision for all groups but these and the pinned ones."""
+        fixed = {*kept, *(group.id for group in self.grouped.groups if group.pinned is not None)}
+        return self.grouped.uniform(precision).replace(dict.fromkeys(fixed, Precision.FP32))
+
+    @cached_property
+    def constant_hazards(self) -> tuple[Hazard, ...]:
+        """What speaks against FP16 in the model alone, such as constants beyond it."""
+        return find_hazards(self.grouped)
 
     @cached_property
     def sound_fp16(self) -> PrecisionPlan:
@@ -137,15 +150,19 @@ class Runner:
     @cached_property
     def all_bf16(self) -> PrecisionPlan:
         """BF16 wherever BF16 can be right."""
-        kept = {group.id for group in self.grouped.groups if group.pinned is not None}
-        kept |= set(pinned_by_hazards(find_hazards(self.grouped), Precision.BF16))
-        kept |= set(unsupported(ValueTypes(self.grouped), Precision.BF16).groups)
-        return self.grouped.uniform(Precision.BF16).replace(dict.fromkeys(kept, Precision.FP32))
+        lacking = unsupported(ValueTypes(self.grouped), Precision.BF16).groups
+        return self._throughout(Precision.BF16, {*pinned_by_hazards(self.constant_hazards, Precision.BF16), *lacking})
 
     def emulated(self, plan: PrecisionPlan) -> Outputs:
         """Outputs with the roundings of a plan."""
         emulator = self._emulator_of_three if plan.bf16_groups else self._emulator
         return self._outputs(plan.fingerprint, lambda: emulator.write(plan, self.scratch(plan.fingerprint)))
+
+    def unlimited(self, plan: PrecisionPlan) -> Outputs:
+        """As ``emulated``, with constants beyond a precision rounded to infinity, as some tools write them."""
+        name = f"unlimited-{plan.fingerprint}"
+        bank = (self._workload_of_three if plan.bf16_groups else self.workload).bank
+        return self._outputs(name, lambda: Emulator(self.grouped, bank, limits=False).write(plan, self.scratch(name)))
 
     def tf32(self, rounding: Rounding) -> Outputs | None:
         """Outputs with the roundings of TF32; None where TF32 changes nothing, or the emulation does not run."""

@@ -149,6 +149,7 @@ def _overflow(look: Lookup, place: _Place, reason: str, readers: Sequence[Node])
     if readers and all(_is_limit(look, node) for node in readers):
         is_mask = any(node.op_type not in LIMITS | {"Where"} for node in readers)
         code = "mask" if is_mask else None
+        reason += "; a tool that does not limit constants makes it infinite"
         return Hazard("info", "overflow", *place.arguments, reason, _MASK_CURE, code, evidence)
     return Hazard("warning", "overflow", *place.arguments, reason, BEYOND_CURE, "overflow", evidence)
 

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+import numpy as np
 import onnx
 
+from mptune.graph.bfloat16 import from_bfloat16, to_bfloat16
 from mptune.graph.casting.value_types import Resolution, ValueTypes
 from mptune.graph.loading.tensors import Initializer
 from mptune.graph.plan import Precision
@@ -25,6 +27,8 @@ from mptune.graph.writing.weights import (
     external_tensor,
     inline_tensor,
     round_values,
+    rounded_tensor,
+    rounding_of,
     type_code,
 )
 
@@ -81,6 +85,21 @@ def banked(bank: WeightBank) -> ConstantStore:
         return bank.tensor(constant, name, rounded_to) or inline(constant, name, rounded_to)
 
     return store
+
+
+def unlimited(store: ConstantStore) -> ConstantStore:
+    """A store whose constants beyond a reduced precision become infinite in it, as a plain conversion makes them."""
+
+    def plain(constant: Initializer, name: str, rounded_to: Precision | None) -> StoredConstant:
+        if rounded_to is None or not rounding_of(constant, rounded_to).overflowed:
+            return store(constant, name, rounded_to)
+        values = constant.numpy()
+        if rounded_to is Precision.BF16:
+            return rounded_tensor(from_bfloat16(to_bfloat16(values)), rounded_to, name)
+        with np.errstate(over="ignore"):
+            return rounded_tensor(values.astype(np.float16).astype(np.float32), rounded_to, name)
+
+    return plain
 
 
 class NeededConstants:

@@ -32,7 +32,7 @@ from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.hazards.carried import is_held
 from mptune.graph.loading.model import Node
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
-from mptune.graph.writing.constants import ConstantStore, NeededConstants, banked, inline
+from mptune.graph.writing.constants import ConstantStore, NeededConstants, banked, inline, unlimited
 from mptune.graph.writing.model_file import (
     add_cast,
     add_node,
@@ -59,14 +59,24 @@ def needs_rounding(types: ValueTypes, node: Node) -> bool:
 class Emulator:
     """Writes emulations of one model's plans. Made once; a plan then takes milliseconds."""
 
-    def __init__(self, grouped: GroupedModel, bank: WeightBank | None = None, fused: Sequence[FusedNodes] = ()) -> None:
+    def __init__(
+        self,
+        grouped: GroupedModel,
+        bank: WeightBank | None = None,
+        fused: Sequence[FusedNodes] = (),
+        *,
+        limits: bool = True,
+    ) -> None:
         """Prepare for one model.
 
         Args:
             grouped: the model and its groups; what a node with ``rounds=False`` computes is not rounded.
             bank: its weights; None writes them into each model.
             fused: nodes that the engine computes as one in FP16.
+            limits: hold constants beyond a precision as its largest finite value, as mptune's models do; else they
+                become infinite, as in models of other tools.
         """
+        self._limits = limits
         self._types = value_types(grouped)
         self._fused_reads = FusedReads(self._types, fused)
         steps = steps_inside(fused)
@@ -84,7 +94,8 @@ class Emulator:
         self._held = {precision: new_suffix(model, f"{precision}_held") for precision in REDUCED}
         self._frame = frame_of(model)
         self._constants = NeededConstants(self._types, bank, self._reduced)
-        self._store = inline if bank is None else banked(bank)
+        store = inline if bank is None else banked(bank)
+        self._store = store if limits else unlimited(store)
 
     def write(self, plan: PrecisionPlan, path: Path, store: ConstantStore | None = None) -> Path:
         """Write the emulation to ``path``, which must lie in the weight bank's folder.
@@ -155,7 +166,7 @@ class Emulator:
                 name += self._rounded[wanted]
             inputs.append(name)
         proto = add_node(graph, node, inputs, [self._computed_name(name, resolution) for name in node.outputs])
-        if precision is not Precision.FP32:
+        if precision is not Precision.FP32 and self._limits:
             saturate(proto, precision)
 
     def _computed_name(self, value: str, resolution: Resolution) -> str:
@@ -178,7 +189,8 @@ class Emulator:
         for precision in REDUCED:
             if precision in needed:
                 source = value
-                if resolution.computed_in(value) is Precision.FP32 and is_held(self._model, value, precision):
+                is_fp32 = resolution.computed_in(value) is Precision.FP32
+                if self._limits and is_fp32 and is_held(self._model, value, precision):
                     source = value + self._held[precision]
                     graph.node.extend(clip_node(value, source, precision, self._model.opset))
                 self._add_rounding(graph, source, value + self._rounded[precision], value, precision)
