@@ -1,7 +1,7 @@
 """Outputs that are not finite because the candidate's constants are: beyond FP16's range, a tool made them infinite.
 
-mptune holds such a constant as the largest finite value (``mptune.graph.writing.weights.round_values``). TensorRT 10
-with ``--fp16``, or torch's ``half()``, rounds a mask of -1e9 to -inf, and 0 times that, or a row of it alone, is NaN.
+mptune holds such a constant as the largest finite value (``mptune.graph.writing.weights.round_values``). A plain
+conversion, such as torch's ``half()``, rounds a mask of -1e9 to -inf, and 0 times that, or a row of it alone, is NaN.
 """
 
 from __future__ import annotations
