@@ -11,14 +11,11 @@ import pytest
 import mptune
 from mptune.inspection import Inspection
 from tests.zoo.numbers import SHOWN, Show
-from tests.zoo.numbers.further import FURTHER
+from tests.zoo.numbers.further import FURTHER, HELD
 from tests.zoo.tracker import recorded, tracker
 
 EVERY = {**SHOWN, **FURTHER}
 NAMES = [*SHOWN, *(pytest.param(name, marks=pytest.mark.slow) for name in FURTHER)]
-
-HELD = ("mask", "mask of the lowest FP32 number, multiplied")
-"""Masks that are held as FP16's lowest number, and mask as well."""
 
 
 def code_of(name: str) -> str:

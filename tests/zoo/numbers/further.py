@@ -303,3 +303,6 @@ FURTHER: dict[str, tuple[Callable[[], Show], Callable[[], Show]]] = {
     "data-do-not-fit: bytes that nothing divides": (lambda: _bytes(scaled=False), lambda: _bytes(scaled=True)),
 }
 """As ``SHOWN``."""
+
+HELD = ("mask", "mask of the lowest FP32 number, multiplied")
+"""Masks that are held as FP16's lowest number, and mask as well: they are ``info``."""
