@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mptune.engines.jobs.reference_report import Place, ReferenceReport, RowReport
@@ -18,6 +19,9 @@ node that draws random numbers is an error, too, and anything else a warning."""
 ROWS_WARNING = 1e-4
 ROWS_LIMIT = 1e-2
 """Rows of a batch that depend on the other rows: relative L2."""
+
+_STEPS = frozenset({"QuantizeLinear", "Round", "Floor", "Ceil"})
+"""What takes each element to a step by itself: rows that first differ there differ by rounding before it."""
 
 _DRAWS = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}
@@ -273,14 +277,24 @@ class _Reference:
         output, error, what = next((one for one in wrong if not one[1] <= ROWS_LIMIT), wrong[0])
         place = self._report.places.get(("rows-mix", output))
         at = "" if place is None else f"; they first meet at {place.shown}"
+        severity: Severity = "warning" if error <= ROWS_LIMIT else "error"
+        cure = "look for a reshape, a mean or a broadcast over the batch axis; or tune and deploy with --batch 1"
+        if place is not None and place.op_type.rpartition(".")[2] in _STEPS and math.isfinite(error):
+            severity, cure = (
+                "info",
+                "nothing: kernels round otherwise at another batch size, and a step makes that larger",
+            )
+            at += (
+                ", which takes each element to a step by itself: rounding takes one near the end of a step to the next"
+            )
         yield self._finding(
             "rows-mix",
             [output],
             {"relative_l2": error, "limit": ROWS_LIMIT, "rows": rows.rows, "row": rows.mixed_row},
             f"{what}: output {output!r} differs by {error:.1e} (relative L2) in FP32{at}",
-            "look for a reshape, a mean or a broadcast over the batch axis; or tune and deploy with --batch 1",
+            cure,
             place,
-            "warning" if error <= ROWS_LIMIT else "error",
+            severity,
         )
 
     def batch(self) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ import pytest
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, FailureKind, ReferenceReport, Stage
 from mptune.engines.jobs.ranges import TensorRange
-from mptune.engines.jobs.reference_report import RowReport
+from mptune.engines.jobs.reference_report import Place, RowReport
 from mptune.errors import BaselineError
 from mptune.tuning.steps.baseline import check_baseline, check_reference
 from mptune.tuning.steps.prepare import Observations, observe
@@ -63,6 +63,15 @@ def test_small_flaws_of_the_reference_are_warnings() -> None:
     found = check_reference(report)
     assert [f.code for f in found] == ["output-constant", "not-deterministic", "rows-mix"]
     assert {f.severity for f in found} == {"warning"}
+
+
+@pytest.mark.parametrize(("operator", "severity"), [("QuantizeLinear", "info"), ("Reshape", "error")])
+def test_rows_that_a_step_of_int8_tells_apart_are_not_mixed(operator: str, severity: str) -> None:
+    """Kernels for another batch size round in another order, and a value between two steps goes to the other one."""
+    rows = RowReport(2, mixed={"y": 1.3e-2}, alone={"y": 0.0})
+    place = Place("quantize", operator, "q", 1.3e-2)
+    found = check_reference(replace(GOOD, rows=rows, places={("rows-mix", "y"): place}), skip=True)
+    assert [(one.code, one.severity, one.where.nodes) for one in found] == [("rows-mix", severity, ("quantize",))]
 
 
 @pytest.mark.parametrize("kind", list(FailureKind))
