@@ -36,6 +36,10 @@ from mptune.settings import Tolerance
 
 _LEFT_OF_ROWS = 0.5
 """Share of the difference between two sets of rows, up to which another set explains one of them."""
+_OFF = 0.01
+"""A value is off by more of its output's standard deviation than this."""
+_FEW_OFF = 0.5
+"""Share of the values that changed decisions make wrong at most."""
 
 
 def make_sides(
@@ -141,6 +145,7 @@ def compare_sides(
     infinite: dict[str, InfiniteConstants] = {}
     places: list[str] = []
     unexplained: list[Side] = []
+    alike: dict[str, Side] = {}
     for side in outputs:
         found = structural_finding(side)
         if found is None:
@@ -152,27 +157,34 @@ def compare_sides(
             elif found is None and not structural and (rows := _fp16_takes_rows(side)) is not None:
                 causes[side.name] = rows
                 beyond.append(side)
-            elif found is None and not structural and _has_the_size_of_fp16(side):
-                causes[side.name] = Explanation("fp16", 1.0, side.judged_fp16 / side.judged)
-                beyond.append(side)
             elif found is None and _fp16_overflows(side):
                 causes[side.name] = Explanation("fp16", 0.0, 1.0)
                 beyond.append(side)
             elif found is None and (constants := infinite_constants(side)) is not None:
                 infinite[side.name] = constants
+            elif found is None and not structural and _is_as_far_off_as_fp16(side):
+                alike[side.name] = side
             elif structural and found is not None and found.code == "agrees" and side.error > FP32_ROUNDING:
                 found = None  # what the models differ in makes it, not a rounding
         if found is not None:
             findings.append(found)
-        elif not structural and not side.is_within and side.name not in {*causes, *infinite}:
+        elif not structural and not side.is_within and side.name not in {*causes, *infinite, *alike}:
             unexplained.append(side)
-    if unexplained and sides.origin in ("recorded", "engine"):
-        prepared = other_preparation(sides, unexplained)
+    if (unexplained or alike) and sides.origin in ("recorded", "engine"):
+        prepared = other_preparation(sides, [*unexplained, *alike.values()])
         if prepared is not None:
             findings.append(prepared)
             unexplained.clear()
+            alike.clear()
+    for side in alike.values():
+        if what_is_there(side.got, side.wanted):
+            unexplained.append(side)
+        else:
+            causes[side.name] = Explanation("fp16", 1.0, side.judged_fp16 / side.judged)
+            beyond.append(side)
     for side in unexplained:
         said = [place for look in (where_it_lies, what_is_there) if (place := look(side.got, side.wanted))]
+        said += [_of_the_size_of_fp16(side)] if _has_the_size_of_fp16(side) else []
         places += [f"output {side.name!r}: {'; '.join(said)}"] if said else []
     places += [text for side in outputs if (text := _not_finite(side))]
     if infinite:
@@ -213,8 +225,37 @@ def _fp16_overflows(side: Side) -> bool:
 
 
 def _has_the_size_of_fp16(side: Side) -> bool:
-    """Whether FP16 throughout gives as large an error beyond the limit, in other values: decisions do that."""
+    """Whether FP16 throughout gives as large an error beyond the limit, in other values."""
     return 0 < side.judged <= HEADROOM * side.judged_fp16 and math.isfinite(side.judged_fp16)
+
+
+def _of_the_size_of_fp16(side: Side) -> str:
+    return (
+        f"FP16 throughout, emulated, gives an error of that size, too ({side.judged_fp16:.3g}), in other values, so"
+        " whether FP16 makes the difference is not shown; `mptune inspect MODEL --data PATH` names what FP16 breaks"
+    )
+
+
+def _is_as_far_off_as_fp16(side: Side) -> bool:
+    """Whether the error has the size that it has in FP16 throughout, and as few values are off: decisions do that.
+
+    Where decisions change, most values stay right, in the candidate as in FP16. What a deployment does otherwise, such
+    as to its inputs, moves all of them.
+    """
+    if not _has_the_size_of_fp16(side):
+        return False
+    try:
+        got = side.rows(side.sides.candidate)
+        emulated = side.rows(side.sides.runner.emulated(side.sides.runner.all_fp16))
+        wanted = side.rows(side.sides.reference)
+    except ValueError:
+        return False
+    if not got.shape == emulated.shape == wanted.shape or not wanted.size:
+        return False
+    exact = wanted.astype(np.float64)
+    most = _OFF * float(np.std(exact[np.isfinite(exact)])) if np.isfinite(exact).any() else 0.0
+    ours, fp16 = (float(np.mean(~(np.abs(each - exact) <= most))) for each in (got, emulated))
+    return 0 < fp16 <= _FEW_OFF and ours <= HEADROOM * fp16
 
 
 def _fp16_takes_rows(side: Side) -> Explanation | None:

@@ -79,6 +79,33 @@ def test_random_numbers_are_no_rounding(tmp_path: Path) -> None:
     assert found.findings[0].where.nodes == ("/noise",)
 
 
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [(lambda x: x[:, ::-1], "data-do-not-fit"), (lambda x: np.roll(x, 1, 2), None)],
+    ids=["BGR", "something else"],
+)
+def test_a_model_that_fp16_breaks_is_not_the_cause_of_every_difference(
+    change: Callable[[np.ndarray], np.ndarray], code: str | None, tmp_path: Path
+) -> None:
+    nodes = [
+        node("Flatten", ["image"], "x", "/Flatten"),
+        node("MatMul", ["x", "small"], "near", "/choice/MatMul"),
+        node("Add", ["near", "twenty"], "logits", "/choice/Add"),
+        node("ArgMax", ["logits"], "label", "/choice/ArgMax", axis=-1, keepdims=0),
+    ]
+    constants = [weight("small", 48, 32, scale=2e-3), constant("twenty", [20.0])]
+    image = value("image", ["batch", 3, 4, 4])
+    path = models.save(models.model(nodes, [image], [value("label", ["batch"], 7)], constants), tmp_path)
+    data = {"image": np.random.default_rng(3).standard_normal((48, 3, 4, 4)).astype(np.float32)}
+    prepared = {"image": np.ascontiguousarray(change(data["image"]))}
+    np.savez(tmp_path / "got.npz", **recordings.run(path, prepared, 24))
+    found = mptune.compare(path, data=data, outputs=tmp_path / "got.npz", batch=24)
+    assert found.outputs["label"]["judged_fp16"] > 0.1, "FP16 changes labels, too"
+    assert found.verdict == "differs"
+    assert [one.code for one in found.findings] == ([code] if code else [])
+    assert any("is not shown" in text for text in found.warnings) == (code is None)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words"),
