@@ -1,0 +1,166 @@
+"""Which cause each output's difference has, output by output; what stands where no cause is known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from mptune.diagnosis.causes.explained import rounding_cause, rounding_finding, structural_finding
+from mptune.diagnosis.causes.half import precision_finding
+from mptune.diagnosis.causes.infinite import (
+    InfiniteConstants,
+    are_mostly_same,
+    infinite_constants,
+    infinite_finding,
+    lost_places,
+)
+from mptune.diagnosis.causes.preprocessing import other_preparation
+from mptune.diagnosis.limits import HEADROOM
+from mptune.diagnosis.patterns.places import what_is_there, where_it_lies
+from mptune.diagnosis.patterns.roundings import Explanation
+from mptune.diagnosis.patterns.scaled import FP32_ROUNDING
+from mptune.diagnosis.sides import Side, Sides
+from mptune.finding import Finding
+
+_LEFT_OF_ROWS = 0.5
+"""Share of the difference between two sets of rows, up to which another set explains one of them."""
+_OFF = 0.01
+"""A value is off by more of its output's standard deviation than this."""
+_FEW_OFF = 0.5
+"""Share of the values that changed decisions make wrong at most."""
+
+
+class Causes:
+    """Sorts outputs by what makes their differences. Each is taken once; then findings, then places."""
+
+    def __init__(self, sides: Sides, *, are_other_models: bool) -> None:
+        """Begin with no output.
+
+        Args:
+            sides: of the comparison.
+            are_other_models: whether two models differ in more than precision, or one draws random numbers: no rounding
+                is made out behind that.
+        """
+        self._sides = sides
+        self._are_other_models = are_other_models
+        self._found: list[Finding] = []
+        self._precision: dict[str, tuple[Side, Explanation]] = {}
+        self._infinite: dict[str, tuple[Side, InfiniteConstants]] = {}
+        self._alike: list[Side] = []
+        self._unexplained: list[Side] = []
+
+    def take(self, side: Side) -> None:
+        """Sort an output in."""
+        found = structural_finding(side)
+        if found is None:
+            cause = rounding_cause(side)
+            found = rounding_finding(side, cause)
+            if found is None:
+                if not self._has_cause(side, cause) and not self._are_other_models and not side.is_within:
+                    self._unexplained.append(side)
+                return
+            if self._are_other_models and found.code == "agrees" and side.error > FP32_ROUNDING:
+                return  # what the models differ in makes it, not a rounding
+        self._found.append(found)
+
+    def _has_cause(self, side: Side, cause: Explanation | None) -> bool:
+        """Whether a precision, or constants that it does not hold, make an output's difference; notes which."""
+        cause = None if self._are_other_models else cause or _fp16_takes_rows(side)
+        if cause is None and _fp16_overflows(side):
+            cause = Explanation("fp16", 0.0, 1.0)
+        if cause is not None:
+            self._precision[side.name] = (side, cause)
+        elif (constants := infinite_constants(side)) is not None:
+            self._infinite[side.name] = (side, constants)
+        elif not self._are_other_models and _is_as_far_off_as_fp16(side):
+            self._alike.append(side)
+        else:
+            return False
+        return True
+
+    def findings(self) -> list[Finding]:
+        """One for each cause. What could be FP16 by its size alone is, where nothing else is found."""
+        self._look_at_preparation()
+        for side in self._alike:
+            if what_is_there(side.got, side.wanted):
+                self._unexplained.append(side)
+            else:
+                self._precision[side.name] = (side, Explanation("fp16", 1.0, side.judged_fp16 / side.judged))
+        self._alike.clear()
+        found = list(self._found)
+        if self._infinite:
+            constants = {name: constants for name, (_, constants) in self._infinite.items()}
+            found.append(infinite_finding(constants, [side for side, _ in self._infinite.values()]))
+        if self._precision:
+            causes = {name: cause for name, (_, cause) in self._precision.items()}
+            found.append(precision_finding([side for side, _ in self._precision.values()], causes))
+        return found
+
+    def _look_at_preparation(self) -> None:
+        """Whether samples that are prepared in another way explain all that has no cause yet."""
+        if not (self._unexplained or self._alike) or self._sides.origin not in ("recorded", "engine"):
+            return
+        prepared = other_preparation(self._sides, [*self._unexplained, *self._alike])
+        if prepared is not None:
+            self._found.append(prepared)
+            self._unexplained.clear()
+            self._alike.clear()
+
+    def places(self) -> list[str]:
+        """Where the differences without a known cause lie, and what is there; a line for each such output."""
+        lines = []
+        for side in self._unexplained:
+            said = [place for look in (where_it_lies, what_is_there) if (place := look(side.got, side.wanted))]
+            said += [_of_the_size_of_fp16(side)] if _has_the_size_of_fp16(side) else []
+            lines += [f"output {side.name!r}: {'; '.join(said)}"] if said else []
+        return lines
+
+
+def _fp16_overflows(side: Side) -> bool:
+    """Whether the output and the all-FP16 emulation have values that are not finite at mostly the same places."""
+    lost = lost_places(side, side.sides.candidate)
+    return lost is not None and are_mostly_same(lost, lost_places(side, side.sides.runner.emulated(side.sides.plan)))
+
+
+def _has_the_size_of_fp16(side: Side) -> bool:
+    """Whether FP16 throughout gives as large an error beyond the limit, in other values."""
+    return 0 < side.judged <= HEADROOM * side.judged_fp16 and math.isfinite(side.judged_fp16)
+
+
+def _of_the_size_of_fp16(side: Side) -> str:
+    return (
+        f"FP16 throughout, emulated, gives an error of that size, too ({side.judged_fp16:.3g}), in other values, so"
+        " whether FP16 makes the difference is not shown; `mptune inspect MODEL --data PATH` names what FP16 breaks"
+    )
+
+
+def _is_as_far_off_as_fp16(side: Side) -> bool:
+    """Whether the error has the size that it has in FP16 throughout, and as few values are off: decisions do that.
+
+    Where decisions change, most values stay right, in the candidate as in FP16. What a deployment does otherwise, such
+    as to its inputs, moves all of them.
+    """
+    if not _has_the_size_of_fp16(side):
+        return False
+    try:
+        got = side.rows(side.sides.candidate)
+        emulated = side.rows(side.sides.runner.emulated(side.sides.runner.all_fp16))
+        wanted = side.rows(side.sides.reference)
+    except ValueError:
+        return False
+    if not got.shape == emulated.shape == wanted.shape or not wanted.size:
+        return False
+    exact = wanted.astype(np.float64)
+    most = _OFF * float(np.std(exact[np.isfinite(exact)])) if np.isfinite(exact).any() else 0.0
+    ours, fp16 = (float(np.mean(~(np.abs(each - exact) <= most))) for each in (got, emulated))
+    return 0 < fp16 <= _FEW_OFF and ours <= HEADROOM * fp16
+
+
+def _fp16_takes_rows(side: Side) -> Explanation | None:
+    """FP16, where an output is compared as a set of rows and the emulation has nearly the candidate's rows."""
+    sides = side.sides
+    if not sides.has_row_set(side.name) or not 0 < side.error < math.inf:
+        return None
+    left = sides.worst(side.name, sides.candidate, sides.runner.emulated(sides.plan)).error / side.error
+    return Explanation("fp16", left, 1.0) if left <= _LEFT_OF_ROWS else None
