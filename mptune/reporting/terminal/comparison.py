@@ -42,7 +42,9 @@ def print_comparison(comparison: Comparison, stream: TextIO | None = None) -> No
             console.print(Text(f"  {finding.cure}"), soft_wrap=whole)
     if not comparison.agrees and not comparison.findings:
         console.print(
-            Text("No known cause explains the difference: it is no rounding, no stale rows and no other order."),
+            Text(
+                "No known cause explains the difference: none of the roundings, stale rows and orders tried gives it."
+            ),
             soft_wrap=whole,
         )
     console.print()
