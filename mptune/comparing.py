@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,11 @@ from mptune.diagnosis.pairs.structure import alignment_of, structure_finding, wi
 from mptune.diagnosis.pairs.tracing import first_divergence, trace_finding
 from mptune.diagnosis.repeating import repetition_findings
 from mptune.diagnosis.runner import Runner
+from mptune.diagnosis.sides import Sides
 from mptune.engines.loading import load_typed_model
 from mptune.engines.tensorrt.library import Kind
 from mptune.errors import DataError, ModelError, SettingsError
+from mptune.finding import Finding
 from mptune.graph.loading.model import Model
 from mptune.reporting.page.comparison import write_comparison
 from mptune.settings import DataSettings
@@ -86,26 +88,16 @@ def compare(
         RunError: ``out`` cannot be written.
     """
     _check(candidate, outputs, reference_outputs, data, repeat, stress, trace, batch, max_error)
-    engine = _engine(candidate)
     with contextlib.ExitStack() as stack:
         loaded = stack.enter_context(loaded_model(model))
-        other = None if candidate is None or engine is not None else stack.enter_context(_candidate(candidate))
-        names = [output.name for output in loaded.outputs]
-        if unknown := [name for name in ignore if name not in names]:
-            raise SettingsError(f"--ignore: there is no output {unknown[0]!r}", f"there are {', '.join(names)}")
-        if set(names) <= set(ignore):
-            raise SettingsError("all outputs are ignored", "leave one to compare")
-        tolerances = parse_tolerances(tolerance, names)
+        other = stack.enter_context(_opened(candidate))
+        tolerances = parse_tolerances(tolerance, _output_names(loaded, ignore))
         samples = _samples(data, loaded, batch)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mptune-compare-")))
         left = stack.enter_context(Runner(loaded, samples.samples, folder / "model", batch, _name(model)))
-        right: Runner | EngineRunner | None = None
-        if engine is not None:
-            right = stack.enter_context(EngineRunner(*engine, left, folder / "engine", ignore))
-        elif other is not None:
-            feeds = [_fed(feed, loaded, other) for feed in samples.samples]
-            _check_outputs(loaded, other)
-            right = stack.enter_context(Runner(other, feeds, folder / "candidate", batch, _name(candidate)))
+        right = None if other is None else other.runner(left, folder, batch, ignore)
+        if right is not None:
+            stack.enter_context(right)
         sides = make_sides(
             left,
             right,
@@ -117,18 +109,15 @@ def compare(
             max_error=max_error,
         )
         more = repetition_findings(sides, right or left, repeat, stress=stress)
-        structural = None
-        if trace and isinstance(right, EngineRunner) and (fault := find_fault(left, right, folder / "marking")):
-            more.append(fault_finding(left, fault))
+        structural: list[Finding] = []
         if isinstance(right, Runner):
-            alignment = alignment_of(left, right)
-            sides = with_candidate_plan(sides, alignment)
-            structural = structure_finding(sides, alignment)
-            limits = [each.limit for every in tolerances.values() for each in every if not each.is_absolute]
-            if trace and (divergence := first_divergence(sides, right, alignment, min(limits, default=None))):
-                more.append(trace_finding(sides, divergence))
-        drawn = [each for one in (loaded, other) if one for each in training_findings(one, "compare", is_run=False)]
-        found = compare_sides(sides, samples, [structural] if structural else [], more, drawn[:1])
+            sides, structural, traced = _models_compared(sides, right, trace=trace)
+            more += traced
+        elif right is not None and trace and (fault := find_fault(left, right, folder / "marking")):
+            more.append(fault_finding(left, fault))
+        models = (loaded, right.model) if isinstance(right, Runner) else (loaded,)
+        drawn = [each for one in models for each in training_findings(one, "compare", is_run=False)]
+        found = compare_sides(sides, samples, structural, more, drawn[:1])
     if out is not None:
         write_comparison(found, Path(out))
     return found
@@ -198,22 +187,73 @@ def _samples(data: Any, model: Model, batch: int) -> CalibrationSet:
     )
 
 
-def _engine(candidate: ModelLike | None) -> tuple[Path, tuple[Kind, ...]] | None:
-    """A candidate that is an engine, and what can run it here; None for a model."""
-    if candidate is None or isinstance(candidate, onnx.ModelProto) or not is_engine(Path(candidate)):
-        return None
-    return Path(candidate), engine_kinds(Path(candidate))
+def _output_names(model: Model, ignore: Collection[str]) -> list[str]:
+    """The names of all outputs, of which ``ignore`` leaves some to compare.
+
+    Raises:
+        SettingsError: it leaves none, or names one that is not there.
+    """
+    names = [output.name for output in model.outputs]
+    if unknown := [name for name in ignore if name not in names]:
+        raise SettingsError(f"--ignore: there is no output {unknown[0]!r}", f"there are {', '.join(names)}")
+    if set(names) <= set(ignore):
+        raise SettingsError("all outputs are ignored", "leave one to compare")
+    return names
+
+
+@dataclass(frozen=True)
+class _CandidateModel:
+    model: Model
+    name: str
+
+    def runner(self, left: Runner, folder: Path, batch: int, _: Collection[str]) -> Runner:
+        """What runs it on the samples of the model, under its own names of the inputs."""
+        feeds = [_fed(feed, left.model, self.model) for feed in left.samples]
+        _check_outputs(left.model, self.model)
+        return Runner(self.model, feeds, folder / "candidate", batch, self.name)
+
+
+@dataclass(frozen=True)
+class _CandidateEngine:
+    path: Path
+    kinds: tuple[Kind, ...]
+    """What can run it here."""
+
+    def runner(self, left: Runner, folder: Path, _: int, ignore: Collection[str]) -> EngineRunner:
+        """What runs it on the samples of the model."""
+        return EngineRunner(self.path, self.kinds, left, folder / "engine", ignore)
 
 
 @contextlib.contextmanager
-def _candidate(candidate: ModelLike) -> Any:
-    if isinstance(candidate, onnx.ModelProto):
+def _opened(candidate: ModelLike | None) -> Iterator[_CandidateModel | _CandidateEngine | None]:
+    """The candidate, read; None where there is none."""
+    if candidate is None:
+        yield None
+    elif isinstance(candidate, onnx.ModelProto):
         with tempfile.TemporaryDirectory(prefix="mptune-candidate-") as folder:
             path = Path(folder) / "candidate.onnx"
             path.write_bytes(candidate.SerializeToString(deterministic=True))
-            yield load_typed_model(path, any_precision=True)
-        return
-    yield load_typed_model(Path(candidate), any_precision=True)
+            yield _CandidateModel(load_typed_model(path, any_precision=True), _name(candidate))
+    elif is_engine(Path(candidate)):
+        yield _CandidateEngine(Path(candidate), engine_kinds(Path(candidate)))
+    else:
+        yield _CandidateModel(load_typed_model(Path(candidate), any_precision=True), _name(candidate))
+
+
+def _models_compared(sides: Sides, right: Runner, *, trace: bool) -> tuple[Sides, list[Finding], list[Finding]]:
+    """The graphs of two models, node by node.
+
+    Returns:
+        The sides with the precisions that the candidate's groups have; what the graphs differ in; with ``trace``, where
+        their values first differ.
+    """
+    alignment = alignment_of(sides.runner, right)
+    sides = with_candidate_plan(sides, alignment)
+    structural = structure_finding(sides, alignment)
+    limits = [each.limit for every in sides.tolerances.values() for each in every if not each.is_absolute]
+    divergence = first_divergence(sides, right, alignment, min(limits, default=None)) if trace else None
+    traced = [] if divergence is None else [trace_finding(sides, divergence)]
+    return sides, [] if structural is None else [structural], traced
 
 
 def _name(model: ModelLike | None) -> str:

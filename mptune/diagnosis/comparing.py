@@ -18,6 +18,7 @@ from mptune.diagnosis.patterns.scaled import FP32_ROUNDING
 from mptune.diagnosis.rows import Layout, read_recording
 from mptune.diagnosis.runner import Outputs, Runner
 from mptune.diagnosis.sides import Origin, Side, Sides
+from mptune.errors import BaselineError
 from mptune.finding import Finding, by_severity
 from mptune.graph.loading.value_dependent import shape_facts
 from mptune.settings import Tolerance
@@ -66,7 +67,7 @@ def make_sides(
         candidate, moved, taken = recording.outputs, recording.moved, recording.taken
         candidate_name = str(recorded)
     elif other is not None:
-        candidate = other.exact if isinstance(other, EngineRunner) else _renamed(other.exact, runner, other)
+        candidate = other.exact if isinstance(other, EngineRunner) else _renamed(_run(other, runner), runner, other)
         candidate_name = other.name
     rows = max((layout.rows_per_sample for layout in layouts.values()), default=1)
     return Sides(
@@ -90,6 +91,18 @@ def _origin(other: Runner | EngineRunner | None) -> Origin:
     if other is None:
         return "same"
     return "engine" if isinstance(other, EngineRunner) else "model"
+
+
+def _run(other: Runner, runner: Runner) -> Outputs:
+    """A candidate's outputs; where it does not run, the hint says that the model does."""
+    try:
+        return other.exact
+    except BaselineError as error:
+        hint = (
+            "the model itself runs on these data: look at what the candidate has otherwise, such as an index that is"
+            f" computed in FP16; `mptune inspect {runner.name} --data PATH` names what FP16 breaks"
+        )
+        raise BaselineError(str(error), hint) from error
 
 
 def _renamed(outputs: Outputs, runner: Runner, other: Runner) -> Outputs:
@@ -124,6 +137,7 @@ def compare_sides(
     for side in outputs:
         causes.take(side)
     findings = [*structural, *more, *causes.findings()]
+    findings.sort(key=lambda each: each.code == "first-difference")  # where it begins is no cause
     not_compared = [text for side in outputs if (text := _not_finite(side))]
     is_within = all(side.is_within for side in outputs)
     differs = not is_within or any(f.code in STRUCTURAL and f.severity != "info" for f in findings)

@@ -32,7 +32,7 @@ from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.tf32 import Rounding, uses_products, write_tf32
-from mptune.graph.writing.widened import write_widened
+from mptune.graph.writing.widened import write_widened, write_with_constants
 from mptune.settings import DataSettings, SearchSettings
 from mptune.tuning.failures import did_not_run
 
@@ -174,11 +174,11 @@ class Runner:
         except BaselineError:
             return None
 
-    def on(self, name: str, feeds: Sequence[Feed]) -> Outputs:
-        """Outputs in true FP32 on other samples; ``name`` is theirs alone."""
+    def on(self, name: str, feeds: Sequence[Feed], model: Path | None = None) -> Outputs:
+        """Outputs in true FP32 on other samples, of another model where one is given; ``name`` is theirs alone."""
         samples, into = (self.workspace.data_dir / f"{name}-{what}.npz" for what in ("samples", "outputs"))
         save_samples(samples, feeds)
-        self.call(OutputsJob(self.widened, samples, into))
+        self.call(OutputsJob(model or self.widened, samples, into))
         return read_outputs(into)
 
     def one_by_one(self, plans: Sequence[PrecisionPlan]) -> tuple[OutputError, ...]:
@@ -189,6 +189,17 @@ class Runner:
         if isinstance(found, Failure):
             raise did_not_run(f"{self.name} cannot be emulated", replace(found, log_path=None))
         return found
+
+    def with_constants(self, values: Mapping[str, np.ndarray]) -> Outputs:
+        """Outputs in true FP32 where constants of the main graph have other values, of the same shapes.
+
+        Raises:
+            KeyError: a constant is in no tensor of the model.
+        """
+        path, into = self.scratch("constants"), self.workspace.data_dir / "constants.npz"
+        write_with_constants(self.widened, path, values)
+        self.call(OutputsJob(path, self.samples_path, into))
+        return read_outputs(into)
 
     def repeated(self, times: int, threads: int) -> tuple[float, Outputs | None]:
         """The largest relative difference of repeated runs from isolated ones, and the outputs of that run."""

@@ -171,7 +171,30 @@ def test_the_first_group_that_diverges_is_that_of_the_planted_difference(case: i
         assert not structural
     else:
         assert structural[0].where.nodes == (node,)
+        assert "99999" not in structural[0].text, "1e-05, and not 9.999999747378752e-06"
         assert found.verdict == "differs"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+def test_where_fp16_begins_is_no_fault(scale: float, tmp_path: Path) -> None:
+    nodes = [
+        models.node("MatMul", ["x", "w"], "h", "/first/MatMul"),
+        models.node("Mul", ["h", "scale"], "s", "/second/Mul"),
+        models.node("Mul", ["s", "s"], "q", "/third/Mul"),
+        models.node("Sqrt", ["q"], "y", "/third/Sqrt"),
+    ]
+    inputs, outputs = [models.value("x", ["batch", 8])], [models.value("y", ["batch", 8])]
+    constants = [models.weight("w", 8, 8), models.constant("scale", scale)]
+    left = models.save(models.model(nodes, inputs, outputs, constants), tmp_path, "left.onnx")
+    mptune.apply(left, None, tmp_path / "right.onnx")
+    found = mptune.compare(left, tmp_path / "right.onnx", data=data_of(left, np.random.default_rng(0)), trace=True)
+    codes = [(finding.code, finding.severity) for finding in found.findings]
+    if scale == 1.0:
+        assert codes == [("agrees", "info"), ("first-difference", "info")]
+    else:
+        assert codes == [("precision", "warning"), ("first-difference", "warning")]
+        assert found.findings[1].where.nodes == ("/third/Mul",), "its operands are only rounded"
 
 
 def test_the_same_model_under_other_names_agrees(tmp_path: Path) -> None:

@@ -22,6 +22,10 @@ _SYNCHRONISE = (
     "synchronise the stream before the outputs are read (cudaStreamSynchronize, or stream.synchronize()), and give each"
     " run in flight buffers of its own"
 )
+_ONE_ROW = (
+    "see whether the batch was fixed at 1 where the model was exported or the engine built (dynamic axes, optimisation"
+    " profile), and whether the input is copied for each run"
+)
 
 
 def structural_finding(side: Side) -> Finding | None:
@@ -130,6 +134,9 @@ def stale_finding(side: Side, stale: Stale) -> Finding:
         which = f"row {example} is part its own result and part that of row {source}"
     whole = f", {len(stale.whole)} are wholly another row's" if stale.torn and stale.whole else ""
     lag = f"the source is most often {stale.lag} row{'s' * (abs(stale.lag) != 1)} before" if stale.lag > 0 else ""
+    cure = f"no plan repairs this: {_SYNCHRONISE}"
+    if stale.single is not None:
+        lag, cure = f"so do all {len(rows)} that differ", f"no plan repairs this: {_ONE_ROW}"
     text = f"output {side.name!r}: {len(rows)} of {count} rows are {code.split('-')[0]}{whole}: {which}"
     return finding(
         code,
@@ -144,7 +151,7 @@ def stale_finding(side: Side, stale: Stale) -> Finding:
             "error": side.error,
         },
         f"{text}; {lag}" if lag else text,
-        f"no plan repairs this: {_SYNCHRONISE}",
+        cure,
         samples=side.samples_of(stale.rows),
     )
 

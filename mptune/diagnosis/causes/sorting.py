@@ -15,9 +15,10 @@ from mptune.diagnosis.causes.infinite import (
     infinite_finding,
     lost_places,
 )
+from mptune.diagnosis.causes.other_model import other_attribute
 from mptune.diagnosis.causes.preprocessing import other_preparation
 from mptune.diagnosis.limits import HEADROOM
-from mptune.diagnosis.patterns.places import what_is_there, where_it_lies
+from mptune.diagnosis.patterns.places import how_it_goes_on, what_is_there, where_it_lies
 from mptune.diagnosis.patterns.roundings import Explanation
 from mptune.diagnosis.patterns.scaled import FP32_ROUNDING
 from mptune.diagnosis.sides import Side, Sides
@@ -98,12 +99,13 @@ class Causes:
         return found
 
     def _look_at_preparation(self) -> None:
-        """Whether samples that are prepared in another way explain all that has no cause yet."""
+        """Whether samples prepared in another way, or another attribute, explain all that has no cause yet."""
         if not (self._unexplained or self._alike) or self._sides.origin not in ("recorded", "engine"):
             return
-        prepared = other_preparation(self._sides, [*self._unexplained, *self._alike])
-        if prepared is not None:
-            self._found.append(prepared)
+        sides = [*self._unexplained, *self._alike]
+        found = other_preparation(self._sides, sides) or other_attribute(self._sides, sides)
+        if found is not None:
+            self._found.append(found)
             self._unexplained.clear()
             self._alike.clear()
 
@@ -111,7 +113,8 @@ class Causes:
         """Where the differences without a known cause lie, and what is there; a line for each such output."""
         lines = []
         for side in self._unexplained:
-            said = [place for look in (where_it_lies, what_is_there) if (place := look(side.got, side.wanted))]
+            looks = (where_it_lies, what_is_there, how_it_goes_on)
+            said = [place for look in looks if (place := look(side.got, side.wanted))]
             said += [_of_the_size_of_fp16(side)] if _has_the_size_of_fp16(side) else []
             lines += [f"output {side.name!r}: {'; '.join(said)}"] if said else []
         return lines

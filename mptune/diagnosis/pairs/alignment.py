@@ -17,11 +17,10 @@ import onnx
 import onnx.defs
 import onnx.helper
 
-from mptune.graph.bfloat16 import from_bfloat16, to_bfloat16
+from mptune.diagnosis.pairs.constants import ConstantDifference, constant_difference, is_same_number
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.once import once
 from mptune.graph.plan import LARGEST, REDUCED, Precision
-from mptune.graph.writing.weights import round_values
 
 _FLOATS = frozenset({"float", "float16", "double", "bfloat16"})
 _FLOAT_CODES = frozenset(onnx.TensorProto.DataType.Value(name.upper()) for name in _FLOATS)
@@ -43,6 +42,8 @@ class Difference:
         what: the attribute, the constant's slot, or what of the structure.
         left: value on the left, as text.
         right: value on the right.
+        root: the constant that ``what`` is, before Casts; "" where it is none.
+        constant: what differs between constants; None where something else does.
     """
 
     kind: str
@@ -51,6 +52,8 @@ class Difference:
     what: str
     left: str
     right: str
+    root: str = ""
+    constant: ConstantDifference | None = None
 
 
 @dataclass(frozen=True)
@@ -196,10 +199,10 @@ class _Aligner:
         a, b = _root(self.left, ours) if ours else "", _root(self.right, theirs) if theirs else ""
         if a in self.left.initializers and b in self.right.initializers:
             one, two = self.left.initializers[a].numpy(), self.right.initializers[b].numpy()
-            text = _constant_difference(np.asarray(one), np.asarray(two))
-            if text:
-                whole = f"constant {ours!r} (input {slot}): {text}"
-                return Difference("constant", node.name, whole, ours, _shown(one), _shown(two))
+            found = constant_difference(np.asarray(one), np.asarray(two))
+            if found is not None:
+                text = f"constant {ours!r} (input {slot}): {found.text}"
+                return Difference("constant", node.name, text, ours, _shown(one), _shown(two), a, found)
         return None
 
     def _missing(self, node: Node) -> Difference:
@@ -288,53 +291,14 @@ def _attributes(model: Model, node: Node) -> dict[str, Any]:
 
 def _is_equal(a: Any, b: Any) -> bool:
     if isinstance(a, onnx.TensorProto) and isinstance(b, onnx.TensorProto):
-        return not _constant_difference(onnx.numpy_helper.to_array(a), onnx.numpy_helper.to_array(b))
+        return constant_difference(onnx.numpy_helper.to_array(a), onnx.numpy_helper.to_array(b)) is None
     if a is None or b is None:
         return a is b
     if hasattr(a, "SerializeToString") and hasattr(b, "SerializeToString"):
         return bool(a.SerializeToString(deterministic=True) == b.SerializeToString(deterministic=True))
     if isinstance(a, float) and isinstance(b, float):
-        return not _constant_difference(np.float32(a), np.float32(b)) if _is_saturated(a, b) else a == b
+        return is_same_number(a, b)
     return bool(a == b)
-
-
-def _is_saturated(a: float, b: float) -> bool:
-    """Whether one number is the largest of a reduced precision, as others beyond it are held."""
-    return any(LARGEST[precision] in (abs(a), abs(b)) for precision in REDUCED)
-
-
-def _constant_difference(a: np.ndarray, b: np.ndarray) -> str:
-    """What differs between two constants; empty where one is the other, or the other rounded to FP16 or BF16.
-
-    What is beyond these may have become infinite, or the largest finite value (``round_values``).
-    """
-    a, b = (each.astype(np.float32) if each.dtype.name == "bfloat16" else each for each in (a, b))  # of ml_dtypes
-    if a.shape != b.shape:
-        return f"shape {list(a.shape)} in one model and {list(b.shape)} in the other"
-    if a.dtype.kind not in "fiub" or b.dtype.kind not in "fiub":
-        return "" if np.array_equal(a, b) else "other values"
-    if np.array_equal(a, b, equal_nan=a.dtype.kind == "f" and b.dtype.kind == "f"):
-        return ""
-    x, y = a.astype(np.float64), b.astype(np.float64)
-    with np.errstate(over="ignore", invalid="ignore"):
-        is_rounded = np.array_equal(a.astype(np.float16), b.astype(np.float16), equal_nan=True)
-        if is_rounded and np.float16 in (a.dtype, b.dtype):
-            return ""
-        if a.dtype.kind == "f":
-            rounded = (a.astype(np.float16), from_bfloat16(to_bfloat16(a.astype(np.float32))), *_held(a))
-            if any(np.array_equal(each.astype(np.float64), y, equal_nan=True) for each in rounded):
-                return ""
-        if b.dtype.kind == "f" and any(np.array_equal(each.astype(np.float64), x, equal_nan=True) for each in _held(b)):
-            return ""
-        gap = np.abs(x - y)
-    largest = float(np.nan_to_num(gap).max(initial=0))
-    return f"{int((gap > 0).sum())} of {a.size} values differ, by up to {largest:.3g}"
-
-
-def _held(values: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Values as each reduced precision holds them."""
-    wide = values.astype(np.float32)
-    return round_values(wide, Precision.FP16), from_bfloat16(round_values(wide, Precision.BF16))
 
 
 def _shown(value: Any) -> str:
@@ -342,5 +306,7 @@ def _shown(value: Any) -> str:
         value = onnx.numpy_helper.to_array(value)
     if isinstance(value, np.ndarray) and value.size > 8:
         return f"{value.dtype} of shape {list(value.shape)}"
+    if isinstance(value, float):
+        return f"{value:.7g}"  # what FP32 holds: an attribute of 1e-5 is 9.999999747378752e-06 as a Python number
     text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
     return " ".join(text.split())[:_SHOWN]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,6 +23,8 @@ _EXACT = 1e-7
 """Relative difference of values that are computed node by node in the same way: nothing, or the last bit."""
 _RESTRUCTURED = 1e-5
 """The same where the two compute the value with other nodes."""
+_NO_ROUNDING = 1e-2
+"""The same where the candidate has FP16 or BF16: what is beyond it is wrong there, and not rounded."""
 _FLOATS = frozenset({"float", "float16", "double"})
 
 
@@ -38,6 +40,7 @@ class Divergence:
         error: root mean square difference by the root mean square of the value, the worst sample.
         before: the largest error of the values before it.
         compared: how many values were compared.
+        is_rounding: the candidate computes in FP16 or BF16 there, and every value lies within what these make.
     """
 
     value: str
@@ -47,6 +50,7 @@ class Divergence:
     error: float
     before: float
     compared: int
+    is_rounding: bool = False
 
 
 def first_divergence(
@@ -66,17 +70,22 @@ def first_divergence(
     pairs = _pairs(left, right, alignment)
     sample = _worst_sample(sides)
     everything = list(_slices(left, pairs, SLICE_BYTES))
-    found = _search(left, right, everything, (sample,), level)
-    if len(sides.reference) > 1:
-        # Before it, other samples may differ earlier.
-        upto = everything if found is None else everything[: found[0] + 1]
-        again = _search(left, right, upto, None, level)
-        found = again or found
+    found = None
+    may_round = limit is None and bool(sides.plan.reduced_groups) and not alignment.differences
+    for least in dict.fromkeys((max(level, _NO_ROUNDING) if may_round else level, level)):
+        found, level = _search(left, right, everything, (sample,), least), least
+        if len(sides.reference) > 1:
+            # Before it, other samples may differ earlier.
+            upto = everything if found is None else everything[: found[0] + 1]
+            found = _search(left, right, upto, None, least) or found
+        if found is not None:
+            break
     if found is None:
         return None
     _, (value, other), error, before, compared = found
     node = left.model.nodes[left.model.producer[value]]
-    return Divergence(value, other, node.name, _group(left, node.name), error, before, compared)
+    is_rounding = may_round and level < _NO_ROUNDING
+    return Divergence(value, other, node.name, _group(left, node.name), error, before, compared, is_rounding)
 
 
 def trace_finding(sides: Sides, divergence: Divergence) -> Finding:
@@ -86,17 +95,25 @@ def trace_finding(sides: Sides, divergence: Divergence) -> Finding:
     differs = f"has a relative error of {divergence.error:.3g}"
     if math.isinf(divergence.error):
         differs = "differs in its shape, in values that are not finite, or where one model has zeros only"
-    return finding(
+    at = f"value {divergence.value!r}, computed by {divergence.node},"
+    before = f"every value before it is within {divergence.before:.3g}"
+    cure = "compare this node in both models: its attributes, its constants and its type"
+    if divergence.is_rounding:
+        before = f"that is where FP16 or BF16 begins, and no value differs by more than {_NO_ROUNDING:g}"
+        cure = ""
+    elif sides.plan.reduced_groups:
+        cure = "if its precision makes that, keep this group in FP32; else compare the node in both models"
+    found = finding(
         "first-difference",
         (),
         {"error": divergence.error, "error_before": divergence.before, "values_compared": divergence.compared},
-        f"the two models begin to differ in {name}: value {divergence.value!r}, computed by {divergence.node},"
-        f" {differs}; every value before it is within {divergence.before:.3g}",
-        "compare this node in both models: its attributes, its constants and its type",
+        f"the two models begin to differ in {name}: {at} {differs}; {before}",
+        cure,
         nodes=(divergence.node,),
         groups=(divergence.group,) if divergence.group else (),
         tensors=(divergence.value,),
     )
+    return replace(found, severity="info") if divergence.is_rounding else found
 
 
 def _pairs(left: Runner, right: Runner, alignment: Alignment) -> list[tuple[str, str]]:

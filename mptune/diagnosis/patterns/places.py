@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mptune.diagnosis.patterns.relations import LEFT, along_samples, columns_of_columns, function_of
+
 _MOST_SHARE = 0.9
 """Of the squared difference, that the entries have together."""
 _FEW = 0.25
@@ -17,8 +19,6 @@ _FEW = 0.25
 _NAMED = 8
 _FEWEST = 8
 """Of fewer values, a factor or an offset is chance."""
-_LEFT = 0.02
-"""Share of the difference that a factor or an offset leaves at most."""
 
 
 def where_it_lies(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> str:
@@ -54,13 +54,47 @@ def what_is_there(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> st
         samples = ", ".join(map(str, whole[:_NAMED])) + (", ..." if len(whole) > _NAMED else "")
         all_of = f", all values of sample{'s' * (len(whole) > 1)} {samples}" if whole and not rest else ""
         return f"{sum(lost)} values are NaN or Inf{all_of}"
-    best = _located(got, wanted)
+    best, ours, theirs = _located(got, wanted), got, wanted
     if best is not None:
         axis, entries = best[:2]
-        got, wanted = ([np.take(each, entries, axis=axis) for each in side] for side in (got, wanted))
-    a, b = (np.concatenate([each.astype(np.float64).ravel() for each in side]) for side in (got, wanted))
+        ours, theirs = ([np.take(each, entries, axis=axis) for each in side] for side in (got, wanted))
+    a, b = (np.concatenate([each.astype(np.float64).ravel() for each in side]) for side in (ours, theirs))
     known = np.isfinite(b)
-    return _relation(a[known], b[known])
+    return _relation(a[known], b[known]) or _of_rows(got, wanted)
+
+
+def how_it_goes_on(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> str:
+    """How a difference lies along the samples, in words; "" where that is nothing plain.
+
+    Args:
+        got: of each sample.
+        wanted: of each sample.
+    """
+    if any(a.shape != b.shape or b.dtype.kind not in "fiu" for a, b in zip(got, wanted, strict=True)):
+        return ""
+    a, b = ([np.asarray(each, np.float64) for each in side] for side in (got, wanted))
+    return along_samples(a, b) if _is_finite(a) and _is_finite(b) else ""
+
+
+def _is_finite(arrays: Sequence[np.ndarray]) -> bool:
+    return all(bool(np.isfinite(array).all()) for array in arrays)
+
+
+def _of_rows(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> str:
+    """What whole samples, or their columns, are of the reference."""
+    a, b = ([np.asarray(each, np.float64) for each in side] for side in (got, wanted))
+    if not _is_finite(a) or not _is_finite(b) or all(map(np.array_equal, a, b)):
+        return ""
+    if sum(each.size for each in b) < _FEWEST:
+        return ""
+    if len({each.shape[1:] for each in b}) == 1 and b[0].ndim:
+        rows, exact = np.concatenate(a), np.concatenate(b)
+        found = function_of(rows, exact)
+        if not found and exact.ndim > 1:
+            axis = 1 if exact.ndim != 3 or exact.shape[1] < exact.shape[2] else 2
+            found = columns_of_columns(rows, exact, axis)
+        return found
+    return ""
 
 
 def _relation(a: np.ndarray, b: np.ndarray) -> str:
@@ -70,10 +104,10 @@ def _relation(a: np.ndarray, b: np.ndarray) -> str:
     if np.ptp(a) == 0:
         return f"it is {a[0]:g} everywhere" if np.ptp(b) > 0 else ""
     factor = float(a @ b / (b @ b)) if (b @ b) > 0 else 1.0
-    if np.linalg.norm(a - factor * b) <= _LEFT * apart:
+    if np.linalg.norm(a - factor * b) <= LEFT * min(apart, float(np.linalg.norm(a))):
         return f"it is {factor:.4g} times the reference"
     offset = float(np.mean(a - b))
-    if np.linalg.norm(a - b - offset) <= _LEFT * apart:
+    if np.linalg.norm(a - b - offset) <= LEFT * min(apart, float(np.linalg.norm(a - a.mean()))):
         return f"it is the reference {'plus' if offset > 0 else 'minus'} {abs(offset):.4g}"
     return ""
 

@@ -17,6 +17,8 @@ _MAX_ROWS = 3000
 _LAGS = 64
 _MOST_OFF = 0.8
 """Share of the rows that differ that has to be explained."""
+_FEWEST_OF_ONE = 3
+"""So many rows are equal to one row: a batch, or a buffer, that holds one row alone."""
 _FEW_VALUES = 16
 """Rows with fewer values equal others by chance: only near ones are looked at."""
 
@@ -45,6 +47,13 @@ class Stale:
     def rows(self) -> tuple[int, ...]:
         """All of them, in order."""
         return tuple(sorted((*self.torn, *self.whole)))
+
+    @property
+    def single(self) -> int | None:
+        """The row of the reference that all rows are which differ; None where they are not of one, or are few."""
+        sources = set(self.source.values())
+        is_one = not self.torn and len(sources) == 1 and len(self.whole) == self.off >= _FEWEST_OF_ONE
+        return sources.pop() if is_one else None
 
     @property
     def is_closed(self) -> bool:
@@ -95,7 +104,13 @@ def _find(compared: Compared, batch: int, own: np.ndarray, level: float) -> Stal
     if not source or len(source) < _MOST_OFF * len(expected):
         return None
     lag = Counter(row - other for row, other in source.items()).most_common(1)[0]
-    if a.shape[1] < _FEW_VALUES and lag[1] < 0.5 * len(source) and len(set(source.values())) < len(source):
+    is_one_row = len(off) >= _FEWEST_OF_ONE and float(np.ptp(a, axis=0).max(initial=0.0)) <= compared.exact
+    if (
+        a.shape[1] < _FEW_VALUES
+        and not is_one_row
+        and lag[1] < 0.5 * len(source)
+        and len(set(source.values())) < len(source)
+    ):
         return None
     return Stale(tuple(torn), tuple(whole), source, len(off), len(source) / rows, int(lag[0]))
 

@@ -105,7 +105,7 @@ def _findings(comparison: Comparison) -> Iterable[str]:
     elif comparison.agrees:
         yield "<p>There is nothing to name.</p>"
     else:
-        yield "<p>No known cause explains it: none of the roundings, stale rows and orders tried gives it.</p>"
+        yield "<p>No known cause explains it: none of the roundings, stale rows, orders and inputs tried gives it.</p>"
     yield "</section>"
 
 

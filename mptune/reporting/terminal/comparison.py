@@ -43,7 +43,8 @@ def print_comparison(comparison: Comparison, stream: TextIO | None = None) -> No
     if not comparison.agrees and not comparison.findings:
         console.print(
             Text(
-                "No known cause explains the difference: none of the roundings, stale rows and orders tried gives it."
+                "No known cause explains the difference: none of the roundings, stale rows, orders and inputs tried"
+                " gives it."
             ),
             soft_wrap=whole,
         )

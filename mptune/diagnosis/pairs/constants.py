@@ -1,0 +1,114 @@
+"""What differs between two constants beyond a rounding to FP16 or BF16, and how converters limit constants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mptune.graph.bfloat16 import from_bfloat16, to_bfloat16
+from mptune.graph.plan import LARGEST, REDUCED, Precision
+from mptune.graph.writing.weights import round_values
+
+CONVERTERS_LIMIT = 1e4
+"""``max_finite_val`` of onnxconverter-common's ``convert_float_to_float16``, unless it is given (1.16)."""
+
+
+@dataclass(frozen=True, eq=False)
+class ConstantDifference:
+    """Two constants that differ.
+
+    Attributes:
+        text: what differs, from left to right.
+        values: the left constant with the right one's values where the two differ; None where shapes or types do.
+        limit: magnitude that every value which differs is held at in one of the two; None where there is none.
+    """
+
+    text: str
+    values: np.ndarray | None = None
+    limit: float | None = None
+
+
+def constant_difference(a: np.ndarray, b: np.ndarray) -> ConstantDifference | None:
+    """What differs between two constants; None where one is the other, or the other rounded to FP16 or BF16.
+
+    What is beyond these may have become infinite, or the largest finite value (``round_values``).
+
+    Args:
+        a: values, of any shape and type.
+        b: values.
+    """
+    a, b = (each.astype(np.float32) if each.dtype.name == "bfloat16" else each for each in (a, b))  # of ml_dtypes
+    if a.shape != b.shape:
+        return ConstantDifference(f"shape {list(a.shape)} in one model and {list(b.shape)} in the other")
+    if a.dtype.kind not in "fiub" or b.dtype.kind not in "fiub":
+        return None if np.array_equal(a, b) else ConstantDifference("other values")
+    differs = _differing(a, b)
+    count = int(differs.sum())
+    if not count:
+        return None
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        largest = float(np.nan_to_num(np.abs(x - y))[differs].max())
+    text = f"{count} of {a.size} values differ, by up to {largest:.3g}"
+    limit = None
+    for held, other, where in ((y, x, "the candidate"), (x, y, "the reference")):
+        if limit is None and (limit := _limit(held[differs], other[differs], held)) is not None:
+            most = float(np.abs(other[differs]).max())
+            text += f": {where} holds at ±{limit:g} what reaches {most:.3g} in the other"
+    return ConstantDifference(text, np.where(differs, b, a).astype(a.dtype), limit)
+
+
+def _differing(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Which values differ, shape of both, by the one rounding that explains most of them."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        same = [_equal(a, b)]
+        if np.float16 in (a.dtype, b.dtype):
+            same.append(_equal(a.astype(np.float16), b.astype(np.float16)))
+        if a.dtype.kind == "f":
+            rounded = (a.astype(np.float16), from_bfloat16(to_bfloat16(a.astype(np.float32))), *_held(a))
+            same += [_equal(each, b) for each in rounded]
+        if b.dtype.kind == "f":
+            same += [_equal(each, a) for each in _held(b)]
+    differs: np.ndarray = ~max(same, key=np.count_nonzero)
+    return differs
+
+
+def _equal(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Value by value; NaN is NaN."""
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    result: np.ndarray = (x == y) | (np.isnan(x) & np.isnan(y))
+    return result
+
+
+def _limit(held: np.ndarray, other: np.ndarray, every: np.ndarray) -> float | None:
+    """The magnitude that values are held at; None where they are not, or one value alone may have been changed.
+
+    Args:
+        held: values of one constant that differ, float64 (count,).
+        other: those of the other constant.
+        every: all values of the first constant.
+    """
+    limit = float(np.abs(held[0]))
+    is_known = limit == CONVERTERS_LIMIT or len(np.unique(np.abs(other))) > 1
+    is_held = (
+        0.0 < limit < np.inf
+        and bool((np.abs(held) == limit).all())
+        and bool((np.sign(held) == np.sign(other)).all())
+        and bool((np.abs(other) > limit).all())
+        and bool((np.abs(every) <= limit).all())
+    )
+    return limit if is_held and is_known else None
+
+
+def is_same_number(a: float, b: float) -> bool:
+    """Whether two attributes are the same; one that is the largest of a reduced precision may hold what is beyond."""
+    if any(LARGEST[precision] in (abs(a), abs(b)) for precision in REDUCED):
+        return constant_difference(np.float32(a), np.float32(b)) is None
+    return a == b
+
+
+def _held(values: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Values as each reduced precision holds them."""
+    wide = values.astype(np.float32)
+    return round_values(wide, Precision.FP16), from_bfloat16(round_values(wide, Precision.BF16))
