@@ -11,7 +11,7 @@ import pytest
 
 import mptune
 from mptune.errors import BaselineError, DataError, SpaceError
-from mptune.inspection import Inspection
+from mptune.inspection.record import Inspection
 from mptune.reporting.terminal.inspection import print_inspection, quantity
 from tests.graph import models
 from tests.graph.models import constant, node, value, weight

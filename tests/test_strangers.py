@@ -154,8 +154,8 @@ class TestStorages:
         def interrupt(*args: object, **settings: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(api, "search", interrupt)
+        monkeypatch.setattr("mptune.searching.search", interrupt)
         assert main(["search", "model.onnx", *given, "--fresh"]) == 130
-        told = capsys.readouterr().err
-        assert "pw" not in told
-        assert 'run: mptune search model.onnx --storage "$MPTUNE_STORAGE"\n' in told
+        shown = capsys.readouterr().err
+        assert "pw" not in shown
+        assert 'run: mptune search model.onnx --storage "$MPTUNE_STORAGE"\n' in shown

@@ -23,7 +23,7 @@ from mptune.graph.loading.value_dependent import DependentOutput, shape_facts
 from mptune.graph.plan import Precision
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
-from mptune.inspection import inspect_model
+from mptune.inspection.model import inspect_model
 from mptune.run import open_run
 from mptune.tuning.runs.result import Front
 from mptune.tuning.space import load_space

@@ -25,7 +25,7 @@ from mptune.graph.loading.once import once
 from mptune.graph.loading.value_dependent import RANDOM
 from mptune.graph.plan import LARGEST, REDUCED, Precision
 from mptune.graph.writing.model_file import frame_of
-from mptune.graph.writing.weights import chunks, inline_tensor
+from mptune.graph.writing.weights import chunks, inline_tensor, largest_magnitude
 
 WORTHWHILE = 100
 """So many nodes, Constants not counted, are worth a session of their own that folds them."""
@@ -98,33 +98,53 @@ class FoldedValues:
         return self._left_out(model, shape_computing(model), frozenset(wanted)) if self.values else LeftOut()
 
     def _left_out(self, model: Model, allowed: frozenset[int], wanted: frozenset[str]) -> LeftOut:
-        """See ``left_out``.
+        """See ``left_out``. Walks back from what is read, as far as it is computed: most of it is folded.
 
         Args:
             model: the model.
-            allowed: indices of the nodes that may be left out: they compute from shapes and constants, in FP32.
+            allowed: indices of the nodes that may be left out, of ``shape_computing``: those in FP32.
             wanted: values that are read beside what nodes and outputs read.
         """
-        folded = _computing(model, allowed)
+        folded = _still_computing(model, allowed)
         outputs = {info.name for info in model.outputs}
-        read = outputs | wanted
-        left_out, entered = set[int](), dict[str, None]()
-        for node in reversed(model.nodes):
-            needed = [name for name in node.outputs if name in read]
-            if node.index in folded and all(name in self.values and name not in outputs for name in needed):
-                left_out.add(node.index)
-                entered.update(dict.fromkeys(needed))
-            else:
-                read.update(node.inputs, node.captures)
+        read = set(_read_outside(model)) | wanted
+        for kept in shape_computing(model) - folded:
+            read.update(_reads(model, kept))
+        stack, computed = list(read), set[int]()
+        while stack:
+            name = stack.pop()
+            index = model.producer.get(name)
+            if index is None or index not in folded or index in computed:
+                continue
+            if name in self.values and name not in outputs:
+                continue
+            computed.add(index)
+            more = _reads(model, index) - read
+            read |= more
+            stack += more
+        left_out = folded - computed
+        entered = sorted(
+            (by, -model.nodes[by].outputs.index(name), name)
+            for name in read & self.values.keys()
+            if (by := model.producer[name]) in left_out
+        )
         unread = model.initializers.keys() - read
         gone = frozenset(name for name in unread if model.consumers.get(name))
-        return LeftOut(frozenset(left_out), gone, tuple(self.values[name] for name in reversed(entered)))
+        return LeftOut(left_out, gone, tuple(self.values[name] for _, _, name in entered))
 
 
 @once
 def shape_computing(model: Model) -> frozenset[int]:
     """Indices of the nodes that compute from shapes and constants alone, Constants among them."""
-    return _computing(model, range(len(model.nodes)))
+    known = {name for name, constant in model.initializers.items() if not constant.overridable}
+    found = set[int]()
+    for node in model.nodes:
+        if not node.is_standard or node.op_type in RANDOM or node.has_subgraph:
+            continue
+        if node.op_type in _SHAPE_OF or all(name in known for name in node.inputs if name):
+            found.add(node.index)
+            known.update(name for name in node.outputs if name)
+    return frozenset(found)
 
 
 def comes_from_beyond(model: Model, value: str, precision: Precision) -> bool:
@@ -165,7 +185,7 @@ def _known_largest(_: Model) -> dict[int, float]:
 
 
 def _magnitude(values: np.ndarray) -> float:
-    return float(np.max(np.abs(values), initial=0.0)) if values.dtype.kind == "f" else 0.0
+    return largest_magnitude(values) if values.dtype.kind == "f" else 0.0
 
 
 def is_worthwhile(model: Model) -> bool:
@@ -173,17 +193,34 @@ def is_worthwhile(model: Model) -> bool:
     return sum(model.nodes[index].op_type != "Constant" for index in shape_computing(model)) >= WORTHWHILE
 
 
-def _computing(model: Model, allowed: range | frozenset[int]) -> frozenset[int]:
-    """Those of the allowed nodes that compute from shapes, constants and each other's results alone."""
-    known = {name for name, constant in model.initializers.items() if not constant.overridable}
-    found = set[int]()
+def _still_computing(model: Model, allowed: frozenset[int]) -> frozenset[int]:
+    """Those of the allowed nodes, of ``shape_computing``, that depend on no other one but for its shape."""
+    stack = list(shape_computing(model) - allowed)
+    lost = set(stack)
+    while stack:
+        for name in model.nodes[stack.pop()].outputs:
+            for index in model.consumers.get(name, ()):
+                if index in allowed and index not in lost and model.nodes[index].op_type not in _SHAPE_OF:
+                    lost.add(index)
+                    stack.append(index)
+    return allowed - lost
+
+
+def _reads(model: Model, index: int) -> set[str]:
+    """Values that a node reads, subgraphs included."""
+    node = model.nodes[index]
+    return {name for name in (*node.inputs, *node.captures) if name}
+
+
+@once
+def _read_outside(model: Model) -> frozenset[str]:
+    """Outputs, and values that are read by nodes outside of ``shape_computing``."""
+    inside = shape_computing(model)
+    read = {info.name for info in model.outputs}
     for node in model.nodes:
-        if node.index not in allowed or not node.is_standard or node.op_type in RANDOM or node.has_subgraph:
-            continue
-        if node.op_type in _SHAPE_OF or all(name in known for name in node.inputs if name):
-            found.add(node.index)
-            known.update(name for name in node.outputs if name)
-    return frozenset(found)
+        if node.index not in inside:
+            read |= _reads(model, node.index)
+    return frozenset(read)
 
 
 def write_without_weights(model: Model, path: Path) -> Path:

@@ -1,6 +1,6 @@
 """What breaks in FP16, and why: the findings about values that FP16 cannot hold, with what plain FP16 makes of them.
 
-What only BF16 has too few digits for is told where the chosen plan has BF16, or where nothing is FP16.
+What only BF16 has too few digits for is shown where the chosen plan has BF16, or where nothing is FP16.
 """
 
 from __future__ import annotations
@@ -75,19 +75,29 @@ class Break:
 def breaks_in_fp16(front: Front) -> tuple[Break, ...]:
     """What breaks in FP16; one entry for all values of the same groups with the same code.
 
-    Groups that the chosen plan has in FP16 come first, then the plainest.
+    Groups that the chosen plan has in FP16 come first, then those with the plainest finding. What one group has comes
+    in the order of the graph: what goes wrong first is why the rest does.
     """
     plan = None if front.chosen is None else front.chosen.plan
     without_fp16 = front.fp16 is not None and not front.fp16.plan.fp16_groups
     in_bf16 = set(plan.bf16_groups) if plan is not None else set()
     merged: dict[tuple[str, bool, tuple[str, ...]], list[Finding]] = {}
     for finding in front.findings:
-        is_told = not finding.is_of_bf16_alone or without_fp16 or not in_bf16.isdisjoint(finding.where.groups)
-        if breaks(finding) and finding.is_about_model and is_told:
+        is_shown = not finding.is_of_bf16_alone or without_fp16 or not in_bf16.isdisjoint(finding.where.groups)
+        if breaks(finding) and finding.is_about_model and is_shown:
             key = finding.code, finding.is_of_bf16_alone, tuple(sorted(finding.where.groups))
             merged.setdefault(key, []).append(finding)
     found = [_of_findings(findings, plan) for findings in merged.values()]
-    found.sort(key=lambda one: (one.kept is True, BREAKING_CODES.index(one.code)))
+    plainest: dict[str, int] = {}
+    for one in found:
+        for group in one.groups:
+            plainest[group] = min(plainest.get(group, len(BREAKING_CODES)), BREAKING_CODES.index(one.code))
+
+    def rank(one: Break) -> tuple[bool, int]:
+        of_groups = [plainest[group] for group in one.groups]
+        return one.kept is True, min(of_groups, default=BREAKING_CODES.index(one.code))
+
+    found.sort(key=rank)
     explained = {group for one in found for group in one.groups}
     return (*found, *_unexplained(front, explained))
 
@@ -173,7 +183,7 @@ def plain_fp16(finding: Finding) -> str:
         return "Inf or NaN from the values that FP16 brings to zero or below"
     if finding.code == "vanishing-epsilon":
         if float(evidence.get("epsilon", 0.0)) <= _UNGUARDED:
-            return "the epsilon is 0, so that x/0 is Inf and 0/0 is NaN"
+            return "the epsilon is 0, so that x/0 is Inf, 0/0 NaN, and the logarithm of 0 -Inf"
         return "the epsilon loses digits, and what is divided by it alone leaves FP16's range"
     if finding.code == "mask":
         if "masked_rows" in evidence:

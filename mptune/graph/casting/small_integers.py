@@ -7,10 +7,10 @@ ScatterND, Slice and Sub, and ends as 0 or -100: none of its values is rounded i
 from __future__ import annotations
 
 import numpy as np
-import onnx.numpy_helper
 
 from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.tensors import fill_value
 
 LIMIT = 256
 """Every whole number up to this is a value of FP16 and of BF16."""
@@ -58,8 +58,7 @@ def _bound_of(values: np.ndarray) -> int | None:
 def _bound(model: Model, node: Node, found: dict[str, int]) -> int | None:
     """The bound of a node's float outputs; None where they may be other numbers."""
     if node.op_type == "ConstantOfShape":
-        value = next((a.t for a in node.proto.attribute if a.name == "value"), None)
-        return 0 if value is None else _bound_of(np.asarray(onnx.numpy_helper.to_array(value)))
+        return _bound_of(fill_value(node.proto))
     if node.op_type == "Cast":
         return 1 if model.info(node.inputs[0]).dtype == "bool" else found.get(node.inputs[0])
     bounds = [found.get(name) for name in node.inputs if name and model.info(name).is_float32]

@@ -10,18 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-import numpy as np
-import onnx
-import onnx.numpy_helper
-
 from mptune.graph.folded import comes_from_beyond
-from mptune.graph.grouping.lookup import Lookup, attribute
+from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.hazards.constants import LIMITS, comes_to_softmax, is_limit
 from mptune.graph.hazards.saturated import PRODUCTS, SELECTS, SUMS
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.once import once
+from mptune.graph.loading.tensors import fill_value
 from mptune.graph.plan import LARGEST, Precision
-from mptune.graph.writing.weights import chunks
+from mptune.graph.writing.weights import chunks, largest_magnitude
 
 _CARRY = SELECTS | SUMS | PRODUCTS
 
@@ -63,18 +60,11 @@ def _masks(model: Model) -> Mapping[str, float]:
 
 
 def _filled(look: Lookup, node: Node) -> float:
-    stated = attribute(node, "value")
-    if not isinstance(stated, onnx.TensorProto) or not is_limit(look, node.outputs[0]):
-        return 0.0
-    return _magnitude(onnx.numpy_helper.to_array(stated))
+    return largest_magnitude(fill_value(node.proto)) if is_limit(look, node.outputs[0]) else 0.0
 
 
 def _of_constant(look: Lookup, name: str) -> float:
     constant = look.model.initializers[name]
     if constant.dtype != "float" or constant.overridable or not is_limit(look, name):
         return 0.0
-    return max(map(_magnitude, chunks(constant)), default=0.0)
-
-
-def _magnitude(values: np.ndarray) -> float:
-    return float(np.max(np.abs(values), initial=0.0))
+    return max(map(largest_magnitude, chunks(constant)), default=0.0)

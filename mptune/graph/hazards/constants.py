@@ -6,15 +6,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import onnx
-import onnx.numpy_helper
-
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.attention import GLUE
-from mptune.graph.grouping.lookup import Lookup, attribute
+from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.hazards.hazard import FP16_MAX, FP16_NORMAL, FP16_TINY, Hazard, group_of, readers_in_fp16
 from mptune.graph.hazards.masked_rows import mask_input
 from mptune.graph.loading.model import Node
+from mptune.graph.loading.tensors import fill_value
 from mptune.graph.plan import Precision
 from mptune.graph.writing.weights import Rounding, rounding_of
 
@@ -114,7 +112,7 @@ def _epsilon(place: _Place, smallest: float | None, *, is_direct: bool) -> list[
     vanishes = place.value <= FP16_TINY / 2
     if vanishes:
         is_harmless = smallest is not None and smallest >= FP16_NORMAL
-        reason = f"the constant {place.value:g} is zero in FP16, so nothing guards the division any more"
+        reason = f"the constant {place.value:g} is zero in FP16, so nothing keeps what it guards from zero any more"
     else:
         is_harmless = not is_direct or smallest is None or smallest > place.value or place.value * FP16_MAX >= 1
         reason = f"the constant {place.value:g} is below FP16's smallest normal value, {FP16_NORMAL:g}"
@@ -256,10 +254,7 @@ def fill_hazards(types: ValueTypes, look: Lookup) -> list[Hazard]:
         group = group_of(types, node)
         if node.op_type != "ConstantOfShape" or group is None:
             continue
-        stated = attribute(node, "value")
-        if not isinstance(stated, onnx.TensorProto):
-            continue
-        value = abs(float(onnx.numpy_helper.to_array(stated).reshape(-1)[0]))
+        value = abs(float(fill_value(node.proto).reshape(-1)[0]))
         if math.isfinite(value) and value > FP16_MAX:
             readers = look.readers(node.outputs[0])
             place = _Place(group.id, node.name, node.outputs[0], value)

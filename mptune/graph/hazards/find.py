@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from mptune.finding import SEVERITIES, Severity
+from mptune.finding import Severity
 from mptune.graph.casting.value_types import ValueTypes, value_types
 from mptune.graph.fused import FusedNodes, steps_inside, values_inside
 from mptune.graph.grouping.grouped import GroupedModel
@@ -25,6 +25,7 @@ from mptune.graph.hazards.hazard import (
     Hazard,
     group_of,
     readers_in_fp16,
+    worst_first,
 )
 from mptune.graph.hazards.masks import MaskValues
 from mptune.graph.hazards.on_data import on_data_hazards
@@ -50,7 +51,9 @@ def find_hazards(
     precisions: Sequence[str] = DEFAULT_PRECISIONS,
     fused: Sequence[FusedNodes] = (),
 ) -> tuple[Hazard, ...]:
-    """All hazards of a model, most severe first.
+    """All hazards of a model, those of the groups with the most severe ones first, in the order of the graph.
+
+    What goes wrong first is what the rest comes from: the square of a norm before the mean of the squares.
 
     Args:
         grouped: the model and its groups; a hazard belongs to the group of the node that would compute in FP16.
@@ -98,7 +101,14 @@ def find_hazards(
             replace(h, cure=_OUT_OF_FP16) if h.cure == KEPT and not h.rules_out(Precision.BF16) else h for h in found
         ]
     found = _outside(found, look, fused)
-    return tuple(sorted(found, key=lambda h: (SEVERITIES.index(h.severity), h.group or "~", h.kind, h.tensor)))
+    groups = {group.id: position for position, group in enumerate(grouped.groups)}
+    nodes = {node.name: node.index for node in model.nodes}
+
+    def place(hazard: Hazard) -> tuple[int, bool, int, str, str]:
+        group, node = groups.get(hazard.group or "", len(groups)), nodes.get(hazard.node or "", len(nodes))
+        return group, hazard.kind == "norm", node, hazard.kind, hazard.tensor  # a norm's squares only may overflow
+
+    return worst_first(sorted(found, key=place))
 
 
 def _outside(found: Sequence[Hazard], look: Lookup, fused: Sequence[FusedNodes]) -> list[Hazard]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mptune.finding import CODES, ONLY_BF16, Finding, FindingOrigin, Severity, Where
+from mptune.finding import CODES, ONLY_BF16, SEVERITIES, Finding, FindingOrigin, Severity, Where
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.groups import LayerGroup
 from mptune.graph.loading.model import Node
@@ -45,7 +45,8 @@ class Hazard:
         kind: ``overflow``, ``vanishing`` or ``epsilon`` of constants; ``range`` or ``underflow`` of values seen on
             data; ``stagnation``, ``cancellation``, ``spacing``, ``pole``, ``sum`` and ``index`` of nodes run on data;
             ``fit`` of the data to a BatchNormalization; ``norm`` written out; ``broadcast``; ``int64``; ``input`` that
-            looks random; ``quantised`` parts; ``types`` that are not known;
+            looks random; ``quantised`` parts; ``mixed`` parts, which are FP16 already; ``types`` that are not known;
+            ``mask`` rows that let nothing through; ``output`` whose shape depends on values, or that is fed back;
             ``reference`` values that are in doubt.
         group: id of the layer group that would be FP16 there; None where no group is.
         node: the node that reads or computes the value.
@@ -105,6 +106,24 @@ class Hazard:
         return {**asdict(self), "precision": str(self.precision)}
 
 
+def worst_first(hazards: Iterable[Hazard]) -> tuple[Hazard, ...]:
+    """Those of the groups with the most severe ones first, which else keep their order; what is info comes last.
+
+    What a group has stays together: an epsilon that is zero in FP16, a warning, is why the next value overflows.
+    """
+    hazards = list(hazards)
+    ranks = [SEVERITIES.index(hazard.severity) for hazard in hazards]
+    worst: dict[str | None, int] = {}
+    for hazard, rank in zip(hazards, ranks, strict=True):
+        worst[hazard.group] = min(rank, worst.get(hazard.group, rank))
+
+    def key(index: int) -> int:
+        is_apart = hazards[index].severity == "info" or hazards[index].group is None
+        return ranks[index] if is_apart else worst[hazards[index].group]
+
+    return tuple(hazards[index] for index in sorted(range(len(hazards)), key=key))
+
+
 def hazard_findings(hazards: Sequence[Hazard], origin: FindingOrigin) -> tuple[Finding, ...]:
     """The hazards that have a code, as findings; those of one value with one reason are one finding.
 
@@ -119,7 +138,7 @@ def hazard_findings(hazards: Sequence[Hazard], origin: FindingOrigin) -> tuple[F
 
 
 def _finding(code: str, places: Sequence[Hazard], origin: FindingOrigin) -> Finding:
-    first = places[0]
+    first = next((hazard for hazard in places if hazard.node), places[0])
     at = f"value {first.tensor!r}" + (f" at node {first.node!r}" if first.node else "")
     is_harmless = all(hazard.severity == "info" for hazard in places)
     return Finding(

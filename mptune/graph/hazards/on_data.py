@@ -7,13 +7,16 @@ Every figure is of the nodes' operands rounded to FP16 or BF16 and back, on the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.lookup import Lookup
+from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.grouping.patterns import Pattern
 from mptune.graph.hazards.constants import comes_to_softmax
 from mptune.graph.hazards.hazard import KEPT, MAX, Hazard, group_of, spacing
+from mptune.graph.hazards.interface import state_pairs
 from mptune.graph.hazards.probes import ProbeRecord
 from mptune.graph.hazards.seen import Seen
 from mptune.graph.loading.model import Node
@@ -82,10 +85,30 @@ def on_data_hazards(types: ValueTypes, look: Lookup, patterns: tuple[Pattern, ..
             found += [hazard for hazard in (lost, _cancellation(seen, record, node, group.id)) if hazard]
         elif record.kind == "pole":
             found += _pole(seen, record, node, group.id)
-        elif record.kind in ("softmax", "largest", "top", "comparison"):
+        elif record.kind in ("softmax", "largest", "top", "comparison", "periodic", "grid"):
             found += _spacing(seen, record, node, group.id)
     in_fp16 = {(hazard.code, hazard.node) for hazard in found if hazard.precision is Precision.FP16}
-    return [h for h in found if h.precision is Precision.FP16 or (h.code, h.node) not in in_fp16]
+    found = [h for h in found if h.precision is Precision.FP16 or (h.code, h.node) not in in_fp16]
+    return found + [other for hazard in found for other in _of_operands(types, look, nodes[hazard.node or ""], hazard)]
+
+
+def _of_operands(types: ValueTypes, look: Lookup, node: Node, hazard: Hazard) -> Iterator[Hazard]:
+    """The same for the groups that compute what a node reads: rounded there, it is as wrong as rounded here."""
+    if hazard.code not in ("cancellation", "spacing") or hazard.kind == "pole":
+        return
+    done = {hazard.group}
+    for name in look.varying(node):
+        source = look.producer(name)
+        for _ in range(_MAX_STEPS):
+            if source is None or source.op_type not in DATA_MOVEMENT or not source.inputs:
+                break
+            source = look.producer(source.inputs[0])
+        group = None if source is None or not types.model.info(name).is_float32 else group_of(types, source)
+        if source is None or group is None or types.group_of[source.index] in types.lacking(hazard.precision):
+            continue
+        if group.id not in done:
+            done.add(group.id)
+            yield replace(hazard, group=group.id, node=None)
 
 
 def _overflows(seen: Seen, node: Node, precision: Precision) -> bool:
@@ -101,7 +124,9 @@ def _cure(precision: Precision) -> str:
 def _stagnation(look: Lookup, seen: Seen, record: ProbeRecord, node: Node, group: str) -> Hazard | None:
     sides = zip(("first", "second"), ("second", "first"), node.inputs, reversed(node.inputs), strict=True)
     for step, base, moved, kept in sides:
-        if look.is_static(moved) or look.is_vector(kept) or look.is_single(kept) or comes_to_softmax(look, node):
+        if not _is_counted_up(look, node, kept) and (
+            look.is_static(moved) or look.is_vector(kept) or look.is_single(kept) or comes_to_softmax(look, node)
+        ):
             continue
         if node.op_type == "Sub" and step == "first":
             continue  # what is left is the negated base: a difference, not a step
@@ -134,6 +159,12 @@ def _stagnation(look: Lookup, seen: Seen, record: ProbeRecord, node: Node, group
             record.precision,
         )
     return None
+
+
+def _is_counted_up(look: Lookup, node: Node, kept: str) -> bool:
+    """Whether what a node adds to comes back as its input in the next step: a counter, a clock, a running sum."""
+    outputs = {given: output for output, given in state_pairs(look.model)}
+    return look.root(outputs.get(look.root(kept), "")) == look.root(node.outputs[0])
 
 
 def _follows(look: Lookup, moved: str, kept: str) -> bool:
@@ -177,10 +208,12 @@ def _cancellation(seen: Seen, record: ProbeRecord, node: Node, group: str) -> Ha
 
 
 _DECIDED: Mapping[str, Callable[[str, float], str]] = {
-    "softmax": lambda op, share: f"{share:.1%} of the weight of its rows moves",
+    "softmax": lambda op, share: f"{share:.1%} of the weight of its rows moves to other elements",
     "largest": lambda op, share: f"{op} chooses another element in {share:.1%} of the rows",
     "top": lambda op, share: f"{share:.1%} of what {op} chooses does not belong there",
     "comparison": lambda op, share: f"{share:.1%} of the answers of {op} change",
+    "periodic": lambda op, share: f"{op} changes by more than 0.1 for {share:.1%} of them",
+    "grid": lambda op, share: f"{op} reads {share:.1%} of its coordinates more than a quarter of a pixel away",
 }
 
 
@@ -195,22 +228,23 @@ def _spacing(seen: Seen, record: ProbeRecord, node: Node, group: str) -> list[Ha
     ):
         return []
     worst = _largest(record.scalars["moved"])
-    magnitude, gap = (record.scalars[name][worst] for name in ("magnitude", "gap"))
+    magnitude = record.scalars["magnitude"][worst]
+    gap = record.scalars["gap"][worst] if "gap" in record.scalars else math.inf
     name, apart = record.precision.name, spacing(magnitude, record.precision)
-    away = "" if not math.isfinite(gap) else f", and the next value is {gap:.3g} away in the mean"
+    away = "" if not math.isfinite(gap) else f", and the next value is {gap:.3g} away on average"
     return [
         Hazard(
             "warning",
             "spacing",
             group,
             node.name,
-            node.inputs[0],
+            node.inputs[1 if record.kind == "grid" else 0],
             magnitude,
-            f"values reach {magnitude:.4g}, where {name}'s spacing is {apart:.3g}{away}: rounding them,"
+            f"values reach {magnitude:.4g}, where {name}'s spacing is {apart:.3g}{away}: once they are rounded,"
             f" {_DECIDED[record.kind](node.op_type, share)}",
             f"{_cure(record.precision)}, with what computes its operands",
             "spacing",
-            {"magnitude": magnitude, "spacing": apart, "gap": gap, "share": share},
+            {"magnitude": magnitude, "spacing": apart, **({"gap": gap} if math.isfinite(gap) else {}), "share": share},
             (seen.sample(worst),),
             record.precision,
         )

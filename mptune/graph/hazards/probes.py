@@ -17,14 +17,17 @@ from mptune.graph.hazards.constants import guarded_by_constant
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.plan import DEFAULT_PRECISIONS, REDUCED, Precision
 
-ProbeKind = Literal["sum", "softmax", "largest", "top", "comparison", "guard", "pole", "variance", "batch-norm"]
+ProbeKind = Literal[
+    "sum", "softmax", "largest", "top", "comparison", "periodic", "grid", "guard", "pole", "variance", "batch-norm"
+]
 
-_ROUNDING = frozenset({"sum", "softmax", "largest", "top", "comparison", "pole"})
+_ROUNDING = frozenset({"sum", "softmax", "largest", "top", "comparison", "periodic", "grid", "pole"})
 """Kinds whose operands are rounded: asked once for each reduced precision."""
 
 _SUMS = frozenset({"Add", "Sub"})
 _COMPARISONS = frozenset({"Greater", "Less", "GreaterOrEqual", "LessOrEqual"})
 _LARGEST = frozenset({"ArgMax", "ArgMin"})
+_PERIODIC = frozenset({"Sin", "Cos"})
 _POLES: Mapping[str, int] = {"Log": 0, "Sqrt": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}
 """Operator -> which of its inputs may not reach zero, or fall below it."""
 _WHERE_SINCE = 9
@@ -135,6 +138,10 @@ def _of_node(look: Lookup, node: Node) -> Sequence[Probe]:
         found.append(Probe("largest", node.index, _computed(look, first)))
     elif node.op_type == "TopK" and model.opset >= _FLOAT_CHOICES_SINCE and len(node.inputs) == 2:
         found.append(Probe("top", node.index, _computed(look, first)))
+    elif node.op_type in _PERIODIC:
+        found.append(Probe("periodic", node.index, out))
+    elif node.op_type == "GridSample" and model.info(node.inputs[1]).is_float32:
+        found.append(Probe("grid", node.index, _computed(look, node.inputs[1])))
     elif node.op_type in _COMPARISONS:
         second = node.inputs[1]
         key = second if look.is_static(first) else first

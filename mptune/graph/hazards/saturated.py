@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
-import onnx.numpy_helper
 
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.folded import comes_from_beyond, shape_computing
@@ -17,6 +16,7 @@ from mptune.graph.grouping.lookup import attribute
 from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.hazards.hazard import group_of
 from mptune.graph.loading.model import Node
+from mptune.graph.loading.tensors import fill_value
 from mptune.graph.plan import LARGEST, Precision
 
 _OVERFLOWS_AT: Mapping[Precision, float] = {
@@ -110,9 +110,7 @@ class SaturatedRanges:
         if group_of(self._types, node) is None or not self._types.rules[node.index].outputs:
             return math.inf, _NONE
         if node.op_type == "ConstantOfShape":
-            stated = attribute(node, "value")
-            values = onnx.numpy_helper.to_array(stated) if isinstance(stated, onnx.TensorProto) else np.zeros(1)
-            return self._held(node.outputs[0], values)
+            return self._held(node.outputs[0], fill_value(node.proto))
         followed = self._types.rules[node.index].inputs
         read = [self._look_up(node.inputs[slot], depth) for slot in followed]
         sources = frozenset[str]().union(*(of for _, of in read))

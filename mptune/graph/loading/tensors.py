@@ -217,6 +217,12 @@ def constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
     return None
 
 
+def fill_value(node: onnx.NodeProto) -> np.ndarray:
+    """The one value that a ConstantOfShape fills with; FP32 zero where it states none (ONNX's default)."""
+    stated = next((a.t for a in node.attribute if a.name == "value"), None)
+    return np.zeros(1, np.float32) if stated is None else onnx.numpy_helper.to_array(stated)
+
+
 def type_of(proto: onnx.TypeProto) -> tuple[str, tuple[int | str | None, ...] | None]:
     """``TensorInfo``'s dtype and shape of a declared type."""
     kind = proto.WhichOneof("value")

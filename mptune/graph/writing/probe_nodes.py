@@ -10,6 +10,9 @@ The facts of each kind (all FP32 scalars unless said otherwise; "rounded" means 
   the weights of rounded and of exact values; else the rows (or chosen places) that rounding decides otherwise;
   ``magnitude``: largest of a row's extreme; ``gap``: mean distance of the extreme from the next value.
 - comparison: ``rows``: elements; ``moved``: those whose answer rounding changes; ``magnitude``; ``gap``: mean distance.
+- periodic: ``rows``: elements; ``moved``: those whose sine or cosine rounding the angle changes by more than 0.1;
+  ``magnitude``.
+- grid: ``rows``: coordinates; ``moved``: those that rounding moves by more than a quarter of a pixel; ``magnitude``.
 - guard: ``smallest``: smallest magnitude that the constant is added to, or bounds.
 - pole: ``values``: elements of the operand that are not zero (of Log, Sqrt and Pow: above zero); ``lost``: those of
   them that are zero (or below) where the operand is computed of rounded values; ``vanished``: those of them that
@@ -47,6 +50,8 @@ _POLE_DEPTH = 4
 """So many operators before a pole are computed again: a variance is subtracted, clipped, and an epsilon is added."""
 _LEAST: Mapping[Precision, float] = {Precision.FP16: 1e-30, Precision.BF16: 1e-38}
 """Each has no value between zero and this one; BF16 subnormal ones, which engines take for zero."""
+_FAR_OFF, _PIXELS_OFF = 0.1, 0.25
+"""What rounding an angle changes of its sine, and a coordinate of a place in an image, to be counted."""
 _RECOMPUTED = frozenset({"Add", "Sub", "Mul", "Neg", "Abs", "Sqrt", "Max", "Min", "Clip", "Identity"})
 
 
@@ -188,6 +193,10 @@ def _answer(build: _Builder, probe: Probe, node: Node, model: Model, rows: Mappi
             return {}, {"mean": build.reduce("ReduceMean", probe.value, (0, *range(2, rank)))}
         case "comparison":
             return _comparison(build, node), {}
+        case "periodic":
+            return _periodic(build, node), {}
+        case "grid":
+            return _grid(build, node), {}
         case "softmax":
             axes = rows.get(node.inputs[0], ())
             return (_softmax(build, node, axes) if axes else {}), {}
@@ -227,16 +236,14 @@ def _sum(build: _Builder, node: Node) -> dict[str, str]:
 
 def _pole(build: _Builder, node: Node, value: str, model: Model) -> dict[str, str]:
     zero, infinity = build.constant(0.0), build.constant(np.inf)
-    producers = {out: one for one in model.nodes for out in one.outputs}
-    rounded = _recomputed(build, value, model, producers, _POLE_DEPTH)
+    rounded = _recomputed(build, value, model, _POLE_DEPTH)
     size = build.add("Abs", value)
     before, after, alone = value, rounded, build.rounded(value)
     if node.op_type in ("Div", "Reciprocal"):
         before, after, alone = size, build.add("Abs", rounded), build.add("Abs", alone)
     stands = build.add("Greater", before, zero)
-    limit = (
-        zero if node.op_type == "Sqrt" else build.constant(_LEAST[build.precision])
-    )  # NaN is below neither: it was made before
+    # NaN is below neither limit: it was made before.
+    limit = zero if node.op_type == "Sqrt" else build.constant(_LEAST[build.precision])
     lost = build.add("And", stands, build.add("Less", after, limit))
     gone = build.add("And", lost, build.add("Less", alone, limit))
     return {
@@ -247,15 +254,16 @@ def _pole(build: _Builder, node: Node, value: str, model: Model) -> dict[str, st
     }
 
 
-def _recomputed(build: _Builder, value: str, model: Model, producers: Mapping[str, Node], depth: int) -> str:
+def _recomputed(build: _Builder, value: str, model: Model, depth: int) -> str:
     """A value as FP16 or BF16 computes it of what the last operators before it read, rounded; reductions as seen."""
-    node = producers.get(value)
+    index = model.producer.get(value)
+    node = None if index is None else model.nodes[index]
     known = node is not None and node.is_standard and node.op_type in _RECOMPUTED and node.outputs[0] == value
     if node is None or not known or depth == 0 or not all(i and model.info(i).is_float32 for i in node.inputs):
         return build.rounded(value)
     key = value, depth, build.precision
     if key not in build.recomputed:
-        operands = [_recomputed(build, i, model, producers, depth - 1) for i in node.inputs]
+        operands = [_recomputed(build, i, model, depth - 1) for i in node.inputs]
         build.recomputed[key] = build.rounded(build.again(node, *operands))
     return build.recomputed[key]
 
@@ -274,6 +282,30 @@ def _comparison(build: _Builder, node: Node) -> dict[str, str]:
         "moved": build.count(changed),
         "magnitude": build.reduce("ReduceMax", build.add("Abs", first)),
         "gap": build.reduce("ReduceMean", build.add("Abs", build.add("Sub", first, second))),
+    }
+
+
+def _periodic(build: _Builder, node: Node) -> dict[str, str]:
+    angle, result = node.inputs[0], node.outputs[0]
+    apart = build.add("Abs", build.add("Sub", build.again(node, build.rounded(angle)), result))
+    return {
+        "rows": build.size(result),
+        "moved": build.count(build.add("Greater", apart, build.constant(_FAR_OFF))),
+        "magnitude": build.reduce("ReduceMax", build.add("Abs", angle)),
+    }
+
+
+def _grid(build: _Builder, node: Node) -> dict[str, str]:
+    """Coordinates from -1 to 1 lie along the axes of the image that they are of: the last of them is the first axis."""
+    image, grid = node.inputs[:2]
+    ends = (build.constant((axis,), np.int64) for axis in (-1, 1, 0, -1))
+    sizes = build.add("Cast", build.add("Slice", build.add("Shape", image), *ends), to=_FLOAT)
+    apart = build.add("Abs", build.add("Sub", build.rounded(grid), grid))
+    pixels = build.add("Mul", apart, build.add("Mul", sizes, build.constant(0.5)))
+    return {
+        "rows": build.size(grid),
+        "moved": build.count(build.add("Greater", pixels, build.constant(_PIXELS_OFF))),
+        "magnitude": build.reduce("ReduceMax", build.add("Abs", grid)),
     }
 
 

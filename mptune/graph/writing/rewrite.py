@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import onnx
 import onnx.helper
 import onnx.numpy_helper
@@ -26,7 +25,7 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import LayerGroup, find_groups
 from mptune.graph.hazards.carried import is_held
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.loading.tensors import ONNX_TYPES
+from mptune.graph.loading.tensors import ONNX_TYPES, fill_value
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.constants import ConstantStore, DataFile, LargeConstant, NeededConstants, banked, inline
 from mptune.graph.writing.model_file import (
@@ -250,9 +249,7 @@ def _set_output_type(node: onnx.NodeProto, precision: Precision) -> None:
     if node.op_type == "Cast":
         next(a for a in node.attribute if a.name == "to").i = ONNX_TYPES[precision]
         return
-    # ConstantOfShape: FP32 zero where it has no value
-    values = [onnx.numpy_helper.to_array(a.t) for a in node.attribute if a.name == "value"]
-    tensor = rounded_tensor(values[0] if values else np.zeros(1, np.float32), precision)
+    tensor = rounded_tensor(fill_value(node), precision)
     del node.attribute[:]
     node.attribute.append(onnx.helper.make_attribute("value", tensor))
 

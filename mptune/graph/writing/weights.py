@@ -19,7 +19,7 @@ import onnx.helper
 import onnx.numpy_helper
 
 from mptune.errors import ModelError
-from mptune.files import file_sha256, parse_json, whole_file, writing
+from mptune.files import files_sha256, parse_json, whole_file, writing
 from mptune.graph.bfloat16 import from_bfloat16, to_bfloat16
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import EXTERNAL_HINT, ONNX_TYPES, Initializer, external_location, is_external
@@ -130,6 +130,11 @@ def rounding_of(constant: Initializer, precision: Precision) -> Rounding:
         ModelError: the external data cannot be read.
     """
     return _join([measure_rounding(constant.name, chunk, precision)[1] for chunk in chunks(constant)])
+
+
+def largest_magnitude(values: np.ndarray) -> float:
+    """Zero where there are no values."""
+    return float(np.max(np.abs(values), initial=0.0))
 
 
 def chunks(constant: Initializer) -> Iterator[np.ndarray]:
@@ -254,7 +259,7 @@ class WeightBank:
             "saturated": True,
             **{str(p): {n: [place.offset, place.length] for n, place in of.items()} for p, of in places.items()},
             "roundings": [asdict(r) for r in roundings],
-            "sha256": {bank_file(p): file_sha256(directory / bank_file(p)) for p in wanted},
+            "sha256": {bank_file(p): files_sha256(directory / bank_file(p)) for p in wanted},
         }
         with whole_file(directory / INDEX_FILE) as part:
             part.write_text(json.dumps(document))
@@ -345,7 +350,7 @@ def _is_intact(path: Path, sha256: str) -> bool:
     """Whether a file still has the content of this hash; read once in a process, unless it is written again."""
     facts = path.stat()
     key = (str(path.resolve()), facts.st_mtime_ns, facts.st_size, sha256)
-    if key not in _intact and file_sha256(path) == sha256:
+    if key not in _intact and files_sha256(path) == sha256:
         _intact.add(key)
     return key in _intact
 

@@ -96,6 +96,31 @@ def write_widened(model: Model, bank: WeightBank, path: Path, outputs: Sequence[
     return path
 
 
+def write_with_constants(widened: Path, path: Path, values: Mapping[str, np.ndarray]) -> Path:
+    """Write what ``write_widened`` wrote once more, in the same folder, with other values of some constants.
+
+    Args:
+        widened: its file.
+        path: where to write.
+        values: initializer, or result of a node Constant, of the main graph -> its values, of the same shape.
+
+    Raises:
+        KeyError: the file has no such constant.
+        RunError: the file cannot be written, or the disk is full.
+    """
+    proto = onnx.load(widened, load_external_data=False)
+    tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
+    for node in proto.graph.node:
+        for attribute in node.attribute if node.op_type == "Constant" else ():
+            if attribute.type == onnx.AttributeProto.TENSOR:
+                tensors[node.output[0]] = attribute.t
+    for name, array in values.items():
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensors[name].data_type)
+        tensors[name].CopyFrom(onnx.numpy_helper.from_array(np.asarray(array, dtype), tensors[name].name))
+    write_bytes(path, [proto.SerializeToString(deterministic=True)])
+    return path
+
+
 def _add(
     graph: onnx.GraphProto, node: Node, reduced: Mapping[str, Precision], entries: Collection[str], raw: str, half: str
 ) -> None:

@@ -18,7 +18,7 @@ from mptune.reporting.text import cut_front
 if TYPE_CHECKING:
     from mptune.graph.hazards.find import Hazard
     from mptune.graph.loading.tensors import TensorInfo
-    from mptune.inspection import Inspection
+    from mptune.inspection.record import Inspection
     from mptune.targets.memory import MemoryNeed
 
 WIDE = 96

@@ -10,6 +10,8 @@ from onnx import TensorProto
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.find import Hazard, find_hazards, over_threshold, pinned_by_hazards
+from mptune.graph.hazards.probes import ProbeRecord
+from mptune.graph.hazards.seen import Seen
 from mptune.graph.loading.model import Model, load_model
 from mptune.graph.plan import Precision
 from mptune.graph.writing.observe import observed_tensors, write_observing_model
@@ -143,8 +145,8 @@ def test_a_mask_that_is_filled_at_run_time(tmp_path: Path) -> None:
     inputs = [value("x", ["n", 4]), value("keep", ["n", 4], TensorProto.BOOL)]
     _, found = hazards(models.model(nodes, inputs, [value("y", None)]), tmp_path)
     assert [(h.severity, h.kind, h.node, h.value) for h in found] == [
-        ("warning", "overflow", "fill2", 1e9),
         ("warning", "overflow", "fill", 1e9),
+        ("warning", "overflow", "fill2", 1e9),
     ], "a quotient is no mask"
 
 
@@ -375,3 +377,15 @@ def test_large_values_that_are_not_added_before_a_softmax_pin_their_group(tmp_pa
     assert pinned_by_hazards(found, is_measured=True) == {}
     _, given = hazards(proto, tmp_path, ranges={"a": 1e9, "x": 7e4})
     assert pinned_by_hazards(given, is_measured=True), "not because of the constant alone"
+
+
+def test_what_goes_wrong_first_is_named_first(tmp_path: Path) -> None:
+    steps = [("Mul", ["x", "x"], "z"), ("ReduceMean", ["z"], "y"), ("Add", ["y", "e"], "w"), ("Sqrt", ["w"], "v")]
+    nodes = [node(op, inputs, out, f"/norm/{op}") for op, inputs, out in (*steps, ("Div", ["x", "v"], "a"))]
+    vectors = value("x", ["batch", 8]), value("a", ["batch", 8])
+    proto = models.model(nodes, [vectors[0]], [vectors[1]], [constant("e", 1e-12)])
+    found = hazards(proto, tmp_path, ranges={"z": 1e6, "y": 2e5, "w": 2e5})[1]
+    assert [h.node for h in found if h.code == "overflow"] == ["/norm/Mul", "/norm/ReduceMean", "/norm/Add"]
+    guard = ProbeRecord("guard", "/norm/Add", {"smallest": (0.0,)})
+    found = hazards(proto, tmp_path, ranges={"a": 1e6}, seen=Seen(records=(guard,)))[1]
+    assert [h.code for h in found if h.code and h.severity != "info"] == ["vanishing-epsilon", "overflow"]

@@ -7,16 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.groups import find_groups
-from mptune.graph.hazards.find import find_hazards
 from mptune.graph.hazards.hazard import Hazard
-from mptune.graph.hazards.probes import ProbeRecord
-from mptune.graph.hazards.seen import Seen
-from mptune.graph.loading.model import load_model
-from mptune.graph.writing.observe import write_observing_model
 from tests.graph import models
-from tests.graph.helpers import run
+from tests.graph.hazards.observed import hazards_on
 from tests.graph.models import constant, node, value
 
 COLUMNS = 8
@@ -50,18 +43,7 @@ def poles(nodes: list[object], x: np.ndarray, folder: Path) -> list[Hazard]:
     constants = [constant("one", 1.0), constant("eps", 1e-5)]
     shape = ["batch", COLUMNS]
     proto = models.model(nodes, [value("x", shape)], [value("y", None)], constants)  # type: ignore[arg-type]
-    model = load_model(models.save(proto, folder))
-    taps = write_observing_model(model, None, folder / "observe.onnx")
-    out = run(folder / "observe.onnx", {"x": x})
-    records = [
-        ProbeRecord(p.kind, p.node, {fact: (float(out[name]),) for fact, name in p.outputs.items()})
-        for tap in taps
-        for p in tap.probes
-        if not p.vectors
-    ]
-    ranges = {tap.tensor: max(float(out[tap.highest]), -float(out[tap.lowest])) for tap in taps}
-    found = find_hazards(GroupedModel(model, find_groups(model)), ranges, seen=Seen(records=tuple(records)))
-    return [hazard for hazard in found if hazard.kind == "pole"]
+    return [hazard for hazard in hazards_on(proto, {"x": x}, folder) if hazard.kind == "pole"]
 
 
 def logits(largest: float) -> np.ndarray:

@@ -1,0 +1,1 @@
+"""What a model is made of, as a search would see it."""
