@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import platform
 import re
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from mptune.targets.nvidia_smi import output_of
 
 _JETPACKS = {
     "36.5.0": "6.2.2",
@@ -37,7 +38,6 @@ _FAMILY_OF_RELEASE = {"36": "Orin"}
 _FAMILIES = {"*.ga10b": "Orin", "*.gv11b": "Xavier"}
 """Family by the name of the GPU's clock: GA10B is Orin's GPU, GV11B Xavier's."""
 _NVPMODEL = "usr/sbin/nvpmodel"
-_NVPMODEL_TIMEOUT_S = 10.0
 _MEMORY_TOLERANCE = 0.15
 """What a device reports lies within a tenth of the GB in its name; siblings differ by half or double."""
 
@@ -191,7 +191,7 @@ def _power_modes(root: Path) -> dict[int, str]:
 
 def _power_mode(root: Path, modes: Mapping[int, str]) -> str:
     """The power mode by ``nvpmodel -q``, else by nvpmodel's status file."""
-    asked = re.search(r"^NV Power Mode:\s*(\S+)", _ask(root / _NVPMODEL, "-q"), re.MULTILINE)
+    asked = re.search(r"^NV Power Mode:\s*(\S+)", output_of(root / _NVPMODEL, "-q") or "", re.MULTILINE)
     if asked:
         return asked[1].removeprefix("MODE_")
     kept = re.search(r"pmode:(\d+)", read_text(root / "var/lib/nvpmodel/status"))
@@ -215,25 +215,6 @@ def gpu_clocks(root: Path) -> dict[str, float]:
 
 def _clock_folders(root: Path, pattern: str) -> list[Path]:
     return sorted((root / "sys/class/devfreq").glob(pattern))
-
-
-def _ask(tool: Path, *arguments: str) -> str:
-    """What a tool prints; empty where it is missing, fails or hangs."""
-    if not tool.is_file():
-        return ""
-    try:
-        done = subprocess.run(
-            [str(tool), *arguments],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_NVPMODEL_TIMEOUT_S,
-            check=True,
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout
 
 
 def read_number(path: Path) -> float | None:

@@ -24,7 +24,7 @@ import pytest
 from mptune.diagnosis.engine import running
 from mptune.engines import environment
 from mptune.engines.cuda import runtime
-from mptune.engines.toolchains import choose, shared
+from mptune.engines.toolchains import choose, probing, shared
 from mptune.engines.worker import child, once, parent
 from mptune.engines.worker.child import WorkerState
 from mptune.selftest import run as selftest
@@ -139,6 +139,7 @@ def become(name: str, folder: Path, *, is_alone: bool = False) -> Iterator[Here]
         for variable, value in ((_MACHINE, name), (_LOG, folder / "broken.log"), (_ROOT, root), (_WAIT, wait_ms)):
             patch.setenv(variable, str(value))
         patch.setenv("PATH", str(folder / "bin"), prepend=os.pathsep)
+        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         patch.syspath_prepend(str(site))
         patch.setattr("platform.machine", lambda: machine.architecture)
         for function in _rooted():
@@ -244,5 +245,5 @@ def _with_root(function: Callable[..., Any]) -> tuple[Any, ...]:
 def _forget() -> None:
     """Empty the caches of what was found on this machine."""
     importlib.invalidate_caches()
-    for found in (choose.find_library, choose.probed, runtime.runtime, cuda_runtime):
+    for found in (choose.find_library, probing.probed, runtime.runtime, cuda_runtime):
         found.cache_clear()

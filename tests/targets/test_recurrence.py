@@ -15,7 +15,7 @@ from mptune.graph.loading.model import Model, load_model
 from mptune.graph.loading.shapes import static_shapes
 from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.plan import Precision
-from mptune.inspection import inspect_model
+from mptune.inspection.model import inspect_model
 from mptune.targets.costs import group_costs
 from mptune.targets.memory import memory_need
 from mptune.targets.roofline import FUSED, UNFUSED, Execution, roofline

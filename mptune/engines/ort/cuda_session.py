@@ -26,6 +26,7 @@ import numpy as np
 from mptune.engines.base import EngineError, FailureKind
 from mptune.engines.cuda import runtime as cuda
 from mptune.engines.cuda.delay import enqueue_delay
+from mptune.engines.cuda.no_tf32 import NO_TF32 as NO_TF32
 from mptune.engines.cuda.stopwatch import StreamStopwatch
 from mptune.engines.ort.session import PROVIDERS, Bound, CpuSession, OrtSession, SessionOptions, translated
 from mptune.engines.timing.latency import HostStopwatch, Stopwatch, monotonic_ms
@@ -42,9 +43,6 @@ _NOT_CAPTURABLE = frozenset(
         *("SequenceAt", "SequenceConstruct", "SplitToSequence", "ConcatFromSequence", "StringNormalizer"),
     }
 )
-
-NO_TF32: Mapping[str, str] = {"NVIDIA_TF32_OVERRIDE": "0"}
-"""Environment variable that keeps CUDA's libraries from TF32. cuBLAS does not always obey it."""
 
 
 class CudaSession(OrtSession):

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import platform
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from typing import Literal
 
-from mptune.engines.base import Failure, Toolchain
+from mptune.engines.base import Toolchain
 from mptune.engines.environment import cpu_model
-from mptune.engines.jobs.reference import ProbeJob
 from mptune.engines.ort.session import Provider
 from mptune.engines.tensorrt.jobs import LibraryJob, LibraryReport
 from mptune.engines.tensorrt.library import AHEAD_OF_TIME, INSTALL, RTX_CAPABILITIES, Kind, is_installed
 from mptune.engines.tensorrt.operators import CURE, ParseJob, foreign_operators, unparsed_operators
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
 from mptune.engines.toolchains.predicted import PredictedToolchain
-from mptune.engines.toolchains.reference import observes_beside
-from mptune.engines.toolchains.shared import worker_environment
+from mptune.engines.toolchains.probing import PROBE_TIMEOUT_S, probe
 from mptune.engines.toolchains.tensorrt import AheadToolchain, TensorRtToolchain
 from mptune.engines.worker.once import run_once
-from mptune.engines.worker.process import add_spare, spare, spare_environment
 from mptune.engines.workload import Workload
 from mptune.errors import TargetError
 from mptune.graph.loading.model import Model
@@ -36,8 +31,6 @@ from mptune.targets.target import Gpu, Target, check_bf16, detect_gpus, load_tar
 DEFAULT_TARGET = "jetson-orin-nano-8gb"
 """The profile whose latency is predicted where there is no GPU and no target is named."""
 
-_PROBE_TIMEOUT_S = 120.0
-_probing = threading.Lock()
 _TENSORRT_KINDS: tuple[Kind, ...] = ("tensorrt", "tensorrt-rtx")
 _ORT_INSTALL = "pip install onnxruntime-gpu" if platform.machine() in ("x86_64", "AMD64") else "pip install onnxruntime"
 _CUDA_INSTALL = "pip install 'onnxruntime-gpu[cuda,cudnn]' and a driver for its CUDA version"
@@ -117,33 +110,6 @@ def refuse_hidden_gpu(otherwise: str) -> None:
         )
 
 
-@contextlib.contextmanager
-def started_ahead(settings: SearchSettings) -> Iterator[None]:
-    """Begin what a toolchain needs first, beside whatever the caller does: the worker process, and a probe of the GPU.
-
-    Nothing of it shows before ``open_toolchain`` is called, faults included; what nobody took is ended.
-
-    Args:
-        settings: of the search; the target is known.
-    """
-    with spare(worker_environment(settings)):
-        if settings.target == "auto" or load_target(settings.target).kind != "cpu":
-            # It ends by itself, and nobody waits for it where the search ends first.
-            threading.Thread(target=_probe_gpu, name="mptune-probe", daemon=True).start()
-        yield
-
-
-def _probe_gpu() -> None:
-    """Probe CUDA in the process that works for the search then, and where there is another in that, too."""
-    with contextlib.suppress(Exception):  # whoever asks again gets it
-        if not detect_gpus():
-            return
-        if observes_beside("cuda"):
-            add_spare(2)
-            threading.Thread(target=_run_probe, args=("cuda",), name="mptune-probe-2", daemon=True).start()
-        probe("cuda")
-
-
 def open_toolchain(
     choice: EngineChoice,
     target: Target,
@@ -214,7 +180,7 @@ def _why_not_parsed(kind: Kind, model: Model) -> str | None:
     operators = foreign_operators(model)
     if not operators:
         return None
-    complaint = run_once(ParseJob(kind, model.path), _PROBE_TIMEOUT_S)
+    complaint = run_once(ParseJob(kind, model.path), PROBE_TIMEOUT_S)
     if complaint is None:
         return None
     named = ", ".join(f"{name} ({count} nodes)" if count > 1 else name for name, count in operators.items())
@@ -281,7 +247,7 @@ def find_library(kind: Kind) -> LibraryReport | str:
     """TensorRT or TensorRT-RTX as a worker finds it, or why it cannot be used. Cached for the process."""
     if not is_installed(kind):
         return f"{kind} is not installed"
-    return run_once(LibraryJob(kind), _PROBE_TIMEOUT_S)
+    return run_once(LibraryJob(kind), PROBE_TIMEOUT_S)
 
 
 def is_here(target: Target, gpu: Gpu) -> bool:
@@ -300,36 +266,6 @@ def is_here(target: Target, gpu: Gpu) -> bool:
 
 def _same_family(family: str, target: Target) -> bool:
     return any(name.lower().startswith(f"{family} ") for name in target.gpu_names)
-
-
-def probe(provider: Provider) -> str | None:
-    """Run a tiny model in a worker; None where that works, else the reason. Cached for the process.
-
-    While another thread does so (``started_ahead``) its answer is waited for.
-    """
-    with _probing:
-        return probed(provider)
-
-
-@cache
-def probed(provider: Provider) -> str | None:
-    """See ``probe``."""
-    return _run_probe(provider)
-
-
-def _run_probe(provider: Provider) -> str | None:
-    report = run_once(ProbeJob(provider), _PROBE_TIMEOUT_S, _logged_reason, spare_environment())
-    return report if isinstance(report, str) else None
-
-
-def _logged_reason(failure: Failure) -> str:
-    """What ONNX Runtime logged about a library that does not load; its exception names no cause."""
-    if failure.log_path is None:
-        return ""
-    for line in failure.log_path.read_text(encoding="utf-8", errors="replace").splitlines():
-        if "cannot open shared object file" in line or "Failed to load library" in line:
-            return line[line.rfind("error:") + len("error:") :].strip() if "error:" in line else line.strip()
-    return ""
 
 
 def list_toolchains() -> tuple[ToolchainStatus, ...]:

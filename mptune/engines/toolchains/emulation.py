@@ -60,7 +60,11 @@ class Call(Protocol):
 
 
 class Emulation:
-    """Emulates plans of one model. Lives in the parent process; models are written when they are first needed."""
+    """Emulates plans of one model. Lives in the parent process; models are written when they are first needed.
+
+    Attributes:
+        unshared: why plans no longer share a session; None while they may.
+    """
 
     def __init__(
         self,
@@ -95,7 +99,7 @@ class Emulation:
         self._fused = tuple(fused)
         self._written: dict[str, Path] = {}
         self._held: dict[Stretch | None, frozenset[Precision]] = {}
-        self._switching = True
+        self.unshared: Failure | None = None
 
     def errors(
         self, plans: Sequence[PrecisionPlan], which: SampleSet = "search", part: range | None = None
@@ -145,13 +149,14 @@ class Emulation:
         if self._scoring.rollout is not None:
             return self._one_by_one(plans, which, part)
         apart = stretch is None and (self._provider == "cpu" or not any(plan.reduced_groups for plan in plans))
-        if apart or not self._switching:
+        if apart or self.unshared is not None:
             return self._one_by_one(plans, which, part)
-        errors = self._switched(stretch, plans, which, part)
-        if not isinstance(errors, Failure) or errors.is_machine_fault:
-            return errors
+        shared = self._switched(stretch, plans, which, part)
+        if not isinstance(shared, Failure) or shared.is_machine_fault:
+            return shared
         errors = self._one_by_one(plans, which, part)
-        self._switching = isinstance(errors, Failure)  # Where that works, it was the switches that failed.
+        if not isinstance(errors, Failure):  # Where that works, it was the switches that failed.
+            self.unshared = shared
         return errors
 
     def _one_by_one(

@@ -207,7 +207,9 @@ class OnnxRuntimeToolchain(BaseToolchain):
         """Build, run and time one plan in turn with the baseline; without ``repetitions`` they are calibrated."""
         path = self._typed_model(plan)
         try:
-            return self._call(self._measure_job(plan, path, which, repetitions))
+            job = self._measure_job(plan, path, which, repetitions)
+            self._predict_memory(plan)
+            return self._call(job)
         finally:
             path.unlink(missing_ok=True)
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Mapping
 from mptune.data.metrics.parts import PARTS_JSON
 from mptune.data.rollout import Rollout
 from mptune.engines.base import Failure, ReferenceReport, SampleSet
-from mptune.engines.environment import usable_cores
 from mptune.engines.jobs.ranges import ObservedRanges, TensorRange
 from mptune.engines.jobs.reference import ObserveJob, ReferenceJob
 from mptune.engines.ort.folding import FoldJob
@@ -22,17 +21,7 @@ from mptune.engines.worker.parent import Worker
 from mptune.engines.worker.process import end_spares
 from mptune.engines.workload import Workload
 from mptune.graph.folded import FoldedValues, is_worthwhile, write_without_weights
-
-_CORES_BESIDE = 4
-"""So many cores have room for what runs beside the first worker."""
-
-
-def observes_beside(provider: Provider) -> bool:
-    """Whether ranges are observed while the reference is taken: on a GPU, where opening both is the host's work.
-
-    On a CPU both take all cores.
-    """
-    return provider == "cuda" and usable_cores() >= _CORES_BESIDE
+from mptune.meanwhile import meanwhile
 
 
 class ReferenceModel:
@@ -128,10 +117,10 @@ class ReferenceModel:
         """What one observing model shows."""
         from mptune.graph.writing.observe import write_observing_model
 
-        model, bank, workspace = self._workload.model, self._workload.bank, self._workload.workspace
-        path = workspace.scratch("observe")
+        model, workspace, precisions = self._workload.model, self._workload.workspace, self._workload.precisions
+        path, written = workspace.scratch("observe"), meanwhile(lambda: self._workload.bank)
         try:
-            folded, precisions = self._fold_in(call), self._workload.precisions
+            folded, bank = self._fold_in(call), written.result()
             taps = write_observing_model(model, bank, path, by_element=by_element, folded=folded, precisions=precisions)
             run_bytes = self._run_bytes("search")
             return call(ObserveJob(path, taps, workspace.samples("search"), self._provider, run_bytes))

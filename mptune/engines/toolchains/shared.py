@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
@@ -24,19 +25,21 @@ from mptune.engines.base import (
 from mptune.engines.emulated_samples import EmulatedSamples
 from mptune.engines.environment import Environment, describe_environment
 from mptune.engines.jobs.ranges import TensorRange
-from mptune.engines.ort.cuda_session import NO_TF32
 from mptune.engines.ort.session import Provider
 from mptune.engines.timing.latency import LatencySource
 from mptune.engines.timing.session_timing import SessionTiming
 from mptune.engines.toolchains.emulation import Emulation
-from mptune.engines.toolchains.reference import ReferenceModel, observes_beside
+from mptune.engines.toolchains.probing import observes_beside, worker_environment
+from mptune.engines.toolchains.reference import ReferenceModel
 from mptune.engines.worker.child import Job
 from mptune.engines.worker.parent import Worker
 from mptune.engines.workload import Workload
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.plan import PrecisionPlan
+from mptune.meanwhile import meanwhile
 from mptune.settings import SearchSettings
+from mptune.targets.engine_memory import EngineMemory
 from mptune.targets.memory import plan_memory
 
 if TYPE_CHECKING:
@@ -47,11 +50,6 @@ T = TypeVar("T")
 
 _STARVED = frozenset({FailureKind.OUT_OF_MEMORY, FailureKind.CRASH, FailureKind.DEVICE_LOST})
 """What a job may end in for what runs beside it: then that is ended, and the job gets another try."""
-
-
-def worker_environment(settings: SearchSettings) -> Mapping[str, str]:
-    """More environment variables of a search's worker process."""
-    return {} if settings.tf32 else NO_TF32
 
 
 class BaseToolchain(ABC):
@@ -91,7 +89,7 @@ class BaseToolchain(ABC):
         self.settings = settings
         self.provider = provider
         self._warnings = tuple(warnings)
-        self._worker = Worker(workload.workspace.logs_dir, settings.worker, worker_environment(settings))
+        self._worker = Worker(workload.workspace.logs_dir, settings.worker, worker_environment(tf32=settings.tf32))
         function = settings.metric_function
         if function is not None:
             self._worker.on_question = lambda question: question.answer(settings.metric, function)
@@ -105,6 +103,7 @@ class BaseToolchain(ABC):
         )
         self._emulation: Emulation | None = None
         self._terms: LatencyTerms | None = None
+        self._memory: tuple[PrecisionPlan, Future[EngineMemory]] | None = None
 
     @abstractmethod
     def evaluate(
@@ -125,6 +124,11 @@ class BaseToolchain(ABC):
     def profiling(self) -> Profiling:
         """See ``Toolchain``."""
         return "none"
+
+    @property
+    def unshared(self) -> Failure | None:
+        """See ``Toolchain``."""
+        return None if self._emulation is None else self._emulation.unshared
 
     @property
     def emulation_holds(self) -> bool:
@@ -148,7 +152,10 @@ class BaseToolchain(ABC):
 
     def environment(self) -> Environment:
         """See ``Toolchain``."""
-        return describe_environment().with_warnings(*self._warnings)
+        environment = describe_environment()
+        if self.latency_source == "predicted":  # nothing is timed here: a busy or hot GPU disturbs nothing
+            environment = replace(environment, warnings=())
+        return environment.with_warnings(*self._warnings)
 
     def reference(self, which: SampleSet) -> ReferenceReport | Failure:
         """See ``Toolchain``."""
@@ -234,19 +241,27 @@ class BaseToolchain(ABC):
 
     def _another_worker(self) -> Worker:
         settings = self.settings
-        return Worker(self.workload.workspace.logs_dir, settings.worker, worker_environment(settings))
+        return Worker(self.workload.workspace.logs_dir, settings.worker, worker_environment(tf32=settings.tf32))
 
     def _with_memory(self, plan: PrecisionPlan, measurement: Measurement | Failure) -> Measurement | Failure:
         """The measurement with what the plan's engine takes: as its own figures say, else predicted."""
         if isinstance(measurement, Failure):
             return measurement
-        memory = plan_memory(self.workload.rewriter.types, plan, self._shapes())
+        begun, self._memory = self._memory, None
+        if begun is not None and begun[0] is plan:
+            memory = begun[1].result()
+        else:
+            memory = plan_memory(self.workload.rewriter.types, plan, self._shapes())
         path, known = measurement.engine_path, measurement.memory
         if path is not None and path.exists():
             memory = replace(memory, engine_bytes=path.stat().st_size)
         if known is not None:
             memory = replace(memory, context_bytes=known.context_bytes, source=known.source)
         return replace(measurement, memory=memory)
+
+    def _predict_memory(self, plan: PrecisionPlan) -> None:
+        """Begin to predict what a plan's engine takes, for ``_with_memory``: the worker builds it meanwhile."""
+        self._memory = plan, meanwhile(plan_memory, self.workload.rewriter.types, plan, self._shapes())
 
     def _as_computed(self) -> GroupedModel:
         """The model and its groups, with a node for each step after which the target's engine rounds."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from mptune.engines.base import EngineError, Failure, FailureKind, Progress, Stage
+from mptune.engines.worker.failure import EngineError, Failure, FailureKind, Progress, Stage
 from mptune.engines.worker.parenthood import signal_at_death_of_parent
 from mptune.errors import MptuneError
 from mptune.files import is_disk_full
@@ -134,17 +134,7 @@ def main() -> None:
 
     state = WorkerState(lambda stage: send(("stage", stage)), lambda progress: send(("progress", progress)), ask)
     try:
-        while (message := _receive(requests)) is not None:
-            if message[0] == "start":
-                sys.path[:], preloaded = message[1]
-                send(("ready", os.getpid()))
-                _preload(preloaded)
-            else:
-                answer = _answer(message[1], state)
-                sys.stdout.flush()
-                sys.stderr.flush()
-                _write(answers, answer)
-                _tidy(state)
+        _serve(requests, answers, state)
     except BrokenPipeError:
         pass  # The parent is gone.
     finally:
@@ -153,6 +143,25 @@ def main() -> None:
             with contextlib.suppress(OSError):
                 os.kill(guard, signal.SIGKILL)  # The parent kills what else is in the group.
                 os.waitpid(guard, 0)
+
+
+def _serve(requests: int, answers: int, state: WorkerState) -> None:
+    """Answer requests until the parent closes the pipe.
+
+    Raises:
+        BrokenPipeError: the parent is gone.
+    """
+    while (message := _receive(requests)) is not None:
+        if message[0] == "start":
+            sys.path[:], preloaded = message[1]
+            _write(answers, encode(("ready", os.getpid())))
+            _preload(preloaded)
+        else:
+            answer = _answer(message[1], state)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            _write(answers, answer)
+            _tidy(state)
 
 
 def _answer(job: Job[Any] | Exception, state: WorkerState) -> bytes:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from mptune.engines.base import Failure
 from mptune.engines.worker.child import Job
+from mptune.engines.worker.failure import Failure
 from mptune.engines.worker.parent import Worker
 
 T = TypeVar("T")

@@ -21,8 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from mptune.engines.base import Failure, FailureKind, Progress, Stage
 from mptune.engines.worker.child import Job, encode
+from mptune.engines.worker.failure import Failure, FailureKind, Progress, Stage
 from mptune.engines.worker.process import PRELOADED, WorkerProcess, give_spare, take_spare
 from mptune.errors import MptuneError
 from mptune.settings import WorkerSettings
@@ -30,7 +30,7 @@ from mptune.settings import WorkerSettings
 # After these the process is replaced: its CUDA context may be lost, or its memory exhausted.
 _RETIRING = frozenset({FailureKind.OUT_OF_MEMORY, FailureKind.DEVICE_LOST, FailureKind.CRASH})
 
-_ABORTED = "the worker was told to end"
+_ABORTED = "the worker was stopped"
 
 T_co = TypeVar("T_co", covariant=True)
 

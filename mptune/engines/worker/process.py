@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from mptune.engines.base import FailureKind, Progress, Stage
 from mptune.engines.worker.child import HEADER, Message, encode
+from mptune.engines.worker.failure import FailureKind, Progress, Stage
 from mptune.engines.worker.output import Output
 from mptune.engines.worker.process_tree import absolute_sys_path, kill_tree, oom_kills, signal_name, spawn
 

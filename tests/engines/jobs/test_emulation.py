@@ -290,7 +290,9 @@ def test_where_switches_do_not_work_each_plan_has_a_session_of_its_own(run: Run)
     crash = Failure(Stage.RUN, FailureKind.CRASH, "no such kernel")
     run.answer = lambda job: crash if isinstance(job, SwitchedErrorsJob) else job.run(run.state)
     many = run.emulation()
+    assert many.unshared is None
     assert values(many.errors([run.plan(0)], part=FEW))[0] > 0
+    assert many.unshared is crash
     many.errors([run.plan(1)], part=FEW)
     assert run.kinds == [SwitchedErrorsJob, ErrorsJob, ErrorsJob]
 
@@ -299,6 +301,7 @@ def test_a_plan_that_fails_by_itself_leaves_the_switches_alone(run: Run) -> None
     run.answer = lambda job: Failure(Stage.RUN, FailureKind.ERROR, "another shape")
     many = run.emulation()
     assert isinstance(many.errors([run.plan(0)], part=FEW), Failure)
+    assert many.unshared is None
     run.answer = lambda job: job.run(run.state)
     many.errors([run.plan(0)], part=FEW)
     assert run.kinds == [SwitchedErrorsJob, ErrorsJob, SwitchedErrorsJob]

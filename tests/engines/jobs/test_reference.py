@@ -18,9 +18,10 @@ from mptune.engines.base import EngineError, Failure, FailureKind, ReferenceRepo
 from mptune.engines.jobs import reference
 from mptune.engines.jobs.checks.rows import relative_l2
 from mptune.engines.jobs.ranges import ObservedRanges
-from mptune.engines.jobs.reference import ObserveJob, ProbeJob, ReferenceJob
+from mptune.engines.jobs.reference import ObserveJob, ReferenceJob
 from mptune.engines.jobs.samples import parts_beside
 from mptune.engines.ort import side_by_side
+from mptune.engines.ort.probe import ProbeJob
 from mptune.engines.ort.session import CpuSession, OrtSession, Provider, SessionOptions
 from mptune.engines.worker.child import WorkerState
 from mptune.graph.hazards.interface import fixed_rows

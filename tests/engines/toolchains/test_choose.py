@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from mptune.engines.base import Failure, FailureKind, Measurement, Stage
+from mptune.engines.environment import describe_environment
 from mptune.engines.jobs.ranges import TensorRange
 from mptune.engines.ort.session import Provider
 from mptune.engines.tensorrt.jobs import LibraryReport, MeasureEngineJob
@@ -32,6 +33,7 @@ from mptune.settings import SearchSettings
 from mptune.targets.roofline import FUSED, UNFUSED, Execution, roofline
 from mptune.targets.target import Gpu, load_target
 from tests.engines.engine_support import make_workspace
+from tests.engines.test_environment import TWO_GPUS, fake_nvidia_smi
 
 T = TypeVar("T")
 
@@ -135,6 +137,21 @@ def test_a_profile_is_predicted_and_emulated(
         one = fp32.replace({fp16.fp16_groups[0]: Precision.FP16})
         assert measured(tools.evaluate(one)).error.value("relative_l2") > 0
     assert not list(mlp_workload.workspace.weights_dir.glob("*.onnx"))
+
+
+def test_a_busy_gpu_disturbs_no_prediction(
+    mlp_workload: Workload, settings: SearchSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = f"""
+if 'reasons' in arguments:
+    print('0x40'), print('0x0')
+elif '--query-gpu' in arguments:
+    print({TWO_GPUS!r}, end='')
+"""
+    fake_nvidia_smi(tmp_path, script, monkeypatch)
+    assert any("throttled" in warning for warning in describe_environment().warnings)
+    with PredictedToolchain(load_target("jetson-orin-nano-8gb"), mlp_workload, settings) as predicted:
+        assert predicted.environment().warnings == ()
 
 
 def test_only_onnxruntime_on_a_gpu_is_taken_not_to_fuse(
@@ -338,6 +355,7 @@ def test_a_gpu_whose_provider_does_not_start_is_predicted(
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")  # it alone, also where the tests run with a GPU hidden
     choice = choose_target("auto")
     assert "H200" in choice.why
     assert "cannot be measured" in choice.why

@@ -237,6 +237,7 @@ def gpu_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """nvidia-smi shows an RTX 4500 Ada; nothing can run on it."""
     write_nvidia_smi(ADA, tmp_path / "bin" / "nvidia-smi")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")  # it alone, also where the tests run with a GPU hidden
 
 
 class Found:

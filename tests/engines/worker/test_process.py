@@ -11,13 +11,12 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from mptune.engines.toolchains import choose
+from mptune.engines.toolchains import probing
 from mptune.engines.worker import parent, process
 from mptune.engines.worker.child import WorkerState
 from mptune.engines.worker.once import run_once
 from mptune.engines.worker.parent import Worker
 from mptune.engines.worker.process import PRELOADED, add_spare, spare
-from mptune.settings import SearchSettings
 from tests.engines import faults
 from tests.engines.worker.test_parent import is_gone
 
@@ -152,16 +151,16 @@ def test_a_probe_that_runs_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> Non
         time.sleep(0.3)
         return "no CUDA"
 
-    monkeypatch.setattr(choose, "run_once", slow)
-    choose.probed.cache_clear()
+    monkeypatch.setattr(probing, "run_once", slow)
+    probing.probed.cache_clear()
     try:
-        other = threading.Thread(target=choose.probe, args=("cuda",))
+        other = threading.Thread(target=probing.probe, args=("cuda",))
         other.start()
-        assert choose.probe("cuda") == "no CUDA"
+        assert probing.probe("cuda") == "no CUDA"
         other.join()
         assert len(calls) == 1
     finally:
-        choose.probed.cache_clear()
+        probing.probed.cache_clear()
 
 
 def test_a_gpu_is_probed_beside_what_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,13 +171,13 @@ def test_a_gpu_is_probed_beside_what_comes_first(monkeypatch: pytest.MonkeyPatch
         done.release()
 
     monkeypatch.setattr(process, "PRELOADED", ())
-    monkeypatch.setattr(choose, "detect_gpus", lambda: ("a GPU",))
-    monkeypatch.setattr(choose, "observes_beside", lambda provider: True)
-    monkeypatch.setattr(choose, "probe", ask)
-    monkeypatch.setattr(choose, "_run_probe", ask)
-    with choose.started_ahead(SearchSettings(target="cpu")):
+    monkeypatch.setattr(probing, "detect_gpus", lambda: ("a GPU",))
+    monkeypatch.setattr(probing, "observes_beside", lambda provider: True)
+    monkeypatch.setattr(probing, "probe", ask)
+    monkeypatch.setattr(probing, "_run_probe", ask)
+    with probing.started_ahead("cpu", tf32=False):
         assert spare_pid()
-    with choose.started_ahead(SearchSettings(target="auto")):
+    with probing.started_ahead("auto", tf32=False):
         assert done.acquire(timeout=PLENTY_S)
         assert done.acquire(timeout=PLENTY_S)
     assert asked == [("cuda", 2)] * 2, "one for each of two processes"

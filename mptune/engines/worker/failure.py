@@ -1,0 +1,124 @@
+"""What may cross the worker's pipe beside a result: how a job failed, and how far it is. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+
+class Stage(str, Enum):
+    """Where a job failed."""
+
+    START = "start"
+    """The worker process itself."""
+    BUILD = "build"
+    """Rewritten model to engine (for ONNX Runtime: to a session)."""
+    RUN = "run"
+    """Computing the outputs."""
+    TIME = "time"
+    """Timing the engine."""
+
+
+class FailureKind(str, Enum):
+    """Why a job failed."""
+
+    TIMEOUT = "timeout"
+    CRASH = "crash"
+    OUT_OF_MEMORY = "out of memory"
+    UNSUPPORTED = "unsupported"
+    """An operator, type or device that the engine does not support."""
+    INVALID_MODEL = "invalid model"
+    PARSER = "parser error"
+    """TensorRT's ONNX parser rejects the model, and not for an unsupported operator."""
+    NO_TACTIC = "no tactic"
+    """TensorRT supports the operators, but finds no kernel for a layer in the types asked for."""
+    DISK_FULL = "disk full"
+    DEVICE_LOST = "device lost"
+    WORKER = "worker did not start"
+    ERROR = "error"
+
+
+_MACHINE_FAULTS = frozenset({FailureKind.DISK_FULL, FailureKind.DEVICE_LOST, FailureKind.WORKER})
+_INCONCLUSIVE = frozenset({FailureKind.CRASH, FailureKind.TIMEOUT, FailureKind.OUT_OF_MEMORY})
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A job that gave no result.
+
+    Attributes:
+        stage: where it failed.
+        kind: why.
+        message: one line, from the message of the library that failed where there is one.
+        log_path: file of what the worker printed during the job; None where nothing was kept.
+    """
+
+    stage: Stage
+    kind: FailureKind
+    message: str
+    log_path: Path | None = None
+
+    @property
+    def is_machine_fault(self) -> bool:
+        """Whether the machine is at fault, not the plan: such a job is run again."""
+        return self.kind in _MACHINE_FAULTS
+
+    @property
+    def is_inconclusive(self) -> bool:
+        """Whether one such failure does not show whose fault it is: the process may have been killed from outside.
+
+        What the job causes itself comes again in a fresh process.
+        """
+        return self.kind in _INCONCLUSIVE
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as JSON types."""
+        log_path = None if self.log_path is None else str(self.log_path)
+        return {"stage": self.stage.value, "kind": self.kind.value, "message": self.message, "log_path": log_path}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Failure:
+        """Inverse of ``to_json``."""
+        log_path = document["log_path"]
+        return cls(
+            Stage(document["stage"]),
+            FailureKind(document["kind"]),
+            document["message"],
+            None if log_path is None else Path(log_path),
+        )
+
+
+class EngineError(Exception):
+    """Raised inside the worker by sessions and CUDA calls; the parent gets it as a ``Failure``.
+
+    Attributes:
+        kind: why.
+        message: one informative line.
+    """
+
+    def __init__(self, kind: FailureKind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+
+    def __reduce__(self) -> tuple[type[EngineError], tuple[FailureKind, str]]:
+        """Pickle with both fields."""
+        return type(self), (self.kind, self.message)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a long job is.
+
+    Attributes:
+        phase: what is being done, as the library names it.
+        done: finished steps.
+        steps: steps in all.
+    """
+
+    phase: str
+    done: int
+    steps: int
