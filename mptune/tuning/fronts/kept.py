@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_args
 
 from mptune._version import __version__
 from mptune.errors import PlanError, RunError
-from mptune.files import file_sha256, write_text, writing
+from mptune.files import files_sha256, write_text, writing
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
 from mptune.tuning.evaluation import Evaluation
@@ -82,7 +82,7 @@ class RunStamp:
         digest = hashlib.sha256(document.encode())
         try:
             for path in (run.journal, *_grounds(run)):
-                digest.update(f"{path.name} {file_sha256(path)}\n".encode())
+                digest.update(f"{path.name} {files_sha256(path)}\n".encode())
         except OSError:
             return None
         return cls(digest.hexdigest())

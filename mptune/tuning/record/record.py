@@ -153,7 +153,7 @@ class StudyRecord:
     def is_taken(self, proposal: Proposal) -> bool:
         """Whether another trial holds the proposal's plan, finished or running.
 
-        Two workers that think at the same time may come to the same plan. Asked when the proposal is written down,
+        Two workers that propose at the same time may come to the same plan. Asked when the proposal is written down,
         this is seen by one of them at least.
         """
         return self.is_known(proposal.plan.fingerprint, but=proposal.number)
@@ -224,8 +224,8 @@ class StudyRecord:
                 # Optuna says that heartbeats are for Study.optimize: here ``Heartbeats`` sends them.
                 warnings.simplefilter("ignore")
                 trial = self._study.ask()
-            trial.set_user_attr(OWNER, self._heartbeats.owner(trial._trial_id))
             with batch(self._storage):
+                trial.set_user_attr(OWNER, self._heartbeats.owner(trial._trial_id))
                 choices = {g: trial.suggest_categorical(self._names.of(g), of) for g, of in self.space.options.items()}
                 attrs = trial.user_attrs
                 plan = self._whole_plan(attrs, choices)

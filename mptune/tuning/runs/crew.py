@@ -126,9 +126,12 @@ class Crew:
 
     def _pass_on(self) -> None:
         budget = self._settings.budget
-        new = [e for e in self._record.evaluations() if e.number not in self._seen]
-        failures = self._record.failures()
-        done = self._record.spent - len(new) - (len(failures) - self._failed)
+        spent = -1
+        while spent != self._record.spent:  # a worker has recorded an outcome while the others were read
+            spent = self._record.spent
+            new = [e for e in self._record.evaluations() if e.number not in self._seen]
+            failures = self._record.failures()
+        done = spent - len(new) - (len(failures) - self._failed)
         for evaluation in new:
             self._seen.add(evaluation.number)
             done += 1

@@ -12,6 +12,7 @@ from mptune.engines.toolchains.choose import TargetChoice
 from mptune.engines.workload import Workload
 from mptune.finding import FindingOrigin
 from mptune.graph.grouping.grouped import GroupedModel
+from mptune.meanwhile import meanwhile
 from mptune.run_json import RunFile, TargetSection
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings
@@ -46,6 +47,7 @@ class MeasuringRun:
         self._listener = listener
         self._opener = opener
         self._stack = contextlib.ExitStack()
+        self._engines = self._stack.enter_context(contextlib.ExitStack())
         self._target: Target | None = None
         self._warned: set[str] = set()
 
@@ -57,6 +59,10 @@ class MeasuringRun:
     def close(self) -> None:
         """End the worker and let go of everything. Idempotent."""
         self._stack.close()
+
+    def _end_engines(self) -> None:
+        """Let the toolchain's processes end beside what follows, which needs none; ``close`` waits for them."""
+        self._stack.callback(meanwhile(self._engines.close).result)
 
     def _settle(self, choice: TargetChoice) -> Target:
         """Take a target, and say why it is this one where nobody named it."""

@@ -13,7 +13,7 @@ from typing import Any
 from mptune.data.archive import read_samples
 from mptune.data.metrics.parts import PARTS_JSON, load_parts
 from mptune.errors import DataError, RunError
-from mptune.files import file_sha256, write_json
+from mptune.files import files_sha256, write_json
 from mptune.tuning.steps.kernels import KERNELS_JSON, MissingKernels
 
 SEALS_FILE = "seals.json"
@@ -33,7 +33,7 @@ def seal(data: Path) -> None:
         RunError: the disk is full, or the directory cannot be written.
     """
     present = [name for name in _EVERY if (data / name).is_file()]
-    write_json(data / SEALS_FILE, {"format": _FORMAT, "sha256": {name: file_sha256(data / name) for name in present}})
+    write_json(data / SEALS_FILE, {"format": _FORMAT, "sha256": {name: files_sha256(data / name) for name in present}})
 
 
 def unseal(data: Path) -> None:
@@ -68,7 +68,7 @@ def damaged(data: Path) -> tuple[str, ...]:
     unreadable = tuple(name for name in unknown if not _can_be_read(data / name))
     if sealed is None:
         return (*(name for name in _SAMPLES if not (data / name).is_file()), *unreadable)
-    changed = [n for n, sha256 in sealed.items() if not (data / n).is_file() or file_sha256(data / n) != sha256]
+    changed = [n for n, sha256 in sealed.items() if not (data / n).is_file() or files_sha256(data / n) != sha256]
     if PARTS_JSON in changed:  # is written with this reference
         changed.append(_REFERENCES[0])
     return tuple(dict.fromkeys((*changed, *unreadable)))

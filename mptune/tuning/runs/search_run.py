@@ -157,6 +157,7 @@ class SearchRun(MeasuringRun):
         repaired = self._open_study(space, named)
         self._warn(*repaired)
         self._search(self.record.space)
+        self._end_engines()
         self._check_engine(self._settings, "search")
         about = () if self.environment is None else self.environment.warnings
         warnings = (*data_warnings, *observations.warnings, *about, *kernels.warnings, *space.warnings, *repaired)
@@ -232,8 +233,7 @@ class SearchRun(MeasuringRun):
 
     def _keep_for_workers(self, named: NamedSpace) -> None:
         """Keep the search space, which a worker may not find where it was."""
-        place = self.directory.data / SPACE_FILE
-        content = named.path.read_bytes()
+        place, content = self.directory.data / SPACE_FILE, named.path.read_bytes()
         if not place.exists() or place.read_bytes() != content:
             write_bytes(place, [content])
 
@@ -378,7 +378,7 @@ class SearchRun(MeasuringRun):
         """The toolchain, opened when it is first needed: a run that is finished already needs none."""
         if self._toolchain is None:
             opener = self._opener or self._open_by_target
-            toolchain = self._stack.enter_context(opener(self._workload, self._settings))
+            toolchain = self._engines.enter_context(opener(self._workload, self._settings))
             toolchain.listen(self._listener.building)
             section = self._target_section(toolchain, self._settings.target)
             self._check_target(section)

@@ -36,6 +36,12 @@ the law is not exact, and more of them only say again what its noise hides. All 
 _DRAWS = 32
 """Draws of the estimator, beside the mean. With fewer the choice falls on plans that the draws happen to favour."""
 
+_MANY_GROUPS, _NARROWED = 100, 0.5
+"""With more groups than the first, where a prior says what they gain, draws of latency keep the second as their share
+of the distance from the mean: 50 builds teach little of so many groups, and the best of ever more plans is one that
+some draws favour by chance. On hard simulated models of 120 groups 50 builds find 0.0028 +- 0.0009 more (48 models,
+paired), of 40 groups 0.0002 +- 0.0005 less (70 models); replays of networks of 87 and 95 groups lose 0.002 by it."""
+
 _SCREENING_DRAWS = 3
 """Draws, beside the mean, by which thousands of candidates are screened."""
 
@@ -43,6 +49,12 @@ _SCREENING_DRAWS = 3
 def taught_by(prior: Prior, built: BuiltPlans) -> BuiltPlans:
     """The plans that the posteriors of latency and error learn from."""
     return built.thinned(max(_LEARNT_FROM, _PER_TERM * (len(prior.groups) + len(prior.boundaries))))
+
+
+def _share_of_spread(prior: Prior) -> float:
+    """How much of their distance from the mean draws of latency keep."""
+    is_narrowed = prior.gains_ms is not None and not prior.exact and len(set(prior.groups)) > _MANY_GROUPS
+    return _NARROWED if is_narrowed else 1.0
 
 
 class EhviEstimator:
@@ -84,7 +96,8 @@ class EhviEstimator:
         self.base_ms = built.base_ms
         self.overflow = OverflowModel(prior, built) if overflow is None else overflow
         self.failures = FailureModel(prior, built)
-        self.latency_terms = np.vstack([self._latency.mean(), self._latency.sample(generator, _DRAWS)])
+        mean, draws = self._latency.mean(), self._latency.sample(generator, _DRAWS)
+        self.latency_terms = np.vstack([mean, mean + _share_of_spread(prior) * (draws - mean)])
         self.log_squares = np.vstack([self._error.mode, self._error.sample(generator, _DRAWS)])
         self.part_shares = None if prior.part_shares is None else np.array(prior.part_shares)
         self._reference_error = reference_error

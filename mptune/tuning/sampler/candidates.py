@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mptune.tuning.sampler.acquisition import EhviEstimator
+from mptune.tuning.sampler.cuts.boundaries import Boundary
+from mptune.tuning.sampler.cuts.casts import Casts
 from mptune.tuning.sampler.cuts.labels import Solver, exclusive
 from mptune.tuning.sampler.plan_rows import Bools, Floats, plan_keys
 from mptune.tuning.sampler.posterior import Prior
@@ -146,7 +148,7 @@ class CandidatePool:
         """
         n_groups = len(prior.groups)
         flips = [np.eye(n_groups, dtype=bool)]
-        pairs = [boundary.members[:2] for boundary in prior.boundaries if len(boundary.members) >= 2]
+        pairs = [pair for boundary in prior.boundaries for pair in _pairs(boundary)]
         if pairs:
             flips.append(_masks(np.array(pairs), n_groups))
         n_random = math.ceil(_RANDOM_SHARE * n_groups)
@@ -190,6 +192,16 @@ class CandidatePool:
         position = order[np.searchsorted(self._keys, plan_keys(around), sorter=order)]
         ehvi: Floats = self._screened[2, position].reshape(masks.shape[:2])
         return ehvi
+
+
+def _pairs(boundary: Boundary | Casts) -> list[tuple[int, int]]:
+    """Two columns at a time that share a tensor; of three precisions those of one precision, so that both groups take
+    it, or leave it, together."""
+    if isinstance(boundary, Boundary):
+        return [boundary.members[:2]] if len(boundary.members) >= 2 else []  # type: ignore[list-item]
+    ends = [(boundary.producer, reader) for reader in boundary.readers]
+    both = [(a, b) for one, other in ends for a, b in zip(one, other, strict=True) if a >= 0 and b >= 0]
+    return [pair for pair in dict.fromkeys(both) if pair[0] != pair[1]]
 
 
 def _combined(best: Bools) -> Bools:

@@ -39,6 +39,7 @@ from threadpoolctl import ThreadpoolController
 
 from mptune.data.numbers import encode_float
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR
+from mptune.tuning.record.storage import batch
 from mptune.tuning.sampler.acquisition import EhviEstimator, taught_by
 from mptune.tuning.sampler.candidates import find_candidates
 from mptune.tuning.sampler.cuts.labels import (
@@ -100,7 +101,7 @@ class PrecisionSampler(BaseSampler):
             seed: the same study, prior and seed give the same proposal.
             error_scale: error past which a plan is worth nothing; None takes 3e-2; ``inf`` the largest one measured.
             emulate: gives the errors of plans before they are built; NaN where it cannot.
-            judge: of the errors of trials; None takes the objectives as they were told.
+            judge: of the errors of trials; None takes the objectives as they are.
             emulations_to_learn: how many plans may be emulated before a proposal beside those that are candidates, to
                 learn the groups' errors from them; fewer are where these are known.
         """
@@ -149,9 +150,10 @@ class PrecisionSampler(BaseSampler):
         if plan is None:
             return {}
         attrs = {EHVI_ATTR: ehvi, **({emulated_attr(self._judge): emulated_errors} if emulated_errors else {})}
-        for name, value in attrs.items():
-            # Optuna has no public way for a sampler to write on the trial that it samples; its own do the same.
-            study._storage.set_trial_user_attr(trial._trial_id, name, value)
+        with batch(study._storage):
+            for name, value in attrs.items():
+                # Optuna has no public way for a sampler to write on the trial that it samples; its own do the same.
+                study._storage.set_trial_user_attr(trial._trial_id, name, value)
         return _choices(of_now.prior, plan)
 
     def _reader_of(self, study: Study, prior: Prior) -> TrialReader:
@@ -258,8 +260,14 @@ def _choices(prior: Prior, plan: Bools) -> dict[str, str]:
 
 
 def load_ahead() -> None:
-    """Import what the first proposal needs, in a thread: it takes 0.2 s, in which a worker may compute something."""
-    threading.Thread(target=_blas, name="mptune-import", daemon=True).start()
+    """Import what the first proposal needs, in a thread: it takes 0.3 s, in which a worker may compute something."""
+    threading.Thread(target=_load, name="mptune-import", daemon=True).start()
+
+
+def _load() -> None:
+    import scipy.sparse.csgraph  # noqa: F401  For the cuts.
+
+    _blas()
 
 
 @cache

@@ -156,7 +156,7 @@ class TrialReader:
 
         Args:
             groups: ids of the free groups.
-            judge: of the errors; None takes the objectives as they were told.
+            judge: of the errors; None takes the objectives as they are.
             reduced: what each is where it is not FP32; empty where all are FP16.
         """
         self._groups = tuple(groups)

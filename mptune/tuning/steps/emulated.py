@@ -14,6 +14,7 @@ from mptune.engines.base import Failure, Toolchain
 from mptune.errors import RunError
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.evaluation import EmulatedError
+from mptune.tuning.failures import describe
 from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.listener import Listener
 from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN
@@ -150,7 +151,7 @@ def emulate_outputs(
     Args:
         toolchain: emulates.
         plans: what to emulate.
-        listener: receives a warning before each further attempt.
+        listener: receives a warning before each further attempt, and where plans can no longer share a session.
         part: one of the parts of the toolchain's ``emulated_samples``; None takes all.
 
     Raises:
@@ -159,8 +160,15 @@ def emulate_outputs(
     # Of several, one may crash: they are emulated one by one then.
     alone = len(plans) == 1
     what = f"emulating {f'plan {plans[0].fingerprint}' if alone else 'plans'}"
+    before = toolchain.unshared
     of_part = () if part is None else (part,)
     result = in_fresh_processes(lambda: toolchain.emulate(plans, *of_part), toolchain, listener, what, crashes=alone)
+    if before is None and (fault := toolchain.unshared) is not None:
+        log = "" if fault.log_path is None else f"; log: {fault.log_path}"
+        listener.warning(
+            "plans are emulated in a session each from here on, which takes longer: the session that they shared "
+            f"failed ({describe(fault)}{log})"
+        )
     if not isinstance(result, Failure):
         return list(result)
     if alone:

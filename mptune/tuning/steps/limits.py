@@ -17,6 +17,9 @@ from mptune.settings import SearchSettings
 LEAST_FREE_BYTES = 256 << 20
 """Free on the disk before anything is built: room for the journal, the report and the chosen model of most searches."""
 
+PLENTY_BYTES = 32 << 30
+"""Free on the disk, more than any plan takes: the sizes of files are not asked for, which takes milliseconds a plan."""
+
 _NEXT_PLANS = 2
 """Beside that, room for so many plans of the size of the largest so far."""
 
@@ -68,13 +71,15 @@ class Limits:
             return Limit.TIME
         if self._run_dir is None:
             return None
+        free_bytes = shutil.disk_usage(self._run_dir).free
+        if self._max_bytes is None and free_bytes > PLENTY_BYTES:
+            return None
         size_bytes = size_of(self._run_dir)
         if self._size_bytes is not None:
             self._largest_plan_bytes = max(self._largest_plan_bytes, size_bytes - self._size_bytes)
         self._size_bytes = size_bytes
         if self._max_bytes is not None and size_bytes + self._largest_plan_bytes > self._max_bytes:
             return Limit.DISK
-        free_bytes = shutil.disk_usage(self._run_dir).free
         needed_bytes = LEAST_FREE_BYTES + _NEXT_PLANS * self._largest_plan_bytes
         if free_bytes < needed_bytes:
             raise RunError(

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -166,6 +167,7 @@ print(record.ask().plan.fingerprint)
 
 KILLED = """
 import sys
+import time
 from pathlib import Path
 from mptune.tuning.record.study import open_study
 from mptune.tuning.listener import Silent
@@ -191,7 +193,7 @@ def test_kill_9_loses_and_repeats_nothing(tmp_path: Path, open_record: OpenRecor
         command = [sys.executable, "-c", KILLED, str(tmp_path), "40"]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while process.poll() is None and (not diary.exists() or len(diary.read_text().splitlines()) < kill_at):
-            pass
+            time.sleep(0.002)
         assert process.poll() is None, "the search ended before it could be killed"
         os.kill(process.pid, signal.SIGKILL)
         process.wait()

@@ -120,8 +120,8 @@ def test_a_bank_is_read_whole_once_in_a_process(place: Path, monkeypatch: pytest
     import mptune.graph.writing.weights as module
 
     read: list[Path] = []
-    real = module.file_sha256
-    monkeypatch.setattr(module, "file_sha256", lambda path: read.append(path) or real(path))
+    real = module.files_sha256
+    monkeypatch.setattr(module, "files_sha256", lambda path: read.append(path) or real(path))
     model, folder = load_model("model.onnx"), Path("model.mptune/weights")
     module._intact.clear()
     WeightBank.write(model, folder)

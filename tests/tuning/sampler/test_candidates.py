@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from mptune.tuning.sampler.acquisition import EhviEstimator
 from mptune.tuning.sampler.candidates import CandidatePool, _largest, exact_optima, find_candidates
 from mptune.tuning.sampler.cuts.boundaries import Boundary
+from mptune.tuning.sampler.cuts.casts import Casts
 from mptune.tuning.sampler.cuts.min_cut import CutSolver
 from mptune.tuning.sampler.plan_rows import plan_keys
 from mptune.tuning.sampler.posterior import BuiltPlans, Prior
@@ -50,6 +52,31 @@ def test_neighbours_have_at_least_the_ehvi_of_the_exact_optima() -> None:
     whole = find_candidates(prior, estimator, CutSolver(30, prior.boundaries), seen.plans, np.random.default_rng(0))
     assert float(estimator.screen(whole.best(1))[2][0]) >= 0.9 * float(estimator.screen(pool.best(1))[2][0])
     assert not {*plan_keys(seen.plans)} & {*plan_keys(whole.best(10**6))}
+
+
+def test_of_three_precisions_groups_that_share_a_tensor_take_each_of_them_together() -> None:
+    n = 14
+    rng = np.random.default_rng(0)
+    ends = [(g, n + g) for g in range(n)]
+    tensors = tuple(Casts(a, (b,)) for a, b in pairwise(ends))
+    prior = Prior(
+        tuple(f"g{g}" for g in range(n)) * 2,
+        tuple(rng.uniform(-18, -9, 2 * n)),
+        tuple(rng.uniform(0, 1, 2 * n)),
+        tensors,
+        (0.1,) * len(tensors),
+        reduced=("fp16",) * n + ("bf16",) * n,
+        twins=tuple(ends),
+    )
+    plans = np.array([[False] * 2 * n, [True] * n + [False] * n])
+    built = BuiltPlans(plans, np.array([14.0, 8.0]), np.full(2, 1e-3), np.array([1e-7, 1e-2]), np.ones(2), 14.0, 1e-3)
+    pool = CandidatePool(EhviEstimator(prior, built, np.random.default_rng(0)), 2 * n)
+    pool.add(plans[:1])
+    pool.add_neighbours(prior, np.random.default_rng(0))
+    found = {tuple(np.flatnonzero(plan)) for plan in pool.plans}
+    for first, second in pairwise(range(n)):
+        assert (first, second) in found
+        assert (n + first, n + second) in found
 
 
 def test_a_group_that_may_overflow_stays_fp32_in_the_exact_optima_unless_it_gains_more() -> None:

@@ -18,15 +18,15 @@ GAIN, CAST = 1.0, 0.8
 ERRORS = {g: 10.0 ** (-1 - (7 * i % 24) / 6) for i, g in enumerate(GROUPS)}
 
 
-def law(params: dict[str, str]) -> tuple[float, float]:
-    """Gains of FP16 groups less the boundaries between neighbours, and errors that add in squares."""
+def law(params: dict[str, str], cast: float = CAST) -> tuple[float, float]:
+    """Gains of FP16 groups less the boundaries between neighbours, each ``cast``, and errors that add in squares."""
     fp16 = [params[g] == "fp16" for g in GROUPS]
     boundaries = sum(a != b for a, b in pairwise(fp16))
     error = sum(ERRORS[g] ** 2 for g, half in zip(GROUPS, fp16, strict=True) if half) ** 0.5
-    return len(GROUPS) - GAIN * sum(fp16) + CAST * boundaries, error
+    return len(GROUPS) - GAIN * sum(fp16) + cast * boundaries, error
 
 
-def searched(sampler: BaseSampler, trials: int = 80) -> optuna.Study:
+def searched(sampler: BaseSampler, trials: int = 80, cast: float = CAST) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(directions=["minimize", "minimize"], sampler=sampler)
     for precision in ("fp32", "fp16"):
@@ -34,7 +34,7 @@ def searched(sampler: BaseSampler, trials: int = 80) -> optuna.Study:
     for _ in range(trials):
         trial = study.ask({g: optuna.distributions.CategoricalDistribution(("fp32", "fp16")) for g in GROUPS})
         set_feasible(trial, True)
-        study.tell(trial, law(trial.params))
+        study.tell(trial, law(trial.params, cast))
     return study
 
 

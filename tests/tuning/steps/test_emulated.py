@@ -106,6 +106,27 @@ def test_plans_are_emulated_to_learn_from_only_as_far_as_they_take_little_beside
     assert emulator.affordable(1.0) == 2
 
 
+class Unsharing(FakeToolchain):
+    """A session that plans share fails in the second job."""
+
+    def emulate(self, plans: Sequence[PrecisionPlan], part: range | None = None) -> tuple[OutputError, ...] | Failure:
+        if self.emulated:
+            self.unshared = Failure(Stage.BUILD, FailureKind.UNSUPPORTED, "no kernel for Cast", Path("shared.log"))
+        return super().emulate(plans, part)
+
+
+def test_it_is_said_once_that_plans_no_longer_share_a_session(tmp_path: Path) -> None:
+    space, diary = make_small_space(4), Diary()
+    emulator = make_emulator(space, Unsharing(Law(list(space.free))), tmp_path, diary)
+    emulator(choices(space, "1000"))
+    assert not diary.warnings
+    assert all(map(math.isfinite, emulator(choices(space, "0100")) + emulator(choices(space, "0010"))))
+    (warning,) = diary.warnings
+    assert "in a session each" in warning
+    assert "no kernel for Cast" in warning
+    assert "shared.log" in warning
+
+
 class WrongAlone(FakeToolchain):
     """The emulated errors of groups alone are off by factors of up to 10."""
 

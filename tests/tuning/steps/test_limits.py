@@ -14,7 +14,7 @@ from mptune.errors import RunError, SettingsError
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP32
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.limits import LEAST_FREE_BYTES, Limit, Limits, size_of
+from mptune.tuning.steps.limits import LEAST_FREE_BYTES, PLENTY_BYTES, Limit, Limits, size_of
 from mptune.tuning.steps.remeasure import confirm, missing, points_to_confirm, to_measure
 from mptune.tuning.steps.tuner import Stop, Tuner
 from tests.fakes import Diary, FakeToolchain, Law
@@ -63,6 +63,20 @@ def test_nothing_is_built_on_a_disk_that_is_nearly_full(tmp_path: Path, free: Ca
     with pytest.raises(RunError, match="nearly full") as caught:
         limits.reached()
     assert "the same command resumes" in caught.value.hint
+
+
+def test_sizes_are_asked_for_only_where_something_hangs_on_them(
+    tmp_path: Path, free: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+    monkeypatch.setattr("mptune.tuning.steps.limits.size_of", lambda folder: asked.append(folder) or 0)
+    free(PLENTY_BYTES + 1)
+    assert Limits(SearchSettings(), tmp_path).reached() is None
+    assert not asked
+    assert Limits(SearchSettings(max_disk_bytes=1000), tmp_path).reached() is None
+    free(PLENTY_BYTES)
+    assert Limits(SearchSettings(), tmp_path).reached() is None
+    assert asked == [tmp_path] * 2
 
 
 def test_a_search_stops_at_the_size_and_goes_on(open_record: OpenRecord, space: SearchSpace, tmp_path: Path) -> None:
