@@ -17,7 +17,7 @@ from mptune._version import __version__
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _HOME = {
-    "search": "mptune.api",
+    "search": "mptune.searching",
     "pick": "mptune.api",
     "confirm": "mptune.deploying",
     "export": "mptune.deploying",
@@ -48,7 +48,7 @@ _HOME = {
     "Listener": "mptune.tuning.listener",
     "PrecisionSampler": "mptune.tuning.sampler.precision",
     "Prior": "mptune.tuning.sampler.posterior",
-    "Inspection": "mptune.inspection",
+    "Inspection": "mptune.inspection.record",
     "Comparison": "mptune.diagnosis.comparison",
     "MptuneError": "mptune.errors",
     "SettingsError": "mptune.errors",
@@ -65,7 +65,7 @@ _HOME = {
 __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
-    from mptune.api import apply, inspect, pick, search
+    from mptune.api import apply, inspect, pick
     from mptune.comparing import check, compare
     from mptune.deploying import confirm, export
     from mptune.diagnosis.comparison import Comparison
@@ -85,10 +85,11 @@ if TYPE_CHECKING:
     from mptune.graph.loading.model import Model, load_model
     from mptune.graph.plan import Precision, PrecisionPlan
     from mptune.graph.writing.rewrite import rewrite
-    from mptune.inspection import Inspection
+    from mptune.inspection.record import Inspection
     from mptune.joining import worker
     from mptune.reading import report
     from mptune.run import Run, open_run
+    from mptune.searching import search
     from mptune.settings import (
         DataSettings,
         LatencySettings,

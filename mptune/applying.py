@@ -24,7 +24,7 @@ from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import external_location, is_external
 from mptune.graph.plan import PLAN_FORMAT, REDUCED, Precision, PrecisionPlan
 from mptune.graph.writing.rewrite import Rewriter
-from mptune.inspection import observe_values
+from mptune.inspection.observing import observe_values
 from mptune.settings import DataSettings, Granularity, InMemory
 from mptune.tuning.space import close_patterns, match
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.reading import tolerance_argument
 from mptune.run_json import ChoiceSection
+from mptune.run_path import file_stem
 from mptune.rundir import RunDirectory
 from mptune.settings import InMemory, SearchSettings, ShapeRange, Tolerance, check_limits
 from mptune.tuning.listener import Both, Listener, Silent
@@ -268,21 +268,6 @@ def choice_argument(
     )
 
 
-def run_path(model: ModelLike, out: str | os.PathLike[str] | None) -> Path:
-    """Where a search keeps its run: ``out``, else the model's name + ``.mptune`` in the working directory.
-
-    Raises:
-        SettingsError: a model in memory has no name to call the run by.
-    """
-    if out is not None:
-        return Path(out)
-    if not isinstance(model, onnx.ModelProto):
-        return Path(f"{Path(model).stem}.mptune")
-    if not model.graph.name:
-        raise SettingsError("a ModelProto without a graph name says nowhere to keep the run", "give --out DIR")
-    return Path(f"{_file_stem(model)}.mptune")
-
-
 @contextlib.contextmanager
 def loaded_model(model: ModelLike, opset: int | None = None) -> Iterator[Model]:
     """Load a model, raised where ``opset`` is given. The file of one in memory is there until the block ends.
@@ -300,7 +285,7 @@ def loaded_model(model: ModelLike, opset: int | None = None) -> Iterator[Model]:
             "give the path of its file, or load the data: onnx.load(path)",
         )
     with tempfile.TemporaryDirectory(prefix="mptune-model-") as folder:
-        path = Path(folder) / f"{_file_stem(model)}.onnx"
+        path = Path(folder) / f"{file_stem(model)}.onnx"
         try:
             path.write_bytes(model.SerializeToString(deterministic=True))
         except ValueError:  # protobuf's limit
@@ -325,10 +310,6 @@ def placed_model(model: Model, given: ModelLike, run: RunDirectory) -> Model:
     if known is None or known.model.sha256 == model.sha256:  # the search refuses another model, and touches nothing
         write_bytes(run.source_onnx, [model.path.read_bytes()])
     return replace(model, path=run.source_onnx)
-
-
-def _file_stem(model: onnx.ModelProto) -> str:
-    return re.sub(r"[^\w.-]+", "_", model.graph.name).strip("._") or "model"
 
 
 @contextlib.contextmanager

@@ -104,12 +104,13 @@ def _sync(path: Path) -> None:
         os.close(number)
 
 
-def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file's content, in hexadecimal digits."""
+def files_sha256(*paths: Path) -> str:
+    """The SHA-256 of the content of files, one after the other, in hexadecimal digits."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
+    for path in paths:
+        with path.open("rb") as file:
+            while block := file.read(1 << 22):
+                digest.update(block)
     return digest.hexdigest()
 
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 from mptune.arguments import check_reported, listening, recorded_metric
 from mptune.data.metrics.accuracy import TaskMetric
@@ -27,6 +28,9 @@ from mptune.tuning.runs.worker_run import WorkerRun
 
 WAIT_S = 60.0
 """So long a worker waits for a search that has no work for it yet."""
+
+_Common: TypeAlias = "tuple[str | None, Listener, OpenToolchain | None, tuple[str, TaskMetric | None]]"
+"""Storage, listener, what opens the toolchain, and the metric with its function."""
 
 DIFFERENT_HINT = "install the same versions on the same device, or keep a front of this host's own with --allow-mixed"
 
@@ -93,18 +97,31 @@ def worker(
             if not allow_mixed:
                 raise RunError(difference, DIFFERENT_HINT)
             working.close_toolchain()
-            with open_device_run(working) as (place, device, is_locked):
-                listens.stage(f"{difference}; its front is kept in {place.path}")
-                if not is_locked:
-                    with contextlib.closing(WorkerRun(place, device, *common, wait_s=wait_s)) as sharing:
-                        sharing.join()
-                        sharing.work()
-                    return None
-                budget, began_s = working.read_budget()
-                with contextlib.closing(MixedRun(place, device, *common)) as mixed:
-                    front = mixed.search(budget, began_s)
-                    write_run_files(place, front, mixed.record, mixed.grouped, mixed.environment)
-                return front
+            return _search_apart(working, difference, common, wait_s)
+
+
+def _search_apart(working: WorkerRun, difference: str, common: _Common, wait_s: float) -> Front | None:
+    """Search for the device here: its front, or None where another worker keeps that, whose search is joined then.
+
+    Args:
+        working: has joined; its toolchain is ended.
+        difference: between this host and the one that the search was prepared on.
+        common: what all runs are made with.
+        wait_s: as of ``worker``.
+    """
+    _, listener, *_ = common
+    with open_device_run(working) as (place, device, is_locked):
+        listener.stage(f"{difference}; its front is kept in {place.path}")
+        if not is_locked:
+            with contextlib.closing(WorkerRun(place, device, *common, wait_s=wait_s)) as sharing:
+                sharing.join()
+                sharing.work()
+            return None
+        budget, began_s = working.read_budget()
+        with contextlib.closing(MixedRun(place, device, *common)) as mixed:
+            front = mixed.search(budget, began_s)
+            write_run_files(place, front, mixed.record, mixed.grouped, mixed.environment)
+        return front
 
 
 def worker_starter(

@@ -9,17 +9,19 @@ import signal
 import subprocess
 import sys
 import tarfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import ClassVar, NoReturn
 
 import numpy as np
 import onnx
 import pytest
 
-from mptune import api
+from mptune import api, rundir, search_call
 from mptune.engines.base import ReferenceReport
 from mptune.engines.jobs.ranges import TensorRange
 from mptune.errors import (
@@ -164,18 +166,17 @@ print(search(make_toolchain(delay_s=0.02, diary=Path("diary")), budget=30, sampl
 """
 
 
-def test_kill_9_in_the_middle_of_a_search(place: Path) -> None:
-    root = Path(__file__).resolve().parent.parent
-    environment = {**os.environ, "PYTHONPATH": str(root)}
+def test_kill_9_in_the_middle_of_a_search(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parent.parent), prepend=os.pathsep)
     command, diary = [sys.executable, "-c", KILLED], place / "diary"
     for kill_at in (4, 12):
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         while process.poll() is None and (not diary.exists() or len(diary.read_text().splitlines()) < kill_at):
-            pass
+            time.sleep(0.002)
         assert process.poll() is None, "the search ended before it could be killed"
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout == "30\n", done.stderr
     built = [f for f, which in map(json.loads, diary.read_text().splitlines()) if which == "search"]
     assert len(set(built)) == 30
@@ -402,8 +403,8 @@ def test_a_run_in_a_database_without_an_evaluation_pins_nothing(place: Path, cha
     storage = f"sqlite:///{place}/x.db"
     with pytest.raises(KeyboardInterrupt):
         search(make_toolchain(interrupt_after=0), storage=storage)
-    front = search(make_toolchain(device="Fake 2000"), storage=storage, **changes)
-    assert (front.evaluations, front.device) == (12, "Fake 2000")
+    front = search(make_toolchain(device="Fake 2000"), storage=storage, budget=4, **changes)
+    assert (front.evaluations, front.device) == (4, "Fake 2000")
 
 
 def test_another_model_takes_over_a_run_in_a_database_without_an_evaluation(place: Path) -> None:
@@ -412,17 +413,17 @@ def test_another_model_takes_over_a_run_in_a_database_without_an_evaluation(plac
         search(make_toolchain(interrupt_after=0), storage=storage)
     save_cnn(place / "cnn.onnx")
     toolchain = make_toolchain("cnn.onnx")
-    front = search(toolchain, "cnn.onnx", data=None, out="model.mptune", storage=storage)
-    assert front.evaluations == len(toolchain.built)
+    front = search(toolchain, "cnn.onnx", data=None, out="model.mptune", storage=storage, budget=4)
+    assert front.evaluations == len(toolchain.built) == 4
 
 
 def test_a_run_in_a_database_with_an_evaluation_is_pinned_also_where_another_database_is_named(place: Path) -> None:
     first, second = (f"sqlite:///{place}/{name}.db" for name in "xy")
-    front = search(make_toolchain(), storage=first)
+    front = search(make_toolchain(), storage=first, budget=4)
     for changes in ({"storage": second}, {"storage": first, "seed": 1}):
         with pytest.raises(RunError, match="another"):
-            search(make_toolchain(), **changes)
-    assert search(make_toolchain(), storage=first) == front
+            search(make_toolchain(), budget=4, **changes)
+    assert search(make_toolchain(), storage=first, budget=4) == front
 
 
 def test_a_plan_that_another_process_has_in_work_pins_a_database(place: Path) -> None:
@@ -434,13 +435,13 @@ def test_a_plan_that_another_process_has_in_work_pins_a_database(place: Path) ->
             if not others:
                 shutil.copytree("model.mptune", "copy/model.mptune")
                 with pytest.raises(RunError) as caught:
-                    search(make_toolchain(), storage=storage, seed=1, out="copy/model.mptune")
+                    search(make_toolchain(), storage=storage, budget=4, seed=1, out="copy/model.mptune")
                 others.append(caught.value.message)
             return super().evaluate(plan, which, profile=profile)
 
-    front = search(Asks(make_toolchain().law), storage=storage)
+    front = search(Asks(make_toolchain().law), storage=storage, budget=4)
     assert "another seed" in others[0]
-    assert front.evaluations == 12
+    assert front.evaluations == 4
 
 
 def test_another_model_takes_over_a_run_without_an_evaluation(place: Path) -> None:
@@ -490,34 +491,37 @@ def test_a_run_directory_in_use_is_refused_with_the_pid(place: Path) -> None:
     assert not (place / "model.mptune.old-1").exists()
 
 
-def ending_first(monkeypatch: pytest.MonkeyPatch, end: Callable[[], object]) -> None:
-    """Let ``end`` happen between the call and its lock, as another process might."""
-    real = api.open_run
+def ending_first(monkeypatch: pytest.MonkeyPatch, module: ModuleType, end: Callable[[], object]) -> list[object]:
+    """Let ``end`` happen between a call of the module and its lock, as another process might; gives what it gave."""
+    real, ended = rundir.open_run, list[object]()
 
     @contextmanager
     def later(path: Path, **options: bool) -> Iterator[RunDirectory]:
-        monkeypatch.setattr(api, "open_run", real)
-        end()
+        monkeypatch.setattr(module, "open_run", real)
+        ended.append(end())
         with real(path, **options) as run:
             yield run
 
-    monkeypatch.setattr(api, "open_run", later)
+    monkeypatch.setattr(module, "open_run", later)
+    return ended
 
 
 def test_pick_keeps_what_a_search_wrote_while_it_waited(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     search(make_toolchain())
-    ending_first(monkeypatch, lambda: search(make_toolchain(), budget=15, max_error=1e-3))
+    ended = ending_first(monkeypatch, api, lambda: search(make_toolchain(), budget=15, max_error=1e-3))
     front = api.pick("model.mptune", knee=True)
     file = read_run("model.mptune")[1]
+    assert len(ended) == 1
     assert front.evaluations == file.search.budget == 15
     assert file.choice == ChoiceSection()
 
 
 def test_a_search_keeps_what_pick_wrote_while_it_waited(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = search(make_toolchain()).points[-1].plan.fingerprint
-    ending_first(monkeypatch, lambda: api.pick("model.mptune", plan=other))
+    ended = ending_first(monkeypatch, search_call, lambda: api.pick("model.mptune", plan=other))
     front = search(make_toolchain(), budget=15, max_error=1e-3)
     file = read_run("model.mptune")[1]
+    assert len(ended) == 1
     assert front.evaluations == file.search.budget == 15
     assert file.choice == ChoiceSection(max_error=1e-3), "the last word is the search's, which ended last"
 
@@ -596,11 +600,11 @@ def test_a_run_without_evaluations_is_told(place: Path) -> None:
 
 def test_a_database_instead_of_the_journal(place: Path) -> None:
     url = f"sqlite:///{place / 'shared.db'}"
-    front = search(make_toolchain(), storage=url)
+    front = search(make_toolchain(), storage=url, budget=6)
     assert not (place / "model.mptune/study.journal").exists()
     assert api.report("model.mptune", storage=url) == front
     again = make_toolchain()
-    assert search(again, storage=url) == front
+    assert search(again, storage=url, budget=6) == front
     assert again.opened == 0
 
 

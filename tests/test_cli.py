@@ -427,17 +427,23 @@ def test_doctor_says_how_to_install_what_is_missing(capsys: pytest.CaptureFixtur
         assert status["available"] or status["reason"]
 
 
-def test_a_traceback_only_with_debug(tmp_path: Path) -> None:
-    plain = run_cli("report", "nowhere.mptune", cwd=tmp_path)
-    assert "Traceback" not in plain.stderr
-    for asked in (
-        run_cli("--debug", "report", "nowhere.mptune", cwd=tmp_path),
-        run_cli("report", "nowhere.mptune", "--debug", cwd=tmp_path),
-        run_cli("report", "nowhere.mptune", cwd=tmp_path, environment={"MPTUNE_DEBUG": "1"}),
+def test_a_traceback_only_with_debug(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", "nowhere.mptune"]) == 1
+    plain = capsys.readouterr().err
+    assert "Traceback" not in plain
+    for arguments, debug in (
+        (["--debug", "report", "nowhere.mptune"], "0"),
+        (["report", "nowhere.mptune", "--debug"], "0"),
+        (["report", "nowhere.mptune"], "1"),
     ):
-        assert asked.returncode == plain.returncode == 1
-        assert "Traceback" in asked.stderr
-        assert asked.stderr.endswith(plain.stderr)
+        monkeypatch.setenv("MPTUNE_DEBUG", debug)
+        assert main(arguments) == 1
+        asked = capsys.readouterr().err
+        assert "Traceback" in asked
+        assert asked.endswith(plain)
 
 
 def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:

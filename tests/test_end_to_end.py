@@ -14,6 +14,7 @@ import onnx
 import pytest
 
 from mptune import api
+from mptune.cli import main
 from mptune.data.run_outputs import read_run_outputs
 from mptune.engines.base import Failure, FailureKind, Measurement, SampleSet
 from mptune.engines.toolchains.predicted import PredictedToolchain
@@ -171,25 +172,33 @@ IMAGES = np.zeros((4, 1, 8, 8), np.float32)
     ],
     ids=["missing", "extra", "misshapen", "mistyped", "nan"],
 )
-def test_wrong_data_is_one_line_and_a_hint(arrays: dict[str, np.ndarray], words: str, tmp_path: Path) -> None:
-    np.savez(tmp_path / "data.npz", **arrays)  # type: ignore[arg-type]
-    done = mptune("search", MODEL, "--data", "data.npz", where=tmp_path)
-    assert_told(done, words)
+def test_wrong_data_is_one_line_and_a_hint(
+    arrays: dict[str, np.ndarray],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("data.npz", **arrays)  # type: ignore[arg-type]
+    status = main(["search", str(MODEL), "--data", "data.npz"])
+    assert_refused(status, *capsys.readouterr(), words)
 
 
 def test_a_pickled_array_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "data.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    assert_told(mptune("search", MODEL, "--data", "data.npy", where=tmp_path), "pickle")
+    done = mptune("search", MODEL, "--data", "data.npy", where=tmp_path)
+    assert_refused(done.returncode, done.stdout, done.stderr, "pickle")
 
 
-def assert_told(done: subprocess.CompletedProcess[str], words: str) -> None:
-    assert done.returncode == 1
-    assert done.stdout == ""
-    error, hint = done.stderr.strip().splitlines()[-2:]
+def assert_refused(status: int, out: str, err: str, words: str) -> None:
+    assert status == 1
+    assert out == ""
+    error, hint = err.strip().splitlines()[-2:]
     assert error.startswith("error: ")
     assert words in error
     assert hint.startswith("hint: ")
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in err
 
 
 class Misbehaving(PredictedToolchain):

@@ -47,6 +47,12 @@ class Opener:
         return found
 
 
+@pytest.fixture(autouse=True)
+def _no_gpu_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers get GPUs 0 and 1 from what is visible. Nothing runs on them."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
 @pytest.fixture
 def opener(tmp_path: Path) -> Opener:
     folder = tmp_path / "diaries"

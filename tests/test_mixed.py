@@ -256,8 +256,9 @@ class ByGpu(Opener):
 
 
 def test_a_search_keeps_the_fronts_of_its_gpus_apart_where_they_differ(
-    mlp_path: Path, mlp_data: Path, tmp_path: Path
+    mlp_path: Path, mlp_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     folder, place, diary = tmp_path / "diaries", tmp_path / "run.mptune", Diary()
     folder.mkdir()
     opener = ByGpu(folder, 0.0)

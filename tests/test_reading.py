@@ -20,4 +20,5 @@ def test_what_runs_no_model_is_without_what_does(modules: str) -> None:
     assert "mptune.tuning.evaluation" in found
     heavy = {"onnx", "onnxruntime", "scipy", "scipy.special", "PIL", "mptune.engines.toolchains.choose"}
     assert not heavy & found
-    assert not {name for name in found if name.startswith(("mptune.graph.writing.", "mptune.engines.worker."))}
+    running = {name for name in found if name.startswith(("mptune.graph.writing.", "mptune.engines.worker."))}
+    assert running <= {"mptune.engines.worker.failure"}, "how a plan failed stands in the record"

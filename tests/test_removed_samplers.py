@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from mptune import api
+from mptune.cli import main
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from tests.fakes import FakeToolchain, Law
@@ -24,12 +23,11 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["local", "nsga2", "random"])
-def test_asking_for_one_is_one_line_and_a_hint(mlp_path: Path, name: str) -> None:
-    command = [sys.executable, "-m", "mptune", "search", str(mlp_path), "--sampler", name]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    line, hint = done.stderr.splitlines()
+def test_asking_for_one_is_one_line_and_a_hint(mlp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", str(mlp_path), "--sampler", name]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    line, hint = said.err.splitlines()
     assert line == f"error: the sampler '{name}' was removed"
     assert hint.startswith("hint: choose one of precision, tpe")
 

@@ -31,7 +31,8 @@ def run(home: Path, *arguments: str | Path, **variables: str) -> list[str]:
     folders = {"HOME": home / "home", "TMPDIR": home / "tmp"}
     for folder in folders.values():
         folder.mkdir(parents=True)
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **variables}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": path, **variables}
     environment.update({name: str(folder) for name, folder in folders.items()})
     command = [sys.executable, *map(str, arguments)]
     done = subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, timeout=240)
@@ -65,7 +66,7 @@ def test_a_program_that_imports_mptune_first_collects_nothing(mlp_path: Path, tm
 def test_workers_collect_nothing_where_the_program_does(tmp_path: Path) -> None:
     text = """
 from pathlib import Path
-from mptune.engines.jobs.reference import ProbeJob, ProbeReport
+from mptune.engines.ort.probe import ProbeJob, ProbeReport
 from mptune.engines.worker.parent import Worker
 with Worker(Path("logs")) as worker:
     assert isinstance(worker.call(ProbeJob("cpu"), 120.0), ProbeReport)

@@ -231,11 +231,11 @@ def search(
     if data:
         settings["data"] = data if len(data) > 1 else data[0]
     try:
-        from mptune import api
+        from mptune import searching
         from mptune.reporting.terminal.progress import TerminalListener
 
         with TerminalListener(max_error=max_error, max_latency_ms=max_latency_ms) as listener:
-            front = api.search(model, batch=batch, listener=listener, **settings)
+            front = searching.search(model, batch=batch, listener=listener, **settings)
     except KeyboardInterrupt:
         raise typer.Exit(interrupted(resume_command(context))) from None
     except BaselineError as error:
@@ -246,7 +246,7 @@ def search(
 
 
 def _print_stopped(model: Path, out: Path | None) -> None:
-    from mptune.arguments import run_path
+    from mptune.run_path import run_path
     from mptune.rundir import read_run
     from mptune.tuning.fronts.stopped import stopped_document
 

@@ -17,9 +17,19 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.run_json import RunFile
 from mptune.settings import ShapeRange, TensorRtSettings
 from mptune.targets.memory import default_workspace_mb
+from mptune.tuning.front import Front
 
 TRTEXEC_ON_JETPACK = "/usr/src/tensorrt/bin/trtexec"
 """Where JetPack's package ``libnvinfer-bin`` puts it, which is not on the PATH."""
+
+
+ENGINE_FILE = "model.engine"
+"""The very engine that was measured, where the toolchain builds files: another build may choose other kernels."""
+
+
+def is_on_cpu(front: Front) -> bool:
+    """Whether the target is a CPU, which no engine is built for."""
+    return front.target == "cpu"
 
 
 @dataclass(frozen=True)

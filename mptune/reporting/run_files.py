@@ -17,10 +17,10 @@ from mptune.files import parse_json, write_json
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.plan import PrecisionPlan
 from mptune.graph.writing.weights import WeightBank
-from mptune.reporting.chosen import is_on_cpu, write_chosen
+from mptune.reporting.chosen import write_chosen
 from mptune.reporting.page.content import PageContent
 from mptune.reporting.page.html import write_report
-from mptune.reporting.recipe import BuildRecipe
+from mptune.reporting.recipe import BuildRecipe, is_on_cpu
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
 from mptune.tuning.evaluation import Evaluation

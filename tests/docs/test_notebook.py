@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
@@ -25,7 +26,7 @@ def words(cell: Any) -> list[str]:
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_notebook_runs_and_says_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     stored, fresh = (nbformat.read(NOTEBOOK, as_version=4) for _ in range(2))
     nbclient.NotebookClient(fresh, timeout=240, resources={"metadata": {"path": str(NOTEBOOK.parent)}}).execute()
     shown = 0

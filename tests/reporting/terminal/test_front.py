@@ -17,6 +17,7 @@ from mptune.commands.common import print_csv
 from mptune.finding import CODES, Finding, Where
 from mptune.graph.plan import Precision
 from mptune.printable import printable
+from mptune.reporting.breaks import breaks_in_fp16
 from mptune.reporting.terminal.front import print_front
 from mptune.reporting.terminal.table import distinct_ms
 from mptune.tuning.evaluation import Origin
@@ -193,6 +194,19 @@ def test_what_breaks_in_fp16_stands_first(make_front: MakeFront, monkeypatch: py
     ]
     assert rest.startswith("model "), "then what was searched"
     assert "warning: value" not in rest, "it is told once"
+
+
+def test_what_breaks_first_in_a_group_stands_first(make_front: MakeFront) -> None:
+    front, _ = make_front()
+    one, other = front.chosen.plan.fp32_groups[:2]
+    epsilon = overflow(other, "norm/Add", code="vanishing-epsilon")
+    found = (epsilon, overflow(other, "norm/Reciprocal"), overflow(one, "fc/Mul"))
+    breaks = breaks_in_fp16(replace(front, findings=found))
+    assert [(each.code, each.groups[0]) for each in breaks[:3]] == [
+        ("vanishing-epsilon", other),
+        ("overflow", other),
+        ("overflow", one),
+    ]
 
 
 def test_few_of_many_breaks_are_named(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:

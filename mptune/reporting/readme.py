@@ -1,0 +1,185 @@
+"""README.txt of the ``chosen/`` directory: what the plan is, its figures, why groups are FP32, and how to use it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from string import Template
+
+from mptune._version import __version__
+from mptune.engines.environment import Environment
+from mptune.printable import printable, shortened
+from mptune.reporting.recipe import ENGINE_FILE, BuildRecipe, is_on_cpu
+from mptune.reporting.text import (
+    by_importance,
+    environment_facts,
+    explain_kept,
+    format_error,
+    format_ms,
+    format_speedup,
+    read_template,
+    unique,
+)
+from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
+from mptune.tuning.front import Front
+
+_LONGEST = 700
+"""Characters of a line of README.txt, as of a sentence on the page."""
+
+MOST_OF_A_CODE = 3
+"""So many findings of one code are in README.txt."""
+
+_EMULATION = """
+check.onnx   the same plan in FP32 with roundings to FP16, which that error is of; it reads the weights of model.onnx"""
+
+MOST_KEPT = 12
+"""So many FP32 groups are named in README.txt."""
+
+
+def readme_text(
+    front: Front,
+    evaluation: Evaluation,
+    environment: Environment | None,
+    engine: Path | None,
+    recipe: BuildRecipe,
+    *,
+    has_check: bool,
+) -> str:
+    """The text of README.txt.
+
+    Args:
+        front: where the plan was chosen.
+        evaluation: the plan that lies beside it, with its figures.
+        environment: where the figures were taken; None where it is not known.
+        engine: the engine that was measured; None where there is none.
+        recipe: how the run builds engines.
+        has_check: whether samples with reference outputs lie beside it.
+    """
+    facts = {
+        "version": __version__,
+        "engine_file": _engine_line(engine),
+        "emulation": _EMULATION if has_check and evaluation.error_source == "emulated" else "",
+        **_plan_facts(front, evaluation),
+        **_figures(front, evaluation),
+        "findings": _block(_findings(front)) or "  nothing",
+        **_machine_facts(front, environment),
+        "warnings": _block(f"  - {text}" for text in unique((*front.warnings, *evaluation.warnings))) or "  none",
+        **_trtexec_facts(evaluation, recipe),
+    }
+    lines = read_template("README.txt.in").splitlines(keepends=True)
+    marks = {"[gpu]": not is_on_cpu(front), "[cpu]": is_on_cpu(front), "[check]": has_check}
+    kept = "".join(line for line in lines if marks.get(line.split(" ", 1)[0], True))
+    for mark in marks:
+        kept = kept.replace(f"{mark} ", "")
+    return Template(kept).substitute(facts)
+
+
+def _plan_facts(front: Front, evaluation: Evaluation) -> dict[str, str]:
+    plan = evaluation.plan
+    return {
+        "model": _line(front.model_path),
+        "sha256": _line(front.model_sha256),
+        "plan": _line(plan.fingerprint),
+        "origin": _line(_origin(front, evaluation)),
+        "reason": _line(front.chosen_reason),
+        "groups": str(len(plan.precision)),
+        "fp16_groups": str(len(plan.fp16_groups)),
+        "in_bf16": f"{len(plan.bf16_groups)} in BF16, " if plan.bf16_groups else "",
+        "kept": _kept(front, evaluation),
+    }
+
+
+def _figures(front: Front, evaluation: Evaluation) -> dict[str, str]:
+    latency, held_out = evaluation.latency, evaluation.held_out_value
+    interval = " to ".join(map(format_ms, latency.ci95_ms))
+    computed_by = "this model on that CPU" if is_on_cpu(front) else "the engine of the target"
+    return {
+        "latency": f"{format_ms(latency.median_ms)} ms (median), {latency.source.upper()}",
+        "latency_detail": (
+            f"95 % interval {interval} ms, p99 {format_ms(latency.p99_ms)} ms"
+            if latency.source == "measured"
+            else "from a roofline model of the device, not timed on it: measure on the device before you rely on it"
+        ),
+        "fp32_latency": f"{format_ms(front.fp32.latency.median_ms)} ms",
+        "speedup": format_speedup(evaluation.speedup),
+        "error": _line(f"{format_error(evaluation.error_value)} {front.metric}, {evaluation.error_source.upper()}"),
+        "error_detail": (
+            f"on the outputs of {computed_by}"
+            if evaluation.error_source == "measured"
+            else "by the FP32 model with explicit roundings to FP16"
+        ),
+        "held_out": format_error(held_out) if held_out is not None else "not taken",
+        "confirmed": "yes, in fresh processes" if evaluation.confirmed else "no",
+    }
+
+
+def _machine_facts(front: Front, environment: Environment | None) -> dict[str, str]:
+    known = [] if environment is None else environment_facts(environment)
+    return {
+        "target": _line(front.target),
+        "engine": _line(front.engine),
+        "device": _line(front.device),
+        "environment": _block(f"{name:<16} {value}" for name, value in known),
+    }
+
+
+def _trtexec_facts(evaluation: Evaluation, recipe: BuildRecipe) -> dict[str, str]:
+    return {
+        "trtexec": printable(recipe.command(evaluation.plan)),  # pasted into a shell: whole
+        "tf32": (
+            "TF32 is TensorRT's default, and this plan was measured with it (--tf32)."
+            if recipe.uses_tf32(evaluation.plan)
+            else "In code: config.clear_flag(trt.BuilderFlag.TF32). TF32 is TensorRT's default, and with it the\n"
+            "                 groups in FP32 round to 10 bits: the error above would not apply."
+        ),
+    }
+
+
+def _origin(front: Front, evaluation: Evaluation) -> str:
+    """Who proposed the plan, by the names that the tables use."""
+    if evaluation.origin == ORIGIN_FP16:
+        return front.fp16_name
+    return "all-FP32" if evaluation.origin == ORIGIN_FP32 else str(evaluation.origin)
+
+
+def _findings(front: Front) -> Iterator[str]:
+    """One line a finding, the most severe first; of each code the first few, then how many more there are."""
+    counts = Counter(finding.code for finding in front.findings)
+    shown: Counter[str] = Counter()
+    for finding in front.findings:
+        shown[finding.code] += 1
+        if shown[finding.code] <= MOST_OF_A_CODE:
+            yield f"  - {finding.severity}: {finding.code}: {finding.message}"
+        elif shown[finding.code] == counts[finding.code]:
+            yield f"  - {counts[finding.code] - MOST_OF_A_CODE} more {finding.code} are in front.json"
+
+
+def _engine_line(engine: Path | None) -> str:
+    if engine is None:
+        return ""
+    return (
+        f"\n{ENGINE_FILE} the engine that was measured; it runs only on this GPU, with this version of its library"
+        "\n             (set context.nvtx_verbosity = trt.ProfilingVerbosity.NONE, as was done to time it: it was built"
+        "\n             for inspection)"
+    )
+
+
+def _kept(front: Front, evaluation: Evaluation) -> str:
+    """The FP32 groups with their reasons, the most important first."""
+    kept = by_importance(front.explanation.of(evaluation.plan.fingerprint))
+    lines = [f"  - {explain_kept(group)}" for group in kept[:MOST_KEPT]]
+    if len(kept) > MOST_KEPT:
+        lines.append(f"  - and {len(kept) - MOST_KEPT} more: `mptune report RUN --explain` lists them")
+    if not lines:
+        lines.append("  none" if not evaluation.plan.fp32_groups else "  not known")
+    return _block(lines)
+
+
+def _block(lines: Iterable[str]) -> str:
+    return "\n".join(map(_line, lines))
+
+
+def _line(text: object) -> str:
+    """A line of README.txt, printable; names in it may be of any length."""
+    return shortened(printable(text), _LONGEST)
