@@ -30,8 +30,8 @@ import numpy as np
 from benchmarks.common import rounded, save, workspace
 from mptune.data.archive import read_samples
 from mptune.engines.environment import foreign_gpu_processes, read_gpus
-from mptune.engines.jobs.reference import ProbeJob
 from mptune.engines.ort.cuda_session import NO_TF32, open_session
+from mptune.engines.ort.probe import ProbeJob
 from mptune.engines.ort.session import OrtSession, Provider, SessionOptions
 from mptune.engines.timing.latency import Repetitions, calibrate, monotonic_ms, time_in_turn, warm_up
 from mptune.engines.timing.session_timing import SessionTiming

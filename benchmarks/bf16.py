@@ -7,7 +7,7 @@ For each network of ``benchmarks.models.overflowing``: every layer group alone i
 plans along the trade-off, chosen by the law of SEARCH (one-group errors add in squares, latencies in groups and
 boundaries) among FP32 and FP16 alone, and among all three precisions, built and timed by ONNX Runtime's CUDA provider.
 The hypervolume of both fronts is that of a search (error at most 3e-2). Operators without a BF16 kernel are found by
-opening the engine, and their groups stay out of BF16.
+opening the engine, and their groups stay out of BF16. Searches are compared by ``benchmarks.bf16_search``.
 """
 
 from __future__ import annotations
@@ -15,20 +15,16 @@ from __future__ import annotations
 import argparse
 import math
 import re
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import mptune
-from benchmarks.common import hypervolume, require, rounded, save, workspace
+from benchmarks.common import hypervolume, labels_of, require, rounded, save, workspace
 from benchmarks.emulation import Pair, agreement, value
-from benchmarks.models.overflowing import NETWORKS, write
-from benchmarks.pace import Clock
+from benchmarks.models.overflowing import add_options, each_network
 from mptune.engines.base import Failure
 from mptune.engines.environment import read_gpus
 from mptune.engines.ort.session import Provider
@@ -42,12 +38,10 @@ from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
-from mptune.rundir import read_run
 from mptune.settings import LatencySettings, SearchSettings
 from mptune.targets.roofline import LatencyTerms
 from mptune.targets.target import load_target
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
-from mptune.tuning.runs.result import read_record
 
 _MISSING = re.compile(r"implementation for (?P<op>\w+)\(\d+\)")
 _WEIGHTS = 40
@@ -244,7 +238,7 @@ def measure(network: Network, absmax: Mapping[str, float], count: int) -> dict[s
         "fronts": {
             what: [
                 {
-                    "precision": "".join({FP32: "0", FP16: "1", BF16: "b"}[p] for p in plan.precision.values()),
+                    "precision": labels_of(plan),
                     "latency_ms": rounded(network.points[plan.fingerprint][0]),
                     "error": rounded(network.points[plan.fingerprint][1]),
                 }
@@ -256,65 +250,6 @@ def measure(network: Network, absmax: Mapping[str, float], count: int) -> dict[s
     }
 
 
-def search(path: Path, data: Path, folder: Path, deadline: float, options: argparse.Namespace) -> dict[str, Any]:
-    """One search in two precisions and one in all three: latency, error and precisions of their fronts.
-
-    The first may take half of the time until the deadline; past it no plan is built, and nothing is confirmed. The
-    front of a search leaves out what few samples do not tell apart; so the hypervolume of all plans as they were
-    measured is taken, too, by their number. ``parts`` says where the seconds went, ``stages`` what jobs did in them.
-    """
-    found: dict[str, Any] = {}
-    for what, precisions in (("two", ("fp32", "fp16")), ("three", ("fp32", "fp16", "bf16"))):
-        started = time.monotonic()
-        left_s = max(deadline - started, 1.0)
-        clock = Clock()
-        kernels = clock.around("builds, measuring", OnnxRuntimeToolchain, "missing_bf16_kernels")
-        with clock.running(), kernels:
-            front = mptune.search(
-                path,
-                data=data,
-                out=folder / what,
-                target="h200" if options.predicted else "auto",
-                budget=options.search,
-                batch=options.batch,
-                opset=options.opset,
-                seed=options.seed,
-                timeout_s=left_s / 2 if what == "two" else left_s,
-                precisions=precisions,
-                confirm_rounds=1,
-                confirm_points=4,
-                progress=False,
-            )
-        plans = [e for e in read_record(*read_run(folder / what)).evaluations() if e.is_finite]
-        points = np.array([(e.latency.median_ms, e.error_value) for e in plans])
-        by_count = [hypervolume(*points[: count + 1].T, points[0, 0]) for count in range(len(points))]
-        counts = [(len(p.plan.fp16_groups), len(p.plan.bf16_groups), len(p.plan.fp32_groups)) for p in front.points]
-        found[what] = {
-            "hypervolume": rounded(front.hypervolume),
-            "hypervolume_of_all": [rounded(number) for number in by_count],
-            "evaluations": front.evaluations,
-            "seconds": round(time.monotonic() - started),
-            "points": [
-                [rounded(p.latency.median_ms), rounded(p.error_value), *count]
-                for p, count in zip(front.points, counts, strict=True)
-            ],
-            "findings": [finding.text for finding in front.findings if finding.code == "no-bf16-kernel"],
-            "parts": {part: round(seconds, 2) for part, seconds in clock.seconds.items()},
-            "stages": {stage: round(seconds, 2) for stage, seconds in clock.stages.items()},
-            "calls": dict(clock.calls),
-        }
-        shown = f"{len(front.points)} points of {front.evaluations} plans, {found[what]['seconds']} s"
-        print(f"  {what}: hypervolume {front.hypervolume:.4f}, of all plans {by_count[-1]:.4f}, {shown}", flush=True)
-        print(f"    {', '.join(f'{part} {seconds:.1f} s' for part, seconds in clock.seconds.items())}", flush=True)
-    for name, of in (("front", "hypervolume"), ("all plans", "hypervolume_of_all")):
-        two, three = (float(np.ravel(found[what][of])[-1]) for what in ("two", "three"))
-        print(f"{path.stem}, {name}: {three / two if two else math.inf:.3f} times", flush=True)
-    pairs = zip(*(found[what]["hypervolume_of_all"] for what in ("two", "three")), strict=False)
-    ratios = [f"{three / two:.3f}" for two, three in pairs if two]
-    print(f"{path.stem}, all plans, after 2, 3, ... builds of each: {' '.join(ratios)}", flush=True)
-    return found
-
-
 def _works(errors: Mapping[tuple[str, Precision], float], group: str, precision: Precision) -> bool:
     """Whether a group alone is finite in a precision that it may be tried in."""
     return math.isfinite(errors.get((group, precision), math.inf))
@@ -322,48 +257,29 @@ def _works(errors: Mapping[tuple[str, Precision], float], group: str, precision:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
-    parser.add_argument("--model", nargs=2, type=Path, metavar=("MODEL", "DATA"), help="another network")
-    parser.add_argument("--opset", type=int, help="with --model: raise it to this operator set")
-    parser.add_argument("--predicted", action="store_true", help="an H200's roofline and emulated errors; no GPU")
-    parser.add_argument("--limit", type=float, default=520.0, help="seconds, shared among the networks")
+    add_options(parser, samples=6, predicted="an H200's roofline and emulated errors")
     parser.add_argument("--plans", type=int, default=12, help="of each front")
-    parser.add_argument("--samples", type=int, default=6)
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--search", type=int, default=0, metavar="BUDGET", help="search so often in each, instead")
-    parser.add_argument("--seed", type=int, default=0, help="of the searches")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    names = [options.model[0].stem] if options.model else options.networks
-    end, document = time.monotonic() + options.limit, {}
     gpus = read_gpus()
     if not gpus and not options.predicted:
         raise SystemExit("no GPU here: --predicted takes an H200's roofline and emulated errors")
-    for index, name in enumerate(names):
-        now = time.monotonic()
-        deadline = now + (end - now) / (len(names) - index)
-        with tempfile.TemporaryDirectory() as folder:
-            place = Path(folder)
-            path, data = options.model or write(name, place / name, samples=options.samples, batch=options.batch)
-            if options.search:
-                document[name] = search(path, data, place, deadline, options)
-                save(options.json, {"device": gpus[0].name if gpus else "predicted", "searches": document})
-                continue
-            space = workspace(path.resolve(), data, place, options.samples, options.batch)
-            model = load_model(path, opset=options.opset if options.model else None)
-            grouped = GroupedModel(model, find_groups(model))
-            settings = SearchSettings(metric="relative_l2", latency=LatencySettings(warmup_ms=20, duration_ms=150))
-            target, provider = load_target("h200"), "cpu" if options.predicted else "cuda"
-            made: OnnxRuntimeToolchain | PredictedToolchain = _open(
-                target, Workload(grouped, space), settings, provider, gpus[0].name if gpus else ""
-            )
-            with made as toolchain:
-                require(toolchain.reference("search"))
-                observed = require(toolchain.observe())
-                network = Network(name, toolchain, grouped, deadline)
-                absmax = {tensor: seen.absmax for tensor, seen in observed.items()}
-                document[name] = measure(network, absmax, options.plans)
-                save(options.json, {"device": gpus[0].name if gpus else "predicted", "networks": document})
+    document: dict[str, Any] = {}
+    for name, path, data, place, deadline in each_network(options):
+        space = workspace(path, data, place, options.samples, options.batch)
+        model = load_model(path, opset=options.opset if options.model else None)
+        grouped = GroupedModel(model, find_groups(model))
+        settings = SearchSettings(metric="relative_l2", latency=LatencySettings(warmup_ms=20, duration_ms=150))
+        target, provider = load_target("h200"), "cpu" if options.predicted else "cuda"
+        made: OnnxRuntimeToolchain | PredictedToolchain = _open(
+            target, Workload(grouped, space), settings, provider, gpus[0].name if gpus else ""
+        )
+        with made as toolchain:
+            require(toolchain.reference("search"))
+            observed = require(toolchain.observe())
+            network = Network(name, toolchain, grouped, deadline)
+            absmax = {tensor: seen.absmax for tensor, seen in observed.items()}
+            document[name] = measure(network, absmax, options.plans)
+            save(options.json, {"device": gpus[0].name if gpus else "predicted", "networks": document})
 
 
 def _open(

@@ -29,6 +29,9 @@ from mptune.tuning.fronts.hypervolume import dominated_area, exactness, gains
 T = TypeVar("T")
 
 
+_LABELS: Mapping[Precision, str] = {Precision.FP32: "0", Precision.FP16: "1", Precision.BF16: "b"}
+
+
 def workspace(model: Path, data: Path, folder: Path, samples: int, batch: int) -> Workspace:
     """A run's folders under ``folder``, with the first samples for the search, and the next ones held out.
 
@@ -66,6 +69,11 @@ def plan_of(model: Model, groups: Sequence[LayerGroup], bits: str) -> PrecisionP
 def bits_of(groups: Sequence[LayerGroup], plan: PrecisionPlan) -> str:
     """Inverse of ``plan_of``."""
     return "".join("1" if plan.precision[g.id] is Precision.FP16 else "0" for g in groups)
+
+
+def labels_of(plan: PrecisionPlan) -> str:
+    """0, 1 or b for each group, in their order: FP32, FP16 or BF16."""
+    return "".join(_LABELS[precision] for precision in plan.precision.values())
 
 
 def bools_of(bits: Sequence[str]) -> np.ndarray:

@@ -1,5 +1,9 @@
 """Measure plans of one model on the device here: both uniform ones, every group alone in FP16, and random ones.
 
+As in a search, groups whose operators have no FP16 kernel on the device stay in FP32 in all of them: such a node runs
+on the CPU, and what that costs differs from process to process. A few plans with them in FP16 are measured last; they
+stand by themselves in the file.
+
     python -m benchmarks.models.vit_s --out vit_s --batch 8
     python -m benchmarks.measured_plans vit_s.onnx vit_s.npz --emulate --json benchmarks/results/h200_plans_vit_s.json
 
@@ -12,7 +16,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
@@ -29,10 +33,21 @@ Tf32 = Mapping[str, tuple[float, float]]
 """All-FP32 and all-FP16 where TF32 is allowed: latency in ms and error."""
 
 
-def random_plans(groups: Sequence[LayerGroup], count: int, seed: int) -> list[str]:
-    """Plans of all densities: in turn each group by itself, and runs of groups, as good plans have them."""
+_WITHOUT_KERNEL = 3
+"""Random plans in which groups without an FP16 kernel may be FP16."""
+
+
+def random_plans(groups: Sequence[LayerGroup], count: int, seed: int, kept: Collection[str] = ()) -> list[str]:
+    """Plans of all densities: in turn each group by itself, and runs of groups, as good plans have them.
+
+    Args:
+        groups: of the model.
+        count: plans.
+        seed: that they are drawn by.
+        kept: ids of groups that stay in FP32.
+    """
     rng = np.random.default_rng(seed)
-    free = np.array([group.pinned is None for group in groups])
+    free = np.array([group.pinned is None and group.id not in kept for group in groups])
     found = []
     for number in range(count):
         density = rng.uniform(0.05, 0.95)
@@ -46,16 +61,25 @@ def random_plans(groups: Sequence[LayerGroup], count: int, seed: int) -> list[st
 
 
 def plans_to_measure(bench: Bench, count: int, seed: int) -> list[tuple[str, str]]:
-    """Kind and bits of each plan, each plan once."""
-    groups = bench.groups
-    plans = [("uniform", "0" * len(groups)), ("uniform", "".join("01"[g.pinned is None] for g in groups))]
+    """Kind and bits of each plan, each plan once; groups without an FP16 kernel are FP32 in all of them."""
+    groups, kept = bench.groups, bench.without_kernel
+    free = [g.pinned is None and g.id not in kept for g in groups]
+    plans = [("uniform", "0" * len(groups)), ("uniform", "".join("01"[one] for one in free))]
     alone = one_group_plans(bench.model, groups)
-    plans += [("one-group", bench.bits(alone[g.id])) for g in groups if g.pinned is None]
-    plans += [("random", bits) for bits in random_plans(groups, count, seed)]
+    plans += [("one-group", bench.bits(alone[g.id])) for g, is_free in zip(groups, free, strict=True) if is_free]
+    plans += [("random", bits) for bits in random_plans(groups, count, seed, kept)]
     unique: dict[str, str] = {}
     for kind, bits in plans:
         unique.setdefault(bits, kind)
     return [(kind, bits) for bits, kind in unique.items()]
+
+
+def plans_without_kernel(bench: Bench, seed: int) -> list[tuple[str, str]]:
+    """All-FP16 and a few random plans with groups without an FP16 kernel in FP16; none where every group has one."""
+    if not bench.without_kernel:
+        return []
+    plans = [("uniform", "".join("01"[g.pinned is None] for g in bench.groups))]
+    return plans + [("random", bits) for bits in random_plans(bench.groups, _WITHOUT_KERNEL, seed)]
 
 
 def rows_of(bench: Bench, plans: Sequence[tuple[str, str]]) -> tuple[list[str], list[dict[str, Any]]]:
@@ -96,6 +120,12 @@ def write(path: Path | None, bench: Bench, plans: Sequence[tuple[str, str]], tf3
         "plan_s": _plan_s(bench),
         "plans": rows,
     }
+    if bench.without_kernel:
+        document["without_kernel"] = {
+            "operators": sorted({node.op_type for node in bench.kernels.nodes}),
+            "groups": bench.without_kernel,
+            "plans": rows_of(bench, plans_without_kernel(bench, seed=0))[1],
+        }
     save(path, document, lists=("groups", "plans"))
 
 
@@ -167,6 +197,8 @@ def main() -> None:
         measure(bench, plans, deadline, lambda: write(options.json, bench, plans, tf32))
         if time.monotonic() < deadline:
             tf32.update(zip(("fp32", "fp16"), bench.with_tf32([bits for _, bits in every[:2]]), strict=False))
+        lacking = plans_without_kernel(bench, options.seed)
+        measure(bench, lacking, deadline, lambda: write(options.json, bench, plans, tf32))
         write(options.json, bench, plans, tf32)
         if options.emulate:
             emulate(bench, [bits for _, bits in plans if bits in bench.record.plans], deadline)

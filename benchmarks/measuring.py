@@ -40,6 +40,7 @@ from mptune.graph.loading.model import load_model
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import LatencySettings, SearchSettings, WorkerSettings
 from mptune.targets.target import Target, load_target
+from mptune.tuning.steps.kernels import KERNELS_JSON, MissingKernels, ask_for_kernels
 
 JOB_TIMEOUT_S = 120.0
 
@@ -98,6 +99,7 @@ class Bench:
         duration_ms: float,
         statistics: bool,
         which: SampleSet = "search",
+        plan_timeout_s: float = JOB_TIMEOUT_S,
     ) -> None:
         """Open everything, take the reference and the observed shapes, and the record of an earlier call.
 
@@ -113,6 +115,7 @@ class Bench:
             duration_ms: of one timing of the baseline.
             statistics: keep all statistics of errors, not the relative L2 error alone.
             which: the samples that errors of engines are taken on.
+            plan_timeout_s: of opening, running and timing one plan; more is a failure of that plan.
         """
         self.model = load_model(model)
         self.groups = find_groups(self.model)
@@ -128,6 +131,8 @@ class Bench:
             require(self._emulating.reference(one))
         self.ranges = require(self._emulating.observe())
         self.terms = require(self._emulating.latency_terms())
+        self.kernels = self._missing_kernels()
+        self.without_kernel = self.kernels.pins(self.workload.grouped)
         self._tf32_by_environment = self._emulating.tf32_by_environment
         self._turn = threading.Lock()
         self.toolchain = Alone(self._emulating, self._lock, self._turn)
@@ -135,6 +140,7 @@ class Bench:
         self._baseline = self._rewriter.write(self.plan("0" * len(self.groups)), self._scratch("baseline"))
         self.record = Record(folder / "plans.jsonl", len(self.groups))
         self.samples, self._statistics, self._which = samples, statistics, which
+        self._plan_timeout_s = plan_timeout_s
         gpus = read_gpus() if provider == "cuda" else ()
         self.device = gpus[0].name if gpus else provider
         self._workers: queue.SimpleQueue[tuple[Worker, float]] = queue.SimpleQueue()
@@ -240,6 +246,16 @@ class Bench:
         if known is None:
             self.record.begin(ready.repetitions.to_json(), ready.baseline_ms)
 
+    def _missing_kernels(self) -> MissingKernels:
+        """Operators without an FP16 kernel, as a search finds them; asked once, and kept in the folder.
+
+        On the CPU no node can fall to another provider.
+        """
+        path = self.space.data_dir / KERNELS_JSON
+        if self.provider == "cuda" and not path.exists():
+            ask_for_kernels(self._emulating).save(path)
+        return MissingKernels.load(path)
+
     def _scratch(self, name: str) -> Path:
         return self.space.weights_dir / f"{name}.onnx"
 
@@ -290,7 +306,7 @@ class Bench:
             job = self._job_of_file(plan) if isinstance(plan, Path) else stack.enter_context(self._job(plan))
             worker, _ = self._workers.get()
             try:
-                return worker.call(job, JOB_TIMEOUT_S)
+                return worker.call(job, self._plan_timeout_s)
             finally:
                 self._workers.put((worker, time.monotonic()))
 
@@ -301,7 +317,7 @@ class Bench:
             try:
                 with self._turn if worker is self._emulating.worker else contextlib.nullcontext():
                     began = time.monotonic()
-                    result = worker.call(job, JOB_TIMEOUT_S)
+                    result = worker.call(job, self._plan_timeout_s)
             finally:
                 ended = time.monotonic()
                 self._workers.put((worker, ended))
@@ -350,7 +366,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path)
 
 
-def open_bench(options: argparse.Namespace, *, statistics: bool, which: SampleSet = "search") -> Bench:
+def open_bench(
+    options: argparse.Namespace,
+    *,
+    statistics: bool,
+    which: SampleSet = "search",
+    plan_timeout_s: float = JOB_TIMEOUT_S,
+) -> Bench:
     """The bench that the options describe."""
     return Bench(
         options.model,
@@ -364,4 +386,5 @@ def open_bench(options: argparse.Namespace, *, statistics: bool, which: SampleSe
         duration_ms=options.duration_ms,
         statistics=statistics,
         which=which,
+        plan_timeout_s=plan_timeout_s,
     )

@@ -4,7 +4,8 @@
     python -m benchmarks.pace --before /tmp/before --work /tmp/pace --limit 570 --json pace.json
 
 A search runs in a process of its own, which imports one checkout, in a new run directory, and prints where its seconds
-went: each call into the toolchain, and within it each stage that the worker announces. Every search is a line in
+went: each call into the toolchain, within it each stage that the worker announces, and what the rest was for by cause
+(the main thread is looked at every 3 ms). Every search is a line in
 ``searches.jsonl`` in the work folder: the same command goes on where it was, and begins nothing that would not end
 within ``--limit``. Digits is the model in ``benchmarks/models``; any other is made by its script there (torch,
 torchvision), or is the path of an ONNX file with its samples beside it (``.npz``).
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -25,6 +27,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
+from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -46,6 +49,98 @@ FP32 = "reference, ranges"
 files of before 23 November."""
 
 
+PERIOD_S = 0.003
+"""Between two looks at the main thread."""
+
+IMPORTS = "imports"
+OTHER = "other"
+
+CAUSES: tuple[tuple[str, str], ...] = (
+    ("tuning/steps/limits", "limits: time, disk"),
+    ("tuning/steps/remeasure", "confirmation: what to measure"),
+    ("tuning/record/", "study: asking, telling, writing"),
+    ("tuning/steps/guide", "sampler: prior"),
+    ("tuning/steps/prior", "sampler: prior"),
+    ("tuning/steps/sensitivity", "sampler: prior"),
+    ("tuning/steps/emulated", "sampler: prior"),
+    ("tuning/runs/search_run:_guide", "sampler: prior"),
+    ("engines/worker/process:close", "processes: end"),
+    ("engines/worker/process:kill", "processes: end"),
+    ("engines/worker/parent:_start", "processes: wait for start"),
+    ("engines/worker/once", "GPU: wait for the probe"),
+    ("engines/toolchains/probing", "GPU: wait for the probe"),
+    ("engines/toolchains/choose", "GPU: detect, choose the target"),
+    ("targets/detect", "GPU: detect, choose the target"),
+    ("engines/environment", "GPU: detect, choose the target"),
+    ("arguments:loaded_model", "model: read, check, type"),
+    ("tuning/runs/search_run:_find_groups", "model: layer groups"),
+    ("tuning/steps/prepare:search_space", "model: hazards, search space"),
+    ("tuning/runs/search_run:_open_study", "study: open"),
+    ("tuning/runs/model_copy", "run directory: copy of the model"),
+    ("tuning/runs/result", "front: reasons, choice"),
+    ("reporting/", "files of the finished run"),
+    ("tuning/sample_sets", "samples: read, check, write"),
+    ("data/", "samples: read, check, write"),
+    ("rundir", "run directory: open, write"),
+    ("tuning/runs/", "run directory: open, write"),
+)
+"""A module of mptune, a folder of modules, or a function in one, and what a search does there; the first that fits. A
+look counts for the innermost call on the stack that has a cause."""
+
+
+class Causes:
+    """Seconds of each cause, while ``is_counted`` holds for the main thread.
+
+    Attributes:
+        seconds: of each cause.
+        is_counted: set by whoever knows what the main thread is at.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is looked at before ``start``."""
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.is_counted = True
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look, args=(threading.main_thread().ident,), daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._ended.set()
+        self._thread.join()
+
+    def _look(self, thread: int) -> None:
+        last = time.perf_counter()
+        while not self._ended.wait(PERIOD_S):
+            frame, now = sys._current_frames().get(thread), time.perf_counter()
+            if self.is_counted and frame is not None:
+                self.seconds[cause_of(frame)] += now - last
+            last = now
+
+
+def cause_of(frame: FrameType | None) -> str:
+    """The cause of the innermost call that has one."""
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "_find_and_load" and "importlib" in code.co_filename:
+            return IMPORTS
+        _, package, module = code.co_filename.rpartition("/mptune/")
+        if package:
+            place = f"{module.removesuffix('.py')}:{code.co_name}"
+            cause = next((cause for name, cause in CAUSES if _names(name, place)), None)
+            if cause is not None:
+                return cause
+        frame = frame.f_back
+    return OTHER
+
+
+def _names(name: str, place: str) -> bool:
+    return place == name if ":" in name else place.startswith(name if name.endswith("/") else f"{name}:")
+
+
 class Clock:
     """Seconds in each part, without those of the parts that it calls, and in each stage of each kind of job."""
 
@@ -56,11 +151,16 @@ class Clock:
         self._running: list[str] = []
         self._since = time.perf_counter()
         self._job, self._stage, self._stage_since = "", "", 0.0
+        self.causes = Causes()
 
     def _switch(self) -> None:
         now = time.perf_counter()
         self.seconds[self._running[-1] if self._running else "the rest"] += now - self._since
         self._since = now
+
+    def _goes_on(self) -> None:
+        """Causes are counted of what is in no part."""
+        self.causes.is_counted = not self._running
 
     def around(self, part: str, owner: type, name: str) -> Any:
         """A patch that times a method."""
@@ -69,12 +169,14 @@ class Clock:
         def timed(*args: Any, **kwargs: Any) -> Any:
             self._switch()
             self._running.append(part)
+            self._goes_on()
             self.calls[f"{part}: {name}"] += 1
             try:
                 return original(*args, **kwargs)
             finally:
                 self._switch()
                 self._running.pop()
+                self._goes_on()
 
         return mock.patch.object(owner, name, timed)
 
@@ -122,18 +224,24 @@ class Clock:
             ("builds, measuring", OnnxRuntimeToolchain, "evaluate"),
             ("builds, measuring", OnnxRuntimeToolchain, "reopen"),
             ("builds, measuring", OnnxRuntimeToolchain, "missing_fp16_kernels"),
+            ("builds, measuring", OnnxRuntimeToolchain, "fused_nodes"),
             ("builds, measuring", BaseToolchain, "restart"),
             (FP32, BaseToolchain, "reference"),
             (FP32, BaseToolchain, "observe"),
         )
         with contextlib.ExitStack() as stack:
             for part in parts:
-                stack.enter_context(self.around(*part))
+                if hasattr(part[1], part[2]):  # not in every older checkout
+                    stack.enter_context(self.around(*part))
             process = getattr(parent, "_Process", None) or parent.WorkerProcess  # the first in older checkouts
             for patch in self.around_jobs(process, parent.Worker):
                 stack.enter_context(patch)
             self._since = time.perf_counter()
-            yield
+            self.causes.start()
+            try:
+                yield
+            finally:
+                self.causes.stop()
             self._switch()
 
 
@@ -178,6 +286,7 @@ def search(options: argparse.Namespace) -> dict[str, Any]:
         "ratio": round(whole / work, 3) if work else None,
         "ratio_with_fp32": round(whole / (work + clock.seconds[FP32]), 3) if work else None,
         "parts": _rounded(clock.seconds),
+        "causes": _rounded(clock.causes.seconds),
         "stages": _rounded(clock.stages),
         "calls": dict(clock.calls),
         "warnings": list(front.warnings)[:8],
@@ -233,6 +342,8 @@ def report(rows: Sequence[dict[str, Any]]) -> None:
                     f"with reference and ranges {row.get('ratio_with_fp32')}"
                 )
                 print(f"      {parts}")
+                for cause, seconds in row.get("causes", {}).items():
+                    print(f"          {seconds:5.2f} s  {cause}")
         if all(of.values()):
             seconds, volumes = ({s: median(r[k] for r in of[s]) for s in SIDES} for k in ("seconds", "hypervolume"))
             emulated = {s: median(r["parts"].get("emulation", 0.0) for r in of[s]) for s in SIDES}
@@ -240,6 +351,41 @@ def report(rows: Sequence[dict[str, Any]]) -> None:
             print(f"  emulation: {emulated['after'] / (emulated['before'] or 1.0):.3f} of before (goal 0.333)")
             if volumes["before"]:
                 print(f"  hypervolume: {volumes['after'] / volumes['before'] - 1.0:+.3%} (goal within 0.5 %)")
+
+
+def tables(rows: Sequence[dict[str, Any]]) -> str:
+    """The tables of benchmarks/README.md, as Markdown: each search, and what its seconds beside the work were for.
+
+    A row may name the ``commit`` that was timed, where a file holds several.
+    """
+    lines = [
+        "| network | seed | version | seconds | building and measuring | emulating | thinking | all / work | "
+        "hypervolume (points) |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in sorted(rows, key=lambda row: (row["model"], row["side"] != "before", row["seed"])):
+        parts = [row["parts"].get(part, 0.0) for part in (*WORK, "thinking")]
+        cells = (
+            row["model"],
+            row["seed"],
+            row.get("commit") or ("before" if row["side"] == "before" else "this one"),
+            f"{row['seconds']:.1f}",
+            *(f"{seconds:.1f}" for seconds in parts),
+            f"{row['ratio']:.2f} ({row.get('ratio_with_fp32') or math.nan:.2f})",
+            f"{row['hypervolume']:.4f} ({row['points']})",
+        )
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    looked = [row for row in rows if row.get("causes")]
+    if looked:
+        names = [f"{row['model']}, seed {row['seed']}" for row in looked]
+        lines += ["", f"| seconds beside the work | {' | '.join(names)} |", f"| --- |{' --- |' * len(names)}"]
+        seconds = [
+            {**row["causes"], **{part: row["parts"].get(part, 0.0) for part in ("thinking", FP32)}} for row in looked
+        ]
+        total = {cause: sum(of.get(cause, 0.0) for of in seconds) for of in seconds for cause in of}
+        for cause in sorted(total, key=lambda cause: -total[cause]):
+            lines.append(f"| {cause} | {' | '.join(f'{of.get(cause, 0.0):.2f}' for of in seconds)} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -256,8 +402,12 @@ def main() -> None:
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--table", type=Path, help="print the tables of such a JSON file, and search nothing")
     options = parser.parse_args()
     began = time.monotonic()
+    if options.table is not None:
+        print(tables(json.loads(options.table.read_text())["searches"]))
+        return
     if options.one:
         print(json.dumps(search(options)))
         return

@@ -257,7 +257,7 @@ def default_space(bench: Bench) -> SearchSpace:
     absmax = {tensor: seen.absmax for tensor, seen in bench.ranges.items()}
     grouped, bank = bench.workload.grouped, bench.workload.bank
     hazards = find_hazards(grouped, absmax, bank.roundings)
-    return make_space(grouped, load_space("default"), hazards, absmax)
+    return make_space(grouped, load_space("default"), hazards, absmax, bench.without_kernel)
 
 
 def _tell(study: optuna.Study, trial: Trial, entry: dict[str, Any]) -> None:

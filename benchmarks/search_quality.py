@@ -53,7 +53,7 @@ from benchmarks.simulator import EXACT, HARDER, Cliffs, Hard, Truth, search  # n
 from mptune.engines.environment import describe_environment  # noqa: E402
 from mptune.tuning.fronts.hypervolume import REFERENCE_ERROR  # noqa: E402
 from mptune.tuning.sampler.cuts.min_cut import CutSolver  # noqa: E402
-from mptune.tuning.sampler.plan_rows import Bools, unique_plans  # noqa: E402
+from mptune.tuning.sampler.plan_rows import Bools, Floats, unique_plans  # noqa: E402
 from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN, PrecisionSampler  # noqa: E402
 
 EMULATING = ("precision", "profiled", "no designed emulations", "law known", "one decade wrong")
@@ -152,11 +152,18 @@ def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "sampler": runs[0]["sampler"],
         "seeds": len(runs),
         "median": {str(b): round(float(np.median(shares[:, b - 1])), 4) for b in SHOWN if b <= shares.shape[1]},
+        "median error": round(median_error(shares[:, -1]), 4),
         "10th percentile": round(float(np.quantile(shares[:, -1], 0.1)), 4),
         "finite": round(float(np.mean([run["finite"] for run in runs])), 1),
         "propose_ms": round(float(np.median(timed)), 1) if timed else None,
         **counts,
     }
+
+
+def median_error(values: Floats) -> float:
+    """Standard error of the median of values, shape (n_values,), by bootstrap (Efron and Tibshirani, 1993)."""
+    drawn = np.random.default_rng(0).choice(values, (2000, len(values)))
+    return float(np.median(drawn, axis=1).std())
 
 
 def slow_afterwards(runs: Sequence[dict[str, Any]]) -> float | None:
@@ -245,7 +252,8 @@ def main() -> None:
         if kind != "gp" or groups <= GP_GROUPS
         for seed in range(arguments.seeds)
     ]
-    heads = ["groups", "sampler", "median of 10", "25", "50 builds", "10th percentile", "finite", "ms a proposal"]
+    heads = ["groups", "sampler", "median of 10", "25", "50 builds", "± of the last median"]
+    heads += ["10th percentile", "finite", "ms a proposal"]
     if cliffs is not None:
         heads += [f"builds slower than {SLOW:g} x FP32", f"after {KNOWN_AFTER} that met a cliff", "met a cliff"]
     print("| " + " | ".join(heads) + " |")
@@ -261,7 +269,8 @@ def main() -> None:
         row = rows[result["groups"], result["sampler"]] = summary(mine)
         medians = [f"{median:.3f}" for median in row["median"].values()]
         spent = "-" if row["propose_ms"] is None else f"{row['propose_ms']:.0f}"
-        cells = [row["groups"], row["sampler"], *medians, f"{row['10th percentile']:.3f}", row["finite"], spent]
+        of_all = [f"{row[name]:.{digits}f}" for name, digits in (("median error", 4), ("10th percentile", 3))]
+        cells = [row["groups"], row["sampler"], *medians, *of_all, row["finite"], spent]
         if cliffs is not None:
             afterwards = row["slow afterwards"]
             cells += [row["slow"], "-" if afterwards is None else f"{afterwards:.1%}", row["met"]]

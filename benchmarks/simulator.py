@@ -321,12 +321,17 @@ class Truth:
 
     def reachable(self, front: Bools, builds: int) -> float:
         """The hypervolume of ``builds`` points of a front, taken greedily: what is there to reach."""
+        return self.hypervolume(front[self.chosen(front, builds)])
+
+    def chosen(self, front: Bools, builds: int, beside: Bools | None = None) -> list[int]:
+        """Positions of ``builds`` points of a finite front, taken greedily by the hypervolume they add to others."""
         gain, exact = self.coordinates(front)
+        others = self.coordinates(front[:0] if beside is None else beside)
         chosen: list[int] = []
         for _ in range(min(builds, len(front))):
-            staircase = pareto_staircase(gain[chosen], exact[chosen])
+            staircase = pareto_staircase(np.append(others[0], gain[chosen]), np.append(others[1], exact[chosen]))
             chosen.append(int(np.argmax(hypervolume_improvement(gain, exact, *staircase))))
-        return self.hypervolume(front[chosen])
+        return chosen
 
 
 def search(

@@ -20,7 +20,7 @@ import numpy as np
 import optuna
 
 from benchmarks.common import save
-from benchmarks.simulator import EXACT, WHOLE_PLAN, Truth, search
+from benchmarks.simulator import EXACT, TIMING, WHOLE_PLAN, Truth, search
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, dominated_area, exactness, gains
 from mptune.tuning.sampler.cuts.boundaries import Boundary
 from mptune.tuning.sampler.cuts.casts import FIXED, NEVER, Casts, End
@@ -197,10 +197,13 @@ class ThreeTruth(Truth):
 
 
 def run_one(
-    groups: int, seed: int, share: float, budget: int, overflow_gain: float, exact: tuple[str, ...]
+    groups: int, seed: int, share: float, budget: int, overflow_gain: float, exact: tuple[str, ...], timing: float
 ) -> dict[str, float]:
     """Both searches of one simulated network: their quality, and the hypervolume of one over that of the other."""
-    two, three = (kind(groups, seed, share, overflow_gain=overflow_gain, exact=exact) for kind in (Truth, ThreeTruth))
+    two, three = (
+        kind(groups, seed, share, overflow_gain=overflow_gain, exact=exact, timing=timing)
+        for kind in (Truth, ThreeTruth)
+    )
     areas: dict[str, list[float]] = {}
     seconds: dict[str, float] = {}
     counts = [*(n for n in _COUNTS if n < budget), budget]
@@ -232,12 +235,15 @@ def main() -> None:
         "--overflow-gain", type=float, default=1.0, help="what these groups save, as a share of what others do"
     )
     parser.add_argument("--exact", nargs="+", default=[], choices=EXACT, metavar="WHAT", help=", ".join(EXACT))
+    parser.add_argument("--timing", type=float, default=TIMING, help="standard deviation of a timing, relative")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    settings = {name: getattr(options, name) for name in ("groups", "seeds", "budget", "overflow_gain", "exact")}
-    of_model = options.budget, options.overflow_gain, tuple(options.exact)
+    settings = {
+        name: getattr(options, name) for name in ("groups", "seeds", "budget", "overflow_gain", "exact", "timing")
+    }
+    of_model = options.budget, options.overflow_gain, tuple(options.exact), options.timing
     rows = []
     with ProcessPoolExecutor(options.jobs) as pool:
         tasks = {

@@ -14,7 +14,9 @@ Opset 22, where convolutions have BF16. Weights are drawn, so errors are these n
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -207,6 +209,39 @@ def write(name: str, stem: Path, *, samples: int, batch: int, seed: int = 0) -> 
         arrays["second"] = np.roll(arrays["first"], 7, axis=1) + 0.1 * arrays["second"]
     np.savez(data, **arrays)
     return path, data
+
+
+def add_options(parser: argparse.ArgumentParser, *, samples: int, predicted: str) -> None:
+    """What every benchmark of these networks takes.
+
+    Args:
+        parser: of the benchmark.
+        samples: of each network, unless stated.
+        predicted: what the benchmark does where there is no GPU.
+    """
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--model", nargs=2, type=Path, metavar=("MODEL", "DATA"), help="another network")
+    parser.add_argument("--opset", type=int, help="with --model: raise it to this operator set")
+    parser.add_argument("--predicted", action="store_true", help=f"{predicted}; no GPU")
+    parser.add_argument("--limit", type=float, default=520.0, help="seconds, shared among the networks")
+    parser.add_argument("--samples", type=int, default=samples)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--json", type=Path)
+
+
+def each_network(options: argparse.Namespace) -> Iterator[tuple[str, Path, Path, Path, float]]:
+    """Name, model and data of each network, a folder until the next one is taken, and when to end.
+
+    The end is a time of ``time.monotonic``: what is left of ``--limit``, shared among the networks that are left.
+    """
+    names = [options.model[0].stem] if options.model else options.networks
+    end = time.monotonic() + options.limit
+    for index, name in enumerate(names):
+        now = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            place = Path(folder)
+            path, data = options.model or write(name, place / name, samples=options.samples, batch=options.batch)
+            yield name, path.resolve(), data, place, now + (end - now) / (len(names) - index)
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from benchmarks.common import plan_of, require, workspace
 from benchmarks.measuring import Bench, Emulating
 from mptune.engines.base import Failure
+from mptune.engines.environment import usable_cores
 from mptune.engines.workload import Workload
 from mptune.graph.fused import FusedNodes
 from mptune.graph.grouping.grouped import GroupedModel
@@ -32,6 +33,9 @@ from mptune.targets.target import load_target
 
 _LEAST_PLANS = 4
 """Fewer for a process are not worth its start."""
+
+_NICENESS = 10
+"""The process that measures goes first: it may run on any core."""
 
 
 class AsOnDevice(Emulating):
@@ -81,7 +85,7 @@ class Beside:
         """
         self._bench = bench
         wanted = [bits for bits in dict.fromkeys(plans) if bits not in bench.record.emulated]
-        jobs = min(jobs, math.ceil(len(wanted) / _LEAST_PLANS))
+        jobs = min(jobs, math.ceil(len(wanted) / _LEAST_PLANS), max(1, usable_cores() - 1))
         self._out = [options.folder / f"beside.{part}" / "emulated.jsonl" for part in range(jobs)]
         fused = bench.fused_nodes() if jobs else ()
         self._processes = [
@@ -137,6 +141,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="the plans of one task, in this process")
     parser.add_argument("task", type=Path)
     options, fused, plans, part, jobs = pickle.loads(parser.parse_args().task.read_bytes())
+    os.nice(_NICENESS)
     if hasattr(os, "sched_setaffinity"):  # samples run side by side on as many cores as there are
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, cores[1:][part::jobs] or cores)  # the first one is left to the device's process

@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ import numpy as np
 
 from benchmarks.common import read_measured_plans, rounded, save
 from benchmarks.measuring import Bench, open_bench
+from benchmarks.peers.collect import PLAN_TIMEOUT_S
 from benchmarks.peers.converters import CONVERTERS
 from benchmarks.peers.known import Known, read_known
 from benchmarks.peers.models import PeerModel
-from benchmarks.peers.own import Crashed, Made, bisect, convert, unpack_all
+from benchmarks.peers.own import Crashed, Made, bisect, calls, convert, unpack_all
 from benchmarks.peers.replay import FINAL, LIMITS, MOST_POINTS, NAMES, bisection_name
 from benchmarks.peers.shared import shared_degrees
 from mptune.engines.base import Failure
@@ -54,8 +56,8 @@ class Sessions:
         self._take(entry)
 
     def lacks(self, key: str, number: int) -> bool:
-        """Whether a plan has no timing of this round (from 0) yet, and may have one."""
-        return key not in self.failures and len(self.timings.get(key, ())) <= number
+        """Whether a plan has fewer timings than this number, and may have more."""
+        return key not in self.failures and len(self.timings.get(key, ())) < number
 
     @property
     def processes(self) -> int:
@@ -77,11 +79,24 @@ class Sessions:
         self.timings.setdefault(key, []).append(SessionTiming.from_json(entry["timing"]))
         self.errors[key] = entry["error"] if entry["finite"] else math.inf
 
-    def figures(self, baseline_ms: float) -> dict[str, dict[str, Any]]:
-        """Latency with its 95 % interval, and the error, of every plan that was timed."""
-        spread, degrees = SessionSpread(self.timings), shared_degrees(self.timings)
+    def figures(self, baseline_ms: float, apart: Collection[str] = ()) -> dict[str, dict[str, Any]]:
+        """Latency with its 95 % interval, and the error, of every plan that was timed.
+
+        Args:
+            baseline_ms: of all-FP32.
+            apart: keys of plans that differ from process to process in another way than the others, so that their
+                spread says nothing of the others'.
+        """
+        parts = [{k: v for k, v in self.timings.items() if (k in apart) is one} for one in (False, True)]
+        return {key: figure for part in parts if part for key, figure in self._figures(part, baseline_ms).items()}
+
+    def _figures(self, timings: Mapping[str, list[SessionTiming]], baseline_ms: float) -> dict[str, dict[str, Any]]:
+        counts = Counter(timing.baseline for sessions in timings.values() for timing in sessions)
+        # relative to the process that timed the most plans: one that crashed early says little of all the others
+        spread = SessionSpread(timings, max(counts, key=lambda process: counts[process]))
+        degrees = shared_degrees(timings)
         found = {}
-        for key, sessions in self.timings.items():
+        for key, sessions in timings.items():
             estimate = spread.estimate(sessions)
             low, high = replace(estimate, degrees=min(estimate.degrees, degrees)).interval()
             found[key] = {
@@ -114,8 +129,10 @@ class Final:
         self._provider, self._target = provider, target
         self._deadline = time.monotonic() + limit_s
         self._known = read_known(results / f"peers_known_{model.name}.json")
-        measured = read_measured_plans(results / f"h200_plans_{model.name}.json")
-        self._fp16 = measured.of_kind("uniform")[1].precision  # nothing but what has no switch is pinned in it
+        plans = results / f"h200_plans_{model.name}.json"
+        # FP32 in it: what has no switch, and what has no FP16 kernel
+        self._fp16 = read_measured_plans(plans).of_kind("uniform")[1].precision
+        self._without_kernel: Mapping[str, Any] = json.loads(plans.read_text()).get("without_kernel", {})
         self._emulation_s: float | None = None
         self._begun = f"{time.time():.3f}"
 
@@ -133,47 +150,26 @@ class Final:
         """
         made, crashed = self._candidates(with_bisect="bisect" in steps)
         options = self._model.options(self._work, "final", provider=self._provider, target=self._target)
-        with open_bench(options, statistics=False, which="held_out") as bench:
+        with open_bench(options, statistics=False, which="held_out", plan_timeout_s=PLAN_TIMEOUT_S) as bench:
             if self._known.groups != tuple(group.id for group in bench.groups):
                 raise SystemExit(f"{self._model.name}: the layer groups are not those of its files; collect again")
             sessions = Sessions(self._work / f"{self._model.name}.final" / "sessions.jsonl")
             keys = {_key(one): one.plan for one in made}
             keys = {"0" * len(self._known.groups): "0" * len(self._known.groups), **keys}
             for number in range(rounds if "time" in steps else 0):
-                todo = [key for key in keys if sessions.lacks(key, number)]
+                # every plan that lacks some is in the next round, so that all are timed in the same processes
+                todo = [key for key in keys if sessions.lacks(key, rounds)]
                 if not todo or self._left_s <= 0:
-                    continue
+                    break
                 bench.renew()  # for the first round, too: that process has done other work before
                 for key in in_order(todo, number):
                     if self._left_s > 0:
-                        self._measure(bench, sessions, key, keys[key])
+                        measure(bench, sessions, key, keys[key], self._begun)
                 self._save(out, bench, sessions, made, crashed, rounds)
             self._save(out, bench, sessions, made, crashed, rounds)
-            left = [key for key in keys if sessions.lacks(key, rounds - 1)]
+            left = [key for key in keys if sessions.lacks(key, rounds)]
         print(f"{self._model.name}: {len(keys) - len(left)} of {len(keys)} plans measured, {len(crashed)} peers failed")
         return not left
-
-    def _measure(self, bench: Bench, sessions: Sessions, key: str, plan: str | Path) -> None:
-        found = bench.time_again(plan)
-        if isinstance(found, Failure):
-            words = f"{found.kind.value} ({found.stage.value}): {found.message}"
-            sessions.add({"key": key, "failure": words[:300]})
-            return
-        ratio = found.latency.median_ms / found.baseline.median_ms
-        low, high = found.latency.ci95_ms
-        sd = (high - low) / (2 * 1.96) / found.latency.median_ms
-        session = f"{self._begun}.{bench.process}"  # of the baseline: one for each worker process
-        timing = SessionTiming(session, math.log(ratio), sd)
-        error, finite = found.error.value("relative_l2"), found.error.non_finite == 0
-        sessions.add(
-            {
-                "key": key,
-                "timing": timing.to_json(),
-                "error": error if math.isfinite(error) else 0.0,
-                "finite": finite,
-                "seconds": found.build_s + found.device_s,
-            }
-        )
 
     # -- candidates -----------------------------------------------------------------------------------------------
 
@@ -182,7 +178,8 @@ class Final:
         if self._packed is not None:
             unpack_all(self._model, self._work, self._packed)
         folder = self._model.peers(self._work)
-        converted = [convert(name, model, data, self._model.first_rows, folder) for name in CONVERTERS]
+        rows = self._model.first_rows
+        converted = [convert(name, model, data, rows, folder, excluded=ops) for name, ops in calls(self._model)]
         replayed = list(self._replayed())
         ours = [one for one in replayed if one.peer == NAMES["precision"]]
         others = [one for one in replayed if one.peer != NAMES["precision"]]
@@ -192,6 +189,8 @@ class Final:
 
     def _rules(self) -> Iterator[Made]:
         yield Made("all-FP16", self._fp16)
+        for plan in self._without_kernel.get("plans", ())[:1]:
+            yield Made(f"all-FP16, {' and '.join(self._without_kernel['operators'])} too", plan["precision"])
         for name, bits in self._known.seeds:
             if name.removeprefix("seed: ") == "norm and softmax in FP32":
                 yield Made("norm and softmax in FP32", bits)
@@ -254,6 +253,16 @@ class Final:
                             emulated=run["emulated"],
                         )
 
+    def _on_cpu(self, made: Sequence[Made]) -> set[str]:
+        """Keys of what runs nodes on the CPU, as operators without an FP16 kernel are FP16 in it."""
+        lacking = [k for k, g in enumerate(self._known.groups) if g in self._without_kernel.get("groups", ())]
+        return {
+            _key(one)
+            for one in made
+            if (one.peer in CONVERTERS and self._model.without_kernel)
+            or (isinstance(one.plan, str) and any(one.plan[k] == "1" for k in lacking))
+        }
+
     # -- the file -------------------------------------------------------------------------------------------------
 
     def _save(
@@ -267,15 +276,48 @@ class Final:
             "rounds": rounds,
             "processes": sessions.processes,
             "all_fp16": self._fp16,
+            "without_kernel": self._without_kernel.get("operators", []),
             "plan_s": sessions.plan_s,
             "emulation_s": None if self._emulation_s is None else rounded(self._emulation_s),
             "made": [{**asdict(one), "plan": _key(one)} for one in made],
             "crashed": [asdict(one) for one in crashed] + [
                 {"peer": key, "words": words} for key, words in sessions.failures.items()
             ],
-            "measured": sessions.figures(bench.record.baseline_ms),
+            "measured": sessions.figures(bench.record.baseline_ms, self._on_cpu(made)),
         }  # fmt: skip
         save(out, document, lists=("made",))
+
+
+def measure(bench: Bench, sessions: Sessions, key: str, plan: str | Path, begun: str) -> None:
+    """Open a plan, or a model file, once more, time it in turn with the baseline, and keep what came of it.
+
+    Args:
+        bench: of the model.
+        sessions: takes the timing.
+        key: of the plan.
+        plan: its bits, or its model file.
+        begun: names the program that measures, as process numbers come again.
+    """
+    found = bench.time_again(plan)
+    if isinstance(found, Failure):
+        words = f"{found.kind.value} ({found.stage.value}): {found.message}"
+        sessions.add({"key": key, "failure": words[:300]})
+        return
+    ratio = found.latency.median_ms / found.baseline.median_ms
+    low, high = found.latency.ci95_ms
+    sd = (high - low) / (2 * 1.96) / found.latency.median_ms
+    session = f"{begun}.{bench.process}"  # of the baseline: one for each worker process
+    timing = SessionTiming(session, math.log(ratio), sd)
+    error, finite = found.error.value("relative_l2"), found.error.non_finite == 0
+    sessions.add(
+        {
+            "key": key,
+            "timing": timing.to_json(),
+            "error": error if math.isfinite(error) else 0.0,
+            "finite": finite,
+            "seconds": found.build_s + found.device_s,
+        }
+    )
 
 
 def in_order(keys: Sequence[str], number: int) -> list[str]:

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.peers.converters import CONVERTERS
+from benchmarks.peers.converters import CONVERTERS, EXCLUDING, label
 from benchmarks.peers.models import PeerModel
 from benchmarks.peers.packed import pack, unpack
-from mptune.files import file_sha256, write_json
+from mptune.files import files_sha256, write_json
 
 CONVERTER_TIMEOUT_S = 600.0
 
@@ -60,6 +60,7 @@ def convert(
     work: Path,
     python: str = sys.executable,
     timeout_s: float = CONVERTER_TIMEOUT_S,
+    excluded: Sequence[str] = (),
 ) -> Made | Crashed:
     """Run a converter in a process of its own; an earlier result in ``work`` is taken as it is.
 
@@ -71,22 +72,34 @@ def convert(
         work: folder of the converted model and a note: seconds and peak memory, or the words of a crash.
         python: interpreter that the converter is installed for.
         timeout_s: after so many seconds it is stopped, which counts as a crash.
+        excluded: operators that it is told to leave in FP32.
     """
-    out = work / f"{file_stem(name)}.onnx"
+    peer = label(name, excluded)
+    out = work / f"{file_stem(peer)}.onnx"
     note = out.with_suffix(".json")
     if not note.exists():
         _, package = CONVERTERS[name]
         if not _has(python, package):
-            return Crashed(name, f"not run: the package {package} is not installed here")
+            return Crashed(peer, f"not run: the package {package} is not installed here")
         work.mkdir(parents=True, exist_ok=True)
         command = [python, "-m", "benchmarks.peers.converters", name, str(model), str(data), str(rows), str(out)]
-        words = _words(command, timeout_s)
+        words = _words([*command, *(["--exclude", *excluded] if excluded else [])], timeout_s)
         if words is not None:
-            write_json(note, {"peer": name, "words": words})
+            write_json(note, {"peer": peer, "words": words})
     figures = json.loads(note.read_text())
     if "words" in figures:
-        return Crashed(name, figures["words"])
-    return Made(name, out, seconds=figures["seconds"], peak_mib=figures["peak_mib"])
+        return Crashed(peer, figures["words"])
+    return Made(peer, out, seconds=figures["seconds"], peak_mib=figures["peak_mib"])
+
+
+def calls(model: PeerModel, names: Sequence[str] = tuple(CONVERTERS)) -> list[tuple[str, tuple[str, ...]]]:
+    """How converters are called: name and operators to leave in FP32.
+
+    Each as its guide begins; and, where the device lacks FP16 kernels for operators of the model, told to leave those
+    in FP32, if it can be told.
+    """
+    told = [(name, model.without_kernel) for name in names if name in EXCLUDING and model.without_kernel]
+    return [*((name, ()) for name in names), *told]
 
 
 def file_stem(name: str) -> str:
@@ -132,29 +145,30 @@ def convert_all(
     original, data = model.make(work)
     packed = packed / model.name
     packed.mkdir(parents=True, exist_ok=True)
-    for name in names:
+    for name, excluded in calls(model, names):
         _, package = CONVERTERS[name]
         python = next((one for one in pythons if _has(one, package)), None)
         if python is None:
             print(f"{model.name}, {name}: no interpreter has the package {package}", flush=True)
             continue
-        found = convert(name, original, data, model.first_rows, model.peers(work), python, timeout_s)
-        note, small = packed / f"{file_stem(name)}.json", packed / f"{file_stem(name)}.onnx.gz"
+        found = convert(name, original, data, model.first_rows, model.peers(work), python, timeout_s, excluded)
+        peer = found.peer
+        note, small = packed / f"{file_stem(peer)}.json", packed / f"{file_stem(peer)}.onnx.gz"
         if isinstance(found, Crashed):
-            write_json(note, {"peer": name, "words": found.words})
-            print(f"{model.name}, {name}: {found.words}", flush=True)
+            write_json(note, {"peer": peer, "words": found.words})
+            print(f"{model.name}, {peer}: {found.words}", flush=True)
         else:
             assert isinstance(found.plan, Path)
             pack(original, found.plan, small)
-            figures = {"seconds": found.seconds, "peak_mib": found.peak_mib, "model_sha256": file_sha256(original)}
-            write_json(note, {"peer": name, **figures})
-            print(f"{model.name}, {name}: {found.seconds:.1f} s, {small.stat().st_size} bytes packed", flush=True)
+            figures = {"seconds": found.seconds, "peak_mib": found.peak_mib, "model_sha256": files_sha256(original)}
+            write_json(note, {"peer": peer, **figures})
+            print(f"{model.name}, {peer}: {found.seconds:.1f} s, {small.stat().st_size} bytes packed", flush=True)
 
 
 def unpack_all(model: PeerModel, work: Path, packed: Path) -> None:
     """Put every packed model together where ``convert`` takes it as an earlier result."""
     original, _ = model.make(work)
-    sha256 = file_sha256(original)
+    sha256 = files_sha256(original)
     folder = model.peers(work)
     for note in sorted((packed / model.name).glob("*.json")):
         small, out = note.with_suffix(".onnx.gz"), folder / f"{note.stem}.onnx"

@@ -203,9 +203,14 @@ def _measured_table(what: str, entry: Row) -> str:
         error = decode_float(fp16["error"])
         words = f"with error {error:.2g}" if math.isfinite(error) else "with outputs that are not finite"
         head += f", all-FP16 {fp16['latency_ms']:.4g} ms {words}"
+    if entry.get("without_kernel"):
+        head += f" ({' and '.join(entry['without_kernel'])}, without an FP16 kernel, in FP32)"
     processes = entry.get("processes", 1)
     one = "; timed in one process, so the intervals do not hold what differs from process to process"
     head += f"; timed in {processes} processes" if processes > 1 else one
+    others = [name for name, row in entry["peers"].items() if row.get("of_other_replay")]
+    if others:
+        head += f"; plans of an earlier replay than the tables above: {', '.join(others)}"
     errors = [f"ms at {limit:g} of its error" for limit in LIMITS]
     latencies = [f"error at FP16 + {share:.0%}" for share in LATENCY_LIMITS]
     columns = [*errors, *latencies, "hypervolume", "s", "MiB"]

@@ -188,23 +188,26 @@ def bisection_name(limit: float, *, forward: bool) -> str:
 
 
 def few_points(world: World, plans: Bools, count: int = MOST_POINTS) -> Bools:
-    """Points of a front, at most ``count``: first those to compare at limits, then what dominates most.
+    """Plans of a search that are built and timed, at most ``count``: first those for the limits, then of its front.
 
-    A plan that is within an error limit by the law may be beyond it when it is measured; the fastest one is taken whose
-    error is within it by twice the law's residual.
+    A plan's deviations from the law are drawn, and no engine has them: for a limit the plan is taken that is the
+    fastest by the law itself, of those within the limit by twice the law's residual. Then what dominates most.
     """
-    front = world.front(plans)
-    front = front[front.any(axis=1)]
-    gain, exact = world.coordinates(front)
-    error = world.error(front) * math.exp(2.0 * world.laws.residual.log_error)
-    within = [np.flatnonzero(error <= limit * all_fp16(world)[1]) for limit in LIMITS]
-    chosen = list(dict.fromkeys(int(which[np.argmax(gain[which])]) for which in within if len(which)))
-    while len(chosen) < min(count, len(front)):
-        added = hypervolume_improvement(gain, exact, *pareto_staircase(gain[chosen], exact[chosen]))
-        added[chosen] = -1.0
-        chosen.append(int(np.argmax(added)))
-    found: Bools = front[chosen]
-    return found
+    plans = plans[world.finite(plans) & plans.any(axis=1)]
+    latency, error = world.by_law(plans)
+    most = world.by_law(~world.overflows[None])[1][0] * math.exp(-2.0 * world.laws.residual.log_error)
+    within = [np.flatnonzero(error <= limit * most) for limit in LIMITS]
+    chosen = [plans[which[np.argmin(latency[which])]] for which in within if len(which)]
+    front = world.front(plans) if len(plans) else plans
+    found: Bools = np.unique(np.array([*chosen, *front], dtype=bool).reshape(-1, world.groups), axis=0)
+    first = list(dict.fromkeys(int(np.flatnonzero((found == plan).all(axis=1))[0]) for plan in chosen))
+    gain, exact = world.coordinates(found)
+    while len(first) < min(count, len(found)):
+        added = hypervolume_improvement(gain, exact, *pareto_staircase(gain[first], exact[first]))
+        added[first] = -1.0
+        first.append(int(np.argmax(added)))
+    few: Bools = found[first]
+    return few
 
 
 def replay(

@@ -162,7 +162,8 @@ def measured(
         peers.setdefault(f"{name}{budget}", []).append(one)
     rows = {}
     for name, ones in peers.items():
-        plans = {one["plan"] for one in ones} | set(fronts.get((ones[0]["peer"], ones[0]["budget"]), ()))
+        front = fronts.get((ones[0]["peer"], ones[0]["budget"]))
+        plans = {one["plan"] for one in ones} | set(front or ())
         points = [figures[plan] for plan in sorted(plans) if plan in figures]
         not_built = len(plans) - len(points)
         if not points:
@@ -170,6 +171,7 @@ def measured(
         rows[name] = {
             "points": len(points),
             "not_built": not_built,
+            "of_other_replay": 0 if front is None else sum(one["plan"] not in front for one in ones),
             "at_error": None if fp16 is None else [_fastest(points, limit * fp16[1]) for limit in LIMITS],
             "at_latency": None
             if fp16 is None
@@ -180,6 +182,7 @@ def measured(
             "seconds": _seconds(ones, build_s, document["emulation_s"]),
             "peak_mib": max((one["peak_mib"] for one in ones if one["peak_mib"] is not None), default=None),
         }
+    names = {one["plan"]: one["peer"] for one in reversed(document["made"])}  # a plan that failed is noted by its key
     return {
         "baseline_ms": base_ms,
         "fp32": {"latency_ms": rounded(fp32[0]), "ci95_ms": fp32[2], "error": rounded(fp32[1])},
@@ -187,8 +190,9 @@ def measured(
         "device": document["device"],
         "rounds": document["rounds"],
         "processes": document.get("processes", 1),  # files that do not name them are of one
+        "without_kernel": document.get("without_kernel", []),
         "peers": rows,
-        "crashed": {one["peer"]: one["words"] for one in document["crashed"]},
+        "crashed": {names.get(one["peer"], one["peer"]): one["words"] for one in document["crashed"]},
     }
 
 

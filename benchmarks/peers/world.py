@@ -131,11 +131,15 @@ class World(Truth):
         self.slow = np.zeros(self.groups, dtype=bool)
         self.base = law.base_ms
 
+    def by_law(self, plans: Bools) -> tuple[Floats, Floats]:
+        """Latency in milliseconds and error of each row by the law, without what each plan deviates by."""
+        latency_ms, log_error = self.laws.law.predict(plans)
+        return np.maximum(latency_ms, _LEAST * self.base), np.exp(log_error)
+
     def latency(self, plans: Bools) -> Floats:
         """Of each row, in milliseconds; all-FP32 is the baseline itself."""
         off = self._deviations(plans, _LATENCY, self.laws.residual.latency)
-        law_ms = np.maximum(self.laws.law.predict(plans)[0], _LEAST * self.base)
-        return np.where(plans.any(axis=1), law_ms * np.exp(off), self.base)
+        return np.where(plans.any(axis=1), self.by_law(plans)[0] * np.exp(off), self.base)
 
     def error(self, plans: Bools) -> Floats:
         """Of each row."""

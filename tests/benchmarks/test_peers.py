@@ -21,15 +21,20 @@ from benchmarks.peers.__main__ import main
 from benchmarks.peers.agreement import agreement
 from benchmarks.peers.final import Sessions, in_order
 from benchmarks.peers.known import read_known
+from benchmarks.peers.models import MODELS
 from benchmarks.peers.own import Crashed, Made, bisect, convert
 from benchmarks.peers.packed import pack, unpack
 from benchmarks.peers.replay import LIMITS, MOST_POINTS, Task, all_fp16, at_limits, few_points, run
 from benchmarks.peers.shared import shared_degrees
 from benchmarks.peers.verdict import beaten_by, more_volume, verdict
 from benchmarks.peers.world import Laws, World, fit_laws, open_world
+from mptune.engines.base import MissingKernel
 from mptune.engines.timing.session_timing import SessionTiming
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
 from mptune.tuning.sampler.cuts.boundaries import Boundary
 from mptune.tuning.sampler.posterior import Prior
+from mptune.tuning.steps.kernels import KERNELS_JSON, MissingKernels
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 GROUPS = 9
@@ -171,19 +176,27 @@ def test_a_replay_gives_the_best_at_limits_and_those_points_are_built() -> None:
     latency, error = world.latency(plans), world.error(plans)
     assert at["latency_ms"] == pytest.approx([latency[error <= limit * fp16].min() for limit in LIMITS], rel=1e-4)
     assert at_limits(world, plans[:0]) == {"latency_ms": [None] * 3, "error": [None] * 3}
-    safe = error * np.exp(2.0 * world.laws.residual.log_error)
-    few = {plan.tobytes() for plan in few_points(world, plans)}
+    law_ms, log_error = world.laws.law.predict(plans)
+    most = world.laws.law.predict(np.ones((1, world.groups), dtype=bool))[1][0]
+    few = [plan.tobytes() for plan in few_points(world, plans, 3)]
     for limit in LIMITS:
-        within = safe <= limit * fp16
-        assert plans[within][latency[within].argmin()].tobytes() in few
+        within = log_error + 2.0 * world.laws.residual.log_error <= np.log(limit) + most
+        assert plans[within][law_ms[within].argmin()].tobytes() in few, "an engine has no deviations that were drawn"
+    assert len(few_points(world, plans[:0])) == 0
+    assert len(few_points(world, np.zeros((1, world.groups), dtype=bool))) == 0
 
 
 def test_a_packed_model_is_put_together_with_the_original_weights(
     tmp_path: Path, mlp_path: Path, mlp_data: Path
 ) -> None:
-    made = convert("ONNX Runtime float16", mlp_path, mlp_data, 1, tmp_path)
+    made = convert("ONNX Runtime float16", mlp_path, mlp_data, 1, tmp_path, excluded=("Softmax",))
     assert isinstance(made, Made)
     assert isinstance(made.plan, Path)
+    assert made.peer == "ONNX Runtime float16, Softmax in FP32"
+    types = {value.name: value.type.tensor_type.elem_type for value in onnx.load(made.plan).graph.value_info}
+    nodes = {node.op_type: node for node in onnx.load(made.plan).graph.node}
+    assert types[nodes["Softmax"].output[0]] == onnx.TensorProto.FLOAT
+    assert types[nodes["Relu"].output[0]] == onnx.TensorProto.FLOAT16
     small, again = tmp_path / "small.onnx.gz", tmp_path / "again.onnx"
     pack(mlp_path, made.plan, small)
     unpack(mlp_path, small, again)
@@ -250,6 +263,14 @@ def test_sessions_of_an_earlier_call_are_taken_up(tmp_path: Path) -> None:
     assert low < figures["11"]["latency_ms"] < high
     assert figures["11"]["latency_ms"] == pytest.approx(1.0, rel=1e-3)
     assert figures["10"]["error"] == "inf"
+    wild = Sessions(tmp_path / "wild.jsonl")
+    for number, change in enumerate((0.0, 1e-4, -1e-4)):
+        for key, size in (("11", 1.0), ("10", -1.0), ("01", 0.5), ("00", 2000.0)):
+            timing = SessionTiming(f"p{number}", np.log(0.5) + size * change, 1e-4).to_json()
+            wild.add({"key": key, "timing": timing, "error": 1e-3, "finite": True})
+    alone, pooled = (np.diff(wild.figures(2.0, apart)["11"]["ci95_ms"])[0] for apart in (["00"], []))
+    assert alone < 0.1 * pooled, "what one plan does on the CPU says nothing of the others"
+    assert wild.figures(2.0, ["00"]).keys() == wild.timings.keys()
     assert again.processes == 1
     again.add({"key": "11", "timing": SessionTiming("b", 0.1, 1e-4).to_json(), "error": 1e-3, "finite": True})
     assert again.processes == 2
@@ -271,7 +292,7 @@ def test_the_table_holds_what_was_measured_and_marks_what_is_replayed() -> None:
             *({**made, "peer": "mptune", "plan": bits, "budget": 50, "emulated": 20} for bits in ("10", "01")),
             {**made, "peer": "AutoCast", "plan": "file: AutoCast"},
         ],
-        "crashed": [{"peer": "Olive float16", "words": "it broke"}],
+        "crashed": [{"peer": "Olive float16", "words": "it broke"}, {"peer": "file: AutoCast", "words": "SIGABRT"}],
         "measured": {
             "00": figure(4.0, 1e-7), "11": figure(2.0, 1e-2), "10": figure(2.2, 2e-3), "01": figure(3.0, 5e-4),
         },
@@ -285,10 +306,15 @@ def test_the_table_holds_what_was_measured_and_marks_what_is_replayed() -> None:
     entries = {"m": {"what": "a model", "measured": found}, "n": {"what": "another"}}
     text = pages.tables(entries)
     assert "it broke" in text
+    assert "| AutoCast | SIGABRT |" in text, "a plan that failed is noted by its key"
     assert "; timed in one process, so" in text
     several = table.measured({**document, "processes": 3}, 1.5)
     assert "; timed in 3 processes" in pages.tables({"m": {"what": "a model", "measured": several}})
     assert "2.2 (2.19 to 2.21)" in text
+    for front, is_other in ((["10", "01", "11"], False), (["10", "11"], True)):
+        replayed = table.measured(document, 1.5, {("mptune", 50): front})
+        head = pages.tables({"m": {"what": "a model", "measured": replayed}})
+        assert ("of an earlier replay than the tables above: mptune, 50 builds" in head) is is_other
     assert "Not built and timed in turn yet: another." in text
     assert "nowhere in these figures" in text
     unfinite = {**document, "measured": {**document["measured"], "11": figure(2.0, "inf")}}  # type: ignore[dict-item]
@@ -392,11 +418,23 @@ def test_a_round_times_every_plan_once_in_another_order(tmp_path: Path) -> None:
     assert len({tuple(order) for order in orders}) == 3
     assert orders == [in_order(keys, number) for number in range(3)]
     sessions = Sessions(tmp_path / "sessions.jsonl")
-    for number in range(2):
-        assert [number for number in range(3) if sessions.lacks("11", number)] == list(range(number, 3))
+    for timed in range(2):
+        assert [number for number in range(4) if sessions.lacks("11", number)] == list(range(timed + 1, 4))
         sessions.add({"key": "11", "timing": SessionTiming("a", 0.0, 1e-4).to_json(), "error": 0.0, "finite": True})
     sessions.add({"key": "11", "failure": "crash"})
-    assert not sessions.lacks("11", 2)
+    assert not sessions.lacks("11", 3)
+
+
+def test_intervals_owe_nothing_to_a_process_that_crashed_early(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    sessions = {name: Sessions(tmp_path / f"{name}.jsonl") for name in ("crashed", "whole")}
+    timed = [("crashed", "0", 0.3), *((process, f"{plan}", 0.0) for process in "abc" for plan in range(20))]
+    for process, plan, effect in timed:
+        timing = SessionTiming(process, effect + 1e-3 * float(rng.normal()), 1e-5).to_json()
+        for name in sessions if process != "crashed" else ("crashed",):
+            sessions[name].add({"key": plan, "timing": timing, "error": 0.0, "finite": True})
+    crashed, whole = (sessions[name].figures(1.0)["7"]["latency_ms"] for name in ("crashed", "whole"))
+    assert crashed == pytest.approx(whole, abs=0.01)
 
 
 @pytest.mark.parametrize("processes", [3, 4, 6])
@@ -482,10 +520,21 @@ def test_every_step_runs_on_a_cpu_and_goes_on_where_it_stopped(tmp_path: Path) -
     place = ["digits_vit", "--results", str(results)]
     device = ["--work", str(work), "--provider", "cpu", "--target", "h200"]
     collect = ["collect", *place, *device, "--random", "6", "--front", "3", "--alone", "20", "--jobs", "2"]
+    kept = _without_kernel(work, "Softmax")
     assert main([*collect, "--limit", "0.1"]) == 1
     assert main(collect) == 0
-    plans = json.loads((results / "h200_plans_digits_vit.json").read_text())["plans"]
+    measured = json.loads((results / "h200_plans_digits_vit.json").read_text())
+    plans, lacking = measured["plans"], measured["without_kernel"]
     assert {plan["kind"] for plan in plans} == {"uniform", "one-group", "random", "front"}
+    assert len(lacking["plans"]) == 4
+    assert all(plan["latency_ms"] > 0 for plan in lacking["plans"])
+    assert list(lacking["groups"]) == kept == [group for group, *_ in measured["groups"] if group in kept]
+    at = [k for k, (group, *_) in enumerate(measured["groups"]) if group in kept]
+    assert not any(plan["precision"][k] == "1" for plan in plans for k in at), "they are not what a search would build"
+    assert all(lacking["plans"][0]["precision"][k] == "1" for k in at)
+    known = read_known(results / "peers_known_digits_vit.json")
+    assert not set(kept) & set(known.free)
+    assert known.seeds[1][1] == plans[1]["precision"], "all-FP16 is the same to a search"
     options = ["--samplers", "precision", "random", "--seeds", "1", "--budget", "50", "--stock-budget", "50"]
     assert main(["replay", *place, *options]) == 0
     final = ["final", *place, *device, "--rounds", "2"]
@@ -501,6 +550,19 @@ def test_every_step_runs_on_a_cpu_and_goes_on_where_it_stopped(tmp_path: Path) -
     assert main(["table", *place, *(text for name, path in outputs.items() for text in (f"--{name}", str(path)))]) == 0
     peers = json.loads(outputs["json"].read_text())["models"]["digits_vit"]["measured"]["peers"]
     assert {"all-FP16", "norm and softmax in FP32", "bisection", "mptune, 50 builds"} <= set(peers)
+    assert "all-FP16, Softmax too" in peers
+    assert "(Softmax, without an FP16 kernel, in FP32)" in outputs["markdown"].read_text()
     assert "ONNX Runtime float16" in outputs["markdown"].read_text()
     assert outputs["svg"].read_text().startswith("<svg")
     shutil.rmtree(work)
+
+
+def _without_kernel(work: Path, operator: str) -> list[str]:
+    """Write down that a device lacks an operator's FP16 kernel, as one that was asked is; the groups that have it."""
+    model = load_model(MODELS["digits_vit"].make(work)[0])
+    nodes = [node.name for node in model.nodes if node.op_type == operator]
+    lacking = [MissingKernel(node, operator, "CUDAExecutionProvider", "CPUExecutionProvider") for node in nodes]
+    data = work / "digits_vit.bench" / "data"
+    data.mkdir(parents=True)
+    MissingKernels(tuple(lacking)).save(data / KERNELS_JSON)
+    return [group.id for group in find_groups(model) if operator in group.ops]
