@@ -42,8 +42,6 @@ LARGE = 1e3
 
 CHECKED = settings(
     max_examples=int(os.environ.get("MPTUNE_EXAMPLES", "100")),
-    deadline=None,
-    derandomize=bool(os.environ.get("CI")),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
