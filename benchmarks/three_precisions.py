@@ -43,38 +43,19 @@ class ThreeTruth(Truth):
         super().__post_init__()
         self.shared, self.casts_ms = self.boundaries, self.costs  # a tensor's first group computes it
         self.reduced = np.where(self.overflows & ~self.missed, _BF16, _FP16)
-        factors = self.roofline_costs / self.costs
         self.guessed_casts_ms = self.roofline_costs
-        self.boundaries, costs, guessed = [], list[float](), list[float]()
-        self.pays = np.zeros(self.groups)
-        self.guessed_pays = np.zeros(self.groups)
-        for boundary, cost, factor in zip(self.shared, self.casts_ms, factors, strict=True):
-            for part, share in self._parts(boundary):
-                self.boundaries.append(part)
-                costs.append(cost * share)
-                guessed.append(cost * share * factor)
-            for group, share in self._own(boundary):
-                self.pays[group] += cost * share
-                self.guessed_pays[group] += cost * share * factor
-        self.costs, self.roofline_costs = np.array(costs), np.array(guessed)
+        parts = [(part, k) for k, boundary in enumerate(self.shared) for part in self._parts(boundary)]
+        self.boundaries, tensors = [part for part, _ in parts], [k for _, k in parts]
+        self.costs, self.roofline_costs = self.casts_ms[tensors], self.guessed_casts_ms[tensors]
 
-    def _others(self, boundary: Boundary) -> list[int]:
-        """Readers of another reduced precision than the producer's."""
+    def _parts(self, boundary: Boundary) -> list[Boundary]:
+        """As ``mptune.tuning.steps.prior`` takes a tensor apart; several readers are never beside one that is FP32."""
         own = self.reduced[boundary.members[0]]
-        return [group for group in boundary.members[1:] if self.reduced[group] != own]
-
-    def _parts(self, boundary: Boundary) -> list[tuple[Boundary, float]]:
-        """As ``mptune.tuning.steps.prior`` takes a tensor apart, with the share of the cost."""
-        others = self._others(boundary)
+        others = tuple(group for group in boundary.members if self.reduced[group] != own)
         if not others:
-            return [(boundary, 1.0)]
+            return [boundary]
         alike = tuple(group for group in boundary.members if group not in others)
-        parts = [(Boundary(alike), 1.0)] if len(alike) > 1 else []
-        return [*parts, (Boundary(tuple(sorted((boundary.members[0], *others)))), 0.5)]
-
-    def _own(self, boundary: Boundary) -> list[tuple[int, float]]:
-        others = self._others(boundary)
-        return [(boundary.members[0], 0.5), *((g, 0.5 / len(others)) for g in others)] if others else []
+        return [Boundary(boundary.members, fp16=True), Boundary(alike, fp32=True), Boundary(others, fp32=True)]
 
     def options(self) -> dict[str, tuple[str, ...]]:
         """FP16 and BF16 for every group but those that emulation sees overflow, which have BF16 alone."""
@@ -140,9 +121,10 @@ class ThreeTruth(Truth):
         return Prior(
             self.ids,
             tuple(map(float, np.log(errors**2))),
-            tuple(map(float, self.roofline_gains - self.guessed_pays)),
+            tuple(map(float, self.roofline_gains)),
             tuple(self.boundaries),
             tuple(map(float, self.roofline_costs)),
+            float(self.roofline_costs[[one.fp16 for one in self.boundaries]].sum()),  # paid under all-FP32, too
             reduced=tuple("bf16" if of == _BF16 else "fp16" for of in self.reduced),
             alternatives=Alternatives(
                 tuple(column),
@@ -165,7 +147,7 @@ class ThreeTruth(Truth):
         n = self.groups
         weights = np.geomspace(1e-2, 1e10, 200) * self.times[:, 0].mean()
         squares = (self.errors * np.where(self.reduced == _BF16, _LESS_EXACT, 1.0)) ** 2
-        unary = self.pays - (self.times[:, 0] - self.times[:, 1]) + weights[:, None] * squares
+        unary = -(self.times[:, 0] - self.times[:, 1]) + weights[:, None] * squares
         unary[:, self.missed] = self.times.sum()
         front = self._front(self.labels(CutSolver(n, self.boundaries).solve(unary, np.tile(self.costs, (200, 1)))))
         value = self._area(front)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
@@ -70,7 +71,7 @@ def make_prior(
             reduced=reduced,
             alternatives=alternatives,
         )
-    boundaries, casts_ms = _boundaries(space, terms, position)
+    boundaries = _boundaries(space, terms, position)
     # What the pins alone save against all-FP32, the Casts that they need under every plan counted in.
     pins = space.plan(dict.fromkeys(space.free, Precision.FP32))
     crossed = sum(c for boundary, c in boundaries.items() if boundary.fp16)
@@ -79,7 +80,7 @@ def make_prior(
         log_square_errors=squares,
         log_square_sds=sds,
         part_shares=shares,
-        gains_ms=tuple(float(terms.gains_ms.get(group, 0.0)) - casts_ms.get(group, 0.0) for group in space.free),
+        gains_ms=tuple(float(terms.gains_ms.get(group, 0.0)) for group in space.free),
         boundaries=tuple(boundaries),
         boundary_costs_ms=tuple(boundaries.values()),
         fixed_gain_ms=terms.base_ms - terms.predict(pins) + crossed,
@@ -128,59 +129,46 @@ def _alternatives(space: SearchSpace, terms: LatencyTerms | None, position: Mapp
     )
 
 
-def _boundaries(
-    space: SearchSpace, terms: LatencyTerms, position: Mapping[str, int]
-) -> tuple[dict[Boundary, float], dict[str, float]]:
-    """The boundaries between groups with their costs, and what groups cost in Casts whatever the others are, in ms.
+def _boundaries(space: SearchSpace, terms: LatencyTerms, position: Mapping[str, int]) -> dict[Boundary, float]:
+    """The boundaries between groups with their costs in ms, where each group is FP32 or one reduced precision.
 
-    Where a tensor's groups are all FP32 or all the same reduced precision, nothing is paid. Between a producer and a
-    reader of different reduced precisions a Cast is paid as soon as either is reduced: half where they differ, and half
-    of the cost with each of them. For several readers of one other precision that is exact where they are alike.
+    A tensor's Casts are one to FP32, where its producer is reduced and a reader is not, and one to each other reduced
+    precision that it is read in. With a producer, readers of its own reduced precision (alike) and of the other one
+    (others) that is ``not all reduced + (producer or alike) any reduced + others any reduced - 1``, which holds for
+    every plan; the constant is in the prior's fixed gain.
     """
     boundaries: dict[Boundary, float] = {}
-    casts_ms: dict[str, float] = {}
 
-    def add(ends: Iterable[str | None], cost_ms: float, *, fp32: bool = False) -> None:
+    def add(ends: Iterable[str | None], cost_ms: float, *, fp32: bool = False, reduced: bool = False) -> None:
         known = [end for end in dict.fromkeys(ends) if end is not None]
         members = tuple(sorted(position[end] for end in known if end in position))
-        fixed = {space.pinned[end].precision for end in known if end in space.pinned}
-        fp32, reduced = fp32 or Precision.FP32 in fixed, bool(fixed - {Precision.FP32})
+        reduced = reduced or any(end in space.pinned for end in known)
         if members and not (fp32 and reduced) and len(members) + fp32 + reduced > 1:
             boundary = Boundary(members, fp32, reduced)
             boundaries[boundary] = boundaries.get(boundary, 0.0) + cost_ms
 
-    def pay(group: str, cost_ms: float) -> None:
-        if group in position:
-            casts_ms[group] = casts_ms.get(group, 0.0) + cost_ms
-
     for term in terms.boundaries:
         cost_ms, producer = max(term.cost_ms, 0.0), term.producer_group
+        own = Precision.FP32 if producer is None else _lowest(space, producer)
         readers: dict[Precision, list[str]] = {}
         for group in term.consumer_groups:
-            readers.setdefault(_reduced(space, group), []).append(group)
-        own = None if producer is None else _reduced(space, producer)
-        alike = readers.pop(own, []) if own is not None else []
-        always_cast = producer is None or term.fp32_consumer
-        if alike or (producer is not None and (term.fp32_consumer or not readers)):
-            add((producer, *alike), cost_ms, fp32=term.fp32_consumer)
-        for others in readers.values():
-            if always_cast:
-                add(others, cost_ms, fp32=True)
-                continue
-            assert producer is not None
-            add((producer, *others), cost_ms / 2)
-            pay(producer, cost_ms / 2)
-            for group in others:
-                pay(group, cost_ms / 2 / len(others))
-    return boundaries, casts_ms
+            readers.setdefault(_lowest(space, group), []).append(group)
+        fp32 = bool(readers.pop(Precision.FP32, ())) or term.fp32_consumer
+        alike = readers.pop(own, [])
+        if own is not Precision.FP32:
+            others = [group for group in itertools.chain(*readers.values()) if group in position]
+            if others and not fp32:
+                add((producer, *alike, *others), cost_ms, reduced=True)
+            add((producer, *alike), cost_ms, fp32=fp32 or bool(others))
+        for groups in readers.values():
+            add(groups, cost_ms, fp32=True)
+    return boundaries
 
 
-def _reduced(space: SearchSpace, group: str) -> Precision:
-    """What a group is where it is not FP32; of a pinned one what it is pinned to, or FP16."""
+def _lowest(space: SearchSpace, group: str) -> Precision:
+    """What a free group is where it is not FP32, and a pinned one under every plan."""
     pin = space.pinned.get(group)
-    if pin is None:
-        return space.reduced_of(group)
-    return Precision.FP16 if pin.precision is Precision.FP32 else pin.precision
+    return space.reduced_of(group) if pin is None else pin.precision
 
 
 def _by_part(sensitivity: Sensitivity, group: str) -> Mapping[Hashable, float] | None:
