@@ -116,6 +116,7 @@ class FakeToolchain:
         drifts: baseline medians that come one after another, as factors of the true one; the last stays.
         delay_s: each evaluation takes this long.
         diary: file to which each evaluation is appended as a JSON line when it begins.
+        gate: from the third evaluation on each waits until this file is there.
         interrupt_after: KeyboardInterrupt when this many evaluations are done.
         profiling: as a toolchain says it; a profile gives each group twice its gain in FP32, and its gain in FP16.
         profiled: fingerprints of the plans that a profile was asked of.
@@ -140,6 +141,7 @@ class FakeToolchain:
     drifts: Sequence[float] = ()
     delay_s: float = 0.0
     diary: Path | None = None
+    gate: Path | None = None
     interrupt_after: int | None = None
     statistics: Sequence[str] = ("relative_l2", "max_abs", "non_finite", "worst_part")
     report: ReferenceReport | Failure = SOUND_REFERENCE
@@ -231,6 +233,8 @@ class FakeToolchain:
                 file.write(json.dumps([plan.fingerprint, which]) + "\n")
         if self.delay_s:
             time.sleep(self.delay_s)
+        while len(self.calls) > 2 and self.gate is not None and not self.gate.exists():
+            time.sleep(0.02)
         if (kill := self._kill()) is not None:
             return kill
         if self.faults:

@@ -27,16 +27,17 @@ BUDGET = 14
 
 @dataclass(frozen=True)
 class Opener:
-    """Opens a fake toolchain in any process; each process keeps a diary of its own in ``folder``."""
+    """Opens a fake toolchain in any process; each keeps a diary of its own in ``folder`` and waits at ``gate``."""
 
     folder: Path
     delay_s: float = 0.1
     device: str = "Fake 1000"
+    gate: Path | None = None
 
     def __call__(self, workload: Workload, settings: object) -> FakeToolchain:
         law = Law([group.id for group in workload.groups])
         diary = self.folder / f"diary.{os.getpid()}"
-        return FakeToolchain(law, noise=0.0, delay_s=self.delay_s, diary=diary, device=self.device)
+        return FakeToolchain(law, noise=0.0, delay_s=self.delay_s, diary=diary, gate=self.gate, device=self.device)
 
     def built(self) -> dict[int, list[str]]:
         """Process id -> fingerprints whose evaluation on the search samples it has begun."""

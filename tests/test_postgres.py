@@ -126,8 +126,9 @@ def test_a_killed_worker_and_a_restarted_server_lose_nothing(
     mptune.search(mlp_path, out=single, budget=BUDGET, open_toolchain=Opener(folders["alone"], 0.0), **options)  # type: ignore[arg-type]
     alone = quality(evaluations(single, None))
 
-    # The second one joins late, and is to build some plans before the first one has spent the budget.
-    place, first, second = tmp_path / "many.mptune", Opener(folders["first"], 0.6), Opener(folders["second"], 0.2)
+    # The second one joins late. However slowly it starts, the first one leaves some of the budget to it.
+    place, gate = tmp_path / "many.mptune", tmp_path / "the second one is dead"
+    first, second = Opener(folders["first"], 0.2, gate=gate), Opener(folders["second"], 0.2)
 
     def begun(*openers: Opener) -> list[str]:
         return [plan for opener in openers for built in opener.built().values() for plan in built]
@@ -144,6 +145,7 @@ mptune.worker({str(place)!r}, storage={server.url!r}, open_toolchain=Opener(Path
         until(lambda: len(begun(second)) >= 3)
         joined.send_signal(signal.SIGKILL)
         joined.wait()
+        gate.touch()
         until(lambda: len(begun(first, second)) >= 12)
         server.stop()
         time.sleep(3)
