@@ -7,6 +7,7 @@ The distribution is the regularised incomplete beta function (Abramowitz and Ste
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from statistics import NormalDist
 
 _TINY = 1e-300
@@ -17,6 +18,7 @@ _LARGE_DEGREES = 1e6
 """From here on the expansion around the normal distribution is exact to 1e-12 (26.7.5), and the fraction is slow."""
 
 
+@lru_cache(maxsize=1024)
 def t_quantile(level: float, degrees: float) -> float:
     """The value that Student's t stays below with a probability; of the normal distribution for infinite degrees.
 

@@ -112,6 +112,12 @@ def fold(records: Iterable[Record | ParameterRun]) -> Iterator[Record]:
     yield from waiting.values()
 
 
+def is_step_of_open_trial(record: Record) -> bool:
+    """Whether a record begins a trial, or adds to it, and does not finish it."""
+    code = record["op_code"]
+    return (code == Operation.CREATE_TRIAL or code in _OF_TRIALS) and record.get("state") not in _FINISHED
+
+
 def singly(records: Iterable[Record | ParameterRun]) -> Iterator[Record]:
     """The records one by one."""
     for record in records:

@@ -17,7 +17,7 @@ from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState
 
-from mptune.engines.base import Measurement
+from mptune.engines.base import Failure, FailureKind, Measurement, Stage
 from mptune.tuning.evaluation import ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
 from mptune.tuning.record.backends.folding import fold
 from mptune.tuning.record.backends.journal_storage import BatchedStorage
@@ -41,6 +41,12 @@ def content(storage: BaseStorage) -> dict[str, tuple[dict[str, Any], dict[str, A
         study.study_name: (study.user_attrs, study.system_attrs, storage.get_all_trials(study._study_id))
         for study in storage.get_all_studies()
     }
+
+
+def trials(journal: Path) -> list[FrozenTrial]:
+    """Of the only study of a file."""
+    ((_, _, found),) = content(plain(journal)).values()
+    return found
 
 
 def evaluate(record: StudyRecord, space: SearchSpace) -> None:
@@ -147,8 +153,28 @@ def test_a_plan_takes_few_syncs(open_record: OpenRecord, space: SearchSpace, mon
     syncs: list[int] = []
     monkeypatch.setattr(os, "fsync", syncs.append)
     evaluate(record, space)
-    # The trial, its owner, its parameters; the evaluation, the end of the trial. One more with Optuna before 5.
-    assert len(syncs) <= 6
+    assert len(syncs) == 1
+
+
+def test_a_power_cut_takes_no_outcome(
+    open_record: OpenRecord, space: SearchSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = open_record()
+    record.enqueue(space.seeds[0].plan, ORIGIN_FP32)
+    journal, left = tmp_path / "study.journal", tmp_path / "left.journal"
+    monkeypatch.setattr(os, "fsync", lambda number: shutil.copyfile(journal, left))
+    evaluate(record, space)
+    assert [t.state for t in trials(left)] == [TrialState.COMPLETE]
+    assert trials(left) == trials(journal)
+    record.tell_failure(record.ask(), Failure(Stage.BUILD, FailureKind.ERROR, "no kernel"))
+    assert trials(left) == trials(journal)
+    assert trials(left)[1].state is TrialState.PRUNED
+    record.tell_duplicate(record.ask())
+    assert trials(left)[2].state is TrialState.FAIL
+    record.set_note("kept", 1)
+    assert content(plain(left)) == content(plain(journal))
+    record.ask()  # is asked for again
+    assert len(trials(left)) == len(trials(journal)) - 1
 
 
 def test_the_file_is_opened_only_where_something_was_appended(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
