@@ -104,6 +104,8 @@ class FakeToolchain:
         unshared: as a toolchain says it of its emulation.
         emulation_holds: as a toolchain says it of its engines.
         non_finite: a plan with any of these groups in FP16 gives NaN.
+        non_finite_held_out: the same, on the held-out samples alone.
+        non_finite_calls: numbers of the evaluations, from 0, that give NaN whatever the plan: a process went wrong.
         faults: how many faults of the machine come before evaluations work; below 0 they never end.
         fault_kind: their kind.
         noise: relative spread of the measured values.
@@ -128,6 +130,8 @@ class FakeToolchain:
     fails: Collection[str] = ()
     crashes: Collection[str] = ()
     non_finite: Collection[str] = ()
+    non_finite_held_out: Collection[str] = ()
+    non_finite_calls: Collection[int] = ()
     faults: int = 0
     fault_kind: FailureKind = FailureKind.DEVICE_LOST
     noise: float = 1e-4
@@ -287,11 +291,16 @@ class FakeToolchain:
             drift = 1.0 / seen
             latency, baseline = self._in_turn(true_ms, seen, len(self.calls))
             latency = latency.scaled(drift)
+        is_held_out, half = which == "held_out", set(plan.fp16_groups)
+        error = self._output_error(plan, self.held_out_factor if is_held_out else 1.0)
+        if len(self.calls) - 1 in self.non_finite_calls or (is_held_out and half & set(self.non_finite_held_out)):
+            nan, count = dict.fromkeys(self.statistics, (math.nan,) * 2), {"non_finite": (3.0,) * 2}
+            error = OutputError({name: nan | count for name in error.per_output})
         return Measurement(
             latency=latency,
             baseline=baseline,
             drift=drift,
-            error=self._output_error(plan, self.held_out_factor if which == "held_out" else 1.0),
+            error=error,
             error_source=self.error_source,
             build_s=0.1,
         )

@@ -27,8 +27,8 @@ EMULATION_FACTOR = 1.5
 _FP32_NOISE = 1e-6
 """Relative L2 by which FP32 differs from itself where it is summed in another order: an emulation fuses nothing."""
 
-_DISAGREED_BEFORE = "its error is"
-"""How the warning of such an evaluation began in journals of mptune 0.1.0, which do not hold ``disagrees``."""
+_DISAGREED = "its error is"
+"""How the warning of such an evaluation begins; journals of mptune 0.1.0 do not hold ``disagrees``."""
 
 _WHY = (
     "the engine accumulates in FP16, fuses roundings away, or does not do what the plan says; look at the precisions of"
@@ -184,7 +184,7 @@ class Evaluation:
             return both
         if max(measured, expected) <= _FP32_NOISE:  # no value that counts was rounded, as where FP16 holds a mask
             return both
-        text = f"its error is {measured:.2e} as measured, {expected:.2e} as emulated: {_WHY}"
+        text = f"{_DISAGREED} {measured:.2e} as measured, {expected:.2e} as emulated: {_WHY}"
         return replace(both, disagrees=True, warnings=(*self.warnings, text))
 
     def __repr__(self) -> str:
@@ -248,6 +248,11 @@ class Evaluation:
         )
 
     @property
+    def timing_warnings(self) -> tuple[str, ...]:
+        """The warnings about how the plan was measured, such as a GPU that was throttled; not that errors disagree."""
+        return tuple(text for text in self.warnings if not text.startswith(_DISAGREED))
+
+    @property
     def has_metric(self) -> bool:
         """Whether the stored statistics hold the objective."""
         return self.error.has(self.metric)
@@ -300,7 +305,7 @@ class Evaluation:
             PlanError: the plan in it cannot be read.
         """
         emulated, held_out = document.get("emulated"), document["held_out"]
-        in_words = any(text.startswith(_DISAGREED_BEFORE) for text in document["warnings"])
+        in_words = any(text.startswith(_DISAGREED) for text in document["warnings"])
         return cls(
             plan=PrecisionPlan.from_json(document["plan"], "the study"),
             number=document["number"],

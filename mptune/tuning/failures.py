@@ -35,9 +35,10 @@ def machine_error(failure: Failure, attempts: int, control: str = "") -> RunErro
     times = "" if attempts == 1 else f" {attempts} times in a row"
     shown = f"; {control}" if control else ""
     cure = _MACHINE_HINTS.get(failure.kind, "see what the system's log says (dmesg), and that the device answers")
+    again = "" if RESUME_HINT in cure else f"; when that is repaired, {RESUME_HINT}"
     return RunError(
         f"the machine failed{times}: {failure.kind.value} ({failure.stage.value}): {failure.message}{log}{shown}",
-        f"{cure}; when that is repaired, {RESUME_HINT}",
+        f"{cure}{again}",
     )
 
 

@@ -96,6 +96,7 @@ def _beside(front: Front) -> list[tuple[str, str]]:
     for other in neighbours(front.points, front.chosen):
         delta_ms = other.latency_ms_delta
         name, word = ("faster", "less") if delta_ms < 0 else ("slower", "more")
+        word += "" if other.is_apart else " (not significant)"
         error = "" if other.error is None else f", {format_difference(other.error)}"
         if front.fp32.plan in (other.evaluation.plan, front.chosen.plan):  # a ratio to what is exact says nothing
             error = f", error {format_error(other.evaluation.judged_error)}"

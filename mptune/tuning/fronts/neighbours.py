@@ -9,6 +9,7 @@ from typing import Any
 from mptune.data.metrics.paired import LEAST_ERROR, Difference, compare_errors
 from mptune.data.numbers import encode_float
 from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.fronts.dominance import faster_beyond_noise
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Neighbour:
     Attributes:
         evaluation: the point.
         latency_ms_delta: its latency less the chosen one's; negative is faster.
+        is_apart: the 95 % intervals of both latencies do not overlap.
         error: its error against the chosen one's, sample by sample on all samples that both have met; None where that
             cannot be known, such as with a single sample.
         error_ratio: its error over the chosen one's, as they are shown.
@@ -25,6 +27,7 @@ class Neighbour:
 
     evaluation: Evaluation
     latency_ms_delta: float
+    is_apart: bool
     error: Difference | None
     error_ratio: float
 
@@ -87,4 +90,5 @@ def cheap_exactness(points: Sequence[Evaluation], chosen: Evaluation) -> Neighbo
 def _beside(point: Evaluation, chosen: Evaluation) -> Neighbour:
     delta_ms = point.latency.median_ms - chosen.latency.median_ms
     ratio = max(point.judged_error, LEAST_ERROR) / max(chosen.judged_error, LEAST_ERROR)
-    return Neighbour(point, delta_ms, compare_samples(point, chosen), ratio)
+    is_apart = faster_beyond_noise(point, chosen) or faster_beyond_noise(chosen, point)
+    return Neighbour(point, delta_ms, is_apart, compare_samples(point, chosen), ratio)

@@ -28,12 +28,16 @@ class Facts(FrontOrigin):
         findings: of the run so far.
         data_dir: the run's data directory, which holds what explanations rest on; None explains nothing.
         indices: of the samples in the data.
+        budget: how many plans the search was asked for.
+        reduced: the precisions that its plans may have beside FP32, as a text.
     """
 
     warnings: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     data_dir: Path | None = None
     indices: SampleIndices = field(default_factory=SampleIndices)
+    budget: int = 0
+    reduced: str = "FP16"
 
 
 def facts_of(run: RunDirectory, file: RunFile) -> Facts:
@@ -56,6 +60,8 @@ def facts_of(run: RunDirectory, file: RunFile) -> Facts:
         findings=file.findings,
         data_dir=run.data,
         indices=sample_indices(file),
+        budget=file.search.budget,
+        reduced=" or ".join(name.upper() for name in file.fixed_settings.precisions if name != "fp32"),
     )
 
 

@@ -13,9 +13,11 @@ from mptune.tuning.explanation import Explanation, Kept, Reason
 from mptune.tuning.failures import describe
 from mptune.tuning.fronts.dominance import faster_beyond_noise
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
+from mptune.tuning.fronts.table import format_error, format_speedup
 
 NOISY = 0.05
-"""Half the width of the baseline's 95 % interval, as a share of its median, past which fronts lose points to noise."""
+"""Half the width of the baseline's 95 % interval, as a share of its median, past which fronts lose points to noise; a
+gain of more than this share that the intervals leave open is not ruled out."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,16 @@ class Outcome:
     Attributes:
         points: the front.
         fp32: the baseline.
-        evaluations: all plans that gave outputs, the baseline and those that are not finite counted in.
+        evaluations: all plans that gave outputs, the baseline and those that are not finite counted in; confirmed
+            where they were.
         failures: of the plans that gave none.
         explanation: of the points and the baseline.
         is_given: the plans were given, as a confirmation's are: there is no budget that could be larger.
         unreached: the finding that operators are out of reach; None where there is none.
+        limits: the tolerances that the front keeps to, as a text; empty where there are none.
+        reduced: the precisions that plans may have beside FP32, as a text.
+        is_cut_short: the search ended before its budget was spent.
+        sampled_failures: how many of the failures are of plans that the sampler proposed.
     """
 
     points: Sequence[Evaluation]
@@ -39,6 +46,10 @@ class Outcome:
     explanation: Explanation
     is_given: bool = False
     unreached: Finding | None = None
+    limits: str = ""
+    reduced: str = "FP16"
+    is_cut_short: bool = False
+    sampled_failures: int = 0
 
     @property
     def free(self) -> int | None:
@@ -55,7 +66,7 @@ class Outcome:
     @property
     def was_searched(self) -> bool:
         """Whether the sampler, and not only the seeds, had its turn."""
-        return _sampled(self.evaluations)
+        return self.sampled_failures > 0 or _sampled(self.evaluations)
 
     @property
     def has_seeds_alone(self) -> bool:
@@ -66,6 +77,16 @@ class Outcome:
     def mixed(self) -> list[Evaluation]:
         """All finite evaluations except the all-FP32 baseline."""
         return [e for e in self.evaluations if e.origin != ORIGIN_FP32 and e.is_finite]
+
+    @property
+    def broken(self) -> list[Evaluation]:
+        """All evaluations but the baseline whose outputs are not finite, on the search or the held-out samples."""
+        return [e for e in self.evaluations if e.origin != ORIGIN_FP32 and not e.is_finite]
+
+    @property
+    def more(self) -> str:
+        """What lets the search evaluate more plans."""
+        return f"the same command{'' if self.is_cut_short else ' with a larger --budget'}"
 
 
 def findings(outcome: Outcome) -> tuple[str, ...]:
@@ -84,12 +105,10 @@ def findings(outcome: Outcome) -> tuple[str, ...]:
         and all(p.origin != ORIGIN_SAMPLER for p in faster)
         and not (outcome.is_exhausted or outcome.is_given)
     ):
-        found.append("no searched plan is on the front, only seeds: a larger --budget may find better ones")
+        found.append(f"no searched plan is on the front, only seeds: {outcome.more} may find better ones")
     if outcome.has_seeds_alone and outcome.mixed and outcome.free:
-        found.append(
-            "the budget went to the baseline and the seeds, and nothing was searched: the same command with a larger "
-            "--budget goes on"
-        )
+        ended = "the search ended before its budget, with" if outcome.is_cut_short else "the budget went to"
+        found.append(f"{ended} the baseline and the seeds, and nothing was searched: {outcome.more} goes on")
     spread = _half_width(outcome.fp32)
     if spread > NOISY:
         found.append(
@@ -100,62 +119,117 @@ def findings(outcome: Outcome) -> tuple[str, ...]:
 
 
 def _why_nothing_is_faster(outcome: Outcome) -> str:
+    name = outcome.reduced
     if outcome.unreached is not None and not outcome.failures:
-        what = "no plan is faster than all-FP32 beyond noise" if outcome.mixed else "no plan with FP16 in it ran"
+        nodes = outcome.unreached.evidence["nodes"]
         return (
-            f"{what}, and {outcome.unreached.evidence['nodes']} nodes are out of reach of the search, so whether FP16 "
-            f"pays here is not shown: {outcome.unreached.cure}"
+            f"{_none(outcome) if outcome.mixed else f'no plan with {name} in it ran'}, and {nodes} nodes are out of "
+            f"reach of the search, so whether {name} pays here is not shown: {outcome.unreached.cure}"
         )
     if not outcome.fp32.plan.precision:
-        return "the model has no layer group that could be FP16, so there was nothing to search"
+        return f"the model has no layer group that could be {name}, so there was nothing to search"
     if outcome.free == 0:
         return (
             "every layer group is pinned, so there was nothing to search: `mptune report RUN --explain` says why each "
             "is, and --space takes a file that pins less"
         )
-    if outcome.mixed and outcome.failures:
+    return _why_mixed_plans_are_not(outcome) if outcome.mixed else _why_no_mixed_plan_is_there(outcome)
+
+
+def _why_mixed_plans_are_not(outcome: Outcome) -> str:
+    """Why no point of the front is faster, where plans that are not all-FP32 gave finite outputs."""
+    name, count = outcome.reduced, len(outcome.mixed)
+    left_out = [e for e in outcome.mixed if faster_beyond_noise(e, outcome.fp32)]
+    if outcome.limits and left_out:
+        best = min(left_out, key=lambda e: e.latency.median_ms)
+        speedup = format_speedup(outcome.fp32.latency.median_ms / best.latency.median_ms)
         return (
-            "no plan that ran is faster than all-FP32 beyond noise, and whether FP16 pays here is not shown: "
-            f"{_failures(outcome)}"
+            f"no plan within {outcome.limits} is faster than all-FP32 beyond noise; {len(left_out)} of {count} plans"
+            f" with {name} in them are faster, and beyond it: {best.plan.fingerprint} is the fastest ({speedup}, "
+            f"error {format_error(best.judged_error)})"
         )
-    spread = _half_width(outcome.fp32)
-    if outcome.mixed and spread > NOISY:
+    unknown = f"whether {name} pays here is not shown"
+    if outcome.failures:
+        return f"no plan that ran is faster than all-FP32 beyond noise, and {unknown}: {_failures(outcome)}"
+    if outcome.broken:
+        return f"no plan with finite outputs is faster than all-FP32, and {unknown}: {_not_finite(outcome)}"
+    hidden = _hidden_gain(outcome)
+    if hidden > NOISY:
         return (
-            f"no plan is faster than all-FP32 beyond noise, which is +-{spread:.0%} of the baseline here: whether FP16 "
-            "pays is not shown; close other programs and lock the clocks, then run `mptune confirm RUN`"
+            f"no plan is faster than all-FP32 beyond noise, which may hide a gain of up to {hidden:.0%}: whether {name}"
+            " pays is not shown; close other programs and lock the clocks, then run `mptune confirm RUN`"
         )
     groups = outcome.explanation.groups
-    if outcome.mixed and outcome.free is not None and 2 * outcome.free < len(groups):
+    unknown = f"so whether {name} pays on this target is not shown"
+    if outcome.free is not None and 2 * outcome.free < len(groups):
         return (
-            f"no plan is faster than all-FP32 beyond noise, but only {outcome.free} of {len(groups)} layer groups may "
-            "be FP16, so whether FP16 pays on this target is not shown; `mptune report RUN --explain` says why the "
-            "others are pinned"
+            f"{_none(outcome)}, but only {outcome.free} of {len(groups)} layer groups may be {name}, {unknown}; "
+            "`mptune report RUN --explain` says why the others are pinned"
         )
-    if outcome.mixed and outcome.has_seeds_alone:
-        return "no seed is faster than all-FP32 beyond noise, so whether FP16 pays on this target is not shown"
-    if outcome.mixed and outcome.fp32.latency.source == "predicted":
+    if outcome.has_seeds_alone:
+        return f"{_none(outcome, 'seed')}, {unknown}"
+    if outcome.fp32.latency.source == "predicted":
         return (
-            f"none of the {len(outcome.mixed)} plans with FP16 in them is predicted to be faster than all-FP32; nothing"
-            " was timed, so whether FP16 pays on this target is not shown: run `mptune confirm RUN` on the device, or"
-            " try a larger batch"
+            f"none of the {count} plans with {name} in them is predicted to be faster than all-FP32; nothing was timed,"
+            f" {unknown}: run `mptune confirm RUN` on the device, or try a larger batch"
         )
-    if outcome.mixed:
+    promising = [k for k in outcome.explanation.of(outcome.fp32.plan.fingerprint) if _may_save(k, outcome.fp32)]
+    if promising and not outcome.is_exhausted:
+        most_ms = max(kept.saves_ms or 0.0 for kept in promising)
         return (
-            "no plan is faster than all-FP32 beyond noise: FP16 does not pay on this target; look at the layer times "
-            "of the engine, or try a larger batch"
+            f"{_none(outcome)}, but {len(promising)} of the layer groups would, as estimated, save time alone, at most "
+            f"{most_ms:.2g} ms, {unknown}: {outcome.more} tries more plans"
         )
+    return (
+        f"{_none(outcome)}: {name} does not pay on this target (in {count} plans that were timed noise hides no gain "
+        f"above {max(hidden, 1e-3):.1%}); look at the layer times of the engine, or try a larger batch"
+    )
+
+
+def _why_no_mixed_plan_is_there(outcome: Outcome) -> str:
+    """Why there is no plan but all-FP32 that gave finite outputs."""
+    name = outcome.reduced
     if len(outcome.evaluations) + len(outcome.failures) <= 1:
-        return "only all-FP32 was evaluated: the same command with a larger --budget goes on"
+        return f"only all-FP32 was evaluated: {outcome.more} goes on"
     kept = outcome.explanation.of(outcome.fp32.plan.fingerprint)
     free = [group for group in kept if group.reason is not Reason.PINNED]
     if free and all(_breaks(group) for group in free) and not outcome.failures:
         return (
-            "every layer group that was tried gives NaN or Inf in FP16, so the model stays FP32: `mptune inspect MODEL "
-            "--data PATH` shows where; inputs that are not normalised are a frequent cause"
+            f"every layer group that was tried gives NaN or Inf in {name}, so the model stays FP32: `mptune inspect "
+            "MODEL --data PATH` shows where; inputs that are not normalised are a frequent cause"
         )
+    what = f"no plan with {name} in it gave finite outputs, so the model stays FP32"
     if outcome.failures:
-        return f"no plan with FP16 in it gave finite outputs, so the model stays FP32: {_failures(outcome)}"
-    return "no plan with FP16 in it gave finite outputs, so the model stays FP32: a larger --budget may find one"
+        return f"{what}: {_failures(outcome)}"
+    return f"{what}: {_not_finite(outcome)}{'' if outcome.is_exhausted else f'; {outcome.more} may find one that does'}"
+
+
+def _none(outcome: Outcome, plan: str = "plan") -> str:
+    """That no plan is faster, as far as it was timed."""
+    if outcome.fp32.latency.source == "predicted":
+        return f"no {plan} is predicted to be faster than all-FP32"
+    return f"no {plan} is faster than all-FP32 beyond noise"
+
+
+def _may_save(kept: Kept, fp32: Evaluation) -> bool:
+    """Whether a group was left in FP32 although it is estimated to save more time than is called noise."""
+    is_open = kept.reason in (Reason.ERROR, Reason.UNTRIED, Reason.UNKNOWN)
+    return is_open and kept.saves_ms is not None and kept.saves_ms > NOISY * fp32.latency.median_ms
+
+
+def _hidden_gain(outcome: Outcome) -> float:
+    """The largest share of the baseline's latency that a plan may save for all that the intervals say."""
+    lowest_ms, highest_ms = min(e.latency.ci95_ms[0] for e in outcome.mixed), outcome.fp32.latency.ci95_ms[1]
+    hidden = 1.0 - lowest_ms / highest_ms if highest_ms > 0 else 0.0
+    return hidden if math.isfinite(hidden) else 1.0
+
+
+def _not_finite(outcome: Outcome) -> str:
+    """How many plans gave NaN or Inf, and on which samples."""
+    mixed = sum(e.plan != outcome.fp32.plan for e in outcome.evaluations)
+    on_held_out = all(e.counted.non_finite == 0 and e.counted_held_out is not None for e in outcome.broken)
+    where = " on the held-out samples" if outcome.broken and on_held_out else ""
+    return f"{len(outcome.broken)} of {mixed} plans with {outcome.reduced} in them gave NaN or Inf{where}"
 
 
 def _breaks(kept: Kept) -> bool:
@@ -165,10 +239,11 @@ def _breaks(kept: Kept) -> bool:
 
 def _failures(outcome: Outcome) -> str:
     """How many plans failed, and the first cause. A failure says nothing about what FP16 saves or costs."""
-    with_fp16 = sum(e.plan != outcome.fp32.plan for e in outcome.evaluations) + len(outcome.failures)
+    count = len(outcome.failures)
+    mixed = sum(e.plan != outcome.fp32.plan for e in outcome.evaluations) + count
     return (
-        f"{len(outcome.failures)} of {with_fp16} plans with FP16 in them gave no outputs and are not judged; the first "
-        f"failed with: {describe(outcome.failures[0])}"
+        f"{count} of {mixed} plans with {outcome.reduced} in them gave no outputs and are not judged; the first failed "
+        f"with: {describe(outcome.failures[0])}"
     )
 
 

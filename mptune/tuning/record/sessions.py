@@ -10,12 +10,16 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from mptune.data.numbers import decode_float
 from mptune.engines.base import Measurement
 from mptune.engines.timing.latency import Latency
 from mptune.engines.timing.session_timing import SessionTiming
 from mptune.engines.timing.spread import SessionSpread
 from mptune.graph.plan import PrecisionPlan
 from mptune.tuning.record.record import StudyRecord
+
+DRIFTED = 1.1
+"""A baseline that changes by more than this factor during a search is worth a warning."""
 
 _PREFIX = "session:"
 _CONFIRMED = "confirm:"
@@ -58,6 +62,23 @@ class Sessions:
         low, high = (self._anchor_ms * bound for bound in estimate.interval())
         scaled = latency.scaled(self._anchor_ms * math.exp(estimate.log_ratio) / latency.median_ms)
         return replace(scaled, ci95_ms=(low, high))
+
+
+def drift_warning(record: StudyRecord) -> tuple[str, ...]:
+    """A line that says how far the baseline's latency has changed, confirmation counted in; none where it has little.
+
+    Args:
+        record: the study.
+    """
+    factors = [evaluation.drift for evaluation in record.evaluations()]
+    factors += [decode_float(note["drift"]) for note in record.notes(_CONFIRMED).values() if "drift" in note]
+    taken = [1.0 / factor for factor in factors if math.isfinite(factor) and factor > 0]
+    if not taken or max(taken) <= DRIFTED * min(taken):
+        return ()
+    return (
+        f"the FP32 baseline took {min(taken):.2f} to {max(taken):.2f} times its first latency while plans were timed:"
+        " latencies are corrected for it, but less exact; lock the clocks and close other programs",
+    )
 
 
 def reopened_baselines(record: StudyRecord) -> set[str]:

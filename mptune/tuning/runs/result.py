@@ -11,7 +11,14 @@ from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings, Tolerance
 from mptune.targets.unsearched import OUT_OF_REACH
-from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation, Origin, disagreements
+from mptune.tuning.evaluation import (
+    ORIGIN_FP16,
+    ORIGIN_FP32,
+    ORIGIN_SAMPLER,
+    Evaluation,
+    Origin,
+    disagreements,
+)
 from mptune.tuning.explanation import Explanation
 from mptune.tuning.front import Front, choose, hypervolume, knee, pareto, reference_error_of
 from mptune.tuning.fronts.content import ChoiceKind, origin_fields
@@ -21,7 +28,9 @@ from mptune.tuning.fronts.run_facts import Facts, facts_of, hint_of_exactness, o
 from mptune.tuning.fronts.tolerances import check_tolerances, feasible, known_outputs
 from mptune.tuning.reasons.advice import Outcome, findings
 from mptune.tuning.reasons.reasons import explain
+from mptune.tuning.reasons.unconfirmed import Unconfirmed, unconfirmed_warnings
 from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.record.sessions import drift_warning
 from mptune.tuning.record.storage_urls import same_storage, storage_url
 from mptune.tuning.record.study import forget_studies, has_outcome, read_study
 from mptune.tuning.steps.remeasure import candidates, confirmed_evaluations, confirmed_front, rounds_needed
@@ -177,24 +186,43 @@ def build_front(
     read = sound if every else candidates(evaluations, choice.tolerance)
     confirmed, unconfirmed = confirmed_evaluations(record, rounds, settings.latency, read)
     fp32 = _of_origin(confirmed, ORIGIN_FP32) or searched
-    fp16 = _of_origin(confirmed, ORIGIN_FP16) or _of_origin(evaluations, ORIGIN_FP16)
+    broken = [plan.evaluation for plan in unconfirmed if plan.failure is None]
+    evaluations = tuple(e.with_baseline(fp32.latency.median_ms) for e in evaluations)
+    latest = tuple({e.plan: e for e in (*evaluations, *broken, *confirmed)}.values())
+    fp16 = _of_origin(latest, ORIGIN_FP16)
     points = confirmed_front(feasible(confirmed, choice.tolerance))
-    chosen, reason, met = _choose(points, (*confirmed, *evaluations), choice)
+    chosen, reason, met = _choose(points, latest, choice)
     kind = _kind(choice, points, chosen)
     reason += hint_of_exactness(points, chosen, kind, facts.run_dir)
     explanation = Explanation()
     if facts.data_dir is not None:
         baselines = [fp32] if fp16 is None else [fp32, fp16]
         explanation = explain(record, facts.data_dir, points, baselines, chosen, facts.findings)
-    failures = [failure for _, _, failure in record.failures()]
+    failures = record.failures()
     unreached = next((finding for finding in facts.findings if finding.code == OUT_OF_REACH), None)
     warnings = (
         *facts.warnings,
         *fp32.latency.warnings,
-        *(plan.warning for plan in unconfirmed),
+        *drift_warning(record),
+        *(() if chosen is None else chosen.timing_warnings),
+        *unconfirmed_warnings(unconfirmed),
         *disagreements(evaluations),
-        *findings(Outcome(points, fp32, evaluations, failures, explanation, every, unreached)),
-        *_unconfirmed(points, chosen),
+        *findings(
+            Outcome(
+                points,
+                fp32,
+                latest,
+                [failure for _, _, failure in failures],
+                explanation,
+                is_given=every,
+                unreached=unreached,
+                limits=" and ".join(map(str, choice.tolerance)),
+                reduced=facts.reduced,
+                is_cut_short=record.spent < facts.budget,
+                sampled_failures=sum(origin == ORIGIN_SAMPLER for _, origin, _ in failures),
+            )
+        ),
+        *_unconfirmed(points, chosen, unconfirmed),
     )
     return Front(
         **origin_fields(facts),
@@ -215,12 +243,17 @@ def build_front(
     )
 
 
-def _unconfirmed(points: Sequence[Evaluation], chosen: Evaluation | None) -> tuple[str, ...]:
+def _unconfirmed(
+    points: Sequence[Evaluation], chosen: Evaluation | None, tried: Sequence[Unconfirmed]
+) -> tuple[str, ...]:
     confirmed = sum(point.held_out is not None for point in points)
     if chosen is None or chosen.held_out is not None or not confirmed:
         return ()
+    if any(plan.evaluation.plan == chosen.plan for plan in tried):
+        return ()  # said before
+    were = f"{confirmed} point{'s' * (confirmed > 1)} of the front {'were' if confirmed > 1 else 'was'}"
     return (
-        f"the chosen plan {chosen.plan.fingerprint} was not measured again ({confirmed} points of the front were): "
+        f"the chosen plan {chosen.plan.fingerprint} was not measured again ({were}): "
         "`mptune search` with the limit that you want confirms what it chooses",
     )
 
@@ -237,7 +270,16 @@ def _choose(
     points = _fitting(known, choice) or points
     bounds = choice.max_error, choice.max_latency_ms, choice.max_memory_bytes, choice.tolerance
     if not choice.limits:
-        return choose(points, *bounds)
+        point, reason, met = choose(points, *bounds)
+        others = () if met else [e for e in known if e.is_finite and choose([e], *bounds)[2]]
+        if not others:
+            return point, reason, met
+        # Within noise a plan on the front is no worse than these, and yet it does not keep to the limits.
+        measured_again = [e for e in others if e.confirmed]
+        if not measured_again:
+            return point, reason.replace("no plan", "no point of the front", 1), False
+        point, reason, met = choose(measured_again, *bounds)
+        return point, f"{reason}; it is not on the front, where none has that", met
 
     def meeting(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
         return [e for e in evaluations if e.is_finite and all(limit.is_met(e) for limit in choice.limits)]

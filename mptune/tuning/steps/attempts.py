@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -11,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 from mptune.engines.base import Failure, FailureKind, Measurement, Toolchain
 from mptune.errors import RunError
 from mptune.graph.plan import PrecisionPlan
-from mptune.tuning.evaluation import ORIGIN_FP32, Origin
+from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation, Origin
 from mptune.tuning.failures import describe, machine_error
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.attributes import origin_of
@@ -19,6 +20,7 @@ from mptune.tuning.record.faults import failed_attempts, fault_counts
 from mptune.tuning.record.owner import this_process
 from mptune.tuning.record.proposal import Proposal
 from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.steps.baseline import check_baseline
 
 T = TypeVar("T")
 
@@ -122,6 +124,24 @@ def run_control(job: Callable[[], object | Failure], toolchain: Toolchain, liste
     control = in_fresh_processes(job, toolchain, listener, "all-FP32, as a control,")
     if isinstance(control, Failure) and (control.is_inconclusive or control.is_machine_fault):
         raise machine_error(control, failures + 1, "all-FP32, which ran before, fails now too")
+
+
+def doubt(evaluation: Evaluation, *, tf32: bool) -> str:
+    """What speaks against a measurement, in words that a sound one in another process completes; else empty.
+
+    Args:
+        evaluation: of the measurement, with its emulated error where there is one.
+        tf32: the FP32 groups may use TF32.
+    """
+    if evaluation.origin == ORIGIN_FP32:
+        wrong = any(one.severity == "error" for one in check_baseline(evaluation.error, tf32=tf32, skip=True))
+        return "the all-FP32 engine was off against the reference, and agrees with it" if wrong else ""
+    plan = f"plan {evaluation.plan.fingerprint}"
+    if evaluation.disagrees:
+        return f"the measured and emulated errors of {plan} disagreed, and agree"
+    if evaluation.is_finite or evaluation.emulated == math.inf:
+        return ""
+    return f"{plan} gave NaN or Inf, and gives none"
 
 
 def keep_faults(record: StudyRecord, faults: int, jobs: int) -> None:

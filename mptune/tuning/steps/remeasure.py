@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,47 +31,13 @@ from mptune.tuning.fronts.dominance import in_doubt
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.fronts.tolerances import feasible
 from mptune.tuning.listener import Listener, count_down
+from mptune.tuning.reasons.unconfirmed import Unconfirmed
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import Sessions, anchored
 from mptune.tuning.steps.attempts import ATTEMPTS, FAULTS_IN_A_ROW, keep_faults, run_control
 from mptune.tuning.steps.limits import Limits
 
 _PREFIX = "confirm:"
-
-
-@dataclass(frozen=True)
-class Unconfirmed:
-    """A plan that could not be confirmed.
-
-    Attributes:
-        evaluation: of the plan, as the search left it.
-        failure: why there are no outputs, and the plan stays as the search left it; None where its outputs are not
-            finite on the held-out samples: then it is off the front, unless it is the baseline.
-    """
-
-    evaluation: Evaluation
-    failure: Failure | None
-
-    @property
-    def reason(self) -> str:
-        """Why, a few words."""
-        if self.failure is None:
-            return "its outputs are not finite on the held-out samples"
-        return describe(self.failure)
-
-    @property
-    def warning(self) -> str:
-        """The same as a line of its own, with what to do."""
-        plan = f"plan {self.evaluation.plan.fingerprint} ({self.evaluation.origin})"
-        if self.failure is not None:
-            return (
-                f"{plan} failed when it was measured again, and is not confirmed: its figures are the search's; "
-                f"the same command measures it once more: {self.reason}"
-            )
-        more = "give more calibration samples, so that the search sees such values"
-        if self.evaluation.origin == ORIGIN_FP32:
-            return f"{plan} is not finite on the held-out samples, and is not confirmed: {more}"
-        return f"{plan} is not finite on the held-out samples and was dropped: {more}"
 
 
 def candidates(evaluations: Sequence[Evaluation], tolerances: Sequence[Tolerance] = ()) -> tuple[Evaluation, ...]:
@@ -249,7 +215,7 @@ def measure_again(
             last = number
         if point.plan.fingerprint in failed:
             continue
-        result, faults = _measure(toolchain, point.plan, settings.worker.retries, listener)
+        result, faults = _measure(toolchain, point, settings.worker.retries, listener)
         keep_faults(record, faults, faults + 1)
         if isinstance(result, Failure):
             failed.add(point.plan.fingerprint)
@@ -290,8 +256,10 @@ def confirmed_evaluations(
         rounds_taken = _rounds_of(notes, point.plan)
         failure = next((Failure.from_json(n["failure"]) for n in rounds_taken if "failure" in n), None)
         pooled = _pooled(point, rounds_taken, rounds, latency, sessions)
-        if failure is not None or not pooled.is_finite:
-            unconfirmed.append(Unconfirmed(point, failure if pooled.is_finite else None))
+        if not pooled.is_finite:
+            unconfirmed.append(Unconfirmed(pooled, None, _finite_rounds(point, rounds_taken)))
+        elif failure is not None:
+            unconfirmed.append(Unconfirmed(point, failure))
         if pooled.is_finite:
             kept.append(pooled)
         elif point.origin == ORIGIN_FP32:
@@ -319,9 +287,28 @@ def confirmed_front(points: Iterable[Evaluation]) -> tuple[Evaluation, ...]:
 
 
 def _measure(
+    toolchain: Toolchain, point: Evaluation, retries: int, listener: Listener
+) -> tuple[Measurement | Failure, int]:
+    """Measure a plan, as ``_measure_once`` does; once more in a fresh process where its outputs are not finite.
+
+    The search saw finite outputs of it: a process may have gone wrong.
+    """
+    result, faults = _measure_once(toolchain, point.plan, retries, listener)
+    if isinstance(result, Failure) or _is_finite(result.error, point.ignored):
+        return result, faults
+    toolchain.restart()
+    again, more = _measure_once(toolchain, point.plan, retries, listener)
+    if isinstance(again, Failure) or not _is_finite(again.error, point.ignored):
+        return result, faults + more
+    what = f"plan {point.plan.fingerprint} gave NaN or Inf on the held-out samples, and gives none in a fresh process"
+    listener.warning(f"{what}: only the second measurement counts")
+    return again, faults + more
+
+
+def _measure_once(
     toolchain: Toolchain, plan: PrecisionPlan, retries: int, listener: Listener
 ) -> tuple[Measurement | Failure, int]:
-    """Measure a plan; once more in a fresh process where it fails, and as often as is set where the machine does.
+    """Measure a plan; again in a fresh process where it fails, and as often as is set where the machine does.
 
     Returns:
         The last result, and how many failures before it were the machine's: they did not come again.
@@ -369,6 +356,16 @@ def _pooled(
         confirmed=latency.source == "measured",
         warnings=tuple(dict.fromkeys((*point.warnings, *(w for n in notes for w in n["warnings"])))),
     )
+
+
+def _finite_rounds(point: Evaluation, notes: Sequence[Mapping[str, Any]]) -> int:
+    """In how many rounds the outputs of a plan were finite."""
+    errors = [OutputError.from_json(note["error"]) for note in notes if _holds(note, point.metric)]
+    return sum(_is_finite(error, point.ignored) for error in errors)
+
+
+def _is_finite(error: OutputError, ignored: tuple[str, ...]) -> bool:
+    return error.without(ignored).non_finite == 0
 
 
 def _key(plan: PrecisionPlan, number: int) -> str:

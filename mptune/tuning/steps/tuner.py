@@ -25,7 +25,7 @@ from mptune.tuning.record.proposal import Proposal
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import Sessions, anchored, keep_reopened, reopened_baselines
 from mptune.tuning.space import SearchSpace
-from mptune.tuning.steps.attempts import ATTEMPTS, Attempts
+from mptune.tuning.steps.attempts import ATTEMPTS, Attempts, doubt
 from mptune.tuning.steps.baseline import check_baseline, check_objective
 from mptune.tuning.steps.guide import due_seeds, has_proposed
 from mptune.tuning.steps.limits import Limit, Limits
@@ -252,21 +252,21 @@ class Tuner:
             self._measured(proposal, result, failures)
 
     def _measure(self, proposal: Proposal) -> Measurement | Failure:
-        """Once more in a fresh process where the error is not the emulated one: a process may have gone wrong."""
+        """Once more in a fresh process where the error is not what is expected: a process may have gone wrong."""
         profile = self._is_profiled(proposal)
         result = self._toolchain.evaluate(proposal.plan, profile=profile)
-        if isinstance(result, Failure) or self._vain >= _VAIN or not self._judged(proposal, result).disagrees:
+        if isinstance(result, Failure) or self._vain >= _VAIN or not (doubt := self._doubt(proposal, result)):
             return result
         self._toolchain.restart()
         again = self._toolchain.evaluate(proposal.plan, profile=profile)
-        if isinstance(again, Failure) or self._judged(proposal, again).disagrees:
+        if isinstance(again, Failure) or self._doubt(proposal, again):
             self._vain += 1
             return result
-        self._listener.warning(
-            f"the measured and emulated errors of plan {proposal.plan.fingerprint} disagreed, and agree in a fresh "
-            "process: only the second measurement counts"
-        )
+        self._listener.warning(f"{doubt} in a fresh process: only the second measurement counts")
         return again
+
+    def _doubt(self, proposal: Proposal, measurement: Measurement) -> str:
+        return doubt(self._judged(proposal, measurement), tf32=self._settings.tf32)
 
     def _is_profiled(self, proposal: Proposal) -> bool:
         """Every plan where that costs little, else the two whose profiles tell what each group gains."""

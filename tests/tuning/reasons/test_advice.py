@@ -8,7 +8,7 @@ import pytest
 
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, Evaluation
-from mptune.tuning.explanation import Explanation, GroupWorth
+from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
 from mptune.tuning.reasons.advice import Outcome, findings
 from tests.tuning.factory import make_evaluation
 
@@ -88,6 +88,67 @@ def test_failures_never_read_as_fp16_that_does_not_pay() -> None:
     assert "3 of 4 plans with FP16 in them gave no outputs" in text
     assert "run, crash: boom" in text
     assert "does not pay" in advice([FP32], [FP32, slow])
+
+
+def test_plans_beyond_a_tolerance_are_no_reason_to_call_fp16_slow() -> None:
+    outcome = Outcome([FP32], FP32, [FP32, SEED, FOUND], [], Explanation(), limits="y=1e-06")
+    text = "\n".join(findings(outcome))
+    assert "does not pay" not in text
+    assert "no plan within y=1e-06 is faster than all-FP32 beyond noise; 2 of 2 plans" in text
+    assert f"{FOUND.plan.fingerprint} is the fastest (2.50x, error 2.0e-03)" in text
+
+
+def test_plans_that_give_nan_are_no_reason_to_call_fp16_slow() -> None:
+    slow = make_evaluation(12.0, 1e-3, width=0.1, number=5)
+    broken = make_evaluation(4.0, float("nan"), width=0.1, number=6)
+    late = make_evaluation(4.0, 1e-3, width=0.1, number=7, held_out=float("nan"))
+    text = advice([FP32], [FP32, slow, broken])
+    assert "does not pay" not in text
+    assert "1 of 2 plans with FP16 in them gave NaN or Inf" in text
+    assert "gave NaN or Inf on the held-out samples" in advice([FP32], [FP32, slow, late])
+
+
+def test_a_gain_that_intervals_leave_open_is_not_ruled_out() -> None:
+    fp32 = make_evaluation(10.0, 1e-7, width=0.4, origin=ORIGIN_FP32)
+    close = make_evaluation(9.8, 1e-3, width=0.4, number=5)
+    text = advice([fp32], [fp32, close], fp32=fp32)
+    assert "does not pay" not in text
+    assert "may hide a gain of up to 10%" in text
+    exact = make_evaluation(9.99, 1e-3, width=0.02, number=5)
+    assert "noise hides no gain above" in advice([FP32], [FP32, exact])
+
+
+def test_groups_that_are_estimated_to_save_time_keep_the_question_open() -> None:
+    slow = make_evaluation(12.0, 1e-3, width=0.1, number=5)
+    saves = Kept("g0", "n", Reason.UNTRIED, "why", 1e-3, 2.0)
+    outcome = Outcome([FP32], FP32, [FP32, slow], [], Explanation({FP32.plan.fingerprint: (saves,)}))
+    text = "\n".join(findings(outcome))
+    assert "does not pay" not in text
+    assert "1 of the layer groups would, as estimated, save time alone, at most 2 ms" in text
+
+
+def test_the_precisions_are_those_of_the_search() -> None:
+    slow = make_evaluation(12.0, 1e-3, width=0.1, number=5)
+    text = "\n".join(findings(Outcome([FP32], FP32, [FP32, slow], [], Explanation(), reduced="BF16")))
+    assert "BF16 does not pay on this target" in text
+    assert "FP16" not in text
+
+
+def test_what_ended_a_search_is_not_called_its_budget() -> None:
+    groups = tuple(GroupWorth(f"g{k}", "n", "matmul", None, None, None, None, 0, 1, "FP16") for k in range(8))
+    explanation = Explanation(groups=groups)
+    (text,) = findings(Outcome([SEED, FP32], FP32, [FP32, SEED], [], explanation, is_cut_short=True))
+    assert "the search ended before its budget" in text
+    assert "larger --budget" not in text
+    (only,) = findings(Outcome([FP32], FP32, [FP32], [], explanation, is_cut_short=True))
+    assert only == "only all-FP32 was evaluated: the same command goes on"
+
+
+def test_plans_of_the_sampler_that_failed_were_searched() -> None:
+    failures = [Failure(Stage.BUILD, FailureKind.ERROR, "no kernel")] * 3
+    groups = tuple(GroupWorth(f"g{k}", "n", "matmul", None, None, None, None, 0, 1, "FP16") for k in range(8))
+    outcome = Outcome([SEED, FP32], FP32, [FP32, SEED], failures, Explanation(groups=groups), sampled_failures=2)
+    assert "nothing was searched" not in "\n".join(findings(outcome))
 
 
 def test_failures_are_counted_beside_a_front_that_is_faster() -> None:

@@ -193,6 +193,78 @@ def test_a_point_that_is_not_finite_on_held_out_samples_is_dropped(searched: Stu
     assert all("not finite on the held-out samples" in one.warning for one in dropped)
 
 
+def test_outputs_that_one_process_made_nan_drop_nothing(searched: StudyRecord, space: SearchSpace) -> None:
+    diary, toolchain = Diary(), make_toolchain(space, non_finite_calls={1})
+    confirm(searched, toolchain, SETTINGS, diary, rounds=1)
+    points, dropped = confirmed_evaluations(searched, 1, FAST)
+    assert not dropped
+    assert all(point.held_out is not None for point in points)
+    assert [text for text in diary.warnings if "only the second measurement counts" in text]
+
+
+def test_what_is_dropped_on_held_out_samples_is_said_once_and_alike_everywhere(
+    searched: StudyRecord, space: SearchSpace
+) -> None:
+    every = {g.id for g in space.groups}
+    confirm(searched, make_toolchain(space, non_finite_held_out=every), SETTINGS, Diary(), rounds=1)
+    front = front_of(searched)
+    assert front.points == (front.fp32,)
+    assert front.fp16 is not None
+    assert not front.fp16.is_finite, "all-FP16 is not shown as if its outputs were finite"
+    (dropped,) = (text for text in front.warnings if "and dropped" in text)
+    assert "more: not finite on the held-out samples" in dropped
+    said = "\n".join(front.warnings)
+    assert "does not pay" not in said
+    assert "gave NaN or Inf on the held-out samples" in said
+    with pytest.raises(PlanError, match="not finite"):
+        front_of(searched, plan=front.fp16.plan.fingerprint)
+
+
+def test_plans_that_fail_alike_when_confirmed_share_a_warning(searched: StudyRecord, space: SearchSpace) -> None:
+    confirm(searched, make_toolchain(space, crashes={g.id for g in space.groups}), SETTINGS, Diary(), rounds=1)
+    front = front_of(searched)
+    assert len(front.points) > 4
+    assert sum("failed when measured again" in text for text in front.warnings) == 1
+    assert not [text for text in front.warnings if "was not measured again" in text], "it was, and failed"
+
+
+def test_a_limit_that_only_a_plan_off_the_front_keeps_to(open_record: OpenRecord, space: SearchSpace) -> None:
+    """Nothing is faster beyond noise, so that all-FP32 alone is on the front."""
+    law = Law([g.id for g in space.groups], boundary_ms=0.0, gains={g.id: 0.01 for g in space.groups})
+    toolchain, settings = FakeToolchain(law, noise=0.05, session_spread=0.02), replace(SETTINGS, budget=2)
+    record = open_record()
+    Tuner(record, space, toolchain, settings, Silent()).run()
+    confirm(record, toolchain, settings, Silent(), rounds=3)
+    plain = front_of(record)
+    assert plain.points == (plain.fp32,)
+    slower, faster = sorted((plain.fp32, plain.fp16), key=lambda e: -e.latency.median_ms if e is not None else 0.0)
+    assert slower is not None
+    assert faster is not None
+    between = (slower.latency.median_ms + faster.latency.median_ms) / 2
+    front = front_of(record, max_latency_ms=between)
+    assert front.limits_met
+    assert front.chosen is not None
+    assert front.chosen.plan == faster.plan
+    assert "no plan" not in front.chosen_reason
+
+
+def test_a_plan_that_was_not_confirmed_has_its_speedup_against_the_same_baseline(
+    searched: StudyRecord, space: SearchSpace
+) -> None:
+    confirm(searched, make_toolchain(space, session_spread=0.05), SETTINGS, Diary(), rounds=3)
+    front = front_of(searched)
+    other = next(e for e in searched.evaluations() if e.plan not in [p.plan for p in front.points])
+    picked = front_of(searched, plan=other.plan.fingerprint).chosen
+    assert picked is not None
+    assert picked.speedup == pytest.approx(front.fp32.latency.median_ms / picked.latency.median_ms)
+
+
+def test_a_baseline_that_drifts_is_told(open_record: OpenRecord, space: SearchSpace) -> None:
+    record = open_record()
+    Tuner(record, space, make_toolchain(space, drifts=[1.0] * 8 + [1.5]), SETTINGS, Silent()).run()
+    assert any("took 1.00 to 1.50 times its first latency" in text for text in front_of(record).warnings)
+
+
 def test_a_broken_machine_stops_the_confirmation(searched: StudyRecord, space: SearchSpace) -> None:
     toolchain, diary = make_toolchain(space, faults=1), Diary()
     confirm(searched, toolchain, SETTINGS, diary, rounds=1)

@@ -93,6 +93,19 @@ def test_an_error_that_a_process_made_is_measured_again_in_a_fresh_one(
     assert sum("in a fresh process" in text for text in diary.warnings) == 1
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_outputs_that_one_process_made_nan_are_measured_again_in_a_fresh_one(
+    open_record: OpenRecord, space: SearchSpace, number: int
+) -> None:
+    """All-FP32, whose NaN would end the search, and all-FP16, whose NaN would cost its groups."""
+    record, diary = open_record(), Diary()
+    toolchain = make_toolchain(space, non_finite_calls={number})
+    Tuner(record, space, toolchain, SearchSettings(budget=8), diary).run()
+    assert (record.spent, len(toolchain.calls)) == (8, 9)
+    assert all(e.is_finite for e in record.evaluations())
+    assert sum("in a fresh process: only the second measurement counts" in text for text in diary.warnings) == 1
+
+
 def test_errors_that_are_what_they_are_are_measured_again_twice_at_most(
     open_record: OpenRecord, space: SearchSpace
 ) -> None:
