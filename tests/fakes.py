@@ -295,7 +295,7 @@ class FakeToolchain:
         error = self._output_error(plan, self.held_out_factor if is_held_out else 1.0)
         if len(self.calls) - 1 in self.non_finite_calls or (is_held_out and half & set(self.non_finite_held_out)):
             nan, count = dict.fromkeys(self.statistics, (math.nan,) * 2), {"non_finite": (3.0,) * 2}
-            error = OutputError({name: nan | count for name in error.per_output})
+            error = OutputError(dict.fromkeys(error.per_output, nan | count))
         return Measurement(
             latency=latency,
             baseline=baseline,

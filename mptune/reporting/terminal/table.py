@@ -133,14 +133,16 @@ def _cut_words(text: str, width: int) -> str:
 
 
 def distinct_ms(values: Sequence[float]) -> tuple[str, ...]:
-    """Milliseconds, with as many digits as tell different ones apart."""
+    """Milliseconds, with as many digits as tell different ones apart, and never fewer than anywhere else."""
     texts = list(map(format_ms, values))
-    for digits in range(2, _MOST_DIGITS + 1):
+    least = min((len(text.partition(".")[2]) for text in texts), default=0)
+    for digits in range(least + 1, _MOST_DIGITS + 1):
         alike: dict[str, set[float]] = {}
         for value, text in zip(values, texts, strict=True):
             alike.setdefault(text, set()).add(value)
         texts = [
-            f"{value:.{digits}f}" if len(alike[text]) > 1 else text for value, text in zip(values, texts, strict=True)
+            f"{value:.{digits}f}" if len(alike[text]) > 1 and digits > len(text.partition(".")[2]) else text
+            for value, text in zip(values, texts, strict=True)
         ]
     return tuple(texts)
 

@@ -9,8 +9,13 @@ from numpy.typing import NDArray
 
 from mptune.data.metrics.paired import LEAST_ERROR, is_compared_by_ratio, significantly_smaller
 from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 
 Bools = NDArray[np.bool_]
+
+FAR_SMALLER = 10.0
+"""An error so many times smaller is smaller, whatever other samples may say: a single sample that one plan breaks, and
+another does not, makes the error of the first so uncertain that nothing differs from it significantly."""
 
 
 def faster_beyond_noise(one: Evaluation, other: Evaluation) -> bool:
@@ -97,12 +102,16 @@ def _beats(evaluations: Sequence[Evaluation], errors: Sequence[float]) -> Bools:
 
 
 def _more_exact(evaluations: Sequence[Evaluation], errors: NDArray[np.float64]) -> Bools:
-    """Whether the row's error is significantly smaller, by all samples that both plans have met."""
-    if evaluations and is_compared_by_ratio(evaluations[0].metric):
+    """Whether the row's error is significantly smaller, by all samples that both plans have met, or far smaller."""
+    by_ratio = bool(evaluations) and is_compared_by_ratio(evaluations[0].metric)
+    if by_ratio:
         errors = np.maximum(errors, LEAST_ERROR)
     found = significantly_smaller(errors, [e.pseudo_errors for e in evaluations])
     both = [number for number, evaluation in enumerate(evaluations) if evaluation.held_out is not None]
     if both:
         every = [evaluations[number].all_pseudo_errors for number in both]
         found[np.ix_(both, both)] = significantly_smaller(errors[both], every)
+    if by_ratio:
+        floored = np.maximum(errors, ERROR_FLOOR)
+        found |= FAR_SMALLER * floored[:, None] <= floored[None, :]
     return found

@@ -323,6 +323,8 @@ def test_equal_speedups_are_told_apart_by_ms() -> None:
     assert distinct_ms([1.23451, 1.23451, 1.23458, 2.0]) == ("1.2345", "1.2345", "1.2346", "2.000")
     assert distinct_ms([100.01, 100.04]) == ("100.01", "100.04")
     assert distinct_ms([0.5, 0.6]) == ("0.500", "0.600")
+    assert distinct_ms([0.13474, 0.13521, 0.2]) == ("0.1347", "0.1352", "0.200"), "no digit less than the choice has"
+    assert distinct_ms([0.012344, 0.012344, 0.5]) == ("0.01234", "0.01234", "0.500")
 
 
 def test_one_error_column_with_one_meaning(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:

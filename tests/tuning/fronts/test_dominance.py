@@ -36,6 +36,16 @@ def test_a_more_exact_plan_displaces_one_that_is_not_significantly_faster() -> N
     assert pareto([other, exact]) == (exact,)
 
 
+def test_a_plan_that_breaks_one_sample_displaces_none_that_does_not() -> None:
+    """The broken sample makes the error so uncertain that no difference from it is significant."""
+    sound = with_errors(make_evaluation(5.0, 1.0, width=0.1, number=1), [1.0e-4] * 64)
+    breaks = with_errors(make_evaluation(4.0, 1.0, width=0.1, number=2), [1.0e-4] * 63 + [1.0])
+    assert pareto([sound, breaks]) == (breaks, sound)
+    fp32 = with_errors(make_evaluation(6.0, 1.0, width=0.1, number=0), [0.0] * 64)
+    once = with_errors(make_evaluation(4.0, 1.0, width=0.1, number=2), [0.0] * 63 + [1e-2])
+    assert pareto([fp32, once]) == (once, fp32)
+
+
 def test_both_stay_where_each_is_significantly_better_in_one() -> None:
     exact = with_errors(make_evaluation(5.0, 1.0, width=0.1, number=1), [1.0e-3, 1.1e-3, 1.2e-3, 1.1e-3])
     fast = with_errors(make_evaluation(4.0, 1.0, width=0.1, number=2), [2.0e-3, 2.3e-3, 2.2e-3, 2.2e-3])
