@@ -17,6 +17,7 @@ from mptune.errors import RunError, SettingsError, TargetError
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import REDUCED, Precision, PrecisionPlan
 from mptune.reporting.terminal.explanation import print_explanation
+from mptune.reporting.terminal.front import print_front
 from mptune.tuning.space import make_space
 from mptune.tuning.steps import prepare
 from tests.graph.models import constant, model, node, save, value
@@ -91,6 +92,27 @@ def test_it_is_explained_with_what_each_group_is(searched: tuple[mptune.Front, P
     text = " ".join(stream.getvalue().split())
     assert "in BF16 where FP16 cannot hold its values" in text
     assert "reduced in: points of the front where it is FP16 or BF16" in text
+
+
+def test_a_search_without_fp16_speaks_of_bf16(overflowing: tuple[Path, Path], tmp_path: Path) -> None:
+    out, bf16 = tmp_path / "r.mptune", ("fp32", "bf16")
+    front = mptune.search(
+        overflowing[0], data=overflowing[1], out=out, target=TARGET, budget=3, precisions=bf16, progress=False
+    )
+    assert front.chosen is not None
+    assert front.chosen.plan.bf16_groups
+    stream = io.StringIO()
+    print_front(front, stream)
+    print_explanation(front, stream)
+    text = stream.getvalue()
+    assert "What breaks in BF16, and why" in text
+    assert "explicit BF16 roundings" in text
+    assert "FP16" not in text.replace("FP16+BF16/32", "")
+    readme = (out / "chosen" / "README.txt").read_text()
+    assert "layer groups in BF16, the rest in FP32" in readme
+    assert "BF16 weights" in readme
+    assert "roundings to FP16" not in readme
+    assert "What breaks in BF16, and why" in (out / "report.html").read_text()
 
 
 def test_the_run_is_read_and_resumed(overflowing: tuple[Path, Path], searched: tuple[mptune.Front, Path]) -> None:

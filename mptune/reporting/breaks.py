@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.finding import RANGE_CODES, Finding
 from mptune.graph.plan import Precision, PrecisionPlan
-from mptune.reporting.text import format_error
+from mptune.reporting.text import format_error, front_rows, reduced_names
 from mptune.tuning.front import Front
 from mptune.tuning.reasons.group_findings import BREAKING_CODES, breaks
 
-HEADING = "What breaks in FP16, and why"
 _NAMED = 3
 NOT_FINITE, LARGE_ERROR = "not finite", "large error"
 """What a place is called that no finding is about."""
@@ -70,6 +69,15 @@ class Break:
         name = self.precision.name
         kept = verbs[self.kept] + (self.held or ("FP32" if self.kept else name) if self.kept is not None else "")
         return f"plain {name}: {self.plain}{'; ' if kept else ''}{kept}"
+
+
+def heading(front: Front) -> str:
+    """Above what breaks: FP16, or BF16 where no plan has FP16."""
+    return f"What breaks in {_first_name(front)}, and why"
+
+
+def _first_name(front: Front) -> str:
+    return reduced_names(row.evaluation.plan for row in front_rows(front)).partition(" ")[0]
 
 
 def breaks_in_fp16(front: Front) -> tuple[Break, ...]:
@@ -146,7 +154,7 @@ def _unexplained(front: Front, explained: set[str]) -> list[Break]:
         (one for one in front.explanation.groups if (one.one_group_error or 0.0) >= threshold),
         key=lambda one: -(one.one_group_error or 0.0),
     )
-    found = []
+    found, name = [], _first_name(front)
     for worth in (one for one in worst if one.group not in explained):
         error = worth.one_group_error or 0.0
         what = "NaN or Inf" if math.isinf(error) else f"an error of {format_error(error)}"
@@ -157,8 +165,9 @@ def _unexplained(front: Front, explained: set[str]) -> list[Break]:
                 (worth.name,),
                 (),
                 "no finding says why",
-                f"{what} in the outputs, with this group alone in FP16",
+                f"{what} in the outputs, with this group alone in {name}",
                 None if front.chosen is None else worth.group in kept,
+                precision=Precision[name],
             )
         )
     fp16 = front.fp16
@@ -170,7 +179,8 @@ def _unexplained(front: Front, explained: set[str]) -> list[Break]:
         why = f"no finding says why; `mptune inspect {front.model_path} --data PATH` shows what its values are"
         plain = f"{what} in the outputs of {front.fp16_name}"
         groups = fp16.plan.reduced_groups
-        found.append(Break(kind, groups if len(groups) <= _NAMED else (), (), (), why, plain, None))
+        named = groups if len(groups) <= _NAMED else ()
+        found.append(Break(kind, named, (), (), why, plain, None, precision=Precision[name]))
     return found
 
 

@@ -9,6 +9,7 @@ from string import Template
 
 from mptune._version import __version__
 from mptune.engines.environment import Environment
+from mptune.graph.plan import PrecisionPlan
 from mptune.printable import printable, shortened
 from mptune.reporting.recipe import ENGINE_FILE, BuildRecipe, is_on_cpu
 from mptune.reporting.text import (
@@ -19,6 +20,7 @@ from mptune.reporting.text import (
     format_ms,
     format_speedup,
     read_template,
+    reduced_names,
     unique,
 )
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
@@ -31,7 +33,7 @@ MOST_OF_A_CODE = 3
 """So many findings of one code are in README.txt."""
 
 _EMULATION = """
-check.onnx   the same plan in FP32 with roundings to FP16, which that error is of; it reads the weights of model.onnx"""
+check.onnx   the same plan in FP32 with roundings to {reduced}, which that error is of, and the weights of model.onnx"""
 
 MOST_KEPT = 12
 """So many FP32 groups are named in README.txt."""
@@ -59,7 +61,9 @@ def readme_text(
     facts = {
         "version": __version__,
         "engine_file": _engine_line(engine),
-        "emulation": _EMULATION if has_check and evaluation.error_source == "emulated" else "",
+        "emulation": _EMULATION.format(reduced=reduced_names([evaluation.plan]))
+        if has_check and evaluation.error_source == "emulated"
+        else "",
         **_plan_facts(front, evaluation),
         **_figures(front, evaluation),
         "findings": _block(_findings(front)) or "  nothing",
@@ -83,11 +87,17 @@ def _plan_facts(front: Front, evaluation: Evaluation) -> dict[str, str]:
         "plan": _line(plan.fingerprint),
         "origin": _line(_origin(front, evaluation)),
         "reason": _line(front.chosen_reason),
-        "groups": str(len(plan.precision)),
-        "fp16_groups": str(len(plan.fp16_groups)),
-        "in_bf16": f"{len(plan.bf16_groups)} in BF16, " if plan.bf16_groups else "",
+        "counts": _counts(plan),
+        "reduced": reduced_names([plan]),
         "kept": _kept(front, evaluation),
     }
+
+
+def _counts(plan: PrecisionPlan) -> str:
+    """How many groups are FP16, and how many BF16."""
+    half, brain = len(plan.fp16_groups), len(plan.bf16_groups)
+    first = f"{brain if brain and not half else half} of {len(plan.precision)} layer groups in "
+    return first + ("BF16" if brain and not half else f"FP16, {brain} in BF16" if brain else "FP16")
 
 
 def _figures(front: Front, evaluation: Evaluation) -> dict[str, str]:
@@ -107,7 +117,7 @@ def _figures(front: Front, evaluation: Evaluation) -> dict[str, str]:
         "error_detail": (
             f"on the outputs of {computed_by}"
             if evaluation.error_source == "measured"
-            else "by the FP32 model with explicit roundings to FP16"
+            else f"by the FP32 model with explicit roundings to {reduced_names([evaluation.plan])}"
         ),
         "held_out": format_error(held_out) if held_out is not None else "not taken",
         "confirmed": "yes, in fresh processes" if evaluation.confirmed else "no",

@@ -11,6 +11,7 @@ from pathlib import Path
 from mptune.data.metrics.paired import Difference
 from mptune.engines.environment import Environment, GpuState
 from mptune.finding import Finding
+from mptune.graph.plan import PrecisionPlan
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Kept, Reason
 from mptune.tuning.front import Front
@@ -160,6 +161,13 @@ def latency_source(front: Front) -> str:
     return f"PREDICTED for {front.target}: nothing was timed on that device"
 
 
+def reduced_names(plans: Iterable[PrecisionPlan]) -> str:
+    """The precisions beside FP32 that plans have: FP16, BF16, or FP16 and BF16; FP16 where they have none."""
+    known = list(plans)
+    has_fp16, has_bf16 = any(p.fp16_groups for p in known), any(p.bf16_groups for p in known)
+    return " and ".join(["FP16"] * (has_fp16 or not has_bf16) + ["BF16"] * has_bf16)
+
+
 def error_source(front: Front) -> str:
     """Whether the errors are measured or emulated, and their metric."""
     evaluations = [row.evaluation for row in front_rows(front)]
@@ -167,7 +175,8 @@ def error_source(front: Front) -> str:
     if sources == {"measured"}:
         return f"{front.metric}, measured on the outputs of the target's own engine"
     if sources == {"emulated"}:
-        return f"{front.metric}, emulated (FP32 graph with explicit FP16 roundings)"
+        reduced = reduced_names(evaluation.plan for evaluation in evaluations)
+        return f"{front.metric}, emulated (FP32 graph with explicit {reduced} roundings)"
     return f"{front.metric}, measured or emulated (~) as marked"
 
 

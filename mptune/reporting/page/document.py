@@ -13,6 +13,7 @@ from mptune.data.numbers import encode_float
 from mptune.data.run_outputs import RunOutputs
 from mptune.graph.plan import Precision
 from mptune.printable import printable
+from mptune.reporting.breaks import heading
 from mptune.reporting.page.confirming import confirmation_document
 from mptune.reporting.page.content import PageContent
 from mptune.reporting.page.failures import failure_documents
@@ -65,6 +66,7 @@ def page_document(content: PageContent) -> dict[str, Any]:
         "fp32": place[front.fp32.plan],
         "fp16": None if front.fp16 is None else place[front.fp16.plan],
         "fp16_name": front.fp16_name,
+        "breaks": heading(front),
         "front": [place[point.plan] for point in front.points],
         "recommended": [{"plan": place[e.plan], "roles": roles} for e, roles in recommended(front)],
         "evaluations": front.evaluations,

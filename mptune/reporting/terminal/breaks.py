@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from mptune.reporting.breaks import HEADING, Break, breaks_in_fp16
+from mptune.reporting.breaks import Break, breaks_in_fp16, heading
 from mptune.reporting.terminal.console import print_text
 from mptune.reporting.text import cut_front, format_error, short_path
 from mptune.tuning.front import Front
@@ -23,7 +23,7 @@ def print_breaks(console: Console, front: Front, *, every: bool = False) -> None
         every: name all places.
     """
     found = breaks_in_fp16(front)
-    print_text(console, HEADING, "bold")
+    print_text(console, heading(front), "bold")
     for one in found if every else found[:MOST_SHOWN]:
         _print_break(console, one)
     if not found:

@@ -19,6 +19,7 @@ from mptune.reporting.text import (
     format_ms,
     front_rows,
     reasons_of,
+    reduced_names,
 )
 from mptune.tuning.explanation import Reason
 
@@ -52,9 +53,10 @@ def print_explanation(front: Front, stream: TextIO | None = None) -> None:
     console.print()
     gains = explanation.gains_from
     gains_text = "unknown: the search did not measure them" if gains is None else f"from {gains}, without Casts"
-    alone = "FP16, or in BF16 where FP16 cannot hold its values" if has_bf16 else "FP16"
+    reduced = reduced_names(point.plan for point in front.points)
+    alone = "FP16, or in BF16 where FP16 cannot hold its values" if reduced == "FP16 and BF16" else reduced
     print_text(console, f"errors: {front.metric} with this group alone in {alone}; gains: {gains_text}")
-    where = " where it is FP16 or BF16" if has_bf16 else ""
+    where = f" where it is {reduced.replace(' and ', ' or ')}" if has_bf16 else ""
     print_text(console, f"{counted}: points of the front{where}; plan: what the chosen plan does")
     console.print()
     _why(console, front)

@@ -5,7 +5,7 @@ const SHOWN_FINDINGS = 6;
 function findingsSection() {
   const errors = data.findings.filter((f) => f.severity === "error");
   const numbers = data.findings.filter((f) => f.severity !== "error" && f.is_fp16);
-  const box = section("breaks", "What breaks in FP16, and why");
+  const box = section("breaks", data.breaks);
   if (errors.length) {
     box.append(h("p", { class: "bad" }, "No plan repairs these: the FP32 model or its engine is wrong already."), ...[findingList(errors)].flat());
   }
