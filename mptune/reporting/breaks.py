@@ -72,8 +72,10 @@ class Break:
 
 
 def heading(front: Front) -> str:
-    """Above what breaks: FP16, or BF16 where no plan has FP16."""
-    return f"What breaks in {_first_name(front)}, and why"
+    """Above what breaks: FP16, or BF16 where that alone breaks something, or no plan has FP16 and nothing breaks."""
+    found = {one.precision for one in breaks_in_fp16(front)}
+    name = (Precision.FP16 if Precision.FP16 in found else Precision.BF16).name if found else _first_name(front)
+    return f"What breaks in {name}, and why"
 
 
 def _first_name(front: Front) -> str:
