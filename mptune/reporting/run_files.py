@@ -30,6 +30,7 @@ from mptune.tuning.fronts.run_facts import sample_indices
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.runs.confirmation import Confirmation
 from mptune.tuning.runs.model_copy import keep_model
+from mptune.tuning.steps.remeasure import dropped_plans
 
 
 def write_run_files(
@@ -73,7 +74,11 @@ def write_run_files(
         write_chosen(front, front.chosen, grouped, run.chosen, environment, bank, recipe, check, opset)
     outputs = run_outputs(run, front)
     write_run_outputs(run.outputs_json, outputs)
-    evaluations = record.evaluations()
+    broken = dropped_plans(record, front.fp32.ignored)
+    evaluations = [
+        replace(e.with_baseline(front.fp32.latency.median_ms), held_out=broken.get(e.plan.fingerprint))
+        for e in record.evaluations()
+    ]
     progress = progress_of(record, front.fp32, reference_error_of(front.metric, evaluations))
     content = PageContent(front, evaluations, grouped.groups, environment, progress, confirmation, outputs)
     write_report(content, run.report_html)

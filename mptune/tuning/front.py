@@ -141,6 +141,19 @@ def pareto(
     return tuple(sorted(kept, key=lambda e: (e.latency.median_ms, -error(e))))
 
 
+def confirmed_front(points: Iterable[Evaluation]) -> tuple[Evaluation, ...]:
+    """The front by the error of the search samples, less what is dominated by held-out error.
+
+    Where the two errors rank two plans differently, neither ranking is beyond the noise of the samples; the plan that
+    is kept is better in latency and not worse in either error by much, and the front reads the same both ways. Points
+    that have no held-out error are not judged by it: theirs would look the better for it.
+    """
+    searched = pareto(points, error=lambda e: e.error_value)
+    beaten = {e.plan.fingerprint for e in searched if e.held_out is not None}
+    beaten -= {e.plan.fingerprint for e in pareto(e for e in searched if e.held_out is not None)}
+    return tuple(e for e in searched if e.plan.fingerprint not in beaten)
+
+
 def hypervolume(points: Iterable[Evaluation], fp32: Evaluation, reference_error: float = REFERENCE_ERROR) -> float:
     """Share of the box between nothing and the reference point that the points dominate, 0 to 1.
 
@@ -244,6 +257,8 @@ def choose(
         return max(ratios)
 
     wanted = " and ".join(limits)
+    if max_memory_bytes is not None and all(point.memory is None for point in points):
+        return min(points, key=excess), f"what memory plans take is not known, so none is shown to have {wanted}", False
     meeting = [p for p in points if excess(p) <= 1.0]
     if not meeting:
         return min(points, key=excess), f"no plan has {wanted}; this is the nearest", False

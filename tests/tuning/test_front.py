@@ -297,3 +297,5 @@ def test_a_memory_limit_leaves_points_out() -> None:
     nearest, reason, is_met = choose(points, None, None, 50)
     assert (nearest, is_met) == (points[0], False)
     assert "no plan has memory" in reason
+    _, reason, is_met = choose(points[3:], None, None, 160)
+    assert (reason.partition(",")[0], is_met) == ("what memory plans take is not known", False)

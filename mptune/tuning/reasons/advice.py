@@ -103,6 +103,7 @@ def findings(outcome: Outcome) -> tuple[str, ...]:
         faster
         and outcome.was_searched
         and all(p.origin != ORIGIN_SAMPLER for p in faster)
+        and _sampled(outcome.evaluations)
         and not (outcome.is_exhausted or outcome.is_given)
     ):
         found.append(f"no searched plan is on the front, only seeds: {outcome.more} may find better ones")

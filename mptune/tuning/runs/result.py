@@ -20,7 +20,7 @@ from mptune.tuning.evaluation import (
     disagreements,
 )
 from mptune.tuning.explanation import Explanation
-from mptune.tuning.front import Front, choose, hypervolume, knee, pareto, reference_error_of
+from mptune.tuning.front import Front, choose, confirmed_front, hypervolume, knee, pareto, reference_error_of
 from mptune.tuning.fronts.content import ChoiceKind, origin_fields
 from mptune.tuning.fronts.kept import RunStamp, keep_front
 from mptune.tuning.fronts.metric_limits import MetricLimit, check_metric_limits
@@ -33,7 +33,7 @@ from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import drift_warning
 from mptune.tuning.record.storage_urls import same_storage, storage_url
 from mptune.tuning.record.study import forget_studies, has_outcome, read_study
-from mptune.tuning.steps.remeasure import candidates, confirmed_evaluations, confirmed_front, rounds_needed
+from mptune.tuning.steps.remeasure import candidates, confirmed_evaluations, dropped_plans, rounds_needed
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def build_front(
     check_tolerances(choice.tolerance, choice.ignore, record.metric, outputs, searched.error)
     rounds = rounds_needed(settings, searched.latency.source)
     sound = [e for e in evaluations if e.is_finite]
-    read = sound if every else candidates(evaluations, choice.tolerance)
+    read = sound if every else candidates(evaluations, choice.tolerance, dropped_plans(record, choice.ignore))
     confirmed, unconfirmed = confirmed_evaluations(record, rounds, settings.latency, read)
     fp32 = _of_origin(confirmed, ORIGIN_FP32) or searched
     broken = [plan.evaluation for plan in unconfirmed if plan.failure is None]

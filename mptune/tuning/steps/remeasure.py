@@ -26,7 +26,7 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.settings import LatencySettings, SearchSettings, Tolerance
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.failures import describe, machine_error
-from mptune.tuning.front import choose, knee, pareto
+from mptune.tuning.front import choose, confirmed_front, knee, pareto
 from mptune.tuning.fronts.dominance import in_doubt
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.fronts.tolerances import feasible
@@ -39,16 +39,24 @@ from mptune.tuning.steps.limits import Limits
 
 _PREFIX = "confirm:"
 
+_VAIN = 2
+"""After so many plans that gave NaN or Inf in a fresh process again, others are believed at once."""
 
-def candidates(evaluations: Sequence[Evaluation], tolerances: Sequence[Tolerance] = ()) -> tuple[Evaluation, ...]:
+
+def candidates(
+    evaluations: Sequence[Evaluation], tolerances: Sequence[Tolerance] = (), dropped: Collection[str] = ()
+) -> tuple[Evaluation, ...]:
     """The front, all-FP32 and all-FP16, each once, in the order in which they are measured: the baseline first.
 
     Args:
         evaluations: of all plans.
         tolerances: the front is of the plans within these, where there are any.
+        dropped: fingerprints of plans that are candidates, but not on the front: they hide no plan that is sound.
     """
+    sound = [e for e in evaluations if e.plan.fingerprint not in dropped]
     seeds = [e for e in evaluations if e.origin in (ORIGIN_FP32, ORIGIN_FP16) and e.is_finite]
-    unique = {e.plan.fingerprint: e for e in (*seeds, *pareto(feasible(evaluations, tolerances)))}
+    off = [e for e in evaluations if e.plan.fingerprint in dropped and e.is_finite]
+    unique = {e.plan.fingerprint: e for e in (*seeds, *off, *pareto(feasible(sound, tolerances)))}
     return tuple(sorted(unique.values(), key=lambda e: (e.origin != ORIGIN_FP32, e.latency.median_ms)))
 
 
@@ -64,11 +72,12 @@ def points_to_confirm(record: StudyRecord, settings: SearchSettings, rounds: int
         settings: how many, and the limits that the choice is made by.
         rounds: how many each point should have.
     """
-    evaluations = _counted(record, settings)
-    every = candidates(evaluations, settings.tolerance)
+    evaluations, dropped = _counted(record, settings), dropped_plans(record, settings.ignore)
+    every = candidates(evaluations, settings.tolerance, dropped)
     if len(every) <= settings.confirm_points:
         return every
-    front = pareto(feasible(evaluations, settings.tolerance))
+    sound = [e for e in evaluations if e.plan.fingerprint not in dropped]
+    front = pareto(feasible(sound, settings.tolerance))
     confirmed = confirmed_evaluations(record, rounds, settings.latency, every)[0]
     now = confirmed_front(feasible(confirmed, settings.tolerance))
     limits = (settings.max_error, settings.max_latency_ms, settings.max_memory_bytes, settings.tolerance)
@@ -82,6 +91,15 @@ def points_to_confirm(record: StudyRecord, settings: SearchSettings, rounds: int
     taken += _spread(rest, taken, settings.confirm_points - len(taken))
     kept = {e.plan.fingerprint for e in taken}
     return tuple(e for e in every if e.plan.fingerprint in kept)
+
+
+def dropped_plans(record: StudyRecord, ignored: tuple[str, ...] = ()) -> dict[str, OutputError]:
+    """Fingerprint -> error of the plans whose outputs are not finite on the held-out samples; ignored ones left out."""
+    return {
+        key.split(":")[1]: OutputError.from_json(note["error"])
+        for key, note in record.notes(_PREFIX).items()
+        if "error" in note and not _is_finite(OutputError.from_json(note["error"]), ignored)
+    }
 
 
 def _counted(record: StudyRecord, settings: SearchSettings) -> tuple[Evaluation, ...]:
@@ -178,7 +196,7 @@ def confirm(
             listener.stage(f"stopped confirming: {limit.value}; the same command goes on with it")
             return
         plans = len({point.plan.fingerprint for _, point in todo})
-        every = len(candidates(_counted(record, settings), settings.tolerance))
+        every = len(candidates(_counted(record, settings), settings.tolerance, dropped_plans(record, settings.ignore)))
         of_all = f" of {every}" if every > max(plans, settings.confirm_points) else ""
         listener.stage(f"confirming {plans}{of_all} plan{'s' if plans > 1 or of_all else ''}")
         failed |= measure_again(todo, record, toolchain, settings, listener, limits)
@@ -204,7 +222,7 @@ def measure_again(
         RunError: the machine failed again and again, all-FP32 fails now, too, or the record cannot be written.
     """
     failed: set[str] = set()
-    in_a_row = 0
+    in_a_row = in_vain = 0
     last: int | None = None
     for index, (number, point) in enumerate(todo):
         count_down(listener, record.spent + index, len(todo) - index)
@@ -215,7 +233,9 @@ def measure_again(
             last = number
         if point.plan.fingerprint in failed:
             continue
-        result, faults = _measure(toolchain, point, settings.worker.retries, listener)
+        measure = _measure if in_vain < _VAIN else _measure_once
+        result, faults = measure(toolchain, point, settings.worker.retries, listener)
+        in_vain += not isinstance(result, Failure) and not _is_finite(result.error, point.ignored)
         keep_faults(record, faults, faults + 1)
         if isinstance(result, Failure):
             failed.add(point.plan.fingerprint)
@@ -273,40 +293,24 @@ def confirmed_evaluations(
     return tuple(kept), tuple(unconfirmed)
 
 
-def confirmed_front(points: Iterable[Evaluation]) -> tuple[Evaluation, ...]:
-    """The front by the error of the search samples, less what is dominated by held-out error.
-
-    Where the two errors rank two plans differently, neither ranking is beyond the noise of the samples; the plan that
-    is kept is better in latency and not worse in either error by much, and the front reads the same both ways. Points
-    that have no held-out error are not judged by it: theirs would look the better for it.
-    """
-    searched = pareto(points, error=lambda e: e.error_value)
-    beaten = {e.plan.fingerprint for e in searched if e.held_out is not None}
-    beaten -= {e.plan.fingerprint for e in pareto(e for e in searched if e.held_out is not None)}
-    return tuple(e for e in searched if e.plan.fingerprint not in beaten)
-
-
 def _measure(
     toolchain: Toolchain, point: Evaluation, retries: int, listener: Listener
 ) -> tuple[Measurement | Failure, int]:
-    """Measure a plan, as ``_measure_once`` does; once more in a fresh process where its outputs are not finite.
-
-    The search saw finite outputs of it: a process may have gone wrong.
-    """
-    result, faults = _measure_once(toolchain, point.plan, retries, listener)
+    """Measure a plan; once more in a fresh process where its outputs are not finite, as they were in the search."""
+    result, faults = _measure_once(toolchain, point, retries, listener)
     if isinstance(result, Failure) or _is_finite(result.error, point.ignored):
         return result, faults
     toolchain.restart()
-    again, more = _measure_once(toolchain, point.plan, retries, listener)
+    again, more = _measure_once(toolchain, point, retries, listener)
     if isinstance(again, Failure) or not _is_finite(again.error, point.ignored):
         return result, faults + more
-    what = f"plan {point.plan.fingerprint} gave NaN or Inf on the held-out samples, and gives none in a fresh process"
-    listener.warning(f"{what}: only the second measurement counts")
+    what = f"plan {point.plan.fingerprint} gave NaN or Inf on the held-out samples, and gives none in a fresh process: "
+    listener.warning(what + "only the second measurement counts")
     return again, faults + more
 
 
 def _measure_once(
-    toolchain: Toolchain, plan: PrecisionPlan, retries: int, listener: Listener
+    toolchain: Toolchain, point: Evaluation, retries: int, listener: Listener
 ) -> tuple[Measurement | Failure, int]:
     """Measure a plan; again in a fresh process where it fails, and as often as is set where the machine does.
 
@@ -315,7 +319,7 @@ def _measure_once(
     """
     faults = failures = 0
     while True:
-        result = toolchain.evaluate(plan, "held_out")
+        result = toolchain.evaluate(point.plan, "held_out")
         if not isinstance(result, Failure):
             return result, faults + failures
         if result.is_machine_fault:
@@ -327,7 +331,7 @@ def _measure_once(
         failures += 1
         if failures == ATTEMPTS:
             return result, faults
-        what = f"plan {plan.fingerprint} failed while confirming ({describe(result)})"
+        what = f"plan {point.plan.fingerprint} failed while confirming ({describe(result)})"
         listener.warning(f"{what}: trying again in a fresh process")
         toolchain.restart()
 
@@ -360,8 +364,8 @@ def _pooled(
 
 def _finite_rounds(point: Evaluation, notes: Sequence[Mapping[str, Any]]) -> int:
     """In how many rounds the outputs of a plan were finite."""
-    errors = [OutputError.from_json(note["error"]) for note in notes if _holds(note, point.metric)]
-    return sum(_is_finite(error, point.ignored) for error in errors)
+    held = [note["error"] for note in notes if _holds(note, point.metric)]
+    return sum(_is_finite(OutputError.from_json(error), point.ignored) for error in held)
 
 
 def _is_finite(error: OutputError, ignored: tuple[str, ...]) -> bool:

@@ -13,7 +13,7 @@ from mptune.engines.timing.pooled import pool_latencies
 from mptune.errors import PlanError, RunError
 from mptune.settings import SearchSettings, WorkerSettings
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32
-from mptune.tuning.front import Front, knee, pareto
+from mptune.tuning.front import Front, confirmed_front, knee, pareto
 from mptune.tuning.fronts.run_facts import Facts
 from mptune.tuning.listener import Silent
 from mptune.tuning.record.record import StudyRecord
@@ -22,7 +22,6 @@ from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.remeasure import (
     confirm,
     confirmed_evaluations,
-    confirmed_front,
     missing,
     points_to_confirm,
     rounds_needed,
@@ -213,11 +212,29 @@ def test_what_is_dropped_on_held_out_samples_is_said_once_and_alike_everywhere(
     assert not front.fp16.is_finite, "all-FP16 is not shown as if its outputs were finite"
     (dropped,) = (text for text in front.warnings if "and dropped" in text)
     assert "more: not finite on the held-out samples" in dropped
+    finite = [e for e in searched.evaluations() if e.is_finite and e.plan.fp16_groups]
+    assert f" and {len(finite) - 3} more" in dropped, "none is left that the broken ones had hidden"
     said = "\n".join(front.warnings)
     assert "does not pay" not in said
     assert "gave NaN or Inf on the held-out samples" in said
     with pytest.raises(PlanError, match="not finite"):
         front_of(searched, plan=front.fp16.plan.fingerprint)
+
+
+def test_a_plan_that_is_dropped_hides_no_sound_one(open_record: OpenRecord, space: SearchSpace) -> None:
+    """All that holds the last group breaks on the held-out samples, and had dominated plans without it."""
+    last = space.groups[-1].id
+    law = {"gains": {last: 6.0}, "errors": {last: 0.0}, "boundary_ms": 0.0}
+    record, groups = open_record(), [g.id for g in space.groups]
+    Tuner(record, space, FakeToolchain(Law(groups, **law)), SETTINGS, Silent()).run()  # type: ignore[arg-type]
+    before = {e.plan for e in pareto(record.evaluations())}
+    sound = {e.plan for e in pareto(e for e in record.evaluations() if last not in e.plan.fp16_groups)}
+    assert sound - before, "some are dominated"
+    broken = FakeToolchain(Law(groups, **law), non_finite_held_out={last})  # type: ignore[arg-type]
+    confirm(record, broken, SETTINGS, Silent(), rounds=1)
+    front = front_of(record)
+    assert {point.plan for point in front.points} == sound
+    assert all(point.held_out is not None for point in front.points)
 
 
 def test_plans_that_fail_alike_when_confirmed_share_a_warning(searched: StudyRecord, space: SearchSpace) -> None:
