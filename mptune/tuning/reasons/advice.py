@@ -208,7 +208,7 @@ def _why_no_mixed_plan_is_there(outcome: Outcome) -> str:
 def _none(outcome: Outcome, plan: str = "plan") -> str:
     """That no plan is faster, as far as it was timed."""
     if outcome.fp32.latency.source == "predicted":
-        return f"no {plan} is predicted to be faster than all-FP32"
+        return f"no {plan} is estimated to be faster than all-FP32"
     return f"no {plan} is faster than all-FP32 beyond noise"
 
 
