@@ -18,9 +18,9 @@ from mptune.reporting.text import (
     explain_kept,
     format_error,
     format_ms,
-    format_speedup,
     read_template,
     reduced_names,
+    speedup_text,
     unique,
 )
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
@@ -112,7 +112,7 @@ def _figures(front: Front, evaluation: Evaluation) -> dict[str, str]:
             else "from a roofline model of the device, not timed on it: measure on the device before you rely on it"
         ),
         "fp32_latency": f"{format_ms(front.fp32.latency.median_ms)} ms",
-        "speedup": format_speedup(evaluation.speedup),
+        "speedup": speedup_text(evaluation, front.fp32),
         "error": _line(f"{format_error(evaluation.error_value)} {front.metric}, {evaluation.error_source.upper()}"),
         "error_detail": (
             f"on the outputs of {computed_by}"

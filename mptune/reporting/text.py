@@ -15,6 +15,7 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Kept, Reason
 from mptune.tuning.front import Front
+from mptune.tuning.fronts.dominance import faster_beyond_noise
 
 # Formats that the text form of a Front needs too, a floor below.
 from mptune.tuning.fronts.table import Row as Row
@@ -53,6 +54,14 @@ def format_interval(evaluation: Evaluation) -> str:
     if latency.source != "measured" or not latency.median_ms > 0 or not math.isfinite(high - low):
         return ""
     return f"+-{(high - low) / 2 / latency.median_ms * 100:.1f}%"
+
+
+def speedup_text(evaluation: Evaluation, fp32: Evaluation) -> str:
+    """The speed-up against all-FP32, and whether it is none beyond noise, such as ``1.01x, not significant``."""
+    text = format_speedup(evaluation.speedup)
+    is_apart = faster_beyond_noise(evaluation, fp32) or faster_beyond_noise(fp32, evaluation)
+    is_measured = evaluation.latency.source == "measured"
+    return f"{text}, not significant" if is_measured and not is_apart and evaluation.plan != fp32.plan else text
 
 
 def format_difference(difference: Difference) -> str:

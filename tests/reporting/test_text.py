@@ -11,6 +11,7 @@ import pytest
 
 from mptune.data.metrics.paired import Difference
 from mptune.engines.environment import Environment
+from mptune.engines.timing.latency import Latency
 from mptune.reporting.text import (
     environment_facts,
     error_source,
@@ -22,10 +23,12 @@ from mptune.reporting.text import (
     format_speedup,
     front_rows,
     latency_source,
+    speedup_text,
     unique,
 )
-from mptune.tuning.evaluation import Origin
+from mptune.tuning.evaluation import ORIGIN_FP32, Origin
 from tests.reporting.conftest import Bench, make_error, predicted
+from tests.tuning.factory import make_evaluation
 
 MakeFront = Callable[..., tuple]
 
@@ -65,6 +68,17 @@ def test_durations(seconds: float, text: str) -> None:
 def test_speedups() -> None:
     assert format_speedup(2.314) == "2.31x"
     assert format_speedup(math.inf) == "-"
+
+
+def test_a_speedup_within_noise_is_not_significant() -> None:
+    fp32 = replace(make_evaluation(10.0, 1e-7, width=0.3, origin=ORIGIN_FP32), speedup=1.0)
+    close = replace(make_evaluation(9.9, 1e-3, width=0.3, number=1), speedup=10.0 / 9.9)
+    fast = replace(make_evaluation(5.0, 1e-3, width=0.3, number=2), speedup=2.0)
+    assert speedup_text(close, fp32) == "1.01x, not significant"
+    assert speedup_text(fast, fp32) == "2.00x"
+    assert speedup_text(fp32, fp32) == "1.00x"
+    guess = replace(close, latency=Latency.predicted(9.9))
+    assert speedup_text(guess, replace(fp32, latency=Latency.predicted(10.0))) == "1.01x", "a prediction has no noise"
 
 
 def test_interval_is_of_measured_latencies_only(bench: Bench) -> None:

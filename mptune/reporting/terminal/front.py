@@ -19,10 +19,10 @@ from mptune.reporting.text import (
     format_difference,
     format_error,
     format_ms,
-    format_speedup,
     front_warnings,
     latency_source,
     short_path,
+    speedup_text,
 )
 from mptune.tuning.fronts.neighbours import neighbours
 from mptune.tuning.fronts.table import is_held_out
@@ -84,7 +84,7 @@ def _chosen(front: Front) -> str:
     chosen = front.chosen
     return (
         f"{chosen.plan.fingerprint}: {format_ms(chosen.latency.median_ms)} ms "
-        f"({format_speedup(chosen.speedup)}), error {format_error(chosen.judged_error)}; {front.chosen_reason}"
+        f"({speedup_text(chosen, front.fp32)}), error {format_error(chosen.judged_error)}; {front.chosen_reason}"
     )
 
 

@@ -223,6 +223,21 @@ def test_handles_of_the_limits_can_be_dragged(browser: Browser, page: Path) -> N
     assert browser.run(typed) == "", "at its end there is no limit"
 
 
+def test_a_latency_within_noise_is_not_called_faster_alone(
+    browser: Browser, content: PageContent, tmp_path: Path
+) -> None:
+    front = content.front
+    assert front.chosen is not None
+    assert front.fp16 is not None
+    latency = front.chosen.latency
+    near = replace(front.fp16, latency=replace(latency, median_ms=0.99 * latency.median_ms), error=front.chosen.error)
+    points = tuple(near if point.plan == near.plan else point for point in front.points)
+    page = tmp_path / "page.html"
+    write_report(replace(content, front=replace(front, fp16=near, points=points)), page)
+    browser.show(page)
+    assert "1 % faster (not significant)" in browser.text("main")
+
+
 def test_the_table_sorts(browser: Browser, page: Path) -> None:
     browser.show(page)
     browser.unfold("#points")

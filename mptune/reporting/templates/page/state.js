@@ -57,7 +57,9 @@ function describePlan(plan) {
 function buys(plan, other) {
   if (plan === other) return "";
   const change = plan.ms / other.ms - 1;
-  const speed = Math.abs(change) < 5e-4 ? "as fast" : `${formatPercent(change)} ${change > 0 ? "slower" : "faster"}`;
+  const isApart = plan.high < other.low || other.high < plan.low;
+  const amount = `${formatPercent(change)} ${change > 0 ? "slower" : "faster"}${isApart ? "" : " (not significant)"}`;
+  const speed = Math.abs(change) < 5e-4 ? "as fast" : amount;
   if (!plan.finite) return `${speed}, outputs not finite`;
   if (plan.error === 0 || (plan.error < EXACT && other.error > 100 * plan.error)) return `${speed}, exact`;
   const ratio = other.error / plan.error;
