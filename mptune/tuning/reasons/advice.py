@@ -175,7 +175,7 @@ def _why_mixed_plans_are_not(outcome: Outcome) -> str:
             f" {unknown}: run `mptune confirm RUN` on the device, or try a larger batch"
         )
     promising = [k for k in outcome.explanation.of(outcome.fp32.plan.fingerprint) if _may_save(k, outcome.fp32)]
-    if promising and not outcome.is_exhausted:
+    if promising and not (outcome.is_exhausted or outcome.is_given):
         most_ms = max(kept.saves_ms or 0.0 for kept in promising)
         return (
             f"{_none(outcome)}, but {len(promising)} of the layer groups would, as estimated, save time alone, at most "
