@@ -151,7 +151,8 @@ def _unexplained(front: Front, explained: set[str]) -> list[Break]:
     Where the one-group errors are not known, or are small, it is the plan with all of them that gives it.
     """
     kept = () if front.chosen is None else front.chosen.plan.fp32_groups
-    threshold = _LARGE if front.metric in ADD_IN_SQUARES else math.inf
+    # What all-FP32 has too, as with an engine that is wrong, is not FP16's doing.
+    threshold = max(_LARGE, 2.0 * front.fp32.judged_error) if front.metric in ADD_IN_SQUARES else math.inf
     worst = sorted(
         (one for one in front.explanation.groups if (one.one_group_error or 0.0) >= threshold),
         key=lambda one: -(one.one_group_error or 0.0),

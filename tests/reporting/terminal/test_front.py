@@ -257,6 +257,9 @@ def test_a_large_error_of_all_fp16_that_no_group_shows(
     assert first.splitlines()[1].startswith("  large error: ")
     assert "an error of 0.9 in the outputs of all-FP16" in first
     assert "mptune inspect" in first
+    off = replace(front.fp32, error=wrong.error, held_out=wrong.error)
+    both = printed(replace(front, fp16=wrong, fp32=off), monkeypatch).partition("\n\n")[0]
+    assert "large error" not in both, "all-FP32 has it, too"
 
 
 def test_nothing_that_breaks(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
