@@ -211,8 +211,8 @@ class Clock:
         return [mock.patch.object(process, "_messages", watched), mock.patch.object(worker, "_call", called)]
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Times a search of whichever checkout is imported."""
+    def running(self, toolchain: type | None = None) -> Iterator[None]:
+        """Times a search of whichever checkout is imported, on ONNX Runtime, or on another toolchain of a class."""
         from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
         from mptune.engines.toolchains.shared import BaseToolchain
         from mptune.engines.worker import parent
@@ -229,6 +229,10 @@ class Clock:
             (FP32, BaseToolchain, "reference"),
             (FP32, BaseToolchain, "observe"),
         )
+        if toolchain is not None:
+            parts = tuple(
+                (part, owner if owner is PrecisionSampler else toolchain, name) for part, owner, name in parts
+            )
         with contextlib.ExitStack() as stack:
             for part in parts:
                 if hasattr(part[1], part[2]):  # not in every older checkout

@@ -18,6 +18,9 @@ With ``--hard`` the models are less like the law that the sampler knows, and les
 
 With ``--harder`` timings are noisier, too, and rooflines worse (``simulator.HARDER``).
 
+"ahead" is "precision" as it searches on a GPU: candidates are found while the last plan is measured. With ``--against
+precision`` the differences on the same models are shown, too, with their standard errors.
+
 With ``--exact`` some of what the sampler does not know is told to it, or taken away (``simulator.EXACT``): what the
 figures gain is what that costs.
 
@@ -35,6 +38,7 @@ import argparse  # noqa: E402
 import dataclasses  # noqa: E402
 import importlib.metadata  # noqa: E402
 import json  # noqa: E402
+import math  # noqa: E402
 import platform  # noqa: E402
 import warnings  # noqa: E402
 from collections.abc import Iterable, Iterator, Sequence  # noqa: E402
@@ -56,7 +60,7 @@ from mptune.tuning.sampler.cuts.min_cut import CutSolver  # noqa: E402
 from mptune.tuning.sampler.plan_rows import Bools, Floats, unique_plans  # noqa: E402
 from mptune.tuning.sampler.precision import EMULATIONS_TO_LEARN, PrecisionSampler  # noqa: E402
 
-EMULATING = ("precision", "profiled", "no designed emulations", "law known", "one decade wrong")
+EMULATING = ("precision", "ahead", "profiled", "no designed emulations", "law known", "one decade wrong")
 LEARNING = (*EMULATING, "not emulated", "no prior")
 SAMPLERS = (*LEARNING, "prior only", "local", "tpe", "nsga2", "gp", "random")
 GP_GROUPS = 40
@@ -90,7 +94,9 @@ def make(kind: str, truth: Truth) -> BaseSampler:
     if kind in LEARNING:
         emulate = truth.emulate if kind in EMULATING else None
         to_learn = 0 if kind == "no designed emulations" else EMULATIONS_TO_LEARN
-        return PrecisionSampler(truth.prior(kind), seed=truth.seed, emulate=emulate, emulations_to_learn=to_learn)
+        return PrecisionSampler(
+            truth.prior(kind), truth.seed, emulate=emulate, emulations_to_learn=to_learn, ahead=kind == "ahead"
+        )
     return make_compared(kind, truth.seed, truth.groups)
 
 
@@ -110,7 +116,9 @@ def run_one(task: Task) -> dict[str, Any]:
     else:
         # GPSampler proposes built plans again and again, and takes seconds each time.
         tries = (2 if kind == "gp" else 20) * budget
-        plans, seconds = search(truth, make(kind, truth), budget, profiled=kind == "profiled", tries=tries)
+        sampler = make(kind, truth)
+        ahead = sampler.think_ahead if isinstance(sampler, PrecisionSampler) and kind == "ahead" else None
+        plans, seconds = search(truth, sampler, budget, profiled=kind == "profiled", tries=tries, ahead=ahead)
     shares = [truth.hypervolume(plans[:b]) / exact for b in range(1, budget + 1)]
     if cliffs is not None:
         document["met"] = np.flatnonzero(truth.meets_cliff(plans)).tolist()
@@ -160,6 +168,13 @@ def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def differences(runs: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> str:
+    """Mean difference of two samplers on the same models, with its standard error, after 10, 25 and 50 builds."""
+    of_each = np.array([run["shares"] for run in runs]) - np.array([run["shares"] for run in others])
+    mean, error = of_each.mean(axis=0), of_each.std(axis=0, ddof=1) / math.sqrt(len(of_each))
+    return ", ".join(f"{mean[b - 1]:+.4f} ± {error[b - 1]:.4f} ({b} builds)" for b in SHOWN if b <= len(mean))
+
+
 def median_error(values: Floats) -> float:
     """Standard error of the median of values, shape (n_values,), by bootstrap (Efron and Tibshirani, 1993)."""
     drawn = np.random.default_rng(0).choice(values, (2000, len(values)))
@@ -186,6 +201,7 @@ def results(tasks: Sequence[Task], jobs: int) -> Iterator[dict[str, Any]]:
         "gp": 100,
         "one decade wrong": 4,
         "precision": 4,
+        "ahead": 4,
         "profiled": 4,
         "no designed emulations": 4,
         "law known": 4,
@@ -229,6 +245,7 @@ def main() -> None:
     parser.add_argument("--hard", action="store_true", help="models that are less like the law, and less known")
     parser.add_argument("--harder", action="store_true", help="the same, with noisier timings and worse rooflines")
     parser.add_argument("--exact", nargs="+", default=[], choices=EXACT, metavar="WHAT", help=", ".join(EXACT))
+    parser.add_argument("--against", choices=every, metavar="NAME", help="show differences to this sampler by model")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -275,6 +292,10 @@ def main() -> None:
             afterwards = row["slow afterwards"]
             cells += [row["slow"], "-" if afterwards is None else f"{afterwards:.1%}", row["met"]]
         print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+    for (groups, kind), mine in runs.items():
+        others = runs.get((groups, arguments.against), [])
+        if kind != arguments.against and len(others) == len(mine) == arguments.seeds:
+            print(f"{groups} groups, {kind} - {arguments.against}: {differences(mine, others)}")
     if arguments.out is not None:
         for key, earlier in runs_before.items():
             if key not in runs:

@@ -252,6 +252,11 @@ class Toolchain(Protocol):
         ...
 
     @property
+    def leaves_cores(self) -> bool:
+        """Whether ``evaluate`` measures on another device than the CPU, so that a thread here does not disturb it."""
+        ...
+
+    @property
     def emulation_holds(self) -> bool:
         """Whether engines round every value that a plan puts in FP16, so that emulated errors predict theirs."""
         ...

@@ -194,6 +194,11 @@ class BaseToolchain(ABC):
         """See ``Toolchain``."""
         return self.emulation.errors(plans, part=range(self.emulation.samples.count) if part is None else part)
 
+    @property
+    def leaves_cores(self) -> bool:
+        """See ``Toolchain``."""
+        return self.latency_source == "measured" and self.provider != "cpu"
+
     def latency_terms(self) -> LatencyTerms | Failure:
         """See ``Toolchain``."""
         from mptune.targets.roofline import FUSED, UNFUSED, roofline

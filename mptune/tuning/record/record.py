@@ -25,7 +25,7 @@ from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation, Origin
 from mptune.tuning.failures import describe
 from mptune.tuning.fronts.searched_error import SearchedError
-from mptune.tuning.record.adoption import adopt, objectives
+from mptune.tuning.record.adoption import objectives
 from mptune.tuning.record.attributes import (
     ATTEMPTS,
     EVALUATION,
@@ -66,6 +66,7 @@ class StudyRecord:
     Attributes:
         trials: the study's, and what is read of each once.
         metric: the objective statistic.
+        is_alone: no other process writes the study.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class StudyRecord:
         self._study = study
         self._storage = storage
         self._where = where
-        self._exclusive = exclusive
+        self.is_alone = exclusive
         self._heartbeats = Heartbeats(storage, study._study_id)
         with storing(where):
             trials = [trial for one in (*siblings, study) for trial in one.get_trials(deepcopy=False)]
@@ -196,13 +197,19 @@ class StudyRecord:
         emulate: Emulate | None = None,
         searched: SearchedError | None = None,
         to_learn: Count = 0,
+        ahead: bool = False,
     ) -> None:
         """Let ``PrecisionSampler`` propose from now on, with what is known or can be asked, errors as ``searched``."""
         scale = None if self.metric in ADD_IN_SQUARES else math.inf  # of others the largest one seen bounds the front
         named = replace(prior, groups=tuple(self._names.of(group) for group in prior.groups))
         emulator: Emulate | None = None if emulate is None else lambda plans: emulate([by_group(p) for p in plans])
         judge = None if searched is None else searched.judge(lambda trial: self._decode(trial).error)
-        self._study.sampler = PrecisionSampler(named, derive_seed(seed, 0), scale, emulator, judge, to_learn)
+        self._study.sampler = PrecisionSampler(named, derive_seed(seed, 0), scale, emulator, judge, to_learn, ahead)
+
+    def think_ahead(self) -> None:
+        """Let the sampler look for the next plan while the last one is measured; nothing is written."""
+        if isinstance(self._study.sampler, PrecisionSampler):
+            self._study.sampler.think_ahead(self._study)
 
     def enqueue(self, plan: PrecisionPlan, origin: Origin, attempt: int = 0, failures: int = 0) -> None:
         """Let a plan be asked next, unless it is enqueued already; its new trial replaces ``failures`` before it."""
@@ -310,7 +317,7 @@ class StudyRecord:
         Returns:
             How many trials were taken up.
         """
-        is_alone = self._exclusive and is_first
+        is_alone = self.is_alone and is_first
         with storing(self._where):
             running = self.trials.running()
             stale = self._heartbeats.stale() if running else set()
@@ -388,11 +395,3 @@ class StudyRecord:
     def plan_of(self, trial: FrozenTrial) -> PrecisionPlan:
         """The plan of a trial."""
         return self._whole_plan(trial.user_attrs, by_group(trial.params))
-
-    def adopt(self, other: optuna.Study) -> None:
-        """Take over what another study of the same run knows, judged by this study's metric. Idempotent.
-
-        Evaluations whose stored statistics lack the metric are left out: their plans need a new build.
-        """
-        with storing(self._where):
-            adopt(self._study, other, self.known(), self.metric)

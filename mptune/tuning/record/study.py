@@ -13,6 +13,7 @@ from optuna.storages import BaseStorage
 from optuna.trial import TrialState
 
 from mptune.errors import RunError
+from mptune.tuning.record.adoption import adopt
 from mptune.tuning.record.owner import Heartbeats, is_dead
 from mptune.tuning.record.record import IDENTITY, StudyRecord
 from mptune.tuning.record.storage import open_storage, storing
@@ -79,7 +80,7 @@ def open_study(
                 study, storage, space, metric, where, exclusive=url is None and not is_shared, siblings=others
             )
             for other in others:
-                record.adopt(other)
+                adopt(study, other, record.known(), metric)
         study.sampler = make_sampler(sampler, derive_seed(seed, record.trial_count))
     finally:
         optuna.logging.set_verbosity(verbosity)

@@ -331,17 +331,17 @@ class SearchRun(MeasuringRun):
         toolchain = self._open_toolchain()
         check_study(self.record, self.file.target)
         guide = self._guide(space) if self._settings.sampler == "precision" else None
-        emulated = None if self._emulator is None else self._emulator.recall
         stop = Tuner(
             self.record,
             space,
             toolchain,
             self._settings,
             self._listener,
-            emulated=emulated,
+            emulated=None if self._emulator is None else self._emulator.recall,
             limits=self._limits,
             before_proposal=None if guide is None else guide.before_proposal,
             seeds_first=None if guide is None else guide.seeds_first,
+            beside=None if guide is None else guide.beside,
         ).run()
         self._listener.stage(f"stopped: {stop.value}")
 

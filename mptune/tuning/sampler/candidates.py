@@ -14,7 +14,7 @@ from mptune.tuning.sampler.cuts.labels import Solver, exclusive
 from mptune.tuning.sampler.plan_rows import Bools, Floats, plan_keys
 from mptune.tuning.sampler.posterior import Prior
 
-_ENUMERABLE_GROUPS = 12
+ENUMERABLE_GROUPS = 12
 """Up to so many groups every plan is a candidate."""
 
 _SWEPT_DRAWS, _SWEEP_WEIGHTS = 9, 24
@@ -29,6 +29,10 @@ _NEIGHBOUR_ROUNDS, _EXPANDED_PLANS = 8, 12
 _FEWEST_ROUNDS, _RISE = 3, 1e-3
 """After so many rounds the search ends where one has raised the largest EHVI by less than this share of it."""
 
+_ROUNDS_MORE = 1
+"""Rounds where candidates are known that were found without the last outcome. With 40 groups the largest EHVI is then
+1.02 times what is found anew, on average (86 proposals); without a round 1.01 times, of 300 candidates 0.96 times."""
+
 _COMBINED = 10
 """Best neighbours of a plan that are taken together: in pairs, and the best of them all at once. With 120 groups the
 largest EHVI is 1.16 times what five rounds of 24 plans without them find, among half as many plans."""
@@ -41,7 +45,12 @@ _CELLS = 4_000_000
 
 
 def find_candidates(
-    prior: Prior, estimator: EhviEstimator, solver: Solver, built: Bools, generator: np.random.Generator
+    prior: Prior,
+    estimator: EhviEstimator,
+    solver: Solver,
+    built: Bools,
+    generator: np.random.Generator,
+    known: Bools | None = None,
 ) -> CandidatePool:
     """All plans of a small space; of a larger one those that may be worth a build.
 
@@ -51,11 +60,17 @@ def find_candidates(
         solver: of the prior's boundaries.
         built: the built plans, shape (n_built, n_groups): their neighbours are candidates, too.
         generator: of random weights and neighbours.
+        known: candidates under what was known a plan before, shape (n_known, n_groups): what is near the best of them
+            is all that is added. None looks anew.
     """
     n_groups = len(prior.groups)
     pool = CandidatePool(estimator, n_groups)
+    if known is not None:
+        pool.add(known)
+        pool.add_neighbours(prior, generator, _ROUNDS_MORE)
+        return pool
     second = [second for _, second in prior.twins]
-    if n_groups <= _ENUMERABLE_GROUPS:
+    if n_groups <= ENUMERABLE_GROUPS:
         every = (np.arange(2**n_groups)[:, None] >> np.arange(n_groups) & 1).astype(bool)
         pool.add(every[~(every[:, [first for first, _ in prior.twins]] & every[:, second]).any(axis=1)])
         return pool
@@ -140,7 +155,7 @@ class CandidatePool:
         front: NDArray[np.int64] = positions[order[exact[order] > most_exact[:-1]]]
         return front
 
-    def add_neighbours(self, prior: Prior, generator: np.random.Generator) -> None:
+    def add_neighbours(self, prior: Prior, generator: np.random.Generator, most_rounds: int | None = None) -> None:
         """Local search: add neighbours of the plans of the largest EHVI and of the predicted front.
 
         A neighbour differs in one group, in two groups that share a boundary, or in two or three random groups; and in
@@ -152,7 +167,7 @@ class CandidatePool:
         if pairs:
             flips.append(_masks(np.array(pairs), n_groups))
         n_random = math.ceil(_RANDOM_SHARE * n_groups)
-        for round_ in range(_NEIGHBOUR_ROUNDS):
+        for round_ in range(_NEIGHBOUR_ROUNDS if most_rounds is None else most_rounds):
             before = self._screened[2].max()
             best = _largest(np.where(self._is_expanded, -math.inf, self._screened[2]), _EXPANDED_PLANS)
             best, front = (some[~self._is_expanded[some]] for some in (best, self._front))

@@ -125,6 +125,10 @@ def read_built_plans(
     return TrialReader(groups, reduced=reduced).built_plans(trials, asking)
 
 
+_UNKNOWN = (math.nan, 0.0, math.nan, math.nan)
+"""Latency, its standard error, error and whether the plan is finite, before it is measured."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Reading:
     """What one trial says.
@@ -141,7 +145,7 @@ class _Reading:
 
     bits: str | None = None
     row: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))
-    figure: tuple[float, float, float, float] = (math.nan, 0.0, math.nan, math.nan)
+    figure: tuple[float, float, float, float] = _UNKNOWN
     group_ms: Floats | None = None
     failed: bool = False
     is_outside: bool = False
@@ -165,15 +169,18 @@ class TrialReader:
         self._finished: dict[int, _Reading] = {}
         self._emulated: dict[str, float] = {}  # of the finished trials
 
-    def built_plans(self, trials: Sequence[FrozenTrial], asking: int) -> BuiltPlans:
+    def built_plans(self, trials: Sequence[FrozenTrial], asking: int, in_work: int = -1) -> BuiltPlans:
         """What the trials of a study say about the groups.
 
         Args:
             trials: of any state, always all of the same study. Faults of the machine (FAIL) say nothing of a plan,
                 nor do plans with a precision that the sampler does not model.
             asking: number of the trial that a plan is wanted for: it is left out.
+            in_work: number of a trial that counts as one that still runs.
         """
         readings = [self._reading(position, trial) for position, trial in enumerate(trials)]
+        if 0 <= in_work < len(readings):
+            readings[in_work] = replace(readings[in_work], figure=_UNKNOWN, group_ms=None, failed=False)
         emulated_errors = self._emulated.copy()
         for reading, trial in zip(readings, trials, strict=True):
             if reading.emulated and not trial.state.is_finished():
