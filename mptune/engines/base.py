@@ -253,7 +253,7 @@ class Toolchain(Protocol):
 
     @property
     def leaves_cores(self) -> bool:
-        """Whether ``evaluate`` measures on another device than the CPU, so that a thread here does not disturb it."""
+        """Whether ``evaluate`` measures on a device of its own, so that what a thread computes here is no matter."""
         ...
 
     @property

@@ -196,8 +196,8 @@ class BaseToolchain(ABC):
 
     @property
     def leaves_cores(self) -> bool:
-        """See ``Toolchain``."""
-        return self.latency_source == "measured" and self.provider != "cpu"
+        """See ``Toolchain``; a Jetson's GPU has its memory and its power in common with the CPU."""
+        return self.latency_source == "measured" and self.target.kind == "gpu"
 
     def latency_terms(self) -> LatencyTerms | Failure:
         """See ``Toolchain``."""
