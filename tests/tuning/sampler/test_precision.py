@@ -243,7 +243,9 @@ def test_degenerate_laws_end_well(open_record: OpenRecord, groups: int, case: st
         options = {}
     record.guide(small(groups, **options), 0)
     stop = make_tuner(record, space, toolchain, budget=20).run()
-    assert len(toolchain.built) == len(set(toolchain.built)) == record.spent
+    assert len(set(toolchain.built)) == record.spent
+    again = 2 if case == "overflow" else 0  # NaN is looked at again in a fresh process, until that was in vain twice
+    assert len(toolchain.built) <= record.spent + again
     assert stop in (Stop.BUDGET, Stop.CONVERGED, Stop.EXHAUSTED)
     assert record.spent == min(20, 2**groups) or stop is Stop.CONVERGED
 
