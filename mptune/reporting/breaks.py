@@ -13,14 +13,12 @@ from mptune.finding import RANGE_CODES, Finding
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.reporting.text import format_error, front_rows, reduced_names
 from mptune.tuning.front import Front
+from mptune.tuning.reasons.enlarged import LARGE_FROM
 from mptune.tuning.reasons.group_findings import BREAKING_CODES, breaks
 
 _NAMED = 3
 NOT_FINITE, LARGE_ERROR = "not finite", "large error"
 """What a place is called that no finding is about."""
-
-_LARGE = 0.1
-"""An error from here on, in standard deviations of the outputs, is no rounding that a user would take."""
 
 _UNGUARDED = 2.0**-25
 """An epsilon up to here rounds to zero in FP16; a larger one is subnormal and loses digits."""
@@ -152,7 +150,7 @@ def _unexplained(front: Front, explained: set[str]) -> list[Break]:
     """
     kept = () if front.chosen is None else front.chosen.plan.fp32_groups
     # What all-FP32 has too, as with an engine that is wrong, is not FP16's doing.
-    threshold = max(_LARGE, 2.0 * front.fp32.judged_error) if front.metric in ADD_IN_SQUARES else math.inf
+    threshold = max(LARGE_FROM, 2.0 * front.fp32.judged_error) if front.metric in ADD_IN_SQUARES else math.inf
     worst = sorted(
         (one for one in front.explanation.groups if (one.one_group_error or 0.0) >= threshold),
         key=lambda one: -(one.one_group_error or 0.0),
@@ -190,6 +188,10 @@ def _unexplained(front: Front, explained: set[str]) -> list[Break]:
 def plain_fp16(finding: Finding) -> str:
     """What an engine that computes this place in FP16 gives there, as far as the evidence shows it."""
     evidence = finding.evidence
+    if "one_group_error" in evidence:
+        error = float(evidence["one_group_error"])
+        what = "NaN or Inf" if math.isinf(error) else f"an error of {format_error(error)}"
+        return f"{what} in the outputs, with such a group alone in FP16"
     if finding.code == "overflow":
         return f"held as {float(evidence['held_as']):g}" if "held_as" in evidence else "Inf"
     if "lost" in evidence:
@@ -204,6 +206,10 @@ def plain_fp16(finding: Finding) -> str:
         return "-Inf, and -Inf times 0, or a row of it alone, is NaN"
     if finding.code == "stagnation" and "share" in evidence:
         return f"on {float(evidence['share']):.0%} of the elements the step is lost"
+    if finding.code == "index-in-float" and "share" in evidence:
+        return (
+            f"{float(evidence['share']):.0%} of the whole numbers are others, so that another index or size comes out"
+        )
     if finding.code == "index-in-float":
         limit = 256 if finding.is_of_bf16_alone else 2048
         return f"whole numbers above {limit} are rounded, so that another index or size comes out"

@@ -27,7 +27,7 @@ from mptune.engines.worker.child import WorkerState
 from mptune.graph.hazards.masked_rows import MaskedRows
 from mptune.graph.hazards.probes import ProbeRecord
 from mptune.graph.writing.observe import Tap
-from mptune.graph.writing.probe_nodes import ProbeTap
+from mptune.graph.writing.probing.nodes import ProbeTap
 
 
 @dataclass(frozen=True)

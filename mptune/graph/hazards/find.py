@@ -28,8 +28,8 @@ from mptune.graph.hazards.hazard import (
     worst_first,
 )
 from mptune.graph.hazards.masks import MaskValues
-from mptune.graph.hazards.on_data import on_data_hazards
 from mptune.graph.hazards.reductions import fit_hazards, index_hazards, long_sum_hazards
+from mptune.graph.hazards.rounding.on_data import on_data_hazards
 from mptune.graph.hazards.saturated import SaturatedRanges
 from mptune.graph.hazards.seen import Seen
 from mptune.graph.hazards.structural import broadcast_hazards, epsilon_hazards, int64_hazards, norm_hazards

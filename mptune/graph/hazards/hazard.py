@@ -176,3 +176,13 @@ def group_of(types: ValueTypes, node: Node) -> LayerGroup | None:
     """The group that would be FP16 there; None where none would be under any plan."""
     position = types.group_of[node.index]
     return types.groups[position] if position >= 0 and types.groups[position].pinned is None else None
+
+
+def kept_out(precision: Precision) -> str:
+    """What to do about a hazard of a reduced precision."""
+    return "keep the group in FP32" if precision is Precision.FP16 else "keep the group out of BF16"
+
+
+def largest(values: Sequence[float]) -> int:
+    """Position of the largest finite value."""
+    return max(range(len(values)), key=lambda k: values[k] if math.isfinite(values[k]) else -1.0)

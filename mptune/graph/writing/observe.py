@@ -24,7 +24,7 @@ from mptune.graph.hazards.hazard import FP16_MAX
 from mptune.graph.hazards.masked_rows import softmax_rows
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import DEFAULT_PRECISIONS
-from mptune.graph.writing.probe_nodes import ProbeTap, add_probes
+from mptune.graph.writing.probing.nodes import ProbeTap, add_probes
 from mptune.graph.writing.weights import WeightBank, inline_tensor
 
 _AXES_ARE_INPUT = 18

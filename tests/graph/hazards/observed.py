@@ -26,10 +26,14 @@ def hazards_on(proto: onnx.ModelProto, feed: Mapping[str, np.ndarray], folder: P
     taps = write_observing_model(model, None, folder / "observe.onnx")
     out = run(folder / "observe.onnx", dict(feed))
     records = [
-        ProbeRecord(p.kind, p.node, {fact: (float(out[name]),) for fact, name in p.outputs.items()})
+        ProbeRecord(
+            p.kind,
+            p.node,
+            {fact: (float(out[name]),) for fact, name in p.outputs.items()},
+            {fact: tuple(out[name].tolist()) for fact, name in p.vectors.items()},
+        )
         for tap in taps
         for p in tap.probes
-        if not p.vectors
     ]
     ranges = {tap.tensor: max(float(out[tap.highest]), -float(out[tap.lowest])) for tap in taps}
     return find_hazards(GroupedModel(model, find_groups(model)), ranges, seen=Seen(records=tuple(records)))

@@ -13,10 +13,16 @@ The facts of each kind (all FP32 scalars unless said otherwise; "rounded" means 
 - periodic: ``rows``: elements; ``moved``: those whose sine or cosine rounding the angle changes by more than 0.1;
   ``magnitude``.
 - grid: ``rows``: coordinates; ``moved``: those that rounding moves by more than a quarter of a pixel; ``magnitude``.
+- curve: ``error``: mean square of what rounding the operands does to the result; ``mean``, ``square``: mean and mean
+  square of the result; ``magnitude``: largest of the first operand.
+- step: ``rows``: elements; ``moved``: those whose whole number rounding the operand changes; ``magnitude``; and
+  ``error``, ``mean`` and ``square`` as of a curve.
+- column: ``error``, ``mean``, ``square`` of a sum as of a curve, each [columns]; a column has its own scale.
 - guard: ``smallest``: smallest magnitude that the constant is added to, or bounds.
 - pole: ``values``: elements of the operand that are not zero (of Log, Sqrt and Pow: above zero); ``lost``: those of
   them that are zero (or below) where the operand is computed of rounded values; ``vanished``: those of them that
-  rounding alone makes zero; ``smallest``: smallest magnitude of those that are lost, infinite where none is.
+  rounding alone makes zero; ``smallest``: smallest magnitude of those that are lost, infinite where none is. Of Atanh,
+  Acos, Asin and Acosh the distance from 1 stands for the operand.
 - variance: ``smallest``: of the variances per sample and channel.
 - batch-norm: ``mean``: of the data, [channels].
 """
@@ -25,34 +31,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import onnx
 import onnx.helper
-import onnx.numpy_helper
 
 from mptune.graph.grouping.lookup import attribute
 from mptune.graph.hazards.masked_rows import softmax_rows
-from mptune.graph.hazards.probes import Probe, ProbeKind, find_probes
+from mptune.graph.hazards.probes import DEFINED_FROM_ONE, Probe, ProbeKind, column_axis, find_probes, rounded_slots
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.loading.tensors import ONNX_TYPES
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
+from mptune.graph.writing.probing.builder import ProbeBuilder
 
 _FLOAT = onnx.TensorProto.FLOAT
 _BF16_SINCE = 13
 """Operator set from which Cast has BFLOAT16."""
-_AXES_OF_SUM_SINCE = 13
-_AXES_OF_OTHERS_SINCE = 18
-"""Operator sets from which ReduceSum, and the other reductions, take their axes as an input."""
 
 _POLE_DEPTH = 4
 """So many operators before a pole are computed again: a variance is subtracted, clipped, and an epsilon is added."""
 _LEAST: Mapping[Precision, float] = {Precision.FP16: 1e-30, Precision.BF16: 1e-38}
 """Each has no value between zero and this one; BF16 subnormal ones, which engines take for zero."""
+_HALF = 0.5
 _FAR_OFF, _PIXELS_OFF = 0.1, 0.25
 """What rounding an angle changes of its sine, and a coordinate of a place in an image, to be counted."""
-_RECOMPUTED = frozenset({"Add", "Sub", "Mul", "Neg", "Abs", "Sqrt", "Max", "Min", "Clip", "Identity"})
+_RECOMPUTED = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "Abs", "Sqrt", "Max", "Min", "Clip", "Identity"})
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def add_probes(
         suffix: ends every new name.
         precisions: that groups may have; BF16 is asked about from the operator set on in which Cast has it.
     """
-    build, rows = _Builder(graph, model.opset, suffix), softmax_rows(model)
+    build, rows = ProbeBuilder(graph, model.opset, suffix), softmax_rows(model)
     if model.opset < _BF16_SINCE:
         precisions = [precision for precision in precisions if precision != Precision.BF16]
     taps = []
@@ -105,80 +107,9 @@ def add_probes(
 _Answer = tuple[dict[str, str], dict[str, str]]
 
 
-class _Builder:
-    """Appends nodes whose names are new."""
-
-    def __init__(self, graph: onnx.GraphProto, opset: int, suffix: str) -> None:
-        self._graph = graph
-        self._opset = opset
-        self._suffix = suffix
-        self._count = 0
-        self._name, self.precision = "", Precision.FP16
-        self._known: dict[tuple[float, str], str] = {}
-        self._rounded: dict[tuple[str, Precision], str] = {}
-        self.recomputed: dict[tuple[str, int, Precision], str] = {}
-
-    def start(self, name: str, precision: Precision) -> None:
-        self._name, self.precision = name, precision
-
-    def add(self, op: str, *inputs: str, outputs: int = 1, **attributes: Any) -> str:
-        names = [f"{self._name}.{self._count}.{k}{self._suffix}" for k in range(outputs)]
-        self._count += 1
-        self._graph.node.append(onnx.helper.make_node(op, inputs, names, name=names[0], **attributes))
-        return names[-1]
-
-    def again(self, node: Node, *inputs: str, output: int = 0) -> str:
-        """The same operator on other inputs; the name of one of its outputs."""
-        copied = onnx.NodeProto()
-        copied.CopyFrom(node.proto)
-        names = [f"{self._name}.{self._count}.{k}{self._suffix}" for k in range(max(len(node.outputs), output + 1))]
-        self._count += 1
-        del copied.input[:], copied.output[:]
-        copied.input.extend(inputs)
-        copied.output.extend(names)
-        copied.name = names[0]
-        self._graph.node.append(copied)
-        return names[output]
-
-    def constant(self, value: Any, dtype: Any = np.float32) -> str:
-        key = (float(value) if np.ndim(value) == 0 else hash(tuple(value)), str(np.dtype(dtype)) + str(np.ndim(value)))
-        if key not in self._known:
-            self._known[key] = f"probe.{len(self._known)}{self._suffix}"
-            array = np.asarray(value, dtype)
-            self._graph.initializer.append(onnx.numpy_helper.from_array(array, self._known[key]))
-        return self._known[key]
-
-    def reduce(self, op: str, value: str, axes: tuple[int, ...] = (), keepdims: int = 0) -> str:
-        if not axes:
-            return self.add(op, value, keepdims=keepdims)
-        if self._opset >= (_AXES_OF_SUM_SINCE if op == "ReduceSum" else _AXES_OF_OTHERS_SINCE):
-            return self.add(op, value, self.constant(axes, np.int64), keepdims=keepdims)
-        return self.add(op, value, keepdims=keepdims, axes=list(axes))
-
-    def rounded(self, value: str) -> str:
-        """A value rounded to the precision of the probe and back."""
-        key = value, self.precision
-        if key not in self._rounded:
-            reduced = self.add("Cast", value, to=ONNX_TYPES[self.precision])
-            self._rounded[key] = self.add("Cast", reduced, to=_FLOAT)
-        return self._rounded[key]
-
-    def flat(self, value: str, end: float) -> str:
-        """All elements in one axis, and one more, so that there is one where a value has none."""
-        row = self.add("Reshape", value, self.constant((-1,), np.int64))
-        return self.add("Concat", row, self.constant((end,)), axis=0)
-
-    def mean_square(self, value: str) -> str:
-        return self.reduce("ReduceMean", self.add("Mul", value, value))
-
-    def count(self, truth: str) -> str:
-        return self.reduce("ReduceSum", self.add("Cast", truth, to=_FLOAT))
-
-    def size(self, value: str) -> str:
-        return self.add("Cast", self.add("Size", value), to=_FLOAT)
-
-
-def _answer(build: _Builder, probe: Probe, node: Node, model: Model, rows: Mapping[str, tuple[int, ...]]) -> _Answer:
+def _answer(
+    build: ProbeBuilder, probe: Probe, node: Node, model: Model, rows: Mapping[str, tuple[int, ...]]
+) -> _Answer:
     match probe.kind:
         case "sum":
             return _sum(build, node), {}
@@ -195,6 +126,12 @@ def _answer(build: _Builder, probe: Probe, node: Node, model: Model, rows: Mappi
             return _comparison(build, node), {}
         case "periodic":
             return _periodic(build, node), {}
+        case "curve":
+            return _curve(build, node), {}
+        case "step":
+            return _step(build, node), {}
+        case "column":
+            return {}, _columns(build, node, len(model.info(node.outputs[0]).shape or ()))
         case "grid":
             return _grid(build, node), {}
         case "softmax":
@@ -208,7 +145,7 @@ def _answer(build: _Builder, probe: Probe, node: Node, model: Model, rows: Mappi
             return _top(build, node, stated if isinstance(stated, int) else -1), {}
 
 
-def _sum(build: _Builder, node: Node) -> dict[str, str]:
+def _sum(build: ProbeBuilder, node: Node) -> dict[str, str]:
     first, second, result = node.inputs[0], node.inputs[1], node.outputs[0]
     a, b = build.rounded(first), build.rounded(second)
     exact = build.add(node.op_type, a, b)
@@ -234,16 +171,20 @@ def _sum(build: _Builder, node: Node) -> dict[str, str]:
     return facts
 
 
-def _pole(build: _Builder, node: Node, value: str, model: Model) -> dict[str, str]:
+def _pole(build: ProbeBuilder, node: Node, value: str, model: Model) -> dict[str, str]:
     zero, infinity = build.constant(0.0), build.constant(np.inf)
     rounded = _recomputed(build, value, model, _POLE_DEPTH)
     size = build.add("Abs", value)
     before, after, alone = value, rounded, build.rounded(value)
+    if node.op_type in DEFINED_FROM_ONE:
+        before, after, alone = (_from_one(build, node.op_type, each) for each in (value, rounded, alone))
+        size = before
     if node.op_type in ("Div", "Reciprocal"):
         before, after, alone = size, build.add("Abs", rounded), build.add("Abs", alone)
     stands = build.add("Greater", before, zero)
     # NaN is below neither limit: it was made before.
-    limit = zero if node.op_type == "Sqrt" else build.constant(_LEAST[build.precision])
+    is_defined_at_zero = node.op_type == "Sqrt" or (node.op_type in DEFINED_FROM_ONE and node.op_type != "Atanh")
+    limit = zero if is_defined_at_zero else build.constant(_LEAST[build.precision])
     lost = build.add("And", stands, build.add("Less", after, limit))
     gone = build.add("And", lost, build.add("Less", alone, limit))
     return {
@@ -254,7 +195,13 @@ def _pole(build: _Builder, node: Node, value: str, model: Model) -> dict[str, st
     }
 
 
-def _recomputed(build: _Builder, value: str, model: Model, depth: int) -> str:
+def _from_one(build: ProbeBuilder, operator: str, value: str) -> str:
+    """How far a value is inside of where an operator is defined, which 1 bounds; negative outside."""
+    one = build.constant(1.0)
+    return build.add("Sub", value, one) if operator == "Acosh" else build.add("Sub", one, build.add("Abs", value))
+
+
+def _recomputed(build: ProbeBuilder, value: str, model: Model, depth: int) -> str:
     """A value as FP16 or BF16 computes it of what the last operators before it read, rounded; reductions as seen."""
     index = model.producer.get(value)
     node = None if index is None else model.nodes[index]
@@ -268,24 +215,26 @@ def _recomputed(build: _Builder, value: str, model: Model, depth: int) -> str:
     return build.recomputed[key]
 
 
-def _smallest_variance(build: _Builder, value: str, rank: int) -> str:
+def _smallest_variance(build: ProbeBuilder, value: str, rank: int) -> str:
     axes = tuple(range(2, rank))
     centred = build.add("Sub", value, build.reduce("ReduceMean", value, axes, keepdims=1))
     return build.reduce("ReduceMin", build.reduce("ReduceMean", build.add("Mul", centred, centred), axes))
 
 
-def _comparison(build: _Builder, node: Node) -> dict[str, str]:
+def _comparison(build: ProbeBuilder, node: Node) -> dict[str, str]:
     first, second = node.inputs[:2]
-    changed = build.add("Xor", node.outputs[0], build.again(node, build.rounded(first), build.rounded(second)))
+    answer, rounded = node.outputs[0], build.again(node, build.rounded(first), build.rounded(second))
+    changed = build.add("Xor", answer, rounded)
+    is_equal = node.op_type == "Equal"  # of few: what is found is counted, and not what is not
     return {
-        "rows": build.size(node.outputs[0]),
+        "rows": build.count(build.add("Or", answer, rounded)) if is_equal else build.size(answer),
         "moved": build.count(changed),
         "magnitude": build.reduce("ReduceMax", build.add("Abs", first)),
         "gap": build.reduce("ReduceMean", build.add("Abs", build.add("Sub", first, second))),
     }
 
 
-def _periodic(build: _Builder, node: Node) -> dict[str, str]:
+def _periodic(build: ProbeBuilder, node: Node) -> dict[str, str]:
     angle, result = node.inputs[0], node.outputs[0]
     apart = build.add("Abs", build.add("Sub", build.again(node, build.rounded(angle)), result))
     return {
@@ -295,7 +244,50 @@ def _periodic(build: _Builder, node: Node) -> dict[str, str]:
     }
 
 
-def _grid(build: _Builder, node: Node) -> dict[str, str]:
+def _curve(build: ProbeBuilder, node: Node) -> dict[str, str]:
+    first, result = node.inputs[0], node.outputs[0]
+    facts = _moments(build, result, _change(build, node))
+    return {**facts, "magnitude": build.reduce("ReduceMax", build.add("Abs", first))}
+
+
+def _change(build: ProbeBuilder, node: Node) -> str:
+    """What rounding its computed operands changes of a node's result."""
+    operands = [build.rounded(name) if at in rounded_slots(node) else name for at, name in enumerate(node.inputs)]
+    return build.add("Sub", build.again(node, *operands), node.outputs[0])
+
+
+def _moments(build: ProbeBuilder, result: str, change: str, axes: tuple[int, ...] = ()) -> dict[str, str]:
+    square = build.add("Mul", result, result)
+    return {
+        "error": build.reduce("ReduceMean", build.add("Mul", change, change), axes),
+        "mean": build.reduce("ReduceMean", result, axes),
+        "square": build.reduce("ReduceMean", square, axes),
+    }
+
+
+def _step(build: ProbeBuilder, node: Node) -> dict[str, str]:
+    value = node.inputs[0]
+    before, after = node.outputs[0], build.again(node, build.rounded(value))
+    if node.op_type == "Cast":
+        before, after = (build.add("Cast", each, to=_FLOAT) for each in (before, after))
+    change = build.add("Sub", after, before)
+    moved = build.add("Greater", build.add("Abs", change), build.constant(_HALF))
+    return {
+        **_moments(build, before, change),
+        "rows": build.size(before),
+        "moved": build.count(moved),
+        "magnitude": build.reduce("ReduceMax", build.add("Abs", value)),
+    }
+
+
+def _columns(build: ProbeBuilder, node: Node, rank: int) -> dict[str, str]:
+    own = column_axis(rank)
+    first, second, result = node.inputs[0], node.inputs[1], node.outputs[0]
+    change = build.add("Sub", build.add(node.op_type, build.rounded(first), build.rounded(second)), result)
+    return _moments(build, result, change, tuple(axis for axis in range(rank) if axis != own))
+
+
+def _grid(build: ProbeBuilder, node: Node) -> dict[str, str]:
     """Coordinates from -1 to 1 lie along the axes of the image that they are of: the last of them is the first axis."""
     image, grid = node.inputs[:2]
     ends = (build.constant((axis,), np.int64) for axis in (-1, 1, 0, -1))
@@ -309,7 +301,7 @@ def _grid(build: _Builder, node: Node) -> dict[str, str]:
     }
 
 
-def _softmax(build: _Builder, node: Node, axes: tuple[int, ...]) -> dict[str, str]:
+def _softmax(build: ProbeBuilder, node: Node, axes: tuple[int, ...]) -> dict[str, str]:
     value = node.inputs[0]
     weights = build.again(node, build.rounded(value))
     apart = build.reduce("ReduceSum", build.add("Abs", build.add("Sub", weights, node.outputs[0])))
@@ -317,7 +309,7 @@ def _softmax(build: _Builder, node: Node, axes: tuple[int, ...]) -> dict[str, st
     return {**facts, "moved": build.add("Mul", apart, build.constant(0.5))}
 
 
-def _largest(build: _Builder, node: Node, axis: int) -> dict[str, str]:
+def _largest(build: ProbeBuilder, node: Node, axis: int) -> dict[str, str]:
     value = node.inputs[0]
     chosen = build.again(node, build.rounded(value))
     same = build.add("Equal", chosen, node.outputs[0])
@@ -325,7 +317,7 @@ def _largest(build: _Builder, node: Node, axis: int) -> dict[str, str]:
     return {**facts, "moved": build.count(build.add("Not", same))}
 
 
-def _top(build: _Builder, node: Node, axis: int) -> dict[str, str]:
+def _top(build: ProbeBuilder, node: Node, axis: int) -> dict[str, str]:
     """What rounding puts among the top k although it does not belong there."""
     value, k = node.inputs[:2]
     largest = attribute(node, "largest") != 0
@@ -338,7 +330,7 @@ def _top(build: _Builder, node: Node, axis: int) -> dict[str, str]:
     return {**facts, "rows": build.size(values), "moved": build.count(wrong)}
 
 
-def _extremes(build: _Builder, value: str, axes: tuple[int, ...], *, largest: bool) -> dict[str, str]:
+def _extremes(build: ProbeBuilder, value: str, axes: tuple[int, ...], *, largest: bool) -> dict[str, str]:
     """How many rows there are, the magnitude of their extremes, and how far the next value is, in the mean."""
     extreme = build.reduce("ReduceMax" if largest else "ReduceMin", value, axes, keepdims=1)
     away = build.add("Abs", build.add("Sub", value, extreme))

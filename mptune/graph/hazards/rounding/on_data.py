@@ -15,9 +15,11 @@ from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.grouping.patterns import Pattern
 from mptune.graph.hazards.constants import comes_to_softmax
-from mptune.graph.hazards.hazard import KEPT, MAX, Hazard, group_of, spacing
+from mptune.graph.hazards.hazard import KEPT, MAX, Hazard, group_of, kept_out, largest, spacing
 from mptune.graph.hazards.interface import state_pairs
 from mptune.graph.hazards.probes import ProbeRecord
+from mptune.graph.hazards.rounding.poles import pole_hazards
+from mptune.graph.hazards.rounding.steep import column_hazards, steep_hazards, step_hazards
 from mptune.graph.hazards.seen import Seen
 from mptune.graph.loading.model import Node
 from mptune.graph.plan import Precision
@@ -84,7 +86,13 @@ def on_data_hazards(types: ValueTypes, look: Lookup, patterns: tuple[Pattern, ..
             lost = None if node.index in inside else _stagnation(look, seen, record, node, group.id)
             found += [hazard for hazard in (lost, _cancellation(seen, record, node, group.id)) if hazard]
         elif record.kind == "pole":
-            found += _pole(seen, record, node, group.id)
+            found += pole_hazards(seen, record, node, group.id)
+        elif record.kind == "column":
+            found += column_hazards(seen, record, node, group.id)
+        elif record.kind == "curve":
+            found += steep_hazards(seen, record, node, group.id)
+        elif record.kind == "step":
+            found += step_hazards(look, seen, record, node, group.id)
         elif record.kind in ("softmax", "largest", "top", "comparison", "periodic", "grid"):
             found += _spacing(seen, record, node, group.id)
     in_fp16 = {(hazard.code, hazard.node) for hazard in found if hazard.precision is Precision.FP16}
@@ -94,7 +102,7 @@ def on_data_hazards(types: ValueTypes, look: Lookup, patterns: tuple[Pattern, ..
 
 def _of_operands(types: ValueTypes, look: Lookup, node: Node, hazard: Hazard) -> Iterator[Hazard]:
     """The same for the groups that compute what a node reads: rounded there, it is as wrong as rounded here."""
-    if hazard.code not in ("cancellation", "spacing") or hazard.kind == "pole":
+    if hazard.code not in ("cancellation", "spacing", "index-in-float") or hazard.kind == "pole":
         return
     done = {hazard.group}
     for name in look.varying(node):
@@ -115,10 +123,6 @@ def _overflows(seen: Seen, node: Node, precision: Precision) -> bool:
     """Whether an operand lies beyond the precision: that is an overflow, and rounded figures say nothing more."""
     values = (seen.values[name] for name in (*node.inputs, *node.outputs) if name in seen.values)
     return any(max(abs(value.lowest), abs(value.highest)) > MAX[precision] for value in values)
-
-
-def _cure(precision: Precision) -> str:
-    return "keep the group in FP32" if precision is Precision.FP16 else "keep the group out of BF16"
 
 
 def _stagnation(look: Lookup, seen: Seen, record: ProbeRecord, node: Node, group: str) -> Hazard | None:
@@ -189,7 +193,7 @@ def _cancellation(seen: Seen, record: ProbeRecord, node: Node, group: str) -> Ha
     relative = math.sqrt(error / result)
     if factor < _CANCELLATION_FACTOR or relative < _CANCELLATION_ERROR[record.precision]:
         return None
-    worst = _largest(record.scalars["error"])
+    worst = largest(record.scalars["error"])
     return Hazard(
         "warning",
         "cancellation",
@@ -199,7 +203,7 @@ def _cancellation(seen: Seen, record: ProbeRecord, node: Node, group: str) -> Ha
         factor,
         f"{node.op_type} of values {factor:.0f} times as large as its result: relative errors grow by that factor, and"
         f" rounding the operands to {record.precision.name} changes the result by {relative:.1%}",
-        f"{_cure(record.precision)}, with what computes its operands",
+        f"{kept_out(record.precision)}, with what computes its operands",
         "cancellation",
         {"factor": factor, "relative_error": relative},
         (seen.sample(worst),),
@@ -207,11 +211,12 @@ def _cancellation(seen: Seen, record: ProbeRecord, node: Node, group: str) -> Ha
     )
 
 
+_ANSWERS = {"Equal": "what Equal finds equal"}
 _DECIDED: Mapping[str, Callable[[str, float], str]] = {
     "softmax": lambda op, share: f"{share:.1%} of the weight of its rows moves to other elements",
     "largest": lambda op, share: f"{op} chooses another element in {share:.1%} of the rows",
     "top": lambda op, share: f"{share:.1%} of what {op} chooses does not belong there",
-    "comparison": lambda op, share: f"{share:.1%} of the answers of {op} change",
+    "comparison": lambda op, share: f"{share:.1%} of {_ANSWERS.get(op, f'the answers of {op}')} change",
     "periodic": lambda op, share: f"{op} changes by more than 0.1 for {share:.1%} of them",
     "grid": lambda op, share: f"{op} reads {share:.1%} of its coordinates more than a quarter of a pixel away",
 }
@@ -227,7 +232,7 @@ def _spacing(seen: Seen, record: ProbeRecord, node: Node, group: str) -> list[Ha
         not is_softmax and moved < _FEWEST_MOVED
     ):
         return []
-    worst = _largest(record.scalars["moved"])
+    worst = largest(record.scalars["moved"])
     magnitude = record.scalars["magnitude"][worst]
     gap = record.scalars["gap"][worst] if "gap" in record.scalars else math.inf
     name, apart = record.precision.name, spacing(magnitude, record.precision)
@@ -242,7 +247,7 @@ def _spacing(seen: Seen, record: ProbeRecord, node: Node, group: str) -> list[Ha
             magnitude,
             f"values reach {magnitude:.4g}, where {name}'s spacing is {apart:.3g}{away}: once they are rounded,"
             f" {_DECIDED[record.kind](node.op_type, share)}",
-            f"{_cure(record.precision)}, with what computes its operands",
+            f"{kept_out(record.precision)}, with what computes its operands",
             "spacing",
             {"magnitude": magnitude, "spacing": apart, **({"gap": gap} if math.isfinite(gap) else {}), "share": share},
             (seen.sample(worst),),
@@ -251,53 +256,5 @@ def _spacing(seen: Seen, record: ProbeRecord, node: Node, group: str) -> list[Ha
     ]
 
 
-_AT_POLE: Mapping[str, tuple[str, str]] = {
-    "Log": ("zero or negative", "Log is -Inf or NaN"),
-    "Sqrt": ("negative", "Sqrt is NaN"),
-    "Pow": ("zero or negative", "Pow is Inf or NaN"),
-    "Div": ("zero", "the division gives Inf or NaN"),
-    "Reciprocal": ("zero", "Reciprocal is Inf"),
-}
-
-
-def _pole(seen: Seen, record: ProbeRecord, node: Node, group: str) -> list[Hazard]:
-    """Operands that FP16 or BF16 brings to zero or below it, where FP32 does not, and what then gives Inf or NaN."""
-    values, lost, vanished = (sum(record.scalars[name]) for name in ("values", "lost", "vanished"))
-    if not lost or not math.isfinite(lost):
-        return []
-    smallest, name = min(record.scalars["smallest"]), record.precision.name
-    operand = node.inputs[1] if node.op_type == "Div" else node.inputs[0]
-    there, result = _AT_POLE[node.op_type]
-    count = f"{lost:.0f} of {values:.0f} values of {operand!r} (down to {smallest:.2g})"
-    if 2 * vanished >= lost:
-        why, code = f"{count} are too small for {name} and become zero, and there {result}", "vanishing-epsilon"
-        cure = f"{_cure(record.precision)}, or keep the values from zero in the model, as by a limit of 1e-4"
-    else:
-        why = f"rounding to {name} before a difference makes {count} {there}, and there {result}"
-        code, cure = "cancellation", f"{_cure(record.precision)}, with what computes its operand"
-    evidence: dict[str, int | float | str] = {"lost": int(lost), "values": int(values), "smallest": smallest}
-    samples = (seen.sample(_largest(record.scalars["lost"])),)
-    return [
-        Hazard(
-            "warning",
-            "pole",
-            group,
-            node.name,
-            operand,
-            lost,
-            why,
-            cure,
-            code,
-            evidence,
-            samples,
-            record.precision,
-        )
-    ]
-
-
 def _root_mean(squares: tuple[float, ...]) -> float:
     return math.sqrt(sum(squares) / max(1, len(squares)))
-
-
-def _largest(values: tuple[float, ...]) -> int:
-    return max(range(len(values)), key=lambda k: values[k] if math.isfinite(values[k]) else -1.0)

@@ -1,0 +1,1 @@
+"""The questions of probes, written into the observing graph."""

@@ -1,0 +1,99 @@
+"""Groups whose own rounding is small and whose outputs are not: where their error is enlarged further along the graph.
+
+A group that normalises vectors is right in FP16 by itself; where one less their cosine follows, its last digits are all
+that is left. A finding about the subtraction says nothing of that group; its one-group error does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from mptune.data.metrics.parts import ADD_IN_SQUARES
+from mptune.engines.base import Workspace
+from mptune.finding import CODES, Finding, FindingOrigin, Where
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.tuning.reasons.group_findings import finding_of
+from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, Sensitivity
+
+LARGE_FROM = 0.1
+"""An error from here on, in standard deviations of the outputs, is no rounding that a user would take."""
+
+_ENLARGING = frozenset({"cancellation", "spacing", "index-in-float", "vanishing-epsilon"})
+
+
+def enlarged_findings(
+    grouped: GroupedModel,
+    findings: Sequence[Finding],
+    workspace: Workspace,
+    metric: str,
+    origin: FindingOrigin = "search",
+) -> tuple[Finding, ...]:
+    """The findings, and one for each place that groups come to whose one-group error is large and not explained.
+
+    Args:
+        grouped: the model and its layer groups.
+        findings: of the run.
+        workspace: of the run: its data directory holds the one-group errors.
+        metric: what these are.
+        origin: what looked.
+    """
+    errors = Sensitivity.load(workspace.data_dir / SENSITIVITY_JSON, metric).errors
+    threshold = LARGE_FROM if metric in ADD_IN_SQUARES else math.inf
+    large = [
+        group
+        for group in grouped.groups
+        if errors.get(group.id, 0.0) >= threshold and finding_of(group.id, findings) is None
+    ]
+    places: dict[str, Finding] = {}
+    for finding in findings:
+        if finding.code in _ENLARGING and not finding.is_of_bf16_alone:
+            for node in finding.where.nodes:
+                places.setdefault(node, finding)
+    reached: dict[str, list[str]] = {}
+    for group in large:
+        place = _first_place(grouped, group.nodes, places)
+        if place is not None:
+            reached.setdefault(place, []).append(group.id)
+    return (
+        *findings,
+        *(_finding(grouped, name, places[name], groups, errors, origin) for name, groups in reached.items()),
+    )
+
+
+def _first_place(grouped: GroupedModel, start: Sequence[str], places: Mapping[str, Finding]) -> str | None:
+    """The first node along the graph that a finding is about and that results of some nodes come to."""
+    model = grouped.model
+    own = set(start)
+    reached = {out for node in model.nodes if node.name in own for out in node.outputs if out}
+    for node in model.nodes:  # in topological order
+        if node.name not in own and reached.intersection(node.inputs):
+            if node.name in places:
+                return node.name
+            reached.update(out for out in node.outputs if out)
+    return None
+
+
+def _finding(
+    grouped: GroupedModel,
+    name: str,
+    place: Finding,
+    groups: Sequence[str],
+    errors: Mapping[str, float],
+    origin: FindingOrigin,
+) -> Finding:
+    operator = next(node.op_type for node in grouped.model.nodes if node.name == name)
+    worst = max(groups, key=lambda group: errors[group])
+    error = errors[worst]
+    outcome = "NaN or Inf in the outputs" if math.isinf(error) else f"an error of {error:.3g} of the outputs' spread"
+    count = f"groups {', '.join(groups)}" if len(groups) > 1 else f"group {worst}"
+    alone = f", with {worst} alone in FP16" if len(groups) > 1 else ", with this group alone in FP16"
+    return Finding(
+        code=place.code,
+        severity=CODES[place.code].severity,
+        origin=origin,
+        where=Where(nodes=(name,), groups=tuple(groups), tensors=place.where.tensors, samples=place.where.samples),
+        evidence={"one_group_error": error},
+        text=f"the results of {count} come to {operator} {name!r}, which enlarges their rounding: {outcome}{alone}",
+        cure=f"keep what comes to {operator} {name!r} in FP32",
+    )
