@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,9 +60,12 @@ class Layout:
         return (sum(shape[0] for shape in self.shapes), *self.shapes[0][1:])
 
     def fit(self, array: np.ndarray) -> np.ndarray | None:
-        """A recorded array in this layout; None where it has another shape, apart from axes of size 1."""
+        """A recorded array in this layout; None where it has another shape, apart from axes of size 1 and flat rows."""
         wanted = self.shape
-        if self.is_regular and _without_ones(array.shape) == _without_ones(wanted):
+        if not self.is_regular:
+            return None
+        is_flat = array.shape[:1] == wanted[:1] and array.ndim == 2 and array.size == math.prod(wanted)
+        if is_flat or _without_ones(array.shape) == _without_ones(wanted):
             return array.reshape(wanted)
         return None
 
@@ -123,6 +127,8 @@ def read_recording(path: Path, layouts: Mapping[str, Layout], option: str) -> Re
     for name in layouts:
         if arrays[name].dtype.kind not in "fiub":
             raise DataError(f"{option} {path}: {name!r} is of type {arrays[name].dtype}, not numeric", "save numbers")
+        if arrays[name].dtype.kind == "f" and np.isnan(arrays[name]).any():  # signalling ones warn where they are cast
+            arrays[name] = np.where(np.isnan(arrays[name]), np.array(np.nan, arrays[name].dtype), arrays[name])
     found: dict[str, np.ndarray] = {}
     moved: dict[str, tuple[int, ...]] = {}
     taken: dict[str, str] = {}
@@ -133,7 +139,7 @@ def read_recording(path: Path, layouts: Mapping[str, Layout], option: str) -> Re
         if fitting is None and (axes := _transposed(arrays[name].shape, layout.shape)) is not None:
             fitting, moved[name] = arrays[name].transpose(axes), axes
         if fitting is None:
-            raise DataError(_misfit(path, option, name, arrays[name], layout), _ROWS_HINT)
+            raise DataError(_misfit(path, option, name, arrays[name], layout), _misfit_hint(arrays[name], layout))
         found[name] = fitting
     cut = {name: layouts[name].cut(array) for name, array in found.items()}
     count = len(next(iter(layouts.values())).shapes)
@@ -155,6 +161,20 @@ def _misfit(path: Path, option: str, name: str, array: np.ndarray, layout: Layou
     if array.ndim and array.shape[1:] == layout.shape[1:]:
         return f"{option} {path} holds {array.shape[0]} rows of output {name!r}, the data give {layout.shape[0]}"
     return f"{option} {path}: output {name!r} has shape {shape}, the data give {wanted}"
+
+
+def _misfit_hint(array: np.ndarray, layout: Layout) -> str:
+    """What to do about an array of another shape, with what its shape looks like."""
+    shape, wanted = array.shape, layout.shape
+    lost = [axis for axis in range(1, len(wanted)) if shape == wanted[:axis] + wanted[axis + 1 :]]
+    if lost:
+        size = wanted[lost[-1]]
+        what = "an index among them" if array.dtype.kind in "iu" else "one value of them"
+        return f"it lacks the axis {lost[-1]} of {size}, as where an application keeps {what}: record the output itself"
+    if len(shape) == len(wanted) and shape[1:] != wanted[1:]:
+        axes = [axis for axis in range(1, len(wanted)) if shape[axis] != wanted[axis]]
+        return f"other sizes along axis {', '.join(map(str, axes))}: record the output at the size of these data"
+    return _ROWS_HINT
 
 
 def _transposed(shape: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[int, ...] | None:

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
+from mptune.diagnosis.causes.feed_changes import feed_changes
 from mptune.diagnosis.causes.model_changes import model_changes
 from mptune.diagnosis.causes.other_model import other_attribute
 from mptune.diagnosis.causes.preprocessing import other_preparation
@@ -199,4 +200,46 @@ def test_what_may_be_another_in_a_model() -> None:
     assert "with 'nearest_mode' ceil in place of floor at Resize /Resize" in words
     assert "with 'pads' [1, 1, 0, 0] in place of [0, 0, 1, 1] at Conv /Conv" in words
     assert "with 'axis' 1 in place of -1 at Softmax /Softmax" in words
+    assert "with 'mode' linear in place of nearest at Resize /Resize" in words
     assert list(proto.graph.node) == nodes, "the model stays as it is"
+
+
+@pytest.mark.parametrize(
+    ("operator", "other"),
+    [("MaxPool", "AveragePool"), ("AveragePool", "MaxPool"), ("Relu", "LeakyRelu with 'alpha' 0.1")],
+)
+def test_another_operator_in_the_place_of_one(
+    operator: str, other: str, opened: tuple[Runner, Path, Arrays], tmp_path: Path
+) -> None:
+    settings = {} if operator == "Relu" else {"kernel_shape": [2, 2]}
+    nodes = [node(operator, ["image"], "a", "/it", **settings), node("Flatten", ["a"], "y", "/Flatten")]
+    kept = {"image": opened[2]["image"]}
+    inputs = [value("image", ["batch", 3, 4, 4])]
+    proto = models.model(nodes, inputs, [value("y", ["batch", None])], opset=18)  # type: ignore[list-item]
+    path = models.save(proto, tmp_path)
+    change = next(change for change in model_changes(onnx.load(path)) if f"with {other} in place" in change.words)
+    got = recordings.run(models.save(change.model, tmp_path, "other.onnx"), kept, 1)["y"]
+    samples = [{"image": kept["image"][k : k + 1]} for k in range(COUNT)]
+    with Runner(load_model(path), samples, tmp_path / "run", 1) as runner:
+        sides = recorded(runner, tmp_path, got)
+        found = other_attribute(sides, [sides.output("y")])
+    assert found is not None
+    assert f"with {other} in place of {operator} at /it" in found.text
+    assert found.evidence["what"] == "op_type"
+
+
+def test_images_as_other_light() -> None:
+    image = np.random.default_rng(0).uniform(0, 1, (1, 3, 4, 4)).astype(np.float32)
+    made = {change.words: change.feed(0) for change in feed_changes([{"image": image}])}
+
+    def of(words: str) -> np.ndarray:
+        feed = made[f"for input 'image' {words}"]
+        assert feed is not None
+        return feed["image"]
+
+    grey = of("in grey, the same in all channels")
+    assert np.ptp(grey, axis=1).max() == 0
+    np.testing.assert_allclose(grey[:, 0], np.tensordot([0.299, 0.587, 0.114], image[0], 1)[None], rtol=1e-5)
+    np.testing.assert_allclose(of("to the power of 2.2 (linear light)"), image**2.2, rtol=1e-5)
+    np.testing.assert_array_equal(of("moved by one pixel to the right")[..., 1:], image[..., :-1])
+    assert all(feed is not None and feed["image"].dtype == np.float32 for feed in made.values())

@@ -61,6 +61,29 @@ def columns(x: np.ndarray, **changed: np.ndarray) -> np.ndarray:
             lambda x: columns(x, c5=x[..., 5] * x[..., 4], c6=x[..., 6] * x[..., 4]),
             "columns 5, 6 are the reference times its column 4",
         ),
+        (BOXES, lambda x: np.clip(x, 12, 40), "it is the reference limited to 12..40"),
+        (SCORES, lambda x: np.minimum(x, 0.8), "it is the reference limited to at most 0.8"),
+        (
+            SCORES,
+            lambda x: np.clip(np.round(x / 0.03), -20, 20) * 0.03,
+            "it is the reference rounded to multiples of 0.03 and limited to -0.6..0.6: as by an INT8",
+        ),
+        (SCORES, lambda x: np.round(x, 1), "it is the reference rounded to multiples of 0.1, as where it is written"),
+        (
+            np.abs(SCORES),
+            lambda x: np.where(x < 0.5, 0.0, x),
+            "it is the reference with values of",
+        ),
+        (
+            BOXES,
+            lambda x: x.transpose(0, 2, 1).reshape(x.shape),
+            "it is the reference with its axes in the order (0, 2, 1), reshaped where it should be transposed",
+        ),
+        (
+            softmax(SCORES),
+            lambda x: softmax(0.5 * np.log(x)),
+            "it is the reference's softmax along axis 1 with its logits times 0.5",
+        ),
         (SCORES, lambda x: x + RNG.standard_normal(x.shape), ""),
         (BOXES, lambda x: x * RNG.uniform(0.9, 1.1, x.shape), ""),
         (BOXES, lambda x: x + 1e-3 * RNG.standard_normal(x.shape), ""),
@@ -80,6 +103,7 @@ def test_what_an_application_does(exact: np.ndarray, change: Callable[[np.ndarra
         (lambda k, x: x + 0.01 * (k + 1), "the difference grows from sample to sample"),
         (lambda k, x: x + 0.3 * (k >= 5), "the first 5 samples are right, those from 5 on differ"),
         (lambda k, x: x * (k == 0), "it is zero in all samples but the first"),
+        (lambda k, x: x * (k not in (3, 7)), "samples 3, 7 are zero throughout"),
         (lambda k, x: x + 0.1 * RNG.standard_normal(x.shape), ""),
     ],
 )
@@ -88,6 +112,27 @@ def test_how_it_goes_on(change: Callable[[int, np.ndarray], np.ndarray], wanted:
     said = how_it_goes_on([change(k, x) for k, x in enumerate(exact)], exact)
     assert said.startswith(wanted)
     assert bool(said) == bool(wanted)
+
+
+@pytest.mark.parametrize("whose", ["of the reference's before it", "of the recorded one before it"])
+def test_samples_that_are_partly_the_one_before(whose: str) -> None:
+    exact = [RNG.standard_normal((1, 8)) for _ in range(24)]
+    got = [exact[0]]
+    for k in range(1, 24):
+        got.append(0.75 * exact[k] + 0.25 * (exact if "reference" in whose else got)[k - 1])
+    assert f"each sample is 0.75 of its reference and 0.25 {whose}" in how_it_goes_on(got, exact)
+
+
+def test_rows_of_later_samples_are_not_stale() -> None:
+    found = find_stale(Compared.of(np.concatenate([BOXES[:2], BOXES[3:], BOXES[-1:]]), BOXES, BOXES), 1)
+    assert found is not None
+    assert (found.is_ahead, found.repeated, found.rows) == (True, None, (2, 3, 4))
+    before = find_stale(Compared.of(np.concatenate([BOXES[:3], BOXES[2:-1]]), BOXES, BOXES), 1)
+    assert before is not None
+    assert (before.is_ahead, before.repeated) == (False, None)
+    stuck = find_stale(Compared.of(np.concatenate([BOXES[:3], BOXES[[2, 2, 2]]]), BOXES, BOXES), 1)
+    assert stuck is not None
+    assert (stuck.is_ahead, stuck.repeated) == (False, 2)
 
 
 def test_a_batch_that_holds_its_first_row_alone() -> None:

@@ -46,6 +46,8 @@ def structural_finding(side: Side) -> Finding | None:
     rows = find_row_order(compared)
     if rows is not None and (stale is None or not _is_late(stale, len(compared.got), sides.batch)):
         return _ordered(side, rows)
+    if stale is not None and stale.is_ahead:
+        return _ahead(side, stale)
     return None if stale is None else stale_finding(side, stale)
 
 
@@ -126,8 +128,7 @@ def stale_finding(side: Side, stale: Stale) -> Finding:
     """Stale or torn rows."""
     code = "torn-rows" if stale.torn else "stale-rows"
     count = side.row_count
-    rows = stale.torn or stale.whole
-    example = rows[0]
+    rows, example = stale.torn or stale.whole, stale.example
     source = stale.source[example]
     which = f"row {example} equals the reference's row {source}"
     if stale.torn:
@@ -137,6 +138,9 @@ def stale_finding(side: Side, stale: Stale) -> Finding:
     cure = f"no plan repairs this: {_SYNCHRONISE}"
     if stale.single is not None:
         lag, cure = f"so do all {len(rows)} that differ", f"no plan repairs this: {_ONE_ROW}"
+    if stale.repeated is not None and stale.repeated > 0:
+        lag = f"rows {rows[0]} to {rows[-1]} repeat it"
+        cure = f"no plan repairs this: see why nothing new was computed, or recorded, after row {stale.repeated}"
     text = f"output {side.name!r}: {len(rows)} of {count} rows are {code.split('-')[0]}{whole}: {which}"
     return finding(
         code,
@@ -161,6 +165,20 @@ def _is_late(stale: Stale, rows: int, batch: int) -> bool:
     if not stale.is_closed:
         return True
     return shift_of(stale.source, rows) in (1, 2, batch)
+
+
+def _ahead(side: Side, stale: Stale) -> Finding:
+    """Rows that are those of later samples."""
+    rows, example = stale.rows, stale.example
+    return finding(
+        "outputs-permuted",
+        (OutputColumns(side.name),),
+        {"kind": "rows", "rows": len(rows), "lag": stale.lag, "row": example, "source_row": stale.source[example]},
+        f"output {side.name!r}: from row {rows[0]} on, {len(rows)} of {side.row_count} rows are those of later samples"
+        f" (row {example} equals the reference's row {stale.source[example]}): as where a sample was left out",
+        "give the rows in the order of the data, one for each sample: see which sample the recording lacks",
+        samples=side.samples_of(rows),
+    )
 
 
 def _swapped(side: Side) -> Finding | None:

@@ -13,6 +13,8 @@ Feed = Mapping[str, np.ndarray]
 Change = Callable[[np.ndarray], np.ndarray]
 
 _LARGEST_BYTE = 255.0
+_GAMMA = 2.2
+_BRIGHTNESS = (0.299, 0.587, 0.114)
 _MOST_INPUTS = 6
 """Of more inputs, no two are exchanged."""
 _NORMALISATIONS: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -84,7 +86,10 @@ def _of_values(arrays: Sequence[np.ndarray]) -> Iterator[tuple[str, Change]]:
     for axis in axes:
         yield "with its channels in reverse order (RGB, BGR)", _reversed(axis)
     yield from ranges
+    if ranges:
+        yield from _curves(arrays)
     for axis in axes:
+        yield "in grey, the same in all channels", _grey(axis)
         if first.dtype.kind == "f":
             normalised = list(_normalised(arrays, axis))
             yield from normalised
@@ -102,6 +107,9 @@ def _turned(shape: tuple[int, ...], channels: int) -> Iterator[tuple[str, Change
     height, width = (2, 3) if channels == 1 else (1, 2)
     yield "mirrored", _reversed(width)
     yield "upside down", _reversed(height)
+    for axis, way in ((height, ("down", "up")), (width, ("to the right", "to the left"))):
+        for by, where in zip((1, -1), way, strict=True):
+            yield f"moved by one pixel {where}", partial(np.roll, shift=by, axis=axis)
     if shape[height] == shape[width]:
         yield "with height and width exchanged", _swapped(height, width)
     if shape[channels] > 1:
@@ -123,6 +131,38 @@ def _ranges(arrays: Sequence[np.ndarray]) -> Iterator[tuple[str, Change]]:
     elif low >= -1 and high <= 1:
         yield "as (x + 1) / 2", _line(0.5, 0.5)
         yield "as 127.5 (x + 1)", _line(_LARGEST_BYTE / 2, _LARGEST_BYTE / 2)
+
+
+def _curves(arrays: Sequence[np.ndarray]) -> Iterator[tuple[str, Change]]:
+    """Values from 0 on as light or as what a screen is given, and as whole numbers."""
+    high = max(float(array.max(initial=0.0)) for array in arrays)
+    low = min(float(array.min(initial=0.0)) for array in arrays)
+    if low < 0:
+        return
+    unit = 1.0 if high <= 1 else _LARGEST_BYTE
+    for power, words in (
+        (_GAMMA, "to the power of 2.2 (linear light)"),
+        (1 / _GAMMA, "to the power of 1 / 2.2 (gamma)"),
+    ):
+        yield words, partial(_power, power, unit)
+    if high <= 1:
+        yield "as whole numbers, with the fractions cut off", np.floor
+
+
+def _power(power: float, unit: float, x: np.ndarray) -> np.ndarray:
+    found: np.ndarray = (unit * (x / unit) ** power).astype(x.dtype)
+    return found
+
+
+def _grey(axis: int) -> Change:
+    """All three channels with the brightness of ITU-R BT.601."""
+
+    def change(x: np.ndarray) -> np.ndarray:
+        weights = np.reshape(_BRIGHTNESS, (3,) + (1,) * (x.ndim - 1 - axis))
+        grey = (x * weights).sum(axis=axis, keepdims=True)
+        return np.ascontiguousarray(np.broadcast_to(grey, x.shape)).astype(x.dtype)
+
+    return change
 
 
 def _normalised(arrays: Sequence[np.ndarray], axis: int) -> Iterator[tuple[str, Change]]:

@@ -1,4 +1,4 @@
-"""What an engine or another exporter may take otherwise in one model: modes, axes, epsilons, paddings of operators."""
+"""What an engine or another exporter may take otherwise in one model: modes, axes, epsilons, paddings, operators."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ import onnx.helper
 
 _COORDINATES = ("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel")
 _NEAREST = ("floor", "round_prefer_floor", "ceil", "round_prefer_ceil")
+_INTERPOLATIONS: Sequence[Mapping[str, str]] = (
+    {"mode": "nearest"},
+    {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"},  # torch's
+    {"mode": "linear"},
+    {"mode": "linear", "coordinate_transformation_mode": "align_corners"},
+    {"mode": "cubic"},
+)
 _EPSILONS = (1e-5, 1e-3, 1e-6, 1e-12, 1e-4, 1e-2)
 _NORMS = ("BatchNormalization", "LayerNormalization", "InstanceNormalization", "GroupNormalization")
 _VALUES: Sequence[tuple[str, str, Sequence[Any]]] = (
@@ -27,6 +34,13 @@ _VALUES: Sequence[tuple[str, str, Sequence[Any]]] = (
     ("Softmax", "axis", (-1, 1)),
 )
 """Operator, attribute, values that one tool or another gives it; the same for all nodes of that operator."""
+_REPLACEMENTS: Sequence[tuple[str, str, Mapping[str, Any], tuple[str, ...]]] = (
+    ("MaxPool", "AveragePool", {}, ("dilations", "storage_order")),
+    ("AveragePool", "MaxPool", {}, ("count_include_pad",)),
+    *(("Relu", "LeakyRelu", {"alpha": slope}, ()) for slope in (0.01, 0.1, 0.2)),
+    ("LeakyRelu", "Relu", {}, ("alpha",)),
+)
+"""Operator, what stands in its place, with these attributes, and without those."""
 _PADDED = frozenset({"Conv", "ConvTranspose", "MaxPool", "AveragePool"})
 _NAMED = 3
 _SAME = 1e-6
@@ -63,6 +77,7 @@ def model_changes(model: onnx.ModelProto) -> Iterator[ModelChange]:
                 if not _is_same(_value(node, attribute, opset), value) and _value(node, attribute, opset) is not None
             }
             yield from _changed(model, opset, attribute, wanted)
+    yield from _other_operators(model)
 
 
 def _resized(model: onnx.ModelProto, opset: int) -> Iterator[ModelChange]:
@@ -70,6 +85,9 @@ def _resized(model: onnx.ModelProto, opset: int) -> Iterator[ModelChange]:
     for mode in _COORDINATES:
         wanted = {i: {name: mode} for i, node in _of(model, "Resize") if _text(node, name, opset) != mode}
         yield from _changed(model, opset, name, wanted)
+    for settings in _INTERPOLATIONS:
+        resized = [i for i, node in _of(model, "Resize") if _text(node, "mode", opset) != settings["mode"]]
+        yield from _changed(model, opset, "mode", dict.fromkeys(resized, settings))
     nearest = [(i, node) for i, node in _of(model, "Resize") if _text(node, "mode", opset) == "nearest"]
     for rounding in _NEAREST:
         for mode in ("", *_COORDINATES[:1], _COORDINATES[2]):
@@ -93,6 +111,30 @@ def _padded(model: onnx.ModelProto) -> Iterator[ModelChange]:
             is_upper = _value(node, "auto_pad", 0) == b"SAME_UPPER"
             wanted[index] = {"auto_pad": "SAME_LOWER" if is_upper else "SAME_UPPER"}
     yield from _changed(model, 0, "pads", wanted)
+
+
+def _other_operators(model: onnx.ModelProto) -> Iterator[ModelChange]:
+    """Poolings and activations that another implementation may have in place of the model's."""
+    for operator, other, attributes, dropped in _REPLACEMENTS:
+        nodes = [node for _, node in _of(model, operator) if len([out for out in node.output if out]) == 1]
+        if not nodes:
+            continue
+        changed, names = onnx.ModelProto(), tuple(node.name for node in nodes)
+        changed.CopyFrom(model)
+        for index, node in _of(model, operator):
+            if node.name not in names:
+                continue
+            copy = changed.graph.node[index]
+            copy.op_type = other
+            kept = [one for one in copy.attribute if one.name not in dropped]
+            del copy.attribute[:]
+            copy.attribute.extend(
+                [*kept, *(onnx.helper.make_attribute(key, value) for key, value in attributes.items())]
+            )
+        settings = "".join(f" with {key!r} {_shown(value)}" for key, value in attributes.items())
+        where = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+        words = f"with {other}{settings} in place of {operator} at {where}"
+        yield ModelChange(words, "op_type", names, changed)
 
 
 def _of(model: onnx.ModelProto, operator: str) -> Iterator[tuple[int, onnx.NodeProto]]:

@@ -21,7 +21,7 @@ from mptune.errors import BaselineError
 from mptune.files import write_bytes
 from mptune.finding import Finding, Where
 
-_MOST_CHANGES = 24
+_MOST_CHANGES = 32
 """Each is a session of ONNX Runtime."""
 
 
@@ -57,7 +57,7 @@ def other_attribute(sides: Sides, unexplained: Sequence[Side]) -> Finding | None
         {"kind": "attribute", "what": best.attribute, "left_share": least, "samples": count},
         f"the model gives what was recorded {best.words} ({left_text(least, count)}):"
         " that operator is computed in another way there; precision is not the problem",
-        "export or build that model again with this attribute as in training, or from the same source",
+        "export or build that model again with this operator as in training, or from the same source",
     )
 
 

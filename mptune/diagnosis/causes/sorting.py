@@ -116,8 +116,17 @@ class Causes:
             looks = (where_it_lies, what_is_there, how_it_goes_on)
             said = [place for look in looks if (place := look(side.got, side.wanted))]
             said += [_of_the_size_of_fp16(side)] if _has_the_size_of_fp16(side) else []
-            lines += [f"output {side.name!r}: {'; '.join(said)}"] if said else []
+            lines.append(f"output {side.name!r}: {'; '.join(said) or self._nothing_known()}")
         return lines
+
+    def _nothing_known(self) -> str:
+        tried = "no known cause explains its difference: none of the roundings, stale rows, orders, functions"
+        if self._sides.origin != "recorded":
+            return f"{tried} and places tried gives it"
+        return (
+            f"{tried}, inputs and attributes tried gives it; with the model that the engine was built of as CANDIDATE,"
+            " --trace names the first node that differs"
+        )
 
 
 def _fp16_overflows(side: Side) -> bool:

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mptune.diagnosis.patterns.relations import LEFT, along_samples, columns_of_columns, function_of
+from mptune.diagnosis.patterns.bounds import LEFT
+from mptune.diagnosis.patterns.in_time import along_samples
+from mptune.diagnosis.patterns.relations import columns_of_columns, function_of
 
 _MOST_SHARE = 0.9
 """Of the squared difference, that the entries have together."""

@@ -12,22 +12,19 @@ from functools import partial
 
 import numpy as np
 
+from mptune.diagnosis.patterns.bounds import LEFT, bounded, gives, step_of
 from mptune.diagnosis.patterns.orders import permutation
 
-LEFT = 0.02
-"""Share of the difference that a relation leaves at most."""
 _MOST_COLUMNS = 128
+_MOST_AXES = 5
+_SUM_OF_WEIGHTS = 1e-3
 _MOST_MIXED = 16
 """Of more columns, none is looked for as a sum of others."""
 _ROWS_FOR_COLUMN = 8
 """So many values of a column are needed for each number that is fitted."""
 _NAMED = 4
-_MOST_STEPS = 256
-"""Different values that INT8 has."""
 _MOST_SORTED = 512
 """Entries along an axis up to which other orders of them are looked for, sample by sample."""
-_FEWEST_IN_TIME = 16
-"""Of fewer samples, a difference that grows is chance."""
 _FARTHEST = 8
 """Entries that an output is moved by at most."""
 
@@ -41,7 +38,7 @@ def function_of(got: np.ndarray, wanted: np.ndarray) -> str:
     """
     with np.errstate(all="ignore"):
         for words, function in _functions(wanted.ndim):
-            if _gives(function(wanted), got, wanted):
+            if gives(function(wanted), got, wanted):
                 return f"it is {words} of the reference"
         for axis in range(1, wanted.ndim):
             by = _moved(got, wanted, axis)
@@ -53,8 +50,12 @@ def function_of(got: np.ndarray, wanted: np.ndarray) -> str:
                     f"its entries along axis {axis} are the reference's in another order, and not the same order in"
                     " every sample: as where near ties are sorted"
                 )
-    step = _step(got, wanted)
-    return f"it is the reference rounded to multiples of {step:.4g}, as by an INT8 or integer output" if step else ""
+        if reshaped := _reshaped(got, wanted):
+            return reshaped
+        for axis in range(1, wanted.ndim):
+            if factor := _sharpened(got, wanted, axis):
+                return f"it is the reference's softmax along axis {axis} with its logits times {factor:.4g}"
+    return bounded(got, wanted)
 
 
 def columns_of_columns(got: np.ndarray, wanted: np.ndarray, axis: int) -> str:
@@ -74,7 +75,7 @@ def columns_of_columns(got: np.ndarray, wanted: np.ndarray, axis: int) -> str:
     said: dict[int, str] = {}
     for column in off:
         words = _line(a[column], b[column]) or _product(a[column], b, column) or _mix(a[column], b, column)
-        if not words and (step := _step(a[column], b[column])):
+        if not words and (step := step_of(a[column], b[column])):
             words = f"the reference rounded to multiples of {step:.4g}"
         if not words:
             return ""
@@ -87,39 +88,6 @@ def columns_of_columns(got: np.ndarray, wanted: np.ndarray, axis: int) -> str:
         for words, columns in itertools.islice(alike.items(), _NAMED)
     ]
     return "; ".join(parts) + ("; ..." if len(alike) > _NAMED else "")
-
-
-def along_samples(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> str:
-    """How a difference lies along the samples where that is plain, in words; "" else.
-
-    Args:
-        got: of each sample, finite, the same shapes as ``wanted``.
-        wanted: of each sample.
-    """
-    count = len(wanted)
-    if count < 4:
-        return ""
-    apart = np.array(
-        [float(np.sqrt(np.mean((a - b) ** 2))) if b.size else 0.0 for a, b in zip(got, wanted, strict=True)]
-    )
-    size = float(np.sqrt(np.mean([np.mean(b**2) if b.size else 0.0 for b in wanted]))) + 1e-30
-    off = apart > 1e-5 * size
-    if not any(a.any() for a in got[1:]) and not off[0] and off[1:].any():
-        return "it is zero in all samples but the first: as where a batch was fixed at 1"
-    first = int(np.argmax(off))
-    if off.any() and first >= 2 and off[first:].mean() > 0.8:
-        return f"the first {first} samples are right, those from {first} on differ: as where a state is carried on"
-    if count < _FEWEST_IN_TIME:
-        return ""
-    quarter = count // 4
-    begin, end = float(np.mean(apart[:quarter])), float(np.mean(apart[-quarter:]))
-    ranks = np.argsort(np.argsort(apart))
-    if np.corrcoef(ranks, np.arange(count))[0, 1] > 0.7 and end > 2 * begin:
-        return (
-            f"the difference grows from sample to sample, from {begin:.3g} to {end:.3g} (root mean square of the first"
-            " and the last quarter): as where errors of a state add up"
-        )
-    return ""
 
 
 def _functions(rank: int) -> list[tuple[str, Callable[[np.ndarray], np.ndarray]]]:
@@ -159,12 +127,26 @@ def _unit_vectors(x: np.ndarray, axis: int) -> np.ndarray:
     return found
 
 
-def _gives(made: np.ndarray, got: np.ndarray, wanted: np.ndarray) -> bool:
-    """Whether an array is the output: little of the difference is left, and little of the output's own spread."""
-    if not np.isfinite(made).all():
-        return False
-    rest = float(np.linalg.norm(got - made))
-    return rest <= LEFT * float(np.linalg.norm(got - wanted)) and rest <= LEFT * float(np.linalg.norm(got - got.mean()))
+def _reshaped(got: np.ndarray, wanted: np.ndarray) -> str:
+    """Whether a transposed output was read as if it were not."""
+    if not 3 <= wanted.ndim <= _MOST_AXES:
+        return ""
+    for axes in itertools.permutations(range(1, wanted.ndim)):
+        moved = wanted.transpose(0, *axes)
+        if moved.shape != wanted.shape and gives(moved.reshape(wanted.shape), got, wanted):
+            order = ", ".join(map(str, (0, *axes)))
+            return f"it is the reference with its axes in the order ({order}), reshaped where it should be transposed"
+    return ""
+
+
+def _sharpened(got: np.ndarray, wanted: np.ndarray, axis: int) -> float:
+    """The factor of the logits of a softmax that has another temperature; 0 where it is none."""
+    for rows in (got, wanted):
+        if rows.min() <= 0 or np.abs(rows.sum(axis=axis) - 1).max() > _SUM_OF_WEIGHTS:
+            return 0.0
+    a, b = (np.log(rows) - np.log(rows).mean(axis=axis, keepdims=True) for rows in (got, wanted))
+    factor = float((a * b).sum() / max(float((b * b).sum()), 1e-30))
+    return factor if gives(_softmax(factor * np.log(wanted), axis), got, wanted) else 0.0
 
 
 def _moved(got: np.ndarray, wanted: np.ndarray, axis: int) -> int:
@@ -173,7 +155,7 @@ def _moved(got: np.ndarray, wanted: np.ndarray, axis: int) -> int:
     for by in (sign * step for step in range(1, min(_FARTHEST, count // 4) + 1) for sign in (1, -1)):
         here, there = np.arange(max(0, by), count + min(0, by)), np.arange(max(0, -by), count + min(0, -by))
         a, b, own = (np.take(each, at, axis) for each, at in ((got, here), (wanted, there), (wanted, here)))
-        if np.linalg.norm(a - own) > 0 and _gives(b, a, own):
+        if np.linalg.norm(a - own) > 0 and gives(b, a, own):
             return by
     return 0
 
@@ -191,19 +173,6 @@ def _is_in_other_orders(got: np.ndarray, wanted: np.ndarray, axis: int) -> bool:
         if rest > LEFT**2 * max(apart, float((wanted**2).sum())):
             return False
     return rest <= LEFT**2 * apart
-
-
-def _step(got: np.ndarray, wanted: np.ndarray) -> float:
-    """The step that all values are multiples of and the reference is rounded to; 0 where there is none."""
-    values = np.unique(got)
-    if not 3 <= len(values) <= _MOST_STEPS:
-        return 0.0
-    step = float(np.diff(values).min())
-    counts = values / step
-    if np.abs(counts - np.round(counts)).max() > 1e-2 * max(1.0, np.abs(counts).max() / 128):
-        return 0.0
-    inside = np.abs(got) < np.abs(values).max()
-    return step if np.abs(got - wanted)[inside].max(initial=0.0) <= 0.51 * step else 0.0
 
 
 def _line(a: np.ndarray, b: np.ndarray) -> str:

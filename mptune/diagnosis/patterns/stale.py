@@ -56,6 +56,25 @@ class Stale:
         return sources.pop() if is_one else None
 
     @property
+    def is_ahead(self) -> bool:
+        """Whether rows are those of later samples, which no buffer held before: a sample was left out."""
+        later = sum(other > row for row, other in self.source.items())
+        return not self.torn and self.single is None and later >= _MOST_OFF * len(self.source)
+
+    @property
+    def repeated(self) -> int | None:
+        """The row that the rows right after it repeat, without a gap; None where they are not such rows."""
+        source, rows = self.single, self.rows
+        is_run = source is not None and rows == tuple(range(source + 1, source + 1 + len(rows)))
+        return source if is_run else None
+
+    @property
+    def example(self) -> int:
+        """A row that shows it: torn, where some are, and with the most frequent distance."""
+        rows = self.torn or self.whole
+        return next((row for row in rows if row - self.source[row] == self.lag), rows[0])
+
+    @property
     def is_closed(self) -> bool:
         """Whether the rows are the same rows in another order, which is no sign of stale ones."""
         return not self.torn and sorted(self.source) == sorted(self.source.values())

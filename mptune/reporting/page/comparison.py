@@ -104,6 +104,8 @@ def _findings(comparison: Comparison) -> Iterable[str]:
         yield "</ul>"
     elif comparison.agrees:
         yield "<p>There is nothing to name.</p>"
+    elif comparison.warnings:
+        yield "<p>No code fits it: what is seen of it stands under the warnings.</p>"
     else:
         yield "<p>No known cause explains it: none of the roundings, stale rows, orders and inputs tried gives it.</p>"
     yield "</section>"

@@ -40,7 +40,7 @@ def print_comparison(comparison: Comparison, stream: TextIO | None = None) -> No
         console.print(Text.assemble(heading, finding.text), soft_wrap=whole)
         if finding.cure:
             console.print(Text(f"  {finding.cure}"), soft_wrap=whole)
-    if not comparison.agrees and not comparison.findings:
+    if not comparison.agrees and not comparison.findings and not comparison.warnings:
         console.print(
             Text(
                 "No known cause explains the difference: none of the roundings, stale rows, orders and inputs tried"
