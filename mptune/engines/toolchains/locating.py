@@ -15,6 +15,7 @@ from mptune.engines.jobs.reference_report import Place, ReferenceReport
 from mptune.engines.ort.session import Provider
 from mptune.engines.toolchains.emulation import Call
 from mptune.engines.workload import Workload
+from mptune.graph.grouping.lookup import attribute
 from mptune.graph.loading.ancestors import needed_nodes
 from mptune.graph.loading.model import Model, Node
 
@@ -26,6 +27,13 @@ ROWS_WARNING = 1e-4
 
 _AT_ONCE = 48
 """So many values are outputs of one model, and in memory at the same time."""
+
+_SEQUENTIAL = frozenset({"LSTM", "GRU", "RNN", "Scan"})
+"""Axis 0 of what these read is a sequence, whose steps follow from each other."""
+
+_KEEP_AXES = frozenset(
+    ("Identity", "Cast", "MatMul", "Add", "Sub", "Mul", "Div", "Relu", "Tanh", "Sigmoid", "LayerNormalization", "Clip")
+)
 
 _SHAPE_OPERATORS = frozenset({"Shape", "Size", "ConstantOfShape", "Range", "EyeLike"})
 """What they give does not depend on values, and is no fault."""
@@ -76,6 +84,9 @@ class Locator:
             limit = min(ROWS_WARNING, error / 10)
             culprit = _source(model, sights, [worst], lambda seen: not seen.difference <= limit)
             yield from _named("rows-mix", worst, culprit)
+        else:  # a batch that cannot be taken apart: an operator that runs along axis 0 shows itself
+            for name in (*report.rows.alone, *report.rows.repeated):
+                yield from _named("rows-mix", name, _along_sequence(model, name))
         if report.rows.lost:
             lost = list(report.rows.lost)
             sights = self._sights("batch", which, lost)
@@ -105,6 +116,28 @@ class Locator:
         from mptune.graph.writing.observe import write_with_outputs
 
         write_with_outputs(self.workload.model, self.workload.bank, path, names)
+
+
+def _along_sequence(model: Model, output: str) -> Place | None:
+    """The first operator before an output that takes axis 0 of an input for a sequence; None where none does."""
+    for node in needed_nodes(model, [output]):
+        sequence = node.inputs[0 if node.op_type != "Scan" else -1] if node.inputs else ""
+        is_batch_first = attribute(node, "layout") == 1
+        if not node.is_standard or node.op_type not in _SEQUENTIAL or is_batch_first:
+            continue
+        if _keeps_axes(model, sequence):
+            return _place(node, next(out for out in node.outputs if out), "")
+    return None
+
+
+def _keeps_axes(model: Model, value: str) -> bool:
+    """Whether axis 0 of a value is axis 0 of an input, as nothing between them moves or makes axes."""
+    while value in model.producer:
+        node = model.nodes[model.producer[value]]
+        if node.op_type not in _KEEP_AXES or not node.inputs:
+            return False
+        value = node.inputs[0]
+    return any(info.name == value for info in model.inputs)
 
 
 def _named(code: str, output: str, place: Place | None) -> Iterator[tuple[tuple[str, str], Place]]:

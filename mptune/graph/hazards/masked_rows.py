@@ -19,6 +19,12 @@ _SOFTMAX = frozenset({"Softmax", "LogSoftmax"})
 _COERCED_BELOW = 13
 """Softmax of an older operator set takes all axes from ``axis`` on as one, and ``axis`` is 1 where it is not stated."""
 
+_IN_FP16 = (
+    "In FP16 all are -inf, and their softmax is NaN, where the mask is an input, or where scores below -16 are added to"
+    " one that is held as -65504"
+)
+_IN_FP32 = "They are -inf, and their softmax is NaN, in FP32 already: precision is not the problem"
+
 _MASK_INPUTS: Mapping[tuple[str, str], int] = {
     ("", "Attention"): 3,
     ("com.microsoft", "Attention"): 5,
@@ -95,7 +101,11 @@ def _written_out(look: Lookup, node: Node) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def masked_row_findings(
-    grouped: GroupedModel, seen: Mapping[str, MaskedRows], origin: FindingOrigin, indices: Sequence[int] = ()
+    grouped: GroupedModel,
+    seen: Mapping[str, MaskedRows],
+    origin: FindingOrigin,
+    indices: Sequence[int] = (),
+    known: Sequence[Finding] = (),
 ) -> tuple[Finding, ...]:
     """A finding for each value that had rows masked whole.
 
@@ -104,7 +114,9 @@ def masked_row_findings(
         seen: value -> its masked rows on the samples.
         origin: what looked.
         indices: index in the data of each sample that was seen; empty where they are all of the data.
+        known: findings of the same model in FP32, where the softmax may be NaN already.
     """
+    broken = {node for one in known if one.code == "reference-not-finite" for node in one.where.nodes}
     model, owners = grouped.model, grouped.owners
     found = []
     for tensor, masked in seen.items():
@@ -121,8 +133,8 @@ def masked_row_findings(
                 where=Where(tuple(n.name for n in nodes), groups, (tensor,), samples=(sample,)),
                 evidence={"masked_rows": masked.rows, "limit": -FP16_MAX},
                 text=f"value {tensor!r}: {many} masked whole on the calibration data, first in sample {sample}: "
-                f"every element lies below {-FP16_MAX:g}. In FP16 all are -inf, and their softmax is NaN, where the"
-                " mask is an input, or where scores below -16 are added to one that is held as -65504",
+                f"every element lies below {-FP16_MAX:g}. "
+                + (_IN_FP32 if broken.intersection(node.name for node in nodes) else _IN_FP16),
                 cure="mask with a value that FP16 holds (-1e4), or give rows that are not masked whole",
             )
         )

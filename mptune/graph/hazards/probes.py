@@ -64,8 +64,13 @@ NORMS = frozenset(
     )
 )
 """Operators that take a mean off what they read, whether it is computed or stored."""
-REDUCTIONS = frozenset({"ReduceSum", "ReduceMean"})
-_CURVES = NORMS | REDUCTIONS | {"Acos", "Asin", "Acosh", "Atanh", "Tan", "Exp", "Log", "Pow", "Mod", "LpNormalization"}
+REDUCTIONS = frozenset({"ReduceSum", "ReduceMean", "CumSum"})
+_CURVES = (
+    NORMS
+    | REDUCTIONS
+    | _PERIODIC
+    | {"Acos", "Asin", "Acosh", "Atanh", "Tan", "Exp", "Log", "Pow", "Mod", "LpNormalization"}
+)
 """Operators whose results may move by far more than what rounding moves of their operands."""
 _FLAT_POWERS = 3.0
 """A power up to here enlarges relative errors by no more than that."""

@@ -1,4 +1,4 @@
-"""Groups whose own rounding is small and whose outputs are not: where their error is enlarged further along the graph.
+"""Why groups have a large one-group error that no finding explains: values that vanish, or a place further on.
 
 A group that normalises vectors is right in FP16 by itself; where one less their cosine follows, its last digits are all
 that is left. A finding about the subtraction says nothing of that group; its one-group error does.
@@ -13,27 +13,33 @@ from mptune.data.metrics.parts import ADD_IN_SQUARES
 from mptune.engines.base import Workspace
 from mptune.finding import CODES, Finding, FindingOrigin, Where
 from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.hazards.hazard import Hazard
 from mptune.tuning.reasons.group_findings import finding_of
 from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, Sensitivity
 
 LARGE_FROM = 0.1
 """An error from here on, in standard deviations of the outputs, is no rounding that a user would take."""
 
+_VANISHING = "vanishing-epsilon"
 _ENLARGING = frozenset({"cancellation", "spacing", "index-in-float", "vanishing-epsilon"})
 
 
-def enlarged_findings(
+def with_reasons(
     grouped: GroupedModel,
     findings: Sequence[Finding],
+    hazards: Sequence[Hazard],
     workspace: Workspace,
     metric: str,
     origin: FindingOrigin = "search",
 ) -> tuple[Finding, ...]:
-    """The findings, and one for each place that groups come to whose one-group error is large and not explained.
+    """The findings, and those that say why groups without one have a large one-group error.
+
+    Values of such a group that are too small for FP16; else the place further on that enlarges its rounding.
 
     Args:
         grouped: the model and its layer groups.
         findings: of the run.
+        hazards: of the model; those of small values are none of the findings, as most do no harm.
         workspace: of the run: its data directory holds the one-group errors.
         metric: what these are.
         origin: what looked.
@@ -51,13 +57,41 @@ def enlarged_findings(
             for node in finding.where.nodes:
                 places.setdefault(node, finding)
     reached: dict[str, list[str]] = {}
+    vanished: list[Finding] = []
     for group in large:
+        small = next((one for one in hazards if one.group == group.id and _is_small(one)), None)
+        if small is not None:
+            vanished.append(_underflow(small, errors[group.id], origin))
+            continue
         place = _first_place(grouped, group.nodes, places)
         if place is not None:
             reached.setdefault(place, []).append(group.id)
     return (
         *findings,
+        *vanished,
         *(_finding(grouped, name, places[name], groups, errors, origin) for name, groups in reached.items()),
+    )
+
+
+def _is_small(hazard: Hazard) -> bool:
+    return hazard.code is None and hazard.kind in ("underflow", "vanishing") and hazard.severity == "warning"
+
+
+def _underflow(hazard: Hazard, error: float, origin: FindingOrigin) -> Finding:
+    node = "" if hazard.node is None else f" at node {hazard.node!r}"
+    return Finding(
+        code=_VANISHING,
+        severity=CODES[_VANISHING].severity,
+        origin=origin,
+        where=Where(
+            nodes=() if hazard.node is None else (hazard.node,),
+            groups=() if hazard.group is None else (hazard.group,),
+            tensors=(hazard.tensor,),
+            samples=hazard.samples,
+        ),
+        evidence={"one_group_error": error, "largest": hazard.value},
+        text=f"value {hazard.tensor!r}{node}: {hazard.reason}",
+        cure="keep the group in FP32, or scale the values up in the model",
     )
 
 

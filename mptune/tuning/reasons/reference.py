@@ -110,6 +110,33 @@ def _draws(model: Model, node: Node) -> bool:
 _BEYOND_REPEATS = 10.0
 """How many times more than two runs rows differ, to depend on the other rows."""
 
+_CHECK_ALL = (
+    "check the preprocessing of the calibration data and the model's export; if these are masks, cut that output off"
+    " the model"
+)
+_GUARD = "; guard it in the model, as by an epsilon or a limit, or leave such samples out"
+_WHY_NOT_FINITE: Mapping[tuple[str, str], tuple[str, str]] = {
+    **{
+        (operator, "nan"): (
+            ": a row that is -inf throughout, as one that is masked whole, or that holds +inf",
+            "mask with a finite value such as -1e4, or leave rows that are masked whole out of the samples",
+        )
+        for operator in ("Softmax", "LogSoftmax")
+    },
+    ("Div", "nan"): (": 0 / 0, or inf / inf", f"see what is zero there{_GUARD}"),
+    ("Div", "inf"): (": a division by zero", f"see what is zero there{_GUARD}"),
+    ("Reciprocal", "inf"): (": one over zero", f"see what is zero there{_GUARD}"),
+    ("Log", "inf"): (": the logarithm of zero", f"see what is zero there{_GUARD}"),
+    ("Log", "nan"): (": the logarithm of a negative number", f"see what is negative there{_GUARD}"),
+    ("Sqrt", "nan"): (": the root of a negative number", f"see what is negative there{_GUARD}"),
+    ("Exp", "inf"): (": an exponent above 88", "take the largest value off before the exponential"),
+    **{
+        (operator, "nan"): (": a value beyond -1..1", "limit it to -1..1 in the model: rounding takes it beyond")
+        for operator in ("Acos", "Asin")
+    },
+}
+"""Operator and what it gives of operands that are finite, or of masks -> how it comes to that, and what to do."""
+
 
 class _Reference:
     """The findings of one report, by what they are about."""
@@ -154,7 +181,10 @@ class _Reference:
         ]
         name, place = placed[0] if placed else (next(iter(bad)), None)
         sample = self._sample(int(self._report.outputs[name].get("bad_sample", 0)))
-        at = "" if place is None else f"; it begins at {place.shown}, which gives {place.value}"
+        why, cure = "", _CHECK_ALL
+        if place is not None:
+            why, cure = _WHY_NOT_FINITE.get((place.op_type, str(place.value).removeprefix("-")), (why, cure))
+        at = "" if place is None else f"; it begins at {place.shown}, which gives {place.value}{why}"
         evidence: dict[str, int | float | str] = {"non_finite": bad[name], "sample": sample}
         if place is not None:
             evidence["value"] = place.value
@@ -164,8 +194,7 @@ class _Reference:
             evidence,
             f"the reference is not finite: output {name!r} holds {bad[name]} NaN or Inf in FP32, first on sample "
             f"{sample}{at}",
-            "check the preprocessing of the calibration data and the model's export; "
-            "if these are masks, cut that output off the model",
+            cure,
             place,
             samples=(sample,),
         )
@@ -287,6 +316,10 @@ class _Reference:
             at += (
                 ", which takes each element to a step by itself: rounding takes one near the end of a step to the next"
             )
+        if place is not None and not place.value:
+            severity = "warning"
+            at = f"; {place.shown} takes axis 0 for a sequence: a row is a step of it there, and no sample of its own"
+            cure = "nothing where axis 0 is the sequence; where it is the batch, export with batch_first"
         yield self._finding(
             "rows-mix",
             [output],

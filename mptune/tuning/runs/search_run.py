@@ -44,7 +44,7 @@ from mptune.tuning.front import Front
 from mptune.tuning.fronts.metric_limits import check_metric_limits
 from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.listener import Listener
-from mptune.tuning.reasons.enlarged import enlarged_findings
+from mptune.tuning.reasons.enlarged import with_reasons
 from mptune.tuning.reasons.grounds import keep_grounds
 from mptune.tuning.record.storage import check_opens
 from mptune.tuning.record.storage_urls import check_storage, named_storage
@@ -162,7 +162,7 @@ class SearchRun(MeasuringRun):
         self._check_engine(self._settings, "search")
         about = () if self.environment is None else self.environment.warnings
         warnings = (*data_warnings, *observations.warnings, *about, *kernels.warnings, *space.warnings, *repaired)
-        found = enlarged_findings(self.grouped, self.file.findings, self._workload.workspace, self._settings.metric)
+        found = with_reasons(self.grouped, self.file.findings, hazards, self._workload.workspace, self._settings.metric)
         self._save(findings=found, warnings=tuple(dict.fromkeys(warnings)))
         front = front_of(self.directory, self.file, self.record, keep=True)
         about_sizes, unknown = chosen_sweep(self._workload, self.grouped, front.chosen, self._settings.shapes, others)

@@ -155,7 +155,7 @@ def observed_findings(
     return (
         *observations.findings,
         *optimisation_findings(observations.optimisation_error, grouped.model, "search", first, observations.findings),
-        *masked_row_findings(grouped, observations.masked, "search", indices),
+        *masked_row_findings(grouped, observations.masked, "search", indices, observations.findings),
     )
 
 

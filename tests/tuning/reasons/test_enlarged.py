@@ -13,8 +13,9 @@ from mptune.engines.base import Workspace
 from mptune.finding import Finding, Where
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
+from mptune.graph.hazards.hazard import Hazard
 from mptune.graph.loading.model import load_model
-from mptune.tuning.reasons.enlarged import enlarged_findings
+from mptune.tuning.reasons.enlarged import with_reasons
 from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, Sensitivity
 from tests.graph import models
 from tests.graph.models import constant, node, value
@@ -55,7 +56,7 @@ def test_a_large_error_is_said_of_the_node_that_enlarges_it(tmp_path: Path) -> N
     model = grouped(tmp_path)
     workspace = taken(model, tmp_path, first=3.0, second=0.5, apart=2.0, difference=1.0)
     known = (replace(SUB, where=replace(SUB.where, groups=(model.owners["difference"],))),)
-    *before, new = enlarged_findings(model, known, workspace, "worst_part")
+    *before, new = with_reasons(model, known, (), workspace, "worst_part")
     assert tuple(before) == known
     assert new.code == "cancellation"
     assert new.where.groups == (model.owners["first"], model.owners["second"])  # "apart" comes to no such node
@@ -66,9 +67,28 @@ def test_a_large_error_is_said_of_the_node_that_enlarges_it(tmp_path: Path) -> N
 @pytest.mark.parametrize("errors", [{"first": 0.05}, {"first": math.nan}, {}])
 def test_nothing_is_said_of_small_errors(errors: dict[str, float], tmp_path: Path) -> None:
     model = grouped(tmp_path)
-    assert enlarged_findings(model, (SUB,), taken(model, tmp_path, **errors), "worst_part") == (SUB,)
+    assert with_reasons(model, (SUB,), (), taken(model, tmp_path, **errors), "worst_part") == (SUB,)
 
 
 def test_nothing_is_said_where_no_finding_is_on_the_way(tmp_path: Path) -> None:
     model = grouped(tmp_path)
-    assert enlarged_findings(model, (), taken(model, tmp_path, first=3.0, apart=2.0), "worst_part") == ()
+    assert with_reasons(model, (), (), taken(model, tmp_path, first=3.0, apart=2.0), "worst_part") == ()
+
+
+def small(model: GroupedModel, node_name: str) -> Hazard:
+    return Hazard("warning", "underflow", model.owners[node_name], node_name, "a", 1e-9, "stayed below 1e-09", "scale")
+
+
+def test_values_that_vanish_are_named_where_the_error_is_large(tmp_path: Path) -> None:
+    model = grouped(tmp_path)
+    workspace = taken(model, tmp_path, first=3.0, apart=2.0)
+    (new,) = with_reasons(model, (), [small(model, "first")], workspace, "worst_part")
+    assert (new.code, new.severity) == ("vanishing-epsilon", "warning")
+    assert (new.where.nodes, new.where.groups) == (("first",), (model.owners["first"],))
+    assert new.evidence == {"one_group_error": 3.0, "largest": 1e-9}
+
+
+def test_values_that_vanish_are_not_named_where_it_is_small(tmp_path: Path) -> None:
+    model = grouped(tmp_path)
+    workspace = taken(model, tmp_path, first=0.01)
+    assert with_reasons(model, (), [small(model, "first")], workspace, "worst_part") == ()

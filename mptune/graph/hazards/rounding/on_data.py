@@ -95,6 +95,8 @@ def on_data_hazards(types: ValueTypes, look: Lookup, patterns: tuple[Pattern, ..
             found += step_hazards(look, seen, record, node, group.id)
         elif record.kind in ("softmax", "largest", "top", "comparison", "periodic", "grid"):
             found += _spacing(seen, record, node, group.id)
+    decided = {(hazard.node, hazard.precision) for hazard in found if hazard.kind == "spacing"}
+    found = [h for h in found if h.kind != "curve" or (h.node, h.precision) not in decided]
     in_fp16 = {(hazard.code, hazard.node) for hazard in found if hazard.precision is Precision.FP16}
     found = [h for h in found if h.precision is Precision.FP16 or (h.code, h.node) not in in_fp16]
     return found + [other for hazard in found for other in _of_operands(types, look, nodes[hazard.node or ""], hazard)]

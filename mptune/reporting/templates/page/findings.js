@@ -55,7 +55,7 @@ const IN_FP16 = {
 function findingItem(finding) {
   const where = finding.where;
   const facts = [];
-  if (finding.code in IN_FP16) facts.push(["in FP16", IN_FP16[finding.code]]);
+  if (finding.code in IN_FP16 && !("one_group_error" in finding.evidence)) facts.push(["in FP16", IN_FP16[finding.code]]);
   const place = (word, names, most = 3) => {
     if (!names.length) return;
     const shown = names.slice(0, most).map((name, k) => [k ? ", " : "", named(name, 70)]);
