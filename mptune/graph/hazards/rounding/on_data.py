@@ -17,7 +17,7 @@ from mptune.graph.grouping.patterns import Pattern
 from mptune.graph.hazards.constants import comes_to_softmax
 from mptune.graph.hazards.hazard import KEPT, MAX, Hazard, group_of, kept_out, largest, spacing
 from mptune.graph.hazards.interface import state_pairs
-from mptune.graph.hazards.probes import ProbeRecord
+from mptune.graph.hazards.probes import REDUCTIONS, ProbeRecord
 from mptune.graph.hazards.rounding.poles import pole_hazards
 from mptune.graph.hazards.rounding.steep import column_hazards, steep_hazards, step_hazards
 from mptune.graph.hazards.seen import Seen
@@ -89,7 +89,7 @@ def on_data_hazards(types: ValueTypes, look: Lookup, patterns: tuple[Pattern, ..
             found += pole_hazards(seen, record, node, group.id)
         elif record.kind == "column":
             found += column_hazards(seen, record, node, group.id)
-        elif record.kind == "curve":
+        elif record.kind == "curve" and not (node.index in inside and node.op_type in REDUCTIONS):
             found += steep_hazards(seen, record, node, group.id)
         elif record.kind == "step":
             found += step_hazards(look, seen, record, node, group.id)
