@@ -21,7 +21,9 @@ LARGE_FROM = 0.1
 """An error from here on, in standard deviations of the outputs, is no rounding that a user would take."""
 
 _VANISHING = "vanishing-epsilon"
-_ENLARGING = frozenset({"cancellation", "spacing", "index-in-float", "vanishing-epsilon"})
+_SHOW_IT = frozenset({"relative_error", "share", "lost"})
+"""Evidence of findings that shows what rounding the operands of their nodes does."""
+_ENLARGING = frozenset({"cancellation", "spacing", "index-in-float", _VANISHING})
 
 
 def with_reasons(
@@ -53,7 +55,8 @@ def with_reasons(
     ]
     places: dict[str, Finding] = {}
     for finding in findings:
-        if finding.code in _ENLARGING and not finding.is_of_bf16_alone:
+        shows = finding.code in _ENLARGING and not _SHOW_IT.isdisjoint(finding.evidence)
+        if shows and not finding.is_of_bf16_alone:
             for node in finding.where.nodes:
                 places.setdefault(node, finding)
     reached: dict[str, list[str]] = {}

@@ -124,15 +124,14 @@ _WHY_NOT_FINITE: Mapping[tuple[str, str], tuple[str, str]] = {
         for operator in ("Softmax", "LogSoftmax")
     },
     ("Div", "nan"): (": 0 / 0, or inf / inf", f"see what is zero there{_GUARD}"),
-    ("Div", "inf"): (": a division by zero", f"see what is zero there{_GUARD}"),
-    ("Reciprocal", "inf"): (": one over zero", f"see what is zero there{_GUARD}"),
+    ("Div", "inf"): (": a division by zero, or by nearly zero", f"see what is zero there{_GUARD}"),
+    ("Reciprocal", "inf"): (": one over zero, or over nearly zero", f"see what is zero there{_GUARD}"),
     ("Log", "inf"): (": the logarithm of zero", f"see what is zero there{_GUARD}"),
     ("Log", "nan"): (": the logarithm of a negative number", f"see what is negative there{_GUARD}"),
     ("Sqrt", "nan"): (": the root of a negative number", f"see what is negative there{_GUARD}"),
     ("Exp", "inf"): (": an exponent above 88", "take the largest value off before the exponential"),
     **{
-        (operator, "nan"): (": a value beyond -1..1", "limit it to -1..1 in the model: rounding takes it beyond")
-        for operator in ("Acos", "Asin")
+        (operator, "nan"): (": a value beyond -1..1", "limit it to -1..1 in the model") for operator in ("Acos", "Asin")
     },
 }
 """Operator and what it gives of operands that are finite, or of masks -> how it comes to that, and what to do."""
