@@ -10,10 +10,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 from mptune.data.metrics.parts import ADD_IN_SQUARES
-from mptune.engines.base import Workspace
+from mptune.engines.workload import Workload
 from mptune.finding import CODES, Finding, FindingOrigin, Where
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.hazards.hazard import Hazard
+from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.reasons.group_findings import finding_of
 from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, Sensitivity
 
@@ -27,11 +28,11 @@ _ENLARGING = frozenset({"cancellation", "spacing", "index-in-float", _VANISHING}
 
 
 def with_reasons(
-    grouped: GroupedModel,
+    workload: Workload,
     findings: Sequence[Finding],
     hazards: Sequence[Hazard],
-    workspace: Workspace,
     metric: str,
+    fp32: Evaluation | None = None,
     origin: FindingOrigin = "search",
 ) -> tuple[Finding, ...]:
     """The findings, and those that say why groups without one have a large one-group error.
@@ -39,15 +40,17 @@ def with_reasons(
     Values of such a group that are too small for FP16; else the place further on that enlarges its rounding.
 
     Args:
-        grouped: the model and its layer groups.
+        workload: the model with its layer groups, and where the one-group errors lie.
         findings: of the run.
         hazards: of the model; those of small values are none of the findings, as most do no harm.
-        workspace: of the run: its data directory holds the one-group errors.
-        metric: what these are.
+        metric: what the errors are.
+        fp32: all-FP32: what that has too, as with an engine that is wrong, is not FP16's doing.
         origin: what looked.
     """
-    errors = Sensitivity.load(workspace.data_dir / SENSITIVITY_JSON, metric).errors
-    threshold = LARGE_FROM if metric in ADD_IN_SQUARES else math.inf
+    grouped = workload.grouped
+    errors = Sensitivity.load(workload.workspace.data_dir / SENSITIVITY_JSON, metric).errors
+    least = LARGE_FROM if fp32 is None else max(LARGE_FROM, 2.0 * fp32.judged_error)
+    threshold = least if metric in ADD_IN_SQUARES else math.inf
     large = [
         group
         for group in grouped.groups

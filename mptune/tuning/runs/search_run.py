@@ -162,7 +162,8 @@ class SearchRun(MeasuringRun):
         self._check_engine(self._settings, "search")
         about = () if self.environment is None else self.environment.warnings
         warnings = (*data_warnings, *observations.warnings, *about, *kernels.warnings, *space.warnings, *repaired)
-        found = with_reasons(self.grouped, self.file.findings, hazards, self._workload.workspace, self._settings.metric)
+        known, metric = self.file.findings, self._settings.metric
+        found = with_reasons(self._workload, known, hazards, metric, self.record.baseline())
         self._save(findings=found, warnings=tuple(dict.fromkeys(warnings)))
         front = front_of(self.directory, self.file, self.record, keep=True)
         about_sizes, unknown = chosen_sweep(self._workload, self.grouped, front.chosen, self._settings.shapes, others)
@@ -254,8 +255,6 @@ class SearchRun(MeasuringRun):
 
     def _workload_of(self, model: Model) -> Workload:
         return Workload(self.grouped, self.directory.workspace(model.path.resolve()), self._settings.precisions)
-
-    # -- the parts ----------------------------------------------------------------------------------------------
 
     def _observations(self, data: CalibrationSet) -> tuple[Observations, tuple[str, ...], tuple[Finding, ...]]:
         """What the model showed on the samples, with the warnings and the findings about the samples."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mptune.engines.base import Workspace
+from mptune.engines.workload import Workload
 from mptune.finding import Finding, Where
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -19,6 +20,7 @@ from mptune.tuning.reasons.enlarged import with_reasons
 from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, Sensitivity
 from tests.graph import models
 from tests.graph.models import constant, node, value
+from tests.tuning.factory import make_evaluation
 
 SUB = Finding(
     "cancellation",
@@ -45,18 +47,19 @@ def grouped(folder: Path) -> GroupedModel:
     return GroupedModel(model, find_groups(model, "op"))
 
 
-def taken(model: GroupedModel, folder: Path, **errors: float) -> Workspace:
+def taken(model: GroupedModel, folder: Path, **errors: float) -> Workload:
     owners = model.owners
     known = Sensitivity("worst_part", {owners[name]: error for name, error in errors.items()})
     known.save(folder / SENSITIVITY_JSON)
-    return Workspace(folder / "model.onnx", folder, folder, folder, folder)
+    workspace = Workspace(folder / "model.onnx", folder, folder, folder, folder)
+    return Workload(model, workspace, ("fp32", "fp16"))
 
 
 def test_a_large_error_is_said_of_the_node_that_enlarges_it(tmp_path: Path) -> None:
     model = grouped(tmp_path)
-    workspace = taken(model, tmp_path, first=3.0, second=0.5, apart=2.0, difference=1.0)
+    workload = taken(model, tmp_path, first=3.0, second=0.5, apart=2.0, difference=1.0)
     known = (replace(SUB, where=replace(SUB.where, groups=(model.owners["difference"],))),)
-    *before, new = with_reasons(model, known, (), workspace, "worst_part")
+    *before, new = with_reasons(workload, known, (), "worst_part")
     assert tuple(before) == known
     assert new.code == "cancellation"
     assert new.where.groups == (model.owners["first"], model.owners["second"])  # "apart" comes to no such node
@@ -67,12 +70,12 @@ def test_a_large_error_is_said_of_the_node_that_enlarges_it(tmp_path: Path) -> N
 @pytest.mark.parametrize("errors", [{"first": 0.05}, {"first": math.nan}, {}])
 def test_nothing_is_said_of_small_errors(errors: dict[str, float], tmp_path: Path) -> None:
     model = grouped(tmp_path)
-    assert with_reasons(model, (SUB,), (), taken(model, tmp_path, **errors), "worst_part") == (SUB,)
+    assert with_reasons(taken(model, tmp_path, **errors), (SUB,), (), "worst_part") == (SUB,)
 
 
 def test_nothing_is_said_where_no_finding_is_on_the_way(tmp_path: Path) -> None:
     model = grouped(tmp_path)
-    assert with_reasons(model, (), (), taken(model, tmp_path, first=3.0, apart=2.0), "worst_part") == ()
+    assert with_reasons(taken(model, tmp_path, first=3.0, apart=2.0), (), (), "worst_part") == ()
 
 
 def small(model: GroupedModel, node_name: str) -> Hazard:
@@ -81,8 +84,10 @@ def small(model: GroupedModel, node_name: str) -> Hazard:
 
 def test_values_that_vanish_are_named_where_the_error_is_large(tmp_path: Path) -> None:
     model = grouped(tmp_path)
-    workspace = taken(model, tmp_path, first=3.0, apart=2.0)
-    (new,) = with_reasons(model, (), [small(model, "first")], workspace, "worst_part")
+    workload = taken(model, tmp_path, first=3.0, apart=2.0)
+    fp32 = make_evaluation(1.0, 2.0)
+    assert with_reasons(workload, (), [small(model, "first")], "worst_part", fp32) == (), "all-FP32 errs as much"
+    (new,) = with_reasons(workload, (), [small(model, "first")], "worst_part")
     assert (new.code, new.severity) == ("vanishing-epsilon", "warning")
     assert (new.where.nodes, new.where.groups) == (("first",), (model.owners["first"],))
     assert new.evidence == {"one_group_error": 3.0, "largest": 1e-9}
@@ -90,5 +95,5 @@ def test_values_that_vanish_are_named_where_the_error_is_large(tmp_path: Path) -
 
 def test_values_that_vanish_are_not_named_where_it_is_small(tmp_path: Path) -> None:
     model = grouped(tmp_path)
-    workspace = taken(model, tmp_path, first=0.01)
-    assert with_reasons(model, (), [small(model, "first")], workspace, "worst_part") == ()
+    workload = taken(model, tmp_path, first=0.01)
+    assert with_reasons(workload, (), [small(model, "first")], "worst_part") == ()
