@@ -15,6 +15,7 @@ from mptune.data.metrics.sets.whole_set import own_value
 from mptune.data.numbers import decode_float, encode_float
 from mptune.engines.base import ErrorSource, Measurement
 from mptune.engines.timing.latency import Latency
+from mptune.engines.timing.record import DRIFT_TEXT
 from mptune.finding import OutputColumns
 from mptune.graph.plan import PrecisionPlan
 from mptune.targets.engine_memory import EngineMemory
@@ -249,8 +250,11 @@ class Evaluation:
 
     @property
     def timing_warnings(self) -> tuple[str, ...]:
-        """The warnings about how the plan was measured, such as a GPU that was throttled; not that errors disagree."""
-        return tuple(text for text in self.warnings if not text.startswith(_DISAGREED))
+        """The warnings about how the plan was measured, such as a GPU that was throttled.
+
+        That errors disagree is a finding, and how far the baseline drifts is said once for all plans.
+        """
+        return tuple(text for text in self.warnings if not text.startswith((_DISAGREED, DRIFT_TEXT)))
 
     @property
     def has_metric(self) -> bool:

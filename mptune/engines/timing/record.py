@@ -10,6 +10,9 @@ from mptune.engines.timing.latency import Repetitions
 from mptune.files import parse_json, whole_file
 from mptune.settings import LatencySettings
 
+DRIFT_TEXT = "the FP32 baseline takes"
+"""How the warning of a measurement begins whose baseline has drifted."""
+
 
 @dataclass(frozen=True)
 class TimingRecord:

@@ -11,7 +11,7 @@ from mptune.engines.jobs.layer_times import LayerTime, with_group_times
 from mptune.engines.jobs.measure import MeasureResult
 from mptune.engines.timing.enough import Standings
 from mptune.engines.timing.latency import Repetitions
-from mptune.engines.timing.record import TimingRecord
+from mptune.engines.timing.record import DRIFT_TEXT, TimingRecord
 from mptune.engines.timing.session_timing import SessionTiming
 from mptune.errors import MptuneError
 from mptune.graph.grouping.grouped import GroupedModel
@@ -85,7 +85,7 @@ class Timer:
         warnings = result.warnings
         if abs(drift - 1.0) > DRIFT_WARNING:
             text = (
-                f"the FP32 baseline takes {1 / drift:.2f} times as long as when it was first measured; latencies are"
+                f"{DRIFT_TEXT} {1 / drift:.2f} times as long as when it was first measured; latencies are"
                 " corrected for it, but less exact: lock the clocks and close other programs"
             )
             warnings = (*warnings, text)

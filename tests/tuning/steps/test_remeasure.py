@@ -276,6 +276,16 @@ def test_a_plan_that_was_not_confirmed_has_its_speedup_against_the_same_baseline
     assert picked.speedup == pytest.approx(front.fp32.latency.median_ms / picked.latency.median_ms)
 
 
+def test_warnings_of_a_timing_are_those_that_nothing_else_says() -> None:
+    drifted, disagree, hot = (
+        "the FP32 baseline takes 1.50 times",
+        "its error is 1e-2 as measured",
+        "the GPU is throttled",
+    )
+    plan = replace(make_evaluation(1.0, 1e-3), warnings=(drifted, disagree, hot))
+    assert plan.timing_warnings == (hot,)
+
+
 def test_a_baseline_that_drifts_is_told(open_record: OpenRecord, space: SearchSpace) -> None:
     record = open_record()
     Tuner(record, space, make_toolchain(space, drifts=[1.0] * 8 + [1.5]), SETTINGS, Silent()).run()
