@@ -1,0 +1,45 @@
+"""Axis 0 of a recurrent operator is a sequence, and rows of a softmax that are -inf are NaN in FP32: said as that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mptune
+from tests.graph.models import constant, model, node, save, value
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("operator", ["LSTM", "GRU"])
+def test_a_sequence_along_axis_0_is_no_batch(operator: str, tmp_path: Path) -> None:
+    gates = {"LSTM": 4, "GRU": 3}[operator]
+    constants = [
+        constant("w", RNG.standard_normal((1, gates * 4, 3)).astype(np.float32)),
+        constant("r", RNG.standard_normal((1, gates * 4, 4)).astype(np.float32)),
+    ]
+    nodes = [node(operator, ["x", "w", "r"], "y", "recurrent", hidden_size=4)]
+    proto = model(nodes, [value("x", [10, 1, 3])], [value("y", [10, 1, 1, 4])], constants)
+    data = np.cumsum(RNG.standard_normal((40, 1, 3)), axis=0).astype(np.float32)
+    found = [one for one in mptune.inspect(save(proto, tmp_path), data={"x": data}).findings if one.code == "rows-mix"]
+    assert [one.severity for one in found] == ["warning"]
+    assert f"{operator} 'recurrent' takes axis 0 for a sequence" in found[0].text
+
+
+def test_a_row_that_is_infinite_throughout_is_not_called_a_matter_of_fp16(tmp_path: Path) -> None:
+    keep = np.zeros((8, 6), np.float32)
+    keep[3] = 1.0
+    nodes = [
+        node("Greater", ["keep", "half"], "hole", "is masked"),
+        node("Where", ["hole", "low", "x"], "s", "masked"),
+        node("Softmax", ["s"], "y", "weights", axis=-1),
+    ]
+    constants = [constant("half", 0.5), constant("low", -np.inf)]
+    inputs = [value(name, ["batch", 6]) for name in ("x", "keep")]
+    proto = model(nodes, inputs, [value("y", ["batch", 6])], constants)
+    data = {"x": RNG.standard_normal((8, 6)).astype(np.float32), "keep": keep}
+    found = {one.code: one for one in mptune.inspect(save(proto, tmp_path), data=data).findings}
+    assert "a row that is -inf throughout" in found["reference-not-finite"].text
+    assert "in FP32 already" in found["mask"].text
