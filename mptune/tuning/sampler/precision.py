@@ -224,8 +224,8 @@ class PrecisionSampler(BaseSampler):
             prior: what is known beforehand.
             built: plans that were built, are being built, or were emulated; its ``base_ms`` must be known.
             generator: of the draws.
-            known: candidates that were found without the last plan's outcome, shape (n_plans, n_groups); None looks for
-                all, as is done, too, once more is known of the groups' errors.
+            known: candidates that were found without the last plan's outcome, and without what is emulated now to learn
+                the groups' errors, shape (n_plans, n_groups); None looks for all.
 
         Returns:
             The plan, shape (n_groups,), True is FP16 (None where every plan is built), its EHVI, and the errors that
@@ -238,7 +238,7 @@ class PrecisionSampler(BaseSampler):
         while left > 0 and len(designed := self._designed(prior, built, error_model, overflow, min(left, at_a_time))):
             built = built.with_emulated(designed, self._emulated(prior, designed, emulated_errors))
             error_model, overflow = ErrorModel(prior, taught_by(prior, built)), OverflowModel(prior, built)
-            left, known = left - len(designed), None
+            left -= len(designed)
         estimator = EhviEstimator(prior, built, generator, self._reference(built), error_model, overflow)
         finalists = self._candidates(prior, built, estimator, generator, known).best(_FINALISTS)
         if not len(finalists):
