@@ -16,7 +16,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from mptune.tuning.sampler.common_terms import mix
+from mptune.tuning.sampler.common_terms import beyond_fp16, gain_guesses, mix
 from mptune.tuning.sampler.cuts.boundaries import Crossings
 from mptune.tuning.sampler.group_tests.cliff_model import CliffModel
 from mptune.tuning.sampler.layer_profiles import LayerProfiles
@@ -29,14 +29,6 @@ _GAIN_WIDTHS = (0.1, 0.3, 0.6, 1.2)
 _LIKELY_WIDTH, _WIDTH_SPREAD = 0.35, 0.45
 """Before any timing a width is log-normal about the first, with the second as the standard deviation of its
 logarithm."""
-
-_SHRUNK = 0.8
-"""Power of the prior's gains that is more likely than the gains themselves: what is estimated with an error regresses
-towards the mean, so that large estimates are too large and small ones too small. Fitted to the log gains of five
-networks on an H200 against their rooflines: slopes of 0.28, 0.58, 0.69, 0.99 and 1.25."""
-
-_AS_GIVEN = -1.0
-"""Log of the odds that the prior's gains are right as they are, before any timing."""
 
 _BROKEN_FUSIONS = (0.04, 0.2)
 """Standard deviations that are tried of what every boundary costs beyond what the prior knows of, as shares of a
@@ -131,6 +123,7 @@ class LatencyModel:
         """Condition the prior on what has been timed, and profiled."""
         self._prior = prior
         self._n_groups = len(prior.groups)
+        self._beyond = np.flatnonzero(beyond_fp16(prior))
         self._crossings = Crossings(prior.boundaries)
         self.base_ms, self._base_sd_ms = built.base_ms, built.base_sd_ms
         timed = np.isfinite(built.latency_ms)
@@ -168,10 +161,10 @@ class LatencyModel:
         design, saved, noise_ms = design[kept], saved[kept], noise_ms[kept]
         columns, crossed = (side[:, kept] for side in sides)
         met_cliffs = not kept.all()
-        alternatives = [self._scaled(self._prior.gains_ms, design, saved, met_cliffs=met_cliffs)]
-        if self._prior.gains_ms is not None and not self._prior.exact:
-            shrunk = self._scaled(_shrunk(self._prior.gains_ms), design, saved, met_cliffs=met_cliffs)
-            alternatives = [shrunk, replace(alternatives[0], log_odds=_AS_GIVEN)]
+        alternatives = [
+            replace(self._scaled(gains_ms, design, saved, met_cliffs=met_cliffs), log_odds=log_odds)
+            for gains_ms, log_odds in gain_guesses(self._prior, columns.T)
+        ]
         if profiles is not None:
             alternatives += self._refined(alternatives[0], profiles, design, saved)
         values = [saved + each.excess_ms(columns, crossed) for each in alternatives]
@@ -302,6 +295,10 @@ class LatencyModel:
         mean = np.concatenate([gains, costs, [prior.fixed_gain_ms]])
         if not prior.exact:
             expected = design @ mean
+            # What BF16 saves beyond FP16's range is in doubt, and says nothing of the scale of the other gains.
+            others = ~design[:, self._beyond].any(axis=1) & (expected > 0)
+            if len(self._beyond) and others.any():
+                expected = np.where(others, expected, 0.0)
             largest = int(np.argmax(np.abs(expected))) if len(expected) else -1
             if largest >= 0 and expected[largest] > 0 and saved[largest] > 0:
                 mean *= float(saved[largest] / expected[largest])
@@ -382,14 +379,6 @@ def _likely(fits: list[_Fit]) -> list[_Fit]:
     """The most probable fit, and after it those that are not far less probable."""
     ordered = sorted(fits, key=lambda fit: -fit.evidence)
     return [fit for fit in ordered if fit.evidence > ordered[0].evidence - _FAR_LESS]
-
-
-def _shrunk(gains_ms: Sequence[float]) -> Sequence[float]:
-    """The gains, raised to a power of their size that moves them towards the mean size."""
-    gains = np.array(gains_ms)
-    typical = max(_mean(np.abs(gains)), 1e-300)
-    shrunk = np.sign(gains) * typical * (np.abs(gains) / typical) ** _SHRUNK
-    return tuple(map(float, shrunk * (np.abs(gains).sum() / max(np.abs(shrunk).sum(), 1e-300))))
 
 
 def _mean(values: Floats) -> float:
