@@ -25,7 +25,15 @@ import numpy as np
 
 from mptune.data.archive import read_sample_bytes, read_samples
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, METRICS, UNMATCHED, OutputError
-from mptune.data.metrics.parts import PARTS_JSON, WORST_PART, OutputParts, belongs_to, columns_of_part, load_parts
+from mptune.data.metrics.parts import (
+    PARTS_JSON,
+    WORST_PART,
+    OutputParts,
+    belongs_to,
+    columns_of_part,
+    load_parts,
+    parts_path,
+)
 from mptune.data.numbers import encode_float
 from mptune.data.rollout import Rollout
 from mptune.errors import DataError
@@ -122,7 +130,7 @@ def collect_check(
     names = [name for name in every if _is_plain(name, error, references)]
     if not names:
         return None
-    known, first = load_parts(data / PARTS_JSON) or {}, error.of_first(count)
+    known, first = load_parts(parts_path(reference)) or load_parts(data / PARTS_JSON) or {}, error.of_first(count)
     counted = OutputError({name: first.per_output[name] for name in names})
     has_parts = all(name in known for name in names)
     can_check = counted.has(metric) and (metric in _PLAIN or (metric == WORST_PART and has_parts))

@@ -7,7 +7,8 @@ samples is more than ``SCALES_DIFFER`` times the smallest, each column is a part
 the last axis, as those of a head that gives (batch, height, width, channels): where the scales along it differ so, some
 of them from one column to the next, and those along no other axis do. The error of a part is the root mean square of
 ``y - y_ref`` over a sample, divided by the part's standard deviation over all search samples; where that is 0, by its
-root mean square; where both are, it is the absolute error.
+root mean square; where both are, it is the absolute error. On held-out samples the deviation is the larger of theirs
+and the search samples': a class that the search samples do not have is measured by the samples that have it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,9 @@ WORST_PART = "worst_part"
 PARTS_JSON = "parts.json"
 """Name of the file in the run's data directory, beside the reference that the parts were found from."""
 
+HELD_OUT_PARTS_JSON = "held_out_parts.json"
+"""The same for the held-out samples: the search's parts, with scales that count these samples in."""
+
 ADD_IN_SQUARES = ("relative_l2", WORST_PART)
 """Metrics of which the law of squares holds, for each output or part; errors of them above 3e-2 are worth nothing."""
 
@@ -53,6 +57,12 @@ MOST_COLUMNS = 1024
 
 _CONSTANT = 1e-6
 """A standard deviation below this share of the root mean square is what FP32 rounding makes of a constant."""
+
+_LEAST_SCALE = 2.0**-24
+"""The smallest positive FP16 number, and what a column's scale is at least, beside a column a million times larger.
+
+What a softmax gives a class that no sample has, such as 1e-30, is 0 for all that counts.
+"""
 
 _CHUNK = 1 << 20
 """Elements that are widened to float64 at a time, about."""
@@ -84,6 +94,15 @@ class OutputParts:
             return ()
         ends = [round(count * k / min(count, MOST_PARTS)) for k in range(min(count, MOST_PARTS) + 1)]
         return tuple(range(a, b) for a, b in itertools.pairwise(ends))
+
+    def covering(self, arrays: Sequence[np.ndarray]) -> OutputParts:
+        """These parts, with scales that are no smaller than those of the same columns of other outputs."""
+        if not arrays:
+            return self
+        if not all(self.fits(array.shape) for array in arrays):
+            return replace(self, whole=max(self.whole, _Columns.of(arrays, None).parts.whole))
+        other = _Columns.of(arrays, self.axis).parts
+        return replace(self, whole=max(self.whole, other.whole), scales=tuple(map(max, self.scales, other.scales)))
 
     def fits(self, shape: Sequence[int]) -> bool:
         """Whether an array of this shape has these columns."""
@@ -161,6 +180,21 @@ def find_parts(
     return found
 
 
+def cover_held_out(
+    parts: Mapping[str, OutputParts], reference: Sequence[Mapping[str, np.ndarray]]
+) -> dict[str, OutputParts]:
+    """The same parts for held-out samples: each scale is the larger one of the search samples' and theirs.
+
+    Args:
+        parts: found from the reference over the search samples.
+        reference: outputs of each held-out sample.
+    """
+    return {
+        name: one.covering([np.asarray(sample[name]) for sample in reference if name in sample])
+        for name, one in parts.items()
+    }
+
+
 def _parts_of(arrays: Sequence[np.ndarray], *, has_batch: bool) -> OutputParts:
     """The parts of one output, along the axis that its columns lie on."""
     rank = arrays[0].ndim
@@ -211,6 +245,8 @@ class _Columns:
                 total += mean * n
                 count += n
         scales = [_scale(*column) for column in zip(count, squares, deviations, strict=True)]
+        least = min(_LEAST_SCALE, _CONSTANT * max(scales, default=0.0))
+        scales = [max(scale, least) for scale in scales]
         spread = np.sqrt(deviations / np.maximum(count, 1))
         constant = spread <= _CONSTANT * np.sqrt(squares / np.maximum(count, 1))
         spread = np.where(constant, 0.0, spread)
@@ -304,6 +340,11 @@ class ErrorsByPart:
             return None
         means = (self._normalised / self._samples, self._relative / self._samples)
         return ColumnErrors(*(tuple(map(float, values)) for values in (*means, self._largest)))
+
+
+def parts_path(reference: Path) -> Path:
+    """Where the parts of the outputs in a reference file are: beside it."""
+    return reference.with_name(HELD_OUT_PARTS_JSON if reference.name.startswith("held_out") else PARTS_JSON)
 
 
 def save_parts(path: Path, parts: Mapping[str, OutputParts]) -> None:

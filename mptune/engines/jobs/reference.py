@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from mptune.data.archive import save_outputs
-from mptune.data.metrics.parts import find_parts, save_parts
+from mptune.data.metrics.parts import OutputParts, cover_held_out, find_parts, load_parts, save_parts
 from mptune.data.rollout import Rollout, outputs_of
 from mptune.engines.base import EngineError, ReferenceReport, Stage
 from mptune.engines.jobs.checks.rows import check_rows, first_other, relative_l2
@@ -43,6 +43,7 @@ class ReferenceJob:
         unoptimised: whether the first sample is run without graph optimisations, too.
         rollout: outputs that are fed back; None where there are none.
         parts: file to write the parts of the outputs to; None writes none.
+        searched_parts: the parts found on the search samples, for held-out samples; None finds them here.
         run_bytes: memory that one run takes about, bytes; None where that is not known, and runs go one by one.
     """
 
@@ -54,6 +55,7 @@ class ReferenceJob:
     unoptimised: bool = False
     rollout: Rollout | None = None
     parts: Path | None = None
+    searched_parts: Path | None = None
     run_bytes: int | None = None
 
     def run(self, state: WorkerState) -> ReferenceReport:
@@ -71,8 +73,7 @@ class ReferenceJob:
         save_outputs(self.outputs, outputs)
         session.close()
         if self.parts is not None:
-            shapes = [{name: array.shape for name, array in sample.items()} for sample in samples]
-            save_parts(self.parts, find_parts(outputs, batch_sizes(shapes, len(outputs))))
+            save_parts(self.parts, self._parts_of(samples, outputs))
         return ReferenceReport(
             provider=PROVIDERS[self.provider],
             outputs={
@@ -85,6 +86,13 @@ class ReferenceJob:
             if self.unoptimised and self.rollout is None
             else {},
         )
+
+    def _parts_of(self, samples: Sequence[Feed], outputs: Sequence[Mapping[str, np.ndarray]]) -> dict[str, OutputParts]:
+        searched = None if self.searched_parts is None else load_parts(self.searched_parts)
+        if searched is not None:
+            return cover_held_out(searched, outputs)
+        shapes = [{name: array.shape for name, array in sample.items()} for sample in samples]
+        return find_parts(outputs, batch_sizes(shapes, len(outputs)))
 
     def _optimisation_error(
         self, state: WorkerState, sample: Feed, outputs: Mapping[str, np.ndarray]

@@ -14,7 +14,7 @@ from mptune.data.archive import read_outputs, read_sample_shapes, read_samples, 
 from mptune.data.metrics.accuracy import OutputError, TaskMetric, compare_outputs
 from mptune.data.metrics.calling import call_metric
 from mptune.data.metrics.guarded import metric_limit
-from mptune.data.metrics.parts import PARTS_JSON, OutputParts, find_parts, load_parts
+from mptune.data.metrics.parts import PARTS_JSON, OutputParts, find_parts, load_parts, parts_path
 from mptune.data.metrics.row_sets import RowSet, find_row_sets
 from mptune.data.metrics.tasks import CALLABLE, is_own, resolve_metric
 from mptune.data.sketches.taking import save_sketches, sketch_outputs
@@ -97,16 +97,16 @@ def cached_reference(state: WorkerState, reference: Path) -> Sequence[Outputs]:
 
 
 def parts_beside(state: WorkerState, reference: Path) -> dict[str, OutputParts]:
-    """The parts of the outputs that were found when the reference over the search samples was taken.
+    """The parts of the outputs that were found when the reference was taken.
 
-    A run of an older version has none in its files: they are found from that reference now.
+    A run of an older version has none for held-out samples, and takes the search's; one of a still older version has
+    none in its files: they are found from the search's reference now.
     """
-    known = reference.with_name(PARTS_JSON)
-    found = (
-        state.cached(f"parts {known}", file_identity(known), partial(load_parts, known)) if known.is_file() else None
-    )
-    if found is not None:
-        return found
+    for known in dict.fromkeys((parts_path(reference), reference.with_name(PARTS_JSON))):
+        if known.is_file():
+            found = state.cached(f"parts {known}", file_identity(known), partial(load_parts, known))
+            if found is not None:
+                return found
     searched = reference.with_name(reference.name.replace("held_out", "search"))
     searched = searched if searched.is_file() else reference
     samples = searched.with_name(searched.name.replace("_reference", ""))

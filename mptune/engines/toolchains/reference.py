@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Collection, Mapping
 
-from mptune.data.metrics.parts import PARTS_JSON
+from mptune.data.metrics.parts import PARTS_JSON, parts_path
 from mptune.data.rollout import Rollout
 from mptune.engines.base import Failure, ReferenceReport, SampleSet
 from mptune.engines.jobs.ranges import ObservedRanges, TensorRange
@@ -63,10 +63,18 @@ class ReferenceModel:
         dependent = frozenset(output.name for output in self._workload.dependent_outputs)
         files = paths.model_path, paths.samples(which), paths.reference(which)
         is_search = which == "search"
-        # What the search saw decides for held-out samples, too.
-        parts = paths.reference(which).with_name(PARTS_JSON) if is_search else None
-        memory = self._run_bytes(which)
-        job = ReferenceJob(*files, self._provider, dependent, is_search, self._rollout, parts, memory)
+        # What is a part is decided by what the search saw, for held-out samples, too.
+        searched = paths.reference("search").with_name(PARTS_JSON)
+        job = ReferenceJob(
+            *files,
+            self._provider,
+            dependent,
+            unoptimised=is_search,
+            rollout=self._rollout,
+            parts=parts_path(paths.reference(which)),
+            searched_parts=None if is_search else searched,
+            run_bytes=self._run_bytes(which),
+        )
         report = self._call(job)
         if isinstance(report, Failure):
             return report

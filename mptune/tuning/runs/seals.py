@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mptune.data.archive import read_samples
-from mptune.data.metrics.parts import PARTS_JSON, load_parts
+from mptune.data.metrics.parts import HELD_OUT_PARTS_JSON, PARTS_JSON, load_parts
 from mptune.errors import DataError, RunError
 from mptune.files import files_sha256, write_json
 from mptune.tuning.steps.kernels import KERNELS_JSON, MissingKernels
@@ -22,7 +22,9 @@ _SAMPLES = ("search.npz", "held_out.npz")
 _REFERENCES = ("search_reference.npz", "held_out_reference.npz")
 _ANSWERS = (KERNELS_JSON,)
 _LABELS = ("search_labels.npz", "held_out_labels.npz")
-_EVERY = (*_SAMPLES, *_REFERENCES, *_LABELS, PARTS_JSON, *_ANSWERS)
+_PARTS = (PARTS_JSON, HELD_OUT_PARTS_JSON)
+"""Each is written with the reference of the same place."""
+_EVERY = (*_SAMPLES, *_REFERENCES, *_LABELS, *_PARTS, *_ANSWERS)
 _FORMAT = 1
 
 
@@ -69,8 +71,7 @@ def damaged(data: Path) -> tuple[str, ...]:
     if sealed is None:
         return (*(name for name in _SAMPLES if not (data / name).is_file()), *unreadable)
     changed = [n for n, sha256 in sealed.items() if not (data / n).is_file() or files_sha256(data / n) != sha256]
-    if PARTS_JSON in changed:  # is written with this reference
-        changed.append(_REFERENCES[0])
+    changed += [reference for parts, reference in zip(_PARTS, _REFERENCES, strict=True) if parts in changed]
     return tuple(dict.fromkeys((*changed, *unreadable)))
 
 
@@ -90,7 +91,7 @@ def refuse_damaged(data: Path) -> None:
 
 def _can_be_read(path: Path) -> bool:
     try:
-        if path.name == PARTS_JSON:
+        if path.name in _PARTS:
             return load_parts(path) is not None
         if path.name in _ANSWERS:
             MissingKernels.load(path)

@@ -10,7 +10,7 @@ import pytest
 
 from mptune.data.metrics import parts as module
 from mptune.data.metrics.accuracy import OutputError, compare_outputs
-from mptune.data.metrics.parts import MOST_COLUMNS, MOST_PARTS, find_parts, load_parts, save_parts
+from mptune.data.metrics.parts import MOST_COLUMNS, MOST_PARTS, cover_held_out, find_parts, load_parts, save_parts
 from mptune.finding import OutputColumns
 
 RNG = np.random.default_rng(0)
@@ -150,6 +150,46 @@ def test_what_was_seen_over_all_samples_decides_for_others(tmp_path: Path) -> No
     error = compare_outputs(of([array + 1.0 for array in held_out]), of(held_out), parts=found)
     assert error.columns["y"].worst_part == pytest.approx([1.0 / scale for scale in found["y"].scales])
     assert load_parts(tmp_path / "none.json") is None
+
+
+def test_held_out_samples_measure_what_the_search_samples_do_not_have() -> None:
+    """A class that no search sample has is 1e-3 there, and 0.5 in a held-out one: off by 1e-4 it is not wrong."""
+    searched = of([np.array([[0.6, 0.399, 0.001]]), np.array([[0.3, 0.6999, 0.0001]])])
+    held_out = of([np.array([[0.25, 0.25, 0.5]]), np.array([[0.6, 0.399, 0.001]])])
+    found = find_parts(searched)
+    covering = cover_held_out(found, held_out)["y"]
+    assert (covering.axis, covering.is_split) == (found["y"].axis, True)
+    alone = find_parts(held_out)["y"]
+    assert covering.scales == tuple(map(max, found["y"].scales, alone.scales))
+    assert covering.whole == max(found["y"].whole, alone.whole)
+    off = of([held_out[0]["y"] + 1e-4, held_out[1]["y"]])
+    assert compare_outputs(off, held_out, parts=found).value("worst_part") > 0.1
+    assert compare_outputs(off, held_out, parts={"y": covering}).value("worst_part") < 1e-3
+
+
+def test_held_out_samples_of_other_shapes_and_none_at_all() -> None:
+    found = find_parts(of(detections(2)))
+    assert cover_held_out(found, []) == found
+    other = of([array[..., :3] * 100.0 for array in detections(2)])
+    covering = cover_held_out(found, other)["y"]
+    assert covering.scales == found["y"].scales
+    assert covering.whole == find_parts(other)["y"].whole > found["y"].whole
+
+
+@pytest.mark.parametrize(("tiny", "error"), [(1e-30, 0.0), (1e-12, 0.0), (1e-6, 1.0), (1e-4, 1.0)])
+def test_a_class_that_is_never_given_does_not_count_when_it_becomes_zero(tiny: float, error: float) -> None:
+    """FP16's smallest number is 6e-8: less than that is no class of a softmax, and more is."""
+    reference = np.abs(RNG.standard_normal((1, 40, 3))) * [0.5, 0.4, tiny]
+    reference[..., 2] -= reference[..., 2].mean()
+    output = reference * [1.0, 1.0, 0.0]
+    found = compare_outputs(of([output]), of([reference])).value("worst_part")
+    assert found == pytest.approx(error, abs=1e-3)
+
+
+def test_small_columns_count_where_all_are_small() -> None:
+    reference = RNG.standard_normal((1, 40, 3)) * np.array([1e-9, 4e-10, 1e-12])
+    output = reference * [1.0, 1.0, 0.0]
+    assert compare_outputs(of([output]), of([reference])).value("worst_part") == pytest.approx(1.0, rel=0.1)
 
 
 def test_chunks_do_not_change_anything(monkeypatch: pytest.MonkeyPatch) -> None:
