@@ -13,8 +13,7 @@ from mptune.finding import RANGE_CODES, Finding
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.reporting.text import format_error, front_rows, reduced_names
 from mptune.tuning.front import Front
-from mptune.tuning.reasons.enlarged import LARGE_FROM
-from mptune.tuning.reasons.group_findings import BREAKING_CODES, breaks
+from mptune.tuning.reasons.group_findings import BREAKING_CODES, LARGE_FROM, breaks
 
 _NAMED = 3
 NOT_FINITE, LARGE_ERROR = "not finite", "large error"

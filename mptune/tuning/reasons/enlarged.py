@@ -15,11 +15,8 @@ from mptune.finding import CODES, Finding, FindingOrigin, Where
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.hazards.hazard import Hazard
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.reasons.group_findings import finding_of
+from mptune.tuning.reasons.group_findings import LARGE_FROM, finding_of
 from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, Sensitivity
-
-LARGE_FROM = 0.1
-"""An error from here on, in standard deviations of the outputs, is no rounding that a user would take."""
 
 _VANISHING = "vanishing-epsilon"
 _SHOW_IT = frozenset({"relative_error", "share", "lost"})

@@ -23,6 +23,9 @@ FP16_CODES = frozenset((*BREAKING_CODES, "long-sum", "norm-written-out", "no-fp1
 _PINNING_CODES = (*BREAKING_CODES, "no-fp16-kernel", "no-bf16-kernel", "quantised-parts")
 """Codes of the findings that pin groups to FP32."""
 
+LARGE_FROM = 0.1
+"""An error from here on, in standard deviations of the outputs, is no rounding that a user would take."""
+
 
 def breaks(finding: Finding) -> bool:
     """Whether a finding is about what FP16 breaks: not a mask that is held as the largest finite value, and masks."""

@@ -63,7 +63,7 @@ def work(folder: Path, workers: int) -> None:
     toolchain = InStep(law, noise=0.0, delay_s=0.01, diary=diary, folder=folder, workers=workers)
     record = open_record(folder)
     # A run's lock keeps a second process away from its journal. Here two share it as they would share a database.
-    record._exclusive = workers == 1
+    record.is_alone = workers == 1
     own = folder / f"worker.{os.getpid()}"
     sensitivity = find_sensitivity(space, toolchain, "relative_l2", own, Silent())
     terms = toolchain.latency_terms()
@@ -161,7 +161,7 @@ def test_a_plan_that_another_has_in_work_is_seen_by_one_at_least(tmp_path: Path)
 
 def test_while_another_builds_the_baseline_the_seeds_are_built(tmp_path: Path) -> None:
     other, record = open_record(tmp_path), open_record(tmp_path)
-    record._exclusive = False
+    record.is_alone = False
     space = make_small_space(GROUPS)
     other.enqueue(space.seeds[0].plan, ORIGIN_FP32)
     other.ask()
