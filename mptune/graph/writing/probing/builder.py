@@ -17,6 +17,7 @@ _FLOAT = onnx.TensorProto.FLOAT
 _AXES_OF_SUM_SINCE = 13
 _AXES_OF_OTHERS_SINCE = 18
 """Operator sets from which ReduceSum, and the other reductions, take their axes as an input."""
+_EQUAL_OF_FLOATS_SINCE = 11
 
 
 class ProbeBuilder:
@@ -29,6 +30,7 @@ class ProbeBuilder:
         self._count = 0
         self._name, self.precision = "", Precision.FP16
         self._known: dict[tuple[float, str], str] = {}
+        self._added: dict[tuple[str, tuple[str, ...], int, str], str] = {}
         self._rounded: dict[tuple[str, Precision], str] = {}
         self.recomputed: dict[tuple[str, int, Precision], str] = {}
 
@@ -37,10 +39,14 @@ class ProbeBuilder:
         self._name, self.precision = name, precision
 
     def add(self, op: str, *inputs: str, outputs: int = 1, **attributes: Any) -> str:
-        """Append a node; the name of its last output."""
+        """Append a node unless the same one is there, as probes share what they ask; the name of its last output."""
+        key = op, inputs, outputs, repr(sorted(attributes.items()))
+        if key in self._added:
+            return self._added[key]
         names = [f"{self._name}.{self._count}.{k}{self._suffix}" for k in range(outputs)]
         self._count += 1
         self._graph.node.append(onnx.helper.make_node(op, inputs, names, name=names[0], **attributes))
+        self._added[key] = names[-1]
         return names[-1]
 
     def again(self, node: Node, *inputs: str, output: int = 0) -> str:
@@ -89,6 +95,13 @@ class ProbeBuilder:
     def mean_square(self, value: str) -> str:
         """Mean of the squares of all elements."""
         return self.reduce("ReduceMean", self.add("Mul", value, value))
+
+    def equal(self, first: str, second: str) -> str:
+        """Where two values are equal; NaN, and infinities, may count as either."""
+        if self._opset >= _EQUAL_OF_FLOATS_SINCE:
+            return self.add("Equal", first, second)
+        apart = self.add("Abs", self.add("Sub", first, second))
+        return self.add("Not", self.add("Greater", apart, self.constant(0.0)))
 
     def count(self, truth: str) -> str:
         """How many elements are true."""

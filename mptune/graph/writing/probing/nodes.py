@@ -29,7 +29,7 @@ The facts of each kind (all FP32 scalars unless said otherwise; "rounded" means 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -93,13 +93,20 @@ def add_probes(
     if model.opset < _BF16_SINCE:
         precisions = [precision for precision in precisions if precision != Precision.BF16]
     taps = []
+    there: set[str] = set()  # two probes may have an answer in common
+
+    def put_out(names: Iterable[str], shape: Sequence[None]) -> None:
+        new = [name for name in dict.fromkeys(names) if name not in there]
+        graph.output.extend(onnx.helper.make_tensor_value_info(name, _FLOAT, shape) for name in new)
+        there.update(new)
+
     for probe in find_probes(model, precisions):
         node = model.nodes[probe.node]
         build.start(f"{probe.kind}.{probe.node}.{probe.precision}", probe.precision)
         facts, vectors = _answer(build, probe, node, model, rows)
         if facts or vectors:
-            graph.output.extend(onnx.helper.make_tensor_value_info(name, _FLOAT, []) for name in facts.values())
-            graph.output.extend(onnx.helper.make_tensor_value_info(name, _FLOAT, [None]) for name in vectors.values())
+            put_out(facts.values(), [])
+            put_out(vectors.values(), [None])
             taps.append(ProbeTap(probe.kind, node.name, probe.key, facts, vectors, probe.precision))
     return tuple(taps)
 
@@ -165,9 +172,8 @@ def _sum(build: ProbeBuilder, node: Node) -> dict[str, str]:
         moves = build.add("Greater", build.add("Abs", step), zero)
         is_base = build.add("And", build.add("Greater", sizes[base], zero), build.add("Less", sizes[base], infinity))
         steps = build.add("And", moves, is_base)
-        differs = build.add("Greater", build.add("Abs", build.add("Sub", total, kept)), zero)
         facts[f"{name}_steps"] = build.count(steps)
-        facts[f"{name}_lost"] = build.count(build.add("And", steps, build.add("Not", differs)))
+        facts[f"{name}_lost"] = build.count(build.add("And", steps, build.equal(total, kept)))
     return facts
 
 
