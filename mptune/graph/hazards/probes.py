@@ -109,7 +109,8 @@ class ProbeRecord:
     Attributes:
         kind: what was asked.
         node: name of the node.
-        scalars: fact -> its value on each sample, in the order of the samples; ``probe_nodes`` lists the facts.
+        scalars: fact -> its value on each sample, in the order of the samples;
+            ``mptune.graph.writing.probing.nodes`` lists the facts.
         vectors: fact -> its mean over the samples, [channels].
         precision: that operands were rounded to, where they were.
     """
