@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
-from mptune.tuning.fronts.neighbours import cheap_exactness
+from mptune.tuning.fronts.neighbours import cheap_exactness, error_ratio
 
 MOST = 6
 
@@ -55,11 +55,10 @@ def _roles(front: Front) -> Iterator[tuple[Evaluation, str]]:
     faster = [point for point in others if point.latency.median_ms < chosen.latency.median_ms]
     slower = [point for point in others if point.latency.median_ms >= chosen.latency.median_ms]
     most_ms = chosen.latency.median_ms * CLEARLY_FASTER
-    most_error = chosen.judged_error * CLEARLY_EXACT
     if faster:
         yield next((p for p in reversed(faster) if p.latency.median_ms <= most_ms), faster[-1]), "faster"
     if slower:
-        yield next((p for p in slower if p.judged_error <= most_error), slower[0]), "more exact"
+        yield next((p for p in slower if error_ratio(p, chosen) <= CLEARLY_EXACT), slower[0]), "more exact"
     cheap = cheap_exactness(front.points, chosen)
     if cheap is not None:
         yield cheap.evaluation, "more exact for little latency"

@@ -22,7 +22,7 @@ class Neighbour:
         is_apart: the 95 % intervals of both latencies do not overlap.
         error: its error against the chosen one's, sample by sample on all samples that both have met; None where that
             cannot be known, such as with a single sample.
-        error_ratio: its error over the chosen one's, as they are shown.
+        error_ratio: its error over the chosen one's, as ``error_ratio`` gives it.
     """
 
     evaluation: Evaluation
@@ -58,6 +58,13 @@ def compare_samples(one: Evaluation, other: Evaluation) -> Difference | None:
     return compare_errors(first, second, one.metric)
 
 
+def error_ratio(one: Evaluation, other: Evaluation) -> float:
+    """One plan's error over the other's: on the held-out samples if both have met them, else on the search samples."""
+    if one.held_out_value is None or other.held_out_value is None:
+        return max(one.error_value, LEAST_ERROR) / max(other.error_value, LEAST_ERROR)
+    return max(one.held_out_value, LEAST_ERROR) / max(other.held_out_value, LEAST_ERROR)
+
+
 def neighbours(points: Sequence[Evaluation], chosen: Evaluation) -> tuple[Neighbour, ...]:
     """The next faster and the next slower point; fewer at the ends of the front.
 
@@ -89,6 +96,5 @@ def cheap_exactness(points: Sequence[Evaluation], chosen: Evaluation) -> Neighbo
 
 def _beside(point: Evaluation, chosen: Evaluation) -> Neighbour:
     delta_ms = point.latency.median_ms - chosen.latency.median_ms
-    ratio = max(point.judged_error, LEAST_ERROR) / max(chosen.judged_error, LEAST_ERROR)
     is_apart = faster_beyond_noise(point, chosen) or faster_beyond_noise(chosen, point)
-    return Neighbour(point, delta_ms, is_apart, compare_samples(point, chosen), ratio)
+    return Neighbour(point, delta_ms, is_apart, compare_samples(point, chosen), error_ratio(point, chosen))

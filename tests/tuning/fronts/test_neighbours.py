@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mptune.tuning.fronts.neighbours import compare_samples, neighbours
+from mptune.tuning.fronts.neighbours import compare_samples, error_ratio, neighbours
 from tests.tuning.factory import make_error, make_evaluation
 from tests.tuning.fronts.test_dominance import with_errors
 
@@ -37,6 +37,15 @@ def test_held_out_samples_count_where_both_have_met_them() -> None:
     difference = compare_samples(*confirmed)
     assert difference is not None
     assert difference.value == pytest.approx((3 * 4e-3 + 2 * 8e-3) / (5 * 2e-3))
+    assert error_ratio(*confirmed) == pytest.approx(4.0)
     alone = compare_samples(confirmed[0], CHOSEN)
     assert alone is not None
     assert alone.value == pytest.approx(2.0)
+
+
+def test_errors_of_different_samples_are_never_divided() -> None:
+    """The chosen plan has met held-out samples, its neighbours have not, as where a long front is confirmed in part."""
+    chosen = replace(CHOSEN, held_out=make_error(1e-4))
+    faster, slower = neighbours((FAST, chosen, SLOW), chosen)
+    assert faster.error_ratio == pytest.approx(2.0)
+    assert slower.error_ratio == pytest.approx(0.5)
