@@ -59,6 +59,7 @@ _HOME = {
     "TargetError": "mptune.errors",
     "RunError": "mptune.errors",
     "BaselineError": "mptune.errors",
+    "EndedEarlyError": "mptune.errors",
     "MissingPackageError": "mptune.errors",
 }
 
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from mptune.errors import (
         BaselineError,
         DataError,
+        EndedEarlyError,
         MissingPackageError,
         ModelError,
         MptuneError,

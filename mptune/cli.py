@@ -70,7 +70,7 @@ def _run(arguments: list[str]) -> int:
         if invocation.debug and not is_usage(error):
             traceback.print_exception(error)
         complaint = explain(error)
-        complain(f"error: {complaint.message}", complaint.hint)
+        complain(f"{'error: ' if complaint.exit_code else ''}{complaint.message}", complaint.hint)
         return complaint.exit_code
     return code if isinstance(code, int) else 0
 

@@ -65,6 +65,7 @@ def confirm(
         RunError: it is no run directory, is not whole, or another process confirms it on the same device.
         TargetError: the target or engine is unknown, or cannot be measured here.
         BaselineError: the all-FP32 engine of this device is broken already.
+        EndedEarlyError: a limit ended it before all-FP32 was measured.
         KeyboardInterrupt: passed on; the same call resumes.
     """
     SearchSettings(timeout_s=timeout_s, max_disk_bytes=max_disk_bytes)  # refuses what cannot be meant

@@ -10,6 +10,7 @@
     |-- SpaceError       a search-space file is unknown or invalid
     |-- TargetError      a target or toolchain is unknown, invalid or not available here
     |-- RunError         the run directory: another model's, in use, not writable, disk full
+    |   `-- EndedEarlyError   --timeout or --max-disk ended it before there was a front    (exit code 0)
     |-- BaselineError    the FP32 baseline is broken already: precision is not the problem    (4 with its findings)
     `-- MissingPackageError   an optional package is not installed (an ImportError, too)
 
@@ -158,6 +159,12 @@ class TargetError(MptuneError):
 
 class RunError(MptuneError):
     """The run directory belongs to another model, is in use, cannot be written, or the disk is full."""
+
+
+class EndedEarlyError(RunError):
+    """A limit of the call ended it before all-FP32 was measured: nothing is wrong, but there is no front yet."""
+
+    exit_code = 0
 
 
 class BaselineError(MptuneError):

@@ -147,6 +147,7 @@ def search(
         TargetError: The target or engine is unknown, or not available here.
         BaselineError: The all-FP32 baseline is broken already; ``findings`` says where.
         RunError: The run directory cannot be used, or the machine failed repeatedly.
+        EndedEarlyError: ``timeout_s`` or ``max_disk_bytes`` ended it before all-FP32 was measured. It is a RunError.
         KeyboardInterrupt: It was interrupted; the same call resumes it.
     """
     path = run_path(model, out)

@@ -19,7 +19,7 @@ from mptune.cli import main
 from mptune.engines.base import Failure, Measurement, SampleSet
 from mptune.engines.environment import Environment
 from mptune.engines.workload import Workload
-from mptune.errors import BaselineError, DataError, RunError, SettingsError, TargetError
+from mptune.errors import BaselineError, DataError, EndedEarlyError, RunError, SettingsError, TargetError
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision, PrecisionPlan
@@ -131,8 +131,10 @@ def test_the_time_ends_it_and_the_same_call_goes_on(prepared) -> None:
 
 def test_the_size_ends_it(prepared) -> None:
     _, fake = prepared
-    with pytest.raises(RunError, match="holds no evaluation of all-FP32 yet"):
+    with pytest.raises(EndedEarlyError, match="all-FP32 was not measured yet"):
         confirm(fake, max_disk_bytes=10)
+    with pytest.raises(EndedEarlyError, match="the time is over"):
+        confirm(fake, timeout_s=1e-6)
     assert not fake.calls
     with pytest.raises(SettingsError, match="max_disk_bytes= is 0"):
         confirm(fake, max_disk_bytes=0)

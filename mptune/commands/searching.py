@@ -32,7 +32,7 @@ from mptune.commands.common import (
 )
 from mptune.commands.metric_options import FeedbackOption, LabelsOption, LimitOption, MetricOption, StepsOption
 from mptune.commands.option_values import memory_limit, parse_duration, parse_gpus, parse_size, tensorrt_settings
-from mptune.errors import BaselineError, SettingsError
+from mptune.errors import BaselineError, EndedEarlyError, SettingsError
 from mptune.settings import (
     DataSettings,
     SearchSettings,
@@ -238,8 +238,8 @@ def search(
             front = searching.search(model, batch=batch, listener=listener, **settings)
     except KeyboardInterrupt:
         raise typer.Exit(interrupted(resume_command(context))) from None
-    except BaselineError as error:
-        if json_ and error.findings:
+    except (BaselineError, EndedEarlyError) as error:
+        if json_ and (isinstance(error, EndedEarlyError) or error.findings):
             _print_stopped(model, out)
         raise
     finish(front, json_, said=listener.warned)

@@ -25,15 +25,8 @@ import numpy as np
 
 from mptune.data.archive import read_sample_bytes, read_samples
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, METRICS, UNMATCHED, OutputError
-from mptune.data.metrics.parts import (
-    PARTS_JSON,
-    WORST_PART,
-    OutputParts,
-    belongs_to,
-    columns_of_part,
-    load_parts,
-    parts_path,
-)
+from mptune.data.metrics.kept_parts import parts_beside
+from mptune.data.metrics.parts import WORST_PART, OutputParts, belongs_to, columns_of_part
 from mptune.data.numbers import encode_float
 from mptune.data.rollout import Rollout
 from mptune.errors import DataError
@@ -130,7 +123,7 @@ def collect_check(
     names = [name for name in every if _is_plain(name, error, references)]
     if not names:
         return None
-    known, first = load_parts(parts_path(reference)) or load_parts(data / PARTS_JSON) or {}, error.of_first(count)
+    known, first = parts_beside(reference) or {}, error.of_first(count)
     counted = OutputError({name: first.per_output[name] for name in names})
     has_parts = all(name in known for name in names)
     can_check = counted.has(metric) and (metric in _PLAIN or (metric == WORST_PART and has_parts))
@@ -189,6 +182,6 @@ def _output(name: str, error: OutputError, parts: OutputParts | None) -> dict[st
 def _part(statistic: str, parts: OutputParts) -> dict[str, Any]:
     columns = columns_of_part(statistic)
     if columns is None:
-        return {"axis": None, "start": 0, "stop": 0, "scales": [encode_float(parts.whole)]}
-    scales = [encode_float(parts.scales[k]) for k in columns]
+        return {"axis": None, "start": 0, "stop": 0, "scales": [encode_float(parts.divisor)]}
+    scales = [encode_float(float(parts.divisors[k])) for k in columns]
     return {"axis": parts.axis, "start": columns[0], "stop": columns[-1] + 1, "scales": scales}

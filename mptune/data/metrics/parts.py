@@ -7,38 +7,28 @@ samples is more than ``SCALES_DIFFER`` times the smallest, each column is a part
 the last axis, as those of a head that gives (batch, height, width, channels): where the scales along it differ so, some
 of them from one column to the next, and those along no other axis do. The error of a part is the root mean square of
 ``y - y_ref`` over a sample, divided by the part's standard deviation over all search samples; where that is 0, by its
-root mean square; where both are, it is the absolute error. On held-out samples the deviation is the larger of theirs
-and the search samples': a class that the search samples do not have is measured by the samples that have it.
+root mean square; where both are, it is the absolute error. On held-out samples the scale is the larger of theirs and
+the search samples': a class that the search samples do not have is measured by the samples that have it.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mptune.data.numbers import decode_float, encode_float
-from mptune.files import write_json
 
 Floats = NDArray[np.float64]
 
 WORST_PART = "worst_part"
 """The metric, and the statistic of an output that is one part; ``worst_part[4]`` is that of its column 4."""
-
-PARTS_JSON = "parts.json"
-"""Name of the file in the run's data directory, beside the reference that the parts were found from."""
-
-HELD_OUT_PARTS_JSON = "held_out_parts.json"
-"""The same for the held-out samples: the search's parts, with scales that count these samples in."""
 
 ADD_IN_SQUARES = ("relative_l2", WORST_PART)
 """Metrics of which the law of squares holds, for each output or part; errors of them above 3e-2 are worth nothing."""
@@ -76,8 +66,8 @@ class OutputParts:
 
     Attributes:
         axis: of the columns; None where it has none.
-        whole: what the error of the whole output is divided by.
-        scales: what the error of each column is divided by, shape (columns,).
+        whole: scale of the whole output; 0 where all its values are 0.
+        scales: of each column, shape (columns,); 0 where all its values are 0.
         is_split: whether each column is a part.
     """
 
@@ -85,6 +75,16 @@ class OutputParts:
     whole: float
     scales: tuple[float, ...] = ()
     is_split: bool = False
+
+    @cached_property
+    def divisors(self) -> Floats:
+        """What the error of each column is divided by, shape (columns,): its scale, 1 where that is 0."""
+        return np.array([scale or 1.0 for scale in self.scales])
+
+    @property
+    def divisor(self) -> float:
+        """What the error of the whole output is divided by."""
+        return self.whole or 1.0
 
     @cached_property
     def ranges(self) -> tuple[range, ...]:
@@ -246,7 +246,7 @@ class _Columns:
                 count += n
         scales = [_scale(*column) for column in zip(count, squares, deviations, strict=True)]
         least = min(_LEAST_SCALE, _CONSTANT * max(scales, default=0.0))
-        scales = [max(scale, least) for scale in scales]
+        scales = [max(scale, least) if scale else 0.0 for scale in scales]
         spread = np.sqrt(deviations / np.maximum(count, 1))
         constant = spread <= _CONSTANT * np.sqrt(squares / np.maximum(count, 1))
         spread = np.where(constant, 0.0, spread)
@@ -265,12 +265,10 @@ class _Columns:
 
 
 def _scale(count: float, squares: float, deviations: float) -> float:
-    """Standard deviation, else root mean square, else 1."""
-    if not count:
-        return 1.0
-    deviation, rms = math.sqrt(deviations / count), math.sqrt(squares / count)
+    """Standard deviation, else root mean square; 0 where there is nothing but zeros, or no finite value."""
+    deviation, rms = math.sqrt(deviations / max(count, 1)), math.sqrt(squares / max(count, 1))
     scale = deviation if deviation > _CONSTANT * rms else rms
-    return scale if scale > 0 and math.isfinite(scale) else 1.0
+    return scale if math.isfinite(scale) else 1.0
 
 
 def _chunks(array: np.ndarray, axis: int | None) -> list[np.ndarray]:
@@ -315,7 +313,7 @@ class ErrorsByPart:
             found = self._of_parts(squares, count, has_columns=has_columns)
             if has_columns:
                 self._samples += 1
-                self._normalised += np.sqrt(squares / np.maximum(count, 1)) / np.asarray(parts.scales)
+                self._normalised += np.sqrt(squares / np.maximum(count, 1)) / parts.divisors
                 relative = np.sqrt(squares) / np.sqrt(wanted_squares)
                 self._relative += np.where(squares == 0, 0.0, relative)
                 self._largest = np.maximum(self._largest, largest)
@@ -324,8 +322,8 @@ class ErrorsByPart:
     def _of_parts(self, squares: Floats, count: Floats, *, has_columns: bool) -> dict[str, float]:
         parts = self._parts
         if not (parts.is_split and has_columns):
-            return {WORST_PART: math.sqrt(squares.sum() / max(count.sum(), 1)) / parts.whole}
-        scaled = squares / np.square(parts.scales)
+            return {WORST_PART: math.sqrt(squares.sum() / max(count.sum(), 1)) / parts.divisor}
+        scaled = squares / np.square(parts.divisors)
         return {
             part_statistic(columns): math.sqrt(
                 scaled[columns.start : columns.stop].sum() / max(count[columns.start : columns.stop].sum(), 1)
@@ -340,46 +338,6 @@ class ErrorsByPart:
             return None
         means = (self._normalised / self._samples, self._relative / self._samples)
         return ColumnErrors(*(tuple(map(float, values)) for values in (*means, self._largest)))
-
-
-def parts_path(reference: Path) -> Path:
-    """Where the parts of the outputs in a reference file are: beside it."""
-    return reference.with_name(HELD_OUT_PARTS_JSON if reference.name.startswith("held_out") else PARTS_JSON)
-
-
-def save_parts(path: Path, parts: Mapping[str, OutputParts]) -> None:
-    """Write the JSON file that ``load_parts`` reads.
-
-    Raises:
-        RunError: the disk is full, or the place cannot be written.
-    """
-    outputs = {
-        name: {
-            "axis": one.axis,
-            "scale": encode_float(one.whole),
-            "column_scales": [encode_float(scale) for scale in one.scales],
-            "is_split": one.is_split,
-        }
-        for name, one in parts.items()
-    }
-    write_json(path, {"format": 1, "outputs": outputs})
-
-
-def load_parts(path: Path) -> dict[str, OutputParts] | None:
-    """What ``save_parts`` wrote; None where there is nothing that can be read."""
-    try:
-        document: Any = json.loads(path.read_text(encoding="utf-8"))
-        return {
-            name: OutputParts(
-                one["axis"],
-                decode_float(one["scale"]),
-                tuple(map(decode_float, one["column_scales"])),
-                one["is_split"],
-            )
-            for name, one in document["outputs"].items()
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
 
 
 def _short(value: float) -> float | str:

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from mptune.data.archive import save_outputs
-from mptune.data.metrics.parts import OutputParts, cover_held_out, find_parts, load_parts, save_parts
+from mptune.data.metrics.kept_parts import load_parts, save_parts
+from mptune.data.metrics.parts import OutputParts, cover_held_out, find_parts
 from mptune.data.rollout import Rollout, outputs_of
 from mptune.engines.base import EngineError, ReferenceReport, Stage
 from mptune.engines.jobs.checks.rows import check_rows, first_other, relative_l2

@@ -14,7 +14,8 @@ from mptune.data.archive import read_outputs, read_sample_shapes, read_samples, 
 from mptune.data.metrics.accuracy import OutputError, TaskMetric, compare_outputs
 from mptune.data.metrics.calling import call_metric
 from mptune.data.metrics.guarded import metric_limit
-from mptune.data.metrics.parts import PARTS_JSON, OutputParts, find_parts, load_parts, parts_path
+from mptune.data.metrics.kept_parts import load_parts, parts_beside
+from mptune.data.metrics.parts import OutputParts, find_parts
 from mptune.data.metrics.row_sets import RowSet, find_row_sets
 from mptune.data.metrics.tasks import CALLABLE, is_own, resolve_metric
 from mptune.data.sketches.taking import save_sketches, sketch_outputs
@@ -77,7 +78,7 @@ def output_error(
     any_shape = all(is_own(spec) or spec == "map" for spec in metrics)
     if not any_shape:
         _check_shapes(outputs, wanted, row_sets, takes_rows=not extra)
-    parts = parts_beside(state, reference)
+    parts = cached_parts(state, reference)
     with metric_limit(scoring.timeout_s):
         error = compare_outputs(outputs, wanted, extra, row_sets, any_shape=any_shape, parts=parts)
         if len(outputs) < len(references):
@@ -96,17 +97,23 @@ def cached_reference(state: WorkerState, reference: Path) -> Sequence[Outputs]:
     return found
 
 
-def parts_beside(state: WorkerState, reference: Path) -> dict[str, OutputParts]:
+def cached_parts(state: WorkerState, reference: Path) -> dict[str, OutputParts]:
     """The parts of the outputs that were found when the reference was taken.
 
-    A run of an older version has none for held-out samples, and takes the search's; one of a still older version has
-    none in its files: they are found from the search's reference now.
+    A run of an old version kept none at all: they are found from the search's reference now.
     """
-    for known in dict.fromkeys((parts_path(reference), reference.with_name(PARTS_JSON))):
-        if known.is_file():
-            found = state.cached(f"parts {known}", file_identity(known), partial(load_parts, known))
-            if found is not None:
-                return found
+
+    def load(path: Path) -> dict[str, OutputParts] | None:
+        if not path.is_file():
+            return None
+        found: dict[str, OutputParts] | None = state.cached(
+            f"parts {path}", file_identity(path), partial(load_parts, path)
+        )
+        return found
+
+    known = parts_beside(reference, load)
+    if known is not None:
+        return known
     searched = reference.with_name(reference.name.replace("held_out", "search"))
     searched = searched if searched.is_file() else reference
     samples = searched.with_name(searched.name.replace("_reference", ""))

@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Collection, Mapping
 
-from mptune.data.metrics.parts import PARTS_JSON, parts_path
+from mptune.data.metrics.kept_parts import PARTS_JSON, parts_path
 from mptune.data.rollout import Rollout
 from mptune.engines.base import Failure, ReferenceReport, SampleSet
 from mptune.engines.jobs.ranges import ObservedRanges, TensorRange

@@ -1,4 +1,4 @@
-"""A search that a finding stops: run.json keeps what was found, and front.json says it."""
+"""A search that ends without a front: run.json keeps what was found, and front.json says it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mptune.errors import BaselineError
+from mptune.errors import BaselineError, EndedEarlyError
 from mptune.files import write_json
 from mptune.finding import Finding, by_severity
 from mptune.run_json import RunFile
@@ -19,14 +19,22 @@ from mptune.tuning.fronts.content import FRONT_FORMAT
 def findings_kept(run: RunDirectory) -> Iterator[None]:
     """Keep the findings of a search that they stop in its run.json, and in front.json unless there is one already.
 
+    That of a search that a limit ended has no points, either.
+
     Args:
         run: the run directory, locked.
 
     Raises:
         BaselineError: passed on.
+        EndedEarlyError: passed on.
     """
     try:
         yield
+    except EndedEarlyError:
+        file = run.load()
+        if file is not None and not run.front_json.exists():
+            write_json(run.front_json, stopped_document(file))
+        raise
     except BaselineError as error:
         file = run.load()
         if error.findings and file is not None:
@@ -58,11 +66,13 @@ def stopped_document(file: RunFile) -> dict[str, Any]:
         "baseline": {"fp32": None, "fp16": None},
         "points": [],
         "chosen": None,
+        "choice": None,
         "evaluations": 0,
         "failures": 0,
         "hypervolume": None,
         "findings": [finding.to_json() for finding in by_severity(file.findings)],
         "warnings": list(file.warnings),
+        "other_devices": [],
     }
 
 

@@ -242,6 +242,7 @@ class ConfirmRun(MeasuringRun):
             self._listener.stage(f"measuring {len(space.seeds)} plans on {toolchain.device}")
             if left:
                 Tuner(record, space, toolchain, settings, self._listener, limits=limits).run()
+                self._check_begun(limits)
             failed: set[str] = set()
             for number in range(rounds):
                 wanted = (p for p in self._sound() if p.plan.fingerprint not in failed)

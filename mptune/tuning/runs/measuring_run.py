@@ -10,6 +10,7 @@ from mptune.engines.base import Toolchain
 from mptune.engines.environment import Environment
 from mptune.engines.toolchains.choose import TargetChoice
 from mptune.engines.workload import Workload
+from mptune.errors import EndedEarlyError
 from mptune.finding import FindingOrigin
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.meanwhile import meanwhile
@@ -21,6 +22,7 @@ from mptune.tuning.fronts.stopped import with_suspects
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.steps.baseline import ENGINE_CODE, check_baseline
+from mptune.tuning.steps.limits import Limits
 
 OpenToolchain = Callable[[Workload, SearchSettings], Toolchain]
 
@@ -99,6 +101,21 @@ class MeasuringRun:
         found = check_baseline(baseline.error, tf32=settings.tf32, origin=origin, skip=settings.skip_checks)
         others = (finding for finding in self.file.findings if finding.code != ENGINE_CODE)
         self._save(findings=with_suspects((*others, *found)))
+
+    def _check_begun(self, limits: Limits) -> None:
+        """Whether there is anything to make a front of.
+
+        Raises:
+            EndedEarlyError: all-FP32 was not measured before a limit was reached.
+        """
+        if self.record.baseline() is None:
+            limit = limits.reached()
+            raise EndedEarlyError(
+                f"{'a limit was reached' if limit is None else limit.value}, and all-FP32 was not measured yet: there "
+                "is no front, and no plan is chosen",
+                f"what was computed is kept in {self.directory.path}: the same command goes on with it; if it ends "
+                "here again, give it a larger --timeout or --max-disk",
+            )
 
     def _save(self, **changes: Any) -> None:
         """Write run.json with some sections changed, if that changes anything."""

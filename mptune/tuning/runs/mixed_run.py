@@ -58,6 +58,7 @@ class MixedRun(WorkerRun):
         self._save(findings=(*(one for one in self.file.findings if one.code not in KERNEL_CODES.values()), *found))
         self._warn(*kernels.warnings)
         self.work()
+        self._check_begun(self._limits)
         self._confirm()
         observations = Observations.load(self.directory.observed_json) or Observations({}, {})
         self._check_engine(self._settings, "search")

@@ -158,6 +158,7 @@ class SearchRun(MeasuringRun):
         repaired = self._open_study(space, named)
         self._warn(*repaired)
         self._search(self.record.space)
+        self._check_begun(self._limits)
         self._end_engines()
         self._check_engine(self._settings, "search")
         about = () if self.environment is None else self.environment.warnings

@@ -10,7 +10,8 @@ import pytest
 
 from mptune.data.metrics import parts as module
 from mptune.data.metrics.accuracy import OutputError, compare_outputs
-from mptune.data.metrics.parts import MOST_COLUMNS, MOST_PARTS, cover_held_out, find_parts, load_parts, save_parts
+from mptune.data.metrics.kept_parts import load_parts, save_parts
+from mptune.data.metrics.parts import MOST_COLUMNS, MOST_PARTS, cover_held_out, find_parts
 from mptune.finding import OutputColumns
 
 RNG = np.random.default_rng(0)
@@ -165,6 +166,39 @@ def test_held_out_samples_measure_what_the_search_samples_do_not_have() -> None:
     off = of([held_out[0]["y"] + 1e-4, held_out[1]["y"]])
     assert compare_outputs(off, held_out, parts=found).value("worst_part") > 0.1
     assert compare_outputs(off, held_out, parts={"y": covering}).value("worst_part") < 1e-3
+
+
+@pytest.mark.parametrize("unit", [1e-3, 1.0, 1e3])
+def test_a_column_that_is_zero_in_all_search_samples_is_measured_by_those_that_have_it(
+    unit: float, tmp_path: Path
+) -> None:
+    """Nothing is known of its scale: off by a tenth is a tenth in any unit, and zeros everywhere stay absolute."""
+    searched = of([np.array([[1.0, 0.0, 0.0]]), np.array([[3.0, 0.0, 0.0]])])
+    held_out = of([np.array([[1.0, unit, 0.0]]), np.array([[3.0, -unit, 0.0]])])
+    found = find_parts(searched)
+    save_parts(tmp_path / "parts.json", found)
+    assert load_parts(tmp_path / "parts.json") == found
+    covering = cover_held_out(found, held_out)
+    assert covering["y"].scales == pytest.approx((1.0, unit, 0.0))
+    off = of([sample["y"] + np.array([0.0, 0.1 * unit, 0.01]) for sample in held_out])
+    error = compare_outputs(off, held_out, parts=covering)
+    by_part = {part.columns: value for part, value in error.by_part("worst_part").items()}
+    assert by_part == {(0,): 0.0, (1,): pytest.approx(0.1), (2,): pytest.approx(0.01)}
+    assert error.columns["y"].worst_part == pytest.approx([0.0, 0.1, 0.01])
+
+
+def test_an_output_that_is_zero_in_all_search_samples_is_measured_by_those_that_have_it() -> None:
+    searched, held_out = of([np.zeros((1, 5))]), of([np.linspace(0.0, 4e-3, 5)[None]])
+    covering = cover_held_out(find_parts(searched), held_out)
+    off = of([1.1 * held_out[0]["y"]])
+    assert compare_outputs(off, held_out, parts=covering).value("worst_part") > 0.1
+
+
+def test_columns_of_zeros_hide_no_small_ones() -> None:
+    """The least scale follows the largest column that has one, not what stands in for columns of zeros."""
+    reference = of([np.array([[0.0, 1e-9]]), np.array([[0.0, -1e-9]])])
+    zeroed = of([np.zeros((1, 2))] * 2)
+    assert compare_outputs(zeroed, reference).value("worst_part") == pytest.approx(1.0)
 
 
 def test_held_out_samples_of_other_shapes_and_none_at_all() -> None:

@@ -12,14 +12,14 @@ import pytest
 from onnx import TensorProto, helper
 
 from mptune.data.calibration import CalibrationSet, read_outputs
-from mptune.data.metrics.parts import PARTS_JSON, load_parts
+from mptune.data.metrics.kept_parts import PARTS_JSON, load_parts
 from mptune.data.rollout import Rollout
 from mptune.engines.base import EngineError, Failure, FailureKind, ReferenceReport, Stage
 from mptune.engines.jobs import reference
 from mptune.engines.jobs.checks.rows import relative_l2
 from mptune.engines.jobs.ranges import ObservedRanges
 from mptune.engines.jobs.reference import ObserveJob, ReferenceJob
-from mptune.engines.jobs.samples import parts_beside
+from mptune.engines.jobs.samples import cached_parts
 from mptune.engines.ort import side_by_side
 from mptune.engines.ort.probe import ProbeJob
 from mptune.engines.ort.session import CpuSession, OrtSession, Provider, SessionOptions
@@ -237,7 +237,7 @@ def test_the_parts_of_a_rollout_are_those_of_its_sequences(count: int, tmp_path:
         assert found is not None
         assert (found["y"].axis, len(found["y"].scales)) == (1, 4), "axis 0 is the batch"
         parts.unlink()
-        assert parts_beside(state, tmp_path / "reference.npz") == found, "as of a run that kept none"
+        assert cached_parts(state, tmp_path / "reference.npz") == found, "as of a run that kept none"
     finally:
         state.close()
 

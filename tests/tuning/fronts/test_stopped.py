@@ -1,0 +1,72 @@
+"""Calls that a limit ends before all-FP32 is measured: no error, no front, one line and how to go on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from mptune import EndedEarlyError, searching
+from mptune.cli import main
+from mptune.graph.grouping.groups import find_groups
+from mptune.graph.loading.model import load_model
+from tests.conftest import save_mlp
+from tests.fakes import FakeToolchain, Law
+
+COMMAND = ["search", "model.onnx", "--data", "data.npz", "--target", "cpu", "--budget", "3"]
+
+
+@pytest.fixture
+def fake(tmp_path: Path, mlp_data: Path, monkeypatch: pytest.MonkeyPatch) -> FakeToolchain:
+    """What measures, in place of the CPU; model.onnx and data.npz lie in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(mlp_data, "data.npz")
+    save_mlp(Path("model.onnx"))
+    toolchain = FakeToolchain(Law([group.id for group in find_groups(load_model("model.onnx"))]))
+    monkeypatch.setattr(searching, "search", partial(searching.search, open_toolchain=toolchain.open))
+    return toolchain
+
+
+@pytest.mark.parametrize("limit", [("--timeout", "0.001"), ("--max-disk", "1")])
+def test_a_limit_before_all_fp32_is_no_error(
+    fake: FakeToolchain, capsys: pytest.CaptureFixture[str], limit: tuple[str, str]
+) -> None:
+    assert main([*COMMAND, *limit, "--max-error", "1e-3"]) == 0
+    captured = capsys.readouterr()
+    message, hint = captured.err.splitlines()[-2:]
+    assert message.endswith("and all-FP32 was not measured yet: there is no front, and no plan is chosen")
+    assert "error" not in message
+    assert hint.startswith("hint: what was computed is kept in model.mptune: the same command goes on with it")
+    assert captured.out == ""
+    assert not fake.calls
+    assert main([*COMMAND, *limit, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document == json.loads(Path("model.mptune/front.json").read_text())
+    assert document["points"] == []
+    assert document["chosen"] is document["choice"] is None
+
+    assert main(COMMAND) == 0
+    found = json.loads(Path("model.mptune/front.json").read_text())
+    assert found["chosen"]
+    assert found.keys() == document.keys(), "every key is always there"
+
+
+def test_a_limit_of_a_later_call_leaves_the_front(fake: FakeToolchain) -> None:
+    assert main(COMMAND) == 0
+    before = json.loads(Path("model.mptune/front.json").read_text())
+    assert main([*COMMAND, "--budget", "9", "--timeout", "0.001"]) == 0
+    after = json.loads(Path("model.mptune/front.json").read_text())
+    for one, other in zip(before["points"], after["points"], strict=True):
+        assert one["plan"] == other["plan"]
+        assert one["latency"] == other["latency"]
+
+
+def test_a_program_is_told_by_an_exception(fake: FakeToolchain) -> None:
+    with pytest.raises(EndedEarlyError, match="the time is over") as caught:
+        searching.search("model.onnx", data="data.npz", target="cpu", timeout_s=1e-3)
+    assert "timeout_s=" in caught.value.hint
+    with pytest.raises(EndedEarlyError, match="has reached max_disk_bytes="):
+        searching.search("model.onnx", data="data.npz", target="cpu", max_disk_bytes=1)
