@@ -16,7 +16,7 @@ class Reason(str, Enum):
     """Why a group of a plan is FP32.
 
     A pinned group has a finding, or the pattern of the search space that pins it. ``FAILED``: no plan with it in FP16
-    gave outputs. ``UNKNOWN``: the search did not ask for its figures, as with another sampler.
+    gave finite outputs. ``UNKNOWN``: the search did not ask for its figures, as with another sampler.
     """
 
     PINNED = "pinned"

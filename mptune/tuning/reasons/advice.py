@@ -214,7 +214,7 @@ def _none(outcome: Outcome, plan: str = "plan") -> str:
 
 def _may_save(kept: Kept, fp32: Evaluation) -> bool:
     """Whether a group was left in FP32 although it is estimated to save more time than is called noise."""
-    is_open = kept.reason in (Reason.ERROR, Reason.UNTRIED, Reason.UNKNOWN)
+    is_open = kept.reason in (Reason.FAILED, Reason.ERROR, Reason.UNTRIED, Reason.UNKNOWN)
     return is_open and kept.saves_ms is not None and kept.saves_ms > NOISY * fp32.latency.median_ms
 
 

@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from mptune.engines.base import Failure
 from mptune.finding import Finding
 from mptune.graph.grouping.op_kinds import CASTS_INTEGERS, FOLDED
-from mptune.graph.plan import Precision
-from mptune.tuning.evaluation import Evaluation
+from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.tuning.evaluation import Evaluation, Origin
 from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
+from mptune.tuning.failures import describe
 from mptune.tuning.fronts.dominance import faster_beyond_noise
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 from mptune.tuning.reasons.grounds import EXPLAIN_JSON, Grounds, GroupFacts
@@ -28,7 +31,7 @@ from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.sampler.group_tests.overflow_model import FailureModel, OverflowModel
 from mptune.tuning.sampler.latency_model import LatencyModel
 from mptune.tuning.sampler.plan_rows import Floats
-from mptune.tuning.sampler.posterior import BuiltPlans, Prior
+from mptune.tuning.sampler.posterior import Prior
 from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, Sensitivity
 
 LEAST_GAIN = 5e-4
@@ -44,6 +47,9 @@ _LEARNT_FROM = 300
 """So many evaluations teach the gains all there is to learn; the cost of learning is cubic."""
 
 _DIGITS = 4
+
+_LONGEST_CAUSE = 160
+"""Characters of what is said of a failure beside a group; its log and the page have the rest."""
 
 
 def explain(
@@ -93,7 +99,7 @@ class _Reasons:
         self._errors = errors
         self._evaluated = {e.plan.fingerprint: e for e in record.evaluations()}
         built = record.built_plans(self._free).thinned(_LEARNT_FROM)
-        self._broken = _broken(built, self._free, errors)
+        self._vain = _Vain.of(record, [group for group in grounds.groups if group.pin is None], errors)
         self._latency: LatencyModel | None = None
         self._terms: Floats
         self._gains: dict[str, float] = {}
@@ -139,8 +145,8 @@ class _Reasons:
             if group.pin.precision is not Precision.FP32:
                 return Reason.UNKNOWN, "all-FP32 is the baseline, whatever is pinned"
             return Reason.BOUNDARIES if group.pin.reason in _WORTHLESS else Reason.PINNED, group.pin.reason
-        if group.id in self._broken:
-            return self._broken[group.id]
+        if group.id in self._vain.broken:
+            return self._vain.broken[group.id]
         gain = self._gains.get(group.id)
         if gain is not None and saves_ms is not None and gain <= 0 and saves_ms <= 0:
             return Reason.BOUNDARIES, f"{name} saves nothing in it"
@@ -161,6 +167,8 @@ class _Reasons:
         if tried is not None:
             error_then = f"the error of this plan is {tried.error_value:.1e}"
             return Reason.ERROR, f"with it in {name} {error_then}{_saving(saves_ms, name)}"
+        if group.id in self._vain.lost:
+            return Reason.FAILED, self._vain.lost[group.id]
         if error is None or saves_ms is None:
             lacking = "one-group error" if error is None else "gain"
             return Reason.UNKNOWN, f"the search did not ask for its {lacking}"
@@ -195,9 +203,9 @@ class _Reasons:
         return tuple(sorted(worths, key=self._rank))
 
     def _rank(self, worth: GroupWorth) -> tuple[int, float]:
-        if worth.error_per_ms is not None and worth.group not in self._broken:
+        if worth.error_per_ms is not None and worth.group not in self._vain.broken:
             return 0, worth.error_per_ms
-        last = 3 if worth.is_pinned else 2 if worth.group in self._broken else 1
+        last = 3 if worth.is_pinned else 2 if worth.group in self._vain.broken else 1
         return last, 0.0 if worth.one_group_error is None else worth.one_group_error
 
     def _is_slower_throughout(self, evaluation: Evaluation) -> bool:
@@ -239,31 +247,60 @@ def _verdict(group: GroupFacts, chosen: Evaluation | None, reason: Reason | None
     return chosen.plan.precision[group.id].name if reason is None else f"FP32: {reason.value}"
 
 
-def _broken(built: BuiltPlans, free: Sequence[str], errors: Mapping[str, float]) -> dict[str, tuple[Reason, str]]:
-    """The groups that cannot be FP16 for all that is known, each with why: no finite plan holds them.
+@dataclass(frozen=True)
+class _Vain:
+    """What came of the plans with groups of which no plan gave finite outputs.
 
-    A plan that gave no outputs shows a failure, and no overflow.
+    Attributes:
+        broken: groups that are to blame for all that is known, each with why it is FP32.
+        lost: groups of which that is not known: others in the same plans may be to blame.
     """
-    squares = None
-    if errors:
-        squares = tuple(2.0 * math.log(max(errors[g], ERROR_FLOOR)) if g in errors else math.nan for g in free)
-    prior = Prior(tuple(free), squares)
-    overflow, fails = OverflowModel(prior, built).probabilities, FailureModel(prior, built).probabilities
-    good, bad = built.plans[built.finite == 1.0], built.plans[built.finite == 0.0]
-    found = {}
-    for column, group in enumerate(free):
-        failed = int(bad[:, column].sum())
-        if len(good) and good[:, column].any():
-            continue
-        nothing = int(built.plans[built.gave_nothing, column].sum())
-        plans = "the one plan" if failed == 1 else f"all {failed} plans"
-        if failed and failed == nothing and max(overflow[column], fails[column]) > 0.5:
-            found[group] = (Reason.FAILED, f"{plans} with it in FP16 gave no outputs")
-        elif math.isinf(errors.get(group, 0.0)):
-            found[group] = (Reason.ERROR, "alone in FP16 its outputs are NaN or Inf")
-        elif failed and max(overflow[column], fails[column]) > 0.5:
-            found[group] = (Reason.ERROR, f"{plans} with it in FP16 came out not finite or gave no outputs")
-    return found
+
+    broken: Mapping[str, tuple[Reason, str]]
+    lost: Mapping[str, str]
+
+    @classmethod
+    def of(cls, record: StudyRecord, groups: Sequence[GroupFacts], errors: Mapping[str, float]) -> _Vain:
+        """A plan that gave no outputs shows a failure, and no overflow."""
+        free = [group.id for group in groups]
+        built = record.built_plans(free).thinned(_LEARNT_FROM)
+        squares = None
+        if errors:
+            squares = tuple(2.0 * math.log(max(errors[g], ERROR_FLOOR)) if g in errors else math.nan for g in free)
+        prior = Prior(tuple(free), squares)
+        models = OverflowModel(prior, built), FailureModel(prior, built)
+        is_blamed = np.maximum(*(model.probabilities for model in models)) > 0.5
+        good, bad = built.plans[built.finite == 1.0], built.plans[built.finite == 0.0]
+        failures = record.failures()
+        broken: dict[str, tuple[Reason, str]] = {}
+        lost: dict[str, str] = {}
+        for column, group in enumerate(groups):
+            failed = int(bad[:, column].sum())
+            if len(good) and good[:, column].any():
+                continue
+            nothing = int(built.plans[built.gave_nothing, column].sum())
+            plans = {1: "the one plan", 2: "both plans"}.get(failed, f"all {failed} plans")
+            what = f"{plans} with it in {group.reduced.name}"
+            cause = _first_cause(group, failures)
+            if failed and failed == nothing and is_blamed[column]:
+                broken[group.id] = (Reason.FAILED, f"{what} gave no outputs{cause}")
+            elif math.isinf(errors.get(group.id, 0.0)):
+                broken[group.id] = (Reason.ERROR, f"alone in {group.reduced.name} its outputs are NaN or Inf")
+            elif failed and is_blamed[column]:
+                broken[group.id] = (Reason.ERROR, f"{what} came out not finite or gave no outputs")
+            elif failed:
+                came = "gave no outputs" if failed == nothing else "came out not finite" if not nothing else "failed"
+                lost[group.id] = f"{what} {came}{cause}; whether it is to blame is open, and a larger budget may tell"
+        return cls(broken, lost)
+
+
+def _first_cause(group: GroupFacts, failures: Sequence[tuple[PrecisionPlan, Origin, Failure]]) -> str:
+    """How the first plan with a group in its reduced precision failed; empty where none did."""
+    first = next((f for plan, _, f in failures if plan.precision.get(group.id) is group.reduced), None)
+    if first is None:
+        return ""
+    text = " ".join(describe(first).split())
+    return f" ({text if len(text) <= _LONGEST_CAUSE else text[: _LONGEST_CAUSE - 3] + '...'})"
 
 
 def _rounded(value: float) -> float:

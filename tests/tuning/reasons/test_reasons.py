@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from mptune.engines.base import Failure, FailureKind, Measurement, SampleSet, Stage
 from mptune.finding import CODES, Finding, Where
-from mptune.graph.plan import Precision
+from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation, Reason
@@ -175,6 +176,32 @@ def test_failures_that_only_builds_show(open_record: OpenRecord, space: SearchSp
     assert kept.reason is Reason.FAILED, "a plan that gives no outputs shows no overflow"
     assert "with it in FP16 gave no outputs" in kept.why
     assert kept.one_group_error == pytest.approx(1e-5, rel=1e-2)
+
+
+def test_a_group_whose_only_plan_failed_was_tried(
+    open_record: OpenRecord, space: SearchSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All-FP16 fails, and nothing shows which of its groups is to blame: none of them was not tried."""
+    toolchain = FakeToolchain(
+        Law(list(space.free), gains=GAINS, errors=dict.fromkeys(ERRORS, 1e-9), fp32_error=0.0), noise=0.0
+    )
+    evaluate = toolchain.evaluate
+
+    def fail(plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False) -> Measurement | Failure:
+        whole = set(space.free) <= set(plan.fp16_groups)
+        cause = Failure(Stage.BUILD, FailureKind.NO_TACTIC, "no kernel\nfor " + 400 * "x")
+        return cause if whole else evaluate(plan, which, profile=profile)
+
+    monkeypatch.setattr(toolchain, "evaluate", fail)
+    record = open_record()
+    guided(record, space, toolchain, tmp_path, budget=2)
+    baseline = record.baseline()
+    assert baseline is not None
+    for kept in explain(record, tmp_path, [baseline], [], None).of(baseline.plan.fingerprint):
+        assert kept.reason is Reason.FAILED
+        assert kept.why.startswith("the one plan with it in FP16 gave no outputs (build, no tactic: no kernel for xxx")
+        assert kept.why.endswith("...); whether it is to blame is open, and a larger budget may tell")
+        assert len(kept.why) < 300
 
 
 def test_without_sensitivity_and_terms_nothing_is_made_up(

@@ -112,7 +112,7 @@ function reasonsOf(plan) {
 const REASON_ORDER = ["overflow", "failed", "one-group error", "not worth its boundaries", "not tried", "not known", "pinned"];
 const REASON_TEXTS = {
   overflow: "FP16 gives no finite outputs",
-  failed: "plans with it in FP16 failed",
+  failed: "no plan with it in FP16 gave finite outputs",
   "one-group error": "in FP16 it would raise the error of this plan",
   "not worth its boundaries": "the Casts around it cost more than FP16 saves, or it saves nothing",
   "not tried": "a larger budget may try it",
