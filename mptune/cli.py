@@ -23,11 +23,11 @@ from mptune._version import __version__
 from mptune.commands import comparing, deploying, listing, models, searching
 from mptune.commands.common import Invocation, complain, ending_signals_as_interrupts, interrupted, reader_left
 from mptune.commands.error_text import explain, is_usage
-from mptune.commands.option_values import parse_duration
 from mptune.commands.panels import with_panels
+from mptune.commands.search_options import SEARCH_PANELS
 from mptune.errors import speak_of_options
 
-__all__ = ["app", "main", "parse_duration"]
+__all__ = ["app", "main"]
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -90,7 +90,7 @@ def options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Find which layer groups of an ONNX model can run in FP16: latency against error, measured together.
+    """Find which layers of an ONNX model can run in FP16, by measuring latency and error.
 
     \b
     Example:
@@ -100,7 +100,7 @@ def options(
     """
 
 
-_CLASSES: dict[object, type[TyperCommand]] = {searching.search: with_panels(searching.SEARCH_PANELS)}
+_CLASSES: dict[object, type[TyperCommand]] = {searching.search: with_panels(SEARCH_PANELS)}
 
 for _command in (
     searching.search,

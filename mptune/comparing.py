@@ -153,6 +153,8 @@ def _check(
     batch: int,
     max_error: float | None,
 ) -> None:
+    if repeat < 1:
+        raise SettingsError(f"--repeat is {repeat}", "give at least 1")
     if candidate is not None and outputs is not None:
         raise SettingsError("a candidate and --outputs exclude each other", "give one of them")
     if candidate is None and outputs is None and reference_outputs is None and repeat < 2 and not stress:

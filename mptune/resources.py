@@ -84,7 +84,7 @@ def read_toml(
     path: Path,
     schema: type[Schema],
     error: type[MptuneError],
-    example: str = "start from one of the files in search_spaces/",
+    example: str,
 ) -> Schema:
     """Read a TOML file that a person wrote, checked against a schema.
 

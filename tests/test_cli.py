@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from mptune import __version__
-from mptune.cli import main, parse_duration
+from mptune.cli import main
 from mptune.commands.error_text import explain
 from mptune.commands.metric_options import METRIC_NAMES
-from mptune.commands.option_values import parse_size
-from mptune.commands.searching import SEARCH_PANELS
+from mptune.commands.option_values import parse_duration, parse_size
+from mptune.commands.search_options import SEARCH_PANELS
 from mptune.data.metrics.accuracy import METRICS
 from mptune.data.metrics.sets.whole_set import BUILT_IN_SETS
 from mptune.errors import MptuneError, SettingsError

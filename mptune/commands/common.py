@@ -219,13 +219,13 @@ OpsetOption = Annotated[
 ]
 StorageOption = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="The storage of a run that is kept in one. Default: $MPTUNE_STORAGE."),
+    typer.Option(metavar="URL", help="Optuna storage, if the run is kept in a database. Default: $MPTUNE_STORAGE."),
 ]
 RecordedMetricOption = Annotated[
     str | None,
     typer.Option(
         metavar="script.py:function",
-        help="The metric, where it is a script: one that only RUN names is not run.",
+        help="The metric script of the run: a script that only RUN names is not run.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
@@ -233,19 +233,22 @@ ToleranceOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="OUTPUT[COLUMNS]=X",
-        help="Largest error of an output, or of columns of it (4, 0:4 or 0,2,5), in the metric's unit; abs:X: largest"
-        " absolute error. Repeatable.",
+        help="Limit the error of an output, or of columns of it (4, 0:4 or 0,2,5), in"
+        " the metric's unit; abs:X limits"
+        " the absolute error. Repeatable.",
     ),
 ]
 IgnoreOption = Annotated[
-    list[str] | None, typer.Option(metavar="OUTPUT", help="Leave this output's error out. Repeatable.")
+    list[str] | None, typer.Option(metavar="OUTPUT", help="Leave out the error of this output. Repeatable.")
 ]
 MaxErrorOption = Annotated[
     float | None, typer.Option(metavar="X", help="Choose the fastest plan whose error is at most this.")
 ]
 MaxMemoryOption = Annotated[
     str | None,
-    typer.Option(metavar="SIZE", help="Choose among plans whose engine and its context take at most this, as 2GiB."),
+    typer.Option(
+        metavar="SIZE", help="Choose among plans whose engine and its context take at most this, such as 2GiB."
+    ),
 ]
 MaxLatencyOption = Annotated[
     float | None,

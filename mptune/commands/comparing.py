@@ -23,32 +23,33 @@ def compare(
     model: ModelArgument,
     data: Annotated[
         list[Path],
-        typer.Option(metavar="PATH", help="The samples that both sides compute. Repeatable: samples of further sizes."),
+        typer.Option(metavar="PATH", help="Samples that both sides compute. Repeatable, for samples of other sizes."),
     ],
     candidate: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[CANDIDATE]",
-            help="Another ONNX model, or an engine of TensorRT for the GPU here.",
+            metavar="CANDIDATE",
+            help="Another ONNX model, or a TensorRT engine for the GPU here.",
             show_default=False,
         ),
     ] = None,
     outputs: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="What a deployment gave: .npz, one array per output, rows in the order of the data."
+            metavar="FILE",
+            help="Outputs that a deployment recorded: .npz, one array per output, rows in the order of the data.",
         ),
     ] = None,
     reference_outputs: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What holds for right, instead of MODEL in FP32.")
+        Path | None, typer.Option(metavar="FILE", help="Outputs to compare with, instead of those of MODEL in FP32.")
     ] = None,
     tolerance: Annotated[
         list[str] | None,
         typer.Option(
             metavar="OUTPUT[COLUMNS]=X",
-            help="Largest error of an output or of columns of it, or abs:X for the absolute difference. Repeatable."
-            " Default: twice what rounding to FP16 gives (emulated; groups whose values FP16 does not hold count as"
-            " FP32), at most 0.1.",
+            help="Limit the error of an output, or of columns of it; abs:X limits the"
+            " absolute difference. Repeatable."
+            " Default: twice the emulated error of rounding to FP16 what FP16 can hold, at most 0.1.",
         ),
     ] = None,
     ignore: Annotated[
@@ -57,24 +58,27 @@ def compare(
     trace: Annotated[
         bool,
         typer.Option(
-            "--trace", help="Find the first group whose values differ; of an engine, where FP32 is built wrong."
+            "--trace", help="Find the first group whose values differ; with an engine, find where its FP32 is wrong."
         ),
     ] = False,
-    repeat: Annotated[int, typer.Option(metavar="N", help="Run CANDIDATE, or MODEL, so often, and compare.")] = 1,
+    repeat: Annotated[
+        int, typer.Option(metavar="N", help="Run CANDIDATE (or MODEL) N times, and compare the runs.")
+    ] = 1,
     stress: Annotated[
-        bool, typer.Option("--stress", help="Run it in several threads at once, against isolated runs.")
+        bool, typer.Option("--stress", help="Run it in several threads at once, and compare with single runs.")
     ] = False,
     batch: BatchOption = _BATCH,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FOLDER", help="Write comparison.json and the page comparison.html there."),
+        typer.Option("--out", "-o", metavar="FOLDER", help="Write comparison.json and comparison.html to this folder."),
     ] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Compare recorded outputs, another model, or an engine, with MODEL in true FP32; name the cause of a difference.
+    """Name what makes outputs differ from a model in FP32.
 
-    Stale and torn rows, TF32 on either side, another order of outputs, columns or rows, another sign, FP16, or what two
-    models differ in. Exit code 0 within tolerance, 3 beyond it or where the cause is no rounding.
+    Compares recorded outputs, another model or an engine with MODEL in true FP32. Causes are FP16, TF32, stale or torn
+    rows, another order or sign, other preprocessing, or what two models differ in. Exit code 0: the outputs agree. Exit
+    code 3: they differ beyond the tolerance, or by more than rounding.
 
     \b
     Example:
@@ -108,13 +112,15 @@ def check(
     against: Annotated[Path, typer.Option(metavar="MODEL", help="The FP32 model that it was made from.")],
     data: Annotated[
         list[Path],
-        typer.Option(metavar="PATH", help="Samples, such as a validation set. Repeatable: samples of further sizes."),
+        typer.Option(metavar="PATH", help="Samples, such as a validation set. Repeatable, for samples of other sizes."),
     ],
-    max_error: Annotated[float, typer.Option(metavar="X", help="Largest error of every output.")],
+    max_error: Annotated[float, typer.Option(metavar="X", help="Limit on the error of every output.")],
     batch: BatchOption = _BATCH,
     json_: JsonOption = False,
 ) -> None:
-    """Check a mixed-precision model against the FP32 model on data: exit code 0 within the limit, 3 beyond it.
+    """Check a mixed-precision model against its FP32 model.
+
+    For continuous integration. Exit code 0: every output is within the limit. Exit code 3: one is beyond it.
 
     \b
     Example:

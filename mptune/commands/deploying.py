@@ -24,7 +24,7 @@ from mptune.commands.common import (
     seen_with_stdout,
 )
 from mptune.commands.option_values import parse_duration, parse_size
-from mptune.commands.searching import (
+from mptune.commands.search_options import (
     Engine,
     EngineOption,
     MaxDiskOption,
@@ -42,7 +42,8 @@ def confirm(
     target: Annotated[
         str,
         typer.Option(
-            metavar="auto|NAME|FILE", help="The device: auto is the search's own if it is here, else the GPU here."
+            metavar="auto|NAME|FILE",
+            help="Device to measure on; auto is the target of the search if it is here, else the GPU here.",
         ),
     ] = _SEARCH.target,
     engine: EngineOption = Engine.AUTO,
@@ -54,11 +55,12 @@ def confirm(
     max_disk: MaxDiskOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Measure the front of a search on this device, and report whether its ranking held.
+    """Measure the front of a search on this device.
 
-    Needs only the run directory, of a search on any machine. Builds every plan of the front and the seeds with what is
-    installed here, measures latency and held-out error in fresh processes, and writes the confirmed front, its page and
-    the chosen model and engine to RUN/confirmed/DEVICE. The same command resumes.
+    Reports whether the ranking of the search held. Needs only the run directory, of a search on any machine. Builds the
+    plans of the front, and the first plans of the search, with what is installed here, measures latency and held-out
+    error in fresh processes, and writes the confirmed front, its page and the chosen model and engine to
+    RUN/confirmed/DEVICE. The same command resumes.
 
     \b
     Example:
@@ -105,7 +107,10 @@ def export(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", metavar="RUN.tar.gz", help="Where to write. Default: the run's name + .tar.gz, here."
+            "--out",
+            "-o",
+            metavar="RUN.tar.gz",
+            help="File to write. Default: the run's name + .tar.gz, in the working directory.",
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the output file.")] = False,

@@ -16,14 +16,16 @@ def targets(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME|FILE]",
-            help="One profile, or a file of your own: its figures and sources.",
+            metavar="NAME|FILE",
+            help="Show one profile, or a file of your own: its figures and their sources.",
             show_default=False,
         ),
     ] = None,
     json_: JsonOption = False,
 ) -> None:
-    """List the devices that have a profile, or show one with the source of every figure.
+    """List the devices that have a profile, or show one.
+
+    A profile names the source of every figure.
 
     \b
     Example:
@@ -80,7 +82,8 @@ def doctor(
     selftest: Annotated[
         bool,
         typer.Option(
-            "--selftest", help="Build, run, time and check three tiny models on every engine here; 1 where one fails."
+            "--selftest",
+            help="Build, run, time and check three tiny models on every engine here. Exit code 1 if a check fails.",
         ),
     ] = False,
     json_: JsonOption = False,

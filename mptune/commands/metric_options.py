@@ -18,23 +18,29 @@ MetricOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME|script.py:function[:max]",
-        help=f"The error to make small: {', '.join(METRIC_NAMES)}; or a function of your own."
+        help=f"The error to minimise: {', '.join(METRIC_NAMES)}; or a function of your own."
         " Repeatable: the first is optimised, the others are reported."
         "  [default: worst_part]",
     ),
 ]
 LabelsOption = Annotated[
     Path | None,
-    typer.Option(metavar="PATH", help="Labels for metrics over all samples: .npz, rows in the order of the data."),
+    typer.Option(metavar="PATH", help="Labels for metrics that need them: .npz, rows in the order of the data."),
 ]
 LimitOption = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME>=X", help="Limit on a metric's own value on held-out samples, such as map>=0.41."),
+    typer.Option(
+        metavar="NAME>=X", help="Limit the value of a metric on held-out samples, such as map>=0.41. Repeatable."
+    ),
 ]
 FeedbackOption = Annotated[
     list[str] | None,
-    typer.Option(metavar="OUTPUT:INPUT", help="Feed this output back over the samples: errors after --steps count."),
+    typer.Option(
+        metavar="OUTPUT:INPUT",
+        help="Feed OUTPUT back as INPUT over recorded sequences; the error at the end of a sequence counts.",
+    ),
 ]
 StepsOption = Annotated[
-    int | None, typer.Option(metavar="K", help="Samples of one recorded sequence. Default: all of them.")
+    int | None,
+    typer.Option(metavar="K", help="Number of samples in one recorded sequence, for --feedback. Default: all."),
 ]

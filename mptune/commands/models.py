@@ -17,7 +17,9 @@ def inspect(
     model: ModelArgument,
     data: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="Calibration samples: the values observed on them are checked, too."),
+        typer.Option(
+            metavar="PATH", help="Calibration samples; with them, the values inside the model are checked, too."
+        ),
     ] = None,
     space: Annotated[
         str, typer.Option(metavar="NAME|FILE", help="The search space whose groups and pins are shown.")
@@ -25,7 +27,7 @@ def inspect(
     batch: Annotated[
         int, typer.Option(metavar="N", help="Rows per sample if the batch is dynamic.")
     ] = DataSettings().batch,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 4 where a finding is an error.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with code 4 if a finding is an error.")] = False,
     json_: JsonOption = False,
 ) -> None:
     """Show layer groups, operators, costs and hazards of a model.
@@ -56,13 +58,17 @@ def inspect(
 @guarded
 def apply(
     model: ModelArgument,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT.onnx", help="Where to write the mixed model.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="OUT.onnx", help="File to write the mixed model to.")],
     plan: Annotated[
         Path | None,
-        typer.Argument(metavar="[PLAN]", help="A plan.json, of a search or written by hand.", show_default=False),
+        typer.Argument(metavar="PLAN", help="A plan.json, from a search or written by hand.", show_default=False),
     ] = None,
-    fp16_all: Annotated[bool, typer.Option("--fp16-all", help="No PLAN: FP16 wherever FP16 can be right.")] = False,
-    bf16_all: Annotated[bool, typer.Option("--bf16-all", help="No PLAN: BF16 wherever BF16 can be right.")] = False,
+    fp16_all: Annotated[
+        bool, typer.Option("--fp16-all", help="Without a PLAN: FP16 wherever FP16 can hold the values.")
+    ] = False,
+    bf16_all: Annotated[
+        bool, typer.Option("--bf16-all", help="Without a PLAN: BF16 wherever BF16 can hold the values.")
+    ] = False,
     keep_fp32: Annotated[
         list[str] | None,
         typer.Option(
@@ -72,18 +78,21 @@ def apply(
     ] = None,
     keep_bf16: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN", help="The same for BF16, which holds values that leave FP16's range."),
+        typer.Option(
+            metavar="PATTERN", help="Keep these groups in BF16, which holds values beyond FP16's range. Repeatable."
+        ),
     ] = None,
     opset: OpsetOption = None,
     data: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Samples: the plan is checked on the values that they give.")
+        Path | None,
+        typer.Option(metavar="PATH", help="Samples; with them, the plan is checked on the values inside the model."),
     ] = None,
     batch: Annotated[
         int, typer.Option(metavar="N", help="Rows per sample if the batch is dynamic.")
     ] = DataSettings().batch,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the output file.")] = False,
 ) -> None:
-    """Write the mixed-precision model of a plan.
+    """Write the mixed-precision model of a plan or of a rule.
 
     A plan written by hand names nodes: {"nodes": {"*/attn/*": "fp16", "op:Softmax": "fp32"}}. If several lines
     name a node, the last one applies. Other nodes are FP32, and indivisible groups stay together.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +31,30 @@ from mptune.commands.common import (
 )
 from mptune.commands.metric_options import FeedbackOption, LabelsOption, LimitOption, MetricOption, StepsOption
 from mptune.commands.option_values import memory_limit, parse_duration, parse_gpus, parse_size, tensorrt_settings
+from mptune.commands.search_options import (
+    AllowMixedOption,
+    BatchOption,
+    BudgetOption,
+    DataOption,
+    Engine,
+    EngineOption,
+    FreshOption,
+    GpusOption,
+    MaxDiskOption,
+    OutOption,
+    PrecisionsOption,
+    SamplerOption,
+    SearchStorageOption,
+    SeedOption,
+    ShapesOption,
+    SkipChecksOption,
+    SpaceOption,
+    TargetOption,
+    Tf32Option,
+    TimeoutOption,
+    WaitOption,
+    WorkspaceOption,
+)
 from mptune.errors import BaselineError, EndedEarlyError, SettingsError
 from mptune.settings import (
     DataSettings,
@@ -43,108 +66,8 @@ from mptune.settings import (
 
 _SEARCH = SearchSettings()
 _DATA = DataSettings()
-
-
-class Engine(str, Enum):
-    """The toolchain families that ``--engine`` takes."""
-
-    AUTO = "auto"
-    TENSORRT = "tensorrt"
-    TENSORRT_RTX = "tensorrt-rtx"
-    ONNXRUNTIME = "onnxruntime"
-
-
 _ENGINE = Engine(_SEARCH.engine)
-
-BudgetOption = Annotated[int, typer.Option(metavar="N", help="Plans to evaluate, seeds included.")]
-DataOption = Annotated[
-    list[Path] | None,
-    typer.Option(
-        metavar="PATH",
-        help="Calibration samples: .npz, a folder of .npz or .npy. Default: random inputs. Once for each size: the"
-        " search is on the first, or on the usual size of --shapes; the chosen plan is tried on the others.",
-    ),
-]
-OutOption = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Run directory. Default: the model's name + .mptune, here.")
-]
-TargetOption = Annotated[
-    str, typer.Option(metavar="auto|NAME|FILE", help="The device to tune for; `mptune targets` lists the names.")
-]
-SpaceOption = Annotated[
-    str, typer.Option(metavar="NAME|FILE", help="Which groups may be FP16; `mptune spaces` lists the names.")
-]
 _PRECISIONS = ",".join(_SEARCH.precisions)
-PrecisionsOption = Annotated[
-    str,
-    typer.Option(
-        metavar="LIST",
-        help="What groups may be: fp32,fp16 or fp32,bf16 or fp32,fp16,bf16. With all three, groups whose values leave"
-        " FP16's range may be BF16.",
-    ),
-]
-EngineOption = Annotated[Engine, typer.Option(help="Toolchain that builds and runs the candidates.")]
-BatchOption = Annotated[int, typer.Option(metavar="N", help="Rows per sample where the batch is dynamic.")]
-TimeoutOption = Annotated[
-    str | None, typer.Option(metavar="8h", help="Start no new evaluation after 8h, 90m, 30s or plain seconds.")
-]
-MaxDiskOption = Annotated[
-    str | None, typer.Option(metavar="20GiB", help="Start no new evaluation once the run directory is this large.")
-]
-SearchStorageOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL", help="Optuna storage to share. Default: $MPTUNE_STORAGE, else a journal in the run directory."
-    ),
-]
-GpusOption = Annotated[
-    str | None, typer.Option(metavar="0,1", help="GPUs that share the search, a worker process each.")
-]
-AllowMixedOption = Annotated[
-    bool, typer.Option("--allow-mixed", help="A device or versions that differ get a front of their own.")
-]
-WaitOption = Annotated[
-    str, typer.Option(metavar="60s", help="Wait so long for a search that is not prepared, or whose budget is spent.")
-]
-SeedOption = Annotated[int, typer.Option(metavar="N", help="Seed of the data split, the sampler and random inputs.")]
-FreshOption = Annotated[bool, typer.Option("--fresh", help="Start again; the old run directory is moved aside.")]
-ShapesOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME:MIN,OPT,MAX",
-        help="Shapes that a TensorRT engine takes, such as x:1x32,4x32,8x32; once for each dynamic input. Default: the"
-        " data's.",
-    ),
-]
-SamplerOption = Annotated[
-    str,
-    typer.Option(
-        metavar="precision|tpe",
-        help="What proposes plans: precision models error and latency by group, tpe is Optuna's TPESampler.",
-    ),
-]
-WorkspaceOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SIZE",
-        help="Most scratch memory of a TensorRT kernel. Default: all of a GPU's, a quarter of a Jetson's.",
-    ),
-]
-SkipChecksOption = Annotated[
-    bool, typer.Option("--skip-checks", help="Search although a finding says that no plan repairs what is wrong.")
-]
-Tf32Option = Annotated[bool, typer.Option("--tf32", help="Allow TF32 in FP32 groups. The reference never uses it.")]
-
-_PRECISION_OPTIONS = ("--precisions", "--opset")
-SEARCH_PANELS = {
-    "Model, data and target": ("--data", "--batch", "--shapes", "--target", "--engine", "--space", *_PRECISION_OPTIONS),
-    "Error": ("--metric", "--labels", "--tolerance", "--ignore", "--feedback", "--steps"),
-    "Choice among the plans": ("--max-error", "--max-latency-ms", "--max-memory", "--limit"),
-    "Budget": ("--budget", "--timeout", "--max-disk", "--gpus"),
-    "Run directory": ("--out", "--fresh", "--storage", "--json"),
-    "Advanced": ("--sampler", "--seed", "--tf32", "--workspace", "--allow-mixed", "--skip-checks"),
-}
-"""Headings of `mptune search --help`, with their options."""
 
 
 @guarded
@@ -184,7 +107,7 @@ def search(
     workspace: WorkspaceOption = None,
     skip_checks: SkipChecksOption = False,
 ) -> None:
-    """Search: evaluate plans, keep the front, write the chosen model.
+    """Evaluate plans, show the trade-off, and write the chosen model.
 
     The same command resumes an interrupted search. Ctrl-C is safe at any time.
 
@@ -263,7 +186,7 @@ def worker(
     allow_mixed: AllowMixedOption = False,
     wait: WaitOption = "60s",
 ) -> None:
-    """Join a search, and evaluate plans of it until it stops.
+    """Join a search, and evaluate its plans until it stops.
 
     RUN is the run directory of the search, or its unpacked `mptune export` on another host, which needs a database:
     start the search with --storage. The search writes the result: run the same `mptune search` again in the end.
@@ -296,12 +219,14 @@ def worker(
 def report(
     run: RunArgument,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Show what each group costs and gains, and why groups stay FP32.")
+        bool, typer.Option("--explain", help="Show the error and gain of each group, and why groups stay FP32.")
     ] = False,
-    every: Annotated[bool, typer.Option("--all", help="Show all plans of the front, not a dozen of them.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Show all plans of the front. Default: at most a dozen.")
+    ] = False,
     csv_: Annotated[bool, typer.Option("--csv", help="Print all plans of the front as CSV on stdout.")] = False,
     repair: Annotated[
-        bool, typer.Option("--repair", help="First set damaged lines of the record aside, and keep the rest.")
+        bool, typer.Option("--repair", help="First move damaged lines of the journal aside, and keep the rest.")
     ] = False,
     tolerance: ToleranceOption = None,
     ignore: IgnoreOption = None,
@@ -352,7 +277,9 @@ def pick(
     tolerance: ToleranceOption = None,
     ignore: IgnoreOption = None,
     knee: Annotated[bool, typer.Option("--knee", help="Choose the knee of the front.")] = False,
-    plan: Annotated[str | None, typer.Option(metavar="ID", help="Choose the plan with this id in the table.")] = None,
+    plan: Annotated[
+        str | None, typer.Option(metavar="ID", help="Choose the plan with this id, as the table shows it.")
+    ] = None,
     storage: StorageOption = None,
     json_: JsonOption = False,
 ) -> None:

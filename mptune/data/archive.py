@@ -65,7 +65,7 @@ def _read(
 
 def _unreadable(path: Path, error: Exception, what: str) -> DataError:
     if isinstance(error, FileNotFoundError):
-        return DataError(f"no such file: {path}", "check the path given to --data")
+        return DataError(f"no such file: {path}", "check the path")
     if isinstance(error, PermissionError):
         return DataError(f"{path} cannot be read: permission denied", "check its permissions")
     if isinstance(error, MemoryError):

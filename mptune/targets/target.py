@@ -36,6 +36,8 @@ FIGURES = (
 )
 """The fields of a profile that need a source."""
 
+_EXAMPLE = "start from one of the files in search_spaces/targets/"
+
 BF16_SINCE = (8, 0)
 """The first compute capability whose tensor cores have BF16: by the support matrices of TensorRT and TensorRT-RTX,
 Turing (7.5) has none, nor has Xavier (7.2)."""
@@ -167,7 +169,7 @@ def list_targets() -> tuple[Target, ...]:
 
 
 def _read(path: Path) -> Target:
-    return resources.read_toml(path, _TargetFile, TargetError).to_target(path.stem)
+    return resources.read_toml(path, _TargetFile, TargetError, _EXAMPLE).to_target(path.stem)
 
 
 def match_target(gpu: Gpu) -> Target:

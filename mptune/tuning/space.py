@@ -186,7 +186,7 @@ def load_space(name_or_path: str) -> NamedSpace:
         SpaceError: unknown, not TOML, or with keys or values that are not known.
     """
     path = resources.locate("spaces", name_or_path, SpaceError)
-    file = resources.read_toml(path, SpaceFile, SpaceError)
+    file = resources.read_toml(path, SpaceFile, SpaceError, "start from one of the files in search_spaces/")
     return NamedSpace(name_or_path, path, hashlib.sha256(path.read_bytes()).hexdigest(), file)
 
 

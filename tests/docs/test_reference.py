@@ -41,6 +41,16 @@ def test_every_option_is_in_the_section_of_its_command(command: str) -> None:
         assert re.search(rf"`{re.escape(option)}(?![\w-])", section), f"its section does not name {option}"
 
 
+@pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"search"}))
+def test_the_reference_says_of_an_option_what_its_help_says(command: str) -> None:
+    """That of ``search`` says more."""
+    section = COMMAND_LINE.partition(f"## mptune {command}\n")[2].partition("\n## ")[0]
+    for parameter in COMMANDS[command].params:
+        if "--help" not in parameter.opts:
+            text = " ".join((getattr(parameter, "help", None) or "").split()).rstrip(".")
+            assert f" | {text}" in section, f"the section of mptune {command} says otherwise of {parameter.name}"
+
+
 def test_every_named_metric_is_on_the_page_of_metrics() -> None:
     text = read("docs/guide/metrics.md")
     for name in {*METRICS, *BUILT_IN_SETS} - {"non_finite"}:

@@ -76,14 +76,14 @@ class TestLocate:
 class TestReadToml:
     def refused(self, path: Path, match: str) -> None:
         with pytest.raises(TargetError, match=match) as caught:
-            resources.read_toml(path, Schema, TargetError)
+            resources.read_toml(path, Schema, TargetError, "copy one")
         assert caught.value.hint
         assert path.name in caught.value.message
         assert "\n" not in caught.value.message
 
     def test_content(self, tmp_path: Path) -> None:
         (tmp_path / "x.toml").write_text("size = 3")
-        assert resources.read_toml(tmp_path / "x.toml", Schema, TargetError).size == 3
+        assert resources.read_toml(tmp_path / "x.toml", Schema, TargetError, "copy one").size == 3
 
     @pytest.mark.parametrize(
         ("content", "match"),

@@ -116,8 +116,8 @@ def check_tolerances(
         raise SettingsError("--ignore names every output: nothing is left to compare", "leave one output")
     for one in tolerances:
         _check_unit(one, metric)
-        if error is not None and one.columns is not None:
-            _check_columns(one, error)
+    if error is not None:
+        check_columns(tolerances, error)
 
 
 def _check_unit(tolerance: Tolerance, metric: str) -> None:
@@ -136,7 +136,22 @@ def _check_unit(tolerance: Tolerance, metric: str) -> None:
         )
 
 
-def _check_columns(tolerance: Tolerance, error: OutputError) -> None:
+def check_columns(tolerances: Sequence[Tolerance], error: OutputError) -> None:
+    """Check that the outputs have the columns that tolerances name.
+
+    Args:
+        tolerances: as given.
+        error: of any plan.
+
+    Raises:
+        SettingsError: a column out of range, or the errors of single columns are not known.
+    """
+    for one in tolerances:
+        if one.columns is not None:
+            _check_columns_of(one, error)
+
+
+def _check_columns_of(tolerance: Tolerance, error: OutputError) -> None:
     kept, name = error.columns.get(tolerance.output), tolerance.output
     if kept is None:
         raise SettingsError(
@@ -146,8 +161,8 @@ def _check_columns(tolerance: Tolerance, error: OutputError) -> None:
     count, last = len(kept.max_abs), max(tolerance.columns or (0,))
     if last >= count:
         raise SettingsError(
-            f"--tolerance {tolerance}: output {name!r} has {count} columns, and column {last} is beyond them",
-            f"columns count from 0 to {count - 1}",
+            f"--tolerance {tolerance}: output {name!r} has no column {last}",
+            f"its columns are 0 to {count - 1}" if count > 1 else f"it has one column: --tolerance {name}=X limits it",
         )
 
 

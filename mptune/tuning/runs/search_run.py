@@ -132,7 +132,7 @@ class SearchRun(MeasuringRun):
         data, others = load_data(self._settings, self._model.inputs)
         self._check_data(data)
         self._settings = rollout_of(self._settings, self._model, len(data.samples))
-        self._workload = self._workload_of(self._model)
+        self._workload = self._make_workload()
         self._keep_for_workers(named)
         if data.preprocessing is not None:
             write_json(self.directory.data / PREPROCESS_JSON, dict(data.preprocessing))
@@ -155,7 +155,7 @@ class SearchRun(MeasuringRun):
         self._save(findings=(*data_findings, *about_target, *about_model))
         self._warn(*kernels.warnings, *space.warnings)
         keep_grounds(space, None, self._workload.workspace.data_dir)
-        repaired = self._open_study(space, named)
+        repaired = self._open_study(space)
         self._warn(*repaired)
         self._search(self.record.space)
         self._check_begun(self._limits)
@@ -254,8 +254,8 @@ class SearchRun(MeasuringRun):
             return False
         return True
 
-    def _workload_of(self, model: Model) -> Workload:
-        return Workload(self.grouped, self.directory.workspace(model.path.resolve()), self._settings.precisions)
+    def _make_workload(self) -> Workload:
+        return Workload(self.grouped, self.directory.workspace(self._model.path.resolve()), self._settings.precisions)
 
     def _observations(self, data: CalibrationSet) -> tuple[Observations, tuple[str, ...], tuple[Finding, ...]]:
         """What the model showed on the samples, with the warnings and the findings about the samples."""
@@ -287,7 +287,7 @@ class SearchRun(MeasuringRun):
     def _kernels(self) -> MissingKernels:
         return MissingKernels.load(self._workload.workspace.data_dir / KERNELS_JSON)
 
-    def _open_study(self, space: SearchSpace, named: NamedSpace) -> tuple[str, ...]:
+    def _open_study(self, space: SearchSpace) -> tuple[str, ...]:
         settings = self._settings
         return self._hold(
             open_study(

@@ -115,7 +115,7 @@ class WorkerRun(SearchRun):
             )
         self.grouped = GroupedModel(self._model, groups)
         self._settings: SearchSettings = recorded_rollout(self._settings, recorded, self._model)
-        self._workload = self._workload_of(self._model)
+        self._workload = self._make_workload()
         self._open_toolchain()
         here, found = self.file.target, self.file.environment
         assert here is not None
@@ -134,7 +134,7 @@ class WorkerRun(SearchRun):
         assert observations is not None
         named = self._named_space()
         space, _ = search_space(self._workload, named, observations, self._kernels)
-        self._warn(*self._open_study(space, named))
+        self._warn(*self._open_study(space))
         space = self.record.space
         self._take_budget(self.record)
         done = is_exhausted(self.record, space) or has_converged(self.record, self._settings)

@@ -9,13 +9,16 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mptune.data.metrics.accuracy import OutputError
+from mptune.data.metrics.tasks import definition_of_metric
 from mptune.engines.base import Failure, ReferenceReport, Toolchain
 from mptune.engines.jobs.ranges import TensorRange
 from mptune.errors import BaselineError
 from mptune.finding import CODES, Finding, FindingOrigin, OutputColumns, Severity, Where, by_severity
 from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
+from mptune.settings import SearchSettings
 from mptune.tuning.failures import did_not_run
+from mptune.tuning.fronts.tolerances import check_columns
 from mptune.tuning.reasons.reference import reference_findings
 from mptune.tuning.space import SearchSpace
 
@@ -161,6 +164,19 @@ def check_objective(error: OutputError, metric: str, definition: str = "") -> No
             f"the metric {metric} is {value} for all-FP32, whose outputs are finite{definition}; {_NOT_PRECISION}",
             "see that the metric returns a finite number for the model's outputs on every sample",
         )
+
+
+def check_first_evaluation(error: OutputError, settings: SearchSettings) -> tuple[Finding, ...]:
+    """What is checked of the all-FP32 plan before any other is evaluated: engine, objective, tolerances.
+
+    Raises:
+        BaselineError: the engine disagrees with the reference, or the objective has no value.
+        SettingsError: a tolerance names a column that its output has not.
+    """
+    found = check_baseline(error, tf32=settings.tf32, skip=settings.skip_checks)
+    check_objective(error, settings.metric, definition_of_metric(settings.metric, settings.metric_function))
+    check_columns(settings.tolerance, error)
+    return found
 
 
 def try_objective(toolchain: Toolchain, space: SearchSpace, metric: str, definition: str = "") -> None:

@@ -12,21 +12,21 @@ from enum import Enum
 
 import numpy as np
 
-from mptune.data.metrics.tasks import definition_of_metric
 from mptune.engines.base import Failure, Measurement, Toolchain
-from mptune.errors import BaselineError, RunError
+from mptune.errors import BaselineError, RunError, SettingsError
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, ORIGIN_SAMPLER, EmulatedError, Evaluation
 from mptune.tuning.failures import describe, did_not_run, machine_error
 from mptune.tuning.front import pareto
+from mptune.tuning.fronts.tolerances import check_columns
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.proposal import Proposal
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import Sessions, anchored, keep_reopened, reopened_baselines
 from mptune.tuning.space import SearchSpace
 from mptune.tuning.steps.attempts import ATTEMPTS, Attempts, doubt
-from mptune.tuning.steps.baseline import check_baseline, check_objective
+from mptune.tuning.steps.baseline import check_first_evaluation
 from mptune.tuning.steps.guide import due_seeds, has_proposed
 from mptune.tuning.steps.limits import Limit, Limits
 from mptune.tuning.steps.remeasure import announce
@@ -132,10 +132,12 @@ class Tuner:
         of the machine and duplicates cost nothing.
 
         Raises:
-            BaselineError: all-FP32 does not build, or disagrees with the reference.
+            BaselineError, SettingsError: all-FP32 does not build, or ``check_first_evaluation`` raises.
             RunError: the machine failed again and again, or the record cannot be written.
             KeyboardInterrupt: passed on; the plan in work is enqueued again.
         """
+        if (baseline := self._record.baseline()) is not None:
+            check_columns(self._settings.tolerance, baseline.error)
         limits, failures = self._limits or Limits(self._settings, clock=self._clock), len(self._record.failures())
         self._record.heal(stale_after_s=self._longest_trial_s())
         while True:
@@ -281,10 +283,8 @@ class Tuner:
         measurement = anchored(self._record, measurement)
         if proposal.origin == ORIGIN_FP32:
             try:
-                found = check_baseline(measurement.error, tf32=self._settings.tf32, skip=self._settings.skip_checks)
-                definition = definition_of_metric(self._settings.metric, self._settings.metric_function)
-                check_objective(measurement.error, self._settings.metric, definition)
-            except BaselineError:
+                found = check_first_evaluation(measurement.error, self._settings)
+            except (BaselineError, SettingsError):
                 self._record.release(proposal)  # Not recorded: it is measured again when the cause is removed.
                 raise
             for finding in found:

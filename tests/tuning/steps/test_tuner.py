@@ -13,9 +13,9 @@ import pytest
 
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, FailureKind
-from mptune.errors import BaselineError, RunError
+from mptune.errors import BaselineError, RunError, SettingsError
 from mptune.graph.plan import PrecisionPlan
-from mptune.settings import SearchSettings, WorkerSettings
+from mptune.settings import SearchSettings, Tolerance, WorkerSettings
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, EmulatedError
 from mptune.tuning.front import pareto
 from mptune.tuning.listener import Silent
@@ -362,6 +362,20 @@ class NoObjective(FakeToolchain):
     def _output_error(self, plan: PrecisionPlan, factor: float) -> OutputError:
         error = super()._output_error(plan, factor)
         return OutputError({**error.per_output, "*": {"mine.py:metric": (math.nan, math.nan)}})
+
+
+def test_a_tolerance_for_a_column_that_is_not_there_stops_before_more_is_built(
+    open_record: OpenRecord, space: SearchSpace
+) -> None:
+    record, toolchain, tolerance = open_record(), make_toolchain(space), (Tolerance.parse("y[7]=1"),)
+    with pytest.raises(SettingsError, match=r"y\[7\]"):
+        make_tuner(record, space, toolchain, tolerance=tolerance).run()
+    assert (len(toolchain.built), record.spent) == (1, 0)
+    make_tuner(record, space, toolchain, budget=2).run()
+    before = len(toolchain.built)
+    with pytest.raises(SettingsError, match=r"y\[7\]"):
+        make_tuner(record, space, toolchain, budget=9, tolerance=tolerance).run()
+    assert len(toolchain.built) == before
 
 
 def test_a_metric_without_a_value_for_all_fp32_stops_at_once(open_record: OpenRecord, space: SearchSpace) -> None:
