@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mptune.reporting.text import format_error, format_interval, format_ms
+from mptune.reporting.text import format_error, format_interval, latency_text, speedup_of
+from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
 
 if TYPE_CHECKING:
     from mptune.tuning.reasons.ranking import Agreement
@@ -24,17 +25,22 @@ def headings(confirmation: Confirmation) -> tuple[str, ...]:
 
 def cells_of(confirmation: Confirmation, plan: ConfirmedPlan) -> tuple[str, list[str], str]:
     """Id of the plan; its figures, as in ``headings``; and its origin."""
-    seen, now = plan.searched, plan.measured
+    seen, now, baseline = plan.searched, plan.measured, searched_baseline(confirmation)
     figures = [
-        format_ms(seen.latency.median_ms),
-        "-" if now is None else format_ms(now.latency.median_ms),
+        latency_text(seen),
+        "-" if now is None else latency_text(now),
         "" if now is None else format_interval(now),
-        f"{seen.speedup:.2f}",
-        "-" if now is None else f"{now.speedup:.2f}",
+        speedup_of(seen, baseline).removesuffix("x"),
+        "-" if now is None else speedup_of(now, confirmation.front.fp32).removesuffix("x"),
         format_error(seen.judged_error),
         "-" if now is None else format_error(now.held_out_value),
     ]
     return seen.plan.fingerprint, figures, seen.origin.label
+
+
+def searched_baseline(confirmation: Confirmation) -> Evaluation | None:
+    """All-FP32 as the search saw it; None where it is not among the plans."""
+    return next((p.searched for p in confirmation.plans if p.searched.origin == ORIGIN_FP32), None)
 
 
 def place_of(confirmation: Confirmation, plan: ConfirmedPlan) -> str:

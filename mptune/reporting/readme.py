@@ -18,6 +18,8 @@ from mptune.reporting.text import (
     explain_kept,
     format_error,
     format_ms,
+    latency_text,
+    noise_ms,
     read_template,
     reduced_names,
     speedup_text,
@@ -102,17 +104,18 @@ def _counts(plan: PrecisionPlan) -> str:
 
 def _figures(front: Front, evaluation: Evaluation) -> dict[str, str]:
     latency, held_out = evaluation.latency, evaluation.held_out_value
-    interval = " to ".join(map(format_ms, latency.ci95_ms))
+    noise, baseline = noise_ms(evaluation), front.fp32
+    interval = " to ".join(format_ms(bound, noise) for bound in latency.ci95_ms)
     computed_by = "this model on that CPU" if is_on_cpu(front) else "the engine of the target"
     return {
-        "latency": f"{format_ms(latency.median_ms)} ms (median), {latency.source.upper()}",
+        "latency": f"{latency_text(evaluation)} ms (median), {latency.source.upper()}",
         "latency_detail": (
-            f"95 % interval {interval} ms, p99 {format_ms(latency.p99_ms)} ms"
+            f"95 % interval {interval} ms, p99 {format_ms(latency.p99_ms, noise)} ms"
             if latency.source == "measured"
             else "from a roofline model of the device, not timed on it: measure on the device before you rely on it"
         ),
-        "fp32_latency": f"{format_ms(front.fp32.latency.median_ms)} ms",
-        "speedup": speedup_text(evaluation, front.fp32),
+        "fp32_latency": f"{latency_text(baseline)} ms",
+        "speedup": speedup_text(evaluation, baseline),
         "error": _line(f"{format_error(evaluation.error_value)} {front.metric}, {evaluation.error_source.upper()}"),
         "error_detail": (
             f"on the outputs of {computed_by}"

@@ -24,8 +24,11 @@ from mptune.tuning.fronts.table import format_ms as format_ms
 from mptune.tuning.fronts.table import format_speedup as format_speedup
 from mptune.tuning.fronts.table import front_rows as front_rows
 from mptune.tuning.fronts.table import group_counts as group_counts
+from mptune.tuning.fronts.table import latency_text as latency_text
 from mptune.tuning.fronts.table import memory_details as memory_details
 from mptune.tuning.fronts.table import memory_text as memory_text
+from mptune.tuning.fronts.table import noise_ms as noise_ms
+from mptune.tuning.fronts.table import speedup_of as speedup_of
 from mptune.tuning.reasons.group_findings import in_code_order
 
 REASON_WORDS = {
@@ -58,7 +61,7 @@ def format_interval(evaluation: Evaluation) -> str:
 
 def speedup_text(evaluation: Evaluation, fp32: Evaluation) -> str:
     """The speed-up against all-FP32, and whether it is none beyond noise, such as ``1.01x, not significant``."""
-    text = format_speedup(evaluation.speedup)
+    text = speedup_of(evaluation, fp32)
     is_apart = faster_beyond_noise(evaluation, fp32) or faster_beyond_noise(fp32, evaluation)
     is_measured = evaluation.latency.source == "measured"
     return f"{text}, not significant" if is_measured and not is_apart and evaluation.plan != fp32.plan else text

@@ -16,7 +16,7 @@ from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.fronts.content import FrontContent
 from mptune.tuning.fronts.dominance import non_dominated
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR, dominated_area, exactness, gains
-from mptune.tuning.fronts.table import format_bytes, format_error, format_ms, front_html, front_records, front_text
+from mptune.tuning.fronts.table import format_bytes, format_error, front_html, front_records, front_text, latency_text
 from mptune.tuning.fronts.tolerances import excess as excess_of
 from mptune.tuning.fronts.tolerances import is_wanted, rest_error
 
@@ -76,7 +76,7 @@ class Front(FrontContent):
         if point is None:
             raise PlanError(reason, "`mptune report` on the run directory shows what failed")
         if not limits_met:
-            nearest = f"{format_ms(point.latency.median_ms)} ms with error {format_error(point.judged_error)}"
+            nearest = f"{latency_text(point)} ms with error {format_error(point.judged_error)}"
             raise PlanError(reason.partition(";")[0], f"the nearest is {point.plan.fingerprint}: {nearest}")
         return point
 

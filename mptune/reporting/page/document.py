@@ -24,8 +24,10 @@ from mptune.reporting.text import (
     error_source,
     format_interval,
     latency_source,
+    latency_text,
     memory_details,
     memory_text,
+    speedup_of,
     unique,
 )
 from mptune.tuning.evaluation import Evaluation
@@ -34,8 +36,8 @@ from mptune.tuning.front import Front
 from mptune.tuning.reasons.group_findings import FP16_CODES
 
 PLAN_FIELDS = (
-    "plan", "number", "ms", "low", "high", "interval", "speedup", "search", "held_out", "ci95", "finite", "bits",
-    "origin", "memory", "memory_parts", "confirmed", "sources", "part", "warnings",
+    "plan", "number", "ms", "low", "high", "interval", "ms_text", "speedup", "speedup_text", "search", "held_out",
+    "ci95", "finite", "bits", "origin", "memory", "memory_parts", "confirmed", "sources", "part", "warnings",
 )  # fmt: skip
 """Columns of a plan in the page's data."""
 
@@ -119,7 +121,9 @@ def _plan(evaluation: Evaluation, content: PageContent) -> list[Any]:
         _short(low),
         _short(high),
         format_interval(evaluation).replace("+-", "\N{PLUS-MINUS SIGN}"),
+        latency_text(evaluation),
         _short(evaluation.speedup),
+        speedup_of(evaluation, content.front.fp32),
         _short(evaluation.error_value),
         None if evaluation.held_out_value is None else _short(evaluation.held_out_value),
         None if interval is None else [_short(bound) for bound in interval],

@@ -18,9 +18,9 @@ from mptune.reporting.text import (
     describe_engine,
     error_source,
     format_error,
-    format_ms,
     front_warnings,
     latency_source,
+    latency_text,
     short_path,
 )
 from mptune.tuning.reasons.group_findings import BREAKING_CODES
@@ -80,7 +80,7 @@ def _outcome(confirmation: Confirmation) -> list[tuple[str, str]]:
     else:
         point = front.chosen
         chosen = (
-            f"{point.plan.fingerprint}: {format_ms(point.latency.median_ms)} ms, "
+            f"{point.plan.fingerprint}: {latency_text(point)} ms, "
             f"error {format_error(point.judged_error)}; {front.chosen_reason}"
         )
     files = [("chosen", chosen)]

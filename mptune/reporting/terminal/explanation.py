@@ -16,8 +16,8 @@ from mptune.reporting.text import (
     cut_front,
     explain_kept,
     format_error,
-    format_ms,
     front_rows,
+    latency_text,
     reasons_of,
     reduced_names,
 )
@@ -69,7 +69,7 @@ def print_explanation(front: Front, stream: TextIO | None = None) -> None:
         if evaluation.plan == front.fp32.plan:
             fp32_groups = "all: the baseline"
         mark = ">" if row.is_chosen else " "
-        head = f"{mark} {evaluation.plan.fingerprint}  {format_ms(evaluation.latency.median_ms):>8} ms  "
+        head = f"{mark} {evaluation.plan.fingerprint}  {latency_text(evaluation):>8} ms  "
         print_fact(console, head, fp32_groups, len(head), "")
 
 

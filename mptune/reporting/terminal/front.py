@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Collection
 from typing import TYPE_CHECKING, TextIO
@@ -21,6 +22,8 @@ from mptune.reporting.text import (
     format_ms,
     front_warnings,
     latency_source,
+    latency_text,
+    noise_ms,
     short_path,
     speedup_text,
 )
@@ -83,7 +86,7 @@ def _chosen(front: Front) -> str:
         return f"none: {front.chosen_reason}"
     chosen = front.chosen
     return (
-        f"{chosen.plan.fingerprint}: {format_ms(chosen.latency.median_ms)} ms "
+        f"{chosen.plan.fingerprint}: {latency_text(chosen)} ms "
         f"({speedup_text(chosen, front.fp32)}), error {format_error(chosen.judged_error)}; {front.chosen_reason}"
     )
 
@@ -95,12 +98,13 @@ def _beside(front: Front) -> list[tuple[str, str]]:
     lines = []
     for other in neighbours(front.points, front.chosen):
         delta_ms = other.latency_ms_delta
+        amount = format_ms(abs(delta_ms), math.hypot(noise_ms(other.evaluation), noise_ms(front.chosen)))
         name, word = ("faster", "less") if delta_ms < 0 else ("slower", "more")
         word += "" if other.is_apart else " (not significant)"
         error = "" if other.error is None else f", {format_difference(other.error)}"
         if front.fp32.plan in (other.evaluation.plan, front.chosen.plan):  # a ratio to what is exact says nothing
             error = f", error {format_error(other.evaluation.judged_error)}"
-        lines.append((name, f"{other.evaluation.plan.fingerprint}: {format_ms(abs(delta_ms))} ms {word}{error}"))
+        lines.append((name, f"{other.evaluation.plan.fingerprint}: {amount} ms {word}{error}"))
     return lines
 
 

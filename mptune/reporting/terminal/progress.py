@@ -20,7 +20,7 @@ from mptune.engines.base import Failure, Progress
 from mptune.graph.plan import PrecisionPlan
 from mptune.reporting.terminal.console import make_console
 from mptune.reporting.terminal.remaining import RemainingTime
-from mptune.reporting.text import format_duration, format_error, format_ms, format_speedup, group_counts
+from mptune.reporting.text import format_duration, format_error, group_counts, latency_text, speedup_of
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation, Origin
 from mptune.tuning.fronts.content import fp16_name
 
@@ -232,8 +232,8 @@ def _parts(evaluation: Evaluation) -> list[str]:
     predicted = "" if latency.source == "measured" else " predicted"
     emulated = "" if evaluation.error_source == "measured" else " emulated"
     return [
-        f"{format_ms(latency.median_ms)} ms{predicted}",
-        format_speedup(evaluation.speedup),
+        f"{latency_text(evaluation)} ms{predicted}",
+        speedup_of(evaluation),
         f"error {format_error(evaluation.error_value)}{emulated}",
         f"{group_counts(evaluation.plan)} {'FP16+BF16/FP32' if evaluation.plan.bf16_groups else 'FP16/FP32'}",
         _name(evaluation),

@@ -12,12 +12,14 @@ from mptune.reporting.text import (
     format_error,
     format_interval,
     format_ms,
-    format_speedup,
     front_rows,
     group_counts,
+    latency_text,
     memory_text,
     reason_counts,
+    speedup_of,
 )
+from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front, knee
 from mptune.tuning.fronts.table import Row, error_marks, has_parts, part_text, shown_rows
 
@@ -86,9 +88,9 @@ def _columns(front: Front, rows: Sequence[Row]) -> list[_Column]:
     columns = [
         _Column("", tuple(marks), is_number=False),
         _Column("plan", tuple(plan.plan.fingerprint for plan in plans), is_number=False),
-        _Column("pred. ms" if predicted else "ms", distinct_ms([plan.latency.median_ms for plan in plans])),
+        _Column("pred. ms" if predicted else "ms", _latencies(plans, predicted=predicted)),
         _Column("95 %", tuple(map(format_interval, plans)), rank=3),
-        _Column("speedup", tuple(format_speedup(plan.speedup) for plan in plans)),
+        _Column("speedup", tuple(speedup_of(plan, front.fp32) for plan in plans)),
         _Column("error", tuple(errors)),
         _Column("worst part", tuple(map(part_text, plans)), is_number=False, rank=1),
         _Column("FP16+BF16/32" if has_bf16 else "FP16/32", tuple(group_counts(plan.plan) for plan in plans)),
@@ -130,6 +132,15 @@ def _cut_words(text: str, width: int) -> str:
     words = text[: max(0, width - 2)].split(" ")
     whole = " ".join(words[:-1] or [text[: max(0, width - 3)]])
     return f"{whole}..."
+
+
+def _latencies(plans: Sequence[Evaluation], *, predicted: bool) -> tuple[str, ...]:
+    """Of each plan, the decimal points below each other."""
+    if predicted:
+        return distinct_ms([plan.latency.median_ms for plan in plans])
+    texts = list(map(latency_text, plans))
+    most = max(len(text) - len(text.partition(".")[0]) for text in texts)
+    return tuple(text + " " * (most - len(text) + len(text.partition(".")[0])) for text in texts)
 
 
 def distinct_ms(values: Sequence[float]) -> tuple[str, ...]:

@@ -23,11 +23,41 @@ _WIDEST = 60
 _HEADER = ("", "plan", "ms", "speedup", "error", "FP16/32", "origin")
 
 
-def format_ms(value: float) -> str:
-    """Milliseconds without the unit, to the microsecond, finer under 0.1 ms and coarser from 100 ms on."""
+def format_ms(value: float, noise_ms: float = 0.0) -> str:
+    """Milliseconds without the unit, to the microsecond, finer under 0.1 ms and coarser from 100 ms on.
+
+    Args:
+        value: milliseconds.
+        noise_ms: half of its 95 % interval: the last digit is worth no less than a tenth of it, so that 5.912 +- 0.83
+            is 5.9. 0 where it is not known.
+    """
     if not math.isfinite(value):
         return "-"
-    return f"{value:.{5 if value < 0.1 else 3 if value < 100 else 1}f}"
+    return f"{value:.{_decimals(noise_ms, 5 if value < 0.1 else 3 if value < 100 else 1)}f}"
+
+
+def _decimals(noise: float, most: int) -> int:
+    return min(most, max(0, math.ceil(-math.log10(noise)))) if 0 < noise < math.inf else most
+
+
+def noise_ms(evaluation: Evaluation) -> float:
+    """Half of the 95 % interval of a measured median; 0 of one that is predicted, or whose interval is not known."""
+    low, high = evaluation.latency.ci95_ms
+    return (high - low) / 2 if evaluation.latency.source == "measured" and math.isfinite(high - low) else 0.0
+
+
+def latency_text(evaluation: Evaluation) -> str:
+    """The median in milliseconds, with the digits that its noise supports."""
+    return format_ms(evaluation.latency.median_ms, noise_ms(evaluation))
+
+
+def speedup_of(evaluation: Evaluation, fp32: Evaluation | None = None) -> str:
+    """The speed-up against all-FP32, with the digits that the noise of both supports; that of all-FP32 is exact."""
+    if fp32 is not None and evaluation.plan == fp32.plan:
+        return format_speedup(evaluation.speedup)
+    both = (evaluation, *(() if fp32 is None else (fp32,)))
+    shares = [noise_ms(one) / one.latency.median_ms for one in both if one.latency.median_ms > 0]
+    return format_speedup(evaluation.speedup, evaluation.speedup * math.hypot(*shares))
 
 
 def format_error(value: float | None) -> str:
@@ -41,9 +71,9 @@ def format_error(value: float | None) -> str:
     return f"{value:.1e}" if abs(value) < 0.1 or abs(value) >= 1000 else f"{value:.3g}"
 
 
-def format_speedup(value: float) -> str:
-    """A ratio of latencies, such as ``2.31x``."""
-    return f"{value:.2f}x" if math.isfinite(value) else "-"
+def format_speedup(value: float, noise: float = 0.0) -> str:
+    """A ratio of latencies, such as ``2.31x``; ``noise`` as of ``format_ms``."""
+    return f"{value:.{_decimals(noise, 2)}f}x" if math.isfinite(value) else "-"
 
 
 def format_bytes(value: int | None) -> str:
@@ -174,7 +204,7 @@ def front_text(front: FrontContent) -> str:
     """A few lines for ``repr``: what was searched, the table, the choice; under 2,000 characters."""
     shown, left = shown_rows(front_rows(front))
     marks = error_marks(shown, front)
-    cells = [_header(front), *map(_cells, shown, marks)]
+    cells = [_header(front), *(_cells(front, row, mark) for row, mark in zip(shown, marks, strict=True))]
     widths = [max(len(line[column]) for line in cells) for column in range(len(_HEADER))]
     table = ["  ".join(_justify(line, widths)).rstrip() for line in cells]
     lines = (*_facts(front), *table, *_rest(left, marks), f"chosen: {_chosen(front)}")
@@ -189,7 +219,7 @@ def front_html(front: FrontContent) -> str:
     marks = error_marks(shown, front)
     for row, mark in zip(shown, marks, strict=True):
         style = "font-weight: bold" if row.is_chosen else "" if row.on_front else "opacity: 0.6"
-        cells = "".join(f"<td>{escape(cell)}</td>" for cell in _cells(row, mark))
+        cells = "".join(f"<td>{escape(cell)}</td>" for cell in _cells(front, row, mark))
         body.append(f'<tr style="{style}">{cells}</tr>')
     lines = "".join(f"<div>{escape(text)}</div>" for text in _facts(front))
     last = "".join(f"<div>{escape(text)}</div>" for text in (*_rest(left, marks), f"chosen: {_chosen(front)}"))
@@ -284,13 +314,13 @@ def _header(front: FrontContent) -> tuple[str, ...]:
     return tuple("pred. ms" if name == "ms" and predicted else name for name in _HEADER)
 
 
-def _cells(row: Row, mark: str) -> tuple[str, ...]:
+def _cells(front: FrontContent, row: Row, mark: str) -> tuple[str, ...]:
     evaluation = row.evaluation
     return (
         ">" if row.is_chosen else "",
         evaluation.plan.fingerprint,
-        format_ms(evaluation.latency.median_ms),
-        format_speedup(evaluation.speedup),
+        latency_text(evaluation),
+        speedup_of(evaluation, front.fp32),
         mark + format_error(evaluation.judged_error),
         group_counts(evaluation.plan),
         _cut(row.note, _WIDEST // 2),

@@ -197,7 +197,7 @@ function pointing(frame, tip, axesNow) {
 
 function tipLines(plan) {
   const lines = [
-    `${formatMs(plan.ms)} ms, ${formatSpeedup(plan.speedup)}`,
+    `${plan.ms_text} ms, ${plan.speedup_text}`,
     plan.finite ? `error ${formatError(plan.error)}${plan.held_out === null ? " (search samples)" : " (held out)"}` : "outputs not finite",
     `${counts(plan)} groups ${countsName}`,
     [roleOf(plan), plan.plan].filter(Boolean).join(", "),

@@ -5,7 +5,7 @@ function confirmationSection() {
   if (!found) return null;
   const box = section("confirmation", `Search against measurement: ${cut(found.device, 80)}`);
   box.append(...found.verdicts.map((text) => h("p", {}, text + ".")));
-  const frame = h("div", { class: "rankings" }, ranking(found, "ms", `latency, ${found.latency_was}`, formatMs), ranking(found, "error", `error, ${found.error_was}`, formatError));
+  const frame = h("div", { class: "rankings" }, ranking(found, "ms", `latency, ${found.latency_was}`, (figures) => figures.ms_text), ranking(found, "error", `error, ${found.error_was}`, (figures) => formatError(num(figures.error))));
   const failed = found.plans.filter((plan) => !plan.measured);
   box.append(frame);
   if (failed.length) box.append(h("ul", { class: "plain" }, failed.map((plan) => h("li", {}, "failed: ", h("code", {}, plan.plan), ` (${cut(plan.origin, 60)}): ${prose(plan.failure)}`))));
@@ -32,8 +32,8 @@ function ranking(found, key, before, format) {
         s("line", { x1: left + 8, x2: right - 8, y1, y2 }),
         s("circle", { cx: left + 8, cy: y1, r: 3.5 }),
         s("circle", { cx: right - 8, cy: y2, r: 3.5 }),
-        s("text", { x: left - 2, y: y1 + 4, "text-anchor": "end" }, format(pair.was)),
-        s("text", { x: right + 2, y: y2 + 4 }, format(pair.now)),
+        s("text", { x: left - 2, y: y1 + 4, "text-anchor": "end" }, format(pair.plan.searched)),
+        s("text", { x: right + 2, y: y2 + 4 }, format(pair.plan.measured)),
       );
     });
     const height = 30 + pairs.length * pitch;
@@ -50,10 +50,10 @@ function ranking(found, key, before, format) {
 
 function confirmedTable(found) {
   const columns = [
-    { name: "measured ms", number: true, value: (p) => (p.measured ? num(p.measured.ms) : Infinity), cell: (p) => (p.measured ? formatMs(num(p.measured.ms)) : "-") },
+    { name: "measured ms", number: true, value: (p) => (p.measured ? num(p.measured.ms) : Infinity), cell: (p) => (p.measured ? p.measured.ms_text : "-") },
     { name: "plan", value: (p) => p.plan, cell: (p) => h("code", {}, p.plan) },
-    { name: `ms, ${found.latency_was}`, number: true, value: (p) => num(p.searched.ms), cell: (p) => formatMs(num(p.searched.ms)) },
-    { name: "measured speedup", number: true, value: (p) => (p.measured ? num(p.measured.speedup) : -1), cell: (p) => (p.measured ? formatSpeedup(num(p.measured.speedup)) : "-") },
+    { name: `ms, ${found.latency_was}`, number: true, value: (p) => num(p.searched.ms), cell: (p) => p.searched.ms_text },
+    { name: "measured speedup", number: true, value: (p) => (p.measured ? num(p.measured.speedup) : -1), cell: (p) => (p.measured ? p.measured.speedup_text : "-") },
     { name: "measured error", number: true, value: (p) => (p.measured ? num(p.measured.error) : Infinity), cell: (p) => (p.measured ? formatError(num(p.measured.error)) : "-") },
     { name: `error, ${found.error_was}`, number: true, value: (p) => num(p.searched.error), cell: (p) => formatError(num(p.searched.error)) },
     { name: "became", value: (p) => p.place, cell: (p) => p.place },

@@ -4,8 +4,8 @@ function decideSection() {
   const box = section("decide", "What to ship");
   if (chosen === null) box.append(h("p", { class: "bad" }, `No plan is chosen: ${data.chosen_reason}.`));
   else {
-    const gain = chosen === fp32 ? "the FP32 model itself" : `${formatSpeedup(chosen.speedup)} as fast as all-FP32`;
-    const lead = [h("strong", {}, `${formatMs(chosen.ms)} ms, error ${formatError(chosen.error)}`), `: ${gain}, ${chosen.halves} of ${groups.length} groups in FP16${hasBf16 ? " or BF16" : ""}. Chosen as ${data.chosen_reason.split(";")[0]}.`];
+    const gain = chosen === fp32 ? "the FP32 model itself" : `${chosen.speedup_text} as fast as all-FP32`;
+    const lead = [h("strong", {}, `${chosen.ms_text} ms, error ${formatError(chosen.error)}`), `: ${gain}, ${chosen.halves} of ${groups.length} groups in FP16${hasBf16 ? " or BF16" : ""}. Chosen as ${data.chosen_reason.split(";")[0]}.`];
     box.append(h("p", { class: "lead" }, lead));
   }
   const rows = data.recommended.map(recommendedRow);
@@ -25,8 +25,8 @@ function recommendedRow({ plan: index, roles }) {
     "tr",
     { class: plan === chosen ? "is-chosen" : "" },
     h("th", { scope: "row" }, plan === chosen ? h("span", { class: "tag" }, "ship") : null, button, h("code", { class: "wide" }, plan.plan), h("div", { class: "narrow" }, against)),
-    h("td", { class: "number" }, formatMs(plan.ms)),
-    h("td", { class: "number wide" }, formatSpeedup(plan.speedup)),
+    h("td", { class: "number" }, plan.ms_text),
+    h("td", { class: "number wide" }, plan.speedup_text),
     h("td", { class: "number" }, errorCell(plan)),
     h("td", { class: "number wide" }, `${plan.halves}/${groups.length}`),
     h("td", { class: "wide" }, against),

@@ -1,13 +1,8 @@
-// Numbers as the terminal prints them.
+// Numbers as the terminal prints them. Latencies and speed-ups come as texts: their noise says how many digits.
 
 function num(value) {
   if (typeof value !== "string") return value;
   return { nan: NaN, inf: Infinity, "-inf": -Infinity }[value] ?? NaN;
-}
-
-function formatMs(value) {
-  if (!Number.isFinite(value)) return "-";
-  return value.toFixed(value < 0.1 ? 5 : value < 100 ? 3 : 1);
 }
 
 function formatError(value) {
@@ -22,10 +17,6 @@ function exponent(value) {
   const [digits, power] = value.toExponential(1).split("e");
   const sign = power.startsWith("-") ? "-" : "+";
   return `${digits}e${sign}${power.replace(/[-+]/, "").padStart(2, "0")}`;
-}
-
-function formatSpeedup(value) {
-  return Number.isFinite(value) ? `${value.toFixed(2)}x` : "-";
 }
 
 function formatPercent(share) {

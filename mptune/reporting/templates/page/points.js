@@ -41,9 +41,9 @@ function pointsTable() {
   };
   const sources = (p) => p.sources + (p.confirmed ? ", confirmed" : "");
   const columns = [
-    { name: "ms", number: true, value: (p) => p.ms, cell: (p) => [formatMs(p.ms), p.interval ? h("small", {}, " " + p.interval) : null] },
+    { name: "ms", number: true, value: (p) => p.ms, cell: (p) => [p.ms_text, p.interval ? h("small", {}, " " + p.interval) : null] },
     { name: "plan", value: (p) => p.plan, cell: (p) => [h("button", { type: "button", class: "pickable", onclick: () => select(p) }, h("code", {}, p.plan))] },
-    { name: "speedup", number: true, value: (p) => p.speedup, cell: (p) => formatSpeedup(p.speedup) },
+    { name: "speedup", number: true, value: (p) => p.speedup, cell: (p) => p.speedup_text },
     { name: "error, held out", number: true, value: (p) => p.held_out ?? Infinity, cell: (p) => (p.held_out === null ? "-" : formatError(p.held_out)) },
     { name: "error, search", number: true, value: (p) => (p.finite ? p.search : Infinity), cell: (p) => (p.finite ? formatError(p.search) : h("span", { class: "bad" }, "not finite")) },
     { name: countsName, number: true, value: (p) => p.halves, cell: counts },

@@ -2,7 +2,7 @@
 
 function selectionPanel() {
   const errorBox = limitInput("limit-error", "largest error", "e.g. 1e-3", (value) => limit(value, state.ms));
-  const msBox = limitInput("limit-ms", "largest latency, ms", `e.g. ${formatMs(fp32.ms)}`, (value) => limit(state.error, value));
+  const msBox = limitInput("limit-ms", "largest latency, ms", `e.g. ${fp32.ms_text}`, (value) => limit(state.error, value));
   const clear = h("button", { type: "button", class: "quiet-button", onclick: () => limit(null, null) }, "back to the chosen plan");
   const body = h("div", { class: "selected-body", "aria-live": "polite" });
   const command = h("code", { id: "pick" });
@@ -60,8 +60,8 @@ function selectedBody(plan) {
   const role = roleOf(plan);
   const against = plan === chosen ? "the plan in chosen/" : chosen ? `against the chosen plan: ${buys(plan, chosen)}` : "";
   const facts = [
-    ["latency", `${formatMs(plan.ms)} ms`],
-    ["speedup", formatSpeedup(plan.speedup)],
+    ["latency", `${plan.ms_text} ms`],
+    ["speedup", plan.speedup_text],
     ["error", plan.finite ? formatError(plan.error) : "not finite"],
     [countsName.replace("/", " / "), counts(plan).replace("/", " / ")],
   ];

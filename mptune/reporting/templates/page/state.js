@@ -50,7 +50,7 @@ function precisionOf(plan, column) {
 
 function describePlan(plan) {
   const role = roleOf(plan);
-  return `${role ? role + ": " : ""}${formatMs(plan.ms)} ms, error ${plan.finite ? formatError(plan.error) : "not finite"}, plan ${plan.plan}`;
+  return `${role ? role + ": " : ""}${plan.ms_text} ms, error ${plan.finite ? formatError(plan.error) : "not finite"}, plan ${plan.plan}`;
 }
 
 /** What one plan buys over another, in words. Errors are compared on samples that both have met. */

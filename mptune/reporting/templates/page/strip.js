@@ -207,7 +207,7 @@ function mapBlock() {
       const y = k * pitch + 2;
       const style = plan === chosen ? "map-chosen" : "map-label";
       const words = [s("text", { class: style, x: left - 8, y: y + pitch - 5, "text-anchor": "end" }, formatError(plan.error))];
-      if (left > 100) words.push(s("text", { class: style, x: left - 68, y: y + pitch - 5, "text-anchor": "end" }, formatMs(plan.ms)));
+      if (left > 100) words.push(s("text", { class: style, x: left - 68, y: y + pitch - 5, "text-anchor": "end" }, plan.ms_text));
       return [words, runs(plan, left, cell, y, pitch - 3)];
     });
     frameRow = s("rect", { class: "map-frame", x: left - 1, width: width - left + 1, height: pitch - 1, rx: 2 });

@@ -1,0 +1,89 @@
+"""Latencies and speed-ups have the digits that their noise supports, the same ones wherever they stand."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from mptune.reporting.page.content import PageContent
+from mptune.reporting.page.document import page_document
+from mptune.reporting.readme import readme_text
+from mptune.reporting.recipe import BuildRecipe
+from mptune.reporting.terminal.front import print_front
+from mptune.reporting.text import latency_text, speedup_of
+from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.front import Front
+from tests.reporting.conftest import Bench, predicted
+from tests.reporting.page.reading import plans_of
+
+MakeFront = Callable[..., tuple]
+
+
+def with_noise(evaluation: Evaluation, share: float) -> Evaluation:
+    """The same with an interval of so much of the median to either side."""
+    ms = evaluation.latency.median_ms
+    return replace(evaluation, latency=replace(evaluation.latency, ci95_ms=(ms * (1 - share), ms * (1 + share))))
+
+
+def noisy(front: Front, share: float) -> Front:
+    points = {point.plan: with_noise(point, share) for point in front.points}
+    assert front.chosen is not None
+    return replace(
+        front,
+        points=tuple(points.values()),
+        chosen=points[front.chosen.plan],
+        fp32=with_noise(front.fp32, share),
+        fp16=None if front.fp16 is None else points[front.fp16.plan],
+    )
+
+
+@pytest.mark.parametrize(
+    ("share", "ms", "baseline", "speedup"),
+    [(0.0001, "1.200", "2.000", "1.67x"), (0.01, "1.20", "2.00", "1.67x"), (0.14, "1.2", "2.0", "1.7x")],
+)
+def test_every_place_shows_the_same_digits(
+    make_front: MakeFront,
+    bench: Bench,
+    monkeypatch: pytest.MonkeyPatch,
+    share: float,
+    ms: str,
+    baseline: str,
+    speedup: str,
+) -> None:
+    front = noisy(make_front()[0], share)
+    chosen = front.chosen
+    assert chosen is not None
+    assert (latency_text(chosen), latency_text(front.fp32)) == (ms, baseline)
+    assert speedup_of(chosen, front.fp32) == speedup
+    assert speedup_of(front.fp32, front.fp32) == "1.00x", "by definition"
+
+    monkeypatch.setenv("COLUMNS", "140")
+    stream = io.StringIO()
+    print_front(front, stream)
+    printed = stream.getvalue().splitlines()
+    (row,) = [line.split() for line in printed if line.startswith(f">  {chosen.plan.fingerprint}")]
+    assert (row[2], row[4]) == (ms, speedup)
+    assert any(f"{chosen.plan.fingerprint}: {ms} ms ({speedup}" in line for line in printed)
+    columns = [line.index(".", 15) for line in printed if chosen.plan.fingerprint in line and line.startswith(">")]
+    columns += [line.index(".", 15) for line in printed if line.startswith(f"   {front.fp32.plan.fingerprint}")]
+    assert len(set(columns)) == 1, "decimal points stand below each other"
+
+    assert any(line.split()[2:4] == [ms, speedup] for line in str(front).splitlines() if line.startswith(">"))
+    shown = plans_of(page_document(PageContent(front, (), bench.groups)))[chosen.plan.fingerprint]
+    assert (shown["ms_text"], shown["speedup_text"]) == (ms, speedup)
+    assert shown["ms"] == pytest.approx(1.2), "it sorts by all digits"
+
+    readme = readme_text(front, chosen, None, None, BuildRecipe(), has_check=False)
+    assert f"{ms} ms (median)" in readme
+    assert re.search(rf"\b{re.escape(baseline)} ms", readme)
+    assert speedup in readme
+
+
+def test_a_prediction_has_no_noise(make_front: MakeFront) -> None:
+    front = predicted(make_front()[0])
+    assert latency_text(front.fp32) == "2.000"
+    assert speedup_of(front.points[0], front.fp32) == "2.22x"
