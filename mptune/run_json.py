@@ -309,9 +309,15 @@ def check_same(path: Path, recorded: RunFile, model_sha256: str, settings: Fixed
             raise RunError(
                 f"{path} was made with other --shapes ({both})", f"go on with the same --shapes, {FRESH_HINT}"
             )
-        shown = f" ({before!r} before, {now!r} now)" if isinstance(now, str | float | int | None) else ""
-        label = _LABELS.get(name, name.replace("_", " "))
-        refuse_other(path, label, "" if name in _LABELS else shown)
+        is_shown = name not in _LABELS and isinstance(now, str | float | int | None)
+        shown = f" ({_value_text(before)} before, {_value_text(now)} now)" if is_shown else ""
+        refuse_other(path, _LABELS.get(name, name.replace("_", " ")), shown)
+
+
+def _value_text(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "none" if value is None else repr(value)
 
 
 def _shapes_text(shapes: Sequence[ShapeRange]) -> str:

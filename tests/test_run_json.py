@@ -122,7 +122,7 @@ def test_the_sections_hold_every_setting_that_changes_a_measurement() -> None:
             SearchSettings(latency=LatencySettings(warmup_ms=1.0)),
             r"another latency warmup ms \(200.0 before",
         ),
-        (SearchSettings(tensorrt=TensorRtSettings(workspace_mb=8)), r"another tensorrt workspace mb \(None before"),
+        (SearchSettings(tensorrt=TensorRtSettings(workspace_mb=8)), r"another tensorrt workspace mb \(none before"),
         (SearchSettings(shapes=(ShapeRange("x", (1,), (1,), (1,)),)), r"other shapes= \(none before, x:1 now\)"),
     ],
 )

@@ -110,8 +110,9 @@ def check_storage(path: Path, recorded: str | None, storage: str | None) -> None
         RunError: they differ.
     """
     if recorded != storage:
-        before = None if recorded is None else _shown(recorded)
-        refuse_other(path, "storage", f" ({before!r} before, {storage!r} now)")
+        own = "the journal in it"
+        before, now = own if recorded is None else _shown(recorded), own if storage is None else storage
+        refuse_other(path, "storage", f" ({before} before, {now} now)")
 
 
 def same_storage(recorded: str | None, given: str | None) -> str | None:
