@@ -112,11 +112,13 @@ def reason_counts(kept: Iterable[Kept], most: int = len(Reason)) -> str:
 
     Args:
         kept: the groups.
-        most: list at most this many of them, those with the most groups.
+        most: list at most this many of them, those with the most groups; the others are counted as ``1 more``.
     """
     counts = Counter(map(kept_word, kept))
     listed = [word for word, _ in counts.most_common(most)]
-    return ", ".join(f"{counts[word]} {word}" for word in in_code_order(listed, tuple(REASON_WORDS.values())))
+    parts = [f"{counts[word]} {word}" for word in in_code_order(listed, tuple(REASON_WORDS.values()))]
+    rest = counts.total() - sum(counts[word] for word in listed)
+    return ", ".join([*parts, f"{rest} more"] if rest else parts)
 
 
 def id_ranges(ids: Iterable[str], every: Iterable[str]) -> str:

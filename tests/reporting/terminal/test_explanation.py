@@ -62,7 +62,7 @@ def printed(show: Callable[..., None], front: Front, monkeypatch: pytest.MonkeyP
     return stream.getvalue()
 
 
-@pytest.mark.parametrize("columns", [80, 100, 120])
+@pytest.mark.parametrize("columns", [80, 110, 120])
 def test_the_table_says_why(front: Front, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     text = printed(print_front, front, monkeypatch, columns)
     table = text.split("\n\n")[2].splitlines()
@@ -151,7 +151,7 @@ def test_reasons_are_counted_and_ranked() -> None:
     assert explain_kept(kept[4]) == "g4 e: overflow: o"
     assert explain_kept(kept[0]) == "g0 a: pinned: p"
     assert explain_kept(kept[1]) == "g1 b: e"
-    assert reason_counts(kept, most=1) == "2 error"
+    assert reason_counts(kept, most=1) == "2 error, 4 more"
     assert reason_counts([]) == ""
 
 
