@@ -52,6 +52,7 @@ class _Exception:
 _EXCEPTIONS: dict[str, _Exception] = {
     "Resize": _Exception("roi and scales are coordinates: FP16 would move them", frozenset({1, 2})),
     "Upsample": _Exception("scales are coordinates: FP16 would move them", frozenset({1})),
+    "AffineGrid": _Exception("its results are coordinates: FP16 would move them"),
     "QuantizeLinear": _Exception("scales must stay FP32: opset < 19 demands it, and small scales vanish in FP16"),
     "DequantizeLinear": _Exception("scales must stay FP32: opset < 19 demands it, and small scales vanish in FP16"),
     "DynamicQuantizeLinear": _Exception("computes a scale, which must stay FP32"),

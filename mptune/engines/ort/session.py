@@ -32,6 +32,7 @@ OPTIMISED_MODEL = "optimised.onnx"
 _OPTIMISED_WEIGHTS = "optimised.weights"
 
 _QUANTISED_KERNEL = "Failed to find kernel for com.microsoft.Q"
+_FP8_KERNEL = ("Failed to find kernel for QLinear", "Type 'tensor(float8")
 _NORM_FUSION = "/LayerNormFusion/"
 """In the name of the node that a fusion makes."""
 
@@ -289,6 +290,13 @@ class OrtSession(ABC):
             return ["QDQSelectorActionTransformer"], (
                 "ONNX Runtime has no INT8 kernel for a quantised layer of this model on a CPU: all of its quantised"
                 " layers compute in FP32 between QuantizeLinear and DequantizeLinear"
+            )
+        if self._on_cpu and any(words in message for words in _FP8_KERNEL):
+            # Layers of FP8 activations are fused as those of INT8 are. And a Relu before FP8 is dropped as one before
+            # UINT8 is, where QuantizeLinear gives no negative values.
+            return ["QDQSelectorActionTransformer", "ReluQuantRewrite"], (
+                "ONNX Runtime has no FP8 kernels on a CPU: the quantised layers of this model compute in FP32 between"
+                " QuantizeLinear and DequantizeLinear"
             )
         if _NORM_FUSION in message:
             # From opset 17 on, a norm written out behind a Cast is fused with the Cast into one of two types.

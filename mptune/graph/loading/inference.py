@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -54,9 +55,8 @@ def infer_types(
     outputs = {output.name for output in proto.graph.output}
     slim.graph.value_info.extend(declaration(known[n]) for n in opaque if n in known and n not in outputs)
     _replace_fragile(slim.graph)
-    propagates = _most_propagated(slim.graph) <= _PROPAGATED_LIMIT
     try:
-        typed = onnx.shape_inference.infer_shapes(slim, check_type=True, strict_mode=not opaque, data_prop=propagates)
+        typed = _inferred(slim, strict=not opaque)
     except Exception as error:  # onnx raises InferenceError, TypeError, RuntimeError and ValueError for a bad model
         raise ModelError(
             f"{path} does not type-check: {last_line(error)}",
@@ -71,6 +71,21 @@ def infer_types(
     for initializer in initializers.values():
         found[initializer.name] = TensorInfo(initializer.name, initializer.dtype, initializer.shape)
     return found
+
+
+def _inferred(slim: onnx.ModelProto, *, strict: bool) -> onnx.ModelProto:
+    """Infer types and shapes, with the values of integers where they are few.
+
+    With values, onnx 1.23 refuses the outer product of two FP32 vectors that are computed ("Invalid rank for Mul
+    broadcasting"). What it refuses so and takes without them, is inferred without; the values give what is missing.
+    """
+    infer = partial(onnx.shape_inference.infer_shapes, check_type=True)
+    if _most_propagated(slim.graph) > _PROPAGATED_LIMIT:
+        return infer(slim, strict_mode=strict)
+    try:
+        return infer(slim, strict_mode=strict, data_prop=True)
+    except onnx.shape_inference.InferenceError:
+        return infer(infer(slim, strict_mode=strict), data_prop=True)
 
 
 def declaration(info: TensorInfo) -> onnx.ValueInfoProto:

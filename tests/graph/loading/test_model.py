@@ -178,6 +178,26 @@ def test_types_what_onnx_crashes_on_beside_operators_of_other_domains(tmp_path: 
     assert model.nodes[1].op_type == "EyeLike"
 
 
+def test_types_the_outer_product_of_two_computed_vectors(tmp_path: Path) -> None:
+    """onnx 1.23 takes their values for a shape, and refuses the product."""
+    nodes = [
+        models.node("Unsqueeze", ["x", "last"], "column"),
+        models.node("Unsqueeze", ["y", "first"], "row"),
+        models.node("Mul", ["column", "row"], "outer"),
+        models.node("Shape", ["outer"], "shape"),
+        models.node("Gather", ["shape", "last"], "width"),
+        models.node("Reshape", ["y", "width"], "z"),
+    ]
+    constants = [models.constant("last", [1], np.int64), models.constant("first", [0], np.int64)]
+    given = [models.value("x", [6]), models.value("y", [4])]
+    proto = models.model(nodes, given, [models.value("outer", [6, 4]), models.value("z", None)], constants)
+    with pytest.raises(onnx.shape_inference.InferenceError, match="Invalid rank for Mul"):  # else nothing is to be done
+        onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
+    model = load_model(models.save(proto, tmp_path))
+    assert model.info("outer").shape == (6, 4)
+    assert model.info("z").shape == (4,), "other values are still propagated"
+
+
 def test_refuses_a_subgraph_that_reads_or_gives_out_what_it_cannot(tmp_path: Path) -> None:
     def with_branch(read: str, out: str) -> Path:
         then = helper.make_graph([models.node("Neg", [read], "t")], "then", [], [models.value(out, [2])])

@@ -456,6 +456,21 @@ def test_row_12_lengths_boxes_and_thresholds(tmp_path: Path) -> None:
     case.holds(bound=None)
 
 
+def test_row_12_coordinates_stay_fp32(tmp_path: Path) -> None:
+    """And ONNX Runtime fails to run an AffineGrid in FP16 (1.31)."""
+    nodes = [
+        node("AffineGrid", ["theta", "size"], "grid", "affine"),
+        node("Flatten", ["grid"], "flat", "flatten", axis=3),
+        node("MatMul", ["flat", "w"], "y", "product"),
+    ]
+    constants = [constant("size", [1, 1, 2, 3], np.int64), weight("w", 2, 4)]
+    proto = models.model(nodes, [value("theta", [1, 2, 3])], [value("y", [6, 4])], constants, 20)
+    case = Case(proto, tmp_path)
+    types = value_types(case.typed(case.plan()))
+    assert types["grid"] == FLOAT
+    case.holds()
+
+
 OUTPUT_TYPES_OF_THEIR_OWN = """
 Bernoulli BitCast BlackmanWindow Cast Celu ConcatFromSequence Constant ConstantOfShape CumSum DequantizeLinear
 DynamicQuantizeLinear EyeLike HammingWindow HannWindow If LayerNormalization Loop MelWeightMatrix Multinomial
