@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import mptune
@@ -11,7 +12,7 @@ from mptune.cli import main
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
-from mptune.graph.plan import Precision
+from mptune.graph.plan import REDUCED, Precision
 from mptune.graph.writing.rewrite import Rewriter
 
 
@@ -173,18 +174,32 @@ def test_python_callers_hear_the_same_of_their_arguments(here: Path) -> None:
     assert mptune.inspect("cnn.onnx", batch=2).groups, "the batch that the model has"
 
 
-def test_a_model_that_holds_fp16_already_is_told_with_counts(mlp_path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", REDUCED)
+def test_a_model_that_is_mixed_already_is_told_with_counts(
+    precision: Precision, mlp_path: Path, tmp_path: Path
+) -> None:
     model = load_model(mlp_path)
     grouped = GroupedModel(model, find_groups(model))
     half = [group.id for group in grouped.groups][:3]  # norm, Gemm with Relu, Gemm
-    plan = grouped.uniform(Precision.FP32).replace(dict.fromkeys(half, Precision.FP16))
+    plan = grouped.uniform(Precision.FP32).replace(dict.fromkeys(half, precision))
     mixed = Rewriter(grouped).export(plan, tmp_path / "mixed.onnx")
     (found,) = [one for one in mptune.inspect(mixed).findings if one.code == "already-mixed"]
     left = len(grouped.groups) - len(half)
-    assert found.text.startswith("4 of 10 layers are FP16 already, ")
+    assert found.text.startswith(f"4 of 10 layers are {precision.name} already, ")
     assert f"only the other {left} groups are searched" in found.text
     assert found.cure == "give the FP32 model that it was made from"
-    assert (found.severity, found.evidence["fp16_layers"], found.evidence["other_groups"]) == ("warning", 4, left)
+    evidence = found.evidence
+    assert (found.severity, evidence[f"{precision}_layers"], evidence["other_groups"]) == ("warning", 4, left)
     assert found.where.nodes == ("block0/norm", "block0/fc1/Gemm", "block0/fc1/Relu", "block0/fc2/Gemm")
     assert 0.4 < float(found.evidence["flops_share"]) < 0.6
     assert not [one for one in mptune.inspect(mlp_path).findings if one.code == "already-mixed"], "the sound twin"
+
+
+def test_a_model_that_computes_in_bf16_and_does_not_run_says_what_to_give(mlp_path: Path, tmp_path: Path) -> None:
+    model = load_model(mlp_path)
+    grouped = GroupedModel(model, find_groups(model))
+    mixed = Rewriter(grouped).export(grouped.uniform(Precision.BF16), tmp_path / "mixed.onnx")
+    samples = {info.name: np.zeros((2, *(info.shape or ())[1:]), np.float32) for info in model.inputs}
+    with pytest.raises(mptune.MptuneError, match="cannot be observed") as caught:
+        mptune.inspect(mixed, data=samples)
+    assert "ONNX Runtime has few BF16 kernels: give the FP32 model that it was made from" in str(caught.value.hint)

@@ -7,6 +7,7 @@ from mptune.errors import BaselineError, RunError
 from mptune.files import DISK_FULL_HINT, RESUME_HINT
 from mptune.graph.hazards.interface import fixed_rows
 from mptune.graph.loading.model import Model
+from mptune.targets.unsearched.already_mixed import GIVE_FP32, holds_bf16
 
 
 def describe(failure: Failure) -> str:
@@ -48,7 +49,7 @@ def did_not_run(what: str, failure: Failure, model: Model | None = None) -> Base
     Args:
         what: says which.
         failure: says why.
-        model: that did not run: a Reshape in it may fix the rows of a batch.
+        model: that did not run: a Reshape in it may fix the rows of a batch, or it may hold BF16.
     """
     hints = {
         FailureKind.TIMEOUT: "the model is too slow for the deadline: give fewer samples or a smaller --batch",
@@ -59,6 +60,8 @@ def did_not_run(what: str, failure: Failure, model: Model | None = None) -> Base
         FailureKind.UNSUPPORTED: "the toolchain lacks an operator of this model: try another --engine",
     }
     hint = hints.get(failure.kind, "see that the model runs in ONNX Runtime by itself, or try another --engine")
+    if model is not None and failure.kind is FailureKind.UNSUPPORTED and holds_bf16(model):
+        hint = f"the model computes in BF16 in parts, and ONNX Runtime has few BF16 kernels: {GIVE_FP32}"
     fixed = None if model is None or failure.kind is not FailureKind.ERROR else fixed_rows(model)
     if fixed is not None:
         name, rows = fixed

@@ -1,7 +1,8 @@
-"""The finding that a model computes in FP16 already, and how much of it does."""
+"""The finding that a model computes in FP16 or BF16 already, and how much of it does."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from mptune.finding import CODES, Finding, FindingOrigin, Where
@@ -9,15 +10,18 @@ from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.loading.model import Model, Node
 from mptune.graph.loading.value_dependent import QUANTISING
+from mptune.graph.op_rules import FLOAT_TYPES
+from mptune.graph.plan import REDUCED, Precision
 from mptune.targets.flops import Shape, ShapeTable, node_flops, share_of
 
 _CODE = "already-mixed"
+GIVE_FP32 = "give the FP32 model that it was made from"
 
 
 def already_mixed_findings(
     grouped: GroupedModel, shapes: Mapping[str, Shape], origin: FindingOrigin
 ) -> tuple[Finding, ...]:
-    """The finding that nodes compute in FP16 whatever a plan says; none where no node does.
+    """The finding that nodes compute in FP16 or BF16 whatever a plan says; none where no node does.
 
     Args:
         grouped: the model and its layer groups.
@@ -25,36 +29,45 @@ def already_mixed_findings(
         origin: what looked.
     """
     model = grouped.model
-    computing = [node for node in model.nodes if _computes(model, node)]
-    half = [node for node in computing if any(model.info(out).dtype == "float16" for out in node.outputs if out)]
-    if not half:
+    computed = {node.index: precisions for node in model.nodes if (precisions := _precisions(model, node))}
+    computing = [node for node in model.nodes if node.index in computed]
+    reduced = [node for node in computing if computed[node.index].intersection(REDUCED)]
+    if not reduced:
         return ()
     table = ShapeTable(model, shapes)
     flops = {node.index: node_flops(node, table)[0] for node in computing if not node.has_subgraph}
-    share = share_of(half, flops)
-    what = f"1 of {len(computing)} layers is" if len(half) == 1 else f"{len(half)} of {len(computing)} layers are"
+    share = share_of(reduced, flops)
+    counts = Counter(precision for node in reduced for precision in computed[node.index])
+    names = " or ".join(precision.name for precision in REDUCED if precision in counts)
+    what = f"1 of {len(computing)} layers is" if len(reduced) == 1 else f"{len(reduced)} of {len(computing)} layers are"
     groups = len(grouped.groups)
     return (
         Finding(
             code=_CODE,
             severity=CODES[_CODE].severity,
             origin=origin,
-            where=Where(nodes=tuple(node.name for node in half)),
+            where=Where(nodes=tuple(node.name for node in reduced)),
             evidence={
-                "fp16_layers": len(half),
+                **{f"{precision}_layers": counts[precision] for precision in REDUCED if precision in counts},
                 "layers": len(computing),
                 "flops_share": share,
                 "other_groups": groups,
             },
-            text=f"{what} FP16 already, {share:.0%} of the FLOPs, and no plan changes that: only the other"
+            text=f"{what} {names} already, {share:.0%} of the FLOPs, and no plan changes that: only the other"
             f" {groups} groups are searched, and the reference holds the rounding of these layers",
-            cure="give the FP32 model that it was made from",
+            cure=GIVE_FP32,
         ),
     )
 
 
-def _computes(model: Model, node: Node) -> bool:
-    """Whether a node computes floating-point values: it is no Cast, no view, and dequantises nothing."""
+def holds_bf16(model: Model) -> bool:
+    """Whether a node of the model's own computes in BF16."""
+    return any(Precision.BF16 in _precisions(model, node) for node in model.nodes)
+
+
+def _precisions(model: Model, node: Node) -> frozenset[Precision]:
+    """Of the floating-point values that a node computes; none of a Cast, a view, and of what dequantises."""
     if node.op_type in DATA_MOVEMENT or node.op_type in QUANTISING or node.op_type in ("Cast", "Constant"):
-        return False
-    return any(model.info(out).dtype in ("float", "float16") for out in node.outputs if out)
+        return frozenset()
+    dtypes = {model.info(out).dtype for out in node.outputs if out}
+    return frozenset(FLOAT_TYPES[dtype] for dtype in dtypes if dtype in FLOAT_TYPES)

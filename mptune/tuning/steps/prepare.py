@@ -200,7 +200,7 @@ def observe(
     listener.stage("observing ranges")
     ranges = in_fresh_processes(toolchain.observe, toolchain, listener, "observing ranges")
     if isinstance(ranges, Failure):
-        raise did_not_run("the model cannot be observed in FP32", ranges)
+        raise did_not_run("the model cannot be observed in FP32", ranges, model)
     warnings = check_ranges(ranges)
     return Observations(
         {tensor: seen.absmax for tensor, seen in ranges.items()},
