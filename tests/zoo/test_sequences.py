@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import mptune
@@ -43,3 +44,35 @@ def test_a_row_that_is_infinite_throughout_is_not_called_a_matter_of_fp16(tmp_pa
     found = {one.code: one for one in mptune.inspect(save(proto, tmp_path), data=data).findings}
     assert "a row that is -inf throughout" in found["reference-not-finite"].text
     assert "in FP32 already" in found["mask"].text
+
+
+@pytest.mark.parametrize("is_fed", [True, False])
+def test_rows_that_are_taken_by_indices_are_nodes_of_a_graph(is_fed: bool, tmp_path: Path) -> None:
+    """Messages along the edges of one graph; with neighbours that the values themselves choose, rows are samples."""
+    edges = [node("Gather", ["edges", "first"], "from", axis=0), node("Gather", ["edges", "second"], "to", axis=0)]
+    if not is_fed:
+        edges = [
+            node("ReduceSum", ["x", "second"], "sums", keepdims=0),
+            node("TopK", ["sums", "ten"], ["top", "from"], "order"),
+            node("Identity", ["rows"], "to"),
+        ]
+    nodes = [
+        *edges,
+        node("Gather", ["x", "from"], "message", "messages", axis=0),
+        node("Unsqueeze", ["to", "last"], "at"),
+        node("Expand", ["at", "shape"], "places"),
+        node("ScatterElements", ["x", "places", "message"], "sum", "sum", axis=0, reduction="add"),
+        node("MatMul", ["sum", "w"], "y", "product"),
+    ]
+    constants = [constant("first", 0, np.int64), constant("second", [1] if not is_fed else 1, np.int64)]
+    constants += [constant("last", [1], np.int64), constant("shape", [10, 4], np.int64)]
+    constants += [constant("rows", np.arange(10), np.int64), constant("ten", [10], np.int64)]
+    constants.append(constant("w", RNG.standard_normal((4, 3)).astype(np.float32)))
+    inputs = [value("x", [10, 4])] + [value("edges", [2, 10], onnx.TensorProto.INT64)] * is_fed
+    proto = model(nodes, inputs, [value("y", [10, 3])], constants)
+    data = {"x": RNG.standard_normal((40, 4)).astype(np.float32)}
+    if is_fed:
+        data["edges"] = np.tile(RNG.integers(0, 10, (2, 10)), (4, 1))
+    found = [one for one in mptune.inspect(save(proto, tmp_path), data=data).findings if one.code == "rows-mix"]
+    assert [one.severity for one in found] == ["warning" if is_fed else "error"]
+    assert ("by indices that are fed" in found[0].text) is is_fed

@@ -25,11 +25,17 @@ REPEAT_WARNING = 1e-5
 ROWS_WARNING = 1e-4
 """A row of one batch and the same row alone, or in another batch."""
 
+ALONG_SEQUENCE, BY_INDEX = "sequence", "index"
+"""Values of places where rows meet that are no samples: steps of a sequence, or nodes of a graph."""
+
 _AT_ONCE = 48
 """So many values are outputs of one model, and in memory at the same time."""
 
 _SEQUENTIAL = frozenset({"LSTM", "GRU", "RNN", "Scan"})
 """Axis 0 of what these read is a sequence, whose steps follow from each other."""
+
+_BY_INDEX = frozenset({"Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND"})
+"""Their input 1 says which rows they read or write."""
 
 _KEEP_AXES = frozenset(
     ("Identity", "Cast", "MatMul", "Add", "Sub", "Mul", "Div", "Relu", "Tanh", "Sigmoid", "LayerNormalization", "Clip")
@@ -83,7 +89,8 @@ class Locator:
             sights = self._sights("rows", which, [worst], report.rows.mixed_row)
             limit = min(ROWS_WARNING, error / 10)
             culprit = _source(model, sights, [worst], lambda seen: not seen.difference <= limit)
-            yield from _named("rows-mix", worst, culprit)
+            is_graph = culprit is not None and _takes_rows_by_index(model, culprit.tensor)
+            yield from _named("rows-mix", worst, replace(culprit, value=BY_INDEX) if culprit and is_graph else culprit)
         else:  # a batch that cannot be taken apart: an operator that runs along axis 0 shows itself
             for name in (*report.rows.alone, *report.rows.repeated):
                 yield from _named("rows-mix", name, _along_sequence(model, name))
@@ -126,8 +133,24 @@ def _along_sequence(model: Model, output: str) -> Place | None:
         if not node.is_standard or node.op_type not in _SEQUENTIAL or is_batch_first:
             continue
         if _keeps_axes(model, sequence):
-            return _place(node, next(out for out in node.outputs if out), "")
+            return _place(node, next(out for out in node.outputs if out), ALONG_SEQUENCE)
     return None
+
+
+def _takes_rows_by_index(model: Model, value: str) -> bool:
+    """Whether a value is rows of another one, by indices that are fed: axis 0 holds the nodes of a graph, or the like.
+
+    Indices that are computed from the values themselves, as those of TopK, do not count.
+    """
+    node = model.nodes[model.producer[value]] if value in model.producer else None
+    if node is None or node.op_type not in _BY_INDEX or attribute(node, "axis") or attribute(node, "batch_dims"):
+        return False
+    before = needed_nodes(model, [node.inputs[1]])
+    read = {node.inputs[1], *(name for other in before for name in _reads(other))}
+    computed = {name for other in before for name in other.outputs}
+    return any(info.name in read and info.dtype in ("int64", "int32") for info in model.inputs) and not any(
+        model.info(name).is_float32 for name in computed
+    )
 
 
 def _keeps_axes(model: Model, value: str) -> bool:

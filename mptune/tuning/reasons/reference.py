@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mptune.engines.jobs.reference_report import Place, ReferenceReport, RowReport
+from mptune.engines.toolchains.locating import ALONG_SEQUENCE, BY_INDEX
 from mptune.finding import CODES, Finding, FindingOrigin, OutputColumns, Severity, Where
 from mptune.graph.grouping.lookup import attribute
 from mptune.graph.loading.ancestors import needed_nodes
@@ -22,6 +23,18 @@ ROWS_LIMIT = 1e-2
 
 _STEPS = frozenset({"QuantizeLinear", "Round", "Floor", "Ceil"})
 """What takes each element to a step by itself: rows that first differ there differ by rounding before it."""
+
+_NO_SAMPLES = {
+    ALONG_SEQUENCE: (
+        "takes axis 0 for a sequence: a row is a step of it there, and no sample of its own",
+        "nothing where axis 0 is the sequence; where it is the batch, export with batch_first",
+    ),
+    BY_INDEX: (
+        "takes rows of axis 0 by indices that are fed: a row is a node of a graph there, or the like, and no sample",
+        "nothing where axis 0 holds the nodes of one graph; where it is the batch, an index reaches another sample",
+    ),
+}
+"""Where rows meet that are no samples -> why, and what to do."""
 
 _DRAWS = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}
@@ -315,10 +328,9 @@ class _Reference:
             at += (
                 ", which takes each element to a step by itself: rounding takes one near the end of a step to the next"
             )
-        if place is not None and not place.value:
-            severity = "warning"
-            at = f"; {place.shown} takes axis 0 for a sequence: a row is a step of it there, and no sample of its own"
-            cure = "nothing where axis 0 is the sequence; where it is the batch, export with batch_first"
+        if place is not None and place.value in _NO_SAMPLES:
+            severity, (why, cure) = "warning", _NO_SAMPLES[str(place.value)]
+            at = f"; {place.shown} {why}"
         yield self._finding(
             "rows-mix",
             [output],
