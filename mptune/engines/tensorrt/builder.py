@@ -113,6 +113,7 @@ def build_engine(
     log = open_log(trt)
     objects = objects or BuildObjects()
     builder, network, _ = parse_network(library, model, log, objects)
+    _check_inputs(network, samples)
     config = builder.create_builder_config()
     objects.hold(config)
     _configure(library, config, options)
@@ -167,12 +168,28 @@ def parse_network(library: Library, model: Path, log: Any, objects: BuildObjects
 
 
 def _complaint(parser_error: Any) -> ParserComplaint:
+    import onnx
+
+    # Of an attribute that it does not support it names no node, but its function is called by the operator.
+    importer = str(parser_error.func() or "").removeprefix("import")
     return ParserComplaint(
         code=parser_error.code().name,
         words=parser_error.desc() or "",
         node=parser_error.node_name() or "",
-        operator=parser_error.node_operator() or "",
+        operator=parser_error.node_operator() or (importer if onnx.defs.has(importer) else ""),
     )
+
+
+def _check_inputs(network: Any, samples: Sequence[Feed]) -> None:
+    """Raise where an input of the network is none of the model: the parser renames one that is an output, too."""
+    for position in range(network.num_inputs):
+        name = network.get_input(position).name
+        if any(name not in feed for feed in samples):
+            raise EngineError(
+                FailureKind.UNSUPPORTED,
+                f"TensorRT calls an input {name!r}, which the model has not: one that is an output, too, is renamed."
+                " Take it off the model's outputs",
+            )
 
 
 @collector_paused()

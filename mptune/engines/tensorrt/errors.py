@@ -71,7 +71,7 @@ class ParserComplaint:
     Attributes:
         code: name of its ``ErrorCode``, such as ``UNSUPPORTED_NODE``.
         words: its description.
-        node: name of the node; empty where the error is about none.
+        node: name of the node; empty where the error is about none, or the parser does not say.
         operator: of the node.
     """
 
@@ -82,7 +82,7 @@ class ParserComplaint:
 
     @property
     def kind(self) -> FailureKind:
-        """``UNSUPPORTED`` for an unknown operator or type, else what the code says."""
+        """``UNSUPPORTED`` for an unknown operator, attribute or type, else what the code says."""
         if self.operator and (self.code.startswith("UNSUPPORTED") or "Plugin not found" in self.words):
             return FailureKind.UNSUPPORTED
         if self.code.startswith("UNSUPPORTED") and "data" in self.words and "type" in self.words:
@@ -97,7 +97,8 @@ class ParserComplaint:
         message = informative[0] if informative else clean(self.words)
         if message in ("false", ""):
             message = "TensorRT's parser does not support it"
-        where = f"{self.operator} node {self.node!r}: " if self.operator else ""
+        node = f" node {self.node!r}" if self.node else ""
+        where = f"{self.operator}{node}: " if self.operator else ""
         return where + message
 
 

@@ -74,6 +74,24 @@ def test_typed_models_beside_the_weight_bank_are_built(library: Library, mlp_pat
     assert sizes[Precision.FP32] != sizes[Precision.FP16]
 
 
+def test_an_attribute_that_is_not_supported_is_told_with_its_operator(library: Library, tmp_path: Path) -> None:
+    inputs = {"x": (TensorProto.FLOAT, [4, 3]), "i": (TensorProto.INT64, [2, 3]), "u": (TensorProto.FLOAT, [2, 3])}
+    path = one_node(
+        tmp_path / "m.onnx", "ScatterElements", inputs, (TensorProto.FLOAT, [4, 3]), axis=0, reduction="add"
+    )
+    error = refusal(lambda: build_engine(library, path, OPTIONS, rows(1)))
+    assert (error.kind, error.message) == (FailureKind.UNSUPPORTED, "ScatterElements: Unsupported reduction type")
+
+
+def test_an_input_that_is_an_output_is_refused_by_name(library: Library, mlp_path: Path, tmp_path: Path) -> None:
+    proto = onnx.load(mlp_path)
+    proto.graph.output.append(proto.graph.input[0])
+    onnx.save(proto, tmp_path / "m.onnx")
+    error = refusal(lambda: build_engine(library, tmp_path / "m.onnx", OPTIONS, rows(1)))
+    assert error.kind is FailureKind.UNSUPPORTED
+    assert error.message.startswith("TensorRT calls an input '__x', which the model has not")
+
+
 def test_the_header_check_finds_what_is_no_engine(library: Library, mlp_path: Path) -> None:
     data = bytes(build_engine(library, mlp_path, OPTIONS, rows(1)).memory)
     assert engine_faults(library, data) == ()
