@@ -5,7 +5,7 @@
 A model is a name of ``benchmarks/models``, made in ``--work`` where it is not there yet, or the path of an ONNX file
 with its samples beside it (``.npz``). For each, as a search begins: all-FP32 and all-FP16 are evaluated and opened
 anew, which gives the spread between sessions. Then all-FP16 is opened and evaluated 20 times more, each time in turn
-with the baseline and corrected by it. Printed are the share of pairs of sessions whose 95 % intervals are disjoint (at
+with the baseline and corrected by it. Printed are the share of pairs of sessions that are called different (at
 most 5 % wanted on each model), the share of intervals that hold the median of all sessions (at least 88 % over all),
 and their mean half-width over the standard deviation of the sessions (at most 3), each three times: by all timings, as
 a finished search reads them (its confirmation adds about as many degrees of freedom as the 20 sessions do here); by
@@ -23,7 +23,6 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +31,10 @@ import numpy as np
 from benchmarks.common import require, save, workspace
 from benchmarks.h200 import OWN, READY
 from mptune.engines.ort.session import Provider
+from mptune.engines.timing.apart import are_lower
+from mptune.engines.timing.latency import Latency
 from mptune.engines.timing.session_timing import SessionTiming
-from mptune.engines.timing.spread import SessionSpread
+from mptune.engines.timing.spread import RatioEstimate, SessionSpread
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
 from mptune.engines.workload import Workload
 from mptune.graph.grouping.grouped import GroupedModel
@@ -54,7 +55,7 @@ class Judged:
     """What intervals of sessions of one plan are worth.
 
     Attributes:
-        pairs: share of pairs of sessions whose intervals are disjoint.
+        pairs: share of pairs of sessions that are called different.
         held: share of intervals that hold the median of all sessions.
         width: mean half-width over the standard deviation of the sessions.
     """
@@ -64,12 +65,14 @@ class Judged:
     width: float
 
     @classmethod
-    def of(cls, intervals: Sequence[Interval], latencies: Sequence[float]) -> Judged:
-        middle, spread = float(np.median(latencies)), float(np.std(latencies, ddof=1))
+    def of(cls, known: Sequence[Latency], measured: Sequence[float]) -> Judged:
+        """By latencies with their intervals, and by those that were measured, both relative to the baseline."""
+        middle, spread = float(np.median(measured)), float(np.std(measured, ddof=1))
+        lows, highs = np.array([latency.ci95_ms for latency in known]).T
         return cls(
-            float(np.mean([a[1] < b[0] or b[1] < a[0] for a, b in combinations(intervals, 2)])),
-            float(np.mean([low <= middle <= high for low, high in intervals])),
-            float(np.mean([(high - low) / 2 for low, high in intervals])) / spread if spread else math.inf,
+            float(are_lower(known).sum()) / math.comb(len(known), 2),
+            float(np.mean((lows <= middle) & (middle <= highs))),
+            float(np.mean(highs - lows)) / 2 / spread if spread else math.inf,
         )
 
 
@@ -110,10 +113,11 @@ def run(name: str, path: Path, data: Path, options: argparse.Namespace) -> dict[
     latencies = [math.exp(session.log_ratio) for session in sessions]
     first = SessionSpread(known)
     final = SessionSpread({**known, fp16.fingerprint: [*known[fp16.fingerprint], *sessions]})
-    intervals = {
-        "final": [final.estimate([session]).interval() for session in sessions],
-        "first": [first.estimate([session]).interval() for session in sessions],
-        "bootstrap": [interval for _, interval in found],
+    bootstrap = zip(latencies, (interval for _, interval in found), strict=True)
+    known_as = {
+        "final": [_latency(final.estimate([session])) for session in sessions],
+        "first": [_latency(first.estimate([session])) for session in sessions],
+        "bootstrap": [Latency(ms, ms, ms, interval, 0.0, "measured") for ms, interval in bootstrap],
     }
     return {
         "model": name,
@@ -125,8 +129,14 @@ def run(name: str, path: Path, data: Path, options: argparse.Namespace) -> dict[
         "degrees of freedom": {"first": first.degrees, "final": final.degrees},
         "within": float(np.mean([session.sd for session in sessions])),
         "reopening, s": reopening_s,
-        **{name: vars(Judged.of(taken, latencies)) for name, taken in intervals.items()},
+        **{name: vars(Judged.of(taken, latencies)) for name, taken in known_as.items()},
     }
+
+
+def _latency(estimate: RatioEstimate) -> Latency:
+    """Relative to the baseline."""
+    ratio = math.exp(estimate.log_ratio)
+    return Latency(ratio, ratio, ratio, estimate.interval(), 0.0, "measured", degrees=estimate.degrees)
 
 
 def _session(toolchain: OnnxRuntimeToolchain, plan: PrecisionPlan) -> tuple[SessionTiming, Interval]:

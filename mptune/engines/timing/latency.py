@@ -20,6 +20,8 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from mptune.data.numbers import decode_float, encode_float
+from mptune.engines.timing.medians import bootstrap_median_interval, percentile
 from mptune.engines.timing.session_timing import SessionTiming
 from mptune.settings import LatencySettings
 
@@ -37,10 +39,6 @@ HOST_BOUND_RATIO = 0.8
 LatencySource = Literal["measured", "predicted"]
 """``measured``: by a clock, on the target. ``predicted``: computed by the roofline, without the target."""
 
-BOOTSTRAP_SAMPLES = 1000
-"""Resamples of the values for the interval of their median."""
-
-_BOOTSTRAP_CHUNK = 4_000_000
 _MAX_PROBES = 1_000_000
 
 
@@ -129,6 +127,7 @@ class Latency:
         warnings: one line each, ending with what to do.
         session: against the baseline that it was timed in turn with, which the intervals of a search rest on
             (``mptune.engines.timing.spread``); None where it was timed alone, or is predicted.
+        degrees: degrees of freedom of the variance that the interval was made of; infinite where they are not known.
     """
 
     median_ms: float
@@ -141,6 +140,7 @@ class Latency:
     transfer_ms: float | None = None
     warnings: tuple[str, ...] = ()
     session: SessionTiming | None = None
+    degrees: float = math.inf
 
     @classmethod
     def predicted(cls, ms: float) -> Latency:
@@ -172,11 +172,12 @@ class Latency:
             "transfer_ms": self.transfer_ms,
             "warnings": list(self.warnings),
             "session": None if self.session is None else self.session.to_json(),
+            "degrees": encode_float(self.degrees),
         }
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Latency:
-        """Inverse of ``to_json``; raw values, transfer, warnings and session may be absent."""
+        """Inverse of ``to_json``; raw values, transfer, warnings, session and degrees may be absent."""
         low, high = document["ci95_ms"]
         session = document.get("session")
         return cls(
@@ -190,39 +191,13 @@ class Latency:
             document.get("transfer_ms"),
             tuple(document.get("warnings", ())),
             None if session is None else SessionTiming.from_json(session),
+            decode_float(document.get("degrees", math.inf)),
         )
 
 
 def monotonic_ms() -> float:
     """The host's clock in milliseconds."""
     return time.perf_counter_ns() / 1e6
-
-
-def percentile(sorted_values: Sequence[float] | np.ndarray, p: float) -> float:
-    """The p-th percentile (0 to 100) of ascending values: ``sorted[n - 1 - int((1 - p/100) * n)]``, as trtexec."""
-    n = len(sorted_values)
-    # 1e-9: else (1 - 0.9) * 10 = 0.99999... would be truncated to 0.
-    return float(sorted_values[max(0, n - 1 - int((1.0 - p / 100.0) * n + 1e-9))])
-
-
-def bootstrap_median_interval(
-    values: np.ndarray, samples: int = BOOTSTRAP_SAMPLES, seed: int = 0
-) -> tuple[float, float]:
-    """95 % percentile bootstrap interval of the median (Efron 1979), deterministic for a seed.
-
-    Args:
-        values: one-dimensional, at least one value.
-        samples: number of resamples.
-        seed: of the resampling.
-    """
-    generator = np.random.default_rng(seed)
-    rows = max(1, _BOOTSTRAP_CHUNK // len(values))
-    medians = [
-        np.median(values[generator.integers(0, len(values), size=(min(rows, samples - start), len(values)))], axis=1)
-        for start in range(0, samples, rows)
-    ]
-    low, high = np.quantile(np.concatenate(medians), [0.025, 0.975])
-    return float(low), float(high)
 
 
 def summarise(

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mptune.data.metrics.paired import LEAST_ERROR, is_compared_by_ratio, significantly_smaller
+from mptune.engines.timing.apart import are_lower, is_lower
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
 
@@ -19,36 +20,31 @@ another does not, makes the error of the first so uncertain that nothing differs
 
 
 def faster_beyond_noise(one: Evaluation, other: Evaluation) -> bool:
-    """Whether ``one`` is faster and the two 95 % intervals do not overlap (predicted latencies have no width)."""
-    return one.latency.median_ms < other.latency.median_ms and one.latency.ci95_ms[1] < other.latency.ci95_ms[0]
+    """Whether the latency of ``one`` is lower beyond noise (``mptune.engines.timing.apart``)."""
+    return is_lower(one.latency, other.latency)
 
 
 def in_doubt(evaluations: Sequence[Evaluation], max_latency_ms: float | None = None) -> tuple[Evaluation, ...]:
     """The evaluations whose place on the front hangs on how exactly latencies are known.
 
-    Of two plans whose 95 % intervals overlap the more exact one may or may not dominate the other: both are in doubt.
-    So is a plan whose interval holds the limit on latency. One that a plan with no larger error is faster than beyond
-    noise has no place to be in doubt about.
+    Of two plans neither of which is faster beyond noise the more exact one may or may not dominate the other: both are
+    in doubt. So is a plan whose interval holds the limit on latency. A plan has no place to be in doubt about where one
+    with no larger error is faster beyond noise.
 
     Args:
         evaluations: finite ones, any order.
         max_latency_ms: limit on latency; None where there is none.
     """
-    placed = [
-        one
-        for one in evaluations
-        if not any(faster_beyond_noise(other, one) and other.error_value <= one.error_value for other in evaluations)
-    ]
-    found = []
-    for one in placed:
-        low, high = one.latency.ci95_ms
-        overlaps = any(
-            other is not one and other.latency.ci95_ms[0] <= high and low <= other.latency.ci95_ms[1]
-            for other in placed
-        )
-        if overlaps or (max_latency_ms is not None and low <= max_latency_ms <= high):
-            found.append(one)
-    return tuple(found)
+    faster = are_lower([one.latency for one in evaluations])
+    errors = np.array([one.error_value for one in evaluations])
+    beats: Bools = faster & (errors[:, None] <= errors[None, :])
+    placed: Bools = ~np.asarray(beats.any(axis=0))
+    doubtful = placed[:, None] & placed[None, :] & ~(faster | faster.T) & ~np.eye(len(evaluations), dtype=bool)
+    found = doubtful.any(axis=1)
+    if max_latency_ms is not None:
+        lows, highs = (np.array([one.latency.ci95_ms[side] for one in evaluations]) for side in (0, 1))
+        found |= placed & (lows <= max_latency_ms) & (max_latency_ms <= highs)
+    return tuple(one for one, is_found in zip(evaluations, found, strict=True) if is_found)
 
 
 def non_dominated(evaluations: Sequence[Evaluation], errors: Sequence[float]) -> list[int]:
@@ -91,9 +87,7 @@ def _first_of_a_circle(beats: Bools, undecided: NDArray[np.intp]) -> int:
 
 def _beats(evaluations: Sequence[Evaluation], errors: Sequence[float]) -> Bools:
     """Whether the row's plan beats the column's, shape (plans, plans)."""
-    medians = np.array([e.latency.median_ms for e in evaluations])
-    lows, highs = (np.array([e.latency.ci95_ms[side] for e in evaluations]) for side in (0, 1))
-    faster = (medians[:, None] < medians[None, :]) & (highs[:, None] < lows[None, :])
+    faster = are_lower([evaluation.latency for evaluation in evaluations])
     exacter = _more_exact(evaluations, np.array(errors, dtype=float))
     same = ~(faster | faster.T | exacter | exacter.T)
     first: Bools = np.triu(np.ones_like(same), 1)

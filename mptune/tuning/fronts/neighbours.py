@@ -19,7 +19,7 @@ class Neighbour:
     Attributes:
         evaluation: the point.
         latency_ms_delta: its latency less the chosen one's; negative is faster.
-        is_apart: the 95 % intervals of both latencies do not overlap.
+        is_apart: one of both is faster beyond noise.
         error: its error against the chosen one's, sample by sample on all samples that both have met; None where that
             cannot be known, such as with a single sample.
         error_ratio: its error over the chosen one's, as ``error_ratio`` gives it.

@@ -69,7 +69,7 @@ class Agreement:
 
 
 def latency_agreement(pairs: Sequence[Pair]) -> Agreement:
-    """Of the medians. Only pairs of plans whose measured intervals do not overlap are judged."""
+    """Of the medians. Only pairs of plans whose measured latencies differ beyond noise are judged."""
     return _agreement(
         pairs, lambda e: e.latency.median_ms, lambda a, b: faster_beyond_noise(a, b) or faster_beyond_noise(b, a)
     )

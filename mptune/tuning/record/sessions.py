@@ -61,7 +61,7 @@ class Sessions:
         estimate = self.spread.estimate(known)
         low, high = (self._anchor_ms * bound for bound in estimate.interval())
         scaled = latency.scaled(self._anchor_ms * math.exp(estimate.log_ratio) / latency.median_ms)
-        return replace(scaled, ci95_ms=(low, high))
+        return replace(scaled, ci95_ms=(low, high), degrees=estimate.degrees)
 
 
 def drift_warning(record: StudyRecord) -> tuple[str, ...]:

@@ -8,8 +8,10 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from mptune.engines.timing.apart import are_lower, is_lower
+from mptune.engines.timing.latency import Latency
 from mptune.engines.timing.session_timing import SessionTiming, log_ratio_sd
-from mptune.engines.timing.spread import SessionSpread
+from mptune.engines.timing.spread import RatioEstimate, SessionSpread
 
 REOPENED = 6
 """Sessions of all-FP32 and of all-FP16 beside their evaluations, as at the start of a search."""
@@ -47,23 +49,30 @@ class Machine:
         return math.exp(log_ratio - self.baselines["first"])
 
 
+def latency_of(estimate: RatioEstimate) -> Latency:
+    """As a search has it, where the baseline takes 1 ms."""
+    ms = math.exp(estimate.log_ratio)
+    return Latency(ms, ms, ms, estimate.interval(), 0.0, "measured", degrees=estimate.degrees)
+
+
 def is_held(spread: SessionSpread, sessions: list[SessionTiming], truth: float) -> bool:
     low, high = spread.estimate(sessions).interval()
     return low <= truth <= high
 
 
 def test_intervals_of_2000_sessions_hold_the_truth_as_often_as_they_say() -> None:
-    held, disjoint, half_widths = 0, 0, []
+    held, ranked, half_widths = 0, 0, []
     for seed in range(400):
         machine = Machine(seed)
         spread = SessionSpread(machine.begin())
-        intervals = [spread.estimate([machine.session(-0.3)]).interval() for _ in range(5)]
+        latencies = [latency_of(spread.estimate([machine.session(-0.3)])) for _ in range(5)]
+        intervals = [latency.ci95_ms for latency in latencies]
         truth = machine.truth(-0.3)
         held += sum(low <= truth <= high for low, high in intervals)
         half_widths += [(high - low) / 2 / truth / machine.sd for low, high in intervals]
-        disjoint += sum(a[1] < b[0] or b[1] < a[0] for a, b in combinations(intervals, 2))
+        ranked += int(are_lower(latencies).sum())
     assert 0.93 <= held / 2000 <= 0.97
-    assert disjoint / 4000 <= 0.05
+    assert ranked / 4000 <= 0.01
     assert np.mean(half_widths) <= 3.0
 
 
@@ -100,6 +109,24 @@ def test_rounds_of_confirmation_are_pooled_and_add_degrees_of_freedom() -> None:
     assert narrower == total
 
 
+def test_a_session_of_few_values_that_scatters_more_than_others_is_not_known_as_well_as_it_says() -> None:
+    """Its 5 values say how exactly they are known with few degrees of freedom, whatever the others' values say."""
+    generator = np.random.default_rng(0)
+    held, steady, noisy = 0, [], []
+    for seed in range(1000):
+        machine = Machine(seed, between=2e-4)
+        spread = SessionSpread(machine.begin())
+        values, baseline = np.exp(generator.normal(0.0, 1e-2, (2, 5)))
+        own = machine.session(-0.3).log_ratio
+        timing = SessionTiming.of_values("first", math.exp(own) * values, baseline)
+        held += is_held(spread, [timing], machine.truth(-0.3))
+        noisy.append(spread.estimate([timing]).degrees)
+        steady.append(spread.estimate([SessionTiming("first", own, machine.within)]).degrees)
+    assert 0.93 <= held / 1000 <= 0.98
+    assert np.median(noisy) == pytest.approx(4.0, abs=0.1)
+    assert np.median(steady) == pytest.approx(12.0, abs=0.1), "as many as the spread"
+
+
 class Processes(Machine):
     """Each process has plans of its own speed, as on an H200: it has chosen other kernels, for 0.4 %."""
 
@@ -119,9 +146,9 @@ class Processes(Machine):
             rounds[log_ratio] = [self.session(log_ratio, f"round {k}" if apart else "first") for k in range(2)]
             timings[f"plan {log_ratio}"] = [self.session(log_ratio), *rounds[log_ratio]]
         spread = SessionSpread(timings)
-        ends = {log_ratio: spread.estimate(sessions).interval() for log_ratio, sessions in rounds.items()}
+        known = {log_ratio: latency_of(spread.estimate(sessions)) for log_ratio, sessions in rounds.items()}
         pairs = combinations(log_ratios, 2)
-        return {(a, b): (ends[b][1] < ends[a][0]) - (ends[a][1] < ends[b][0]) for a, b in pairs}
+        return {(a, b): is_lower(known[b], known[a]) - is_lower(known[a], known[b]) for a, b in pairs}
 
 
 @pytest.mark.parametrize("apart", [True, False])

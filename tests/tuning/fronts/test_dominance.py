@@ -67,7 +67,7 @@ def test_the_same_plan_twice_is_never_ranked() -> None:
                 ms = 10.0 * math.exp(estimate.log_ratio)
                 low, high = (10.0 * bound for bound in estimate.interval())
                 point = make_evaluation(ms, error, width=1.0, number=10 * number + again, bits=number)
-                point = replace(point, latency=replace(point.latency, ci95_ms=(low, high)))
+                point = replace(point, latency=replace(point.latency, ci95_ms=(low, high), degrees=estimate.degrees))
                 points.append(with_errors(point, samples))
         front = pareto(points)
         ranked += len(front) != 3 or len({point.plan for point in front}) != 3
