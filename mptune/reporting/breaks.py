@@ -110,7 +110,7 @@ def breaks_in_fp16(front: Front) -> tuple[Break, ...]:
 
 
 def _of_findings(findings: list[Finding], plan: PrecisionPlan | None) -> Break:
-    worst = max(findings, key=_size)
+    worst = max(findings, key=lambda finding: ("lost" in finding.evidence, _size(finding)))  # not finite, before all
     if worst.code == "overflow":  # what overflows first is why the rest does; a constant is held, and does not
         worst = min(findings, key=lambda finding: "held_as" in finding.evidence)
     groups = worst.where.groups

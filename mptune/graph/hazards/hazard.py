@@ -157,6 +157,18 @@ def _finding(code: str, places: Sequence[Hazard], origin: FindingOrigin) -> Find
     )
 
 
+def near_the_end(hazards: Sequence[Hazard]) -> tuple[str, ...]:
+    """One line of what is finite in FP16 on the samples and near its end: other data may go beyond. None of nothing."""
+    near = [h for h in hazards if (h.kind, h.severity, h.code) == ("range", "warning", None) and h.value <= FP16_MAX]
+    if not near:
+        return ()
+    largest = max(near, key=lambda hazard: hazard.value)
+    at = f" at node {largest.node!r}" if largest.node else ""
+    others = len({hazard.tensor for hazard in near}) - 1
+    more = f"; so for {others} more value{'s' * (others > 1)}" if others else ""
+    return (f"value {largest.tensor!r}{at}: {largest.reason}{more}: {largest.cure}",)
+
+
 def spacing(value: float, precision: Precision = Precision.FP16) -> float:
     """Distance of neighbouring values at a magnitude.
 

@@ -49,4 +49,4 @@ def _nothing(front: Front) -> str:
     error = ""
     if front.fp16 is not None and front.fp16.is_finite:
         error = f"; the error of {front.fp16_name} is {format_error(front.fp16.judged_error)}"
-    return f"nothing was found on the samples{error}"
+    return f"nothing that breaks was found on the samples{error}"

@@ -25,6 +25,7 @@ from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.fused import of_model
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.hazards.find import Hazard, find_hazards
+from mptune.graph.hazards.hazard import near_the_end
 from mptune.graph.hazards.masked_rows import MaskedRows, masked_row_findings
 from mptune.graph.hazards.seen import Seen
 from mptune.graph.loading.model import Model
@@ -67,7 +68,8 @@ def search_space(
         without_bf16 = {group: missing.reason(ops) for group, ops in missing.groups.items()}
         without_bf16 |= kernels.pins(grouped, Precision.BF16)
     pins = kernels.pins(grouped)
-    return make_space(grouped, named, hazards, observations.absmax, pins, precisions, without_bf16), hazards
+    space = make_space(grouped, named, hazards, observations.absmax, pins, precisions, without_bf16)
+    return replace(space, warnings=(*space.warnings, *near_the_end(hazards))), hazards
 
 
 @dataclass(frozen=True)

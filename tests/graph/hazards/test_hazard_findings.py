@@ -13,7 +13,7 @@ from mptune.finding import Finding
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.hazards.find import find_hazards, pinned_by_hazards
-from mptune.graph.hazards.hazard import hazard_findings
+from mptune.graph.hazards.hazard import hazard_findings, near_the_end
 from mptune.graph.loading.model import load_model
 from mptune.graph.plan import Precision
 from tests.graph import models
@@ -50,6 +50,21 @@ def test_a_value_seen_beyond_fp16_is_one_finding_with_all_its_places(tmp_path: P
     assert finding.under_plan(["g000", "g001"]) == finding, "one of its groups is FP16"
     assert finding.under_plan(["g001", "g002"]).severity == "info"
     assert findings(models.mlp(), tmp_path, {"h": 6e4, "r": 3e-5}) == (), "near the ends is not beyond them"
+
+
+@pytest.mark.parametrize(("reached", "is_named"), [(5.9e4, True), (3e4, False), (9e4, False)])
+def test_a_value_near_the_end_of_fp16_is_said_in_the_words_of_its_hazard(
+    reached: float, is_named: bool, tmp_path: Path
+) -> None:
+    model = load_model(models.save(models.mlp(), tmp_path))
+    hazards = find_hazards(
+        GroupedModel(model, find_groups(model)), {"h": 0.9 * reached if is_named else 2e4, "r": reached}
+    )
+    said = near_the_end(hazards)
+    assert bool(said) == is_named
+    for text in said:
+        assert text.startswith("value 'r' at node ")
+        assert any(f": {hazard.reason}; so for 1 more value: {hazard.cure}" in text for hazard in hazards)
 
 
 def test_weights_beyond_fp16(tmp_path: Path) -> None:

@@ -209,6 +209,16 @@ def test_what_breaks_first_in_a_group_stands_first(make_front: MakeFront) -> Non
     ]
 
 
+def test_what_is_not_finite_is_named_of_a_group_before_what_is_coarse(make_front: MakeFront) -> None:
+    front, _ = make_front()
+    group = front.chosen.plan.fp32_groups[0]
+    coarse = overflow(group, "dir/Sub", code="cancellation", evidence={"factor": 240.0, "relative_error": 0.04})
+    lost = overflow(group, "dir/Div", code="cancellation", evidence={"lost": 16, "values": 24})
+    first = breaks_in_fp16(replace(front, findings=(coarse, lost)))[0]
+    assert (first.nodes, first.others) == (("dir/Div",), 1)
+    assert first.plain.startswith("Inf or NaN")
+
+
 def test_few_of_many_breaks_are_named(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
     front, _ = make_front()
     found = tuple(overflow(group, f"n{k}") for k, group in enumerate(front.fp32.plan.fp32_groups))
@@ -264,7 +274,8 @@ def test_a_large_error_of_all_fp16_that_no_group_shows(
 
 def test_nothing_that_breaks(make_front: MakeFront, monkeypatch: pytest.MonkeyPatch) -> None:
     first = printed(make_front()[0], monkeypatch).partition("\n\n")[0]
-    assert first.splitlines()[1:] == ["  nothing was found on the samples; the error of all-FP16 is 2.4e-02"]
+    (line,) = first.splitlines()[1:]
+    assert line == "  nothing that breaks was found on the samples; the error of all-FP16 is 2.4e-02"
 
 
 def test_all_fp16_says_how_many_groups_are_pinned(
