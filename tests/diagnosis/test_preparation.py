@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from mptune.diagnosis.causes.feed_changes import feed_changes
+from mptune.diagnosis.causes.feeds.changes import feed_changes
 from mptune.diagnosis.causes.model_changes import model_changes
 from mptune.diagnosis.causes.other_model import other_attribute
 from mptune.diagnosis.causes.preprocessing import other_preparation
@@ -127,8 +127,16 @@ def raw(data: Arrays) -> np.ndarray:
             ("mask",),
             marks=pytest.mark.slow,
         ),
-        pytest.param(lambda d: {"cur": d["cur"][:, ::-1]}, None, (), marks=pytest.mark.slow),
-        (lambda d: {"prev": d["prev"] + 0.3}, None, ()),
+        (lambda d: {"cur": d["cur"][:, ::-1]}, "for input 'cur' with the entries of axis 1 in reverse order", ("cur",)),
+        pytest.param(
+            lambda d: {"cur": 0.7 * d["cur"] + 0.3}, "for input 'cur' as 0.7 x + 0.3", ("cur",), marks=pytest.mark.slow
+        ),
+        pytest.param(
+            lambda d: {"cur": d["cur"] * np.random.default_rng(0).uniform(0.5, 2, (COUNT, 1))},
+            None,
+            (),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_each_way_is_named(
@@ -141,28 +149,29 @@ def test_each_way_is_named(
     fed = {name: np.ascontiguousarray(array, np.float32) for name, array in {**data, **change(data)}.items()}
     sides = recorded(runner, folder, recordings.run(runner.model.path, fed, 1)["y"])
     found = other_preparation(sides, [sides.output("y")])
-    assert (found is None) == (words is None)
-    if found is not None and words is not None:
-        assert words in found.text
-        assert found.where.inputs == inputs
-        assert found.code == "data-do-not-fit"
+    assert found.explains_all == (words is not None)
+    assert [one.code for one in found.findings] == ["data-do-not-fit"] * (words is not None)
+    for one in found.findings:
+        assert words is not None
+        assert words in one.text
+        assert one.where.inputs == inputs
 
 
 def test_few_bytes_are_fed_at_a_time(opened: tuple[Runner, Path, Arrays], monkeypatch: pytest.MonkeyPatch) -> None:
     runner, folder, data = opened
     got = recordings.run(runner.model.path, {**data, "prev": data["cur"], "cur": data["prev"]}, 1)["y"]
     sides = recorded(runner, folder, got)
-    whole, run, fed = other_preparation(sides, [sides.output("y")]), runner.on, list[int]()
+    whole, run, fed = other_preparation(sides, [sides.output("y")], is_quick=True), runner.on, list[int]()
 
     def counted(name: str, feeds: Sequence[Arrays]) -> object:
         fed.append(sum(array.nbytes for feed in feeds for array in feed.values()))
         return run(name, feeds)
 
     one = sum(array[:1].nbytes for array in data.values())
-    monkeypatch.setattr("mptune.diagnosis.causes.preprocessing._FED_AT_A_TIME_BYTES", 10 * one)
+    monkeypatch.setattr("mptune.diagnosis.causes.trials._FED_AT_A_TIME_BYTES", 10 * one)
     monkeypatch.setattr(runner, "on", counted)
-    assert other_preparation(sides, [sides.output("y")]) == whole
-    assert whole is not None
+    assert other_preparation(sides, [sides.output("y")], is_quick=True) == whole
+    assert whole.explains_all
     assert len(fed) > 3
     assert max(fed) <= 10 * one
 
@@ -173,7 +182,7 @@ def test_an_attribute_that_is_another_in_the_engine(opened: tuple[Runner, Path, 
     proto.graph.node[1].attribute[0].f = 0.01
     got = recordings.run(models.save(proto, folder, "other.onnx"), data, 1)["y"]
     sides = recorded(runner, folder, got)
-    assert other_preparation(sides, [sides.output("y")]) is None
+    assert not other_preparation(sides, [sides.output("y")], is_quick=True).findings
     found = other_attribute(sides, [sides.output("y")])
     assert found is not None
     assert (found.code, found.where.nodes, found.evidence["what"]) == (

@@ -48,6 +48,8 @@ def structural_finding(side: Side) -> Finding | None:
         return _ordered(side, rows)
     if stale is not None and stale.is_ahead:
         return _ahead(side, stale)
+    if stale is not None and (lag := stale.delay(len(compared.got), sides.batch)) is not None:
+        return _delayed(side, stale, lag)
     return None if stale is None else stale_finding(side, stale)
 
 
@@ -181,6 +183,22 @@ def _ahead(side: Side, stale: Stale) -> Finding:
     )
 
 
+def _delayed(side: Side, stale: Stale, lag: int) -> Finding:
+    """Rows that all come late by the same number of rows."""
+    batch = side.sides.batch
+    runs = f" ({lag // batch} runs)" if batch > 1 and lag % batch == 0 else ""
+    return finding(
+        "outputs-permuted",
+        (OutputColumns(side.name),),
+        {"kind": "rows", "rows": len(stale.rows), "lag": lag, "row": stale.example, "error": side.error},
+        f"output {side.name!r}: every row from {lag} on is the reference's {lag} rows{runs} before it (row"
+        f" {stale.example} equals the reference's row {stale.source[stale.example]}): a delay that stays the same, as"
+        " of a queue or a pipeline; a missing synchronisation gives no such delay",
+        f"give each row with the sample that it was computed of: the first {lag} rows of the recording belong to none",
+        samples=side.samples_of(stale.rows),
+    )
+
+
 def _swapped(side: Side) -> Finding | None:
     """Whether the output holds what the reference calls another output."""
     sides, known = side.sides, side.compared()
@@ -199,11 +217,14 @@ def _swapped(side: Side) -> Finding | None:
             compared = there.compared(got) if [a.shape for a in got] == [a.shape for a in there.wanted] else None
             found = compared is not None and compared.distance <= compared.half and _is_clearly_below(compared, own)
         if found:
+            text = f"outputs are exchanged: {side.name!r} of one side is {other!r} of the other"
+            if there.error <= FP32_ROUNDING:  # that output is right itself
+                text = f"output {side.name!r} holds what is {other!r} of the reference, as {other!r} does, too"
             return finding(
                 "outputs-permuted",
                 (OutputColumns(side.name), OutputColumns(other)),
                 {"kind": "outputs", "error": side.error, "output": other},
-                f"outputs are exchanged: {side.name!r} of one side is {other!r} of the other",
+                text,
                 "read outputs by name, not by position, or exchange the two",
             )
     return None

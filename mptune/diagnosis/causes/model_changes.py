@@ -41,6 +41,9 @@ _REPLACEMENTS: Sequence[tuple[str, str, Mapping[str, Any], tuple[str, ...]]] = (
     ("LeakyRelu", "Relu", {}, ("alpha",)),
 )
 """Operator, what stands in its place, with these attributes, and without those."""
+_BIASED = ("Conv", "ConvTranspose", "Gemm")
+_BIAS = 2
+"""Position of the bias among the inputs of these."""
 _PADDED = frozenset({"Conv", "ConvTranspose", "MaxPool", "AveragePool"})
 _NAMED = 3
 _SAME = 1e-6
@@ -69,6 +72,7 @@ def model_changes(model: onnx.ModelProto) -> Iterator[ModelChange]:
     opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 0)
     yield from _resized(model, opset)
     yield from _padded(model)
+    yield from _without_biases(model)
     for operator, attribute, values in _VALUES:
         for value in values:
             wanted = {
@@ -111,6 +115,25 @@ def _padded(model: onnx.ModelProto) -> Iterator[ModelChange]:
             is_upper = _value(node, "auto_pad", 0) == b"SAME_UPPER"
             wanted[index] = {"auto_pad": "SAME_LOWER" if is_upper else "SAME_UPPER"}
     yield from _changed(model, 0, "pads", wanted)
+
+
+def _without_biases(model: onnx.ModelProto) -> Iterator[ModelChange]:
+    """All products without what is added to them."""
+    indices = [
+        index
+        for operator in _BIASED
+        for index, node in _of(model, operator)
+        if len(node.input) > _BIAS and node.input[_BIAS]
+    ]
+    if not indices:
+        return
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    for index in indices:
+        del changed.graph.node[index].input[_BIAS:]
+    names = tuple(model.graph.node[index].name for index in sorted(indices))
+    where = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+    yield ModelChange(f"without the biases of {where}", "bias", names, changed)
 
 
 def _other_operators(model: onnx.ModelProto) -> Iterator[ModelChange]:

@@ -1,153 +1,109 @@
-"""Whether recorded outputs are those of the same samples fed in another way (``feed_changes``)."""
+"""Whether recorded outputs are those of the same samples fed in another way (``feeds``)."""
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from mptune.diagnosis.causes.feed_changes import Feed, FeedChange, feed_changes
-from mptune.diagnosis.patterns.scaled import CLEAR, column_scale
+from mptune.diagnosis.causes.feeds.change import FeedChange
+from mptune.diagnosis.causes.feeds.fed_back import fed_back
+from mptune.diagnosis.causes.left import Left, left_text, most_different
+from mptune.diagnosis.causes.trials import MOST_CHECKED, Trials
+from mptune.diagnosis.patterns.in_time import which_samples
 from mptune.diagnosis.sides import Side, Sides
-from mptune.errors import BaselineError
 from mptune.finding import Finding, Where
 
-MOST_SAMPLES = 4
-"""The samples that differ most are run again for each explanation that leaves little of the first of them."""
-WORTH_MORE = 0.3
-"""Share of the difference of one sample that an explanation leaves at most to be tried on more."""
-_FED_AT_A_TIME_BYTES = 256 * 2**20
+_MOST_WAYS = 2
+"""Ways of some samples each that are named."""
 
 
-def other_preparation(sides: Sides, unexplained: Sequence[Side]) -> Finding | None:
-    """How the inputs have to be changed for the model to give what was recorded; None where no way is found.
+@dataclass(frozen=True)
+class Preparation:
+    """What was found.
+
+    Attributes:
+        findings: one for each way.
+        is_exact: the ways leave no more than rounding does.
+        is_whole: they explain every sample that was tried.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    is_exact: bool = False
+    is_whole: bool = False
+
+    @property
+    def explains_all(self) -> bool:
+        """Whether nothing is left to be explained."""
+        return self.is_exact and self.is_whole
+
+
+def other_preparation(sides: Sides, unexplained: Sequence[Side], *, is_quick: bool = False) -> Preparation:
+    """How the inputs have to be changed for the model to give what was recorded; no findings where no way is known.
 
     Args:
         sides: of the comparison; the right one is recorded.
         unexplained: the outputs that no other cause explains.
+        is_quick: try the most frequent ways only.
     """
     feeds = [dict(feed) for feed in sides.runner.samples]
-    ways = list(feed_changes(feeds))
-    worst = most_different(unexplained)
-    if not ways or not worst:
-        return None
-    first = _shares(sides, unexplained, [(way, [k]) for way in ways for k in _covered(way, worst, 1)], "prepared")
-    likely = [way for way, share in first if share <= WORTH_MORE]
-    pairs = [(way, _covered(way, worst, MOST_SAMPLES)) for way in likely]
-    shares = _shares(sides, unexplained, pairs, "prepared-more")
-    way, share = min(shares, key=lambda each: each[1], default=(None, math.inf))
-    if way is None or share > CLEAR:
-        return None
-    count = len(_covered(way, worst, MOST_SAMPLES))
-    return Finding(
-        "data-do-not-fit",
-        "warning",
-        "compare",
-        Where(inputs=way.inputs, outputs=tuple(side.where for side in unexplained)),
-        {"left_share": share, "samples": count},
-        f"the model gives what was recorded {way.words} ({left_text(share, count)}):"
-        f" {way.meaning}; precision is not the problem",
-        way.cure,
-    )
+    found = _preparation(Trials(sides, unexplained, feeds, is_quick=is_quick))
+    if found.findings or is_quick or (own := fed_back(sides, feeds)) is None:
+        return found
+    return _preparation(Trials(sides, unexplained, own.feeds, is_quick=False), own.words)
 
 
-def most_different(unexplained: Sequence[Side]) -> list[int]:
-    """Indices of the samples that differ, those that differ most first."""
-    count = len(unexplained[0].wanted)
-    squares = np.zeros(count)
-    for side in unexplained:
-        known = [w.astype(np.float64).ravel() for w in side.wanted if w.dtype.kind in "fiub"]
-        spread = float(np.nanvar(np.concatenate(known))) if known else 0.0
-        for k, (got, wanted) in enumerate(zip(side.got, side.wanted, strict=True)):
-            if got.shape != wanted.shape or got.dtype.kind not in "fiub":
-                return []
-            apart = np.asarray(got, np.float64) - np.asarray(wanted, np.float64)
-            squares[k] += float((apart**2).sum()) / (spread or 1.0)
-    return [int(k) for k in np.argsort(-squares, kind="stable") if 0 < squares[k] < math.inf]
+def _preparation(trials: Trials, base: str = "") -> Preparation:
+    """What is found, where all that is fed has something changed to begin with, in words."""
+    differing = worst = most_different(trials.unexplained)
+    findings: list[Finding] = []
+    is_exact = True
+    while worst and len(findings) < _MOST_WAYS:
+        found = trials.best(worst)
+        if found is None:
+            break
+        way, left = found
+        checked = sorted(worst[i] for i in np.linspace(0, len(worst) - 1, min(len(worst), MOST_CHECKED)).astype(int))
+        explained = trials.explained(way, checked)
+        if not explained:
+            break
+        others = [k for k in checked if k not in explained and way.feed(k) is not None]
+        findings.append(_finding(trials, way, base, left, explained, checked, differing, is_whole=not others))
+        is_exact = is_exact and left.is_exact
+        worst = [k for k in worst if k in others]
+    return Preparation(tuple(findings), bool(findings) and is_exact, not worst)
 
 
-def _covered(way: FeedChange, worst: Sequence[int], count: int) -> list[int]:
-    """The first samples of these that a way says something of, at most so many."""
-    return list(itertools.islice((k for k in worst if way.feed(k) is not None), count))
-
-
-def _shares(
-    sides: Sides, unexplained: Sequence[Side], pairs: Sequence[tuple[FeedChange, Sequence[int]]], name: str
-) -> list[tuple[FeedChange, float]]:
-    """What share of these samples' difference each way leaves; ways that the model does not run on are left out."""
-    found: list[tuple[FeedChange, float]] = []
-    for number, portion in enumerate(_portions(sides, [(way, samples) for way, samples in pairs if samples])):
-        feeds = [[feed for k in samples if (feed := way.feed(k)) is not None] for way, samples in portion]
-        made = _outputs(sides, f"{name}-{number}", feeds)
-        found += [
-            (way, left_share(unexplained, samples, outputs))
-            for (way, samples), outputs in zip(portion, made, strict=True)
-            if outputs
-        ]
-    return found
-
-
-def _portions(
-    sides: Sides, pairs: Sequence[tuple[FeedChange, Sequence[int]]]
-) -> Iterator[list[tuple[FeedChange, Sequence[int]]]]:
-    """Ways of which so much is fed at a time as a process may well hold; each feeds as much as the samples have."""
-    portion: list[tuple[FeedChange, Sequence[int]]] = []
-    room = _FED_AT_A_TIME_BYTES
-    for way, samples in pairs:
-        size = sum(array.nbytes for k in samples for array in sides.runner.samples[k].values())
-        if portion and size > room:
-            yield portion
-            portion, room = [], _FED_AT_A_TIME_BYTES
-        portion.append((way, samples))
-        room -= size
-    if portion:
-        yield portion
-
-
-def _outputs(sides: Sides, name: str, feeds: Sequence[Sequence[Feed]]) -> list[tuple[Feed, ...]]:
-    """What the model gives for each way's feeds; nothing for a way that it does not run on."""
-    try:
-        flat = tuple(sides.runner.on(name, [feed for of_way in feeds for feed in of_way]))
-    except BaselineError:  # one of them does not fit the model
-        return [_alone(sides, f"{name}-{number}", of_way) for number, of_way in enumerate(feeds)]
-    ends = np.cumsum([len(of_way) for of_way in feeds])
-    return [flat[end - len(of_way) : end] for end, of_way in zip(ends, feeds, strict=True)]
-
-
-def _alone(sides: Sides, name: str, feeds: Sequence[Feed]) -> tuple[Feed, ...]:
-    try:
-        return tuple(sides.runner.on(name, feeds))
-    except BaselineError:
-        return ()
-
-
-def left_share(unexplained: Sequence[Side], samples: Sequence[int], made: Sequence[Feed]) -> float:
-    """Share of the difference that is left in the worst output; infinite where one cannot be compared.
-
-    Args:
-        unexplained: the outputs.
-        samples: indices of the samples.
-        made: outputs for these, by name, that may be what was recorded.
-    """
-    return max(_left(side, samples, [np.asarray(outputs[side.name]) for outputs in made]) for side in unexplained)
-
-
-def left_text(share: float, count: int) -> str:
-    """What is left of the difference, on how many samples, in words."""
-    samples = "sample" if count == 1 else f"{count} samples that differ most"
-    return f"{100 * share:.2g} % of the difference is left, on the {samples}"
-
-
-def _left(side: Side, samples: Sequence[int], made: Sequence[np.ndarray]) -> float:
-    before = after = 0.0
-    for k, again in zip(samples, made, strict=True):
-        got, wanted = side.got[k], side.wanted[k]
-        if not got.shape == wanted.shape == again.shape or got.dtype.kind not in "fiub":
-            return math.inf
-        scale = column_scale(np.asarray(wanted, np.float64)) if wanted.ndim > 1 else 1.0
-        one, two, three = (np.asarray(each, np.float64) for each in (got, wanted, again))
-        before += float((((one - two) / scale) ** 2).sum())
-        after += float((((one - three) / scale) ** 2).sum())
-    return math.sqrt(after / before) if before > 0 and math.isfinite(after) else math.inf
+def _finding(
+    trials: Trials,
+    way: FeedChange,
+    base: str,
+    left: Left,
+    explained: Sequence[int],
+    checked: Sequence[int],
+    differing: Sequence[int],
+    *,
+    is_whole: bool,
+) -> Finding:
+    count = len(trials.sides.runner.samples)
+    samples: tuple[int, ...] = ()
+    on = left_text(left.share, left.count)
+    if not is_whole:
+        samples = tuple(explained)
+        on += f"; so it is for {which_samples(samples)}, and not for all {len(checked)} that differ"
+    elif len(differing) < count:
+        samples = tuple(sorted(differing))
+        on += f"; {which_samples(samples)} of {count} {'differs' if len(samples) == 1 else 'differ'}"
+    evidence = {"left_share": left.share, "rounding_share": left.rounding, "samples": left.count}
+    outputs = tuple(side.where for side in trials.unexplained)
+    where = Where(inputs=way.inputs, outputs=outputs, samples=samples)
+    if left.is_exact:
+        given = f"the model gives what was recorded {way.words}{base} ({on})"
+        text = f"{given}: {way.meaning}; precision is not the problem"
+    else:
+        text = (
+            f"the model comes near to what was recorded {way.words}{base} ({on}; rounding would leave"
+            f" {100 * left.rounding:.2g} %): {way.meaning}, in this way or a similar one"
+        )
+    return Finding("data-do-not-fit", "warning", "compare", where, evidence, text, way.cure)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -18,11 +19,13 @@ from mptune.diagnosis.causes.infinite import (
 from mptune.diagnosis.causes.other_model import other_attribute
 from mptune.diagnosis.causes.preprocessing import other_preparation
 from mptune.diagnosis.limits import HEADROOM
+from mptune.diagnosis.patterns.across import with_an_input
+from mptune.diagnosis.patterns.other_samples import Unrelated, unrelated
 from mptune.diagnosis.patterns.places import how_it_goes_on, what_is_there, where_it_lies
 from mptune.diagnosis.patterns.roundings import Explanation
 from mptune.diagnosis.patterns.scaled import FP32_ROUNDING
 from mptune.diagnosis.sides import Side, Sides
-from mptune.finding import Finding
+from mptune.finding import Finding, Where
 
 _LEFT_OF_ROWS = 0.5
 """Share of the difference between two sets of rows, up to which another set explains one of them."""
@@ -83,6 +86,7 @@ class Causes:
     def findings(self) -> list[Finding]:
         """One for each cause. What could be FP16 by its size alone is, where nothing else is found."""
         self._look_at_preparation()
+        self._look_at_samples()
         for side in self._alike:
             if what_is_there(side.got, side.wanted):
                 self._unexplained.append(side)
@@ -103,18 +107,38 @@ class Causes:
         if not (self._unexplained or self._alike) or self._sides.origin not in ("recorded", "engine"):
             return
         sides = [*self._unexplained, *self._alike]
-        found = other_preparation(self._sides, sides) or other_attribute(self._sides, sides)
-        if found is not None:
-            self._found.append(found)
-            self._unexplained.clear()
-            self._alike.clear()
+        prepared = other_preparation(self._sides, sides, is_quick=True)
+        attribute = None if prepared.explains_all else other_attribute(self._sides, sides)
+        is_plain = all(what_is_there(side.got, side.wanted) for side in sides)
+        if not prepared.explains_all and not is_plain and (attribute is None or not _is_exact(attribute)):
+            prepared = other_preparation(self._sides, sides)
+        if attribute is not None and _is_nearer(attribute, prepared.findings):
+            self._found.append(attribute)
+        elif prepared.findings:
+            self._found += prepared.findings
+            if not prepared.is_whole:
+                return
+        else:
+            return
+        self._unexplained.clear()
+        self._alike.clear()
+
+    def _look_at_samples(self) -> None:
+        """Whether outputs that nothing explains have nothing to do with their reference, as of other inputs."""
+        if self._sides.origin != "recorded":
+            return
+        sides = [*self._unexplained, *self._alike]
+        found = {side.name: of for side in sides if (of := _unrelated(side)) is not None and not _places(side)}
+        if found:
+            self._found.append(_other_samples([side for side in sides if side.name in found], found))
+            self._unexplained = [side for side in self._unexplained if side.name not in found]
+            self._alike = [side for side in self._alike if side.name not in found]
 
     def places(self) -> list[str]:
         """Where the differences without a known cause lie, and what is there; a line for each such output."""
         lines = []
         for side in self._unexplained:
-            looks = (where_it_lies, what_is_there, how_it_goes_on)
-            said = [place for look in looks if (place := look(side.got, side.wanted))]
+            said = _places(side)
             said += [_of_the_size_of_fp16(side)] if _has_the_size_of_fp16(side) else []
             lines.append(f"output {side.name!r}: {'; '.join(said) or self._nothing_known()}")
         return lines
@@ -127,6 +151,75 @@ class Causes:
             f"{tried}, inputs and attributes tried gives it; with the model that the engine was built of as CANDIDATE,"
             " --trace names the first node that differs"
         )
+
+
+def _is_exact(found: Finding) -> bool:
+    """Whether an explanation leaves no more than rounding does."""
+    return float(found.evidence["left_share"]) <= float(found.evidence["rounding_share"])
+
+
+def _is_nearer(attribute: Finding, prepared: Sequence[Finding]) -> bool:
+    """Whether another attribute leaves less than all ways to prepare the samples that were found."""
+    return all(float(attribute.evidence["left_share"]) < float(one.evidence["left_share"]) for one in prepared)
+
+
+def _places(side: Side) -> list[str]:
+    """Where an output's difference lies, what is there, and how it goes on along the samples, where that is plain."""
+    said = [place for look in (where_it_lies, what_is_there) if (place := look(side.got, side.wanted))]
+    if len(said) < 2 and (beside := _with_an_input(side)):
+        said = [beside]
+    return [*said, *filter(None, [how_it_goes_on(side.got, side.wanted)])]
+
+
+def _with_an_input(side: Side) -> str:
+    stacked = _stacked(side)
+    if stacked is None:
+        return ""
+    samples = side.sides.runner.samples
+    inputs = {
+        name: np.stack([np.asarray(sample[name], np.float64) for sample in samples])
+        for name, first in samples[0].items()
+        if first.dtype.kind == "f" and all(sample[name].shape == first.shape for sample in samples)
+    }
+    return with_an_input(*stacked, inputs)
+
+
+def _stacked(side: Side) -> tuple[np.ndarray, np.ndarray] | None:
+    """Both sides, (samples, ...), float64; None where shapes differ or values are not finite."""
+    if len({a.shape for each in (side.got, side.wanted) for a in each}) != 1:
+        return None
+    got, wanted = (np.stack([np.asarray(a, np.float64) for a in each]) for each in (side.got, side.wanted))
+    return (got, wanted) if np.isfinite(got).all() and np.isfinite(wanted).all() else None
+
+
+def _unrelated(side: Side) -> Unrelated | None:
+    stacked = _stacked(side)
+    return None if stacked is None or side.wanted[0].dtype.kind not in "fiu" else unrelated(*stacked)
+
+
+def _other_samples(sides: Sequence[Side], found: Mapping[str, Unrelated]) -> Finding:
+    """Of outputs that have nothing to do with their reference."""
+    worst = max(sides, key=lambda side: abs(found[side.name].correlation))
+    of = found[worst.name]
+    names = ", ".join(repr(side.name) for side in sides[:4]) + (", ..." if len(sides) > 4 else "")
+    text = (
+        f"output{'s' * (len(sides) > 1)} {names}: a sample has nothing to do with its reference (correlation"
+        f" {of.correlation:.2f}, chance gives {of.chance:.2f} either way)"
+    )
+    if all(each.is_alike for each in found.values()):
+        text += ", but mean and spread over the samples are the reference's: outputs of the same model on other inputs"
+        text += " look like that"
+    else:
+        text += ", and mean or spread over the samples are others, too: another model, or other inputs, give that"
+    return Finding(
+        "data-do-not-fit",
+        "warning",
+        "compare",
+        Where(outputs=tuple(side.where for side in sides)),
+        {"correlation": of.correlation, "correlation_by_chance": of.chance, "samples": len(worst.wanted)},
+        text,
+        "record the outputs of the samples in --data, in their order, from one export of the model",
+    )
 
 
 def _fp16_overflows(side: Side) -> bool:

@@ -6,10 +6,11 @@ or plus an offset, NaN.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from mptune.diagnosis.patterns.across import common_difference, same_in_all
 from mptune.diagnosis.patterns.bounds import LEFT
 from mptune.diagnosis.patterns.in_time import along_samples
 from mptune.diagnosis.patterns.relations import columns_of_columns, function_of
@@ -62,7 +63,12 @@ def what_is_there(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> st
         ours, theirs = ([np.take(each, entries, axis=axis) for each in side] for side in (got, wanted))
     a, b = (np.concatenate([each.astype(np.float64).ravel() for each in side]) for side in (ours, theirs))
     known = np.isfinite(b)
-    return _relation(a[known], b[known]) or _of_rows(got, wanted)
+    return (
+        _relation(a[known], b[known])
+        or _of_samples(same_in_all, got, wanted)
+        or _of_rows(got, wanted)
+        or _of_samples(common_difference, got, wanted)
+    )
 
 
 def how_it_goes_on(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> str:
@@ -80,6 +86,15 @@ def how_it_goes_on(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> s
 
 def _is_finite(arrays: Sequence[np.ndarray]) -> bool:
     return all(bool(np.isfinite(array).all()) for array in arrays)
+
+
+def _of_samples(
+    look: Callable[[np.ndarray, np.ndarray], str], got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]
+) -> str:
+    """What all samples have in common."""
+    if len({each.shape for each in wanted}) > 1 or not _is_finite(got) or not _is_finite(wanted):
+        return ""
+    return look(*(np.stack([np.asarray(each, np.float64) for each in side]) for side in (got, wanted)))
 
 
 def _of_rows(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> str:

@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 
 from mptune.diagnosis.patterns.bounds import LEFT, bounded, gives, step_of
+from mptune.diagnosis.patterns.neighbours import blended, in_blocks, in_order
 from mptune.diagnosis.patterns.orders import permutation
 
 _MOST_COLUMNS = 128
@@ -50,8 +51,9 @@ def function_of(got: np.ndarray, wanted: np.ndarray) -> str:
                     f"its entries along axis {axis} are the reference's in another order, and not the same order in"
                     " every sample: as where near ties are sorted"
                 )
-        if reshaped := _reshaped(got, wanted):
-            return reshaped
+        for look in (in_order, _reshaped, blended, in_blocks):
+            if said := look(got, wanted):
+                return said
         for axis in range(1, wanted.ndim):
             if factor := _sharpened(got, wanted, axis):
                 return f"it is the reference's softmax along axis {axis} with its logits times {factor:.4g}"
@@ -129,13 +131,14 @@ def _unit_vectors(x: np.ndarray, axis: int) -> np.ndarray:
 
 def _reshaped(got: np.ndarray, wanted: np.ndarray) -> str:
     """Whether a transposed output was read as if it were not."""
-    if not 3 <= wanted.ndim <= _MOST_AXES:
+    if not 2 <= wanted.ndim <= _MOST_AXES:
         return ""
-    for axes in itertools.permutations(range(1, wanted.ndim)):
-        moved = wanted.transpose(0, *axes)
+    for axes in itertools.permutations(range(wanted.ndim)):  # those that leave the rows where they are come first
+        moved = wanted.transpose(axes)
         if moved.shape != wanted.shape and gives(moved.reshape(wanted.shape), got, wanted):
-            order = ", ".join(map(str, (0, *axes)))
-            return f"it is the reference with its axes in the order ({order}), reshaped where it should be transposed"
+            order, rows = ", ".join(map(str, axes)), "" if axes[0] == 0 else " (axis 0: the rows of the recording)"
+            where = f"({order}), reshaped where it should be transposed{rows}"
+            return f"it is the reference with its axes in the order {where}"
     return ""
 
 

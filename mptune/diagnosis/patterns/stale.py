@@ -17,6 +17,8 @@ _MAX_ROWS = 3000
 _LAGS = 64
 _MOST_OFF = 0.8
 """Share of the rows that differ that has to be explained."""
+_MOST_LATE = 0.95
+"""Share of the rows that come late by one lag, where a queue is behind it."""
 _FEWEST_OF_ONE = 3
 """So many rows are equal to one row: a batch, or a buffer, that holds one row alone."""
 _FEW_VALUES = 16
@@ -60,6 +62,13 @@ class Stale:
         """Whether rows are those of later samples, which no buffer held before: a sample was left out."""
         later = sum(other > row for row, other in self.source.items())
         return not self.torn and self.single is None and later >= _MOST_OFF * len(self.source)
+
+    def delay(self, rows: int, batch: int) -> int | None:
+        """The lag by which all rows from it on are late, where it is more than a buffer or two; None else."""
+        late = [row for row, other in self.source.items() if row - other == self.lag]
+        is_buffer = self.lag in (1, 2, batch, 2 * batch)
+        is_all = rows > 2 * self.lag > 0 and len(late) >= _MOST_LATE * (rows - self.lag)
+        return self.lag if is_all and not is_buffer and not self.torn and self.single is None else None
 
     @property
     def repeated(self) -> int | None:
