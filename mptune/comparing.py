@@ -50,7 +50,7 @@ def compare(
     batch: int = 1,
     out: str | os.PathLike[str] | None = None,
 ) -> Comparison:
-    """Compare what a deployment gave, or another model, with a model in true FP32, and name the cause of a difference.
+    """Compare recorded outputs, or another model, with a model in true FP32, and name the cause of a difference.
 
     The left side is ``reference_outputs``, else ``model`` in FP32; the right side is ``candidate`` or ``outputs``, else
     ``model`` in FP32.

@@ -211,7 +211,7 @@ class TensorRtSettings:
 
 @dataclass(frozen=True)
 class DataSettings:
-    """Calibration samples.
+    """How calibration samples are drawn and split.
 
     Attributes:
         batch: rows per sample for a model with a dynamic batch.

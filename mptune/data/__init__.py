@@ -1,1 +1,1 @@
-"""Floor 1: calibration samples, and how far outputs lie from the reference."""
+"""Layer 1: calibration samples, and how far outputs lie from the reference."""

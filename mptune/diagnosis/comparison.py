@@ -17,7 +17,7 @@ Verdict = Literal["agrees", "differs"]
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two sides, output by output.
+    """What ``compare`` or ``check`` found, output by output.
 
     Attributes:
         verdict: ``differs`` where an output is beyond its limit, or has a cause that is no rounding.

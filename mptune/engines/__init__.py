@@ -1,1 +1,1 @@
-"""Floor 2: all that touches a device. Everything here that can crash runs in a worker process."""
+"""Layer 2: all that touches a device. Everything here that can crash runs in a worker process."""

@@ -1,1 +1,1 @@
-"""Floor 1: ONNX models and precision plans in, ONNX models out. No device, no Optuna."""
+"""Layer 1: ONNX models and precision plans in, ONNX models out. No device, no Optuna."""

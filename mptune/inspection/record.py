@@ -60,7 +60,7 @@ class OperatorSummary:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What ``inspect_model`` found.
+    """What ``inspect`` found in a model: groups, operators, costs, hazards.
 
     Attributes:
         model: what was inspected.

@@ -1,1 +1,1 @@
-"""Floor 4: what a person or a script gets to see."""
+"""Layer 4: what a person or a script gets to see."""

@@ -17,7 +17,7 @@ from mptune.tuning.explanation import Kept, Reason
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.dominance import faster_beyond_noise
 
-# Formats that the text form of a Front needs too, a floor below.
+# Formats that the text form of a Front needs too, in a layer below.
 from mptune.tuning.fronts.table import Row as Row
 from mptune.tuning.fronts.table import format_error as format_error
 from mptune.tuning.fronts.table import format_ms as format_ms

@@ -1,1 +1,1 @@
-"""Floor 1: the devices that engines are for, and what they are predicted to take."""
+"""Layer 1: the devices that engines are for, and what they are predicted to take."""

@@ -1,1 +1,1 @@
-"""Floor 3: which plans to evaluate, and what the evaluations say. The only floor that knows Optuna."""
+"""Layer 3: which plans to evaluate, and what the evaluations say. The only layer that knows Optuna."""

@@ -10,7 +10,7 @@ from mptune.tuning.evaluation import Evaluation, Origin
 
 
 class Listener(Protocol):
-    """Called while a run goes on, from the thread that runs it; must return soon."""
+    """Is called at each step of a search or confirmation, from the thread that runs it; must return soon."""
 
     def stage(self, text: str) -> None:
         """A part of the work begins, such as ``reference`` or ``confirming 7 plans``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 
 import pytest
@@ -31,6 +32,14 @@ def test_a_section_says_what_the_code_means_and_what_to_do(code: str) -> None:
 def test_every_public_name_is_in_the_api_reference() -> None:
     named = re.findall(r"^::: mptune\.(\w+)$", read("docs/reference/api.md"), re.MULTILINE)
     assert sorted(named) == sorted(set(mptune.__all__) - {"__version__"})
+
+
+def test_the_tables_of_the_api_say_what_the_docstrings_say() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", read("docs/reference/api.md"), re.MULTILINE)
+    assert {name for name, _ in rows} == set(mptune.__all__) - {"__version__"}
+    for name, text in rows:
+        first = (inspect.getdoc(getattr(mptune, name)) or "").partition("\n")[0]
+        assert text == first.rstrip(".").replace("``", "`"), name
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -255,7 +255,7 @@ def _set_output_type(node: onnx.NodeProto, precision: Precision) -> None:
 
 
 def rewrite(model: Model, plan: PrecisionPlan, groups: Sequence[LayerGroup] | None = None) -> onnx.ModelProto:
-    """The typed model in memory, self-contained; ``groups`` default to fusion granularity.
+    """Apply a plan to a model in memory; the result is self-contained, ``groups`` default to fusion granularity.
 
     Raises:
         PlanError: the plan does not fit the model.

@@ -33,7 +33,7 @@ class ConfirmedPlan:
 
 @dataclass(frozen=True)
 class Confirmation:
-    """The front of a device against the front of a search.
+    """What ``confirm`` found: the front of a device beside the front of the search.
 
     Attributes:
         front: the confirmed front, of this device alone.

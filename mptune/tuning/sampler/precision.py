@@ -89,7 +89,7 @@ Count = Callable[[], int] | int
 
 
 class PrecisionSampler(BaseSampler):
-    """See the module. Thread-safe as far as Optuna's studies are."""
+    """An Optuna sampler that models a plan's error and latency group by group. Thread-safe as far as studies are."""
 
     def __init__(
         self,
