@@ -49,16 +49,24 @@ def save_tracker(path: Path, seed: int = 0) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
 
 
-def record(model: Path, data: Path, steps: int = STEPS, seed: int = 1) -> None:
-    """Write frames of one scene and the positions that the model itself gave, in FP32, from (900, 880) on."""
+def record(model: Path, data: Path, seed: int = 1) -> None:
+    """Write frames of one scene and the positions that the model itself gave, in FP32."""
+    np.savez(data, frame=_frames(seed), position=roll(model, seed)[:-1])
+
+
+def roll(model: Path, seed: int = 1) -> np.ndarray:
+    """The positions that a model gives, fed back over the frames, from (900, 880) on; shape (STEPS + 1, 2)."""
     import onnxruntime
 
-    generator = np.random.default_rng(seed)
-    scene = generator.normal(size=FEATURES)
-    frames = (scene + 0.3 * generator.normal(size=(steps, FEATURES))).astype(np.float32)
     session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
     positions = [np.array([[900.0, 880.0]], np.float32)]
-    for frame in frames[:-1]:
+    for frame in _frames(seed):
         feed = {"frame": frame[None], "position": positions[-1]}
         positions.append(session.run(["next_position"], feed)[0])
-    np.savez(data, frame=frames, position=np.concatenate(positions))
+    return np.concatenate(positions)
+
+
+def _frames(seed: int) -> np.ndarray:
+    generator = np.random.default_rng(seed)
+    scene = generator.normal(size=FEATURES)
+    return (scene + 0.3 * generator.normal(size=(STEPS, FEATURES))).astype(np.float32)
