@@ -99,6 +99,7 @@ class Evaluation:
             the plan was not emulated.
         disagrees: the measured error is not the emulated one, by more than ``EMULATION_FACTOR``.
         held_out: the same statistics on the held-out samples; None until confirmed.
+        held_out_least: the smallest error of a round, where several took ``held_out``, which is the largest; else None.
         drift: factor already applied to ``latency`` (``mptune.engines.base.Measurement``).
         build_s: seconds to build the engine.
         engine_path: the engine file, where the toolchain builds one.
@@ -119,6 +120,7 @@ class Evaluation:
     emulated: float | None = None
     disagrees: bool = False
     held_out: OutputError | None = None
+    held_out_least: float | None = None
     drift: float = 1.0
     build_s: float = 0.0
     engine_path: str | None = None
@@ -293,6 +295,7 @@ class Evaluation:
             "emulated": None if self.emulated is None else encode_float(self.emulated),
             "disagrees": self.disagrees,
             "held_out": None if self.held_out is None else self.held_out.to_json(),
+            "held_out_least": None if self.held_out_least is None else encode_float(self.held_out_least),
             "drift": encode_float(self.drift),
             "build_s": encode_float(self.build_s),
             "engine_path": self.engine_path,
@@ -309,6 +312,7 @@ class Evaluation:
             PlanError: the plan in it cannot be read.
         """
         emulated, held_out = document.get("emulated"), document["held_out"]
+        least = document.get("held_out_least")
         in_words = any(text.startswith(_DISAGREED) for text in document["warnings"])
         return cls(
             plan=PrecisionPlan.from_json(document["plan"], "the study"),
@@ -322,6 +326,7 @@ class Evaluation:
             emulated=None if emulated is None else decode_float(emulated),
             disagrees=document.get("disagrees", in_words),
             held_out=None if held_out is None else OutputError.from_json(held_out),
+            held_out_least=None if least is None else decode_float(least),
             drift=decode_float(document["drift"]),
             build_s=decode_float(document["build_s"]),
             engine_path=document["engine_path"],

@@ -19,6 +19,9 @@ NOISY = 0.05
 """Half the width of the baseline's 95 % interval, as a share of its median, past which fronts lose points to noise; a
 gain of more than this share that the intervals leave open is not ruled out."""
 
+LITTLE_SPEEDUP = 1.02
+"""Below it, a gain that is beyond noise is said to be little."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -110,6 +113,7 @@ def findings(outcome: Outcome) -> tuple[str, ...]:
     if outcome.has_seeds_alone and outcome.mixed and outcome.free:
         ended = "the search ended before its budget, with" if outcome.is_cut_short else "the budget went to"
         found.append(f"{ended} the baseline and the seeds, and nothing was searched: {outcome.more} goes on")
+    found += _little_gain(outcome, faster)
     spread = _half_width(outcome.fp32)
     if spread > NOISY:
         found.append(
@@ -117,6 +121,18 @@ def findings(outcome: Outcome) -> tuple[str, ...]:
             "distinguished: the front shows those that can"
         )
     return tuple(found)
+
+
+def _little_gain(outcome: Outcome, faster: Sequence[Evaluation]) -> list[str]:
+    """That what is gained is little, though it is beyond noise."""
+    base_ms = outcome.fp32.latency.median_ms
+    fastest_ms = min((point.latency.median_ms for point in faster), default=0.0)
+    if not faster or outcome.fp32.latency.source != "measured" or fastest_ms * LITTLE_SPEEDUP <= base_ms:
+        return []
+    return [
+        f"the fastest plan saves {100 * (1 - fastest_ms / base_ms):.2g} % of all-FP32's latency: {outcome.reduced} "
+        "gains little here; look at the layer times of the engine, or try a larger batch"
+    ]
 
 
 def _why_nothing_is_faster(outcome: Outcome) -> str:

@@ -147,12 +147,20 @@ class _Maker:
         seen, held_out = self.chosen.error_value, self.chosen.held_out_value
         if not self._is_ratio or held_out is None or not math.isfinite(held_out):
             return []
+        where, least = Where(samples=self.indices.held_out), self.chosen.held_out_least
+        numbers = {"held_out": held_out, "search": seen}
+        if least is not None and held_out > max(EMULATION_FACTOR * least, _LEAST_ERROR):
+            text = (
+                f"the held-out error is {held_out:.1e} in one process and {least:.1e} in another, on the same samples;"
+                f" that of the search samples is {seen:.1e}"
+            )
+            cure = "the engine does not give the same again: run `mptune compare` with --repeat and --stress"
+            return [self._finding("held-out-differs", where, {**numbers, "held_out_least": least}, text, cure)]
         if held_out < max(HELD_OUT_FACTOR * seen, _LEAST_ERROR):
             return []
         text = f"the held-out error is {held_out:.1e}, that of the search samples {seen:.1e}"
         cure = "give more samples, of every kind that the model meets, so that the search sees what they show"
-        where = Where(samples=self.indices.held_out)
-        return [self._finding("held-out-differs", where, {"held_out": held_out, "search": seen}, text, cure)]
+        return [self._finding("held-out-differs", where, numbers, text, cure)]
 
     def emulation(self) -> list[Finding]:
         """Measured and emulated errors that disagree."""

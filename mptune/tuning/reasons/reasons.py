@@ -32,6 +32,7 @@ from mptune.tuning.sampler.group_tests.overflow_model import FailureModel, Overf
 from mptune.tuning.sampler.latency_model import LatencyModel
 from mptune.tuning.sampler.plan_rows import Floats
 from mptune.tuning.sampler.posterior import Prior
+from mptune.tuning.steps.remeasure import dropped_plans
 from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, Sensitivity
 
 LEAST_GAIN = 5e-4
@@ -47,6 +48,8 @@ _LEARNT_FROM = 300
 """So many evaluations teach the gains all there is to learn; the cost of learning is cubic."""
 
 _DIGITS = 4
+
+_OPEN = "whether it is to blame is open, and a larger budget may tell"
 
 _LONGEST_CAUSE = 160
 """Characters of what is said of a failure beside a group; its log and the page have the rest."""
@@ -77,8 +80,8 @@ def explain(
     ignored = chosen.ignored if chosen is not None else points[0].ignored if points else ()
     known: Mapping[str, float] = next((one.ignoring(ignored).errors for one in both if one.errors), {})
     errors = {group: error for group, error in known.items() if not math.isnan(error)}
-    reasons = _Reasons(grounds, errors, record, findings)
     plans = {e.plan.fingerprint: e for e in (*points, *others, *([chosen] if chosen is not None else []))}
+    reasons = _Reasons(grounds, errors, record, findings, tuple(plans.values()))
     kept = {fingerprint: reasons.of(evaluation) for fingerprint, evaluation in plans.items()}
     return Explanation(kept, reasons.worths(points, chosen, kept), reasons.gains_from)
 
@@ -87,7 +90,12 @@ class _Reasons:
     """What is known of every group of one run."""
 
     def __init__(
-        self, grounds: Grounds, errors: Mapping[str, float], record: StudyRecord, findings: Sequence[Finding]
+        self,
+        grounds: Grounds,
+        errors: Mapping[str, float],
+        record: StudyRecord,
+        findings: Sequence[Finding],
+        evaluations: Sequence[Evaluation],
     ) -> None:
         self._grounds = grounds
         self._findings = {
@@ -99,7 +107,8 @@ class _Reasons:
         self._errors = errors
         self._evaluated = {e.plan.fingerprint: e for e in record.evaluations()}
         built = record.built_plans(self._free).thinned(_LEARNT_FROM)
-        self._vain = _Vain.of(record, [group for group in grounds.groups if group.pin is None], errors)
+        free = [group for group in grounds.groups if group.pin is None]
+        self._vain = _Vain.of(record, free, errors, _HeldOut.of(record, evaluations))
         self._latency: LatencyModel | None = None
         self._terms: Floats
         self._gains: dict[str, float] = {}
@@ -168,7 +177,7 @@ class _Reasons:
             error_then = f"the error of this plan is {tried.error_value:.1e}"
             return Reason.ERROR, f"with it in {name} {error_then}{_saving(saves_ms, name)}"
         if group.id in self._vain.lost:
-            return Reason.FAILED, self._vain.lost[group.id]
+            return self._vain.lost[group.id]
         if error is None or saves_ms is None:
             lacking = "one-group error" if error is None else "gain"
             return Reason.UNKNOWN, f"the search did not ask for its {lacking}"
@@ -248,6 +257,40 @@ def _verdict(group: GroupFacts, chosen: Evaluation | None, reason: Reason | None
 
 
 @dataclass(frozen=True)
+class _HeldOut:
+    """Which groups plans had in a reduced precision that were not finite on the held-out samples, and that were.
+
+    Attributes:
+        broken: of each plan that was not.
+        sound: of all plans that were.
+    """
+
+    broken: Sequence[frozenset[str]]
+    sound: frozenset[str]
+
+    @classmethod
+    def of(cls, record: StudyRecord, evaluations: Sequence[Evaluation]) -> _HeldOut:
+        ignored = evaluations[0].ignored if evaluations else ()
+        dropped = dropped_plans(record, ignored)
+        met = [e for e in evaluations if e.held_out is not None and e.is_finite and e.plan.fingerprint not in dropped]
+        every = {e.plan.fingerprint: e.plan for e in record.evaluations() if e.plan.fingerprint in dropped}
+        return cls(
+            [frozenset(plan.reduced_groups) for plan in every.values()],
+            frozenset(group for e in met for group in e.plan.reduced_groups),
+        )
+
+    def of_group(self, group: GroupFacts) -> tuple[str, bool] | None:
+        """What is to say of a group that no sound plan has, and whether some plan has no other such group."""
+        holding = [groups for groups in self.broken if group.id in groups]
+        if not holding or group.id in self.sound:
+            return None
+        what = f"{_all_plans(len(holding))} with it in {group.reduced.name}"
+        is_alone = any(groups - self.sound == {group.id} for groups in holding)
+        text = f"{what} that met the held-out samples gave NaN or Inf there"
+        return (text if is_alone else f"{text}; {_OPEN}"), is_alone
+
+
+@dataclass(frozen=True)
 class _Vain:
     """What came of the plans with groups of which no plan gave finite outputs.
 
@@ -257,10 +300,12 @@ class _Vain:
     """
 
     broken: Mapping[str, tuple[Reason, str]]
-    lost: Mapping[str, str]
+    lost: Mapping[str, tuple[Reason, str]]
 
     @classmethod
-    def of(cls, record: StudyRecord, groups: Sequence[GroupFacts], errors: Mapping[str, float]) -> _Vain:
+    def of(
+        cls, record: StudyRecord, groups: Sequence[GroupFacts], errors: Mapping[str, float], held_out: _HeldOut
+    ) -> _Vain:
         """A plan that gave no outputs shows a failure, and no overflow."""
         free = [group.id for group in groups]
         built = record.built_plans(free).thinned(_LEARNT_FROM)
@@ -273,14 +318,16 @@ class _Vain:
         good, bad = built.plans[built.finite == 1.0], built.plans[built.finite == 0.0]
         failures = record.failures()
         broken: dict[str, tuple[Reason, str]] = {}
-        lost: dict[str, str] = {}
+        lost: dict[str, tuple[Reason, str]] = {}
         for column, group in enumerate(groups):
             failed = int(bad[:, column].sum())
             if len(good) and good[:, column].any():
+                if dropped := held_out.of_group(group):
+                    text, is_alone = dropped
+                    (broken if is_alone else lost)[group.id] = (Reason.ERROR if is_alone else Reason.FAILED, text)
                 continue
             nothing = int(built.plans[built.gave_nothing, column].sum())
-            plans = {1: "the one plan", 2: "both plans"}.get(failed, f"all {failed} plans")
-            what = f"{plans} with it in {group.reduced.name}"
+            what = f"{_all_plans(failed)} with it in {group.reduced.name}"
             cause = _first_cause(group, failures)
             if failed and failed == nothing and is_blamed[column]:
                 broken[group.id] = (Reason.FAILED, f"{what} gave no outputs{cause}")
@@ -290,8 +337,13 @@ class _Vain:
                 broken[group.id] = (Reason.ERROR, f"{what} came out not finite or gave no outputs")
             elif failed:
                 came = "gave no outputs" if failed == nothing else "came out not finite" if not nothing else "failed"
-                lost[group.id] = f"{what} {came}{cause}; whether it is to blame is open, and a larger budget may tell"
+                text = f"{what} {came}{cause}; {_OPEN}"
+                lost[group.id] = (Reason.FAILED, text)
         return cls(broken, lost)
+
+
+def _all_plans(count: int) -> str:
+    return {1: "the one plan", 2: "both plans"}.get(count, f"all {count} plans")
 
 
 def _first_cause(group: GroupFacts, failures: Sequence[tuple[PrecisionPlan, Origin, Failure]]) -> str:

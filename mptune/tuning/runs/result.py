@@ -33,6 +33,7 @@ from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import drift_warning
 from mptune.tuning.record.storage_urls import same_storage, storage_url
 from mptune.tuning.record.study import forget_studies, has_outcome, read_study
+from mptune.tuning.steps.baseline import ENGINE_CODE, held_out_baseline
 from mptune.tuning.steps.remeasure import candidates, confirmed_evaluations, dropped_plans, rounds_needed
 
 
@@ -82,7 +83,10 @@ def front_of(run: RunDirectory, file: RunFile, record: StudyRecord, *, keep: boo
     """
     before = RunStamp.of(run, file) if keep else None
     facts = facts_of(run, file)
-    settings = SearchSettings(confirm_rounds=file.search.confirm_rounds, latency=file.fixed_settings.latency.settings())
+    fixed = file.fixed_settings
+    settings = SearchSettings(
+        confirm_rounds=file.search.confirm_rounds, latency=fixed.latency.settings(), tf32=fixed.tf32
+    )
     taken = file.choice
     limits = check_metric_limits(taken.limits, (file.search.metric, *file.search.reported_metrics))
     choice = Choice(
@@ -186,6 +190,9 @@ def build_front(
     read = sound if every else candidates(evaluations, choice.tolerance, dropped_plans(record, choice.ignore))
     confirmed, unconfirmed = confirmed_evaluations(record, rounds, settings.latency, read)
     fp32 = _of_origin(confirmed, ORIGIN_FP32) or searched
+    if not any(finding.code == ENGINE_CODE for finding in facts.findings):
+        about = held_out_baseline(fp32.counted_held_out, tf32=settings.tf32, origin="confirm" if every else "search")
+        facts = replace(facts, findings=(*facts.findings, *about))
     broken = [plan.evaluation for plan in unconfirmed if plan.failure is None]
     evaluations = tuple(e.with_baseline(fp32.latency.median_ms) for e in evaluations)
     latest = tuple({e.plan: e for e in (*evaluations, *broken, *confirmed)}.values())

@@ -348,14 +348,14 @@ def _pooled(
         return replace(point, latency=sessions.corrected(point.latency))
     latencies = [Latency.from_json(n["latency"]) for n in notes]
     errors = [OutputError.from_json(n["error"]) for n in notes]
-    counted = {id(e): e.without(point.ignored) for e in errors}
-    worst = max(errors, key=lambda e: (counted[id(e)].non_finite, counted[id(e)].value(point.metric)))
+    values = [(e.non_finite, e.value(point.metric)) for e in (error.without(point.ignored) for error in errors)]
     engines = [n["engine_path"] for n in notes if n["engine_path"] is not None]
     latency = pool_latencies(latencies, settings)
     return replace(
         point,
         latency=sessions.corrected(latency, [one.session for one in latencies]),
-        held_out=worst,
+        held_out=errors[max(range(len(errors)), key=values.__getitem__)],
+        held_out_least=min(value for _, value in values) if len(values) > 1 else None,
         engine_path=engines[-1] if engines else point.engine_path,
         confirmed=latency.source == "measured",
         warnings=tuple(dict.fromkeys((*point.warnings, *(w for n in notes for w in n["warnings"])))),

@@ -39,6 +39,14 @@ def test_a_front_that_beats_nobody_says_so() -> None:
     assert "FP16 does not pay on this target" in advice([FP32], [FP32, slow])
 
 
+def test_a_gain_that_is_beyond_noise_and_little_is_called_little() -> None:
+    fp32 = make_evaluation(10.0, 1e-7, width=1e-4, origin=ORIGIN_FP32)
+    close = make_evaluation(9.997, 1e-3, width=1e-4, number=1)
+    assert "the fastest plan saves 0.03 % of all-FP32's latency" in advice([close, fp32], fp32=fp32)
+    fast = make_evaluation(9.0, 1e-3, width=1e-4, number=2)
+    assert advice([fast, close, fp32], fp32=fp32) == ""
+
+
 def test_seeds_alone_do_not_show_whether_fp16_pays() -> None:
     slow = make_evaluation(9.9, 1e-3, width=0.1, number=1, origin=ORIGIN_FP16)
     text = advice([FP32], [FP32, slow], free=4)

@@ -76,6 +76,21 @@ def test_held_out_samples_differ() -> None:
     assert found[0].where.samples == INDICES.held_out
 
 
+def test_an_engine_that_errs_in_one_process_alone_is_no_lack_of_samples() -> None:
+    """The samples are the same: more of them show nothing, and the engine is what differs."""
+    flaky = replace(
+        evaluated(compared(EVEN), compared(20 * EVEN, 4)), held_out_least=compared(EVEN).value("worst_part")
+    )
+    (found,) = plan_findings(flaky, INDICES)
+    assert found.code == "held-out-differs"
+    assert "in one process and" in found.text
+    assert "--repeat" in found.cure
+    assert "more samples" not in found.cure
+    steady = replace(flaky, held_out_least=0.8 * compared(20 * EVEN, 4).value("worst_part"))
+    (found,) = plan_findings(steady, INDICES)
+    assert "more samples" in found.cure
+
+
 def test_an_engine_that_is_not_what_was_emulated() -> None:
     error = compared(EVEN)
     assert codes(evaluated(error).with_emulated(EmulatedError(error.value("worst_part") * 1.1, 6), 1e-7)) == []

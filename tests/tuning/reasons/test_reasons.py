@@ -22,9 +22,10 @@ from mptune.tuning.reasons.reasons import explain
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.space import Pin, SearchSpace
 from mptune.tuning.steps.prior import make_prior
+from mptune.tuning.steps.remeasure import confirm, confirmed_evaluations
 from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, find_sensitivity
 from mptune.tuning.steps.tuner import Tuner
-from tests.fakes import Diary, FakeToolchain, Law
+from tests.fakes import FAST, Diary, FakeToolchain, Law
 from tests.tuning.conftest import OpenRecord, make_small_space
 
 GAINS = dict.fromkeys((f"g{i:03d}" for i in range(8)), 0.5)
@@ -202,6 +203,39 @@ def test_a_group_whose_only_plan_failed_was_tried(
         assert kept.why.startswith("the one plan with it in FP16 gave no outputs (build, no tactic: no kernel for xxx")
         assert kept.why.endswith("...); whether it is to blame is open, and a larger budget may tell")
         assert len(kept.why) < 300
+
+
+def test_a_group_that_breaks_the_held_out_samples_alone(
+    open_record: OpenRecord, space: SearchSpace, tmp_path: Path
+) -> None:
+    """Its error on the search samples is not why no point has it."""
+    law = Law(list(space.free), gains=GAINS, errors={**ERRORS, "g001": 1e-3})
+    toolchain = FakeToolchain(law, non_finite_held_out={"g001"}, noise=0.0)
+    record = open_record()
+    guided(record, space, toolchain, tmp_path)
+    confirm(record, toolchain, SearchSettings(budget=30), Silent(), rounds=1)
+    points = confirmed_evaluations(record, 1, FAST)[0]
+    assert {group for point in points for group in point.plan.reduced_groups} == set(space.free) - {"g001"}
+    explanation = explain(record, tmp_path, points, [], None)
+    for point in points:
+        for kept in explanation.of(point.plan.fingerprint):
+            assert ("met the held-out samples gave NaN or Inf there" in kept.why) == (kept.group == "g001")
+            assert "is open" not in kept.why, "every other group is in a plan that is sound"
+
+
+def test_groups_that_share_a_plan_that_breaks_on_held_out_samples_are_not_blamed(
+    open_record: OpenRecord, space: SearchSpace, tmp_path: Path
+) -> None:
+    law = Law(list(space.free), gains=GAINS, errors=dict.fromkeys(ERRORS, 1e-9), fp32_error=0.0)
+    toolchain = FakeToolchain(law, non_finite_held_out={"g001"}, noise=0.0)
+    record = open_record()
+    guided(record, space, toolchain, tmp_path, budget=2)
+    confirm(record, toolchain, SearchSettings(budget=2), Silent(), rounds=1)
+    points = confirmed_evaluations(record, 1, FAST)[0]
+    for kept in explain(record, tmp_path, points, [], None).of(points[0].plan.fingerprint):
+        assert kept.reason is Reason.FAILED
+        assert kept.why.startswith("the one plan with it in FP16 that met the held-out samples gave NaN or Inf there; ")
+        assert "whether it is to blame is open" in kept.why
 
 
 def test_without_sensitivity_and_terms_nothing_is_made_up(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from mptune.engines.base import Failure, Measurement, SampleSet
 from mptune.engines.timing.latency import Latency, summarise
 from mptune.engines.timing.pooled import pool_latencies
 from mptune.errors import PlanError, RunError
+from mptune.graph.plan import PrecisionPlan
 from mptune.settings import SearchSettings, WorkerSettings
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32
 from mptune.tuning.front import Front, confirmed_front, knee, pareto
@@ -190,6 +193,49 @@ def test_a_point_that_is_not_finite_on_held_out_samples_is_dropped(searched: Stu
     points, dropped = confirmed_evaluations(searched, 1, FAST)
     assert [p.origin for p in points] == [ORIGIN_FP32]
     assert all("not finite on the held-out samples" in one.warning for one in dropped)
+
+
+class Erring(FakeToolchain):
+    """Held-out errors are larger where ``factor`` says so, of a plan and of how often the worker was restarted."""
+
+    factor: Callable[[PrecisionPlan, int], float]
+
+    def evaluate(
+        self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
+    ) -> Measurement | Failure:
+        found = super().evaluate(plan, which, profile=profile)
+        assert isinstance(found, Measurement)
+        factor = self.factor(plan, self.restarts) if which == "held_out" else 1.0
+        scaled = {
+            output: {name: tuple(v * factor for v in values) for name, values in statistics.items()}
+            for output, statistics in found.error.per_output.items()
+        }
+        return replace(found, error=replace(found.error, per_output=scaled))
+
+
+def test_processes_that_differ_on_the_same_samples_are_told(searched: StudyRecord, space: SearchSpace) -> None:
+    toolchain = Erring(Law([g.id for g in space.groups]))
+    toolchain.factor = lambda plan, restarts: 1.0 if restarts == 1 else 50.0
+    confirm(searched, toolchain, SETTINGS, Diary(), rounds=3)
+    front = front_of(searched)
+    chosen = front.chosen
+    assert chosen is not None
+    assert chosen.held_out_least is not None
+    assert chosen.held_out_value == pytest.approx(50.0 * chosen.held_out_least)
+    (found,) = [finding for finding in front.findings if finding.code == "held-out-differs"]
+    assert "in one process and" in found.text
+
+
+def test_an_fp32_engine_that_is_wrong_on_held_out_samples_alone_is_told(
+    searched: StudyRecord, space: SearchSpace
+) -> None:
+    toolchain = Erring(Law([g.id for g in space.groups]))
+    toolchain.factor = lambda plan, restarts: 1.0 if plan.fp16_groups else 1e4
+    confirm(searched, toolchain, SETTINGS, Diary(), rounds=1)
+    front = front_of(searched)
+    (found,) = [finding for finding in front.findings if finding.code == "engine-differs"]
+    assert found.severity == "warning", "the search is over"
+    assert found.text.startswith("on the held-out samples the all-FP32 engine is off by")
 
 
 def test_outputs_that_one_process_made_nan_drop_nothing(searched: StudyRecord, space: SearchSpace) -> None:
