@@ -164,6 +164,9 @@ def _rule(node: Node, schema: OperatorSchema, info: Callable[[str], TensorInfo])
         return _reads_any_rule(node, schema, float_inputs, info)
     if node.op_type == "ConstantOfShape":
         return _constant_of_shape_rule(node, schema, info)
+    untold = _typed_by_omitted(node, schema, info)
+    if untold:
+        return NodeRule(fixed=f"the input that has the type of its output {untold!r} is omitted")
     return _typed_rule(node, schema, info, exception.inputs if exception else frozenset())
 
 
@@ -191,6 +194,17 @@ def _chosen_by_runtime(node: Node, schema: OperatorSchema, info: Callable[[str],
     for i, name in enumerate(node.outputs):
         parameter = schema.output_type(i)
         if name and info(name).is_float32 and parameter not in given and schema.admitted(parameter):
+            return name
+    return ""
+
+
+def _typed_by_omitted(node: Node, schema: OperatorSchema, info: Callable[[str], TensorInfo]) -> str:
+    """An FP32 output that has the type of an optional input, such as a state, which is not there; "" where none has."""
+    given = {schema.input_type(i) for i, name in enumerate(node.inputs) if name}
+    for i, name in enumerate(node.outputs):
+        parameter = schema.output_type(i)
+        is_free = parameter in schema.inputs and parameter not in given
+        if name and info(name).is_float32 and is_free and Precision.FP16 in schema.admitted(parameter):
             return name
     return ""
 

@@ -250,8 +250,8 @@ def _elementwise(flops: float, elements: int) -> GroupCost:
 
 
 def item_bytes(model: Model, tensor: str, float_bytes: int) -> int:
-    """Bytes of one element of a value; ``float_bytes`` where it is FP32 or its type is not known."""
+    """Bytes of one element of a value; ``float_bytes`` where it is FP32, no tensor, or its type is not known."""
     info = model.info(tensor)
-    if info.is_float32 or info.dtype in ("undefined", "sequence", "optional", "string"):
+    if info.is_float32 or info.dtype in ("undefined", "sequence", "optional", "map", "sparse_tensor", "string"):
         return float_bytes
     return info.numpy_dtype.itemsize

@@ -307,3 +307,16 @@ def test_outputs_of_an_engine_in_bf16_are_known_as_such(mlp_path: Path, tmp_path
     found = mptune.compare(model, data=data, outputs=tmp_path / "recorded.npz", max_error=1e-4, batch=16)
     (finding,) = [each for each in found.findings if each.code == "precision"]
     assert "emulating BF16 reproduces it" in finding.text
+
+
+def test_a_sparse_weight_is_the_same_in_both(tmp_path: Path) -> None:
+    places = numpy_helper.from_array(np.array([1, 6, 11], np.int64), "places")
+    sparse = helper.make_sparse_tensor(numpy_helper.from_array(np.ones(3, np.float32), "s"), places, [4, 4])
+    nodes = [models.node("MatMul", ["x", "s"], "h", "sparse"), models.node("MatMul", ["h", "w"], "y", "product")]
+    proto = models.model(nodes, [models.value("x", [1, 4])], [models.value("y", [1, 4])], [models.weight("w", 4, 4)])
+    proto.graph.sparse_initializer.append(sparse)
+    path = models.save(proto, tmp_path)
+    mixed = mptune.apply(path, None, tmp_path / "fp16.onnx")
+    data = {"x": np.random.default_rng(1).standard_normal((8, 4)).astype(np.float32)}
+    assert {finding.code for finding in mptune.compare(path, mixed, data=data).findings} == {"agrees"}
+    assert mptune.inspect(path, data=data).groups

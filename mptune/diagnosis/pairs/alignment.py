@@ -85,7 +85,9 @@ def align(left: Model, right: Model, inputs: Mapping[str, str]) -> Alignment:
 class _Aligner:
     def __init__(self, left: Model, right: Model, inputs: Mapping[str, str]) -> None:
         self.left, self.right = left, right
-        self.same = dict(inputs)  # roots on the left -> roots on the right
+        sparse, theirs = ({one.values.name: one for one in m.proto.graph.sparse_initializer} for m in (left, right))
+        # roots on the left -> roots on the right
+        self.same = dict(inputs) | {name: name for name, one in sparse.items() if theirs.get(name) == one}
         self.used: set[int] = set()
         self.by_name = {node.name: node for node in right.nodes}
 

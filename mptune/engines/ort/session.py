@@ -33,6 +33,7 @@ _OPTIMISED_WEIGHTS = "optimised.weights"
 
 _QUANTISED_KERNEL = "Failed to find kernel for com.microsoft.Q"
 _FP8_KERNEL = ("Failed to find kernel for QLinear", "Type 'tensor(float8")
+_SAME_NAMES = "two nodes with same node name"
 _NORM_FUSION = "/LayerNormFusion/"
 """In the name of the node that a fusion makes."""
 
@@ -261,7 +262,7 @@ class OrtSession(ABC):
             options.profile_file_prefix = str(self.options.profile_dir / "profile")
         if (saved := self.options.profile_dir or self.options.optimised_dir) is not None:
             _save_optimised(saved, options)
-        model = self._model if isinstance(self._model, bytes) else str(self._model)
+        model: bytes | str = self._model if isinstance(self._model, bytes) else str(self._model)
         # Without enable_fallback=0 a CUDA failure silently becomes a slow CPU session.
         # On the CPU this fusion crashes the process on an FP16 norm before an FP16 product (ONNX Runtime 1.31.1).
         # The other one makes x64quantprecision fail where two layers read one INT8 weight ("Attempt to replace the
@@ -269,11 +270,15 @@ class OrtSession(ABC):
         disabled = ["MatmulTransposeFusion", "QDQS8ToU8Transformer"] if self._on_cpu else []
         disabled += [] if self.options.fuses_norms else [_SIMPLIFIED_NORM_FUSION, *_NORM_FUSIONS]
 
-        opened = partial(onnxruntime.InferenceSession, model, options, providers=providers, enable_fallback=0)
+        opened = partial(onnxruntime.InferenceSession, providers=providers, enable_fallback=0)
         while True:
             try:
-                return translated(partial(opened, disabled_optimizers=disabled))
+                return translated(partial(opened, model, options, disabled_optimizers=disabled))
             except EngineError as error:
+                if _SAME_NAMES in error.message and isinstance(model, str):
+                    model, folder = with_names_apart(Path(model))
+                    options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+                    continue
                 optimizers, warning = self._without(error.message)
                 if not optimizers or optimizers[0] in disabled:
                     raise
@@ -333,6 +338,20 @@ class CpuSession(OrtSession):
         bound: Bound = translated(bind)
         self._bound_anywhere.add(bound)
         return bound
+
+
+def with_names_apart(path: Path) -> tuple[bytes, str]:
+    """A model whose nodes have names of their own, without its external data; and the folder of these.
+
+    ONNX lets nodes share a name, ONNX Runtime does not.
+    """
+    import onnx
+
+    from mptune.graph.loading.node_names import name_apart
+
+    proto = onnx.load(path, load_external_data=False)
+    name_apart(proto.graph)
+    return proto.SerializeToString(), str(path.resolve().parent)
 
 
 def _save_optimised(folder: Path, options: Any) -> None:

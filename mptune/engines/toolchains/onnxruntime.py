@@ -24,6 +24,8 @@ from mptune.engines.toolchains.shared import BaseToolchain
 from mptune.engines.toolchains.timed import Profiler, Timer
 from mptune.engines.workload import Workload
 from mptune.graph.fused import FusedNodes
+from mptune.graph.grouping.lookup import attribute
+from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.schemas import is_written_out
 from mptune.settings import SearchSettings
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 
 _NO_KERNEL = re.compile(r"Could not find an implementation for (?P<op>\w+)\(\d+\)")
 """How ONNX Runtime says that no provider has a kernel (its error NOT_IMPLEMENTED)."""
+
+_REFUSED_BY_CPU = {"ScatterElements": (b"add", b"mul"), "ScatterND": (b"add", b"mul", b"max", b"min")}
+"""Operator -> the reductions that its FP16 kernel of the CPU provider refuses when it runs (ONNX Runtime 1.31)."""
 
 CPU_WARNING = (
     "FP16 is seldom faster on a CPU, where ONNX Runtime computes most of it in FP32 and pays for the Casts: give"
@@ -121,9 +126,9 @@ class OnnxRuntimeToolchain(BaseToolchain):
             self._baseline = None
 
     def missing_fp16_kernels(self) -> tuple[MissingKernel, ...] | Failure:
-        """See ``Toolchain``; the CPU provider is the last one, from which no node can fall."""
+        """See ``Toolchain``; from the CPU provider, the last one, no node can fall, but some do not run there."""
         if self.provider == "cpu":
-            return ()
+            return _refused_by_cpu(self.workload.model)
         grouped = self.workload.grouped
         kept = {group.id: Precision.FP32 for group in grouped.groups if group.pinned is not None}
         half = self._typed_model(grouped.uniform(Precision.FP16).replace(kept), "all-fp16")
@@ -255,6 +260,21 @@ class OnnxRuntimeToolchain(BaseToolchain):
         if self._baseline is None:
             self._baseline = self._typed_model(self.workload.grouped.uniform(Precision.FP32), "baseline")
         return self._baseline
+
+
+def _refused_by_cpu(model: Model) -> tuple[MissingKernel, ...]:
+    """The nodes whose FP16 kernel refuses to run: "MLFloat16 data type is not supported"."""
+    return tuple(
+        MissingKernel(
+            node.name,
+            node.op_type,
+            PROVIDERS["cpu"],
+            "",
+            f"ONNX Runtime's CPU provider does not run {node.op_type} with this reduction in FP16",
+        )
+        for node in model.nodes
+        if node.is_standard and attribute(node, "reduction") in _REFUSED_BY_CPU.get(node.op_type, ())
+    )
 
 
 def _without_kernel(answer: object) -> str:

@@ -18,7 +18,11 @@ _INLINE_LIMIT = 4096
 """Constants up to this many bytes stay in the graph for shape inference: shapes, axes, scales."""
 _PROPAGATED_LIMIT = 1 << 16
 """Integers that may be propagated in one value. Shapes have a handful; a chain of Concats can ask for 2**40."""
-_TYPED_AS_CAST: Mapping[str, list[int]] = {"EyeLike": [], "RegexFullMatch": [onnx.TensorProto.BOOL]}
+_TYPED_AS_CAST: Mapping[str, list[int]] = {
+    "EyeLike": [],
+    "RegexFullMatch": [onnx.TensorProto.BOOL],
+    "MeanVarianceNormalization": [],
+}
 _SHAPE_TYPES = frozenset({onnx.TensorProto.INT64, onnx.TensorProto.INT32})
 _PASSES_INTEGERS = frozenset(
     {"Identity", "Cast", "Gather", "Slice", "Squeeze", "Unsqueeze", "Add", "Sub", "Mul", "Div", "Floor", "Where"}
@@ -132,7 +136,10 @@ def without_weights(
 
 
 def _replace_fragile(graph: onnx.GraphProto) -> None:
-    """Replace nodes by Casts, which give the same type, where onnx 1.23 crashes on an input of unknown type."""
+    """Replace nodes by Casts, which give the same type, where onnx 1.23 fails.
+
+    It crashes on an input of unknown type, and refuses its own definition of MeanVarianceNormalization.
+    """
     for inner in all_graphs(graph):
         for node in inner.node:
             if node.op_type in _TYPED_AS_CAST and not node.domain:

@@ -22,6 +22,7 @@ from mptune.files import files_sha256
 from mptune.graph.loading.foreign import AskRuntime, RuntimeTypes, types_by_schema
 from mptune.graph.loading.formats import no_graph, no_model
 from mptune.graph.loading.inference import infer_types, last_line, without_weights
+from mptune.graph.loading.node_names import name_apart, unique_names
 from mptune.graph.loading.opset import raised
 from mptune.graph.loading.structure import check_structure
 from mptune.graph.loading.tensors import (
@@ -136,6 +137,7 @@ def load_model(
     check_structure(proto, path)
     if proto.functions:
         proto = _inlined(proto, path)
+    name_apart(proto.graph)
     found = _check_opset(proto, path)
     proto = proto if opset is None else raised(proto, path, opset)
     opset = opset or found
@@ -258,7 +260,7 @@ def _sorted_nodes(graph: onnx.GraphProto, same: dict[str, str], path: Path) -> t
     known = {i.name for i in graph.input} | {i.name for i in graph.initializer}
     known |= {s.values.name for s in graph.sparse_initializer}
     known.add("")
-    names = _unique_names(graph)
+    names = unique_names(graph)
     made: dict[str, int] = {}
     needs = []
     for position, proto in enumerate(graph.node):
@@ -310,24 +312,6 @@ def _sorted_nodes(graph: onnx.GraphProto, same: dict[str, str], path: Path) -> t
         )
         for index, (at, proto) in enumerate(zip(order, protos, strict=True))
     )
-
-
-def _unique_names(graph: onnx.GraphProto) -> list[str]:
-    """The nodes' names; made where there is none, numbered where one is there again."""
-    taken = {node.name for node in graph.node}
-    used: set[str] = set()
-    count: dict[str, int] = {}
-    names = []
-    for position, node in enumerate(graph.node):
-        name = node.name or f"{node.op_type}_{position}"
-        if name in used or (not node.name and name in taken):
-            stem, number = name, count.get(name, 2)
-            while (name := f"{stem}_{number}") in taken or name in used:
-                number += 1
-            count[stem] = number + 1
-        used.add(name)
-        names.append(name)
-    return names
 
 
 def consumers_of(nodes: tuple[Node, ...]) -> dict[str, tuple[int, ...]]:

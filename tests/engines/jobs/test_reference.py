@@ -16,7 +16,7 @@ from mptune.data.metrics.kept_parts import PARTS_JSON, load_parts
 from mptune.data.rollout import Rollout
 from mptune.engines.base import EngineError, Failure, FailureKind, ReferenceReport, Stage
 from mptune.engines.jobs import reference
-from mptune.engines.jobs.checks.rows import relative_l2
+from mptune.engines.jobs.checks.rows import relative_l2, row_feeds
 from mptune.engines.jobs.ranges import ObservedRanges
 from mptune.engines.jobs.reference import ObserveJob, ReferenceJob
 from mptune.engines.jobs.samples import cached_parts
@@ -80,6 +80,20 @@ def test_a_broken_broadcast_shows_in_identical_rows(tmp_path: Path) -> None:
     assert report.identical_rows_error is not None
     assert report.identical_rows_error > 0.1
     assert report.batch_size_error is None
+
+
+@pytest.mark.parametrize(
+    ("shapes", "axes"),
+    [
+        ({"x": [4, 3], "y": [4, 2, 2], "threshold": [1], "scale": []}, {"x": 0, "y": 0}),
+        ({"signal": [1, 5, 3], "hidden": [4, 1, 8], "cell": [4, 1, 8]}, None),  # layers and directions of an LSTM
+        ({"nodes": [10, 3], "edges": [2, 20]}, None),
+    ],
+)
+def test_fixed_sizes_that_differ_are_no_batch(shapes: dict[str, list[int]], axes: dict[str, int] | None) -> None:
+    samples = [{name: factor * ramp(*shape) for name, shape in shapes.items()} for factor in (1, 2)]
+    feeds = row_feeds(shapes, samples)
+    assert (None if feeds is None else feeds.axes) == axes
 
 
 def test_a_batch_that_leaks_into_its_rows_shows_in_the_batch_size(tmp_path: Path) -> None:

@@ -98,3 +98,21 @@ def _quantised(value: str, name: str) -> list[onnx.NodeProto]:
         models.node("QuantizeLinear", [value, "scale", "zero"], f"{name}_q"),
         models.node("DequantizeLinear", [f"{name}_q", "scale", "zero"], f"{name}_dq"),
     ]
+
+
+def test_nodes_may_share_a_name(tmp_path: Path) -> None:
+    """ONNX lets them; ONNX Runtime 1.31 does not. Weights outside the file are still found."""
+    graph = models.mlp()
+    for node in graph.graph.node:
+        node.name = "layer"
+    path = tmp_path / "model.onnx"
+    onnx.save(graph, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    with pytest.raises(Exception, match="same node name"):  # where this no longer fails, nothing is to be done
+        onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    session = CpuSession(path, SessionOptions("cpu", timing=False))
+    x = np.ones((2, *session.inputs["x"][1:]), np.float32)
+    found = session.run({"x": x})
+    session.close()
+    plain = onnxruntime.InferenceSession(models.mlp().SerializeToString(), providers=["CPUExecutionProvider"])
+    for name, reference in zip(found, plain.run(list(found), {"x": x}), strict=True):
+        np.testing.assert_allclose(found[name], reference, rtol=1e-5)

@@ -198,6 +198,16 @@ def test_types_the_outer_product_of_two_computed_vectors(tmp_path: Path) -> None
     assert model.info("z").shape == (4,), "other values are still propagated"
 
 
+def test_types_what_onnx_defines_by_operators_that_it_refuses(tmp_path: Path) -> None:
+    """onnx 1.23 finds a fault in its own definition of MeanVarianceNormalization."""
+    nodes = [models.node("Relu", ["x"], "r"), models.node("MeanVarianceNormalization", ["r"], "y", "norm")]
+    shape = [2, 3, 4, 4]
+    proto = models.model(nodes, [models.value("x", shape)], [models.value("y", shape)])
+    model = load_model(models.save(proto, tmp_path))
+    assert model.info("y").is_float32
+    assert model.nodes[1].op_type == "MeanVarianceNormalization"
+
+
 def test_refuses_a_subgraph_that_reads_or_gives_out_what_it_cannot(tmp_path: Path) -> None:
     def with_branch(read: str, out: str) -> Path:
         then = helper.make_graph([models.node("Neg", [read], "t")], "then", [], [models.value(out, [2])])

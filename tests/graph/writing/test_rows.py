@@ -139,6 +139,18 @@ def test_row_03_unnamed_and_equally_named_nodes(tmp_path: Path) -> None:
     case.holds()
 
 
+def test_row_03_equally_named_nodes_of_a_subgraph(tmp_path: Path) -> None:
+    inner = [node("Neg", ["a"], "n", "same"), node("Abs", ["n"], "t", "same")]
+    then = helper.make_graph(inner, "then", [], [value("t", [2, 4])])
+    other = helper.make_graph([node("Abs", ["a"], "e", "same")], "else", [], [value("e", [2, 4])])
+    nodes = [node("MatMul", ["x", "w"], "a", "product")]
+    nodes.append(node("If", ["flag"], "i", "if", then_branch=then, else_branch=other))
+    case = Case(mlp([*nodes, node("Relu", ["i"], "y")], constant("flag", True, np.bool_)), tmp_path)
+    for graph in (a.g for n in case.typed(case.plan()).node for a in n.attribute if a.HasField("g")):
+        names = [n.name for n in graph.node]
+        assert len(set(names)) == len(names)
+
+
 def branches(outer: str) -> dict[str, onnx.GraphProto]:
     return {
         f"{name}_branch": helper.make_graph([node(op, [outer], name, op)], name, [], [value(name, [2, 4])])
@@ -454,6 +466,28 @@ def test_row_12_lengths_boxes_and_thresholds(tmp_path: Path) -> None:
     types = value_types(case.typed(case.plan()))
     assert {types[n] for n in ("iou", "least", "scores")} == {FLOAT}
     case.holds(bound=None)
+
+
+@pytest.mark.skipif(onnx.defs.onnx_opset_version() < 27, reason="LinearAttention came with opset 27")
+def test_row_12_a_state_has_the_type_of_an_input_that_may_be_omitted(tmp_path: Path) -> None:
+    """Then ONNX's inference gives it the type of the query, in FP16 too, and the interface would change."""
+    nodes = [
+        node("MatMul", ["x", "w"], "h", "product"),
+        node(
+            "LinearAttention",
+            ["h", "h", "h"],
+            ["y", "state"],
+            "attention",
+            q_num_heads=2,
+            kv_num_heads=2,
+            update_rule="linear",
+        ),
+    ]
+    outputs = [value("y", [2, 3, 4]), value("state", [2, 2, 2, 2])]
+    proto = models.model(nodes, [value("x", [2, 3, 4])], outputs, [weight("w", 4, 4)], 27)
+    case = Case(proto, tmp_path)
+    types = value_types(case.typed(case.plan()))
+    assert (types["y"], types["state"]) == (FLOAT, FLOAT)
 
 
 def test_row_12_coordinates_stay_fp32(tmp_path: Path) -> None:

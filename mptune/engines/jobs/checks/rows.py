@@ -70,8 +70,10 @@ def row_feeds(inputs: Mapping[str, Sequence[int | str | None]], samples: Sequenc
     """Batches to compare rows of; None where the model has no batch.
 
     The batch is dimension 0: of the inputs that share the first dynamic dimension 0, else of those that share the
-    first fixed one above 1. An input may have the same dynamic dimension elsewhere, as a KV cache with keys and values
-    stacked does. A dynamic dimension whose name says otherwise, or whose size differs among the samples, is no batch.
+    first fixed one above 1. Where inputs of two dimensions and more differ in a fixed one, it is no batch but the
+    layers of a state, the nodes of a graph, or the like. An input may have the same dynamic dimension elsewhere, as a
+    KV cache with keys and values stacked does. A dynamic dimension whose name says otherwise, or whose size differs
+    among the samples, is no batch.
 
     Args:
         inputs: declared shapes.
@@ -92,6 +94,8 @@ def row_feeds(inputs: Mapping[str, Sequence[int | str | None]], samples: Sequenc
     else:
         size = next((dim for dim in declared.values() if isinstance(dim, int) and dim > 1), 1)
         axes = {name: 0 for name, dim in declared.items() if dim == size}
+        if any(len(shape) > 1 and shape[0] != size for name, shape in inputs.items() if name in declared):
+            return None
     if size < 2 or not axes or any(feed[name].shape[axis] < 1 for name, axis in axes.items()):
         return None
     first = _row(feed, axes, 0)
