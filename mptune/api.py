@@ -22,13 +22,11 @@ from mptune.graph.grouping.groups import find_groups
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.inspection.model import inspect_model
 from mptune.inspection.record import Inspection
-from mptune.reading import report
+from mptune.reading import one_or_several, report
 from mptune.reporting.run_files import write_run_files
 from mptune.rundir import open_run, read_run
 from mptune.searching import search
-from mptune.settings import (
-    Tolerance,
-)
+from mptune.settings import Tolerances
 from mptune.tuning.front import Front
 from mptune.tuning.runs.confirm_run import known_confirmation
 from mptune.tuning.runs.model_copy import load_either
@@ -45,7 +43,7 @@ def pick(
     max_latency_ms: float | None = None,
     max_memory_bytes: int | None = None,
     limits: str | Sequence[str] | None = None,
-    tolerance: Sequence[str | Tolerance] | None = None,
+    tolerance: Tolerances | None = None,
     ignore: Sequence[str] | None = None,
     knee: bool = False,
     plan: str | None = None,
@@ -70,13 +68,13 @@ def pick(
         PlanError: no such plan, or it is not feasible.
         RunError: it is no run directory, another process uses it, or the model has changed, or is gone without a copy.
     """
-    given = (limits,) if isinstance(limits, str) else limits
+    given = None if limits is None else one_or_several(limits)
     choice = choice_argument(max_error, max_latency_ms, max_memory_bytes, knee, plan, tolerance, given)
     directory, _ = read_run(run)
     with full_disk_as_error(directory.path), open_run(directory.path), contextlib.ExitStack() as stack:
         directory, file = read_run(run)  # again, now that nobody else can write it
         record = stack.enter_context(contextlib.closing(read_record(directory, file, storage)))
-        ignored = file.choice.ignore if ignore is None else tuple(ignore)
+        ignored = file.choice.ignore if ignore is None else one_or_several(ignore)
         limited = file.choice.limits if given is None else choice.limits
         kept = {"ignore": ignored, "limits": limited, "knee": knee and bool(limited)}
         file = file.model_copy(update={"choice": choice.model_copy(update=kept)})

@@ -22,11 +22,10 @@ from mptune.errors import ModelError, RunError, SettingsError
 from mptune.files import write_bytes
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import TensorInfo
-from mptune.reading import tolerance_argument
 from mptune.run_json import ChoiceSection
 from mptune.run_path import file_stem
 from mptune.rundir import RunDirectory
-from mptune.settings import InMemory, SearchSettings, ShapeRange, Tolerance, check_limits
+from mptune.settings import InMemory, SearchSettings, ShapeRange, Tolerance, Tolerances, check_limits
 from mptune.tuning.listener import Both, Listener, Silent
 
 ModelLike: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto"
@@ -241,7 +240,7 @@ def choice_argument(
     max_memory_bytes: int | None,
     knee: bool,
     plan: str | None,
-    tolerance: Sequence[str | Tolerance] | None = None,
+    tolerance: Tolerances | None = None,
     metric_limits: Sequence[str] | None = None,
 ) -> ChoiceSection:
     """How a plan is chosen.
@@ -252,7 +251,7 @@ def choice_argument(
         SettingsError: ways to choose that exclude each other, or a limit that is not above 0.
     """
     check_limits(max_error, max_latency_ms, max_memory_bytes)
-    tolerances = tolerance_argument(tolerance)
+    tolerances = Tolerance.parse_all(tolerance or ())
     limits = (max_error, max_latency_ms, max_memory_bytes)
     is_limited = any(limit is not None for limit in limits) or bool(tolerances) or bool(metric_limits)
     ways = [is_limited, knee, plan is not None]

@@ -14,7 +14,7 @@ from mptune.files import full_disk_as_error
 from mptune.reading import with_demands
 from mptune.reporting.run_files import write_run_files
 from mptune.rundir import joined_run, read_search
-from mptune.settings import EngineChoice, SearchSettings, Tolerance
+from mptune.settings import EngineChoice, SearchSettings, Tolerances
 from mptune.tuning.listener import Listener
 from mptune.tuning.runs.archive import metric_warning, pack
 from mptune.tuning.runs.confirm_run import ConfirmRun
@@ -30,7 +30,7 @@ def confirm(
     target: str = "auto",
     engine: EngineChoice = "auto",
     metric: str | TaskMetric | None = None,
-    tolerance: Sequence[str | Tolerance] | None = None,
+    tolerance: Tolerances | None = None,
     ignore: Sequence[str] | None = None,
     storage: str | None = None,
     timeout_s: float | None = None,

@@ -37,34 +37,24 @@ _ARGUMENTS = {
     "max-memory": "max_memory_bytes",
     "workspace": "workspace_mb",
     "limit": "limits",
+    "wait": "wait_s",
     **{
         name: name.replace("-", "_")
         for name in (
-            *("budget", "data", "out", "target", "space", "engine", "max-error", "max-latency-ms", "metric", "batch"),
-            *(
-                "shapes",
-                "storage",
-                "gpus",
-                "seed",
-                "fresh",
-                "tf32",
-                "sampler",
-                "keep-fp32",
-                "force",
-                "knee",
-                "plan",
-                "skip-checks",
-            ),
+            *("budget", "data", "out", "target", "space", "engine", "precisions", "opset", "batch", "shapes"),
+            *("max-error", "max-latency-ms", "metric", "labels", "tolerance", "ignore", "feedback", "steps"),
+            *("storage", "gpus", "gpu", "seed", "fresh", "tf32", "sampler", "skip-checks", "allow-mixed"),
+            *("keep-fp32", "keep-bf16", "force", "knee", "plan"),
+            *("outputs", "reference-outputs", "trace", "repeat", "stress", "against"),
         )
     },
 }
 """Option -> argument of the Python functions."""
 
-_FLAGS = frozenset({"fresh", "tf32", "force", "knee", "skip-checks"})
+_FLAGS = frozenset({"fresh", "tf32", "force", "knee", "skip-checks", "allow-mixed", "trace", "stress"})
 
-_OPTION = re.compile(
-    rf"--({'|'.join(_ARGUMENTS)})(?![\w-])(?:[ =]([A-Z]{{2,}}\b|X\b|\d[\w.]*|cpu\b|tensorrt-rtx\b|tensorrt\b|\w+:\S+))?"
-)
+_VALUE = r"[A-Z]{2,}\b|X\b|\d[\w.]*|fp32,[\w,]+|cpu\b|tensorrt-rtx\b|tensorrt\b|\w+:\S+"
+_OPTION = re.compile(rf"--({'|'.join(_ARGUMENTS)})(?![\w-])(?:[ =]({_VALUE}))?")
 _COMMAND = re.compile(r"(`mptune [^`]*`)")
 
 _options_spoken: ContextVar[bool] = ContextVar("options_spoken", default=False)

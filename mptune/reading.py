@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from mptune.run_json import RunFile
 from mptune.rundir import read_run
-from mptune.settings import Tolerance
+from mptune.settings import Tolerance, Tolerances
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.kept import kept_front
 
@@ -17,7 +17,7 @@ from mptune.tuning.fronts.kept import kept_front
 def report(
     run: str | Path,
     *,
-    tolerance: Sequence[str | Tolerance] | None = None,
+    tolerance: Tolerances | None = None,
     ignore: Sequence[str] | None = None,
     storage: str | None = None,
 ) -> Front:
@@ -43,7 +43,7 @@ def report(
         return front_of(directory, file, record)
 
 
-def with_demands(file: RunFile, tolerance: Sequence[str | Tolerance] | None, ignore: Sequence[str] | None) -> RunFile:
+def with_demands(file: RunFile, tolerance: Tolerances | None, ignore: Sequence[str] | None) -> RunFile:
     """A run.json whose plan is chosen under other tolerances, without other outputs; None keeps the run's.
 
     Raises:
@@ -51,17 +51,12 @@ def with_demands(file: RunFile, tolerance: Sequence[str | Tolerance] | None, ign
     """
     update: dict[str, Any] = {}
     if tolerance is not None:
-        update |= {"tolerance": tuple(map(str, tolerance_argument(tolerance))), "plan": None}
+        update |= {"tolerance": tuple(map(str, Tolerance.parse_all(tolerance))), "plan": None}
     if ignore is not None:
-        update["ignore"] = tuple(ignore)
+        update["ignore"] = one_or_several(ignore)
     return file.model_copy(update={"choice": file.choice.model_copy(update=update)}) if update else file
 
 
-def tolerance_argument(tolerance: Sequence[str | Tolerance] | None) -> tuple[Tolerance, ...]:
-    """The tolerances that a caller gave, as values or as ``--tolerance`` takes them.
-
-    Raises:
-        SettingsError: not understood.
-    """
-    given = (tolerance,) if isinstance(tolerance, str | Tolerance) else tolerance or ()
-    return tuple(one if isinstance(one, Tolerance) else Tolerance.parse(one) for one in given)
+def one_or_several(given: str | Iterable[str]) -> tuple[str, ...]:
+    """Several texts, where a caller may give one of them by itself."""
+    return (given,) if isinstance(given, str) else tuple(given)

@@ -18,6 +18,7 @@ from mptune.settings import (
     SearchSettings,
     TensorRtSettings,
     Tolerance,
+    Tolerances,
     WorkerSettings,
 )
 
@@ -44,7 +45,7 @@ def search(
     max_error: float | None = None,
     max_latency_ms: float | None = None,
     max_memory_bytes: int | None = None,
-    tolerance: Sequence[str | Tolerance] | None = None,
+    tolerance: Tolerances | None = None,
     ignore: Sequence[str] | None = None,
     metric: str | TaskMetric | SetFunction | Sequence[str | TaskMetric | SetFunction] | None = None,
     labels: str | os.PathLike[str] | None = None,
@@ -99,7 +100,8 @@ def search(
         max_latency_ms: Choose the plan with the smallest error whose latency is at most this, in milliseconds.
         max_memory_bytes: Choose among plans whose engine and its context take at most so much memory.
         tolerance: Largest errors of outputs, or of columns of them, that the chosen plan may have, such as
-            ``["scores=1e-3", "detections[4]=abs:0.005"]``: in the metric's unit, or as the largest absolute error.
+            ``["scores=1e-3", "detections[4]=abs:0.005"]`` or ``{"scores": 1e-3}``: in the metric's unit, or as the
+            largest absolute error.
         ignore: Outputs whose errors do not count.
         metric: The error to minimize: a statistic such as ``relative_l2`` or ``max_abs``, ``"script.py:function"``, or
             a function ``(outputs, reference) -> float``. It is called once per sample with two dictionaries of arrays
@@ -155,7 +157,7 @@ def search(
     with started_ahead(os.fspath(target), tf32=tf32) if measures_here else contextlib.nullcontext():
         # What follows takes a second to load. Meanwhile the worker process starts, and CUDA in it.
         from mptune.arguments import data_arguments, metric_arguments, shapes_argument
-        from mptune.reading import tolerance_argument
+        from mptune.reading import one_or_several
         from mptune.search_call import run_search
 
         (name, function), reported = metric_arguments(metric, path, fresh=fresh)
@@ -168,19 +170,19 @@ def search(
             out=None if out is None else Path(out),
             target=os.fspath(target),
             space=os.fspath(space),
-            precisions=tuple(precisions),
+            precisions=tuple(precisions.split(",") if isinstance(precisions, str) else precisions),
             opset=opset,
             engine=engine,
             max_error=max_error,
             max_latency_ms=max_latency_ms,
             max_memory_bytes=max_memory_bytes,
-            tolerance=tolerance_argument(tolerance),
-            ignore=tuple(ignore or ()),
+            tolerance=Tolerance.parse_all(tolerance or ()),
+            ignore=one_or_several(ignore or ()),
             metric=name,
             reported_metrics=reported,
             labels=None if labels is None else Path(labels),
-            limits=(limits,) if isinstance(limits, str) else tuple(limits),
-            feedback=(feedback,) if isinstance(feedback, str) else tuple(feedback),
+            limits=one_or_several(limits),
+            feedback=one_or_several(feedback),
             steps=steps,
             timeout_s=timeout_s,
             max_disk_bytes=max_disk_bytes,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numbers
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from mptune.errors import SettingsError
 from mptune.finding import OutputColumns
@@ -159,10 +160,26 @@ class Tolerance:
             raise SettingsError(f"--tolerance {text}: {number!r} is not a number above 0", _TOLERANCE_HINT)
         return cls(name, columns, limit, value.startswith("abs:"))
 
+    @classmethod
+    def parse_all(cls, given: Tolerances) -> tuple[Tolerance, ...]:
+        """Read several, in any form that a caller may give them in.
+
+        Raises:
+            SettingsError: one is not understood.
+        """
+        if isinstance(given, (str, Tolerance)):
+            given = (given,)
+        elif isinstance(given, Mapping):
+            given = [f"{output}={limit}" for output, limit in given.items()]
+        return tuple(one if isinstance(one, Tolerance) else cls.parse(one) for one in given)
+
     def __str__(self) -> str:
         limit = f"{self.limit:g}" if float(f"{self.limit:g}") == self.limit else repr(self.limit)
         return f"{OutputColumns(self.output, self.columns)}={'abs:' if self.is_absolute else ''}{limit}"
 
+
+Tolerances: TypeAlias = "str | Tolerance | Sequence[str | Tolerance] | Mapping[str, float | str]"
+"""Tolerances as a caller gives them: one or several, or output, with columns or without -> X or ``abs:X``."""
 
 _TOLERANCE_HINT = "write OUTPUT=X, OUTPUT[4]=X, OUTPUT[0:4]=X or OUTPUT[0,2,5]=X, with abs:X for the absolute error"
 
@@ -234,8 +251,14 @@ def check_limits(max_error: float | None, max_latency_ms: float | None, max_memo
     """
     limits = (("--max-error", max_error), ("--max-latency-ms", max_latency_ms), ("--max-memory", max_memory_bytes))
     for name, value in limits:
-        if value is not None and not value > 0:
-            raise SettingsError(f"{name} is {value}", "give a number above 0")
+        _check_positive(name, value, "give a number above 0")
+
+
+def _check_positive(option: str, value: object, hint: str) -> None:
+    if value is not None and not isinstance(value, numbers.Real):
+        raise SettingsError(f"{option} is {value!r}, not a number", hint)
+    if value is not None and not float(value) > 0:
+        raise SettingsError(f"{option} is {float(value):g}", hint)
 
 
 PRECISION_SETS = (("fp32", "fp16"), ("fp32", "bf16"), ("fp32", "fp16", "bf16"))
@@ -355,8 +378,9 @@ class SearchSettings:
         Raises:
             SettingsError: a value is out of range.
         """
-        if self.budget < 1:
-            raise SettingsError(f"--budget is {self.budget}", "give at least 1; 50 is the default")
+        _check_positive("--budget", self.budget, "give at least 1; 50 is the default")
+        _check_positive("--timeout", self.timeout_s, "give a duration above 0")
+        _check_positive("--max-disk", self.max_disk_bytes, "give a size above 0, such as 20GiB")
         if self.data_settings.batch < 1:
             raise SettingsError(f"--batch is {self.data_settings.batch}", "give at least 1")
         if self.precisions not in PRECISION_SETS:
@@ -364,15 +388,11 @@ class SearchSettings:
                 f"--precisions is {','.join(self.precisions)}", f"give {' or '.join(map(','.join, PRECISION_SETS))}"
             )
         check_limits(self.max_error, self.max_latency_ms, self.max_memory_bytes)
-        if self.timeout_s is not None and not self.timeout_s > 0:
-            raise SettingsError(f"--timeout is {self.timeout_s:g} s", "give a duration above 0")
-        if self.max_disk_bytes is not None and not self.max_disk_bytes > 0:
-            raise SettingsError(f"--max-disk is {self.max_disk_bytes}", "give a size above 0, such as 20GiB")
         if self.seed < 0:
             raise SettingsError(f"--seed is {self.seed}", "give 0 or a positive integer")
-        if any(gpu < 0 for gpu in self.gpus) or len(set(self.gpus)) < len(self.gpus):
+        if not all(isinstance(gpu, int) and gpu >= 0 for gpu in self.gpus) or len(set(self.gpus)) < len(self.gpus):
             raise SettingsError(
-                f"--gpus is {','.join(map(str, self.gpus))}", "give each number once, as `nvidia-smi -L` counts"
+                f"--gpus is {','.join(map(str, self.gpus))}", "give numbers as `nvidia-smi -L` counts, each once"
             )
         named = [one.name for one in self.shapes]
         twice = next((name for name in named if named.count(name) > 1), None)

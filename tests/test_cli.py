@@ -133,7 +133,7 @@ def test_help_shows_an_example(command: str, capsys: pytest.CaptureFixture[str])
         (["search", "m.onnx", "--seed", "-1"], "--seed is -1"),
         (["search", "m.onnx", "--engine", "cuda"], "there is no engine 'cuda'"),
         (["search", "m.onnx", "--timeout", "soon"], "--timeout soon is not a duration"),
-        (["search", "m.onnx", "--timeout", "0s"], "--timeout is 0 s"),
+        (["search", "m.onnx", "--timeout", "0s"], "--timeout is 0"),
         (["search", "m.onnx", "--max-disk", "much"], "--max-disk much is not a size"),
         (["search", "m.onnx", "--max-disk", "0GiB"], "--max-disk is 0"),
         (["search", "m.onnx", "--max-error", "-1"], "--max-error is -1"),

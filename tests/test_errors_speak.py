@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 import sys
 import traceback
@@ -13,6 +14,7 @@ import pytest
 import mptune
 from mptune.cli import main
 from mptune.errors import MptuneError, speak_of_options
+from tests.test_docs import options_of
 
 
 @pytest.mark.parametrize(
@@ -28,6 +30,9 @@ from mptune.errors import MptuneError, speak_of_options
         ("--engine tensorrt-rtx is for NVIDIA GPUs; try another --engine", None),
         ("--keep-fp32 op:Conv matches nothing", "keep_fp32=op:Conv matches nothing"),
         ("give another path with -o", "give another path with out="),
+        ("--precisions fp32,fp16,bf16: groups", "precisions=fp32,fp16,bf16: groups"),
+        ("--tolerance: there is no output", "tolerance=: there is no output"),
+        ("--steps 4 without --feedback", "steps=4 without feedback="),
         ("pip install --upgrade mptune", "pip install --upgrade mptune"),
         (
             "`mptune search MODEL --budget 100` goes on; or --budget",
@@ -47,6 +52,37 @@ def test_the_words_are_the_callers(option: str, argument: str | None) -> None:
     for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         with speak_of_options():
             assert (again.message, again.hint) == (option, option)
+
+
+@pytest.mark.parametrize("name", ["search", "pick", "report", "confirm", "apply", "compare", "check", "worker"])
+def test_every_option_that_is_an_argument_is_spoken_of_as_one(name: str) -> None:
+    arguments = inspect.signature(getattr(mptune, name)).parameters
+    for option in options_of(name):
+        argument = option.removeprefix("--").replace("-", "_")
+        if option.startswith("--") and argument in arguments:
+            assert MptuneError(f"{option} is wrong").message.startswith(f"{argument}="), option
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"tolerance": {"y": 1e-3, "y[0]": "abs:2"}}, None),
+        ({"tolerance": "y=1e-3"}, None),
+        ({"precisions": "fp32,bf16"}, None),
+        ({"ignore": "y"}, None),
+        ({"timeout_s": "8h"}, "timeout_s= is '8h', not a number"),
+        ({"max_error": "1e-3"}, "max_error= is '1e-3', not a number"),
+        ({"gpus": "01"}, "gpus= is 0,1"),
+    ],
+)
+def test_what_python_programs_give_in_another_form(
+    given: dict[str, object], expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is taken, so that the missing model is what is wrong; or it is refused by its name."""
+    monkeypatch.chdir(tmp_path)
+    error = mptune.ModelError if expected is None else mptune.SettingsError
+    with pytest.raises(error, match=expected or "no such file"):
+        mptune.search("model.onnx", **given)  # type: ignore[arg-type]
 
 
 def test_the_same_mistake_in_python_and_at_the_command_line(

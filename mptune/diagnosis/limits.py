@@ -62,9 +62,8 @@ def parse_tolerances(
     Raises:
         SettingsError: no such output, or X is no positive number.
     """
-    texts = [f"{name}={value}" for name, value in given.items()] if isinstance(given, Mapping) else given
     found: dict[str, tuple[Tolerance, ...]] = {}
-    for one in map(Tolerance.parse, texts):
+    for one in Tolerance.parse_all(given):
         if one.output not in outputs:
             raise SettingsError(f"--tolerance: there is no output {one.output!r}", f"there are {', '.join(outputs)}")
         found[one.output] = (*found.get(one.output, ()), one)
