@@ -60,7 +60,7 @@ def format_interval(evaluation: Evaluation) -> str:
 
 
 def speedup_text(evaluation: Evaluation, fp32: Evaluation) -> str:
-    """The speed-up against all-FP32, and whether it is none beyond noise, such as ``1.01x, not significant``."""
+    """The speedup against all-FP32, and whether it is none beyond noise, such as ``1.01x, not significant``."""
     text = speedup_of(evaluation, fp32)
     is_apart = faster_beyond_noise(evaluation, fp32) or faster_beyond_noise(fp32, evaluation)
     is_measured = evaluation.latency.source == "measured"

@@ -277,7 +277,7 @@ class Evaluation:
         return self if outputs == self.ignored else replace(self, ignored=outputs)
 
     def with_baseline(self, baseline_ms: float) -> Evaluation:
-        """The same evaluation with its speed-up against another all-FP32 median, in milliseconds."""
+        """The same evaluation with its speedup against another all-FP32 median, in milliseconds."""
         return replace(self, speedup=baseline_ms / self.latency.median_ms)
 
     def to_json(self) -> dict[str, Any]:

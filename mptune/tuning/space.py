@@ -336,7 +336,7 @@ def _seeds(
         kept = beyond.union(fp32)
         return space.plan({g: Precision.FP32 if g in kept else space.reduced_of(g) for g in space.free})
 
-    # The baseline is all-FP32 whatever is pinned: speed-ups and errors are relative to it.
+    # The baseline is all-FP32 whatever is pinned: speedups and errors are relative to it.
     seeds = [Seed(ORIGIN_FP32, grouped.uniform(Precision.FP32)), Seed(ORIGIN_FP16, mixed(()))]
     # All are as in two precisions: BF16's error is eight times FP16's, and decides that of a plan which has it wherever
     # it can be. Where it pays the sampler knows better: simulated, such a seed cost a build and found nothing more.

@@ -1,4 +1,4 @@
-"""Latencies and speed-ups have the digits that their noise supports, the same ones wherever they stand."""
+"""Latencies and speedups have the digits that their noise supports, the same ones wherever they stand."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def latency_text(evaluation: Evaluation) -> str:
 
 
 def speedup_of(evaluation: Evaluation, fp32: Evaluation | None = None) -> str:
-    """The speed-up against all-FP32, with the digits that the noise of both supports; that of all-FP32 is exact."""
+    """The speedup against all-FP32, with the digits that the noise of both supports; that of all-FP32 is exact."""
     if fp32 is not None and evaluation.plan == fp32.plan:
         return format_speedup(evaluation.speedup)
     both = (evaluation, *(() if fp32 is None else (fp32,)))

@@ -1,4 +1,4 @@
-// Numbers as the terminal prints them. Latencies and speed-ups come as texts: their noise says how many digits.
+// Numbers as the terminal prints them. Latencies and speedups come as texts: their noise says how many digits.
 
 function num(value) {
   if (typeof value !== "string") return value;
