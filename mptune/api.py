@@ -1,4 +1,4 @@
-"""What the command line and a notebook call: from search to export, one function each. Wires the floors."""
+"""What the command line and a notebook call: from search to export, one function each. Wires the layers below."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The house: lower floors never import higher ones, and each outside package stays on its floor."""
+"""Lower layers never import higher ones, and each outside package stays in its layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "mptune"
 
-FLOORS = {
+LAYERS = {
     "mptune._version": 0,
     "mptune.errors": 0,
     "mptune.scratch": 0,
@@ -78,7 +78,7 @@ MODULES = {_module(path): path for path in FILES}
 
 
 def _part(module: str) -> str:
-    """The key of FLOORS for a module: mptune.graph.plan -> mptune.graph."""
+    """The key of LAYERS for a module: mptune.graph.plan -> mptune.graph."""
     return ".".join(module.split(".")[:2])
 
 
@@ -106,24 +106,24 @@ def _imports(path: Path) -> list[tuple[str, int]]:
     return found
 
 
-def _floor_faults(path: Path) -> Iterator[str]:
+def _layer_faults(path: Path) -> Iterator[str]:
     module = _module(path)
     if module == "mptune":
         return  # the roof: it imports the version and, for type checkers, what it names
-    if _part(module) not in FLOORS:
-        yield f"{module} has no floor: add it to FLOORS, and to CONTRIBUTING.md"
+    if _part(module) not in LAYERS:
+        yield f"{module} has no layer: add it to LAYERS, and to CONTRIBUTING.md"
         return
-    floor = FLOORS[_part(module)]
+    layer = LAYERS[_part(module)]
     for imported, line in _imports(path):
         part = _part(imported)
-        if imported.split(".")[0] == "mptune" and part not in FLOORS:
+        if imported.split(".")[0] == "mptune" and part not in LAYERS:
             yield f"{module}:{line} imports {imported} from the package's root: name its module"
-        elif FLOORS.get(part, 0) > floor:
-            yield f"{module}:{line} is on floor {floor} and imports {imported} above it"
+        elif LAYERS.get(part, 0) > layer:
+            yield f"{module}:{line} is in layer {layer} and imports {imported} above it"
 
 
-def test_lower_floors_never_import_higher_ones() -> None:
-    assert [fault for path in FILES for fault in _floor_faults(path)] == []
+def test_lower_layers_never_import_higher_ones() -> None:
+    assert [fault for path in FILES for fault in _layer_faults(path)] == []
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
@@ -134,13 +134,13 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
         pytest.fail("a circle of imports: " + " <- ".join(error.args[1]))
 
 
-def test_outside_packages_stay_on_their_floor() -> None:
+def test_outside_packages_stay_in_their_layer() -> None:
     faults = []
     for path in FILES:
         for imported, line in _imports(path):
             homes = HOMES.get(imported.split(".")[0])
             if homes is not None and _part(_module(path)) not in homes:
-                faults.append(f"{_module(path)}:{line} imports {imported}, which belongs to {homes or 'no floor'}")
+                faults.append(f"{_module(path)}:{line} imports {imported}, which belongs to {homes or 'no layer'}")
     assert faults == []
 
 

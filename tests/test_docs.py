@@ -105,19 +105,20 @@ def test_links_within_the_repository_lead_somewhere(page: str) -> None:
             assert anchor in anchors(linked.read_text(encoding="utf-8")), f"{page} links {target}"
 
 
-def test_the_house_in_contributing_is_the_house() -> None:
-    from tests.test_architecture import FLOORS
+def test_the_layers_in_contributing_are_the_layers() -> None:
+    from tests.test_architecture import LAYERS
 
     text = read("CONTRIBUTING.md")
-    for module in FLOORS:
+    for module in LAYERS:
         name = module.removeprefix("mptune.")
         assert f"`{name}`" in text or module in {"mptune", "mptune.__main__"}, f"CONTRIBUTING.md does not name {name}"
 
 
-def test_the_rooms_in_contributing_are_the_rooms() -> None:
-    rooms = {path.parent.relative_to(ROOT / "mptune").as_posix() for path in (ROOT / "mptune").glob("*/*/__init__.py")}
+def test_the_packages_in_contributing_are_the_packages() -> None:
+    found = (ROOT / "mptune").glob("*/*/__init__.py")
+    packages = {path.parent.relative_to(ROOT / "mptune").as_posix() for path in found}
     named = re.findall(r"^\| `([a-z_]+/[a-z_]+)` \|", read("CONTRIBUTING.md"), re.MULTILINE)
-    assert sorted(named) == sorted(rooms)
+    assert sorted(named) == sorted(packages)
 
 
 def test_the_python_of_the_readme_exists() -> None:

@@ -1,4 +1,4 @@
-"""What the engine floor gives the floors above: failures, measurements, and the toolchain's protocol.
+"""What the engine layer gives the layers above: failures, measurements, and the toolchain's protocol.
 
 A job that fails gives a value, ``Failure``: its stage, kind, message and the path of its log. No sentinel number stands
 for one.
