@@ -161,7 +161,7 @@ class Evaluation:
             error=measurement.error,
             metric=metric,
             error_source=measurement.error_source,
-            speedup=1.0 if baseline_ms is None else baseline_ms / latency.median_ms,
+            speedup=1.0 if baseline_ms is None else _ratio(baseline_ms, latency.median_ms),
             drift=measurement.drift,
             build_s=measurement.build_s,
             engine_path=None if measurement.engine_path is None else str(measurement.engine_path),
@@ -278,7 +278,7 @@ class Evaluation:
 
     def with_baseline(self, baseline_ms: float) -> Evaluation:
         """The same evaluation with its speedup against another all-FP32 median, in milliseconds."""
-        return replace(self, speedup=baseline_ms / self.latency.median_ms)
+        return replace(self, speedup=_ratio(baseline_ms, self.latency.median_ms))
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as JSON types: the form that the study keeps."""
@@ -391,3 +391,8 @@ def disagreements(evaluations: Sequence[Evaluation]) -> tuple[str, ...]:
 
 def _log(error: float) -> float:
     return math.log(max(error, 1e-12))
+
+
+def _ratio(baseline_ms: float, ms: float) -> float:
+    """The speedup; a graph that does nothing is predicted to take no time."""
+    return baseline_ms / ms if ms > 0 else 1.0 if baseline_ms <= 0 else math.inf

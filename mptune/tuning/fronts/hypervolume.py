@@ -21,7 +21,9 @@ ERROR_FLOOR = 1e-7
 
 
 def gains(latency_ms: Floats, base_ms: Floats | float) -> Floats:
-    """Shares of the base latency that are saved."""
+    """Shares of the base latency that are saved; none of a base of 0, of a graph that does nothing."""
+    if np.ndim(base_ms) == 0 and base_ms == 0:
+        return np.zeros_like(latency_ms)
     saved: Floats = 1.0 - latency_ms / base_ms
     return saved
 

@@ -186,9 +186,11 @@ def _why_mixed_plans_are_not(outcome: Outcome) -> str:
     if outcome.has_seeds_alone:
         return f"{_none(outcome, 'seed')}, {unknown}"
     if outcome.fp32.latency.source == "predicted":
+        several = f"none of the {count} plans with {name} in them is"
+        none = several if count > 1 else f"the plan with {name} in it is not"
         return (
-            f"none of the {count} plans with {name} in them is predicted to be faster than all-FP32; nothing was timed,"
-            f" {unknown}: run `mptune confirm RUN` on the device, or try a larger batch"
+            f"{none} predicted to be faster than all-FP32; nothing was timed, {unknown}: run `mptune confirm RUN` on"
+            " the device, or try a larger batch"
         )
     promising = [k for k in outcome.explanation.of(outcome.fp32.plan.fingerprint) if _may_save(k, outcome.fp32)]
     if promising and not (outcome.is_exhausted or outcome.is_given):

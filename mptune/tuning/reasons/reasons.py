@@ -114,7 +114,7 @@ class _Reasons:
         self._gains: dict[str, float] = {}
         self.gains_from: str | None = None
         self._base_ms = built.base_ms
-        if grounds.prior is not None and math.isfinite(built.base_ms):
+        if grounds.prior is not None and math.isfinite(built.base_ms) and built.base_ms > 0:
             self._latency = LatencyModel(grounds.prior, built)
             self._terms = self._latency.mean()[None]
             self._gains = {g: _rounded(ms) for g, ms in zip(self._free, self._terms[0], strict=False)}

@@ -274,12 +274,15 @@ def _choose(
 ) -> tuple[Evaluation | None, str, bool]:
     if choice.plan is not None:
         return find_plan(known, choice.plan), "picked by its id", True
-    points = _fitting(known, choice) or points
+    fitting = _fitting(known, choice)
+    points = fitting or points
     bounds = choice.max_error, choice.max_latency_ms, choice.max_memory_bytes, choice.tolerance
     if not choice.limits:
         point, reason, met = choose(points, *bounds)
         others = () if met else [e for e in known if e.is_finite and choose([e], *bounds)[2]]
-        if not others:
+        if not others:  # A plan off the front may take less memory.
+            if choice.max_memory_bytes is not None and not met and not fitting:
+                reason = reason.replace("the nearest", "the nearest point of the front")
             return point, reason, met
         # Within noise a plan on the front is no worse than these, and yet it does not keep to the limits.
         measured_again = [e for e in others if e.confirmed]

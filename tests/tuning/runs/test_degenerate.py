@@ -174,6 +174,18 @@ def test_a_model_without_layer_groups() -> None:
     assert done.front.fp32.plan.precision == {}
 
 
+def test_a_model_that_is_predicted_to_take_no_time() -> None:
+    proto = models.model(
+        [models.node("Identity", ["x"], "y", "same")], [models.value("x", [1, 8])], [models.value("y", [1, 8])]
+    )
+    Path("model.onnx").write_bytes(proto.SerializeToString())
+    found = api.search("model.onnx", target="jetson-orin-nano-8gb", budget=4, progress=False)
+    assert found.chosen is not None
+    assert not found.chosen.plan.reduced_groups
+    assert (found.fp32.latency.median_ms, found.fp32.speedup, found.hypervolume) == (0.0, 1.0, 0.0)
+    json.loads(Path("model.mptune/front.json").read_text(), parse_constant=pytest.fail)
+
+
 def test_a_model_of_one_group_for_real(capsys: pytest.CaptureFixture[str]) -> None:
     """Predicted and emulated, by the command: exit code 0, and both plans there are."""
     proto = models.model(
