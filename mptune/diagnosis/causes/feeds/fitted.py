@@ -71,10 +71,12 @@ def families(feeds: Sequence[Feed], groups: Sequence[Sequence[str]]) -> Iterator
         arrays = [feed[name] for name in names for feed in feeds]
         if arrays[0].dtype.kind != "f" or not any(array.any() for array in arrays):
             continue
-        yield _lines(tuple(names), arrays)
-        channels = channel_axis(arrays[0].shape)
+        channels, features = channel_axis(arrays[0].shape), _feature_axis(arrays[0].shape)
+        yield _lines(tuple(names), arrays, channels)
+        if features is not None:  # few values of the outputs may be too few for a line of each feature
+            yield _lines(tuple(names), arrays, features)
         if channels is not None:
-            yield _lines(tuple(names), arrays, is_limited=True)
+            yield _lines(tuple(names), arrays, channels, is_limited=True)
         if channels is not None and len({array.shape for array in arrays}) == 1:
             yield _places(tuple(names), arrays, channels)
 
@@ -118,15 +120,20 @@ def fit(family: Family, scan: Residuals, residuals: Residuals, before: float) ->
     return numbers
 
 
-def _lines(names: tuple[str, ...], arrays: Sequence[np.ndarray], *, is_limited: bool = False) -> Family:
-    """A gain and an offset: of each channel, of each of a few features, or of the whole input.
+def _feature_axis(shape: Sequence[int]) -> int | None:
+    """The axis of a few features, each of which may have a unit of its own; None where there is none."""
+    is_image = channel_axis(shape) is not None
+    return len(shape) - 1 if not is_image and len(shape) >= 2 and 1 < shape[-1] <= _MOST_COLUMNS else None
+
+
+def _lines(
+    names: tuple[str, ...], arrays: Sequence[np.ndarray], axis: int | None, *, is_limited: bool = False
+) -> Family:
+    """A gain and an offset: of each entry of an axis, or of the whole input.
 
     Where limited, values stay within those that the samples have in the same channel: as brightness and contrast do.
     """
     first = arrays[0]
-    axis = channel_axis(first.shape)
-    if axis is None and first.ndim >= 2 and 1 < first.shape[-1] <= _MOST_COLUMNS:
-        axis = first.ndim - 1
     count = 1 if axis is None else first.shape[axis]
     shape = [-1 if k == axis else 1 for k in range(first.ndim)]
     values = np.concatenate([array[np.isfinite(array)].ravel() for array in arrays])
