@@ -107,7 +107,7 @@ def test_a_search_leaves_a_whole_run_directory(place: Path) -> None:
     assert front.evaluations == len(toolchain.built) == 12
     assert front.fp32.latency.median_ms == pytest.approx(10.0, rel=1e-2)
     assert all(p.confirmed for p in front.points)
-    assert diary.stages[:2] == ["reference", "observing ranges"]
+    assert diary.stages[:2] == ["computing the reference outputs", "observing the ranges of values"]
     document = json.loads((run / "run.json").read_text())
     assert document["format"] == 2
     assert document["model"]["sha256"] == front.model_sha256

@@ -52,7 +52,7 @@ def test_a_search_with_it_stops_at_once_and_quotes_the_line(tmp_path: Path, body
     assert "does not run" not in error.message
     assert "FP16" not in error.message
     assert diary.done == [], "nothing is built for it"
-    assert not any("sensitivity: 8" in stage for stage in diary.stages)
+    assert not any("one-group errors: 8" in stage for stage in diary.stages)
     assert list((tmp_path / "run" / "logs").iterdir()) == []
 
 

@@ -187,7 +187,7 @@ def observe(
     if not skip:
         stop_at_errors(found)
     toolchain.observe_ahead()
-    listener.stage("reference")
+    listener.stage("computing the reference outputs")
     reference = _reference(toolchain, "search", listener)
     found += check_reference(reference, indices=indices.get("search", ()), skip=skip, model=model)
     held_out = _reference(toolchain, "held_out", listener)
@@ -199,7 +199,7 @@ def observe(
         if (finding.code, finding.where.outputs) not in codes
     )
     meanwhile()
-    listener.stage("observing ranges")
+    listener.stage("observing the ranges of values")
     ranges = in_fresh_processes(toolchain.observe, toolchain, listener, "observing ranges")
     if isinstance(ranges, Failure):
         raise did_not_run("the model cannot be observed in FP32", ranges, model)

@@ -315,7 +315,7 @@ class OneGroupErrors:
     def _do(self, job: _Job) -> None:
         done, free = len(self._failed | self._taken.keys() | self._final.keys()), len(self._space.free)
         more = "" if job.part.start == 0 else f", {job.part.stop} samples of {len(job.groups)}"
-        self._listener.stage(f"sensitivity: {done} of {free} groups{more}")
+        self._listener.stage(f"one-group errors: {done} of {free} groups{more}")
         plans = [self._fp32.replace({group: self._space.reduced_of(group)}) for group in job.groups]
         found = emulate_outputs(self._toolchain, plans, self._listener, job.part if len(self._parts) > 1 else None)
         kept = (None if error is None else self._searched.kept(error) for error in found)

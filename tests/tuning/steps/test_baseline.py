@@ -100,7 +100,7 @@ def test_observations_survive_their_file(tmp_path: Path) -> None:
     ranges = {"t": TensorRange(600.0, (2, 3)), "u": TensorRange(math.inf, (), 7)}
     toolchain, diary = FakeToolchain(Law(()), ranges=ranges), Diary()
     seen = observe(toolchain, diary)
-    assert diary.stages == ["reference", "observing ranges"]
+    assert diary.stages == ["computing the reference outputs", "observing the ranges of values"]
     assert seen.absmax == {"t": 600.0, "u": math.inf}
     assert seen.shapes == {"t": (2, 3), "u": ()}
     assert "'u' holds NaN or Inf" in seen.warnings[0]

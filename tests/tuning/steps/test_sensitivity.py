@@ -48,7 +48,7 @@ def test_each_free_group_is_emulated_alone_once(tmp_path: Path) -> None:
     assert found.errors == {g: pytest.approx(e, rel=1e-3) for g, e in toolchain.law.errors.items()}
     assert toolchain.built == []
     assert toolchain.emulated[1] == make_plan("0100000000").fingerprint
-    assert diary.stages == ["sensitivity: 0 of 10 groups", "sensitivity: 8 of 10 groups"]
+    assert diary.stages == ["one-group errors: 0 of 10 groups", "one-group errors: 8 of 10 groups"]
     again = make_toolchain(space)
     assert find_sensitivity(space, again, "relative_l2", path, diary) == found
     assert again.emulated == []
@@ -288,7 +288,7 @@ def test_a_search_takes_them_before_it_builds_and_spends_no_budget(
     toolchain, diary = FakeToolchain(Law(groups)), Diary()
     options = {"target": "cpu", "latency": FAST, "open_toolchain": toolchain.open}
     front = api.search("model.onnx", budget=budget, listener=diary, **options)
-    told = [stage for stage in diary.stages if stage.startswith("sensitivity")]
+    told = [stage for stage in diary.stages if stage.startswith("one-group errors")]
     assert front.evaluations == budget
     assert toolchain.emulated[: len(groups)] == (alone if budget > 10 else [])
     assert len(toolchain.emulated) == len(set(toolchain.emulated))
