@@ -77,7 +77,8 @@ def drift_warning(record: StudyRecord) -> tuple[str, ...]:
         return ()
     return (
         f"the FP32 baseline took {min(taken):.2f} to {max(taken):.2f} times its first latency while plans were timed:"
-        " latencies are corrected for it, but less exact; lock the clocks and close other programs",
+        " every latency is stated as if it had stayed the first, so speed-ups hold better than milliseconds; lock the"
+        " clocks and close other programs",
     )
 
 
