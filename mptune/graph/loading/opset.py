@@ -13,9 +13,10 @@ import onnx.version_converter
 
 from mptune.errors import ModelError
 from mptune.graph.loading.inference import last_line
-from mptune.graph.loading.tensors import is_external
+from mptune.graph.loading.tensors import all_graphs, is_external
 
 _STANDARD_DOMAINS = ("", "ai.onnx")
+_GROUP_NORM_BY_CHANNEL = 21
 _LARGE_FROM_BYTES = 1 << 10
 """Axes, sizes, scales and limits, which the converter moves between attributes and inputs, are smaller."""
 
@@ -45,13 +46,17 @@ def raised(proto: onnx.ModelProto, path: Path, opset: int) -> onnx.ModelProto:
         )
     if opset == current:
         return proto
+    refused = f"{path} cannot be brought from opset {current} to {opset} by ONNX's converter"
+    cure = "export it again at that opset, or search at the opset that it has"
+    nodes = (node for graph in all_graphs(proto.graph) for node in graph.node)
+    norm = next((n for n in nodes if n.op_type == "GroupNormalization" and n.domain in _STANDARD_DOMAINS), None)
+    if norm is not None and current < _GROUP_NORM_BY_CHANNEL <= opset:
+        what = f"GroupNormalization {norm.name!r} has a scale for each group, from {_GROUP_NORM_BY_CHANNEL} on one for"
+        raise ModelError(f"{refused}: {what} each channel, and the converter leaves it as it is", cure)
     try:
         converted = onnx.version_converter.convert_version(_without_large(proto), opset)
     except Exception as error:  # the converter raises RuntimeError, ValueError and its own ConvertError
-        raise ModelError(
-            f"{path} cannot be brought from opset {current} to {opset} by ONNX's converter: {last_line(error)}",
-            "export it again at that opset, or search at the opset that it has",
-        ) from None
+        raise ModelError(f"{refused}: {last_line(error)}", cure) from None
     result = onnx.ModelProto()
     result.CopyFrom(proto)
     del result.graph.node[:]

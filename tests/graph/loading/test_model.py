@@ -208,6 +208,18 @@ def test_types_what_onnx_defines_by_operators_that_it_refuses(tmp_path: Path) ->
     assert model.nodes[1].op_type == "MeanVarianceNormalization"
 
 
+def test_a_group_norm_is_not_raised_to_where_its_scale_means_channels(tmp_path: Path) -> None:
+    """onnx 1.23 converts it without a word, and the model fails when it is run."""
+    nodes = [models.node("GroupNormalization", ["x", "scale", "bias"], "y", "norm", num_groups=2)]
+    shape = [1, 4, 3]
+    constants = [models.weight("scale", 2), models.weight("bias", 2)]
+    proto = models.model(nodes, [models.value("x", shape)], [models.value("y", shape)], constants, opset=18)
+    path = models.save(proto, tmp_path)
+    assert load_model(path, opset=20).opset == 20
+    with pytest.raises(ModelError, match="'norm' has a scale for each group, from 21 on one for each channel"):
+        load_model(path, opset=22)
+
+
 def test_refuses_a_subgraph_that_reads_or_gives_out_what_it_cannot(tmp_path: Path) -> None:
     def with_branch(read: str, out: str) -> Path:
         then = helper.make_graph([models.node("Neg", [read], "t")], "then", [], [models.value(out, [2])])
