@@ -22,6 +22,9 @@ _NOISE, _NEIGHBOURS = 0.05, 0.05
 _PRIOR_WEIGHT = 20.0
 """So many observations weigh as much as these two."""
 
+_TWINS_DIFFER = 0.05
+"""Standard deviation of what BF16 saves beyond FP16 in the same group, as a share of what either saves."""
+
 _LARGEST_DEGREE = 10
 """Boundaries of a group that define its neighbourhoods: with its own precision 2^11 at most."""
 
@@ -30,7 +33,8 @@ class LayerProfiles:
     """Profiles of the engines of some plans, summed up.
 
     Attributes:
-        gains_ms: of each group, shape (n_groups,); NaN where it was not profiled in both precisions.
+        gains_ms: of each group, shape (n_groups,); NaN where it was not profiled in both precisions. What one of two
+            twins gains tells of the other.
         sd_ms: their standard errors; NaN likewise.
     """
 
@@ -59,8 +63,23 @@ class LayerProfiles:
         noise, neighbours = self._learn_neighbours(columns, crossed, group_ms, np.where(plans, fp16, fp32))
         with np.errstate(divide="ignore", invalid="ignore"):
             squares = fp32**2 / fp32_count + fp16**2 / fp16_count
-        self.gains_ms: Floats = fp32 - fp16
-        self.sd_ms: Floats = np.sqrt(squares * (noise + neighbours))
+        gains_ms: Floats = fp32 - fp16
+        sd_ms: Floats = np.sqrt(squares * (noise + neighbours))
+        self.gains_ms, self.sd_ms = self._pooled(gains_ms, sd_ms)
+
+    def _pooled(self, gains_ms: Floats, sd_ms: Floats) -> tuple[Floats, Floats]:
+        """The gains of twins and their standard errors: means of both, weighed by their precision."""
+        pooled, pooled_sd = gains_ms.copy(), sd_ms.copy()
+        for one, other in (*self._twins, *self._twins[:, ::-1]):
+            # By the other twin alone, which differs, and then with its own.
+            from_other_sd = np.hypot(sd_ms[other], _TWINS_DIFFER * abs(gains_ms[other]))
+            if not np.isfinite(gains_ms[one]):
+                pooled[one], pooled_sd[one] = gains_ms[other], from_other_sd
+            elif np.isfinite(gains_ms[other]):
+                trust = sd_ms[one] ** 2 / max(sd_ms[one] ** 2 + from_other_sd**2, 1e-300)
+                pooled[one] += trust * (gains_ms[other] - gains_ms[one])
+                pooled_sd[one] = np.sqrt(1.0 - trust) * sd_ms[one]
+        return pooled, pooled_sd
 
     def _learn_neighbours(
         self, columns: Bools, crossed: Bools, group_ms: Floats, mean_ms: Floats

@@ -54,6 +54,20 @@ def test_a_group_that_was_seen_in_one_precision_alone_is_unknown() -> None:
     assert profiles.excess_ms(*sides((), plans)).tolist() == [0.0, 0.0]
 
 
+def test_twins_tell_of_each_other() -> None:
+    """One group in FP16 (column 0) and BF16 (column 1), and another one (column 2)."""
+    plans = np.array([[False, False, False], [True, False, True]])
+    fp32_ms, fp16_ms = [4.0, 4.0, 8.0], [1.0, 1.0, 5.0]
+    alone = LayerProfiles((), plans, np.array([fp32_ms, fp16_ms]), [(0, 1)])
+    assert alone.gains_ms.tolist() == [3.0, 3.0, 3.0], "BF16 was not profiled, and gains what FP16 does"
+    assert alone.sd_ms[1] > alone.sd_ms[0]
+    plans = np.vstack([plans, [[False, True, False]]])
+    both = LayerProfiles((), plans, np.array([fp32_ms, fp16_ms, [2.0, 2.0, 8.0]]), [(0, 1)])
+    assert 2.0 < both.gains_ms[1] < both.gains_ms[0] < 3.0
+    assert both.sd_ms[1] < alone.sd_ms[1]
+    assert both.sd_ms[0] < alone.sd_ms[0]
+
+
 @pytest.mark.parametrize("noise", [0.001, 0.1])
 def test_what_neighbours_change_is_kept_where_it_is_more_than_noise(noise: float) -> None:
     rng = np.random.default_rng(0)
