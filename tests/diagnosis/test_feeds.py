@@ -143,7 +143,7 @@ def test_a_place_between_the_usual_ones_is_found() -> None:
     waves = [np.stack([np.sin(3 * yy + c) * np.cos(4 * xx + k) for c in range(3)])[None] for k in range(4)]
     feeds = [{"image": (0.5 + 0.4 * wave).astype(np.float32)} for wave in waves]
     planted = Placement((0.7, 1.0), fill=("zeros", (0.0, 0.0, 0.0)))
-    family = list(families(feeds, input_groups(feeds)))[-1]
+    family = next(iter(families(feeds, input_groups(feeds))))
     numbers = _fitted(family, feeds, [planted.change(1)(feed["image"]) for feed in feeds])
     assert numbers is not None
     np.testing.assert_allclose(numbers[:2], planted.scale, atol=0.02)

@@ -157,6 +157,22 @@ def test_each_way_is_named(
         assert one.where.inputs == inputs
 
 
+def test_a_way_that_holds_for_some_samples_names_them(opened: tuple[Runner, Path, Arrays]) -> None:
+    runner, folder, data = opened
+    rows = np.arange(COUNT)[:, None]
+    fed = {**data, "prev": np.where(rows % 2, 0, data["prev"]).astype(np.float32)}
+    sides = recorded(runner, folder, recordings.run(runner.model.path, fed, 1)["y"])
+    (one,) = other_preparation(sides, [sides.output("y")], is_quick=True).findings
+    assert "with zeros in the input 'prev'" in one.text
+    assert "samples 1, 3, 5 (every 2nd) of 6 differ" in one.text
+    assert one.where.samples == (1, 3, 5)
+    fed["cur"] = np.where(rows % 2, data["cur"], data["prev"])
+    sides = recorded(runner, folder, recordings.run(runner.model.path, fed, 1)["y"])
+    found = other_preparation(sides, [sides.output("y")], is_quick=True)
+    assert found.explains_all
+    assert sorted(one.where.samples for one in found.findings) == [(0, 2, 4), (1, 3, 5)]
+
+
 def test_few_bytes_are_fed_at_a_time(opened: tuple[Runner, Path, Arrays], monkeypatch: pytest.MonkeyPatch) -> None:
     runner, folder, data = opened
     got = recordings.run(runner.model.path, {**data, "prev": data["cur"], "cur": data["prev"]}, 1)["y"]

@@ -19,6 +19,13 @@ MAPS = RNG.standard_normal((24, 2, 12, 12))
 LOGITS = RNG.standard_normal((24, 6)) + np.arange(6)
 
 
+def rounded(x: np.ndarray, bits: int) -> np.ndarray:
+    """To so many bits beside the leading one."""
+    fraction, exponent = np.frexp(x)
+    found: np.ndarray = np.ldexp(np.round(fraction * 2 ** (bits + 1)) / 2 ** (bits + 1), exponent)
+    return found
+
+
 def said_of(got: np.ndarray, exact: np.ndarray) -> str:
     return what_is_there([got[k : k + 1] for k in range(len(got))], [exact[k : k + 1] for k in range(len(got))])
 
@@ -144,6 +151,17 @@ def test_which_samples_differ(wrong: list[int], words: str) -> None:
             lambda x: np.ascontiguousarray(x.T).reshape(x.shape),
             "it is the reference with its axes in the order (1, 0), reshaped where it should be transposed (axis 0",
         ),
+        (
+            LOGITS / np.linalg.norm(LOGITS, axis=1, keepdims=True),
+            lambda x: x * np.linspace(0.5, 3, 24)[:, None],
+            "each sample is its reference times a factor of its own (from 0.5 to 3), which all have the same length",
+        ),
+        (LOGITS, lambda x: x - x.max(1, keepdims=True), "each sample is its reference plus a number of its own"),
+        (np.abs(LOGITS) + 0.1, lambda x: 50 / x, "it is 50 times the reciprocal of the reference"),
+        (MAPS, lambda x: rounded(x, 7), "it is the reference rounded to BF16"),
+        (MAPS, lambda x: rounded(x, 3), "it is the reference rounded to FP8 (E4M3)"),
+        (rounded(MAPS, 3), lambda x: rounded(x * 1.03, 3), ""),
+        (MAPS, lambda x: np.where(np.abs(x) < 0.1, 0, x), "it is the reference with magnitudes of"),
         (MAPS, lambda x: x * RNG.uniform(0.9, 1.1, x.shape), ""),
         (MAPS, lambda x: x + RNG.standard_normal(x.shape), ""),
     ],

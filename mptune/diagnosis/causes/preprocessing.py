@@ -15,6 +15,8 @@ from mptune.diagnosis.patterns.in_time import which_samples
 from mptune.diagnosis.sides import Side, Sides
 from mptune.finding import Finding, Where
 
+_MOST_EXPLAINED = 0.9
+"""Of the samples, by a way that leaves more than rounding does."""
 _MOST_WAYS = 2
 """Ways of some samples each that are named."""
 
@@ -66,7 +68,7 @@ def _preparation(trials: Trials, base: str = "") -> Preparation:
         way, left = found
         checked = sorted(worst[i] for i in np.linspace(0, len(worst) - 1, min(len(worst), MOST_CHECKED)).astype(int))
         explained = trials.explained(way, checked)
-        if not explained:
+        if not explained or (not left.is_exact and len(explained) < _MOST_EXPLAINED * len(checked)):
             break
         others = [k for k in checked if k not in explained and way.feed(k) is not None]
         findings.append(_finding(trials, way, base, left, explained, checked, differing, is_whole=not others))
@@ -92,6 +94,9 @@ def _finding(
     if not is_whole:
         samples = tuple(explained)
         on += f"; so it is for {which_samples(samples)}, and not for all {len(checked)} that differ"
+    elif len(checked) < len(differing) <= MOST_CHECKED:
+        samples = tuple(explained)
+        on += "; so it is for the others that differ"
     elif len(differing) < count:
         samples = tuple(sorted(differing))
         on += f"; {which_samples(samples)} of {count} {'differs' if len(samples) == 1 else 'differ'}"
@@ -104,6 +109,6 @@ def _finding(
     else:
         text = (
             f"the model comes near to what was recorded {way.words}{base} ({on}; rounding would leave"
-            f" {100 * left.rounding:.2g} %): {way.meaning}, in this way or a similar one"
+            f" {100 * left.rounding:.2g} %): perhaps {way.meaning}, in this way or a similar one"
         )
     return Finding("data-do-not-fit", "warning", "compare", where, evidence, text, way.cure)

@@ -127,12 +127,11 @@ class Causes:
         """Whether outputs that nothing explains have nothing to do with their reference, as of other inputs."""
         if self._sides.origin != "recorded":
             return
-        sides = [*self._unexplained, *self._alike]
+        sides = [side for side in self._unexplained if not _has_the_size_of_fp16(side)]
         found = {side.name: of for side in sides if (of := _unrelated(side)) is not None and not _places(side)}
         if found:
             self._found.append(_other_samples([side for side in sides if side.name in found], found))
             self._unexplained = [side for side in self._unexplained if side.name not in found]
-            self._alike = [side for side in self._alike if side.name not in found]
 
     def places(self) -> list[str]:
         """Where the differences without a known cause lie, and what is there; a line for each such output."""
@@ -185,7 +184,9 @@ def _with_an_input(side: Side) -> str:
 
 
 def _stacked(side: Side) -> tuple[np.ndarray, np.ndarray] | None:
-    """Both sides, (samples, ...), float64; None where shapes differ or values are not finite."""
+    """Both sides, (samples, ...), float64; None where shapes differ or values are no finite numbers."""
+    if any(a.dtype.kind not in "fiu" for each in (side.got, side.wanted) for a in each):
+        return None
     if len({a.shape for each in (side.got, side.wanted) for a in each}) != 1:
         return None
     got, wanted = (np.stack([np.asarray(a, np.float64) for a in each]) for each in (side.got, side.wanted))
@@ -194,7 +195,7 @@ def _stacked(side: Side) -> tuple[np.ndarray, np.ndarray] | None:
 
 def _unrelated(side: Side) -> Unrelated | None:
     stacked = _stacked(side)
-    return None if stacked is None or side.wanted[0].dtype.kind not in "fiu" else unrelated(*stacked)
+    return None if stacked is None else unrelated(*stacked)
 
 
 def _other_samples(sides: Sequence[Side], found: Mapping[str, Unrelated]) -> Finding:

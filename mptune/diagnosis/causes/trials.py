@@ -22,6 +22,8 @@ _MOST_SECONDS = 60.0
 _FED_AT_A_TIME_BYTES = 256 * 2**20
 MOST_CHECKED = 64
 """Samples that differ, on which a way that was found is tried."""
+_NOTHING_ELSE = 0.002
+"""Share that a way leaves at most for no other to be looked for: FP16 leaves that much beside another preparation."""
 _MOST_COMPARED = 8
 """Ways that explain some samples, of which the one that explains most is looked for."""
 _FEWEST_FOR_FIT = 3
@@ -62,7 +64,7 @@ class Trials:
                     found = way, left
                 elif alone.is_exact and alone.share <= LEFT:
                     of_some.append((way, alone))
-            if found is not None and found[1].is_exact and found[1].share <= LEFT:
+            if found is not None and found[1].share <= _NOTHING_ELSE:
                 return found
         if not of_some or (found is not None and found[1].is_exact):
             return found
@@ -100,6 +102,10 @@ class Trials:
             )
             if numbers is not None and self._is_general(way := family.way(self._feeds, numbers), worst):
                 yield way
+                ((_, outputs),) = self._made([(way, samples)])
+                if left_of(self.unexplained, samples, outputs).share <= _NOTHING_ELSE:
+                    break
+        self._deadline = math.inf  # what was found is looked at
 
     def _is_general(self, way: FeedChange, worst: Sequence[int]) -> bool:
         """Whether numbers that were fitted on some samples hold for most of the others."""
@@ -109,7 +115,7 @@ class Trials:
     def _residuals(
         self, family: Family, tried: Sequence[np.ndarray], samples: Sequence[int]
     ) -> list[np.ndarray | None]:
-        made = self._made([(family.way(self._feeds, numbers), samples) for numbers in tried])
+        made = self._made([(family.way(self._feeds, numbers), samples) for numbers in tried], has_deadline=True)
         return [residual(self.unexplained, samples, outputs) if outputs else None for _, outputs in made]
 
     def _likely(self, ways: Sequence[FeedChange], worst: Sequence[int]) -> Iterator[tuple[FeedChange, Left, Left]]:
@@ -117,7 +123,7 @@ class Trials:
         first = [(way, one) for way in ways if (one := self._covered(way, worst, 1))]
         shares = [
             (way, left_of(self.unexplained, samples, outputs).share if outputs else math.inf)
-            for (way, outputs), (_, samples) in zip(self._made(first), first, strict=True)
+            for (way, outputs), (_, samples) in zip(self._made(first, has_deadline=True), first, strict=True)
         ]
         likely = [way for way, share in shares if share <= max(WORTH_MORE, way.clear)]
         pairs = [(way, self._covered(way, worst, MOST_SAMPLES)) for way in likely]
@@ -138,11 +144,13 @@ class Trials:
                     break
         return found
 
-    def _made(self, pairs: Sequence[tuple[FeedChange, Sequence[int]]]) -> list[tuple[FeedChange, tuple[Feed, ...]]]:
-        """What the model gives for some samples fed in each way; nothing for a way that it does not run on."""
+    def _made(
+        self, pairs: Sequence[tuple[FeedChange, Sequence[int]]], *, has_deadline: bool = False
+    ) -> list[tuple[FeedChange, tuple[Feed, ...]]]:
+        """What the model gives for some samples fed in each way; nothing where it does not run, or time is up."""
         found: list[tuple[FeedChange, tuple[Feed, ...]]] = []
         for portion in self._portions(pairs):
-            if time.monotonic() > self._deadline:
+            if has_deadline and time.monotonic() > self._deadline:
                 found += [(way, ()) for way, _ in portion]
                 continue
             feeds = [[feed for k in samples if (feed := way.feed(k)) is not None] for way, samples in portion]

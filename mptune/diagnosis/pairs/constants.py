@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
 
+from mptune.diagnosis.patterns.bounds import FEW_BITS, is_rounded, step_of
 from mptune.graph.bfloat16 import from_bfloat16, to_bfloat16
 from mptune.graph.plan import LARGEST, REDUCED, Precision
 from mptune.graph.writing.weights import round_values
 
+_FEWEST = 8
+"""Of fewer values, what they are of others is chance."""
+_SAME = 1e-6
+_NAMED = 4
+_MOST_AXES = 4
+_LEVELS = 127
+"""Of INT8, above zero."""
 CONVERTERS_LIMIT = 1e4
 """``max_finite_val`` of onnxconverter-common's ``convert_float_to_float16``, unless it is given (1.16)."""
 
@@ -49,14 +58,73 @@ def constant_difference(a: np.ndarray, b: np.ndarray) -> ConstantDifference | No
         return None
     x, y = a.astype(np.float64), b.astype(np.float64)
     with np.errstate(invalid="ignore"):
-        largest = float(np.nan_to_num(np.abs(x - y))[differs].max())
+        apart = np.abs(x - y)[differs]
+    largest = float(apart[np.isfinite(apart)].max(initial=0.0))
     text = f"{count} of {a.size} values differ, by up to {largest:.3g}"
+    if lost := int((~np.isfinite(y) & np.isfinite(x)).sum()):
+        text += f", and {lost} are NaN or Inf in the candidate"
+        if lost == count:
+            text = f"{count} of {a.size} values are NaN or Inf in the candidate"
+    elif what := what_it_is(y, x):
+        text += f": {what}"
+    elif not y[differs].any() and count >= _FEWEST:
+        text += ": these are zero in the candidate"
+    text += _entries(differs)
     limit = None
     for held, other, where in ((y, x, "the candidate"), (x, y, "the reference")):
         if limit is None and (limit := _limit(held[differs], other[differs], held)) is not None:
             most = float(np.abs(other[differs]).max())
             text += f": {where} holds at ±{limit:g} what reaches {most:.3g} in the other"
     return ConstantDifference(text, np.where(differs, b, a).astype(a.dtype), limit)
+
+
+def _entries(differs: np.ndarray) -> str:
+    """The few entries of an axis that hold all values which differ, in words; "" where they are spread."""
+    for axis in range(differs.ndim):
+        entries = np.flatnonzero(differs.any(axis=tuple(k for k in range(differs.ndim) if k != axis)))
+        if differs.shape[axis] > len(entries) and len(entries) <= min(_NAMED, differs.shape[axis] // 4):
+            shown = ", ".join(map(str, entries))
+            return f", all in entr{'ies' if len(entries) > 1 else 'y'} {shown} of axis {axis}"
+    return ""
+
+
+def what_it_is(got: np.ndarray, wanted: np.ndarray) -> str:
+    """What a constant of the candidate is of the reference's, in words; "" where that is nothing plain.
+
+    Args:
+        got: of the candidate, float64.
+        wanted: of the reference, the same shape.
+    """
+    if got.size < _FEWEST or not np.isfinite(got).all() or not np.isfinite(wanted).all() or not np.ptp(wanted):
+        return ""
+    if not got.any():
+        return "it is zero throughout in the candidate"
+    factor = float((got * wanted).sum() / (wanted**2).sum())
+    if np.linalg.norm(got - factor * wanted) <= _SAME * np.linalg.norm(got):
+        return f"it is {factor:.4g} times the reference's"
+    for axis in range(got.ndim):
+        if np.array_equal(got, np.flip(wanted, axis)):
+            return f"it has the entries of axis {axis} in reverse order"
+    for axes in itertools.permutations(range(got.ndim)) if 2 <= got.ndim <= _MOST_AXES else ():
+        moved = wanted.transpose(axes)
+        if axes != tuple(range(got.ndim)) and np.array_equal(moved.reshape(wanted.shape), got):
+            return f"it is the reference's with its axes in the order ({', '.join(map(str, axes))})"
+    rows = [(a.ravel(), b.ravel()) for a, b in zip(got, wanted, strict=True)] if got.ndim > 1 else []
+    if step_of(got, wanted) or _has_steps(got, wanted):
+        return "it is the reference's rounded to steps, as to INT8"
+    if len(rows) > 1 and all(a.size >= _FEWEST and _has_steps(a, b) for a, b in rows):
+        return "it is the reference's, each entry of axis 0 rounded to steps of its own, as to INT8"
+    for name, bits in FEW_BITS:
+        if is_rounded(got, wanted, bits):
+            return f"it is the reference's rounded to {name}"
+    return ""
+
+
+def _has_steps(got: np.ndarray, wanted: np.ndarray) -> bool:
+    """Whether values are multiples of a 127th of the largest, each next to the reference's."""
+    step = float(np.abs(got).max()) / _LEVELS
+    counts = got / (step or 1.0)
+    return bool((np.abs(counts - np.round(counts)) < 1e-3).all() and (np.abs(got - wanted) <= 0.51 * step).all())
 
 
 def _differing(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -10,6 +10,8 @@ from mptune.diagnosis.patterns.bounds import LEFT
 
 _FEWEST = 6
 """Of fewer samples, numbers that are fitted to each value are chance."""
+_VALUES_FOR_EACH = 4
+"""Values of a sample, for a number of its own."""
 _NAMED = 3
 _SAME = 1e-4
 _MOST_FACTOR = 100.0
@@ -53,6 +55,34 @@ def common_difference(got: np.ndarray, wanted: np.ndarray) -> str:
 def _deviation(values: np.ndarray) -> float:
     """Norm of the samples' deviations from their mean."""
     return float(np.linalg.norm(values - values.mean(axis=0)))
+
+
+def own_factor(got: np.ndarray, wanted: np.ndarray) -> str:
+    """Whether each sample is its reference times, or plus, a number of its own, in words; "" where it is not.
+
+    Args:
+        got: of each sample, (samples, ...), float64, finite.
+        wanted: the same of the reference.
+    """
+    count = len(wanted)
+    if count < _FEWEST or wanted[0].size < _VALUES_FOR_EACH:
+        return ""
+    a, b = got.reshape(count, -1), wanted.reshape(count, -1)
+    distance = float(np.linalg.norm(a - b))
+    squares = (b**2).sum(axis=1)
+    factors = np.divide((a * b).sum(axis=1), squares, out=np.ones(count), where=squares > 0)
+    if distance and np.linalg.norm(a - factors[:, None] * b) <= LEFT * distance and (factors > 0).all():
+        lengths = np.sqrt(squares)
+        unit = (
+            ", which all have the same length: it was not normalised" if np.ptp(lengths) <= _SAME * lengths[0] else ""
+        )
+        ends = f"from {factors.min():.4g} to {factors.max():.4g}"
+        return f"each sample is its reference times a factor of its own ({ends}){unit}"
+    offsets = (a - b).mean(axis=1)
+    if distance and np.linalg.norm(a - b - offsets[:, None]) <= LEFT * distance:
+        ends = f"from {offsets.min():.4g} to {offsets.max():.4g}"
+        return f"each sample is its reference plus a number of its own ({ends})"
+    return ""
 
 
 def with_an_input(got: np.ndarray, wanted: np.ndarray, inputs: Mapping[str, np.ndarray]) -> str:

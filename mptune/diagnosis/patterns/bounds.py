@@ -10,6 +10,11 @@ LEFT = 0.02
 """Share of the difference that a relation leaves at most."""
 _MOST_STEPS = 256
 """Different values that INT8 has."""
+FEW_BITS = (("BF16", 7), ("FP8 (E4M3)", 3), ("FP8 (E5M2)", 2))
+"""Types and the bits of their mantissas beside the leading one."""
+_HALF = 0.52
+"""Of a step, that rounding moves a value by at most, with what FP32 adds."""
+_FEWEST_ROUNDED = 16
 _FEWEST = 3
 """So many values are beyond a limit, or below a threshold, for it to be one."""
 
@@ -37,14 +42,34 @@ def bounded(got: np.ndarray, wanted: np.ndarray) -> str:
         limits += "" if below and above else f"{low if below else high:.4g}"
     if step := step_of(got, wanted):
         return _in_steps(step, limits)
+    for name, bits in FEW_BITS:
+        if is_rounded(got, wanted, bits):
+            return f"it is the reference rounded to {name}"
     if limits and gives(np.clip(wanted, low, high), got, wanted):
         return f"it is the reference limited {limits}"
-    cut = (got == 0) & (wanted != 0)
-    if wanted.min() >= 0 and int(cut.sum()) >= _FEWEST and gives(np.where(cut, 0.0, wanted), got, wanted):
-        kept, gone = float(wanted[~cut & (wanted != 0)].min(initial=np.inf)), float(wanted[cut].max())
+    cut, size = (got == 0) & (wanted != 0), np.abs(wanted)
+    if int(cut.sum()) >= _FEWEST and gives(np.where(cut, 0.0, wanted), got, wanted):
+        kept, gone = float(size[~cut & (wanted != 0)].min(initial=np.inf)), float(size[cut].max())
         if gone < kept < np.inf:
-            return f"it is the reference with values of {gone:.4g} and below set to zero, and from {kept:.4g} on kept"
+            what = "values" if wanted.min() >= 0 else "magnitudes"
+            return f"it is the reference with {what} of {gone:.4g} and below set to zero, and from {kept:.4g} on kept"
     return ""
+
+
+def is_rounded(got: np.ndarray, wanted: np.ndarray, bits: int) -> bool:
+    """Whether all values have so many bits beside the leading one, and are those next to the reference's.
+
+    Zeros tell nothing of bits; where the reference has as few bits itself, nothing is shown.
+    """
+    fraction, exponent = np.frexp(got)
+    step = np.ldexp(1.0, exponent - bits - 1)
+    has_few = np.ldexp(fraction, bits + 1) % 1 == 0
+    near = np.abs(got - wanted) <= _HALF * step
+    is_known = got != 0
+    if int(is_known.sum()) < _FEWEST_ROUNDED or not has_few.all() or not near[is_known].all():
+        return False
+    theirs = np.ldexp(np.frexp(wanted)[0], bits + 1) % 1 == 0
+    return float(np.mean(theirs[is_known])) < 0.5
 
 
 def _in_steps(step: float, limits: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from mptune.diagnosis.patterns.across import common_difference, same_in_all
+from mptune.diagnosis.patterns.across import common_difference, own_factor, same_in_all
 from mptune.diagnosis.patterns.bounds import LEFT
 from mptune.diagnosis.patterns.in_time import along_samples
 from mptune.diagnosis.patterns.relations import columns_of_columns, function_of
@@ -68,6 +68,7 @@ def what_is_there(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> st
         or _of_samples(same_in_all, got, wanted)
         or _of_rows(got, wanted)
         or _of_samples(common_difference, got, wanted)
+        or _of_samples(own_factor, got, wanted)
     )
 
 

@@ -24,6 +24,8 @@ _MOST_MIXED = 16
 _ROWS_FOR_COLUMN = 8
 """So many values of a column are needed for each number that is fitted."""
 _NAMED = 4
+_WITH_A_UNIT = frozenset({"the square", "the square root", "the reciprocal", "the natural logarithm"})
+"""Functions that come with a unit or a base: a depth is a constant times the reciprocal of a disparity."""
 _MOST_SORTED = 512
 """Entries along an axis up to which other orders of them are looked for, sample by sample."""
 _FARTHEST = 8
@@ -39,8 +41,11 @@ def function_of(got: np.ndarray, wanted: np.ndarray) -> str:
     """
     with np.errstate(all="ignore"):
         for words, function in _functions(wanted.ndim):
-            if gives(function(wanted), got, wanted):
+            made = function(wanted)
+            if gives(made, got, wanted):
                 return f"it is {words} of the reference"
+            if words in _WITH_A_UNIT and (factor := _factor(made, got, wanted)):
+                return f"it is {factor:.4g} times {words} of the reference"
         for axis in range(1, wanted.ndim):
             by = _moved(got, wanted, axis)
             if by:
@@ -111,6 +116,13 @@ def _functions(rank: int) -> list[tuple[str, Callable[[np.ndarray], np.ndarray]]
         found.append((f"the logarithm of the softmax along axis {axis}", partial(_log_softmax, axis=axis)))
         found.append((f"the unit vectors along axis {axis}", partial(_unit_vectors, axis=axis)))
     return found
+
+
+def _factor(made: np.ndarray, got: np.ndarray, wanted: np.ndarray) -> float:
+    """The factor that makes one of two outputs the other; 0 where none does."""
+    square = float((made * made).sum())
+    factor = float((made * got).sum()) / square if np.isfinite(square) and square > 0 else 0.0
+    return factor if factor and gives(factor * made, got, wanted) else 0.0
 
 
 def _softmax(x: np.ndarray, axis: int) -> np.ndarray:

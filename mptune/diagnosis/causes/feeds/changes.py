@@ -33,8 +33,6 @@ def further_changes(feeds: Sequence[Feed]) -> Iterator[FeedChange]:
         feeds: the samples, in their order.
     """
     groups = input_groups(feeds)
-    yield from entry_changes(feeds, groups)
-    yield from rounded_changes(feeds, groups)
     for names in groups:
         arrays = [feed[name] for name in names for feed in feeds]
         channels = channel_axis(arrays[0].shape)
@@ -44,6 +42,8 @@ def further_changes(feeds: Sequence[Feed]) -> Iterator[FeedChange]:
             yield each(feeds, names, f"for {{}} {words}", change)
         for words, change, clear in (*turned_and_blurred(arrays), *unpadded(arrays)):
             yield each(feeds, names, f"for {{}} {words}", change, clear=clear)
+    yield from entry_changes(feeds, groups)
+    yield from rounded_changes(feeds, groups)
 
 
 def input_groups(feeds: Sequence[Feed]) -> list[tuple[str, ...]]:

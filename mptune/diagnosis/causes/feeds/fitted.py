@@ -21,6 +21,9 @@ _VALUES_FOR_EACH = 4
 """Values of the outputs that each number is fitted to at least."""
 _DAMPINGS = (1e-6, 1e-3, 1e-1, 1.0)
 _NOTHING_LEFT = 1e-5
+_HOPELESS = 0.7
+"""Two rounds that leave more than this share of the difference are not gone on with."""
+_WORTH_PLACING = 0.7
 _LEAST_GAIN = 0.02
 """A round that leaves more than this share less is followed by another."""
 _UNIT = (
@@ -41,6 +44,7 @@ class Family:
         words: numbers -> what follows ``the model gives what was recorded``, with ``{}`` for the inputs.
         said: meaning and cure.
         clear: as of ``FeedChange``.
+        worth: share of the difference that the best start leaves at most to be refined.
     """
 
     inputs: tuple[str, ...]
@@ -50,6 +54,7 @@ class Family:
     words: Callable[[np.ndarray], str]
     said: tuple[str, str]
     clear: float
+    worth: float = 1.0
 
     def way(self, feeds: Sequence[Feed], numbers: np.ndarray) -> FeedChange:
         """The way that has these numbers."""
@@ -72,13 +77,13 @@ def families(feeds: Sequence[Feed], groups: Sequence[Sequence[str]]) -> Iterator
         if arrays[0].dtype.kind != "f" or not any(array.any() for array in arrays):
             continue
         channels, features = channel_axis(arrays[0].shape), _feature_axis(arrays[0].shape)
+        if channels is not None and len({array.shape for array in arrays}) == 1:
+            yield _places(tuple(names), arrays, channels)
         yield _lines(tuple(names), arrays, channels)
         if features is not None:  # few values of the outputs may be too few for a line of each feature
             yield _lines(tuple(names), arrays, features)
         if channels is not None:
             yield _lines(tuple(names), arrays, channels, is_limited=True)
-        if channels is not None and len({array.shape for array in arrays}) == 1:
-            yield _places(tuple(names), arrays, channels)
 
 
 def fit(family: Family, scan: Residuals, residuals: Residuals, before: float) -> np.ndarray | None:
@@ -94,13 +99,19 @@ def fit(family: Family, scan: Residuals, residuals: Residuals, before: float) ->
     least = min((each for each in left if np.isfinite(each[0])), default=None)
     numbers = family.starts[0 if least is None else least[1]]
     (rest,) = residuals([numbers])
+    if rest is None and least is not None and least[1]:
+        return numbers  # time is up: as it was found
     if least is None or rest is None or rest.size < _VALUES_FOR_EACH * numbers.size:
+        return None
+    if np.linalg.norm(rest) > before and (again := residuals([family.starts[0]])[0]) is not None:
+        numbers, rest = family.starts[0], again  # what is better on one sample is worse on more
+    if np.linalg.norm(rest) > family.worth * max(before, 1e-30) * (1 + _NOTHING_LEFT):
         return None
     for number in range(_ROUNDS):
         steps = family.steps * max(_FINER**number, 1 / 30)
         moved = [each for each in residuals([numbers + step for step in np.diag(steps)]) if each is not None]
         if len(moved) < numbers.size:
-            return None
+            break
         effects = np.stack([(found - rest) / step for found, step in zip(moved, steps, strict=True)], axis=1)
         square = effects.T @ effects
         size = np.diag(square) + 1e-12 * np.trace(square) + 1e-30
@@ -115,7 +126,8 @@ def fit(family: Family, scan: Residuals, residuals: Residuals, before: float) ->
         if nearest >= now:
             break
         numbers, rest = tried[chosen], np.asarray(made[chosen])
-        if nearest > (1 - _LEAST_GAIN) * now or nearest <= _NOTHING_LEFT * before:
+        is_hopeless = number == 1 and nearest > _HOPELESS * before
+        if is_hopeless or nearest > (1 - _LEAST_GAIN) * now or nearest <= _NOTHING_LEFT * before:
             break
     return numbers
 
@@ -183,7 +195,8 @@ def _places(names: tuple[str, ...], arrays: Sequence[np.ndarray], channels: int)
     def words(numbers: np.ndarray) -> str:
         return f"for {{}} {place(numbers).words(height, width)}"
 
+    def change(numbers: np.ndarray) -> Change:
+        return place(numbers).change(channels)
+
     steps = np.array([2 / height, 2 / width, 0.5, 0.5, 1e-3])
-    return Family(
-        names, starts, steps, lambda numbers: place(numbers).change(channels), words, PREPARED, CLEAR_OF_IMAGES
-    )
+    return Family(names, starts, steps, change, words, PREPARED, CLEAR_OF_IMAGES, _WORTH_PLACING)

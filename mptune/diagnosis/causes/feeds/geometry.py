@@ -45,7 +45,7 @@ class Placement:
         )
         if (sizes[0], sizes[1]) == (height, width):
             scaled = "moved"
-        elif max(self.scale) <= 1 + _SAME:
+        elif sizes[0] <= height and sizes[1] <= width:
             scaled = f"scaled to {sizes[0]} x {sizes[1]} of {height} x {width} pixels (letterbox)"
         else:
             scaled = f"scaled to {sizes[0]} x {sizes[1]} pixels and cut to {height} x {width} (crop)"
@@ -82,7 +82,9 @@ def placements(arrays: Sequence[np.ndarray]) -> Iterator[Placement]:
             yield Placement(scale, offset, fill)
         yield Placement((1 / aspect, 1.0) if is_tall else (1.0, 1 / aspect))
     for kept in _CROPS:
-        yield Placement((1 / kept, 1 / kept))
+        larger = 1 / kept
+        yield Placement((larger, larger))
+        yield Placement((larger, larger), ((larger - 1) * height / 2, (larger - 1) * width / 2))
     for fill in fills:
         yield Placement((0.95, 0.95), fill=fill)
     for by, axis, sign in itertools.product(_SHIFTS, (0, 1), (1.0, -1.0)):
