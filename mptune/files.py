@@ -33,7 +33,10 @@ def disk_error(error: OSError, path: Path | None) -> RunError:
     if is_disk_full(error):
         return RunError("disk full" if path is None else f"disk full: cannot write {path}", DISK_FULL_HINT)
     reason = error.strerror or str(error)
-    return RunError(f"cannot write {path}: {reason}", "check the permissions, or choose another place with --out DIR")
+    return RunError(
+        f"cannot write {path}: {reason}",
+        "check the permissions, or take another place: a new search with --out DIR, a run as a copy of it",
+    )
 
 
 @contextmanager
