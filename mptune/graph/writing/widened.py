@@ -28,6 +28,8 @@ _FLOAT = onnx.TensorProto.FLOAT
 _PRECISIONS: Mapping[str, Precision] = {"float16": Precision.FP16, "bfloat16": Precision.BF16}
 """By element type."""
 _REDUCED_CODES = frozenset(ONNX_TYPES[precision] for precision in _PRECISIONS.values())
+_INLINE_BYTES = 1 << 30
+"""Widened constants of more stay outside of the file, as they are, and are cast: protobuf ends at 2 GiB."""
 _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype"})
 
 
@@ -70,9 +72,16 @@ def write_widened(model: Model, bank: WeightBank, path: Path, outputs: Sequence[
         given.CopyFrom(value)
         if info.name in reduced:
             given.type.tensor_type.elem_type = _FLOAT
+    is_large = (
+        sum(2 * constant.nbytes for name, constant in model.initializers.items() if name in reduced) > _INLINE_BYTES
+    )
     for constant in model.initializers.values():
         if constant.node_index is None and (outputs is None or constant.name in read):
-            if constant.name in reduced:
+            if constant.name in reduced and is_large:
+                stored = constant.name + suffixes[1]
+                graph.initializer.append(bank.tensor_or_inline(constant, stored))
+                add_cast(graph, stored, constant.name, Precision.FP32, stored)
+            elif constant.name in reduced:
                 wide = np.asarray(constant.numpy(), np.float32)
                 graph.initializer.append(onnx.numpy_helper.from_array(wide, constant.name))
             else:
