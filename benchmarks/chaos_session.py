@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
 
+import mptune
 from benchmarks.chaos_jobs import FAULTS, Busy, Faulty
-from mptune import api
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, Measurement, ReferenceReport, SampleSet, Toolchain
 from mptune.engines.jobs.ranges import TensorRange
@@ -210,7 +210,7 @@ def search(session: Session) -> None:
     limits = WorkerSettings(session.timeout_s / 2, session.timeout_s / 2, max_jobs=25)
     stages = Stages()
     with meet_faults(session):
-        front = api.search(
+        front = mptune.search(
             session.model,
             data=session.data,
             out=session.out,

@@ -27,7 +27,7 @@ import numpy as np
 import psutil  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from mptune import api
+import mptune
 from mptune.data.metrics.accuracy import METRICS, OutputError
 from mptune.engines.base import Failure, Measurement, SampleSet
 from mptune.graph.grouping.groups import find_groups
@@ -92,7 +92,7 @@ def search(model: Path, plans: int) -> dict[str, Any]:
     toolchain = Watched(Law([group.id for group in find_groups(load_model(str(model)))]))
     with patch.object(tuner, "LEAST_IMPROVEMENT", -1.0):  # It goes on to its budget, whatever there is to gain.
         before = _now()
-        api.search(
+        mptune.search(
             str(model),
             data=str(model.with_suffix(".npz")),
             out=str(model.with_suffix(".mptune")),
@@ -122,7 +122,7 @@ def read(run: Path) -> dict[str, float]:
     opened = _now() - before
     record.close()
     before = _now()
-    api.report(run)
+    mptune.report(run)
     reported = _now() - before
     figures = {"open_s": opened[0], "open_cpu_s": opened[1], "report_s": reported[0], "report_cpu_s": reported[1]}
     return {name: float(seconds) for name, seconds in figures.items()}

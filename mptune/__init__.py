@@ -17,18 +17,18 @@ from mptune._version import __version__
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _HOME = {
-    "search": "mptune.searching",
-    "pick": "mptune.api",
-    "confirm": "mptune.deploying",
-    "export": "mptune.deploying",
-    "report": "mptune.reading",
-    "inspect": "mptune.api",
-    "apply": "mptune.api",
-    "compare": "mptune.comparing",
-    "check": "mptune.comparing",
-    "worker": "mptune.joining",
-    "open_run": "mptune.run",
-    "Run": "mptune.run",
+    "search": "mptune.api.searching",
+    "pick": "mptune.api.choosing",
+    "confirm": "mptune.api.deploying",
+    "export": "mptune.api.deploying",
+    "report": "mptune.api.reading",
+    "inspect": "mptune.api.models",
+    "apply": "mptune.api.models",
+    "compare": "mptune.api.comparing",
+    "check": "mptune.api.comparing",
+    "worker": "mptune.api.joining",
+    "open_run": "mptune.api.run",
+    "Run": "mptune.api.run",
     "SearchSettings": "mptune.settings",
     "LatencySettings": "mptune.settings",
     "WorkerSettings": "mptune.settings",
@@ -66,9 +66,14 @@ _HOME = {
 __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
-    from mptune.api import apply, inspect, pick
-    from mptune.comparing import check, compare
-    from mptune.deploying import confirm, export
+    from mptune.api.choosing import pick
+    from mptune.api.comparing import check, compare
+    from mptune.api.deploying import confirm, export
+    from mptune.api.joining import worker
+    from mptune.api.models import apply, inspect
+    from mptune.api.reading import report
+    from mptune.api.run import Run, open_run
+    from mptune.api.searching import search
     from mptune.diagnosis.comparison import Comparison
     from mptune.errors import (
         BaselineError,
@@ -88,10 +93,6 @@ if TYPE_CHECKING:
     from mptune.graph.plan import Precision, PrecisionPlan
     from mptune.graph.writing.rewrite import rewrite
     from mptune.inspection.record import Inspection
-    from mptune.joining import worker
-    from mptune.reading import report
-    from mptune.run import Run, open_run
-    from mptune.searching import search
     from mptune.settings import (
         DataSettings,
         LatencySettings,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptune import api
+import mptune
 from mptune.engines.tensorrt.builder import engine_faults
 from mptune.engines.tensorrt.library import is_installed, load_library
 from mptune.engines.toolchains.choose import detect_gpus
@@ -31,7 +31,7 @@ def test_the_front_has_engines_and_the_chosen_one_ships(
     mlp_path: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    front = api.search(mlp_path, target="rtx-4500-ada", budget=5, data=data, out=run)
+    front = mptune.search(mlp_path, target="rtx-4500-ada", budget=5, data=data, out=run)
     assert (front.engine, front.fp32.latency.source, front.fp32.error_source) == (
         "tensorrt-rtx",
         "predicted",
@@ -53,7 +53,7 @@ def test_the_front_has_engines_and_the_chosen_one_ships(
     (moved / "chosen" / "model.engine").unlink()
     monkeypatch.chdir(tmp_path)
     other = next(point for point in (front.fp32, front.fp16) if point is not None and point is not front.chosen)
-    api.pick(moved, plan=other.plan.fingerprint)
+    mptune.pick(moved, plan=other.plan.fingerprint)
     assert other.engine_path is not None
     name = Path(other.engine_path).name
     assert (moved / "chosen" / "model.engine").read_bytes() == (moved / "engines" / name).read_bytes()
@@ -61,9 +61,9 @@ def test_the_front_has_engines_and_the_chosen_one_ships(
 
 def test_a_model_that_tensorrt_rtx_does_not_parse_is_predicted_and_the_run_says_why(tmp_path: Path) -> None:
     model = Path(__file__).parent / "graph" / "corpus" / "custom_domain.onnx"
-    front = api.search(model, target="rtx-4500-ada", budget=2, out=tmp_path / "run")
+    front = mptune.search(model, target="rtx-4500-ada", budget=2, out=tmp_path / "run")
     assert front.engine != "tensorrt-rtx"
     (warning,) = (text for text in front.warnings if text.startswith("tensorrt-rtx is passed over"))
     assert "FusedMatMul" in warning
     with pytest.raises(TargetError, match=r"its parser does not take this model with .*FusedMatMul"):
-        api.search(model, target="rtx-4500-ada", engine="tensorrt-rtx", budget=2, out=tmp_path / "asked")
+        mptune.search(model, target="rtx-4500-ada", engine="tensorrt-rtx", budget=2, out=tmp_path / "asked")

@@ -21,7 +21,9 @@ import numpy as np
 import onnx
 import pytest
 
-from mptune import api, rundir, search_call
+import mptune
+from mptune import rundir
+from mptune.api import choosing, search_call
 from mptune.engines.base import ReferenceReport
 from mptune.engines.jobs.ranges import TensorRange
 from mptune.errors import (
@@ -74,7 +76,7 @@ def save_deep(path: Path) -> None:
 
 def search(toolchain: FakeToolchain, model: str = "model.onnx", **settings: object) -> Front:
     wanted = {"data": "data.npz", "budget": 12, "target": "cpu", "latency": FAST, **settings}
-    return api.search(model, open_toolchain=toolchain.open, **wanted)
+    return mptune.search(model, open_toolchain=toolchain.open, **wanted)
 
 
 def test_the_recipe_has_the_settings_and_shapes_of_the_search(place: Path) -> None:
@@ -181,7 +183,7 @@ def test_kill_9_in_the_middle_of_a_search(place: Path, monkeypatch: pytest.Monke
     built = [f for f, which in map(json.loads, diary.read_text().splitlines()) if which == "search"]
     assert len(set(built)) == 30
     assert len(built) <= 32, "only what was in work when a kill came is built again"
-    assert api.report("model.mptune").evaluations == 30
+    assert mptune.report("model.mptune").evaluations == 30
 
 
 def test_report_needs_neither_model_nor_data_nor_lock(place: Path) -> None:
@@ -189,29 +191,29 @@ def test_report_needs_neither_model_nor_data_nor_lock(place: Path) -> None:
     (place / "model.onnx").unlink()
     (place / "data.npz").unlink()
     with open_run(place / "model.mptune"):
-        assert api.report("model.mptune") == front
+        assert mptune.report("model.mptune") == front
 
 
 def test_pick(place: Path) -> None:
     search(make_toolchain())
     run = place / "model.mptune"
-    front = api.pick(run, max_error=1e-20)
+    front = mptune.pick(run, max_error=1e-20)
     assert not front.limits_met
     assert front.chosen == front.fp32
-    exact = api.pick(run, max_latency_ms=1000.0)
+    exact = mptune.pick(run, max_latency_ms=1000.0)
     assert exact.chosen == front.fp32
-    fastest = api.pick(run, plan=front.points[0].plan.fingerprint)
+    fastest = mptune.pick(run, plan=front.points[0].plan.fingerprint)
     assert fastest.chosen == front.points[0]
     assert json.loads((run / "front.json").read_text())["chosen"] == front.points[0].plan.fingerprint
     chosen = json.loads((run / "chosen" / "plan.json").read_text())["precision"]
     assert chosen == {g: str(p) for g, p in front.points[0].plan.precision.items()}
-    assert api.report(run) == fastest
-    assert api.pick(run, knee=True).chosen_reason == "the knee of the front"
+    assert mptune.report(run) == fastest
+    assert mptune.pick(run, knee=True).chosen_reason == "the knee of the front"
     with pytest.raises(PlanError):
-        api.pick(run, plan="no such plan")
+        mptune.pick(run, plan="no such plan")
     with pytest.raises(SettingsError, match="exclude"):
-        api.pick(run, knee=True, max_error=1.0)
-    assert api.report(run).chosen_reason == "the knee of the front", "a pick that failed changes nothing"
+        mptune.pick(run, knee=True, max_error=1.0)
+    assert mptune.report(run).chosen_reason == "the knee of the front", "a pick that failed changes nothing"
 
 
 def test_limits_of_a_search(place: Path) -> None:
@@ -221,20 +223,20 @@ def test_limits_of_a_search(place: Path) -> None:
 
 def test_apply(place: Path) -> None:
     front = search(make_toolchain())
-    written = api.apply("model.onnx", "model.mptune/chosen/plan.json", "mixed.onnx")
+    written = mptune.apply("model.onnx", "model.mptune/chosen/plan.json", "mixed.onnx")
     chosen = onnx.load(place / "model.mptune/chosen/model.onnx")
     assert chosen.metadata_props, "what made it"
     del chosen.metadata_props[:]
     assert onnx.load(written) == chosen
     with pytest.raises(RunError, match="exists already"):
-        api.apply("model.onnx", front.fp32.plan, "mixed.onnx")
+        mptune.apply("model.onnx", front.fp32.plan, "mixed.onnx")
     save_cnn(place / "cnn.onnx")
     with pytest.raises(PlanError, match="another model"):
-        api.apply("cnn.onnx", front.fp32.plan, "other.onnx")
+        mptune.apply("cnn.onnx", front.fp32.plan, "other.onnx")
     with pytest.raises(PlanError, match="cannot read"):
-        api.apply("model.onnx", "no-plan.json", "other.onnx")
+        mptune.apply("model.onnx", "no-plan.json", "other.onnx")
     with pytest.raises(PlanError, match="not those of"):
-        api.apply("model.onnx", replace(front.fp32.plan, precision={}), "other.onnx")
+        mptune.apply("model.onnx", replace(front.fp32.plan, precision={}), "other.onnx")
     assert not (place / "other.onnx").exists()
 
 
@@ -254,7 +256,7 @@ def test_auto_granularity_fits_the_first_budget_and_stays(place: Path, monkeypat
     assert json.loads((place / "model.mptune/run.json").read_text())["fixed_settings"]["granularity"] == "fusion"
     more = search(toolchain(12), space="auto.toml", budget=9, data=None)
     assert (len(more.fp32.plan.precision), more.evaluations) == (12, 9), "9 alone would have allowed 18"
-    assert api.pick("model.mptune", knee=True).evaluations == 9
+    assert mptune.pick("model.mptune", knee=True).evaluations == 9
     monkeypatch.setattr("mptune.graph.grouping.groups.MOST_GROUPS", 11)
     coarse = search(toolchain(2), space="auto.toml", budget=4, data=None, out=place / "coarse.mptune")
     assert len(coarse.fp32.plan.precision) == 2
@@ -267,7 +269,7 @@ def test_another_metric_needs_no_new_build(place: Path) -> None:
     assert again.built == []
     assert front.metric == "max_abs"
     assert front.evaluations == first.evaluations
-    assert api.report("model.mptune").metric == "max_abs"
+    assert mptune.report("model.mptune").metric == "max_abs"
     assert search(make_toolchain()).metric == "max_abs", "that of the run"
     third = search(make_toolchain(), metric="worst_part")  # what was in doubt by the other metric was timed again
     assert [(p.plan, p.judged_error) for p in third.points] == [(p.plan, p.judged_error) for p in first.points]
@@ -303,7 +305,7 @@ def test_warnings_stay_with_the_run(place: Path) -> None:
     front = search(make_toolchain(), data=None, listener=diary)
     assert any("random inputs" in f.text for f in front.findings)
     assert sum("random inputs" in w for w in diary.warnings) == 1
-    assert any("random inputs" in f.text for f in api.report("model.mptune").findings)
+    assert any("random inputs" in f.text for f in mptune.report("model.mptune").findings)
 
 
 # -- settings and the run directory ------------------------------------------------------------------------------
@@ -329,7 +331,7 @@ def test_what_is_wrong_is_told(place: Path, changes: dict[str, str], error: type
 
 def test_an_unknown_target_is_told(place: Path) -> None:
     with pytest.raises(TargetError, match="jetsn"):
-        api.search("model.onnx", data="data.npz", target="jetsn")
+        mptune.search("model.onnx", data="data.npz", target="jetsn")
 
 
 @pytest.mark.parametrize(
@@ -381,7 +383,7 @@ def test_a_run_without_an_evaluation_pins_nothing(place: Path, changes: dict[str
     np.savez("other.npz", x=rng.normal(size=(8, 32)).astype(np.float32))
     failing = {"data": "data.npz", "engine": "tensorrt", "target": "cpu", "open_toolchain": unavailable}
     with pytest.raises(TargetError):
-        api.search("model.onnx", **failing)  # type: ignore[arg-type]
+        mptune.search("model.onnx", **failing)  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt):
         search(make_toolchain(interrupt_after=0))
     front = search(make_toolchain(device="Fake 2000"), **changes)
@@ -480,7 +482,7 @@ def test_fresh_moves_the_old_run_aside(place: Path) -> None:
         search(toolchain, fresh=True, seed=number)
         assert len(toolchain.built) == 12
         assert {p.name for p in (place / f"model.mptune.old-{number}").iterdir()} == old
-    assert api.report("model.mptune.old-1").evaluations == 12
+    assert mptune.report("model.mptune.old-1").evaluations == 12
 
 
 def test_a_run_directory_in_use_is_refused_with_the_pid(place: Path) -> None:
@@ -508,8 +510,8 @@ def ending_first(monkeypatch: pytest.MonkeyPatch, module: ModuleType, end: Calla
 
 def test_pick_keeps_what_a_search_wrote_while_it_waited(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     search(make_toolchain())
-    ended = ending_first(monkeypatch, api, lambda: search(make_toolchain(), budget=15, max_error=1e-3))
-    front = api.pick("model.mptune", knee=True)
+    ended = ending_first(monkeypatch, choosing, lambda: search(make_toolchain(), budget=15, max_error=1e-3))
+    front = mptune.pick("model.mptune", knee=True)
     file = read_run("model.mptune")[1]
     assert len(ended) == 1
     assert front.evaluations == file.search.budget == 15
@@ -518,7 +520,7 @@ def test_pick_keeps_what_a_search_wrote_while_it_waited(place: Path, monkeypatch
 
 def test_a_search_keeps_what_pick_wrote_while_it_waited(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = search(make_toolchain()).points[-1].plan.fingerprint
-    ended = ending_first(monkeypatch, search_call, lambda: api.pick("model.mptune", plan=other))
+    ended = ending_first(monkeypatch, search_call, lambda: mptune.pick("model.mptune", plan=other))
     front = search(make_toolchain(), budget=15, max_error=1e-3)
     file = read_run("model.mptune")[1]
     assert len(ended) == 1
@@ -532,7 +534,7 @@ def test_nobody_picks_while_a_search_goes_on(place: Path) -> None:
             super().stage(text)
             if text == "searching" or text.startswith("confirming"):
                 with pytest.raises(RunError, match="in use"):
-                    api.pick("model.mptune", knee=True)
+                    mptune.pick("model.mptune", knee=True)
 
     listener = Picks()
     search(make_toolchain(), listener=listener)
@@ -570,7 +572,7 @@ def test_a_newer_run_is_refused(place: Path) -> None:
     search(make_toolchain())
     path = place / "model.mptune/run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 3}))
-    for call in (lambda: search(make_toolchain()), lambda: api.report("model.mptune")):
+    for call in (lambda: search(make_toolchain()), lambda: mptune.report("model.mptune")):
         with pytest.raises(RunError, match="newer mptune") as caught:
             call()
         assert "upgrade" in caught.value.hint
@@ -586,23 +588,23 @@ def test_a_broken_run_json_is_told(place: Path, text: str) -> None:
 
 def test_what_is_no_run_is_told(place: Path) -> None:
     with pytest.raises(RunError, match="does not exist"):
-        api.report("nothing.mptune")
+        mptune.report("nothing.mptune")
     with pytest.raises(RunError, match="no run directory"):
-        api.pick(place, knee=True)
+        mptune.pick(place, knee=True)
 
 
 def test_a_run_without_evaluations_is_told(place: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         search(make_toolchain(interrupt_after=0))
     with pytest.raises(RunError, match="no evaluation"):
-        api.report("model.mptune")
+        mptune.report("model.mptune")
 
 
 def test_a_database_instead_of_the_journal(place: Path) -> None:
     url = f"sqlite:///{place / 'shared.db'}"
     front = search(make_toolchain(), storage=url, budget=6)
     assert not (place / "model.mptune/study.journal").exists()
-    assert api.report("model.mptune", storage=url) == front
+    assert mptune.report("model.mptune", storage=url) == front
     again = make_toolchain()
     assert search(again, storage=url, budget=6) == front
     assert again.opened == 0
@@ -658,7 +660,7 @@ def test_a_full_disk_is_told_and_nothing_is_lost(
 
 
 def test_a_real_search_predicts_and_emulates(place: Path) -> None:
-    front = api.search("model.onnx", data="data.npz", target="jetson-orin-nano-8gb", budget=6)
+    front = mptune.search("model.onnx", data="data.npz", target="jetson-orin-nano-8gb", budget=6)
     assert front.evaluations == 6
     assert front.failures == 0
     assert front.fp32.latency.source == "predicted"
@@ -667,7 +669,7 @@ def test_a_real_search_predicts_and_emulates(place: Path) -> None:
     assert 1e-5 < front.fp16.error_value < 1e-2
     assert not any(p.confirmed for p in front.points)
     assert front.target == "jetson-orin-nano-8gb"
-    assert api.search("model.onnx", data="data.npz", target="jetson-orin-nano-8gb", budget=6) == front
+    assert mptune.search("model.onnx", data="data.npz", target="jetson-orin-nano-8gb", budget=6) == front
 
 
 def test_a_run_is_packed_while_a_search_writes_it(place: Path) -> None:
@@ -679,10 +681,10 @@ def test_a_run_is_packed_while_a_search_writes_it(place: Path) -> None:
         def evaluated(self, evaluation: object, done: int, budget: int) -> None:
             super().evaluated(evaluation, done, budget)
             out = place / f"{done}.tar.gz"
-            api.export("model.mptune", out)
+            mptune.export("model.mptune", out)
             with tarfile.open(out) as archive:
                 archive.extractall(place / f"unpacked{done}", filter="data")
-            self.counts_packed.append(api.report(place / f"unpacked{done}" / "model.mptune").evaluations)
+            self.counts_packed.append(mptune.report(place / f"unpacked{done}" / "model.mptune").evaluations)
 
     front = search(make_toolchain(), budget=6, listener=Packs())
     assert front.evaluations == 6
@@ -694,7 +696,7 @@ def test_a_line_that_is_being_written_is_left_out_of_the_archive(place: Path) ->
     journal = place / "model.mptune/study.journal"
     before = journal.read_bytes()
     journal.write_bytes(before + before.splitlines(keepends=True)[-1][:9])
-    with tarfile.open(api.export("model.mptune", place / "out.tar.gz")) as archive:
+    with tarfile.open(mptune.export("model.mptune", place / "out.tar.gz")) as archive:
         packed = archive.extractfile("model.mptune/study.journal")
         assert packed is not None
         assert packed.read() == before

@@ -14,7 +14,7 @@ import onnx
 import pytest
 
 import mptune
-from mptune.arguments import shapes_argument
+from mptune.api.arguments import shapes_argument
 from mptune.commands.searching import search as search_command
 from mptune.commands.searching import tensorrt_settings
 from mptune.data.calibration import load_calibration

@@ -14,7 +14,7 @@ import numpy as np
 import optuna
 import pytest
 
-from mptune import api
+import mptune
 from mptune.cli import main
 from mptune.engines.base import Failure, Measurement, SampleSet
 from mptune.engines.environment import Environment
@@ -60,7 +60,7 @@ def place(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def searched(place: Path) -> Front:
     """What was predicted there."""
-    return api.report("model.mptune")
+    return mptune.report("model.mptune")
 
 
 @pytest.fixture
@@ -79,14 +79,14 @@ def predict(run: str = "model.mptune", **settings: object) -> Front:
         law(), latency_source="predicted", error_source="emulated", device="Elsewhere", name="emulation"
     )
     wanted = {"data": "data.npz", "budget": 12, "target": "h200", "latency": FAST, "out": Path(run), **settings}
-    front = api.search("model.onnx", open_toolchain=fake.open, **wanted)
+    front = mptune.search("model.onnx", open_toolchain=fake.open, **wanted)
     for which in ("search", "held_out"):
         np.savez(Path(run) / "data" / f"{which}_reference.npz", y=np.zeros(1, np.float32))
     return front
 
 
 def confirm(fake: FakeToolchain, run: str = "model.mptune", **options: object) -> Confirmation:
-    return api.confirm(run, open_toolchain=fake.open, **options)  # type: ignore[arg-type]
+    return mptune.confirm(run, open_toolchain=fake.open, **options)  # type: ignore[arg-type]
 
 
 HERE = Path("model.mptune/confirmed/fake-1000-fake")
@@ -150,7 +150,7 @@ def test_findings_about_the_data_go_with_the_run_and_the_target_is_here(place: P
     document = json.loads((HERE / "front.json").read_text())
     assert document["findings"] == [finding.to_json() for finding in searched.findings[:1]]
     assert not any("random inputs" in text for text in document["warnings"])
-    assert api.report(HERE).findings == found.front.findings
+    assert mptune.report(HERE).findings == found.front.findings
 
 
 def test_a_prediction_that_holds_and_one_that_does_not(prepared) -> None:
@@ -182,14 +182,14 @@ def test_a_confirmation_is_a_run_directory_of_its_own(prepared) -> None:
     assert "Kendall's tau 1.00" in (HERE / "report.html").read_text()
     assert Path("model.mptune/front.json").read_bytes() == before, "the prediction stays"
     assert not list((HERE / "data").glob("*.npz")), "samples were lent"
-    assert api.report(HERE) == found.front
+    assert mptune.report(HERE) == found.front
 
 
 def test_another_plan_can_be_picked_of_what_was_measured(prepared) -> None:
     _, fake = prepared
     found = confirm(fake)
     other = next(p for p in found.front.points if found.front.chosen is None or p.plan != found.front.chosen.plan)
-    picked = api.pick(HERE, plan=other.plan.fingerprint)
+    picked = mptune.pick(HERE, plan=other.plan.fingerprint)
     assert picked.chosen is not None
     assert picked.chosen.plan == other.plan
     document = json.loads((HERE / "front.json").read_text())
@@ -198,7 +198,7 @@ def test_another_plan_can_be_picked_of_what_was_measured(prepared) -> None:
     assert "Kendall's tau" in (HERE / "report.html").read_text()
     written = json.loads((HERE / "chosen" / "plan.json").read_text())["precision"]
     assert written == {g: str(p) for g, p in other.plan.precision.items()}
-    for call in (api.confirm, api.export):
+    for call in (mptune.confirm, mptune.export):
         with pytest.raises(RunError, match="is a confirmation already"):
             call(HERE)
 
@@ -277,7 +277,7 @@ def test_what_only_predicts_confirms_nothing(prepared) -> None:
     assert "target=cpu" in caught.value.hint
     assert not Path("model.mptune/confirmed").exists()
     with pytest.raises(TargetError, match="H100 SXM cannot be measured here"):
-        api.confirm("model.mptune", target="h100")
+        mptune.confirm("model.mptune", target="h100")
 
 
 @pytest.mark.parametrize("profile", [True, False])
@@ -290,7 +290,7 @@ def test_the_cpu_does_not_stand_in_for_a_gpu(prepared, monkeypatch: pytest.Monke
     if not profile:  # the search's was a file that is not here
         monkeypatch.setattr(confirm_run.ConfirmRun, "_profile", lambda self: None)
     with pytest.raises(TargetError, match="no GPU was found, and the search was for") as caught:
-        api.confirm("model.mptune")
+        mptune.confirm("model.mptune")
     assert "target=cpu measures on this CPU" in caught.value.hint
     assert not Path("model.mptune/confirmed").exists()
 
@@ -324,11 +324,11 @@ def test_the_engine_that_was_measured_ships(searched: Front) -> None:
     other = next(p for p in front.points if p.plan != front.chosen.plan)
     Path("model.mptune").rename("moved.mptune")
     moved = Path("moved.mptune") / HERE.relative_to("model.mptune")
-    api.pick(moved, plan=other.plan.fingerprint)
+    mptune.pick(moved, plan=other.plan.fingerprint)
     assert (moved / "chosen" / "model.engine").read_text() == other.plan.fingerprint
     last = front.points[-1].plan.fingerprint
     (moved / "engines" / f"{last}.engine").unlink()
-    api.pick(moved, plan=last)
+    mptune.pick(moved, plan=last)
     assert not (moved / "chosen" / "model.engine").exists(), "never the engine of another plan"
     assert "model.engine" not in (moved / "chosen" / "README.txt").read_text().partition("What it is")[0]
 
@@ -368,14 +368,14 @@ def test_limits_of_the_search_are_held_against_what_was_measured(place: Path) ->
 
 def test_a_measured_search_can_be_confirmed_too(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = {"data": "data.npz", "budget": 8, "target": "cpu", "latency": FAST, "out": Path("here.mptune")}
-    front = api.search("model.onnx", open_toolchain=FakeToolchain(law()).open, **wanted)  # type: ignore[arg-type]
+    front = mptune.search("model.onnx", open_toolchain=FakeToolchain(law()).open, **wanted)  # type: ignore[arg-type]
     for which in ("search", "held_out"):
         np.savez(f"here.mptune/data/{which}_reference.npz", y=np.zeros(1, np.float32))
     found = confirm(FakeToolchain(law(), device="Fake 2000"), run="here.mptune")
     assert {plan.searched.latency.source for plan in found.plans} == {"measured"}
     assert found.latency.verdict == "held"
     assert not any("the search predicted" in text for text in found.front.warnings)
-    assert api.report("here.mptune") == front
+    assert mptune.report("here.mptune") == front
     from mptune.reporting.terminal.confirmation import print_confirmation
 
     print_confirmation(found)
@@ -411,7 +411,7 @@ class TestDamage:
         _, fake = prepared
         Path("model.mptune/weights/model.onnx").unlink()
         Path("model.onnx").rename("elsewhere.onnx")
-        for call in (lambda: confirm(fake), lambda: api.export("model.mptune")):
+        for call in (lambda: confirm(fake), lambda: mptune.export("model.mptune")):
             with pytest.raises(RunError, match="holds no copy of its model") as caught:
                 call()
             assert "mptune export" in caught.value.hint
@@ -425,8 +425,8 @@ class TestDamage:
     def test_a_run_without_a_baseline(self, place: Path) -> None:
         fake = FakeToolchain(law(), interrupt_after=0)
         with pytest.raises(KeyboardInterrupt):
-            api.search("model.onnx", data="data.npz", fresh=True, latency=FAST, open_toolchain=fake.open)
-        for call in (lambda: confirm(fake), lambda: api.export("model.mptune")):
+            mptune.search("model.onnx", data="data.npz", fresh=True, latency=FAST, open_toolchain=fake.open)
+        for call in (lambda: confirm(fake), lambda: mptune.export("model.mptune")):
             with pytest.raises(RunError, match="no evaluation"):
                 call()
 
@@ -434,7 +434,7 @@ class TestDamage:
 def test_the_run_itself_can_be_picked_from_without_its_model(searched: Front) -> None:
     Path("model.onnx").unlink()
     other = next(p for p in searched.points if searched.chosen is None or p.plan != searched.chosen.plan)
-    picked = api.pick("model.mptune", plan=other.plan.fingerprint)
+    picked = mptune.pick("model.mptune", plan=other.plan.fingerprint)
     assert picked.chosen is not None
     assert picked.chosen.plan == other.plan
     written = json.loads(Path("model.mptune/chosen/plan.json").read_text())["precision"]
@@ -445,7 +445,7 @@ class TestExport:
     def test_it_holds_what_confirm_needs_and_no_more(self, searched: Front) -> None:
         Path("model.mptune/engines/x.engine").write_text("large")
         Path("model.mptune/data/timing-cuda.json").write_text("{}")
-        assert api.export("model.mptune") == Path("model.mptune.tar.gz")
+        assert mptune.export("model.mptune") == Path("model.mptune.tar.gz")
         with tarfile.open("model.mptune.tar.gz") as archive:
             names = set(archive.getnames())
         assert names >= {
@@ -457,21 +457,21 @@ class TestExport:
     def test_it_overwrites_only_when_told_to(self, searched: Front) -> None:
         Path("out.tar.gz").write_text("mine")
         with pytest.raises(RunError, match="exists already"):
-            api.export("model.mptune", "out.tar.gz")
+            mptune.export("model.mptune", "out.tar.gz")
         assert Path("out.tar.gz").read_text() == "mine"
-        api.export("model.mptune", "out.tar.gz", force=True)
+        mptune.export("model.mptune", "out.tar.gz", force=True)
         assert tarfile.is_tarfile("out.tar.gz")
         assert not list(Path.cwd().glob(".*.partial"))
 
     def test_a_run_that_is_not_whole(self, searched: Front) -> None:
         Path("model.mptune/weights/fp32.bin").unlink()
         with pytest.raises(RunError, match=r"fp32\.bin is missing"):
-            api.export("model.mptune")
+            mptune.export("model.mptune")
         assert not Path("model.mptune.tar.gz").exists()
 
     def test_a_place_that_cannot_be_written(self, searched: Front) -> None:
         with pytest.raises(RunError, match="cannot write"):
-            api.export("model.mptune", "no/such/folder/out.tar.gz")
+            mptune.export("model.mptune", "no/such/folder/out.tar.gz")
 
     def test_a_metric_of_the_users_own_goes_along_by_hand(
         self, place: Path, capsys: pytest.CaptureFixture[str]
@@ -480,7 +480,7 @@ class TestExport:
             "def worst(outputs, reference):\n    return abs(outputs['y'] - reference['y']).max()\n"
         )
         wanted = {"data": "data.npz", "budget": 3, "target": "h200", "latency": FAST, "fresh": True}
-        api.search("model.onnx", metric="mine.py:worst", **wanted)  # type: ignore[arg-type]
+        mptune.search("model.onnx", metric="mine.py:worst", **wanted)  # type: ignore[arg-type]
         assert main(["export", "model.mptune"]) == 0
         out, told = capsys.readouterr()
         assert out == "model.mptune.tar.gz\n"
@@ -517,10 +517,10 @@ class TestExport:
     def test_a_study_in_a_database_becomes_a_journal(self, place: Path) -> None:
         url, verbosity = "sqlite:///study.db", optuna.logging.get_verbosity()
         front = predict(storage=url, fresh=True)
-        api.export("model.mptune", "out.tar.gz", storage=url)
+        mptune.export("model.mptune", "out.tar.gz", storage=url)
         Path("study.db").unlink()
         extract("out.tar.gz", "far")
-        far = api.report("far/model.mptune")
+        far = mptune.report("far/model.mptune")
         assert [p.plan for p in far.points] == [p.plan for p in front.points]
         confirm(FakeToolchain(law()), run="far/model.mptune")
         assert optuna.logging.get_verbosity() == verbosity
@@ -539,7 +539,7 @@ def test_for_real_from_a_prediction_to_what_onnx_runtime_measures(
 ) -> None:
     """The whole way as a person goes it, with ONNX Runtime on this CPU as the device and the model deleted."""
     wanted = {"data": "data.npz", "budget": 8, "target": "h200", "latency": QUICK, "confirm_rounds": 1, "fresh": True}
-    front = api.search("model.onnx", **wanted)  # type: ignore[arg-type]
+    front = mptune.search("model.onnx", **wanted)  # type: ignore[arg-type]
     assert front.fp32.latency.source == "predicted"
     assert any("`mptune confirm`" in finding.cure for finding in front.findings)
     assert main(["export", "model.mptune", "-o", "run.tar.gz"]) == 0

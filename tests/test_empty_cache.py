@@ -8,12 +8,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from mptune import api
+import mptune
+from mptune.api.run import open_run
 from mptune.data.calibration import save_samples
 from mptune.engines.jobs.measure import MeasureJob
 from mptune.engines.jobs.reference import ReferenceJob
 from mptune.engines.worker.child import WorkerState
-from mptune.run import open_run
 from mptune.settings import LatencySettings
 from mptune.tuning.steps.baseline import check_reference
 
@@ -104,7 +104,7 @@ def prompts(folder: Path, past: int, count: int = 4) -> Path:
 
 
 def test_a_search_with_an_empty_cache_ends_and_names_the_state(tmp_path: Path) -> None:
-    front = api.search(
+    front = mptune.search(
         decoder(tmp_path / "m.onnx"),
         data=prompts(tmp_path / "data", past=0),
         out=tmp_path / "run",

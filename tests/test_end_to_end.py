@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import pytest
 
-from mptune import api
+import mptune
 from mptune.cli import main
 from mptune.data.run_outputs import read_run_outputs
 from mptune.engines.base import Failure, FailureKind, Measurement, SampleSet
@@ -33,7 +33,7 @@ MODELS = Path(__file__).parent.parent / "benchmarks" / "models"
 MODEL, DATA = MODELS / "digits_vit.onnx", MODELS / "digits_calib.npz"
 
 
-def mptune(*arguments: object, where: Path) -> subprocess.CompletedProcess[str]:
+def run_mptune(*arguments: object, where: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mptune", *map(str, arguments)]
     return subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=200)
 
@@ -42,7 +42,7 @@ def mptune(*arguments: object, where: Path) -> subprocess.CompletedProcess[str]:
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which the README's command ran, with a smaller budget."""
     folder = tmp_path_factory.mktemp("digits")
-    done = mptune("search", MODEL, "--data", DATA, "--budget", 24, "--target", "jetson-orin-nano-8gb", where=folder)
+    done = run_mptune("search", MODEL, "--data", DATA, "--budget", 24, "--target", "jetson-orin-nano-8gb", where=folder)
     assert done.returncode == 0, done.stderr
     assert "PREDICTED for jetson-orin-nano-8gb" in done.stdout
     return folder
@@ -142,20 +142,23 @@ def test_the_outputs_of_the_front_are_sketched_as_the_front_says(searched: Path)
 
 
 def test_the_same_command_again_starts_no_trial(searched: Path) -> None:
-    again = mptune("search", MODEL, "--data", DATA, "--budget", 24, "--target", "jetson-orin-nano-8gb", where=searched)
+    again = run_mptune(
+        "search", MODEL, "--data", DATA, "--budget", 24, "--target", "jetson-orin-nano-8gb", where=searched
+    )
     assert again.returncode == 0
     assert "/24]" not in again.stderr
     assert (
-        mptune("report", "digits_vit.mptune", where=searched).stdout.splitlines()[7:] == again.stdout.splitlines()[7:]
+        run_mptune("report", "digits_vit.mptune", where=searched).stdout.splitlines()[7:]
+        == again.stdout.splitlines()[7:]
     )
 
 
 def test_impossible_limits_exit_with_3_and_keep_the_run(searched: Path) -> None:
     limits = ("--max-error", 1e-9, "--max-latency-ms", 1e-3)
-    picked = mptune("pick", "digits_vit.mptune", *limits, where=searched)
+    picked = run_mptune("pick", "digits_vit.mptune", *limits, where=searched)
     assert picked.returncode == 3
     assert "no plan has error <= 1e-09 and latency <= 0.001 ms" in picked.stdout + picked.stderr
-    assert mptune("pick", "digits_vit.mptune", "--knee", where=searched).returncode == 0
+    assert run_mptune("pick", "digits_vit.mptune", "--knee", where=searched).returncode == 0
 
 
 IMAGES = np.zeros((4, 1, 8, 8), np.float32)
@@ -187,7 +190,7 @@ def test_wrong_data_is_one_line_and_a_hint(
 
 def test_a_pickled_array_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "data.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    done = mptune("search", MODEL, "--data", "data.npy", where=tmp_path)
+    done = run_mptune("search", MODEL, "--data", "data.npy", where=tmp_path)
     assert_refused(done.returncode, done.stdout, done.stderr, "pickle")
 
 
@@ -247,7 +250,7 @@ def test_the_search_goes_on_whatever_the_worker_does(tmp_path: Path) -> None:
         return made
 
     heard = Heard()
-    front = api.search(
+    front = mptune.search(
         MODEL,
         listener=heard,
         open_toolchain=opened,

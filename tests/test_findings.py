@@ -14,7 +14,6 @@ import onnx
 import pytest
 
 import mptune
-from mptune import api
 from mptune.cli import main
 from mptune.engines.jobs.ranges import TensorRange
 from mptune.finding import CODES, Finding
@@ -65,7 +64,7 @@ def search(model: Path, diary: Diary | None = None, **settings: object) -> Front
     ranges = {name: TensorRange(20.0, (1, 8)) for name in ("x", "a", "y")} | {"p": TensorRange(pow_max, (1, 8))}
     toolchain = FakeToolchain(Law([g.id for g in find_groups(load_model(model))]), ranges=ranges)
     wanted = {"data": "data.npz", "budget": 6, "target": "cpu", "latency": FAST, **settings}
-    return api.search(model, open_toolchain=toolchain.open, listener=diary, **wanted)  # type: ignore[arg-type]
+    return mptune.search(model, open_toolchain=toolchain.open, listener=diary, **wanted)  # type: ignore[arg-type]
 
 
 def check_schema(documents: object) -> Sequence[dict[str, object]]:
@@ -119,7 +118,7 @@ def test_a_search_over_an_overflowing_pow(place: Path) -> None:
     assert finding == front.findings[0].to_json()
     assert front.chosen is not None
     assert set(front.findings[0].where.groups) <= set(front.chosen.plan.fp32_groups), "hence info: it is kept in FP32"
-    assert api.report("model.mptune") == front
+    assert mptune.report("model.mptune") == front
     assert front_warnings(front) == front.warnings, "what the plan keeps in FP32 is no warning"
 
 
@@ -158,12 +157,12 @@ def test_findings_survive_a_resume_and_are_not_listed_twice(place: Path) -> None
 
 
 def test_a_target_that_is_not_here(place: Path) -> None:
-    front = api.search(powers(place, 2.0), data="data.npz", budget=3, target="h200", latency=FAST)  # type: ignore[arg-type]
+    front = mptune.search(powers(place, 2.0), data="data.npz", budget=3, target="h200", latency=FAST)  # type: ignore[arg-type]
     (finding,) = check_schema(json.loads((place / "model.mptune/front.json").read_text())["findings"])
     assert (finding["code"], finding["severity"]) == ("target-not-here", "info")
     assert not any("predicted" in text for text in front.warnings)
     assert any("latency is predicted" in text for text in front_warnings(front)), "still shown"
-    resumed = api.search("model.onnx", data="data.npz", budget=3, target="h200", latency=FAST)  # type: ignore[arg-type]
+    resumed = mptune.search("model.onnx", data="data.npz", budget=3, target="h200", latency=FAST)  # type: ignore[arg-type]
     assert resumed.findings == front.findings
 
 
@@ -173,12 +172,12 @@ def test_a_finding_of_a_later_version_is_left_out(place: Path) -> None:
     run = json.loads(path.read_text())
     run["findings"].append({**run["findings"][0], "code": "of-the-future"})
     path.write_text(json.dumps(run))
-    assert api.report("model.mptune").findings == front.findings
+    assert mptune.report("model.mptune").findings == front.findings
 
 
 def test_a_run_of_an_earlier_version_has_its_warnings_and_no_findings(tmp_path: Path) -> None:
     shutil.copytree(Path(__file__).parent / "old_runs" / "0.1.0" / "precision", tmp_path / "old.mptune")
-    front = api.report(tmp_path / "old.mptune")
+    front = mptune.report(tmp_path / "old.mptune")
     assert front.findings == ()
     assert sum("look like random numbers" in text for text in front_warnings(front)) == 1
     assert front.to_json()["findings"] == []

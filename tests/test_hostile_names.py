@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from mptune import api
+import mptune
 from mptune.cli import main
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.graph.grouping.groups import find_groups
@@ -53,7 +53,7 @@ def base(tmp_path_factory: pytest.TempPathFactory, mlp_data: Path) -> Path:
     shutil.copy(mlp_data, folder / "data.npz")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        api.search("model.onnx", data="data.npz", budget=6, latency=FAST, open_toolchain=make_toolchain().open)
+        mptune.search("model.onnx", data="data.npz", budget=6, latency=FAST, open_toolchain=make_toolchain().open)
     run_json = folder / "model.mptune" / "run.json"
     document = json.loads(run_json.read_text())
     document["warnings"] = [f"warned {HOSTILE}"]
@@ -102,7 +102,7 @@ def test_every_command(
 def test_a_confirmation(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for which in ("search", "held_out"):
         np.savez(f"model.mptune/data/{which}_reference.npz", y=np.zeros(1, np.float32))
-    found = api.confirm("model.mptune", open_toolchain=make_toolchain().open)
+    found = mptune.confirm("model.mptune", open_toolchain=make_toolchain().open)
     print_confirmation(found)
     assert is_clean(capsys.readouterr().out)
     page = next(Path("model.mptune/confirmed").glob("*/report.html")).read_text()
@@ -110,7 +110,7 @@ def test_a_confirmation(place: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_files_and_python(place: Path) -> None:
-    front = api.pick("model.mptune", max_error=1e-9)
+    front = mptune.pick("model.mptune", max_error=1e-9)
     shown = [Path("model.mptune/chosen/README.txt").read_text(), repr(front), *map(repr, front.points)]
     # Line breaks mean nothing in HTML.
     shown += [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from mptune import api
+import mptune
 from mptune.cli import main
 from mptune.selftest.models import attention
 from mptune.settings import LatencySettings
@@ -18,7 +18,7 @@ QUICK = LatencySettings(warmup_ms=0.0, duration_ms=1.0, min_iterations=3)
 def front(tmp_path_factory: pytest.TempPathFactory) -> Front:
     folder = tmp_path_factory.mktemp("memory")
     onnx.save(attention(), folder / "m.onnx")
-    return api.search(
+    return mptune.search(
         folder / "m.onnx", out=folder / "run", budget=4, target="cpu", confirm_rounds=1, latency=QUICK, progress=False
     )
 
@@ -38,7 +38,7 @@ def test_a_limit_takes_a_plan_that_fits_though_it_is_off_the_front(front: Front)
     assert front.fp16 is not None
     assert front.fp16.memory is not None
     most = front.fp16.memory.total_bytes
-    picked = api.pick(front.run_dir, max_memory_bytes=most)
+    picked = mptune.pick(front.run_dir, max_memory_bytes=most)
     assert picked.limits_met
     assert picked.chosen is not None
     assert picked.chosen.memory is not None

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mptune import api
+import mptune
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from mptune.rundir import read_run
@@ -63,14 +63,14 @@ def of_before(document: dict[str, Any], now: dict[str, Any]) -> None:
 
 
 def resume(run: str, budget: int) -> Front:
-    return api.search("model.onnx", data="data.npz", target=TARGET, out=Path(run), budget=budget)
+    return mptune.search("model.onnx", data="data.npz", target=TARGET, out=Path(run), budget=budget)
 
 
 @pytest.mark.parametrize(("run", "displaced"), [("precision", 0), ("local", 1)])
 def test_the_front_is_the_same(place: Path, run: str, displaced: int) -> None:
     """But for a plan that another displaces since errors are compared sample by sample (``fronts.dominance``)."""
     before = written_by_0_1_0(run)
-    front = api.report(run)
+    front = mptune.report(run)
     now = front.to_json()
     points = {point["plan"]: point for point in before["points"]}
     assert len(now["points"]) == len(points) - displaced
@@ -85,14 +85,14 @@ def test_the_front_of_a_confirmation_is_the_same(place: Path) -> None:
     (confirmed,) = (place / "precision" / "confirmed").iterdir()
     of_before(
         {k: v for k, v in written(confirmed).items() if k != "plans"},
-        {**written(confirmed), **api.report(confirmed).to_json()},
+        {**written(confirmed), **mptune.report(confirmed).to_json()},
     )
 
 
 @pytest.mark.parametrize("run", ["precision", "local"])
 def test_reading_writes_nothing(place: Path, run: str) -> None:
     content = {path: path.read_bytes() for path in (place / run).rglob("*") if path.is_file()}
-    api.report(run)
+    mptune.report(run)
     assert {path: path.read_bytes() for path in (place / run).rglob("*") if path.is_file()} == content
 
 
@@ -106,7 +106,7 @@ def test_the_same_search_again_measures_nothing(place: Path) -> None:
 
 
 def test_a_larger_budget_goes_on_where_it_stopped(place: Path) -> None:
-    before = api.report("precision")
+    before = mptune.report("precision")
     known = {point.plan.fingerprint for point in before.points}
     front = resume("precision", budget=14)
     assert front.evaluations == 14
@@ -114,12 +114,12 @@ def test_a_larger_budget_goes_on_where_it_stopped(place: Path) -> None:
     assert front.hypervolume > 0.99 * HYPERVOLUME_AT_14 > before.hypervolume
     file = read_run("precision")[1]
     assert (file.search.budget, file.fixed_settings.target, file.mptune) == (14, TARGET, "0.1.0")
-    assert api.report("precision") == front
+    assert mptune.report("precision") == front
     assert known <= {point.plan.fingerprint for point in front.points}, "nothing dominates them on this model"
 
 
 def test_a_run_of_a_sampler_that_was_removed_goes_on_with_another(place: Path) -> None:
-    before = api.report("local")
+    before = mptune.report("local")
     front = resume("local", budget=12)
     assert front.evaluations == 12
     assert front.fp32 == before.fp32
@@ -131,20 +131,20 @@ def test_another_plan_can_be_picked(place: Path, run: str) -> None:
     before = written(run)
     other = next(p["plan"] for p in before["points"] if p["plan"] != before["chosen"])
     Path("model.onnx").unlink()
-    front = api.pick(run, plan=other[:8])
+    front = mptune.pick(run, plan=other[:8])
     assert front.chosen is not None
     assert front.chosen.plan.fingerprint == other == written(run)["chosen"]
     assert json.loads(Path(run, "chosen/plan.json").read_text())["precision"] == {
         group: str(precision) for group, precision in front.chosen.plan.precision.items()
     }
-    assert api.pick(run, knee=True).to_json()["chosen"] == KNEES.get(run, before["chosen"])
+    assert mptune.pick(run, knee=True).to_json()["chosen"] == KNEES.get(run, before["chosen"])
 
 
 def test_a_confirmation_can_be_picked_of(place: Path) -> None:
     (confirmed,) = (place / "precision" / "confirmed").iterdir()
     before = written(confirmed)
     other = next(p["plan"] for p in before["points"] if p["plan"] != before["chosen"])
-    api.pick(confirmed, plan=other)
+    mptune.pick(confirmed, plan=other)
     now = written(confirmed)
     assert now["chosen"] == other
     of_before({k: before[k] for k in ("points", "plans", "agreement", "search")}, now)
@@ -152,9 +152,9 @@ def test_a_confirmation_can_be_picked_of(place: Path) -> None:
 
 @pytest.mark.parametrize("run", ["precision", "local"])
 def test_it_is_confirmed_on_another_device(place: Path, run: str) -> None:
-    before = api.report(run)
+    before = mptune.report(run)
     fake = FakeToolchain(Law([group.id for group in find_groups(load_model("model.onnx"))]))
-    found = api.confirm(run, open_toolchain=fake.open)
+    found = mptune.confirm(run, open_toolchain=fake.open)
     confirmed = {plan.searched.plan.fingerprint for plan in found.plans}
     assert {point.plan.fingerprint for point in (*before.points, before.fp32)} <= confirmed
     assert all(plan.measured is not None and plan.measured.confirmed for plan in found.plans)

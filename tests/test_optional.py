@@ -74,7 +74,7 @@ assert mptune.rewrite(model, plan, groups).graph.node
 assert main(["targets"]) == 0
 assert main(["spaces"]) == 0
 assert main(["doctor", "--json"]) == 0
-import mptune.api
+assert all(getattr(mptune, name) for name in mptune.__all__)
 """
     )
     assert done.returncode == 0, done.stderr
@@ -87,12 +87,12 @@ def test_searches_without_the_optional_packages(mlp_path: Path, tmp_path: Path) 
     done = run_python(
         BLOCK_OPTIONAL
         + f"""
-import mptune.api
+import mptune
 from mptune.settings import LatencySettings
 quick = LatencySettings(warmup_ms=1.0, duration_ms=1.0)
 for target, engine in (("cpu", "onnxruntime"), ("rtx-4500-ada", "emulation")):
     out = {str(tmp_path)!r} + "/" + target
-    front = mptune.api.search({str(mlp_path)!r}, target=target, budget=3, out=out, latency=quick, confirm_rounds=1)
+    front = mptune.search({str(mlp_path)!r}, target=target, budget=3, out=out, latency=quick, confirm_rounds=1)
     assert front.engine == engine, front.engine
     assert all(point.engine_path is None for point in front.points)
 """

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptune import api
+import mptune
 from mptune.data.metrics.tasks import definition_of_metric
 from mptune.errors import MptuneError
 from tests.conftest import save_mlp
@@ -20,7 +20,7 @@ def broken_search(folder: Path, body: str, listener: Diary) -> MptuneError:
     np.savez(folder / "data.npz", x=np.random.default_rng(0).normal(size=(8, 32)).astype(np.float32))
     (folder / "mine.py").write_text(f"import sys\n\n\ndef metric(outputs, reference):\n    {body}\n")
     with pytest.raises(MptuneError) as caught:
-        api.search(
+        mptune.search(
             folder / "model.onnx",
             data=folder / "data.npz",
             out=folder / "run",

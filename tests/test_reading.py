@@ -14,7 +14,7 @@ def imported(modules: str) -> set[str]:
     return set(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split())
 
 
-@pytest.mark.parametrize("modules", ["mptune.reading, mptune.reporting.terminal.front", "mptune.tuning.space"])
+@pytest.mark.parametrize("modules", ["mptune.api.reading, mptune.reporting.terminal.front", "mptune.tuning.space"])
 def test_what_runs_no_model_is_without_what_does(modules: str) -> None:
     found = imported(modules)
     assert "mptune.tuning.evaluation" in found

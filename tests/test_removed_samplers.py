@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mptune import api
+import mptune
 from mptune.cli import main
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
@@ -33,16 +33,16 @@ def test_asking_for_one_is_one_line_and_a_hint(mlp_path: Path, name: str, capsys
 
 
 def test_an_old_run_is_reported_and_picked_from(run: Path) -> None:
-    front = api.report(run)
+    front = mptune.report(run)
     assert front.evaluations == 8
     assert front.points
     fastest = min(front.points, key=lambda point: point.latency.median_ms)
-    assert api.pick(run, max_latency_ms=fastest.latency.median_ms).chosen == fastest
+    assert mptune.pick(run, max_latency_ms=fastest.latency.median_ms).chosen == fastest
 
 
 def test_an_old_run_is_confirmed(run: Path) -> None:
     groups = [group.id for group in find_groups(load_model(OLD_RUNS / "model.onnx"))]
     fake = FakeToolchain(Law(groups, base_ms=20.0))
-    confirmation = api.confirm(run, open_toolchain=fake.open)
-    assert {p.plan.fingerprint for p in api.report(run).points} <= set(fake.built)
+    confirmation = mptune.confirm(run, open_toolchain=fake.open)
+    assert {p.plan.fingerprint for p in mptune.report(run).points} <= set(fake.built)
     assert confirmation.front.evaluations == len(set(fake.built))

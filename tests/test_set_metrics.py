@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from mptune import api
+import mptune
 from mptune.errors import DataError, SettingsError
 from tests.conftest import save_mlp
 
@@ -50,7 +50,7 @@ def files(tmp_path: Path) -> Path:
 
 def search(files: Path, metric: object, **more: object) -> object:
     given = {"data": files / "data.npz", "labels": files / "labels.npz", "budget": 6, "target": "jetson-orin-nano-8gb"}
-    return api.search(files / "model.onnx", out=files / "run", metric=metric, **{**given, **more})
+    return mptune.search(files / "model.onnx", out=files / "run", metric=metric, **{**given, **more})
 
 
 def test_several_metrics_with_labels_and_a_limit(files: Path) -> None:
@@ -68,7 +68,7 @@ def test_several_metrics_with_labels_and_a_limit(files: Path) -> None:
     assert "cosine>=0.5" in front.chosen_reason
     again = search(files, names, limits=["top1_accuracy>=2"])
     assert not again.limits_met
-    assert api.report(files / "run").limits_met is False
+    assert mptune.report(files / "run").limits_met is False
 
 
 def test_a_function_of_the_programs_takes_the_whole_set(files: Path) -> None:

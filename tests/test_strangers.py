@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mptune import api
+import mptune
 from mptune.cli import main
 from mptune.errors import RunError
 from mptune.graph.grouping.groups import find_groups
@@ -44,7 +44,7 @@ def place(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def search(**settings: object) -> None:
     fake = FakeToolchain(Law([group.id for group in find_groups(load_model("model.onnx"))]))
     wanted = {"data": "data.npz", "budget": 4, "latency": FAST, "out": "model.mptune", **settings}
-    api.search("model.onnx", open_toolchain=fake.open, **wanted)  # type: ignore[arg-type]
+    mptune.search("model.onnx", open_toolchain=fake.open, **wanted)  # type: ignore[arg-type]
 
 
 def change(run: str, edit: Callable[[dict[str, object]], object]) -> None:
@@ -99,7 +99,7 @@ class TestLinks:
         (run / "data" / "same.npz").symlink_to("search.npz")
         (run / "chosen" / "mine").symlink_to(place)
         (run / "notes").symlink_to(place)
-        assert api.report(run).points
+        assert mptune.report(run).points
 
 
 class TestPaths:
@@ -115,7 +115,7 @@ class TestPaths:
         journal = Path("model.mptune/study.journal")
         journal.write_text(journal.read_text().replace('"engine_path":null', f'"engine_path":"{secret}"'))
         assert f'"engine_path":"{secret}"' in journal.read_text()
-        front = api.pick("model.mptune", knee=True)
+        front = mptune.pick("model.mptune", knee=True)
         assert front.chosen is not None
         assert front.chosen.engine_path == str(secret)
         assert not Path("model.mptune/chosen/model.engine").exists()
@@ -135,9 +135,9 @@ class TestStorages:
         assert json.loads(Path("model.mptune/run.json").read_text())["storage"] is None, "it has a journal already"
         search(out="shared.mptune")
         assert not Path("shared.mptune/study.journal").exists()
-        front = api.report("shared.mptune")
+        front = mptune.report("shared.mptune")
         monkeypatch.delenv("MPTUNE_STORAGE")
-        assert api.report("shared.mptune", storage="sqlite:///study.db") == front
+        assert mptune.report("shared.mptune", storage="sqlite:///study.db") == front
 
     def test_nothing_is_stored_of_a_url_that_does_not_open(self, place: Path) -> None:
         with pytest.raises(RunError, match="cannot open the storage"):
@@ -154,7 +154,7 @@ class TestStorages:
         def interrupt(*args: object, **settings: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("mptune.searching.search", interrupt)
+        monkeypatch.setattr("mptune.api.searching.search", interrupt)
         assert main(["search", "model.onnx", *given, "--fresh"]) == 130
         shown = capsys.readouterr().err
         assert "pw" not in shown

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptune import api
-from mptune.comparing import compare
+import mptune
+from mptune.api.comparing import compare
+from mptune.api.run import open_run
 from mptune.data.calibration import read_outputs, save_outputs, save_samples
 from mptune.engines.base import EngineError
 from mptune.engines.jobs.emulation import ErrorsJob
@@ -24,7 +25,6 @@ from mptune.graph.plan import Precision
 from mptune.graph.writing.rewrite import Rewriter
 from mptune.graph.writing.weights import WeightBank
 from mptune.inspection.model import inspect_model
-from mptune.run import open_run
 from mptune.tuning.runs.result import Front
 from mptune.tuning.space import load_space
 from mptune.tuning.steps.baseline import check_reference
@@ -37,7 +37,7 @@ CODE = "value-dependent-shape"
 
 def search(folder: Path, model: Path, data: Path, **settings: object) -> Front:
     """Predicted latency and emulated errors: nothing is timed."""
-    return api.search(model, data=data, out=folder / "run", target="jetson-orin-nano-8gb", budget=6, **settings)  # type: ignore[arg-type]
+    return mptune.search(model, data=data, out=folder / "run", target="jetson-orin-nano-8gb", budget=6, **settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rows", ["apart", "together", "points"])
@@ -62,7 +62,7 @@ def test_a_search_judges_every_plan(tmp_path: Path, rows: str) -> None:
 def test_a_mixed_model_is_compared_by_sets_of_rows(tmp_path: Path, rows: str) -> None:
     """FP16 takes a detection away or adds one: that is its rounding, and no difference of another kind."""
     path, data = detector(tmp_path / "m.onnx", 1, 0.6, rows), images(tmp_path / "x.npz", 8, scale=3.0)
-    mixed = api.apply(path, None, tmp_path / "fp16.onnx")
+    mixed = mptune.apply(path, None, tmp_path / "fp16.onnx")
     counts = [[len(run(p, {"x": x[None]})[OF[rows]]) for x in np.load(data)["x"]] for p in (path, mixed)]
     assert counts[0] != counts[1], "else nothing is tested"
     found = compare(path, mixed, data=data)

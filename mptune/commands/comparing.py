@@ -87,7 +87,7 @@ def compare(
       mptune compare model.onnx model.engine --data val.npz --repeat 3 --stress
       mptune compare model.onnx --data val.npz --outputs deployed.npz --tolerance boxes=abs:0.5 --json
     """
-    from mptune import comparing
+    from mptune.api import comparing
 
     found = comparing.compare(
         model,
@@ -128,7 +128,7 @@ def check(
     """
     if not max_error > 0:
         raise SettingsError(f"--max-error is {max_error:g}", "give a limit above 0")
-    from mptune import comparing
+    from mptune.api import comparing
 
     _finish(comparing.check(mixed, against=against, data=data, max_error=max_error, batch=batch), as_json=json_)
 

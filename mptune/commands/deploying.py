@@ -71,11 +71,11 @@ def confirm(
     timeout_s = None if timeout is None else parse_duration(timeout)
     max_disk_bytes = None if max_disk is None else parse_size(max_disk)
     try:
-        from mptune import api
+        from mptune.api import deploying
         from mptune.reporting.terminal.progress import TerminalListener
 
         with TerminalListener() as listener:
-            found = api.confirm(
+            found = deploying.confirm(
                 run,
                 target=target,
                 engine=engine.value,
@@ -126,6 +126,6 @@ def export(
       mptune export model.mptune -o run.tar.gz
       scp run.tar.gz device: && ssh device "tar xzf run.tar.gz && mptune confirm model.mptune"
     """
-    from mptune import api
+    from mptune.api import deploying
 
-    say(api.export(run, out, force=force, storage=storage, warn=lambda text: complain(f"warning: {text}")))
+    say(deploying.export(run, out, force=force, storage=storage, warn=lambda text: complain(f"warning: {text}")))

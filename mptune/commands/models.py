@@ -42,9 +42,9 @@ def inspect(
     """
     if batch < 1:
         raise SettingsError(f"--batch is {batch}", "give at least 1")
-    from mptune import api
+    from mptune.api import models
 
-    inspection = api.inspect(model, data=data, space=space, batch=batch)
+    inspection = models.inspect(model, data=data, space=space, batch=batch)
     if json_:
         print_json(inspection.to_json())
     else:
@@ -113,9 +113,9 @@ def apply(
     given = ["PLAN"] * (plan is not None) + ["--fp16-all"] * fp16_all + ["--bf16-all"] * bf16_all
     if len(given) > 1:
         raise SettingsError(f"{' and '.join(given)} exclude each other", "give one of them")
-    from mptune import api
+    from mptune.api import models
 
-    written = api.apply(
+    written = models.apply(
         model,
         plan,
         out,

@@ -154,7 +154,7 @@ def search(
     if data:
         settings["data"] = data if len(data) > 1 else data[0]
     try:
-        from mptune import searching
+        from mptune.api import searching
         from mptune.reporting.terminal.progress import TerminalListener
 
         with TerminalListener(max_error=max_error, max_latency_ms=max_latency_ms) as listener:
@@ -169,7 +169,7 @@ def search(
 
 
 def _print_stopped(model: Path, out: Path | None) -> None:
-    from mptune.run_path import run_path
+    from mptune.api.run_path import run_path
     from mptune.rundir import read_run
     from mptune.tuning.fronts.stopped import stopped_document
 
@@ -198,7 +198,7 @@ def worker(
     """
     wait_s = parse_duration(wait, "--wait")
     try:
-        from mptune import joining
+        from mptune.api import joining
         from mptune.reporting.terminal.progress import TerminalListener
 
         with TerminalListener() as listener:
@@ -245,7 +245,7 @@ def report(
     at_most_one({"--explain": explain, "--csv": csv_})
     at_most_one({"--json": json_, "--csv": csv_})
     start_no_blas_threads()
-    from mptune import reading
+    from mptune.api import reading
 
     if repair:
         from mptune.rundir import repair_run
@@ -301,9 +301,9 @@ def pick(
     check_limits(max_error, max_latency_ms, max_memory_bytes)
     for text in tolerance or ():
         Tolerance.parse(text)
-    from mptune import api
+    from mptune.api import choosing
 
-    front = api.pick(
+    front = choosing.pick(
         run,
         max_error=max_error,
         max_latency_ms=max_latency_ms,

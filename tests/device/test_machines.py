@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mptune import api
+import mptune
 from mptune.engines.tensorrt.library import is_installed
 from mptune.selftest.run import engines_here, run_selftest
 from mptune.settings import LatencySettings
@@ -40,7 +40,7 @@ def here(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Here]:
 
 
 def search(model: Path, data: Path, run: Path, **settings: Any) -> Front:
-    return api.search(model, data=data, out=run, confirm_rounds=1, latency=QUICK, **settings)
+    return mptune.search(model, data=data, out=run, confirm_rounds=1, latency=QUICK, **settings)
 
 
 def test_a_search_measures_picks_and_deploys(here: Here, mlp_path: Path, mlp_data: Path, tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_search_measures_picks_and_deploys(here: Here, mlp_path: Path, mlp_dat
     assert environment["versions"]["tensorrt"] == machine.tensorrt
     assert (environment["jetson"] is not None) is machine.is_jetson
 
-    chosen, chosen_dir = api.pick(run, max_error=1e-9).chosen, run / "chosen"
+    chosen, chosen_dir = mptune.pick(run, max_error=1e-9).chosen, run / "chosen"
     assert chosen is not None
     assert not chosen.plan.fp16_groups
     engine = Blueprint.from_bytes((chosen_dir / "model.engine").read_bytes())
@@ -88,7 +88,7 @@ def test_what_was_predicted_elsewhere_is_confirmed_there(
     assert predicted.fp32 is not None
     assert predicted.fp32.latency.source == "predicted"
     with become(name, tmp_path / "machine") as here:
-        confirmed = api.confirm(run)
+        confirmed = mptune.confirm(run)
         assert here.broken() == []
     assert confirmed.front.engine == "tensorrt"
     assert {point.latency.source for point in confirmed.front.points} == {"measured"}

@@ -10,7 +10,6 @@ import onnx
 import pytest
 
 import mptune
-from mptune import api
 from mptune.cli import main
 from mptune.data.archive import save_samples
 from mptune.diagnosis.sizes.sized import declared_sizes, resized, sized_samples
@@ -66,12 +65,12 @@ def test_a_search_names_it(tmp_path: Path) -> None:
     onnx.save(pooled("ReduceSum"), tmp_path / "model.onnx")
     shapes = f"image:1x3x8x8,1x3x{SIZE}x{SIZE},1x3x{LARGEST}x{LARGEST}"
     given = {"data": data(), "shapes": shapes, "out": tmp_path / "run", "budget": 3, "target": "jetson-orin-nano-8gb"}
-    front = api.search(tmp_path / "model.onnx", max_latency_ms=1e-6, **given)
+    front = mptune.search(tmp_path / "model.onnx", max_latency_ms=1e-6, **given)
     assert front.chosen is not None
     assert front.chosen.plan.fp16_groups
     (finding,) = [f for f in front.findings if f.code == "size-dependent"]
     assert front.chosen.plan.fingerprint in finding.text
-    again = api.search(tmp_path / "model.onnx", max_latency_ms=1e-6, **given)
+    again = mptune.search(tmp_path / "model.onnx", max_latency_ms=1e-6, **given)
     assert again.findings == front.findings
 
 

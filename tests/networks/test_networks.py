@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import mptune
 from benchmarks.corpus import measure
-from mptune import api
 from mptune.cli import main
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
@@ -50,7 +50,7 @@ def test_files_are_small() -> None:
 
 @pytest.mark.parametrize("stem", STEMS)
 def test_inspect(stem: str, tmp_path: Path) -> None:
-    found, wanted = api.inspect(filled(stem, tmp_path)), expected(stem)
+    found, wanted = mptune.inspect(filled(stem, tmp_path)), expected(stem)
     assert Counter(g.group.kind for g in found.groups) == dict(wanted.kinds)
     assert {f.code for f in found.findings} == wanted.findings
     assert found.warnings == ()
@@ -80,7 +80,7 @@ def test_apply(stem: str, tmp_path: Path) -> None:
     """All-FP16 wherever FP16 can be right: valid, with the same interface, and close."""
     path = filled(stem, tmp_path)
     model = load_model(path)
-    out = api.apply(path, None, tmp_path / "fp16.onnx")
+    out = mptune.apply(path, None, tmp_path / "fp16.onnx")
     graph = typed_graph(out, model)
     assert list(graph.input) == list(model.proto.graph.input)
     assert [o.name for o in graph.output] == [o.name for o in model.proto.graph.output]
@@ -117,7 +117,9 @@ def test_search(stem: str, tmp_path: Path) -> None:
 
 
 def search(path: Path, folder: Path) -> Front:
-    return api.search(path, data=samples(load_model(path)), budget=6, out=folder / "run", target=DEVICE, progress=False)
+    return mptune.search(
+        path, data=samples(load_model(path)), budget=6, out=folder / "run", target=DEVICE, progress=False
+    )
 
 
 def choice(front: Front) -> str:

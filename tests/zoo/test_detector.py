@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from mptune import api
+import mptune
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
@@ -52,7 +52,9 @@ def test_the_score_column_is_right_by_default(layout: Layout, tmp_path: Path) ->
     np.savez(tmp_path / "data.npz", image=images(16))
     emulated = Emulated(path, tmp_path, layout)
     assert emulated.score_error(emulated.groups.uniform(Precision.FP16)) > 10 * LIMIT, "nothing is hidden here"
-    front = api.search(path, data=tmp_path / "data.npz", out=tmp_path / "run", budget=30, target="jetson-orin-nano-8gb")
+    front = mptune.search(
+        path, data=tmp_path / "data.npz", out=tmp_path / "run", budget=30, target="jetson-orin-nano-8gb"
+    )
     assert front.metric == "worst_part"
     assert front.chosen is not None
     assert front.chosen.plan.fp16_groups

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptune import api
+import mptune
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
@@ -34,10 +34,10 @@ def test_the_plan_chosen_with_feedback_keeps_its_positions_at_no_higher_latency(
         return float(np.abs(rounded - exact)[-1].max())
 
     given = {"data": data, "budget": 12, "target": "jetson-orin-nano-8gb"}
-    one_step = api.search(path, out=tmp_path / "one", **given).chosen
+    one_step = mptune.search(path, out=tmp_path / "one", **given).chosen
     assert one_step is not None
     assert drift_px(one_step.plan) > 5 * LIMIT_PX, "each step of it is right to .2 pixels"
-    rolled = api.search(
+    rolled = mptune.search(
         path,
         out=tmp_path / "rolled",
         feedback="next_position:position",

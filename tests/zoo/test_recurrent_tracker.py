@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptune import api
+import mptune
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
@@ -42,8 +42,8 @@ def test_the_chosen_plans_keep_their_position_that_plain_fp16_loses(tmp_path: Pa
     assert plain[1].max() < 1e-3 * exact[1].max(), "one step of plain FP16 looks right"
     assert plain[-1].max() > LIMIT_PX, "the steps are lost"
     given = {"data": data, "budget": 10, "target": "jetson-orin-nano-8gb"}
-    one_step = api.search(path, out=tmp_path / "one", **given)
-    rolled = api.search(path, out=tmp_path / "rolled", feedback="next_position:position", steps=STEPS, **given)
+    one_step = mptune.search(path, out=tmp_path / "one", **given)
+    rolled = mptune.search(path, out=tmp_path / "rolled", feedback="next_position:position", steps=STEPS, **given)
     for front in (one_step, rolled):
         assert front.chosen is not None
         assert front.chosen.plan.reduced_groups

@@ -42,7 +42,7 @@ def print_confirmation(confirmation: Confirmation, stream: TextIO | None = None,
     What breaks in FP16 stands first.
 
     Args:
-        confirmation: what ``mptune.api.confirm`` returned.
+        confirmation: what ``mptune.confirm`` returned.
         stream: where to print; stdout by default.
         said: warnings that whoever reads the stream has read already.
     """

@@ -37,7 +37,7 @@ def print_explanation(front: Front, stream: TextIO | None = None) -> None:
     """Print what each group costs and gains, and why groups stay FP32 in each plan of the front.
 
     Args:
-        front: what ``mptune.api.report`` returned.
+        front: what ``mptune.report`` returned.
         stream: where to print; stdout by default.
     """
     console = make_console(sys.stdout if stream is None else stream)

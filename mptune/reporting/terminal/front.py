@@ -42,7 +42,7 @@ def print_front(front: Front, stream: TextIO | None = None, *, every: bool = Fal
     """Print a front: what breaks in FP16, the source, the table, the choice, the warnings, the files, what comes next.
 
     Args:
-        front: what ``mptune.api.search``, ``report`` or ``pick`` returned.
+        front: what ``mptune.search``, ``report`` or ``pick`` returned.
         stream: where to print; stdout by default.
         every: all rows of the table.
         said: warnings that whoever reads the stream has read already.

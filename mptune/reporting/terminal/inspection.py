@@ -35,7 +35,7 @@ def print_inspection(inspection: Inspection, stream: TextIO | None = None) -> No
     """Print the inspection of a model.
 
     Args:
-        inspection: what ``mptune.api.inspect`` returned.
+        inspection: what ``mptune.inspect`` returned.
         stream: where to print; stdout by default.
     """
     console = make_console(sys.stdout if stream is None else stream)

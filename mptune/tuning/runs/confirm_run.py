@@ -83,7 +83,7 @@ class ConfirmRun(MeasuringRun):
         self._engine: EngineChoice = engine
 
     def run(self) -> Confirmation:
-        """Everything that is not recorded yet, then the comparison. See ``mptune.api.confirm`` for what is raised."""
+        """Everything that is not recorded yet, then the comparison. See ``mptune.confirm`` for what is raised."""
         searched = read_searched(self._run, self._search, self._storage)
         model = load_copy(self._run, self._search)
         groups = find_groups(model, self._search.fixed_settings.granularity)

@@ -124,7 +124,7 @@ class SearchRun(MeasuringRun):
         self._workload: Workload
 
     def run(self) -> Front:
-        """Everything that is not recorded yet, then the front. See ``mptune.api.search`` for what is raised."""
+        """Everything that is not recorded yet, then the front. See ``mptune.search`` for what is raised."""
         named = load_space(self._settings.space)
         self._granularity, groups = self._find_groups(named)
         self.grouped = GroupedModel(self._model, groups)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptune import api
+import mptune
 from mptune.engines.base import EngineError, Failure
 from mptune.engines.ort.session import CpuSession, SessionOptions
 from mptune.engines.toolchains.onnxruntime import OnnxRuntimeToolchain
@@ -64,7 +64,7 @@ def test_a_search_on_a_gpu_keeps_grid_sample_in_fp32(tmp_path: Path) -> None:
     folder.mkdir()
     for number, sample in enumerate(samples):
         np.savez(folder / f"{number}.npz", x=sample)
-    front = api.search(path, data=folder, engine="onnxruntime", budget=8, latency=QUICK, out=tmp_path / "run")
+    front = mptune.search(path, data=folder, engine="onnxruntime", budget=8, latency=QUICK, out=tmp_path / "run")
     model = load_model(path)
     group = GroupedModel(model, find_groups(model)).owners["sample/GridSample"]
     assert front.fp16 is not None

@@ -165,12 +165,12 @@ def test_a_run_is_explained_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Only the run directory is there, under another name: no model, no data."""
-    from mptune import api
+    import mptune
 
     monkeypatch.chdir(tmp_path)
     save_mlp(tmp_path / "model.onnx")
     toolchain = FakeToolchain(Law([g.id for g in find_groups(load_model("model.onnx"))], boundary_ms=0.2))
-    front = api.search("model.onnx", open_toolchain=toolchain.open, budget=20, target="cpu", latency=FAST)
+    front = mptune.search("model.onnx", open_toolchain=toolchain.open, budget=20, target="cpu", latency=FAST)
     (tmp_path / "model.onnx").unlink()
     (tmp_path / "model.mptune").rename(tmp_path / "copy")
     assert main(["report", "copy", "--explain", "--json"]) == 0

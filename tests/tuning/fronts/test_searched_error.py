@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from mptune import api
+import mptune
 from mptune.data.metrics.accuracy import OutputError, compare_outputs
 from mptune.finding import OutputColumns
 from mptune.settings import SearchSettings, Tolerance
@@ -138,7 +138,7 @@ def test_a_search_finds_plans_within_tolerances_that_lie_past_what_is_worth_anyt
     data = {"x": np.random.default_rng(1).standard_normal((12, ROWS, WIDTH)).astype(np.float32)}
     tolerance = ["b=abs:12", "a=6e-4"]
     given = {"data": data, "budget": 14, "target": "jetson-orin-nano-8gb", "out": tmp_path / "run"}
-    front = api.search(tmp_path / "model.onnx", tolerance=tolerance, **given)  # type: ignore[arg-type]
+    front = mptune.search(tmp_path / "model.onnx", tolerance=tolerance, **given)  # type: ignore[arg-type]
     assert front.limits_met
     assert front.chosen is not None
     errors = front.chosen.counted.by_part("worst_part")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mptune import api
+import mptune
 from mptune.cli import main
 from mptune.data.metrics.parts import WORST_PART
 from mptune.errors import MptuneError, RunError
@@ -41,7 +41,7 @@ def base(tmp_path_factory: pytest.TempPathFactory, mlp_data: Path) -> Path:
 
 def search(budget: int) -> None:
     fake = FakeToolchain(Law([group.id for group in find_groups(load_model("model.onnx"))]))
-    api.search("model.onnx", data="data.npz", budget=budget, latency=FAST, open_toolchain=fake.open)
+    mptune.search("model.onnx", data="data.npz", budget=budget, latency=FAST, open_toolchain=fake.open)
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_terms_that_do_not_fit_together_explain_nothing(place: Path, key: str) -
     document["terms"][key] = [*document["terms"][key][1:], *([[5]] if key == "operators" else [])]
     path.write_text(json.dumps(document))
     assert Grounds.load(path) == Grounds()
-    assert api.report(RUN).points
+    assert mptune.report(RUN).points
 
 
 def test_a_count_that_is_not_finite_is_no_error(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,9 +207,9 @@ class TestRunJson:
             (RUN / "run.json").write_text(json.dumps(document))
             section[name] = kept
             with contextlib.suppress(MptuneError):  # any other exception would be called a bug
-                api.report(RUN).to_json()
+                mptune.report(RUN).to_json()
         (RUN / "run.json").write_text(json.dumps(document))
-        assert api.report(RUN).points, "the record itself is whole"
+        assert mptune.report(RUN).points, "the record itself is whole"
 
     def test_a_path_that_is_too_long(self, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
         for command in (["report", "x" * 300], ["search", "model.onnx", "--out", "x" * 300], ["inspect", "x" * 300]):

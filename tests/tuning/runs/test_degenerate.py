@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from mptune import api
+import mptune
 from mptune.cli import main
 from mptune.errors import ModelError
 from mptune.graph.grouping.groups import find_groups
@@ -55,11 +55,11 @@ def search(law: Options | None = None, toolchain: Options | None = None, **setti
     fake = FakeToolchain(Law(ids, **(law(ids) if law else {})), **(toolchain(ids) if toolchain else {}))  # type: ignore[arg-type]
     diary = Diary()
     wanted = {"data": "data.npz", "budget": 20, "target": "cpu", "latency": FAST, **settings}
-    front = api.search("model.onnx", listener=diary, open_toolchain=fake.open, **wanted)
+    front = mptune.search("model.onnx", listener=diary, open_toolchain=fake.open, **wanted)
     assert front.chosen is not None
     assert front.limits_met
     assert (front.run_dir / "chosen" / "model.onnx").exists()
-    assert api.report(front.run_dir) == front
+    assert mptune.report(front.run_dir) == front
     print_front(front, io.StringIO())
     return Search(front, fake, diary)
 
@@ -179,7 +179,7 @@ def test_a_model_that_is_predicted_to_take_no_time() -> None:
         [models.node("Identity", ["x"], "y", "same")], [models.value("x", [1, 8])], [models.value("y", [1, 8])]
     )
     Path("model.onnx").write_bytes(proto.SerializeToString())
-    found = api.search("model.onnx", target="jetson-orin-nano-8gb", budget=4, progress=False)
+    found = mptune.search("model.onnx", target="jetson-orin-nano-8gb", budget=4, progress=False)
     assert found.chosen is not None
     assert not found.chosen.plan.reduced_groups
     assert (found.fp32.latency.median_ms, found.fp32.speedup, found.hypervolume) == (0.0, 1.0, 0.0)

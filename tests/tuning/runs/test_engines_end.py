@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mptune import api
+import mptune
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
 from tests.conftest import save_mlp
@@ -36,6 +36,6 @@ def test_it_ends_beside_the_writing_of_the_files_and_is_waited_for(
     save_mlp(tmp_path / "model.onnx")
     shutil.copy(mlp_data, tmp_path / "data.npz")
     toolchain = SlowToEnd(Law([group.id for group in find_groups(load_model("model.onnx"))]))
-    api.search("model.onnx", data="data.npz", budget=4, out="run", latency=FAST, open_toolchain=toolchain.open)
+    mptune.search("model.onnx", data="data.npz", budget=4, out="run", latency=FAST, open_toolchain=toolchain.open)
     assert toolchain.written == (False, True)
     assert (toolchain.opened, toolchain.closed) == (1, 1)

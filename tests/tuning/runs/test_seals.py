@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptune import api
+import mptune
 from mptune.data.archive import read_samples, save_samples
 from mptune.engines.base import ReferenceReport, SampleSet
 from mptune.engines.workload import Workload
@@ -54,7 +54,7 @@ def place(tmp_path: Path, mlp_data: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 def search(budget: int) -> tuple[Referring, Diary]:
     fake, diary = Referring(), Diary()
-    api.search("model.onnx", data="data.npz", budget=budget, latency=FAST, open_toolchain=fake.open, listener=diary)
+    mptune.search("model.onnx", data="data.npz", budget=budget, latency=FAST, open_toolchain=fake.open, listener=diary)
     return fake, diary
 
 
@@ -101,10 +101,10 @@ def test_a_run_without_hashes_gets_them(place: Path) -> None:
 def test_where_the_data_are_not_at_hand_it_is_refused(place: Path, name: str) -> None:
     zero(DATA / f"{name}.npz")
     with pytest.raises(RunError, match=f"{name}.npz is gone, or is not what the search wrote"):
-        api.export("model.mptune", "out.tar.gz")
+        mptune.export("model.mptune", "out.tar.gz")
     assert not Path("out.tar.gz").exists()
     with pytest.raises(RunError, match="is not what the search wrote"):
-        api.confirm("model.mptune", open_toolchain=Referring().open)
+        mptune.confirm("model.mptune", open_toolchain=Referring().open)
 
 
 @pytest.mark.parametrize("name", ["fp16.bin", "fp32.bin"])

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptune import api
+import mptune
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.engines.timing.latency import Latency
@@ -346,7 +346,7 @@ def test_a_search_asks_it_only_where_errors_are_measured_and_those_of_an_emulati
     save_mlp(tmp_path / "model.onnx")
     groups = [g.id for g in find_groups(load_model("model.onnx"))]
     toolchain = FakeToolchain(Law(groups), error_source=source, emulation_holds=holds)  # type: ignore[arg-type]
-    front = api.search("model.onnx", budget=14, target="cpu", latency=FAST, open_toolchain=toolchain.open)
+    front = mptune.search("model.onnx", budget=14, target="cpu", latency=FAST, open_toolchain=toolchain.open)
     asked = source == "measured" and holds
     assert (len(toolchain.emulated) > len(groups)) == asked, "more than one plan for each group"
     assert (tmp_path / "model.mptune" / "data" / EMULATED_JSON).exists() == asked

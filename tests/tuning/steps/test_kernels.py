@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mptune import api
+import mptune
 from mptune.engines.base import Failure, FailureKind, MissingKernel, Stage
 from mptune.engines.jobs.ranges import TensorRange
 from mptune.errors import RunError
@@ -50,7 +50,7 @@ def make_toolchain(*answers: tuple[MissingKernel, ...] | Failure) -> FakeToolcha
 
 def search(toolchain: FakeToolchain, budget: int = 10, listener: Diary | None = None) -> Front:
     options = {"data": "data.npz", "budget": budget, "target": "cpu", "latency": FAST}
-    return api.search("model.onnx", open_toolchain=toolchain.open, listener=listener, **options)
+    return mptune.search("model.onnx", open_toolchain=toolchain.open, listener=listener, **options)
 
 
 def precisions(front: Front, group: str) -> set[Precision]:
@@ -149,7 +149,7 @@ def test_a_run_with_a_lost_answer_is_not_packed() -> None:
     search(make_toolchain((SOFTMAX,)), budget=8)
     Path("model.mptune/data/kernels.json").unlink()
     with pytest.raises(RunError, match=r"kernels\.json is gone"):
-        api.export("model.mptune", "out.tar.gz")
+        mptune.export("model.mptune", "out.tar.gz")
 
 
 @pytest.mark.parametrize("fused", [True, False])

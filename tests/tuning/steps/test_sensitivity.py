@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mptune import api
+import mptune
 from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, FailureKind, Stage
 from mptune.errors import RunError
@@ -287,7 +287,7 @@ def test_a_search_takes_them_before_it_builds_and_spends_no_budget(
     alone = [fp32.replace({group: Precision.FP16}).fingerprint for group in groups]
     toolchain, diary = FakeToolchain(Law(groups)), Diary()
     options = {"target": "cpu", "latency": FAST, "open_toolchain": toolchain.open}
-    front = api.search("model.onnx", budget=budget, listener=diary, **options)
+    front = mptune.search("model.onnx", budget=budget, listener=diary, **options)
     told = [stage for stage in diary.stages if stage.startswith("one-group errors")]
     assert front.evaluations == budget
     assert toolchain.emulated[: len(groups)] == (alone if budget > 10 else [])

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
-from mptune import api
+from mptune.api import choosing, deploying, reading
 from mptune.rundir import read_run
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import Front
@@ -91,9 +91,9 @@ class Run:
         url = storage_url(file.storage)
         return copy_to_memory(name=file.study, metric=file.search.metric, journal=directory.journal, url=url)
 
-    report = _for_run(api.report, "Read the front. See ``mptune.report``.")
-    pick = _for_run(api.pick, "Choose another plan and write ``chosen/`` anew. See ``mptune.pick``.")
-    confirm = _for_run(api.confirm, "Build and measure the front on the device here. See ``mptune.confirm``.")
+    report = _for_run(reading.report, "Read the front. See ``mptune.report``.")
+    pick = _for_run(choosing.pick, "Choose another plan and write ``chosen/`` anew. See ``mptune.pick``.")
+    confirm = _for_run(deploying.confirm, "Build and measure the front on the device here. See ``mptune.confirm``.")
     export = _for_run(
-        api.export, "Pack what a confirmation on another device needs into one file. See ``mptune.export``."
+        deploying.export, "Pack what a confirmation on another device needs into one file. See ``mptune.export``."
     )

@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from mptune.api.arguments import check_reported, listening, recorded_metric
+from mptune.api.reading import with_demands
 from mptune.applying import refuse
-from mptune.arguments import check_reported, listening, recorded_metric
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.errors import RunError
 from mptune.files import full_disk_as_error
-from mptune.reading import with_demands
 from mptune.reporting.run_files import write_run_files
 from mptune.rundir import joined_run, read_search
 from mptune.settings import EngineChoice, SearchSettings, Tolerances

@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx
 
-from mptune.arguments import ModelLike, data_arguments, loaded_model
+from mptune.api.arguments import ModelLike, data_arguments, loaded_model
 from mptune.data.calibration import CalibrationSet, load_calibration
 from mptune.diagnosis.comparing import compare_sides, make_sides
 from mptune.diagnosis.comparison import Comparison

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from mptune.arguments import ModelLike, check_batch, check_shapes, listening, loaded_model, placed_model
+from mptune.api.arguments import ModelLike, check_batch, check_shapes, listening, loaded_model, placed_model
+from mptune.api.joining import only_gpu, worker_starter
 from mptune.files import full_disk_as_error
-from mptune.joining import only_gpu, worker_starter
 from mptune.reporting.run_files import write_run_files
 from mptune.rundir import open_run
 from mptune.settings import SearchSettings

@@ -1,4 +1,4 @@
-"""Where a search keeps its run. Apart from ``mptune.arguments``: it is known before onnx is loaded."""
+"""Where a search keeps its run. Apart from ``mptune.api.arguments``: it is known before onnx is loaded."""
 
 from __future__ import annotations
 

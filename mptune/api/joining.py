@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
-from mptune.arguments import check_reported, listening, recorded_metric
+from mptune.api.arguments import check_reported, listening, recorded_metric
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.data.metrics.trusted_scripts import script_of
 from mptune.errors import RunError

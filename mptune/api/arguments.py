@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import onnx
 
+from mptune.api.run_path import file_stem
 from mptune.data.checks import shape_text
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.data.metrics.tasks import callable_name, is_own, resolve_metric
@@ -23,7 +24,6 @@ from mptune.files import write_bytes
 from mptune.graph.loading.model import Model
 from mptune.graph.loading.tensors import TensorInfo
 from mptune.run_json import ChoiceSection
-from mptune.run_path import file_stem
 from mptune.rundir import RunDirectory
 from mptune.settings import InMemory, SearchSettings, ShapeRange, Tolerance, Tolerances, check_limits
 from mptune.tuning.listener import Both, Listener, Silent

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mptune.api.run_path import run_path
 from mptune.engines.toolchains.probing import started_ahead
-from mptune.run_path import run_path
 from mptune.settings import (
     DataSettings,
     EngineChoice,
@@ -23,7 +23,7 @@ from mptune.settings import (
 )
 
 if TYPE_CHECKING:
-    from mptune.arguments import ModelLike, Shapes
+    from mptune.api.arguments import ModelLike, Shapes
     from mptune.data.metrics.accuracy import TaskMetric
     from mptune.data.metrics.sets.whole_set import SetFunction
     from mptune.tuning.front import Front
@@ -156,9 +156,9 @@ def search(
     measures_here = open_toolchain is None and not gpus and (fresh or not (path / "run.json").exists())
     with started_ahead(os.fspath(target), tf32=tf32) if measures_here else contextlib.nullcontext():
         # What follows takes a second to load. Meanwhile the worker process starts, and CUDA in it.
-        from mptune.arguments import data_arguments, metric_arguments, shapes_argument
-        from mptune.reading import one_or_several
-        from mptune.search_call import run_search
+        from mptune.api.arguments import data_arguments, metric_arguments, shapes_argument
+        from mptune.api.reading import one_or_several
+        from mptune.api.search_call import run_search
 
         (name, function), reported = metric_arguments(metric, path, fresh=fresh)
         sampling = data_settings or DataSettings()

@@ -1,0 +1,71 @@
+"""``pick``: another plan of a finished search."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from mptune.api.arguments import choice_argument
+from mptune.api.reading import one_or_several
+from mptune.files import full_disk_as_error
+from mptune.graph.grouping.grouped import GroupedModel
+from mptune.graph.grouping.groups import find_groups
+from mptune.reporting.run_files import write_run_files
+from mptune.rundir import open_run, read_run
+from mptune.settings import Tolerances
+from mptune.tuning.front import Front
+from mptune.tuning.runs.confirm_run import known_confirmation
+from mptune.tuning.runs.model_copy import load_either
+from mptune.tuning.runs.result import front_of, read_record
+
+
+def pick(
+    run: str | Path,
+    *,
+    max_error: float | None = None,
+    max_latency_ms: float | None = None,
+    max_memory_bytes: int | None = None,
+    limits: str | Sequence[str] | None = None,
+    tolerance: Tolerances | None = None,
+    ignore: Sequence[str] | None = None,
+    knee: bool = False,
+    plan: str | None = None,
+    storage: str | None = None,
+) -> Front:
+    """Choose another plan of a finished search and write ``chosen/`` and ``front.json`` anew.
+
+    Args:
+        run: the run directory.
+        max_error: take the fastest plan whose error is at most this.
+        max_latency_ms: take the most exact plan that is at most this slow.
+        max_memory_bytes: take one whose engine and its context take at most so much memory.
+        limits: on the metrics' own values, as in ``search``; None keeps the run's.
+        tolerance: as in ``search``: take the fastest plan within these.
+        ignore: outputs whose errors do not count; None leaves out those that the run leaves out.
+        knee: take the knee of the front.
+        plan: take this one, by its fingerprint or the beginning of it.
+        storage: as in ``report``.
+
+    Raises:
+        SettingsError: ways to choose that exclude each other, or a limit that is not above 0.
+        PlanError: no such plan, or it is not feasible.
+        RunError: it is no run directory, another process uses it, or the model has changed, or is gone without a copy.
+    """
+    given = None if limits is None else one_or_several(limits)
+    choice = choice_argument(max_error, max_latency_ms, max_memory_bytes, knee, plan, tolerance, given)
+    directory, _ = read_run(run)
+    with full_disk_as_error(directory.path), open_run(directory.path), contextlib.ExitStack() as stack:
+        directory, file = read_run(run)  # again, now that nobody else can write it
+        record = stack.enter_context(contextlib.closing(read_record(directory, file, storage)))
+        ignored = file.choice.ignore if ignore is None else one_or_several(ignore)
+        limited = file.choice.limits if given is None else choice.limits
+        kept = {"ignore": ignored, "limits": limited, "knee": knee and bool(limited)}
+        file = file.model_copy(update={"choice": choice.model_copy(update=kept)})
+        front = front_of(directory, file, record, keep=True)
+        confirmation = None if file.confirms is None else known_confirmation(directory, file, record, storage)
+        loaded = load_either(directory, file)
+        grouped = GroupedModel(loaded, find_groups(loaded, file.fixed_settings.granularity))
+        write_run_files(directory, front, record, grouped, file.environment, confirmation)
+        directory.save(file)
+        return front
