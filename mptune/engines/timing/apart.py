@@ -25,7 +25,7 @@ from mptune.engines.timing.latency import Latency
 Bools = NDArray[np.bool_]
 
 LEVEL = 0.005
-"""Share of the pairs of sessions of one plan that may be called different: half of the 1 % that is promised, since
+"""Share of the pairs of sessions of one plan that may be called different: half of the limit of 1 %, since
 values are not independent and sessions stop early. In simulated searches 0.2 to 0.7 % are, by the kind of noise
 (``tests/engines/timing/test_enough.py``), by intervals alone 0.7 to 1.8 %."""
 

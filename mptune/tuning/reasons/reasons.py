@@ -108,7 +108,7 @@ class _Reasons:
         self._evaluated = {e.plan.fingerprint: e for e in record.evaluations()}
         built = record.built_plans(self._free).thinned(_LEARNT_FROM)
         free = [group for group in grounds.groups if group.pin is None]
-        self._vain = _Vain.of(record, free, errors, _HeldOut.of(record, evaluations))
+        self._unsuccessful = _Unsuccessful.of(record, free, errors, _HeldOut.of(record, evaluations))
         self._latency: LatencyModel | None = None
         self._terms: Floats
         self._gains: dict[str, float] = {}
@@ -154,8 +154,8 @@ class _Reasons:
             if group.pin.precision is not Precision.FP32:
                 return Reason.UNKNOWN, "all-FP32 is the baseline, whatever is pinned"
             return Reason.BOUNDARIES if group.pin.reason in _WORTHLESS else Reason.PINNED, group.pin.reason
-        if group.id in self._vain.broken:
-            return self._vain.broken[group.id]
+        if group.id in self._unsuccessful.broken:
+            return self._unsuccessful.broken[group.id]
         gain = self._gains.get(group.id)
         if gain is not None and saves_ms is not None and gain <= 0 and saves_ms <= 0:
             return Reason.BOUNDARIES, f"{name} saves nothing in it"
@@ -176,8 +176,8 @@ class _Reasons:
         if tried is not None:
             error_then = f"the error of this plan is {tried.error_value:.1e}"
             return Reason.ERROR, f"with it in {name} {error_then}{_saving(saves_ms, name)}"
-        if group.id in self._vain.lost:
-            return self._vain.lost[group.id]
+        if group.id in self._unsuccessful.lost:
+            return self._unsuccessful.lost[group.id]
         if error is None or saves_ms is None:
             lacking = "one-group error" if error is None else "gain"
             return Reason.UNKNOWN, f"the search did not ask for its {lacking}"
@@ -212,9 +212,9 @@ class _Reasons:
         return tuple(sorted(worths, key=self._rank))
 
     def _rank(self, worth: GroupWorth) -> tuple[int, float]:
-        if worth.error_per_ms is not None and worth.group not in self._vain.broken:
+        if worth.error_per_ms is not None and worth.group not in self._unsuccessful.broken:
             return 0, worth.error_per_ms
-        last = 3 if worth.is_pinned else 2 if worth.group in self._vain.broken else 1
+        last = 3 if worth.is_pinned else 2 if worth.group in self._unsuccessful.broken else 1
         return last, 0.0 if worth.one_group_error is None else worth.one_group_error
 
     def _is_slower_throughout(self, evaluation: Evaluation) -> bool:
@@ -291,7 +291,7 @@ class _HeldOut:
 
 
 @dataclass(frozen=True)
-class _Vain:
+class _Unsuccessful:
     """What came of the plans with groups of which no plan gave finite outputs.
 
     Attributes:
@@ -305,7 +305,7 @@ class _Vain:
     @classmethod
     def of(
         cls, record: StudyRecord, groups: Sequence[GroupFacts], errors: Mapping[str, float], held_out: _HeldOut
-    ) -> _Vain:
+    ) -> _Unsuccessful:
         """A plan that gave no outputs shows a failure, and no overflow."""
         free = [group.id for group in groups]
         built = record.built_plans(free).thinned(_LEARNT_FROM)
