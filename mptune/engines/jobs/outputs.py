@@ -46,7 +46,7 @@ class OutputsJob:
         return len(found)
 
     def _open(self, state: WorkerState) -> Run:
-        return state.transient(partial(open_session, self.model, SessionOptions(timing=False))).run
+        return _widening(state.transient(partial(open_session, self.model, SessionOptions(timing=False))))
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ class RepeatJob:
 
     def _open(self, state: WorkerState) -> list[Run]:
         """What runs a sample, for each thread."""
-        return [state.transient(partial(open_session, self.model, SessionOptions(timing=False))).run] * self.threads
+        run = _widening(state.transient(partial(open_session, self.model, SessionOptions(timing=False))))
+        return [run] * self.threads
 
 
 def _shared_out(runs: Sequence[Run], samples: Sequence[Feed], pool: ThreadPoolExecutor) -> list[Outputs]:
@@ -130,7 +131,7 @@ class TraceJob:
         with closing(open_session(self.left, options)) as left, closing(open_session(self.right, options)) as right:
             state.enter(Stage.RUN)
             for k in chosen:
-                expected, found = _run(left, samples[k]), _run(right, others[k])
+                expected, found = _run_some(left, samples[k]), _run_some(right, others[k])
                 for index, (one, other) in enumerate(self.pairs):
                     errors[index] = max(errors[index], value_error(found[other], expected[one]))
         return tuple(errors)
@@ -165,9 +166,21 @@ def value_error(found: np.ndarray, expected: np.ndarray) -> float:
 _BLOCK = 1 << 20
 
 
-def _run(session: OrtSession, feed: Feed) -> Outputs:
+def _run_some(session: OrtSession, feed: Feed) -> Outputs:
+    """Run on those of the inputs that the session has."""
     wanted = session.inputs.keys()
-    return session.run({name: array for name, array in feed.items() if name in wanted})
+    return _widening(session)({name: array for name, array in feed.items() if name in wanted})
+
+
+def _widening(session: OrtSession) -> Run:
+    """What runs a session on samples in FP16 where its inputs are FP32: these values are the same in both."""
+    wide = {name for name, kind in session.input_types.items() if kind == "tensor(float)"}
+
+    def run(feed: Feed) -> Outputs:
+        fed = {name: a.astype(np.float32) if name in wide and a.dtype == np.float16 else a for name, a in feed.items()}
+        return session.run(fed)
+
+    return run
 
 
 def _distance(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float:

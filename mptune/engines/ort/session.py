@@ -148,6 +148,11 @@ class OrtSession(ABC):
         return {value.name: tuple(value.shape) for value in self._open_session().get_inputs()}
 
     @property
+    def input_types(self) -> dict[str, str]:
+        """Type (``tensor(float)``) of every input."""
+        return {value.name: value.type for value in self._open_session().get_inputs()}
+
+    @property
     def outputs(self) -> dict[str, tuple[str, tuple[int | str | None, ...]]]:
         """Type (``tensor(float)``) and declared shape of every output."""
         return {value.name: (value.type, tuple(value.shape)) for value in self._open_session().get_outputs()}
