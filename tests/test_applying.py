@@ -366,7 +366,7 @@ def test_groups_that_are_kept_in_bf16(tmp_path: Path, write: Write) -> None:
     plan = write(nodes={"*": "fp16"})
     out = mptune.apply(path, plan, tmp_path / "both.onnx", keep_bf16=["*"], keep_fp32=["*mask*"])
     assert bf16_weights(out) == {"wq", "wk", "wv", "scale"}
-    with pytest.raises(PlanError, match="--keep-bf16 nowhere/\\* matches nothing"):
+    with pytest.raises(PlanError, match="keep_bf16= nowhere/\\* matches nothing"):
         mptune.apply(path, None, tmp_path / "no.onnx", keep_bf16=["nowhere/*"])
 
 

@@ -156,12 +156,12 @@ def test_a_device_without_bf16_is_refused(target: str, overflowing: tuple[Path, 
     path, data = overflowing
     with pytest.raises(TargetError, match="has no BF16") as caught:
         mptune.search(path, data=data, out=tmp_path / "r", target=target, budget=4, precisions=ALL, progress=False)
-    assert "--precisions" in caught.value.hint
+    assert "precisions=" in caught.value.hint
 
 
 @pytest.mark.parametrize("precisions", [("fp16",), ("fp32",), ("fp32", "int8"), ("bf16", "fp32")])
 def test_other_sets_are_refused(precisions: tuple[str, ...], overflowing: tuple[Path, Path], tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="precisions is"):
+    with pytest.raises(SettingsError, match="precisions= is"):
         mptune.search(overflowing[0], out=tmp_path / "r", precisions=precisions)
 
 

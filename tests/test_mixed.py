@@ -81,7 +81,7 @@ def test_another_device_or_version_is_refused_in_one_line(prepared: Path, tmp_pa
         with pytest.raises(RunError, match="differs from the one that the search was prepared on") as raised:
             work(prepared, opener)
         assert "\n" not in raised.value.message
-        assert "--allow-mixed" in raised.value.hint
+        assert "allow_mixed=True" in raised.value.hint
     assert not (prepared / "devices").exists()
 
 

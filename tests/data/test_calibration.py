@@ -208,7 +208,7 @@ class TestRefused:
         )
 
     def test_no_such_file(self, tmp_path: Path) -> None:
-        refused(tmp_path / "none.npz", IMAGE, match="no such file", hint="data=")
+        refused(tmp_path / "none.npz", IMAGE, match="no such file", hint="check the path")
         refused(tmp_path / "none", IMAGE, match="no such file", hint=".npz")
 
     def test_another_kind_of_file(self, tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ class ParserError(Native):
 
     def __init__(self, parser: OnnxParser, error: Any) -> None:
         self._parser, self._rules = weakref.ref(parser), parser._rules
-        self._found = error.code(), error.desc(), error.node_name(), error.node_operator()
+        self._found = error.code(), error.desc(), error.node_name(), error.node_operator(), error.func()
 
     def _fact(self, position: int) -> Any:
         if self._parser() is None:
@@ -107,6 +107,9 @@ class ParserError(Native):
 
     def node_operator(self) -> str:
         return self._fact(3)
+
+    def func(self) -> str:
+        return self._fact(4)
 
 
 class OnnxParser(Native):

@@ -46,9 +46,11 @@ def test_a_row_that_is_infinite_throughout_is_not_called_a_matter_of_fp16(tmp_pa
     assert "in FP32 already" in found["mask"].text
 
 
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("is_fed", [True, False])
-def test_rows_that_are_taken_by_indices_are_nodes_of_a_graph(is_fed: bool, tmp_path: Path) -> None:
+def test_rows_that_are_taken_by_indices_are_nodes_of_a_graph(is_fed: bool, seed: int, tmp_path: Path) -> None:
     """Messages along the edges of one graph; with neighbours that the values themselves choose, rows are samples."""
+    rng = np.random.default_rng(seed)
     edges = [node("Gather", ["edges", "first"], "from", axis=1), node("Gather", ["edges", "second"], "to", axis=1)]
     if not is_fed:
         edges = [
@@ -67,12 +69,12 @@ def test_rows_that_are_taken_by_indices_are_nodes_of_a_graph(is_fed: bool, tmp_p
     constants = [constant("first", 0, np.int64), constant("second", [1] if not is_fed else 1, np.int64)]
     constants += [constant("last", [1], np.int64), constant("shape", [10, 4], np.int64)]
     constants += [constant("rows", np.arange(10), np.int64), constant("ten", [10], np.int64)]
-    constants.append(constant("w", RNG.standard_normal((4, 3)).astype(np.float32)))
+    constants.append(constant("w", rng.standard_normal((4, 3)).astype(np.float32)))
     inputs = [value("x", [10, 4])] + [value("edges", [10, 2], onnx.TensorProto.INT64)] * is_fed
     proto = model(nodes, inputs, [value("y", [10, 3])], constants)
-    data = {"x": RNG.standard_normal((40, 4)).astype(np.float32)}
+    data = {"x": rng.standard_normal((40, 4)).astype(np.float32)}
     if is_fed:
-        data["edges"] = np.tile(RNG.integers(0, 10, (10, 2)), (4, 1))
+        data["edges"] = np.tile(rng.integers(0, 10, (10, 2)), (4, 1))
     found = [one for one in mptune.inspect(save(proto, tmp_path), data=data).findings if one.code == "rows-mix"]
     assert [one.severity for one in found] == ["warning" if is_fed else "error"]
     assert ("by indices that are fed" in found[0].text) is is_fed

@@ -91,9 +91,9 @@ class Locator:
             culprit = _source(model, sights, [worst], lambda seen: not seen.difference <= limit)
             is_graph = culprit is not None and _takes_rows_by_index(model, culprit.tensor)
             yield from _named("rows-mix", worst, replace(culprit, value=BY_INDEX) if culprit and is_graph else culprit)
-        else:  # a batch that cannot be taken apart: an operator that runs along axis 0 shows itself
+        else:  # a batch that cannot be taken apart: an operator that runs along axis 0, or picks rows, shows itself
             for name in (*report.rows.alone, *report.rows.repeated):
-                yield from _named("rows-mix", name, _along_sequence(model, name))
+                yield from _named("rows-mix", name, _along_sequence(model, name) or _by_index(model, name))
         if report.rows.lost:
             lost = list(report.rows.lost)
             sights = self._sights("batch", which, lost)
@@ -134,6 +134,16 @@ def _along_sequence(model: Model, output: str) -> Place | None:
             continue
         if _keeps_axes(model, sequence):
             return _place(node, next(out for out in node.outputs if out), ALONG_SEQUENCE)
+    return None
+
+
+def _by_index(model: Model, output: str) -> Place | None:
+    """The first operator before an output that takes rows of an input by indices that are fed; None where none does."""
+    for node in needed_nodes(model, [output]):
+        if node.op_type in _BY_INDEX and _keeps_axes(model, node.inputs[0]):
+            result = next(out for out in node.outputs if out)
+            if _takes_rows_by_index(model, result):
+                return _place(node, result, BY_INDEX)
     return None
 
 

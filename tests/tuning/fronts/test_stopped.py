@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mptune import EndedEarlyError, searching
+from mptune import EndedEarlyError
+from mptune.api import searching
 from mptune.cli import main
 from mptune.graph.grouping.groups import find_groups
 from mptune.graph.loading.model import load_model
