@@ -55,7 +55,8 @@ def _differing(
         for name in sides.layouts:
             side = again.output(name)
             compared = side.compared()
-            stale = None if compared is None else find_stale(compared, sides.batch)
+            # Both ran in the same precision: what a row has of another run it has exactly.
+            stale = None if compared is None else find_stale(compared.of_one_precision(), sides.batch)
             if stale is not None:
                 return stale_finding(side, stale)
     names = [name for name in isolated[0] if _differs(isolated, worst, name)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -50,6 +50,10 @@ class Compared:
             half_most = 2 * float(difference.max(initial=0))
         exact = FP32_ROUNDING * max(size, 1e-30)
         return cls(a, b, scale, exact, max(min(half, _MOST_ROUNDING), exact), max(min(half_most, 1.0), exact))
+
+    def of_one_precision(self) -> Compared:
+        """Without FP16's roundings: both are of one model in one precision."""
+        return replace(self, half=self.exact, half_most=self.exact)
 
     @property
     def distances(self) -> np.ndarray:
