@@ -130,8 +130,9 @@ class TraceJob:
         state.enter(Stage.BUILD)
         with closing(open_session(self.left, options)) as left, closing(open_session(self.right, options)) as right:
             state.enter(Stage.RUN)
+            run_left, run_right = _taking_some(left), _taking_some(right)
             for k in chosen:
-                expected, found = _run_some(left, samples[k]), _run_some(right, others[k])
+                expected, found = run_left(samples[k]), run_right(others[k])
                 for index, (one, other) in enumerate(self.pairs):
                     errors[index] = max(errors[index], value_error(found[other], expected[one]))
         return tuple(errors)
@@ -166,10 +167,10 @@ def value_error(found: np.ndarray, expected: np.ndarray) -> float:
 _BLOCK = 1 << 20
 
 
-def _run_some(session: OrtSession, feed: Feed) -> Outputs:
-    """Run on those of the inputs that the session has."""
-    wanted = session.inputs.keys()
-    return _widening(session)({name: array for name, array in feed.items() if name in wanted})
+def _taking_some(session: OrtSession) -> Run:
+    """What runs a session on those of the inputs that it has."""
+    wanted, run = session.inputs.keys(), _widening(session)
+    return lambda feed: run({name: array for name, array in feed.items() if name in wanted})
 
 
 def _widening(session: OrtSession) -> Run:

@@ -61,8 +61,7 @@ def colour_changes(arrays: Sequence[np.ndarray]) -> Iterator[tuple[str, Change]]
     first, axis = arrays[0], channel_axis(arrays[0].shape)
     if axis is None or first.dtype.kind not in "fu":
         return
-    low = min(float(array.min(initial=0.0)) for array in arrays)
-    high = max(float(array.max(initial=0.0)) for array in arrays)
+    low, high = _ends(arrays)
     if low < 0:
         yield "limited to 0..1", partial(np.clip, a_min=0.0, a_max=1.0)
     if first.shape[axis] != 3:
@@ -74,8 +73,7 @@ def colour_changes(arrays: Sequence[np.ndarray]) -> Iterator[tuple[str, Change]]
     if low >= 0:
         spaces.append(("", 1.0 if high <= 1 else LARGEST_BYTE, 0.0))
     else:
-        for whose, (mean, deviation) in NORMALISATIONS.items():
-            m, s = (np.reshape(each, (3, 1, 1) if axis == 1 else (3,)) for each in (mean, deviation))
+        for whose, m, s in _usual(axis):
             spaces.append((f", before {whose} mean and deviation", 1 / s, -m / s))
     for where, factor, offset in spaces:
         undone, done = line(1 / np.asarray(factor), -np.asarray(offset) / factor), line(factor, offset)
@@ -128,9 +126,21 @@ def _turned(shape: tuple[int, ...], channels: int) -> Iterator[tuple[str, Change
         yield f"in the layout {said}, reshaped where it should be transposed", _reshaped(moved)
 
 
-def _ranges(arrays: Sequence[np.ndarray]) -> Iterator[tuple[str, Change]]:
+def _ends(arrays: Sequence[np.ndarray]) -> tuple[float, float]:
+    """The least and the largest value, and 0."""
     low = min(float(array.min(initial=0.0)) for array in arrays)
-    high = max(float(array.max(initial=0.0)) for array in arrays)
+    return low, max(float(array.max(initial=0.0)) for array in arrays)
+
+
+def _usual(axis: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Whose mean and deviation, and these for three channels along an axis."""
+    shape = (3, 1, 1) if axis == 1 else (3,)
+    for whose, (mean, deviation) in NORMALISATIONS.items():
+        yield whose, np.reshape(mean, shape), np.reshape(deviation, shape)
+
+
+def _ranges(arrays: Sequence[np.ndarray]) -> Iterator[tuple[str, Change]]:
+    low, high = _ends(arrays)
     if low >= 0 and 1 < high <= LARGEST_BYTE:
         yield "divided by 255", line(1 / LARGEST_BYTE, 0.0)
         yield "as x / 127.5 - 1", line(2 / LARGEST_BYTE, -1.0)
@@ -146,8 +156,7 @@ def _ranges(arrays: Sequence[np.ndarray]) -> Iterator[tuple[str, Change]]:
 
 def _curves(arrays: Sequence[np.ndarray]) -> Iterator[tuple[str, Change]]:
     """Values from 0 on as light or as what a screen is given, and as whole numbers."""
-    high = max(float(array.max(initial=0.0)) for array in arrays)
-    low = min(float(array.min(initial=0.0)) for array in arrays)
+    low, high = _ends(arrays)
     if low < 0:
         return
     unit = 1.0 if high <= 1 else LARGEST_BYTE
@@ -175,10 +184,8 @@ def _grey(axis: int) -> Change:
 
 def _normalised(arrays: Sequence[np.ndarray], axis: int) -> Iterator[tuple[str, Change]]:
     """Images to which a usual mean and deviation were applied, or not, or twice."""
-    low = min(float(array.min(initial=0.0)) for array in arrays)
-    high = max(float(array.max(initial=0.0)) for array in arrays)
-    for whose, (mean, deviation) in NORMALISATIONS.items():
-        m, s = (np.reshape(each, (3, 1, 1) if axis == 1 else (3,)) for each in (mean, deviation))
+    low, high = _ends(arrays)
+    for whose, m, s in _usual(axis):
         what = f"{whose} mean and deviation"
         if low >= 0 and high <= LARGEST_BYTE:
             unit = 1.0 if high <= 1 else LARGEST_BYTE
@@ -187,9 +194,8 @@ def _normalised(arrays: Sequence[np.ndarray], axis: int) -> Iterator[tuple[str, 
             yield f"without {what}", line(s, m)
             yield f"without {what}, in 0 to 255", line(LARGEST_BYTE * s, LARGEST_BYTE * m)
             yield f"normalised twice with {what}", line(1 / s, -m / s)
-            for others, (mean, deviation) in NORMALISATIONS.items():
+            for others, n, t in _usual(axis):
                 if others != whose:
-                    n, t = (np.reshape(each, m.shape) for each in (mean, deviation))
                     yield f"with {others} mean and deviation in place of {what}", line(s / t, (m - n) / t)
             swapped = after(after(line(s, m), reversed_along(axis)), line(1 / s, -m / s))
             yield f"with its channels in reverse order (RGB, BGR) before {what} were applied", swapped
