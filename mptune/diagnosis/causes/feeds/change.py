@@ -71,8 +71,12 @@ def each(
     def feed(k: int) -> Feed:
         return {**feeds[k], **{name: change(feeds[k][name]) for name in names}}
 
-    which = f"input{'s' * (len(names) > 1)} {', '.join(map(repr, names[:_NAMED]))}{', ...' * (len(names) > _NAMED)}"
-    return FeedChange(words.format(which), tuple(names), feed, *said, clear)
+    return FeedChange(words.format(inputs_text(names)), tuple(names), feed, *said, clear)
+
+
+def inputs_text(names: Sequence[str]) -> str:
+    """Inputs in words, the first few of them by name."""
+    return f"input{'s' * (len(names) > 1)} {', '.join(map(repr, names[:_NAMED]))}{', ...' * (len(names) > _NAMED)}"
 
 
 def line(factor: float | np.ndarray, offset: float | np.ndarray) -> Change:

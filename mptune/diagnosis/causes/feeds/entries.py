@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from mptune.diagnosis.causes.feeds.buffers import is_marks
-from mptune.diagnosis.causes.feeds.change import Change, Feed, FeedChange, each, reversed_along
+from mptune.diagnosis.causes.feeds.change import Change, Feed, FeedChange, each, inputs_text, reversed_along
 from mptune.diagnosis.causes.feeds.images import channel_axis
 
 _MOST_AXES = 5
@@ -70,8 +70,7 @@ def rounded_changes(feeds: Sequence[Feed], groups: Sequence[Sequence[str]]) -> I
             def feed(k: int, steps: Mapping[str, float] = steps) -> Feed:
                 return {**feeds[k], **{name: _to_steps(feeds[k][name], step) for name, step in steps.items()}}
 
-            which = f"input{'s' * (len(names) > 1)} {', '.join(map(repr, names[:4]))}"
-            said = f"for {which} rounded to {words}, in steps of {shown}"
+            said = f"for {inputs_text(names)} rounded to {words}, in steps of {shown}"
             yield FeedChange(said, tuple(names), feed, *_FEWER_DIGITS)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mptune.diagnosis.causes.feeds.change import Feed, FeedChange
+from mptune.diagnosis.causes.feeds.change import Feed, FeedChange, inputs_text
 from mptune.diagnosis.sides import Sides
 from mptune.graph.hazards.interface import state_pairs
 
@@ -67,6 +67,10 @@ def fed_back_changes(sides: Sides, feeds: Sequence[Feed]) -> Iterator[FeedChange
     own = fed_back(sides, feeds)
     if own is not None:
         given = own.feeds
-        names = ", ".join(map(repr, own.inputs[:_NAMED]))
-        words = f"for input{'s' * (len(own.inputs) > 1)} {names}{own.words}"
-        yield FeedChange(words, own.inputs, lambda k: given[k] if k else None, *_FED_BACK, clear=0.0)
+        yield FeedChange(
+            f"for {inputs_text(own.inputs)}{own.words}",
+            own.inputs,
+            lambda k: given[k] if k else None,
+            *_FED_BACK,
+            clear=0.0,
+        )
