@@ -30,7 +30,7 @@ _NO_SAMPLES = {
         "nothing where axis 0 is the sequence; where it is the batch, export with batch_first",
     ),
     BY_INDEX: (
-        "takes rows of axis 0 by indices that are fed: a row is a node of a graph there, or the like, and no sample",
+        "takes rows of axis 0 by indices that are fed, as along edges of a graph: a row may be a node, and no sample",
         "nothing where axis 0 holds the nodes of one graph; where it is the batch, an index reaches another sample",
     ),
 }
