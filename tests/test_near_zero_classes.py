@@ -11,6 +11,7 @@ from onnx import helper
 
 import mptune
 from mptune.errors import RunError
+from mptune.settings import LatencySettings
 from tests.engines.engine_support import save_graph
 
 CLASSES = 20
@@ -63,7 +64,7 @@ def test_a_run_that_divided_each_class_by_its_own_scale_is_not_gone_on_with(file
 
 
 def test_a_confirmation_takes_the_scales_of_the_search(files: Path) -> None:
-    search(files)
+    search(files, latency=LatencySettings(warmup_ms=1.0, duration_ms=2.0))
     (fp16,) = (plan for plan in mptune.confirm(files / "run", target="cpu").plans if not plan.searched.plan.fp32_groups)
     assert fp16.measured is not None
     assert fp16.measured.held_out_value is not None

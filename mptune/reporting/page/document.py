@@ -27,17 +27,21 @@ from mptune.reporting.text import (
     latency_text,
     memory_details,
     memory_text,
+    metric_cell,
     speedup_of,
     unique,
 )
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Kept, Reason
 from mptune.tuning.front import Front
+from mptune.tuning.fronts.metric_limits import metric_values
+from mptune.tuning.fronts.tolerances import is_larger_in_search
 from mptune.tuning.reasons.group_findings import FP16_CODES
 
 PLAN_FIELDS = (
     "plan", "number", "ms", "low", "high", "interval", "ms_text", "speedup", "speedup_text", "search", "held_out",
     "ci95", "finite", "bits", "origin", "memory", "memory_parts", "confirmed", "sources", "part", "warnings",
+    "search_larger", "metrics",
 )  # fmt: skip
 """Columns of a plan in the page's data."""
 
@@ -59,6 +63,7 @@ def page_document(content: PageContent) -> dict[str, Any]:
         "target": front.target,
         "engine": describe_engine(front),
         "metric": front.metric,
+        "metrics": list(front.metrics),
         "latency_is": front.fp32.latency.source,
         "error_is": _error_source(front),
         "sources": [f"Latency: {latency_source(front)}.", f"Error: {error_source(front)}."],
@@ -113,7 +118,7 @@ def _plan(evaluation: Evaluation, content: PageContent) -> list[Any]:
     latency, part = evaluation.latency, evaluation.part
     low, high = latency.ci95_ms
     interval = error_interval(evaluation.counted, evaluation.metric)
-    precision = evaluation.plan.precision
+    precision, metrics = evaluation.plan.precision, content.front.metrics.values()
     return [
         evaluation.plan.fingerprint,
         evaluation.number,
@@ -136,6 +141,8 @@ def _plan(evaluation: Evaluation, content: PageContent) -> list[Any]:
         f"{latency.source}, {evaluation.error_source}",
         "" if part is None else str(part),
         list(evaluation.warnings),
+        int(is_larger_in_search(evaluation)),
+        [[*map(_known, metric_values(evaluation, one)), metric_cell(evaluation, one)] for one in metrics],
     ]
 
 

@@ -16,9 +16,9 @@ from mptune.reporting.text import (
     by_importance,
     describe_engine,
     error_source,
+    error_text,
     explain_kept,
     format_difference,
-    format_error,
     format_ms,
     front_warnings,
     latency_source,
@@ -87,7 +87,7 @@ def _chosen(front: Front) -> str:
     chosen = front.chosen
     return (
         f"{chosen.plan.fingerprint}: {latency_text(chosen)} ms "
-        f"({speedup_text(chosen, front.fp32)}), error {format_error(chosen.judged_error)}; {front.chosen_reason}"
+        f"({speedup_text(chosen, front.fp32)}), error {error_text(chosen)}; {front.chosen_reason}"
     )
 
 
@@ -103,7 +103,7 @@ def _beside(front: Front) -> list[tuple[str, str]]:
         word += "" if other.is_apart else " (not significant)"
         error = "" if other.error is None else f", {format_difference(other.error)}"
         if front.fp32.plan in (other.evaluation.plan, front.chosen.plan):  # a ratio to what is exact says nothing
-            error = f", error {format_error(other.evaluation.judged_error)}"
+            error = f", error {error_text(other.evaluation)}"
         lines.append((name, f"{other.evaluation.plan.fingerprint}: {amount} ms {word}{error}"))
     return lines
 

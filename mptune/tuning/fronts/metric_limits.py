@@ -1,9 +1,9 @@
-"""Limits on the metrics' own values, as ``--limit "map>=0.41"``: held-out where the plan met those samples."""
+"""The metrics' own values, and limits on them, as ``--limit "map>=0.41"``: on search and on held-out samples."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mptune.data.metrics.accuracy import ALL_OUTPUTS, OutputError
@@ -54,20 +54,33 @@ class MetricLimit:
         return cls(text.strip(), name, match["sign"].startswith(">"), bound)
 
     def is_met(self, evaluation: Evaluation) -> bool:
-        """Whether a plan's own value of the metric is within the limit; False where it is not known."""
-        value = metric_value(evaluation, self.metric)
-        if value is None:
-            return False
-        return value >= self.bound if self.at_least else value <= self.bound
+        """Whether a plan's own value is within the limit on all samples it has met; False where it is not known."""
+        values = metric_values(evaluation, self.metric)[: 1 if evaluation.held_out is None else 2]
+        return all(v is not None and (v >= self.bound if self.at_least else v <= self.bound) for v in values)
 
 
-def metric_value(evaluation: Evaluation, metric: str) -> float | None:
-    """The metric's own value: held-out, else of the search samples; None where it was not taken."""
-    errors = (evaluation.held_out, evaluation.error)
-    return next((v for e in errors if e is not None and (v := _value(e, metric)) is not None), None)
+def metric_values(evaluation: Evaluation, metric: str) -> tuple[float | None, float | None]:
+    """The metric's own value on the search samples and on the held-out ones; None where it was not taken."""
+    return _value(evaluation.error, metric), _value(evaluation.held_out, metric)
 
 
-def _value(error: OutputError, metric: str) -> float | None:
+def shown_metrics(evaluations: Iterable[Evaluation], reported: Sequence[str]) -> dict[str, str]:
+    """Short name -> metric: those reported, and the objective where its own value is not its error.
+
+    Args:
+        evaluations: that are shown.
+        reported: beside the objective.
+    """
+    every = list(evaluations)
+    own = (e.metric for e in every if metric_values(e, e.metric)[0] != e.error_value and e.has_own_value)
+    taken = [m for m in dict.fromkeys((*own, *reported)) if any(metric_values(e, m) != (None, None) for e in every)]
+    names = [undirected(metric).rpartition(":")[2] for metric in taken]
+    return {name if names.count(name) == 1 else metric: metric for name, metric in zip(names, taken, strict=True)}
+
+
+def _value(error: OutputError | None, metric: str) -> float | None:
+    if error is None:
+        return None
     if own_value(metric) in error.per_output.get(ALL_OUTPUTS, {}):
         return error.value(own_value(metric))
     if error.has(metric):
