@@ -18,6 +18,7 @@ from mptune.tuning.explanation import Explanation, Reason
 from mptune.tuning.front import pareto
 from mptune.tuning.listener import Silent
 from mptune.tuning.reasons.grounds import EXPLAIN_JSON, Grounds, keep_grounds
+from mptune.tuning.reasons.group_findings import in_order
 from mptune.tuning.reasons.reasons import explain
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.space import Pin, SearchSpace
@@ -285,3 +286,12 @@ def test_grounds_survive_their_file(open_record: OpenRecord, space: SearchSpace,
     path.write_text("{}")
     assert explain(record, tmp_path, front, [], front[0]) == Explanation()
     assert explain(record, tmp_path / "elsewhere", front, [], front[0]) == Explanation()
+
+
+def test_what_breaks_is_listed_by_its_one_group_error() -> None:
+    small, large, pinned = (found("cancellation", group) for group in ("g001", "g002", "g003"))
+    first, other = found("vanishing-epsilon", "g004"), found("target-not-here")
+    overflow = found("overflow", "g004")
+    kept = replace(found("spacing", "g005"), severity="info")
+    listed = in_order((other, small, kept, large, pinned, first, overflow), {"g001": 1e-4, "g002": 1e-2, "g005": 1.0})
+    assert listed == (first, overflow, pinned, large, small, kept, other), "a group's own stay in the graph's order"
