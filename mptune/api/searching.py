@@ -117,7 +117,7 @@ def search(
         batch: Rows per sample of a model with a dynamic batch.
         shapes: Shapes that a TensorRT engine takes, where inputs are dynamic: input -> one shape, or (smallest, usual,
             largest). By default those of the data.
-        timeout_s: Start no new evaluation, and no confirmation, after this many seconds.
+        timeout_s: Start no new evaluation, and re-measure no more, after this many seconds.
         max_disk_bytes: Start no new evaluation that could make the run directory larger than this.
         storage: Optuna storage URL, to share a search. By default ``MPTUNE_STORAGE``, else a journal file in ``out``.
         gpus: GPUs of this machine that share the search, one worker process each: a ``metric`` must be importable.

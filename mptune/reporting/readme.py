@@ -13,7 +13,6 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.printable import printable, shortened
 from mptune.reporting.recipe import ENGINE_FILE, BuildRecipe, is_on_cpu
 from mptune.reporting.text import (
-    by_importance,
     environment_facts,
     error_text,
     explain_kept,
@@ -21,6 +20,7 @@ from mptune.reporting.text import (
     format_ms,
     format_value,
     latency_text,
+    neighbour_lines,
     noise_ms,
     read_template,
     reduced_names,
@@ -95,6 +95,7 @@ def _plan_facts(front: Front, evaluation: Evaluation) -> dict[str, str]:
         "reason": _line(front.chosen_reason),
         "counts": _counts(plan),
         "reduced": reduced_names([plan]),
+        "neighbours": _block(f"{role:<16} {text}" for role, text in neighbour_lines(front)) or "none",
         "kept": _kept(front, evaluation),
     }
 
@@ -128,7 +129,8 @@ def _figures(front: Front, evaluation: Evaluation) -> dict[str, str]:
         ),
         "held_out": _held_out(evaluation),
         "metrics": "".join(f"\n{_line(text)}" for text in _metrics(front, evaluation)),
-        "confirmed": "yes, in fresh processes" if evaluation.confirmed else "no",
+        "remeasured": "yes, in fresh processes" if evaluation.remeasured else "no",
+        "confirmed": f"yes, on {_line(front.device)}" if evaluation.confirmed else "no",
     }
 
 
@@ -200,8 +202,8 @@ def _engine_line(engine: Path | None) -> str:
 
 
 def _kept(front: Front, evaluation: Evaluation) -> str:
-    """The FP32 groups with their reasons, the most important first."""
-    kept = by_importance(front.explanation.of(evaluation.plan.fingerprint))
+    """The first of the FP32 groups, each with its reason."""
+    kept = front.explanation.of(evaluation.plan.fingerprint)
     lines = [f"  - {explain_kept(group)}" for group in kept[:MOST_KEPT]]
     if len(kept) > MOST_KEPT:
         lines.append(f"  - and {len(kept) - MOST_KEPT} more: `mptune report RUN --explain` lists them")

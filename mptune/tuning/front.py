@@ -16,7 +16,8 @@ from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.fronts.content import FrontContent
 from mptune.tuning.fronts.dominance import non_dominated
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR, dominated_area, exactness, gains
-from mptune.tuning.fronts.table import error_text, format_bytes, front_html, front_records, front_text, latency_text
+from mptune.tuning.fronts.metric_limits import error_text
+from mptune.tuning.fronts.table import format_bytes, front_html, front_records, front_text, latency_text
 from mptune.tuning.fronts.tolerances import excess as excess_of
 from mptune.tuning.fronts.tolerances import is_wanted, rest_error
 

@@ -21,7 +21,7 @@ from mptune.reporting.page.document import page_document
 from mptune.reporting.terminal.front import print_front
 from mptune.tuning.front import Front, choose
 from mptune.tuning.fronts.metric_limits import MetricLimit
-from mptune.tuning.fronts.table import front_records
+from mptune.tuning.fronts.table import compared, front_records
 from tests.reporting.conftest import Bench
 from tests.reporting.page.reading import plans_of
 
@@ -72,6 +72,8 @@ def test_no_view_gives_the_smaller_error_alone(
     with pytest.raises(Exception, match="no plan has error") as caught:
         replace(front, points=(front.chosen,)).best(max_error=1e-6)
     assert "1.1e-05 on held-out samples, 5.4e-04 on the search samples" in caught.value.hint
+    exact = replace(front.fp32, held_out=front.fp32.error)
+    assert compared(front.chosen, exact).endswith("error from 0 to 5.4e-04")
     document = page_document(PageContent(front, front.points, bench.groups))
     shown = plans_of(document)
     assert [p["search_larger"] for p in shown.values() if p["held_out"] == pytest.approx(1.1e-5)] == [1, 1]

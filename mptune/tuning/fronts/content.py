@@ -104,7 +104,7 @@ class FrontContent(FrontOrigin):
             "choice": {
                 "reason": self.choice_kind,
                 "limits_met": self.limits_met,
-                "neighbours": [beside.to_json() for beside in self._neighbours],
+                "neighbours": [beside.to_json() for beside in self.neighbours],
             },
             "evaluations": self.evaluations,
             "failures": self.failures,
@@ -126,7 +126,8 @@ class FrontContent(FrontOrigin):
         return shown_metrics(filter(None, every), self.reported_metrics)
 
     @property
-    def _neighbours(self) -> tuple[Neighbour, ...]:
+    def neighbours(self) -> tuple[Neighbour, ...]:
+        """The plans that every view names beside the chosen one."""
         return () if self.chosen is None else neighbours(self.points, self.chosen)
 
     def _point(self, evaluation: Evaluation) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from mptune.tuning.front import Front
 from mptune.tuning.fronts.content import ChoiceKind, origin_fields
 from mptune.tuning.fronts.run_facts import facts_of, hint_of_exactness, other_devices, shown_findings
 
-KEPT_FORMAT = 1
+KEPT_FORMAT = 2
 
 _TYPES = {
     "chosen_reason": str,
@@ -157,6 +157,7 @@ def _decoded(run: RunDirectory, file: RunFile, document: dict[str, Any]) -> Fron
         "chosen_reason": plain["chosen_reason"] + hint,
         "warnings": tuple(_of_type(line, str) for line in plain["warnings"]),
     }
+    explanation = _explanation(document["explanation"])
     return Front(
         **plain,
         **origin_fields(facts),
@@ -164,8 +165,8 @@ def _decoded(run: RunDirectory, file: RunFile, document: dict[str, Any]) -> Fron
         fp16=fp16,
         points=points,
         chosen=chosen,
-        findings=shown_findings(facts, chosen, fp32, is_confirmation=file.confirms is not None),
-        explanation=_explanation(document["explanation"]),
+        findings=shown_findings(facts, chosen, fp32, explanation, is_confirmation=file.confirms is not None),
+        explanation=explanation,
         other_devices=other_devices(run),
         reported_metrics=facts.reported_metrics,
     )

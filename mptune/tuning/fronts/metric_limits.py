@@ -1,7 +1,11 @@
-"""The metrics' own values, and limits on them, as ``--limit "map>=0.41"``: on search and on held-out samples."""
+"""Errors and the metrics' own values as texts, and limits on the latter, as ``--limit "map>=0.41"``.
+
+Both on the search samples and on the held-out ones.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,6 +15,7 @@ from mptune.data.metrics.sets.whole_set import own_value
 from mptune.data.metrics.trusted_scripts import undirected
 from mptune.errors import SettingsError
 from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.fronts.tolerances import is_larger_in_search
 
 _HINT = "write NAME>=X or NAME<=X with a metric that --metric names, such as map>=0.41"
 _FORM = re.compile(r"\s*(?P<name>.+?)\s*(?P<sign>>=|<=|>|<)\s*(?P<value>[-+0-9.eE]+)\s*")
@@ -95,3 +100,41 @@ def check_metric_limits(texts: Sequence[str], metrics: Sequence[str]) -> tuple[M
         SettingsError: as ``MetricLimit.parse``.
     """
     return tuple(MetricLimit.parse(text, metrics) for text in texts)
+
+
+def format_error(value: float | None) -> str:
+    """An error to two significant digits; ``-`` where it was not taken."""
+    if value is None:
+        return "-"
+    if not math.isfinite(value):
+        return "not finite"
+    if value == 0:
+        return "0"
+    return f"{value:.1e}" if abs(value) < 0.1 or abs(value) >= 1000 else f"{value:.3g}"
+
+
+def format_value(value: float | None) -> str:
+    """A metric's own value, such as an accuracy; ``-`` where it was not taken."""
+    return "-" if value is None else f"{value:.4g}"
+
+
+def error_text(evaluation: Evaluation) -> str:
+    """The error that choices go by; where that of the search samples is larger beyond noise, both."""
+    held_out = format_error(evaluation.judged_error)
+    if not is_larger_in_search(evaluation):
+        return held_out
+    return f"{held_out} on held-out samples, {format_error(evaluation.error_value)} on the search samples"
+
+
+def error_cell(evaluation: Evaluation) -> str:
+    """The same for tables: the error of the search samples in brackets."""
+    held_out = format_error(evaluation.judged_error)
+    return f"{held_out} ({format_error(evaluation.error_value)})" if is_larger_in_search(evaluation) else held_out
+
+
+def metric_cell(evaluation: Evaluation, metric: str) -> str:
+    """A metric's own value on the held-out samples, in brackets that on the search samples where it is another."""
+    searched, held_out = map(format_value, metric_values(evaluation, metric))
+    if evaluation.held_out is None:
+        return searched
+    return held_out if held_out == searched else f"{held_out} ({searched})"

@@ -8,12 +8,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from mptune.data.metrics.paired import is_compared_by_ratio
 from mptune.graph.plan import PrecisionPlan
 from mptune.printable import printable
 from mptune.printable import printable_html as escape
 from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.explanation import reason_counts
 from mptune.tuning.fronts.content import FrontContent
-from mptune.tuning.fronts.metric_limits import metric_values
+from mptune.tuning.fronts.dominance import faster_beyond_noise
+from mptune.tuning.fronts.metric_limits import error_cell, format_error, metric_cell, metric_values
+from mptune.tuning.fronts.neighbours import LEAST_EXACTER, shared_errors
 from mptune.tuning.fronts.tolerances import is_larger_in_search
 
 MOST_ROWS = 12
@@ -21,6 +25,9 @@ MOST_ROWS = 12
 
 _WIDEST = 60
 """Names that a person gave are cut to this many characters."""
+
+_FP32_ROUNDING = 1e-6
+"""A ratio to an error below this says nothing."""
 
 _HEADER = ("", "plan", "ms", "speedup", "error", "FP16/32", "origin")
 
@@ -62,42 +69,40 @@ def speedup_of(evaluation: Evaluation, fp32: Evaluation | None = None) -> str:
     return format_speedup(evaluation.speedup, evaluation.speedup * math.hypot(*shares))
 
 
-def format_error(value: float | None) -> str:
-    """An error to two significant digits; ``-`` where it was not taken."""
-    if value is None:
-        return "-"
-    if not math.isfinite(value):
-        return "not finite"
-    if value == 0:
-        return "0"
-    return f"{value:.1e}" if abs(value) < 0.1 or abs(value) >= 1000 else f"{value:.3g}"
+def compared(evaluation: Evaluation, chosen: Evaluation) -> str:
+    """What a plan gives instead of the chosen one, such as ``0.31 ms less (12 %), error 48 times larger``."""
+    delta_ms = evaluation.latency.median_ms - chosen.latency.median_ms
+    if faster_beyond_noise(evaluation, chosen) or faster_beyond_noise(chosen, evaluation):
+        amount = format_ms(abs(delta_ms), math.hypot(noise_ms(evaluation), noise_ms(chosen)))
+        share = abs(delta_ms) / chosen.latency.median_ms if chosen.latency.median_ms > 0 else math.inf
+        latency = f"{amount} ms {'less' if delta_ms < 0 else 'more'} ({_two_digits(100 * share)} %)"
+    else:
+        latency = "the same latency" + (" within noise" if evaluation.latency.source == "measured" else "")
+    if not evaluation.is_finite:
+        return f"{latency}, outputs not finite"
+    return f"{latency}, {error_change(*shared_errors(chosen, evaluation), evaluation.metric)}"
 
 
-def format_value(value: float | None) -> str:
-    """A metric's own value, such as an accuracy; ``-`` where it was not taken."""
-    return "-" if value is None else f"{value:.4g}"
+def error_change(before: float, after: float, metric: str) -> str:
+    """How an error changes, such as ``error 48 times larger`` or ``error from 0 to 3.1e-04``."""
+    if before == after:
+        return "the same error"
+    low, high = sorted((before, after))
+    if not is_compared_by_ratio(metric) or low < _FP32_ROUNDING:
+        return f"error from {format_error(before)} to {format_error(after)}"
+    if high < LEAST_EXACTER * low:
+        return "the same error within 10 %"
+    return f"error {_two_digits(high / low)} times {'larger' if before < after else 'smaller'}"
 
 
-def error_text(evaluation: Evaluation) -> str:
-    """The error that choices go by; where that of the search samples is larger beyond noise, both."""
-    held_out = format_error(evaluation.judged_error)
-    if not is_larger_in_search(evaluation):
-        return held_out
-    return f"{held_out} on held-out samples, {format_error(evaluation.error_value)} on the search samples"
+def _two_digits(value: float) -> str:
+    return f"{float(f'{value:.2g}'):g}"
 
 
-def error_cell(evaluation: Evaluation) -> str:
-    """The same for tables: the error of the search samples in brackets."""
-    held_out = format_error(evaluation.judged_error)
-    return f"{held_out} ({format_error(evaluation.error_value)})" if is_larger_in_search(evaluation) else held_out
-
-
-def metric_cell(evaluation: Evaluation, metric: str) -> str:
-    """A metric's own value on the held-out samples, in brackets that on the search samples where it is another."""
-    searched, held_out = map(format_value, metric_values(evaluation, metric))
-    if evaluation.held_out is None:
-        return searched
-    return held_out if held_out == searched else f"{held_out} ({searched})"
+def because(front: FrontContent, evaluation: Evaluation, most: int | None = None) -> str:
+    """Why a plan's FP32 groups are FP32, as ``reason_counts``; all-FP32 is the baseline, and needs no reason."""
+    is_baseline = evaluation.plan == front.fp32.plan
+    return "" if is_baseline else reason_counts(front.explanation.of(evaluation.plan.fingerprint), most)
 
 
 def format_speedup(value: float, noise: float = 0.0) -> str:
@@ -261,6 +266,7 @@ def front_records(front: FrontContent) -> list[dict[str, Any]]:
 
     Each metric's own value stands under its name, and that on the held-out samples under ``held_out_NAME``.
     """
+    roles = {beside.evaluation.plan: beside.role for beside in front.neighbours}
     records: list[dict[str, Any]] = [
         {
             "plan": row.evaluation.plan.fingerprint,
@@ -277,7 +283,10 @@ def front_records(front: FrontContent) -> list[dict[str, Any]]:
             "origin": str(row.evaluation.origin),
             "latency_source": row.evaluation.latency.source,
             "error_source": row.evaluation.error_source,
+            "remeasured": row.evaluation.remeasured,
             "confirmed": row.evaluation.confirmed,
+            "fp32_because": because(front, row.evaluation),
+            "neighbour": roles.get(row.evaluation.plan, ""),
             "on_front": row.on_front,
             "chosen": row.is_chosen,
         }

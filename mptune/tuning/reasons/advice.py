@@ -13,7 +13,8 @@ from mptune.tuning.explanation import Explanation, Kept, Reason
 from mptune.tuning.failures import describe
 from mptune.tuning.fronts.dominance import faster_beyond_noise
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
-from mptune.tuning.fronts.table import error_text, format_speedup
+from mptune.tuning.fronts.metric_limits import error_text
+from mptune.tuning.fronts.table import format_speedup
 
 NOISY = 0.05
 """Half the width of the baseline's 95 % interval, as a share of its median, past which fronts lose points to noise; a

@@ -162,22 +162,22 @@ def forget_run(run: RunDirectory, file: RunFile, storage: str | None = None) -> 
 def build_front(
     record: StudyRecord, facts: Facts, choice: Choice, settings: SearchSettings, *, every: bool = False
 ) -> Front:
-    """Put the front together: confirmed where it has been confirmed, else as the search left it.
+    """Put the front together: re-measured where it has been, else as the search left it.
 
     Args:
         record: the study.
         facts: of the run.
         choice: which plan to take.
-        settings: how many rounds a confirmation has, and how latencies are summed up.
-        every: every evaluation has been confirmed, not the front alone.
+        settings: how many rounds of re-measuring there are, and how latencies are summed up.
+        every: a device confirmed every evaluation.
 
     Raises:
         RunError: not even all-FP32 has been evaluated.
         PlanError: the chosen plan was never evaluated, or is not feasible.
     """
-    evaluations = tuple(e.ignoring(choice.ignore) for e in record.evaluations())
+    evaluations = tuple(replace(e.ignoring(choice.ignore), confirmed=every) for e in record.evaluations())
     baseline = record.baseline()
-    searched = None if baseline is None else baseline.ignoring(choice.ignore)
+    searched = None if baseline is None else replace(baseline.ignoring(choice.ignore), confirmed=every)
     if searched is None:
         raise RunError(
             f"{facts.run_dir} holds no evaluation of all-FP32 yet, so there is nothing to compare with",
@@ -245,7 +245,7 @@ def build_front(
         failures=record.failed,
         hypervolume=hypervolume(points, fp32, reference_error_of(record.metric, evaluations)),
         warnings=tuple(dict.fromkeys(warnings)),
-        findings=shown_findings(facts, chosen, fp32, is_confirmation=every),
+        findings=shown_findings(facts, chosen, fp32, explanation, is_confirmation=every),
         explanation=explanation,
         reported_metrics=facts.reported_metrics,
     )
@@ -262,7 +262,7 @@ def _unconfirmed(
     were = f"{confirmed} point{'s' * (confirmed > 1)} of the front {'were' if confirmed > 1 else 'was'}"
     return (
         f"the chosen plan {chosen.plan.fingerprint} was not measured again ({were}): "
-        "`mptune search` with the limit that you want confirms what it chooses",
+        "`mptune search` with the limit that you want re-measures what it chooses",
     )
 
 
@@ -286,7 +286,7 @@ def _choose(
                 reason = reason.replace("the nearest", "the nearest point of the front")
             return point, reason, met
         # Within noise a plan on the front is no worse than these, and yet it does not keep to the limits.
-        measured_again = [e for e in others if e.confirmed]
+        measured_again = [e for e in others if e.remeasured]
         if not measured_again:
             return point, reason.replace("no plan", "no point of the front", 1), False
         point, reason, met = choose(measured_again, *bounds)
