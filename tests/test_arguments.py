@@ -296,6 +296,8 @@ def test_another_function_under_the_same_name_is_refused(place: Path) -> None:
         with pytest.raises(RunError, match="the metric callable:lambda is not what it was") as caught:
             search(metric=lambda outputs, reference: float(np.abs(outputs["y"] - reference["y"]).mean()), **more)
         assert "fresh=True" in caught.value.hint
+    with pytest.raises(RunError, match="the metric callable:lambda is not what it was"):
+        mptune.confirm("model.mptune", metric=lambda outputs, reference: 0.5, target="cpu")
     diary = Diary()
     search(metric=lambda outputs, reference: float(np.abs(outputs["y"] - reference["y"]).max()), listener=diary)
     assert not diary.done, "the same code"

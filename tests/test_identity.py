@@ -11,6 +11,7 @@ import onnx
 import pytest
 
 import mptune
+from mptune.data.metrics.trusted_scripts import trust
 from mptune.errors import RunError
 from mptune.rundir import read_run
 from mptune.settings import DataSettings, LatencySettings, TensorRtSettings
@@ -153,3 +154,24 @@ def test_a_script_under_the_same_name_is_the_same_script(place: str, tmp_path: P
         mptune.search(out=tmp_path / "run.mptune", **{**mine, "budget": 3})
     named = mptune.search(out=tmp_path / "run.mptune", **{**mine, "metric": "max_abs"})
     assert named.metric == "max_abs", "a named metric may change"
+
+
+def test_a_profile_with_other_figures_is_another_target(tmp_path: Path, storage: str) -> None:
+    profile = Path(mptune.__file__).parent.parent / "search_spaces" / "targets" / "jetson-orin-nano-8gb.toml"
+    mine = {"model": save_mlp(tmp_path / "model.onnx"), "data": ROWS, "budget": 2, "target": tmp_path / "mine.toml"}
+    (tmp_path / "mine.toml").write_text(profile.read_text())
+    mptune.search(out=tmp_path / "run.mptune", **mine)
+    bandwidth = next(line for line in profile.read_text().splitlines() if line.startswith("bandwidth_gbps"))
+    (tmp_path / "mine.toml").write_text(profile.read_text().replace(bandwidth, "bandwidth_gbps = 33.0", 1))
+    with pytest.raises(RunError, match="another content of the target's profile"):
+        mptune.search(out=tmp_path / "run.mptune", **{**mine, "budget": 3})
+
+
+def test_a_worker_with_another_script_is_refused(tmp_path: Path, storage: str) -> None:
+    script = tmp_path / "score.py"
+    script.write_text("def score(outputs, reference):\n    return 0.5\n")
+    search(tmp_path, "a", storage, budget=1, metric=["relative_l2", f"{script}:score"])
+    script.write_text("def score(outputs, reference):\n    return 0.25\n")
+    trust(f"{script}:score")  # as where the user names it on that host
+    with pytest.raises(RunError, match="is not what it was"):
+        mptune.worker(tmp_path / "a" / "run.mptune", storage=storage, open_toolchain=Opener(tmp_path / "diaries"))

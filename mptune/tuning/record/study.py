@@ -276,7 +276,7 @@ def shared_granularity(run: str, url: str | None, model_sha256: str, space_sha25
 
 
 def check_metrics(record: StudyRecord, metrics: Sequence[str], function: TaskMetric | None) -> tuple[str, ...]:
-    """Refuse a script, or a function, under the name of a metric that was another one before.
+    """Refuse a script, or a function, under the name of a metric that was another one before; note those that are new.
 
     Returns:
         What cannot be compared, one line for each metric.
@@ -284,28 +284,33 @@ def check_metrics(record: StudyRecord, metrics: Sequence[str], function: TaskMet
     Raises:
         RunError: naming the metric.
     """
-    warnings: list[str] = []
     for metric in metrics:
         definition = definition_of_code(metric, function)
-        if definition is None:
-            continue
-        kept = record.note(f"{_METRIC}{metric}")
-        if kept is None:
+        if definition is not None and record.note(f"{_METRIC}{metric}") is None:
             record.set_note(f"{_METRIC}{metric}", {"kind": definition.kind, "sha256": definition.sha256})
-        elif kept["kind"] == definition.kind and kept["sha256"] != definition.sha256:
-            raise RunError(
-                f"the metric {metric} is not what it was when the study was begun: its code, or a value in it, differs",
-                "give the same one; give the other one a name of its own; or start over with --fresh (nothing is "
-                "deleted)",
-            )
-        is_comparable = kept is None or kept["kind"] == definition.kind
-        unread = definition.unread if is_comparable else (f"code of {kept['kind']}",)
-        if unread:
-            warnings.append(
-                f"each search of this run must be given the same metric {metric}: what it reads cannot be compared "
-                f"({', '.join(unread)})"
-            )
-    return tuple(warnings)
+    return tuple(text for metric in metrics if (text := compare_metric(record, metric, metric, function)))
+
+
+def compare_metric(record: StudyRecord, recorded: str, metric: str, function: TaskMetric | None) -> str:
+    """As ``check_metrics``, of the metric that a study has recorded under this name; notes nothing.
+
+    Raises:
+        RunError: it is another one.
+    """
+    definition, kept = definition_of_code(metric, function), record.note(f"{_METRIC}{recorded}")
+    if definition is None or kept is None:
+        return ""
+    is_comparable = kept["kind"] == definition.kind
+    if is_comparable and kept["sha256"] != definition.sha256:
+        raise RunError(
+            f"the metric {metric} is not what it was when the study was begun: its code, or a value in it, differs",
+            "give the same one; give the other one a name of its own; or start over with --fresh (nothing is deleted)",
+        )
+    unread = definition.unread if is_comparable else (f"code of {kept['kind']}",)
+    if not unread:
+        return ""
+    reads = f"what it reads cannot be compared ({', '.join(unread)})"
+    return f"each search of this run must be given the same metric {metric}: {reads}"
 
 
 def _check_identity(study: optuna.Study, identity: Mapping[str, Any], where: str) -> None:
