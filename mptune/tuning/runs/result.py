@@ -32,7 +32,7 @@ from mptune.tuning.reasons.unconfirmed import Unconfirmed, unconfirmed_warnings
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import drift_warning
 from mptune.tuning.record.storage_urls import same_storage, storage_url
-from mptune.tuning.record.study import forget_studies, has_outcome, read_study
+from mptune.tuning.record.study import has_outcome, read_study
 from mptune.tuning.steps.baseline import ENGINE_CODE, held_out_baseline
 from mptune.tuning.steps.remeasure import candidates, confirmed_evaluations, dropped_plans, rounds_needed
 
@@ -140,23 +140,6 @@ def has_evaluation(run: RunDirectory, file: RunFile, storage: str | None = None)
         return has_outcome(name=file.study, journal=run.journal, url=url)
     except RunError:
         return True
-
-
-def forget_run(run: RunDirectory, file: RunFile, storage: str | None = None) -> None:
-    """Delete what a run without an evaluation holds, its studies in a database included: other things are asked for.
-
-    Args:
-        run: the run directory, locked.
-        file: its run.json.
-        storage: as ``has_evaluation`` takes it.
-
-    Raises:
-        RunError: the directory or the database cannot be written.
-    """
-    url = storage_url(file.storage, same_storage(file.storage, storage))
-    if url is not None:
-        forget_studies(name=file.study, url=url)
-    run.forget()
 
 
 def build_front(
