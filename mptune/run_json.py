@@ -87,6 +87,8 @@ class FixedSettings(_Section):
     """The settings that change what is measured: they cannot change within a run.
 
     ``space_sha256`` is of the search-space file's bytes, ``groups_sha256`` of which nodes are in which layer group.
+    ``shared_units`` says that columns of a Softmax or Sigmoid share a unit (``mptune.data.metrics.parts``): False where
+    an output holds none, and in runs of versions that divided each column by its own scale.
     """
 
     target: str
@@ -109,6 +111,7 @@ class FixedSettings(_Section):
     feedback: tuple[str, ...] = ()
     steps: int | None = None
     labels_sha256: str | None = None
+    shared_units: bool = False
 
     @classmethod
     def of(
@@ -119,6 +122,7 @@ class FixedSettings(_Section):
         granularity: Granularity,
         groups_sha256: str,
         labels_sha256: str | None = None,
+        shared_units: bool = False,
     ) -> FixedSettings:
         """Those of a search, with what its search space and its model came to."""
         data = settings.data_settings
@@ -143,6 +147,7 @@ class FixedSettings(_Section):
             feedback=settings.feedback,
             steps=settings.steps,
             labels_sha256=labels_sha256,
+            shared_units=shared_units,
         )
 
 

@@ -17,6 +17,7 @@ from mptune.diagnosis.rows import Layout
 from mptune.diagnosis.runner import Outputs, Runner
 from mptune.engines.jobs.samples import batch_sizes
 from mptune.finding import OutputColumns
+from mptune.graph.loading.shared_units import shared_units
 from mptune.graph.loading.value_dependent import shape_facts
 from mptune.graph.plan import PrecisionPlan
 from mptune.settings import Tolerance
@@ -79,9 +80,10 @@ class Sides:
             columns = limit.columns if isinstance(limit, Limit) else limit
             a, b = columns_of(got, axis, columns), columns_of(wanted, axis, columns)
             c, d = columns_of(emulated, axis, columns), columns_of(exact, axis, columns)
-            of_fp16 = error_of(c, d, about_zero=is_set)
+            least = 0.0 if parts is None or columns is None else parts.least_scale(columns)
+            of_fp16 = error_of(c, d, about_zero=is_set, least=least)
             allowed = limit if isinstance(limit, Limit) else Limit(self._default_limit(name, columns), columns=columns)
-            error = error_of(a, b, about_zero=is_set)
+            error = error_of(a, b, about_zero=is_set, least=least)
             judged, judged_fp16 = (largest_of(a, b), largest_of(c, d)) if allowed.is_absolute else (error, of_fp16)
             whole = arrays_of(candidate, name), arrays_of(reference, name)
             largest = largest_of(got, wanted)
@@ -91,13 +93,14 @@ class Sides:
     def _default_limit(self, name: str, columns: tuple[int, ...] | None) -> float:
         parts, is_set = self._parts.get(name), self.has_row_set(name)
         axis = None if parts is None else parts.axis
+        least = 0.0 if parts is None or columns is None else parts.least_scale(columns)
 
         def of(outputs: Outputs) -> float:
             pair = (columns_of(each, axis, columns) for each in self._paired(name, outputs, self.runner.exact))
-            return error_of(*pair, about_zero=is_set)
+            return error_of(*pair, about_zero=is_set, least=least)
 
         exact = columns_of(arrays_of(self.runner.exact, name), axis, columns)
-        last = rounded_error(exact, about_zero=is_set)
+        last = rounded_error(exact, about_zero=is_set, least=least)
         return default_limit(of(self.emulated), lambda: of(self.runner.emulated(self.runner.sound_fp16)), last)
 
     @property
@@ -133,7 +136,8 @@ class Sides:
     @cached_property
     def _parts(self) -> Mapping[str, OutputParts]:
         shapes = [{name: array.shape for name, array in sample.items()} for sample in self.runner.samples]
-        return find_parts(self.runner.exact, batch_sizes(shapes, len(self.runner.exact)))
+        units = shared_units(self.runner.model, shapes[0])
+        return find_parts(self.runner.exact, batch_sizes(shapes, len(self.runner.exact)), units)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.fronts.content import FrontContent
 from mptune.tuning.fronts.dominance import non_dominated
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR, REFERENCE_ERROR, dominated_area, exactness, gains
-from mptune.tuning.fronts.table import format_bytes, format_error, front_html, front_records, front_text, latency_text
+from mptune.tuning.fronts.metric_limits import error_text
+from mptune.tuning.fronts.table import format_bytes, front_html, front_records, front_text, latency_text
 from mptune.tuning.fronts.tolerances import excess as excess_of
 from mptune.tuning.fronts.tolerances import is_wanted, rest_error
 
@@ -50,6 +51,7 @@ class Front(FrontContent):
         findings: the most severe first; a warning about groups that the chosen plan keeps in FP32 is ``info``.
         explanation: why groups stay FP32, plan by plan, and what each group costs and gains.
         other_devices: whose fronts were kept apart, with their run directories.
+        reported_metrics: that were taken beside the objective.
     """
 
     def best(
@@ -62,7 +64,7 @@ class Front(FrontContent):
         """Take one point of the front; nothing is written. ``mptune.pick`` also writes its model.
 
         Args:
-            max_error: the fastest point whose error (held-out where known) is at most this.
+            max_error: the fastest point whose error is at most this, on the search samples and on the held-out ones.
             max_latency_ms: the most exact point whose median latency is at most this. With both, the fastest that
                 meets both. With none, the knee of the front.
             max_memory_bytes: only points whose engine takes at most so much (``EngineMemory.total_bytes``).
@@ -76,7 +78,7 @@ class Front(FrontContent):
         if point is None:
             raise PlanError(reason, "`mptune report` on the run directory shows what failed")
         if not limits_met:
-            nearest = f"{latency_text(point)} ms with error {format_error(point.judged_error)}"
+            nearest = f"{latency_text(point)} ms with error {error_text(point)}"
             raise PlanError(reason.partition(";")[0], f"the nearest is {point.plan.fingerprint}: {nearest}")
         return point
 
@@ -216,7 +218,7 @@ def choose(
 
     Args:
         points: feasible evaluations, such as ``Front.points``.
-        max_error: take the fastest point whose error (held-out, else of the search samples) is at most this.
+        max_error: take the fastest point whose error is at most this, on the search samples and on the held-out ones.
         max_latency_ms: take the most exact point whose median is at most this. With both limits, the fastest that
             meets both. With none, the knee.
         max_memory_bytes: take only points whose engine takes at most so much; with no other limit, the knee of those.

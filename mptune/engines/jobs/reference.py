@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from mptune.engines.ort.side_by_side import SideBySide
 from mptune.engines.worker.child import WorkerState
 from mptune.graph.hazards.masked_rows import MaskedRows
 from mptune.graph.hazards.probes import ProbeRecord
+from mptune.graph.loading.shared_units import Units
 from mptune.graph.writing.observe import Tap
 from mptune.graph.writing.probing.nodes import ProbeTap
 
@@ -45,6 +46,7 @@ class ReferenceJob:
         rollout: outputs that are fed back; None where there are none.
         parts: file to write the parts of the outputs to; None writes none.
         searched_parts: the parts found on the search samples, for held-out samples; None finds them here.
+        units: which columns share a unit, as ``find_parts`` takes them.
         run_bytes: memory that one run takes about, bytes; None where that is not known, and runs go one by one.
     """
 
@@ -57,6 +59,7 @@ class ReferenceJob:
     rollout: Rollout | None = None
     parts: Path | None = None
     searched_parts: Path | None = None
+    units: Mapping[str, Units] = field(default_factory=dict)
     run_bytes: int | None = None
 
     def run(self, state: WorkerState) -> ReferenceReport:
@@ -93,7 +96,7 @@ class ReferenceJob:
         if searched is not None:
             return cover_held_out(searched, outputs)
         shapes = [{name: array.shape for name, array in sample.items()} for sample in samples]
-        return find_parts(outputs, batch_sizes(shapes, len(outputs)))
+        return find_parts(outputs, batch_sizes(shapes, len(outputs)), self.units)
 
     def _optimisation_error(
         self, state: WorkerState, sample: Feed, outputs: Mapping[str, np.ndarray]

@@ -29,18 +29,21 @@ from mptune.reporting.text import (
     latency_text,
     memory_details,
     memory_text,
+    metric_cell,
     speedup_of,
     unique,
 )
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Reason
 from mptune.tuning.front import Front
+from mptune.tuning.fronts.metric_limits import metric_values
+from mptune.tuning.fronts.tolerances import is_larger_in_search
 from mptune.tuning.reasons.group_findings import FP16_CODES
 
 PLAN_FIELDS = (
     "plan", "number", "ms", "low", "high", "interval", "ms_text", "speedup", "speedup_text", "search", "held_out",
     "ci95", "finite", "bits", "origin", "memory", "memory_parts", "sources", "part", "warnings", "against",
-    "because",
+    "because", "search_larger", "metrics",
 )  # fmt: skip
 """Columns of a plan in the page's data."""
 
@@ -62,6 +65,7 @@ def page_document(content: PageContent) -> dict[str, Any]:
         "target": front.target,
         "engine": describe_engine(front),
         "metric": front.metric,
+        "metrics": list(front.metrics),
         "latency_is": front.fp32.latency.source,
         "error_is": _error_source(front),
         "sources": [f"Latency: {latency_source(front)}.", f"Error: {error_source(front)}."],
@@ -118,6 +122,7 @@ def _plan(evaluation: Evaluation, content: PageContent) -> list[Any]:
     low, high = latency.ci95_ms
     interval = error_interval(evaluation.counted, evaluation.metric)
     precision, chosen = evaluation.plan.precision, content.front.chosen
+    metrics = content.front.metrics.values()
     return [
         evaluation.plan.fingerprint,
         evaluation.number,
@@ -141,6 +146,8 @@ def _plan(evaluation: Evaluation, content: PageContent) -> list[Any]:
         list(evaluation.warnings),
         "" if chosen is None or evaluation.plan == chosen.plan else compared(evaluation, chosen),
         because(content.front, evaluation),
+        int(is_larger_in_search(evaluation)),
+        [[*map(_known, metric_values(evaluation, one)), metric_cell(evaluation, one)] for one in metrics],
     ]
 
 

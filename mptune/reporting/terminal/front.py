@@ -15,8 +15,8 @@ from mptune.reporting.text import (
     KEPT_BECAUSE,
     describe_engine,
     error_source,
+    error_text,
     explain_kept,
-    format_error,
     front_warnings,
     latency_source,
     latency_text,
@@ -85,7 +85,7 @@ def _chosen(front: Front) -> str:
     chosen = front.chosen
     return (
         f"{chosen.plan.fingerprint}: {latency_text(chosen)} ms "
-        f"({speedup_text(chosen, front.fp32)}), error {format_error(chosen.judged_error)}; {front.chosen_reason}"
+        f"({speedup_text(chosen, front.fp32)}), error {error_text(chosen)}; {front.chosen_reason}"
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +13,7 @@ from mptune.finding import Finding
 from mptune.graph.plan import PrecisionPlan
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation
+from mptune.tuning.fronts.metric_limits import metric_values, shown_metrics
 from mptune.tuning.fronts.neighbours import Neighbour, neighbours
 
 FRONT_FORMAT = 1
@@ -83,6 +86,7 @@ class FrontContent(FrontOrigin):
     explanation: Explanation = field(default_factory=Explanation)
     other_devices: tuple[OtherDevice, ...] = ()
     choice_kind: ChoiceKind = "knee"
+    reported_metrics: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The content of front.json: every key always there, null where unknown."""
@@ -115,15 +119,29 @@ class FrontContent(FrontOrigin):
         """What the all-FP16 baseline is called: groups that are pinned stay FP32 in it."""
         return "all-FP16" if self.fp16 is None else fp16_name(self.fp16.plan)
 
+    @cached_property
+    def metrics(self) -> Mapping[str, str]:
+        """Short name -> metric of those whose own values are shown beside the error."""
+        every = (*self.points, self.fp32, self.fp16, self.chosen)
+        return shown_metrics(filter(None, every), self.reported_metrics)
+
     @property
     def neighbours(self) -> tuple[Neighbour, ...]:
         """The plans that every view names beside the chosen one."""
         return () if self.chosen is None else neighbours(self.points, self.chosen)
 
     def _point(self, evaluation: Evaluation) -> dict[str, Any]:
-        """The POINT of an evaluation, and why its FP32 groups are FP32."""
+        """The POINT of an evaluation, its metrics' own values, and why its FP32 groups are FP32."""
         kept = self.explanation.of(evaluation.plan.fingerprint)
-        return {**evaluation.to_point(), "fp32": [group.to_json() for group in kept]}
+        metrics = {
+            name: dict(zip(("search", "held_out"), map(_encode, metric_values(evaluation, metric)), strict=True))
+            for name, metric in self.metrics.items()
+        }
+        return {**evaluation.to_point(), "metrics": metrics, "fp32": [group.to_json() for group in kept]}
+
+
+def _encode(value: float | None) -> float | str | None:
+    return None if value is None else encode_float(value)
 
 
 def fp16_name(plan: PrecisionPlan) -> str:

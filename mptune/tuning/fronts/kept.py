@@ -168,6 +168,7 @@ def _decoded(run: RunDirectory, file: RunFile, document: dict[str, Any]) -> Fron
         findings=shown_findings(facts, chosen, fp32, explanation, is_confirmation=file.confirms is not None),
         explanation=explanation,
         other_devices=other_devices(run),
+        reported_metrics=facts.reported_metrics,
     )
 
 

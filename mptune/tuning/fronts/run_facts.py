@@ -33,6 +33,7 @@ class Facts(FrontOrigin):
         indices: of the samples in the data.
         budget: how many plans the search was asked for.
         reduced: the precisions that its plans may have beside FP32, as a text.
+        reported_metrics: that are taken beside the objective.
     """
 
     warnings: tuple[str, ...] = ()
@@ -41,6 +42,7 @@ class Facts(FrontOrigin):
     indices: SampleIndices = field(default_factory=SampleIndices)
     budget: int = 0
     reduced: str = "FP16"
+    reported_metrics: tuple[str, ...] = ()
 
 
 def facts_of(run: RunDirectory, file: RunFile) -> Facts:
@@ -64,6 +66,7 @@ def facts_of(run: RunDirectory, file: RunFile) -> Facts:
         data_dir=run.data,
         indices=sample_indices(file),
         budget=file.search.budget,
+        reported_metrics=file.search.reported_metrics,
         reduced=" or ".join(name.upper() for name in file.fixed_settings.precisions if name != "fp32"),
     )
 

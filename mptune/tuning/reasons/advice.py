@@ -13,7 +13,8 @@ from mptune.tuning.explanation import Explanation, Kept, Reason
 from mptune.tuning.failures import describe
 from mptune.tuning.fronts.dominance import faster_beyond_noise
 from mptune.tuning.fronts.hypervolume import ERROR_FLOOR
-from mptune.tuning.fronts.table import format_error, format_speedup
+from mptune.tuning.fronts.metric_limits import error_text
+from mptune.tuning.fronts.table import format_speedup
 
 NOISY = 0.05
 """Half the width of the baseline's 95 % interval, as a share of its median, past which fronts lose points to noise; a
@@ -163,7 +164,7 @@ def _why_mixed_plans_are_not(outcome: Outcome) -> str:
         return (
             f"no plan within {outcome.limits} is faster than all-FP32 beyond noise; {len(left_out)} of {count} plans"
             f" with {name} in them are faster, and beyond it: {best.plan.fingerprint} is the fastest ({speedup}, "
-            f"error {format_error(best.judged_error)})"
+            f"error {error_text(best)})"
         )
     unknown = f"whether {name} pays here is not shown"
     if outcome.failures:

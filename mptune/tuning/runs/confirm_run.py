@@ -18,6 +18,7 @@ from typing import Any
 
 from mptune.data.labels import labels_beside
 from mptune.data.metrics.accuracy import TaskMetric
+from mptune.data.metrics.kept_parts import parts_path
 from mptune.engines.base import SampleSet, Toolchain, Workspace
 from mptune.engines.environment import Environment
 from mptune.engines.toolchains.choose import (
@@ -355,9 +356,8 @@ def lent_samples(run: RunDirectory, directory: RunDirectory) -> Iterator[Workspa
     for which in _SAMPLE_SETS:
         lent.append((theirs.samples(which), workspace.samples(which)))
         lent.append((theirs.reference(which), workspace.reference(which)))
-        labels = labels_beside(theirs.samples(which))
-        if labels.exists():
-            lent.append((labels, labels_beside(workspace.samples(which))))
+        beside = labels_beside(theirs.samples(which)), parts_path(theirs.reference(which))
+        lent += [(path, workspace.samples(which).with_name(path.name)) for path in beside if path.exists()]
     absent = next((source for source, _ in lent if not source.exists()), None)
     if absent is not None:
         raise RunError(f"{absent} is missing: the run is not whole", "pack it where it was made: `mptune export RUN`")

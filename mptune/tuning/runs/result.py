@@ -230,6 +230,7 @@ def build_front(
         warnings=tuple(dict.fromkeys(warnings)),
         findings=shown_findings(facts, chosen, fp32, explanation, is_confirmation=every),
         explanation=explanation,
+        reported_metrics=facts.reported_metrics,
     )
 
 

@@ -21,6 +21,7 @@ from mptune.graph.grouping.groups import LayerGroup, find_fitting_groups, find_g
 from mptune.graph.hazards.hazard import hazard_findings
 from mptune.graph.hazards.interface import interface_findings
 from mptune.graph.loading.model import Model
+from mptune.graph.loading.shared_units import has_shared_units
 from mptune.identity import check_data, check_same, check_target, identity_of, refuse_other_runs
 from mptune.run_json import DataSection, FixedSettings, ModelSection, RunFile, TargetSection
 from mptune.rundir import RunDirectory, has_workers
@@ -154,8 +155,7 @@ class SearchRun(MeasuringRun):
         self._check_engine(self._settings, "search")
         about = () if self.environment is None else self.environment.warnings
         warnings = (*data_warnings, *observations.warnings, *about, *kernels.warnings, *space.warnings, *repaired)
-        known, metric = self.file.findings, self._settings.metric
-        found = with_reasons(self._workload, known, hazards, metric, self.record.baseline())
+        found = with_reasons(self._workload, self.file.findings, hazards, self._settings.metric, self.record.baseline())
         self._save(findings=found, warnings=tuple(dict.fromkeys(warnings)))
         front = front_of(self.directory, self.file, self.record, keep=True)
         about_sizes, unknown = chosen_sweep(self._workload, self.grouped, front.chosen, self._settings.shapes, others)
@@ -189,6 +189,7 @@ class SearchRun(MeasuringRun):
             granularity=self._granularity,
             groups_sha256=groups_sha256(self.grouped.groups),
             labels_sha256=labels_sha256(settings.labels),
+            shared_units=has_shared_units(model),
         )
         check_metric_limits(settings.limits, (settings.metric, *settings.reported_metrics))
         known = earlier = self.directory.load()

@@ -24,8 +24,8 @@ function plainFp16(found) {
   if (fp16 === null) line.append(`${data.fp16_name} has no result: it failed, or was not evaluated. `);
   else if (!fp16.finite) line.append(h("strong", {}, `${data.fp16_name} gives NaN or Inf`), " where the FP32 model gives numbers. ");
   else {
-    line.append(h("strong", {}, `${data.fp16_name}: error ${formatError(fp16.error)}`), ` at ${fp16.ms_text} ms`);
-    line.append(chosen && chosen !== fp16 ? `; the chosen plan: ${formatError(chosen.error)} at ${chosen.ms_text} ms. ` : ". ");
+    line.append(h("strong", {}, `${data.fp16_name}: error ${errorText(fp16)}`), ` at ${fp16.ms_text} ms`);
+    line.append(chosen && chosen !== fp16 ? `; the chosen plan: ${errorText(chosen)} at ${chosen.ms_text} ms. ` : ". ");
   }
   if (pinned) line.append(`${plural(pinned, "group")} ${pinned === 1 ? "is" : "are"} pinned to FP32, so an engine with all groups in FP16 was not run. `);
   if (!found) line.append("No value, constant, mask or sum was found that FP16 cannot hold.");
