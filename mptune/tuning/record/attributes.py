@@ -8,7 +8,7 @@ named them ``g012``, and such a study goes on with its names. Attributes that ho
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from optuna.distributions import CategoricalDistribution
@@ -114,10 +114,10 @@ def by_group(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {name.partition(" ")[0]: value for name, value in parameters.items()}
 
 
-def choice_counts(trials: Iterable[FrozenTrial]) -> dict[str, int]:
-    """Group id -> how many precisions its parameter has had to choose from."""
+def choices_of(trials: Iterable[FrozenTrial]) -> dict[str, Sequence[Any]]:
+    """Group id -> the precisions that its parameter has had to choose from."""
     return {
-        name.partition(" ")[0]: len(distribution.choices)
+        name.partition(" ")[0]: distribution.choices
         for trial in trials
         for name, distribution in trial.distributions.items()
         if isinstance(distribution, CategoricalDistribution)

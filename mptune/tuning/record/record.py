@@ -35,7 +35,7 @@ from mptune.tuning.record.attributes import (
     OWNER,
     ParameterNames,
     by_group,
-    choice_counts,
+    choices_of,
     evaluation_attrs,
     holds_json,
     note_key,
@@ -99,7 +99,7 @@ class StudyRecord:
         with storing(where):
             trials = [trial for one in (*siblings, study) for trial in one.get_trials(deepcopy=False)]
         self._names = ParameterNames(space.groups, trials)
-        self.space = space.as_begun(choice_counts(trials))
+        self.space = space.as_begun({group: len(each) for group, each in choices_of(trials).items()})
         self.trials = StudyTrials(study, where)
         self._decoded: dict[int, Evaluation] = {}
         self.metric = metric
@@ -177,6 +177,13 @@ class StudyRecord:
     def trial_count(self) -> int:
         """Number of trials of any state."""
         return len(self.trials.every())
+
+    @property
+    def plan_count(self) -> int | None:
+        """How many plans the search may try, as ``SearchSpace.in_question`` says; None before the first trial."""
+        choices = choices_of(self.trials.every())
+        needs_bf16 = self.failed > 0 or any(str(Precision.BF16) in each[:2] for each in choices.values())
+        return math.prod(len(each) if needs_bf16 else 2 for each in choices.values()) if choices else None
 
     def expected_improvements(self, last: int | None = None) -> list[float]:
         """Expected hypervolume improvements (0 to 1) of the evaluated proposals, when proposed, or of the last ones."""

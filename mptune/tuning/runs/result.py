@@ -227,6 +227,7 @@ def build_front(
                 reduced=facts.reduced,
                 is_cut_short=record.spent < facts.budget,
                 sampled_failures=sum(origin == ORIGIN_SAMPLER for _, origin, _ in failures),
+                plan_count=record.plan_count,
             )
         ),
         *_unconfirmed(points, chosen, unconfirmed),
