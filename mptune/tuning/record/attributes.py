@@ -15,6 +15,7 @@ from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial
 
 from mptune.engines.timing.latency import Latency
+from mptune.graph.plan import Precision
 from mptune.tuning.evaluation import ORIGIN_SAMPLER, Evaluation, Origin
 from mptune.tuning.record.backends.packed import unpacked
 from mptune.tuning.sampler.trials import JSON_MARK, LAW_ATTR, TIMING_ATTR
@@ -122,6 +123,13 @@ def choices_of(trials: Iterable[FrozenTrial]) -> dict[str, Sequence[Any]]:
         for name, distribution in trial.distributions.items()
         if isinstance(distribution, CategoricalDistribution)
     }
+
+
+def plan_count(trials: Iterable[FrozenTrial], *, has_failed: bool) -> int | None:
+    """How many plans a search may try, as ``SearchSpace.in_question`` says; None before the first trial."""
+    choices = choices_of(trials).values()
+    needs_bf16 = has_failed or any(str(Precision.BF16) in each[:2] for each in choices)
+    return math.prod(len(each) if needs_bf16 else 2 for each in choices) if choices else None
 
 
 class ParameterNames:

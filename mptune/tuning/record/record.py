@@ -178,13 +178,6 @@ class StudyRecord:
         """Number of trials of any state."""
         return len(self.trials.every())
 
-    @property
-    def plan_count(self) -> int | None:
-        """How many plans the search may try, as ``SearchSpace.in_question`` says; None before the first trial."""
-        choices = choices_of(self.trials.every())
-        needs_bf16 = self.failed > 0 or any(str(Precision.BF16) in each[:2] for each in choices.values())
-        return math.prod(len(each) if needs_bf16 else 2 for each in choices.values()) if choices else None
-
     def expected_improvements(self, last: int | None = None) -> list[float]:
         """Expected hypervolume improvements (0 to 1) of the evaluated proposals, when proposed, or of the last ones."""
         found = (ehvi for t in reversed(self.settled()) if (ehvi := ehvi_of(t)) is not None)
