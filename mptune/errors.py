@@ -108,13 +108,9 @@ class MptuneError(Exception):
         """What to do about it, one line; empty if there is nothing to do."""
         return _for_caller(self._hint)
 
-    @property
-    def __notes__(self) -> list[str]:
-        """Python 3.11 and newer show the hint below the traceback."""
-        return [f"hint: {self.hint}"] if self._hint else []
-
     def __str__(self) -> str:
-        return self.message
+        """Both, as a traceback ends with them; ``message`` is for a text that it becomes part of."""
+        return f"{self.message}\nhint: {self.hint}" if self._hint else self.message
 
     def __reduce__(self) -> tuple[type[MptuneError], tuple[object, ...]]:
         """Pickle with both fields: errors cross the worker's pipe."""

@@ -444,6 +444,7 @@ def test_a_traceback_only_with_debug(
         asked = capsys.readouterr().err
         assert "Traceback" in asked
         assert asked.endswith(plain)
+        assert [asked.count(line) for line in plain.splitlines()] == [1, 1], "the hint is printed once"
 
 
 def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:

@@ -64,8 +64,8 @@ def compare(
         reference_outputs: The same of what holds for right.
         tolerance: Output, or columns of it as ``"boxes[0:4]"`` -> largest error (root mean square difference of a
             sample by the part's standard deviation), or ``"abs:X"`` for the largest absolute difference; or texts
-            ``"OUTPUT[COLUMNS]=X"``. By default twice what rounding
-            to FP16 gives in each part (emulated; groups whose values FP16 does not hold count as FP32), at most 0.1.
+            ``"OUTPUT[COLUMNS]=X"``. By default twice the emulated error of
+            all-FP16 in each part (the plan that ``search`` evaluates), at most 0.1.
         max_error: Largest error of what no tolerance is about.
         ignore: Outputs that are not compared.
         trace: Find the first group along the graph whose values differ between ``model`` and ``candidate``: beyond the

@@ -49,7 +49,7 @@ def compare(
             metavar="OUTPUT[COLUMNS]=X",
             help="Limit the error of an output, or of columns of it; abs:X limits the"
             " absolute difference. Repeatable."
-            " Default: twice the emulated error of rounding to FP16 what FP16 can hold, at most 0.1.",
+            " Default: twice the emulated error of all-FP16, at most 0.1.",
         ),
     ] = None,
     ignore: Annotated[

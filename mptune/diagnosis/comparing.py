@@ -102,7 +102,7 @@ def _run(other: Runner, runner: Runner) -> Outputs:
             "the model itself runs on these data: look at what the candidate has otherwise, such as an index that is"
             f" computed in FP16; `mptune inspect {runner.name} --data PATH` names what FP16 breaks"
         )
-        raise BaselineError(str(error), hint) from error
+        raise BaselineError(error.message, hint) from error
 
 
 def _renamed(outputs: Outputs, runner: Runner, other: Runner) -> Outputs:

@@ -35,6 +35,7 @@ from mptune.graph.writing.tf32 import Rounding, uses_products, write_tf32
 from mptune.graph.writing.widened import write_widened, write_with_constants
 from mptune.settings import DataSettings, SearchSettings
 from mptune.tuning.failures import did_not_run
+from mptune.tuning.space import load_space, make_space
 
 T = TypeVar("T")
 
@@ -117,8 +118,14 @@ class Runner:
         return self.workspace.data_dir / "exact.npz"
 
     @cached_property
+    def planned_fp16(self) -> PrecisionPlan:
+        """All-FP16 as a search on these samples plans it: what limits and figures of FP16 are taken from."""
+        absmax = {name: seen.absmax for name, seen in self.ranges.items()}
+        return make_space(self.grouped, load_space("default"), self.hazards, absmax).all_fp16
+
+    @cached_property
     def all_fp16(self) -> PrecisionPlan:
-        """FP16 wherever FP16 can be right."""
+        """FP16 wherever the model's constants allow it, as other tools convert: values may overflow on the samples."""
         return self._throughout(Precision.FP16, pinned_by_hazards(self.constant_hazards))
 
     @cached_property

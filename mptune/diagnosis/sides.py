@@ -105,8 +105,8 @@ class Sides:
 
     @property
     def emulated(self) -> Outputs:
-        """The model with FP16 wherever FP16 can be right."""
-        return self.runner.emulated(self.runner.all_fp16)
+        """The model in all-FP16, as a search plans it."""
+        return self.runner.emulated(self.runner.planned_fp16)
 
     def has_row_set(self, name: str) -> bool:
         """Whether an output is compared as a set of rows."""
@@ -150,10 +150,10 @@ class Side:
         got: of the candidate, one array per sample.
         wanted: of the reference.
         error: of the candidate.
-        emulated: error of the model with FP16 wherever FP16 can be right.
+        emulated: error of all-FP16 (``Sides.emulated``).
         limit: of the part that is worst against its own; errors are of that part.
         judged: the figure that it limits.
-        judged_fp16: the same figure of the model with FP16 wherever FP16 can be right.
+        judged_fp16: the same figure of all-FP16.
         largest: largest absolute difference of the output, on any sample.
     """
 

@@ -132,6 +132,13 @@ def describe_engine(front: Front) -> str:
     return f"{front.engine} {'on' if front.fp32.latency.source == 'measured' else 'for'} {front.device}"
 
 
+TRUE_FP32 = (
+    "Speedups are against all-FP32 in true FP32; against TF32, TensorRT's own default on GPUs that have it, they are"
+    " smaller"
+)
+"""What to know about every speedup on a GPU."""
+
+
 def latency_source(front: Front) -> str:
     """The line of a report that says whether latencies are measured or predicted, and on which device."""
     rows = front_rows(front)

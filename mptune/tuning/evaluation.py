@@ -23,7 +23,7 @@ from mptune.targets.engine_memory import EngineMemory
 EVALUATION_FORMAT = 1
 
 EMULATION_FACTOR = 1.5
-"""A measured and an emulated error disagree where their ratio is beyond this factor (MEASURING.md)."""
+"""A measured and an emulated error disagree where their ratio is beyond this factor."""
 
 _FP32_NOISE = 1e-6
 """Relative L2 by which FP32 differs from itself where it is summed in another order: an emulation fuses nothing."""

@@ -160,7 +160,7 @@ def hypervolume(points: Iterable[Evaluation], fp32: Evaluation, reference_error:
     """Share of the box between nothing and the reference point that the points dominate, 0 to 1.
 
     The latency axis is linear from 0 ms to the median of all-FP32. The error axis is logarithmic from the floor,
-    ``max(error of all-FP32, 1e-7)``, to ``reference_error`` (SEARCH.md). All-FP32 itself adds nothing, and neither
+    ``max(error of all-FP32, 1e-7)``, to ``reference_error``. All-FP32 itself adds nothing, and neither
     does a plan that is slower, or whose error is past the reference. Errors are ``judged_error``.
     """
     floor = max(fp32.judged_error, ERROR_FLOOR)

@@ -103,10 +103,7 @@ class TensorRtToolchain(BaseToolchain):
         self, plan: PrecisionPlan, which: SampleSet = "search", *, profile: bool = False
     ) -> Measurement | Failure:
         """See ``Toolchain``."""
-        result = self._store.evaluate(plan, partial(self._time, plan, which, profile=profile))
-        if isinstance(result, Failure) and result.stage is Stage.BUILD and not result.is_machine_fault:
-            self._store.discard(self._fp32)  # The file that cannot be loaded may be the baseline's.
-        return self._with_memory(plan, result)
+        return self._with_memory(plan, self._store.evaluate(plan, partial(self._time, plan, which, profile=profile)))
 
     def _time(self, plan: PrecisionPlan, which: SampleSet, *, profile: bool) -> Measurement | Failure:
         measurement = self._timer.time(plan, partial(self._measure, plan, which))
@@ -127,7 +124,12 @@ class TensorRtToolchain(BaseToolchain):
         self, plan: PrecisionPlan, which: SampleSet, repetitions: Repetitions | None
     ) -> MeasureResult | Failure:
         job = self._measure_job(plan, which, repetitions)
-        return job if isinstance(job, Failure) else self._call(job)
+        result = job if isinstance(job, Failure) else self._call(job)
+        if isinstance(job, Failure) or not _cannot_be_loaded(result):
+            return result
+        if _cannot_be_loaded(self._call(ReopenJob(job, 0))):  # The baseline alone: another one has other tactics.
+            self._store.discard(self._fp32)
+        return result
 
     def _measure_job(
         self, plan: PrecisionPlan, which: SampleSet, repetitions: Repetitions | None
@@ -214,6 +216,11 @@ class AheadToolchain(BaseToolchain):
     def missing_bf16_kernels(self) -> tuple[MissingKernel, ...]:
         """See ``Toolchain``."""
         return refused_in_bf16(self.workload.model, "tensorrt-rtx")
+
+
+def _cannot_be_loaded(result: object) -> bool:
+    """Whether an engine's file cannot be loaded, through no fault of the machine."""
+    return isinstance(result, Failure) and result.stage is Stage.BUILD and not result.is_machine_fault
 
 
 def _build_options(

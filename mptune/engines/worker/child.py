@@ -121,9 +121,12 @@ def main() -> None:
 
     whole = threading.Lock()
 
+    def write(data: bytes) -> None:
+        with whole:  # Builders report their progress from threads of their own, also while an answer is written.
+            _write(answers, data)
+
     def send(message: Message) -> None:
-        with whole:  # Builders report their progress from threads of their own.
-            _write(answers, encode(message))
+        write(encode(message))
 
     def ask(question: Any) -> Any:
         send(("question", question))
@@ -134,7 +137,7 @@ def main() -> None:
 
     state = WorkerState(lambda stage: send(("stage", stage)), lambda progress: send(("progress", progress)), ask)
     try:
-        _serve(requests, answers, state)
+        _serve(requests, write, state)
     except BrokenPipeError:
         pass  # The parent is gone.
     finally:
@@ -145,7 +148,7 @@ def main() -> None:
                 os.waitpid(guard, 0)
 
 
-def _serve(requests: int, answers: int, state: WorkerState) -> None:
+def _serve(requests: int, write: Callable[[bytes], None], state: WorkerState) -> None:
     """Answer requests until the parent closes the pipe.
 
     Raises:
@@ -154,13 +157,13 @@ def _serve(requests: int, answers: int, state: WorkerState) -> None:
     while (message := _receive(requests)) is not None:
         if message[0] == "start":
             sys.path[:], preloaded = message[1]
-            _write(answers, encode(("ready", os.getpid())))
+            write(encode(("ready", os.getpid())))
             _preload(preloaded)
         else:
             answer = _answer(message[1], state)
             sys.stdout.flush()
             sys.stderr.flush()
-            _write(answers, answer)
+            write(answer)
             _tidy(state)
 
 

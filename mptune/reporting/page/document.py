@@ -18,7 +18,9 @@ from mptune.reporting.page.confirming import confirmation_document
 from mptune.reporting.page.content import PageContent
 from mptune.reporting.page.failures import failure_documents
 from mptune.reporting.page.recommended import recommended
+from mptune.reporting.recipe import is_on_cpu
 from mptune.reporting.text import (
+    TRUE_FP32,
     because,
     compared,
     describe_engine,
@@ -68,7 +70,11 @@ def page_document(content: PageContent) -> dict[str, Any]:
         "metrics": list(front.metrics),
         "latency_is": front.fp32.latency.source,
         "error_is": _error_source(front),
-        "sources": [f"Latency: {latency_source(front)}.", f"Error: {error_source(front)}."],
+        "sources": [
+            f"Latency: {latency_source(front)}.",
+            *([] if is_on_cpu(front) else [f"{TRUE_FP32}."]),
+            f"Error: {error_source(front)}.",
+        ],
         "chosen": None if front.chosen is None else place[front.chosen.plan],
         "chosen_reason": front.chosen_reason,
         "limits_met": front.limits_met,

@@ -41,6 +41,7 @@ class Outcome:
         reduced: the precisions that plans may have beside FP32, as a text.
         is_cut_short: the search ended before its budget was spent.
         sampled_failures: how many of the failures are of plans that the sampler proposed.
+        plan_count: how many plans the search may try; None counts two precisions for each free group.
     """
 
     points: Sequence[Evaluation]
@@ -54,6 +55,7 @@ class Outcome:
     reduced: str = "FP16"
     is_cut_short: bool = False
     sampled_failures: int = 0
+    plan_count: int | None = None
 
     @property
     def free(self) -> int | None:
@@ -65,7 +67,7 @@ class Outcome:
     def is_exhausted(self) -> bool:
         """Whether all plans there are have been tried."""
         tried = len({e.plan for e in self.evaluations}) + len(self.failures)
-        return self.free is not None and tried >= 2**self.free
+        return self.free is not None and tried >= (self.plan_count or 2**self.free)
 
     @property
     def was_searched(self) -> bool:

@@ -29,6 +29,7 @@ from mptune.tuning.fronts.tolerances import check_tolerances, feasible, known_ou
 from mptune.tuning.reasons.advice import Outcome, findings
 from mptune.tuning.reasons.reasons import explain
 from mptune.tuning.reasons.unconfirmed import Unconfirmed, unconfirmed_warnings
+from mptune.tuning.record.attributes import plan_count
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import drift_warning
 from mptune.tuning.record.storage_urls import same_storage, storage_url
@@ -210,6 +211,7 @@ def build_front(
                 reduced=facts.reduced,
                 is_cut_short=record.spent < facts.budget,
                 sampled_failures=sum(origin == ORIGIN_SAMPLER for _, origin, _ in failures),
+                plan_count=plan_count(record.trials.every(), has_failed=record.failed > 0),
             )
         ),
         *_unconfirmed(points, chosen, unconfirmed),

@@ -26,7 +26,7 @@ from mptune.identity import check_data, check_same, check_target, identity_of, r
 from mptune.run_json import DataSection, FixedSettings, ModelSection, RunFile, TargetSection
 from mptune.rundir import RunDirectory, has_workers
 from mptune.settings import Granularity, SearchSettings
-from mptune.targets.mismatch import TARGET_CODE, not_measured
+from mptune.targets.mismatch import TARGET_CODE, beside_tf32, not_measured
 from mptune.targets.unsearched.already_mixed import already_mixed_findings
 from mptune.targets.unsearched.out_of_reach import out_of_reach_findings
 from mptune.targets.unsearched.quantised import quantised_findings
@@ -133,7 +133,7 @@ class SearchRun(MeasuringRun):
             stop_at_errors(data_findings)  # of a run that skipped the checks before
         self._warn(*data_warnings, *(finding.message for finding in data_findings), *observations.warnings)
         space, hazards = search_space(self._workload, named, observations, self._kernels)
-        kernels, rollout = self._kernels, self._settings.rollout
+        kernels, rollout, tf32 = self._kernels, self._settings.rollout, self._settings.tf32
         fed = () if rollout is None else tuple(rollout.pairs)
         about_model = (
             *kernels.findings(self.grouped),
@@ -143,7 +143,7 @@ class SearchRun(MeasuringRun):
             *out_of_reach_findings(self.grouped, observations.shapes, "search"),
             *hazard_findings(hazards, "search"),
         )
-        about_target = [finding for finding in self.file.findings if finding.code == TARGET_CODE]
+        about_target = beside_tf32(self.file.findings, self.grouped, self._target, observations.shapes, tf32=tf32)
         self._save(findings=(*data_findings, *about_target, *about_model))
         self._warn(*kernels.warnings, *space.warnings)
         keep_grounds(space, None, self._workload.workspace.data_dir)
