@@ -16,6 +16,8 @@ from tests.graph.models import constant, model, node, save, value, weight
 ROWS = {"x": np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)}
 MASKS = 12
 VARIANCES = np.random.default_rng(1).uniform(1e7, 9.8e7, 8)
+LIMITED = {"limited variances": (VARIANCES, "attribute-differs"), "limited masks": (np.full(8, 9e3), "")}
+"""Variances of the norm -> the code that is right where a converter limits constants to 10000."""
 
 
 def masked_and_normed(variances: np.ndarray = VARIANCES) -> onnx.ModelProto:
@@ -65,6 +67,13 @@ def test_of_many_limited_constants_the_one_that_matters_is_named(tmp_path: Path)
     assert "convert again" not in finding.cure, "FP16 does not hold 9.8e7, either"
     named = [each.where.nodes for each in found.findings if each.severity != "info"]
     assert set(named) <= {("/norm",)}, "the trace adds no rounding as a cause"
+
+
+def test_limited_constants_that_do_not_matter_are_no_difference(tmp_path: Path) -> None:
+    proto = masked_and_normed(LIMITED["limited masks"][0])
+    left, right = save(proto, tmp_path), save(converted(proto), tmp_path, "half.onnx")
+    found = mptune.compare(left, right, data=ROWS, trace=True)
+    assert {each.code: each.severity for each in found.findings} == {"agrees": "info", "first-difference": "info"}
 
 
 def test_what_makes_most_comes_first_and_what_makes_little_is_not_named(tmp_path: Path) -> None:
