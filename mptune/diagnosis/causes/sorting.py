@@ -143,7 +143,7 @@ class Causes:
         if not self._doubtful:
             return
         causes, _ = self._otherwise([side for side, _ in self._doubtful.values()], is_quick=False)
-        self._found += causes or [
+        self._found += [cause for cause in causes if _is_exact(cause)] or [
             _as_large_as_fp16(side, agreeing) if _is_no_rounding(side) else agreeing
             for side, agreeing in self._doubtful.values()
         ]
