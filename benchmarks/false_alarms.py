@@ -6,6 +6,7 @@ Every model is inspected with data (``mptune inspect MODEL --data``). What is ri
 
 * the six networks of ``benchmarks.models.small_networks``, sound and with each planted fault, for each seed;
 * the zoo of the tests: each situation shows its code, each sound twin none;
+* models and recordings that are compared (``mptune compare MODEL --data``), faulty and sound;
 * the corpus of graphs and the exported networks: nobody planted a fault; what is right for them stands in ``KNOWN``,
   with the reason, and in the tests' expectations of the networks. Their data are drawn, as ``random-data`` says.
 
@@ -20,7 +21,7 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -34,6 +35,9 @@ from benchmarks.models.small_networks import NETWORKS
 from mptune.engines.loading import load_typed_model
 from mptune.errors import MptuneError
 from mptune.finding import CODES, Finding
+from tests.diagnosis.fragile import FAULTY, SOUND, data, fragile
+from tests.diagnosis.recordings import Arrays
+from tests.diagnosis.test_named_causes import LIMITED, ROWS, converted, masked_and_normed
 from tests.graph.helpers import feeds
 from tests.networks.expected import expected
 from tests.networks.networks import FILES, filled, samples
@@ -97,6 +101,7 @@ class Case:
         right: codes that are right to name.
         planted: those that must be named; a miss is listed, and is no false alarm.
         held: those that must be named, and no more than ``info``: mptune's models are right there, others' are not.
+        beside: what it is compared with, as ``mptune.compare`` takes it; inspected where there is none.
     """
 
     name: str
@@ -105,6 +110,7 @@ class Case:
     right: frozenset[str] = frozenset()
     planted: frozenset[str] = frozenset()
     held: frozenset[str] = frozenset()
+    beside: dict[str, Path] = field(default_factory=dict)
 
 
 @dataclass
@@ -157,6 +163,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def looked_at(case: Case, *, search: bool) -> tuple[Finding, ...]:
     """What the plain commands find."""
+    if case.beside:
+        return mptune.compare(case.model, data=case.data, **case.beside, trace="candidate" in case.beside).findings
     found = mptune.inspect(case.model, data=case.data).findings
     if search:
         run = case.model.with_suffix(".mptune")
@@ -175,7 +183,7 @@ def judged(case: Case, found: tuple[Finding, ...]) -> list[Row]:
 
 def cases(folder: Path, seeds: int, only: str) -> Iterator[Case]:
     """All models, each in a folder of its own."""
-    for name, make in [*networks(seeds), *zoo(), *corpus(), *exported()]:
+    for name, make in [*networks(seeds), *zoo(), *compared(), *corpus(), *exported()]:
         if only in name:
             place = folder / f"{abs(hash(name))}"
             place.mkdir()
@@ -215,6 +223,36 @@ def zoo() -> Iterator[Named]:
         severe = frozenset({code} if CODES[code].severity != "info" else set())
         yield f"zoo {name}", partial(placed, broken(), None, planted=severe)
         yield f"zoo {name} (twin)", partial(placed, sound(), None)
+
+
+def compared() -> Iterator[Named]:
+    """Two models, and recordings beside a model that FP16 makes coarse."""
+    for name, (variances, code) in LIMITED.items():
+        yield f"compare {name}", partial(limited, variances, frozenset({code} - {""}))
+    for name, make in SOUND.items():
+        yield f"compare {name}", partial(recorded, make, frozenset[str]())
+    for name, (make, code) in FAULTY.items():
+        yield f"compare {name}", partial(recorded, make, frozenset({code}))
+
+
+def limited(variances: np.ndarray, planted: frozenset[str], name: str, place: Path) -> Case:
+    """A model, and what a converter makes of it, whose limits reach many constants."""
+    proto = masked_and_normed(variances)
+    case = placed(proto, ROWS, name, place, planted=planted)
+    onnx.save(converted(proto), place / "half.onnx")
+    # The trace shows where the named node lies.
+    return replace(
+        case,
+        right=frozenset({"first-difference"}) if planted else case.right,
+        beside={"candidate": place / "half.onnx"},
+    )
+
+
+def recorded(make: Callable[[Path, Path], Arrays], planted: frozenset[str], name: str, place: Path) -> Case:
+    """A model, and what a deployment recorded."""
+    case = placed(fragile(), data(), name, place, planted=planted)
+    np.savez(place / "recorded.npz", **make(case.model, place))  # type: ignore[arg-type]
+    return replace(case, beside={"outputs": place / "recorded.npz"})
 
 
 def corpus() -> Iterator[Named]:

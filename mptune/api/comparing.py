@@ -251,11 +251,13 @@ def _models_compared(sides: Sides, right: Runner, *, trace: bool) -> tuple[Sides
     """
     alignment = alignment_of(sides.runner, right)
     sides = with_candidate_plan(sides, alignment)
-    structural = structure_finding(sides, alignment)
+    difference, harmless = structure_finding(sides, alignment)
     limits = [each.limit for every in sides.tolerances.values() for each in every if not each.is_absolute]
-    divergence = first_divergence(sides, right, alignment, min(limits, default=None)) if trace else None
+    divergence = first_divergence(sides, right, alignment, harmless, min(limits, default=None)) if trace else None
     traced = [] if divergence is None else [trace_finding(sides, divergence)]
-    return sides, [] if structural is None else [structural], traced
+    if difference is None:
+        return sides, [], traced
+    return (sides, [], [difference, *traced]) if difference.severity == "info" else (sides, [difference], traced)
 
 
 def _name(model: ModelLike | None) -> str:

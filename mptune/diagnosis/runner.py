@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from mptune.graph.loading.model import Model
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.graph.writing.emulate import Emulator
 from mptune.graph.writing.tf32 import Rounding, uses_products, write_tf32
-from mptune.graph.writing.widened import write_widened, write_with_constants
+from mptune.graph.writing.widened import write_changed, write_widened
 from mptune.settings import DataSettings, SearchSettings
 from mptune.tuning.failures import did_not_run
 from mptune.tuning.space import load_space, make_space
@@ -162,8 +162,12 @@ class Runner:
 
     def emulated(self, plan: PrecisionPlan) -> Outputs:
         """Outputs with the roundings of a plan."""
+        return self._outputs(plan.fingerprint, lambda: self.emulation(plan))
+
+    def emulation(self, plan: PrecisionPlan) -> Path:
+        """Write the model with the roundings of a plan."""
         emulator = self._emulator_of_three if plan.bf16_groups else self._emulator
-        return self._outputs(plan.fingerprint, lambda: emulator.write(plan, self.scratch(plan.fingerprint)))
+        return emulator.write(plan, self.scratch(plan.fingerprint))
 
     def unlimited(self, plan: PrecisionPlan) -> Outputs:
         """As ``emulated``, with constants beyond a precision rounded to infinity, as some tools write them."""
@@ -197,14 +201,14 @@ class Runner:
             raise did_not_run(f"{self.name} cannot be emulated", replace(found, log_path=None))
         return found
 
-    def with_constants(self, values: Mapping[str, np.ndarray]) -> Outputs:
-        """Outputs in true FP32 where constants of the main graph have other values, of the same shapes.
+    def changed(self, constants: Mapping[str, np.ndarray], attributes: Sequence[tuple[str, str, Any]]) -> Outputs:
+        """Outputs in true FP32 with other constants and attributes of the main graph (``write_changed``).
 
         Raises:
-            KeyError: a constant is in no tensor of the model.
+            KeyError: the model has no such constant or node.
         """
-        path, into = self.scratch("constants"), self.workspace.data_dir / "constants.npz"
-        write_with_constants(self.widened, path, values)
+        path, into = self.scratch("changed"), self.workspace.data_dir / "changed.npz"
+        write_changed(self.widened, path, constants, attributes)
         self.call(OutputsJob(path, self.samples_path, into))
         return read_outputs(into)
 

@@ -66,6 +66,14 @@ class Sides:
     def worst(self, name: str, candidate: Outputs, reference: Outputs) -> Side:
         """The part of an output that is worst against its limit, of any two runs.
 
+        Raises:
+            SettingsError: a tolerance names columns that there are not.
+        """
+        return max(self.parts(name, candidate, reference), key=lambda side: side.judged / side.limit.value)
+
+    def parts(self, name: str, candidate: Outputs, reference: Outputs) -> list[Side]:
+        """Each part of an output that has a limit, of any two runs.
+
         Where the number of rows depends on values, rows are paired first (``mptune.data.metrics.row_sets``).
 
         Raises:
@@ -88,20 +96,28 @@ class Sides:
             whole = arrays_of(candidate, name), arrays_of(reference, name)
             largest = largest_of(got, wanted)
             sides.append(Side(self, name, *whole, error, of_fp16, allowed, judged, judged_fp16, largest))
-        return max(sides, key=lambda side: side.judged / side.limit.value)
+        return sides
 
     def _default_limit(self, name: str, columns: tuple[int, ...] | None) -> float:
-        parts, is_set = self._parts.get(name), self.has_row_set(name)
+        parts, exact = self._parts.get(name), self.runner.exact
         axis = None if parts is None else parts.axis
         least = 0.0 if parts is None or columns is None else parts.least_scale(columns)
 
         def of(outputs: Outputs) -> float:
-            pair = (columns_of(each, axis, columns) for each in self._paired(name, outputs, self.runner.exact))
-            return error_of(*pair, about_zero=is_set, least=least)
+            return self.error(name, columns, outputs, exact)
 
-        exact = columns_of(arrays_of(self.runner.exact, name), axis, columns)
-        last = rounded_error(exact, about_zero=is_set, least=least)
+        last = rounded_error(
+            columns_of(arrays_of(exact, name), axis, columns), about_zero=self.has_row_set(name), least=least
+        )
         return default_limit(of(self.emulated), lambda: of(self.runner.emulated(self.runner.sound_fp16)), last)
+
+    def error(self, name: str, columns: tuple[int, ...] | None, got: Outputs, wanted: Outputs) -> float:
+        """The error of an output, or of columns of it, between any two runs."""
+        parts = self._parts.get(name)
+        axis = None if parts is None else parts.axis
+        least = 0.0 if parts is None or columns is None else parts.least_scale(columns)
+        pair = (columns_of(each, axis, columns) for each in self._paired(name, got, wanted))
+        return error_of(*pair, about_zero=self.has_row_set(name), least=least)
 
     @property
     def emulated(self) -> Outputs:
