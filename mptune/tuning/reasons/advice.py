@@ -40,6 +40,7 @@ class Outcome:
         reduced: the precisions that plans may have beside FP32, as a text.
         is_cut_short: the search ended before its budget was spent.
         sampled_failures: how many of the failures are of plans that the sampler proposed.
+        is_untunable: the model has nothing to tune, which is said before.
     """
 
     points: Sequence[Evaluation]
@@ -53,6 +54,7 @@ class Outcome:
     reduced: str = "FP16"
     is_cut_short: bool = False
     sampled_failures: int = 0
+    is_untunable: bool = False
 
     @property
     def free(self) -> int | None:
@@ -96,7 +98,7 @@ def findings(outcome: Outcome) -> tuple[str, ...]:
     """What to know before trusting the front."""
     faster = [p for p in outcome.points if faster_beyond_noise(p, outcome.fp32)]
     found = [_failures(outcome)] if faster and outcome.failures else []
-    found += [] if faster else [_why_nothing_is_faster(outcome)]
+    found += [] if faster or outcome.is_untunable else [_why_nothing_is_faster(outcome)]
     if faster and _has_errors_of_fp32(outcome):
         found.append(
             "no plan has a larger error than all-FP32, so the fastest is the best: if that is a surprise, check that "
