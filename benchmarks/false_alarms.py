@@ -10,6 +10,9 @@ Every model is inspected with data (``mptune inspect MODEL --data``). What is ri
 * the corpus of graphs and the exported networks: nobody planted a fault; what is right for them stands in ``KNOWN``,
   with the reason, and in the tests' expectations of the networks. Their data are drawn, as ``random-data`` says.
 
+Each of the six networks is compared with its own FP16 model, too, which must load, and with a copy whose value_info
+contradicts it, which must be refused.
+
 A finding is false where its code is not among those of its model. A mask that mptune holds as a number must be named,
 and is false as a warning. ``--search`` searches the six sound networks, too, for what only a plan shows. Writes a line
 for each finding and the rate; exits with 1 where more than 1 in 50 is false.
@@ -33,7 +36,7 @@ import mptune
 from benchmarks.common import save
 from benchmarks.models.small_networks import NETWORKS
 from mptune.engines.loading import load_typed_model
-from mptune.errors import MptuneError
+from mptune.errors import ModelError, MptuneError
 from mptune.finding import CODES, Finding
 from tests.diagnosis.fragile import FAULTY, SOUND, data, fragile
 from tests.diagnosis.recordings import Arrays
@@ -150,6 +153,14 @@ def main(arguments: list[str] | None = None) -> int:
             for row in found:
                 judgement = "FALSE" if row.is_false else "right"
                 print(f"{judgement}  {row.model}: {row.severity} {row.code}: {row.text[:150]}", flush=True)
+        for name, make_case in networks(1):
+            if " sound " in name and options.only in f"candidate {name}":
+                place = Path(folder) / f"candidate {name}"
+                place.mkdir()
+                judgements, unnoticed = candidates(make_case(name=f"candidate {name}", place=place))
+                rows, missed = rows + judgements, missed + unnoticed
+                for row in judgements:
+                    print(f"{'FALSE' if row.is_false else 'right'}  {row.model}: {row.text[:150]}", flush=True)
     false = sum(row.is_false for row in rows)
     rate = 100 * false / max(len(rows), 1)
     print(f"\n{models} models, {len(rows)} findings of warning and above, {false} false ({rate:.1f} %)")
@@ -172,6 +183,23 @@ def looked_at(case: Case, *, search: bool) -> tuple[Finding, ...]:
         codes = {finding.code for finding in found}
         found += tuple(finding for finding in front.findings if finding.code not in codes)
     return found
+
+
+def candidates(case: Case) -> tuple[list[Row], list[str]]:
+    """The candidates of a sound model that are refused, each judged, and those that should have been."""
+    sound = mptune.apply(case.model, None, case.model.with_name("sound.onnx"), data=case.data)
+    proto = onnx.load(case.model)
+    proto.graph.value_info.add(name=proto.graph.node[0].output[0]).type.tensor_type.elem_type = onnx.TensorProto.STRING
+    stale = case.model.with_name("stale.onnx")
+    onnx.save(proto, stale)
+    refused: dict[Path, str] = {}
+    for candidate in (sound, stale):
+        try:
+            mptune.compare(case.model, candidate, data=case.data)
+        except ModelError as error:
+            refused[candidate] = error.message
+    rows = [Row(case.name, "does not load", "error", path == sound, text) for path, text in refused.items()]
+    return rows, [] if stale in refused else [f"{case.name}: does not load"]
 
 
 def judged(case: Case, found: tuple[Finding, ...]) -> list[Row]:

@@ -28,9 +28,12 @@ from mptune.engines.loading import load_typed_model
 from mptune.engines.tensorrt.library import Kind
 from mptune.errors import DataError, ModelError, SettingsError
 from mptune.finding import Finding
+from mptune.graph.hazards.interface import state_inputs
 from mptune.graph.loading.model import Model
+from mptune.graph.loading.shapes import static_shapes
 from mptune.reporting.page.comparison import write_comparison
 from mptune.settings import DataSettings
+from mptune.targets.unsearched.already_mixed import already_mixed_findings
 from mptune.tuning.reasons.reference import training_findings
 
 
@@ -81,7 +84,8 @@ def compare(
 
     Raises:
         SettingsError: Nothing to compare, two candidates, or an argument is out of range.
-        ModelError: A model cannot be read or typed, or the two have other inputs or outputs.
+        ModelError: A model cannot be read or typed, the candidate does not load in ONNX Runtime, or the two have other
+            inputs or outputs.
         DataError: The data, or what was recorded, do not fit the model.
         TargetError: The candidate is an engine, and what runs it is not here.
         BaselineError: A model or an engine does not run on the data.
@@ -98,6 +102,7 @@ def compare(
         right = None if other is None else other.runner(left, folder, batch, ignore)
         if right is not None:
             stack.enter_context(right)
+        loading = right.check_loads() if isinstance(right, Runner) else ()
         sides = make_sides(
             left,
             right,
@@ -115,9 +120,12 @@ def compare(
             more += traced
         elif right is not None and trace and (fault := find_fault(left, right, folder / "marking")):
             more.append(fault_finding(left, fault))
+        if reference_outputs is None:
+            more += already_mixed_findings(left.grouped, static_shapes(loaded, batch).shapes, "compare")
         models = (loaded, right.model) if isinstance(right, Runner) else (loaded,)
         drawn = [each for one in models for each in training_findings(one, "compare", is_run=False)]
         found = compare_sides(sides, samples, structural, more, drawn[:1])
+        found = replace(found, warnings=(*loading, *found.warnings))
     if out is not None:
         write_comparison(found, Path(out))
     return found
@@ -135,7 +143,7 @@ def check(mixed: ModelLike, *, against: ModelLike, data: Any, max_error: float, 
 
     Raises:
         SettingsError: An argument is out of range.
-        ModelError: A model cannot be read or typed, or the two have other inputs or outputs.
+        ModelError: As of ``compare``.
         DataError: The data do not fit the model.
         BaselineError: A model does not run on the data.
     """
@@ -176,7 +184,8 @@ def _check(
 def _samples(data: Any, model: Model, batch: int) -> CalibrationSet:
     """The samples of one data set, or of several, one after the other: each sample is of its own size."""
     first, others = data_arguments(data)
-    every = [load_calibration(one, model.inputs, DataSettings(batch=batch), seed=0) for one in (first, *others)]
+    settings, states = DataSettings(batch=batch), state_inputs(model)
+    every = [load_calibration(one, model.inputs, settings, 0, states) for one in (first, *others)]
     if not others:
         return every[0]
     return replace(

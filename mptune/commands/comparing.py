@@ -78,7 +78,7 @@ def compare(
 
     Compares recorded outputs, another model or an engine with MODEL in true FP32. Causes are FP16, TF32, stale or torn
     rows, another order or sign, other preprocessing, or what two models differ in. Exit code 0: the outputs agree. Exit
-    code 3: they differ beyond the tolerance, or by more than rounding.
+    code 3: they differ beyond the tolerance, or by more than rounding. Exit code 1: CANDIDATE does not load.
 
     \b
     Example:
@@ -121,6 +121,7 @@ def check(
     """Check a mixed-precision model against its FP32 model.
 
     For continuous integration. Exit code 0: every output is within the limit. Exit code 3: one is beyond it.
+    Exit code 1: MIXED does not load.
 
     \b
     Example:

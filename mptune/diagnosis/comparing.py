@@ -59,11 +59,12 @@ def make_sides(
     moved: Mapping[str, tuple[int, ...]] = {}
     taken: Mapping[str, str] = {}
     plan = runner.all_fp16
+    inputs = [info.name for info in runner.model.inputs]
     if recorded_reference is not None:
-        reference = read_recording(recorded_reference, layouts, "--reference-outputs").outputs
+        reference = read_recording(recorded_reference, layouts, "--reference-outputs", inputs).outputs
         reference_name = str(recorded_reference)
     if recorded is not None:
-        recording = read_recording(recorded, layouts, "--outputs")
+        recording = read_recording(recorded, layouts, "--outputs", inputs)
         candidate, moved, taken = recording.outputs, recording.moved, recording.taken
         candidate_name = str(recorded)
     elif other is not None:

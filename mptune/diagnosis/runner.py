@@ -16,6 +16,7 @@ from mptune.data.metrics.accuracy import OutputError
 from mptune.engines.base import Failure, Workspace
 from mptune.engines.jobs.outputs import OutputsJob, RepeatJob
 from mptune.engines.jobs.ranges import TensorRange, seen_of
+from mptune.engines.loading import check_loads
 from mptune.engines.ort.cuda_session import NO_TF32
 from mptune.engines.toolchains.emulation import Emulation
 from mptune.engines.toolchains.reference import ReferenceModel
@@ -100,6 +101,12 @@ class Runner:
         if isinstance(found, Failure):
             raise did_not_run(f"{self.name} does not run on these data", replace(found, log_path=None), self.model)
         return found
+
+    def check_loads(self) -> tuple[str, ...]:
+        """Open the model's own bytes as a user would; returns and raises as ``loading.check_loads``."""
+        limits = self._settings.worker
+        timeout_s = limits.build_timeout_s + limits.measure_timeout_s
+        return check_loads(self.model.path, self.name, lambda job: self._worker.call(job, timeout_s))
 
     @property
     def exact(self) -> Outputs:

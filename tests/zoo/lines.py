@@ -81,6 +81,7 @@ LINES = [
     Line("rows-mix", "a running sum over the batch", "fp32", "running"),
     Line("rows-mix", "attention over the batch", "fp32", "attention"),
     Line("batch-not-kept", "a Reshape", "fp32", "pooled"),
+    Line("batch-not-kept", "no batch in an If beside that of a state", "fp32", "pooled", "voice_twin"),
     Line("batch-not-kept", "another node", "fp32", "max_over_batch", "pooled_twin"),
     Line("broadcast", "an image against a one-channel plane", "graphs", "broadcast"),
     Line("broadcast", "stretched over more than one axis", "graphs", "broadcast over more than one axis"),
@@ -108,6 +109,8 @@ LINES = [
     ),
     Line("random-data", "vectors of noise for images", "numbers", "random-data"),
     Line("constant-data", "the same value everywhere", "numbers", "constant-data"),
+    Line("constant-data", "no state fed back", "numbers", "constant-data: a state that is fed back is none"),
+    Line("constant-data", "no recurrent state", "numbers", "constant-data: a recurrent state is none"),
     Line("duplicate-samples", "samples that repeat", "numbers", "duplicate-samples"),
     Line(
         "too-few-samples",

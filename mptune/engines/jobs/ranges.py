@@ -22,6 +22,8 @@ class TensorRange:
         lowest: smallest finite value, signed.
         highest: largest finite value, signed.
         sample: position of the sample that holds the largest magnitude.
+        beyond: how many samples hold a magnitude beyond FP16's largest value.
+        samples: how many samples were run.
         records: answers of the probes that are filed under this value (``mptune.graph.hazards.probes``).
     """
 
@@ -32,6 +34,8 @@ class TensorRange:
     lowest: float = 0.0
     highest: float = 0.0
     sample: int = 0
+    beyond: int = 0
+    samples: int = 1
     records: tuple[ProbeRecord, ...] = ()
 
 
@@ -64,7 +68,10 @@ def seen_of(ranges: Mapping[str, TensorRange], indices: Sequence[int] = ()) -> S
         indices: index in the data of each sample; empty where they are all of the data.
     """
     return Seen(
-        {tensor: SeenValue(seen.lowest, seen.highest, seen.sample) for tensor, seen in ranges.items()},
+        {
+            tensor: SeenValue(seen.lowest, seen.highest, seen.sample, seen.beyond, seen.samples)
+            for tensor, seen in ranges.items()
+        },
         {tensor: seen.shape for tensor, seen in ranges.items()},
         tuple(record for seen in ranges.values() for record in seen.records),
         tuple(indices),

@@ -25,6 +25,7 @@ from mptune.engines.ort.cuda_session import open_session
 from mptune.engines.ort.session import PROVIDERS, OrtSession, Provider, SessionOptions
 from mptune.engines.ort.side_by_side import SideBySide
 from mptune.engines.worker.child import WorkerState
+from mptune.graph.hazards.hazard import FP16_MAX
 from mptune.graph.hazards.masked_rows import MaskedRows
 from mptune.graph.hazards.probes import ProbeRecord
 from mptune.graph.loading.shared_units import Units
@@ -163,6 +164,8 @@ class ObserveJob:
                     lowest=min(lowest, before.lowest) if before else lowest,
                     highest=max(highest, before.highest) if before else highest,
                     sample=index if is_largest or before is None else before.sample,
+                    beyond=(absmax > FP16_MAX) + (before.beyond if before else 0),
+                    samples=len(samples),
                 )
             for answer in answers:
                 answer.add(values)
@@ -212,7 +215,7 @@ def _masked(rows: int, sample: int, before: TensorRange | None) -> MaskedRows | 
     """The masked rows up to and with one sample."""
     known = before.masked if before else None
     if known is not None:
-        return MaskedRows(known.rows + rows, known.sample)
+        return MaskedRows(known.rows + rows, known.sample, known.samples + bool(rows))
     return MaskedRows(rows, sample) if rows else None
 
 
@@ -231,8 +234,9 @@ def _facts(feeds: Sequence[Feed], values: Sequence[np.ndarray], *, is_selected: 
         "absmax": max((float(array.max(initial=0.0)) for array in finite), default=0.0),
     }
     if facts["non_finite"]:
-        bad = next(k for k, array in enumerate(values) if not np.isfinite(array).all())
-        facts["bad_sample"] = float(bad * (len(feeds) // len(values)))  # in a rollout, where the sequence begins
+        bad = [k for k, array in enumerate(values) if not np.isfinite(array).all()]
+        facts["bad_sample"] = float(bad[0] * (len(feeds) // len(values)))  # in a rollout, where the sequence begins
+        facts["bad_samples"], facts["samples"] = float(len(bad)), float(len(values))
     elif count and not is_selected and values[0].dtype.kind == "f" and _is_constant(feeds, values):
         facts["constant"] = 1.0
     return facts

@@ -42,6 +42,7 @@ class Outcome:
         is_cut_short: the search ended before its budget was spent.
         sampled_failures: how many of the failures are of plans that the sampler proposed.
         plan_count: how many plans the search may try; None counts two precisions for each free group.
+        is_untunable: the model has nothing to tune, which is said before.
     """
 
     points: Sequence[Evaluation]
@@ -56,6 +57,7 @@ class Outcome:
     is_cut_short: bool = False
     sampled_failures: int = 0
     plan_count: int | None = None
+    is_untunable: bool = False
 
     @property
     def free(self) -> int | None:
@@ -99,7 +101,7 @@ def findings(outcome: Outcome) -> tuple[str, ...]:
     """What to know before trusting the front."""
     faster = [p for p in outcome.points if faster_beyond_noise(p, outcome.fp32)]
     found = [_failures(outcome)] if faster and outcome.failures else []
-    found += [] if faster else [_why_nothing_is_faster(outcome)]
+    found += [] if faster or outcome.is_untunable else [_why_nothing_is_faster(outcome)]
     if faster and _has_errors_of_fp32(outcome):
         found.append(
             "no plan has a larger error than all-FP32, so the fastest is the best: if that is a surprise, check that "

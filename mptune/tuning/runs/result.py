@@ -11,6 +11,7 @@ from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory
 from mptune.settings import SearchSettings, Tolerance
 from mptune.targets.unsearched import OUT_OF_REACH
+from mptune.targets.unsearched.nothing import NOTHING
 from mptune.tuning.evaluation import (
     ORIGIN_FP16,
     ORIGIN_FP32,
@@ -212,6 +213,7 @@ def build_front(
                 is_cut_short=record.spent < facts.budget,
                 sampled_failures=sum(origin == ORIGIN_SAMPLER for _, origin, _ in failures),
                 plan_count=plan_count(record.trials.every(), has_failed=record.failed > 0),
+                is_untunable=any(NOTHING in text for text in facts.warnings),
             )
         ),
         *_unconfirmed(points, chosen, unconfirmed),

@@ -120,7 +120,7 @@ class SearchRun(MeasuringRun):
         self._granularity, groups = self._find_groups(named)
         self.grouped = GroupedModel(self._model, groups)
         self.file = self._begin(named)
-        data, others = load_data(self._settings, self._model.inputs)
+        data, others = load_data(self._settings, self.grouped)
         self._check_data(data)
         self._settings = rollout_of(self._settings, self._model, len(data.samples))
         self._workload = self._make_workload()
