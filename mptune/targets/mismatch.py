@@ -60,7 +60,7 @@ def beside_tf32(
         return found
     terms = roofline(grouped, target, shapes, replace(FUSED, tf32=True))
     fp32_ms, tf32_ms = terms.base_ms, terms.base_ms - terms.tf32_gain_ms
-    if tf32_ms > (1 - _TF32_COUNTS) * fp32_ms:
+    if tf32_ms >= (1 - _TF32_COUNTS) * fp32_ms:
         return found
     plain = not_measured(str(found[0].evidence["target"]))
     text = (
