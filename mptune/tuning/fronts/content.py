@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from mptune.choice import Choice
 from mptune.data.numbers import encode_float
 from mptune.finding import Finding
 from mptune.graph.plan import PrecisionPlan
@@ -14,9 +15,6 @@ from mptune.tuning.explanation import Explanation
 from mptune.tuning.fronts.neighbours import Neighbour, neighbours
 
 FRONT_FORMAT = 1
-
-ChoiceKind = Literal["knee", "fastest", "limits", "plan"]
-"""How a plan was chosen: the knee of the front; its fastest point, as no other is a knee; by limits; by its id."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +71,7 @@ class FrontContent(FrontOrigin):
     fp16: Evaluation | None
     points: tuple[Evaluation, ...]
     chosen: Evaluation | None
-    chosen_reason: str
-    limits_met: bool
+    choice: Choice
     evaluations: int
     failures: int
     hypervolume: float
@@ -82,7 +79,7 @@ class FrontContent(FrontOrigin):
     findings: tuple[Finding, ...] = ()
     explanation: Explanation = field(default_factory=Explanation)
     other_devices: tuple[OtherDevice, ...] = ()
-    choice_kind: ChoiceKind = "knee"
+    hint: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The content of front.json: every key always there, null where unknown."""
@@ -98,8 +95,10 @@ class FrontContent(FrontOrigin):
             "points": [self._point(point) for point in self.points],
             "chosen": None if self.chosen is None else self.chosen.plan.fingerprint,
             "choice": {
-                "reason": self.choice_kind,
+                "reason": self.choice.kind,
                 "limits_met": self.limits_met,
+                "nearest": self.choice.nearest,
+                "replaced": self.choice.replaced,
                 "neighbours": [beside.to_json() for beside in self._neighbours],
             },
             "evaluations": self.evaluations,
@@ -109,6 +108,16 @@ class FrontContent(FrontOrigin):
             "warnings": list(self.warnings),
             "other_devices": [other.to_json() for other in self.other_devices],
         }
+
+    @property
+    def chosen_reason(self) -> str:
+        """Why the chosen plan was chosen, one line."""
+        return self.choice.text + self.hint
+
+    @property
+    def limits_met(self) -> bool:
+        """False where limits were asked for, and no plan meets them."""
+        return not self.choice.unmet
 
     @property
     def fp16_name(self) -> str:

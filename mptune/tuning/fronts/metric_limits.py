@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,6 +60,19 @@ class MetricLimit:
         if value is None:
             return False
         return value >= self.bound if self.at_least else value <= self.bound
+
+    def excess(self, evaluation: Evaluation) -> tuple[float, float]:
+        """How far beyond the limit a plan's value is: the ratio of both, infinite where there is none; the difference.
+
+        At most (1, 0) is within.
+        """
+        if self.is_met(evaluation):
+            return 1.0, 0.0
+        value = metric_value(evaluation, self.metric)
+        if value is None or not math.isfinite(value):
+            return math.inf, math.inf
+        small, large = sorted((abs(value), abs(self.bound)))
+        return large / small if value * self.bound > 0 else math.inf, abs(value - self.bound)
 
 
 def metric_value(evaluation: Evaluation, metric: str) -> float | None:

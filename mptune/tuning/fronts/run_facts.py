@@ -8,13 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mptune.choice import ChoiceKind
 from mptune.data.calibration import split_indices
 from mptune.errors import RunError
 from mptune.finding import Finding, by_severity
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory, read_run
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.fronts.content import ChoiceKind, FrontOrigin, OtherDevice
+from mptune.tuning.fronts.content import FrontOrigin, OtherDevice
 from mptune.tuning.fronts.neighbours import cheap_exactness
 from mptune.tuning.reasons.plan_findings import SampleIndices, chosen_findings
 

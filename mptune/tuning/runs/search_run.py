@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from mptune.choice import Choice
 from mptune.data.calibration import CalibrationSet
 from mptune.data.forms.images import PREPROCESS_JSON
 from mptune.data.metrics.tasks import definition_of_metric, is_own, law_metric
@@ -21,7 +22,6 @@ from mptune.graph.hazards.hazard import hazard_findings
 from mptune.graph.hazards.interface import interface_findings
 from mptune.graph.loading.model import Model
 from mptune.run_json import (
-    ChoiceSection,
     DataSection,
     FixedSettings,
     ModelSection,
@@ -41,7 +41,6 @@ from mptune.targets.unsearched.already_mixed import already_mixed_findings
 from mptune.targets.unsearched.out_of_reach import out_of_reach_findings
 from mptune.targets.unsearched.quantised import quantised_findings
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.metric_limits import check_metric_limits
 from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.listener import Listener
 from mptune.tuning.reasons.enlarged import with_reasons
@@ -53,7 +52,7 @@ from mptune.tuning.runs.crew import Crew, StartWorker
 from mptune.tuning.runs.hosts import check_study
 from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
 from mptune.tuning.runs.model_copy import kept_meanwhile
-from mptune.tuning.runs.result import forget_run, front_of, has_evaluation
+from mptune.tuning.runs.result import forget_run, front_of, has_evaluation, parsed_limits
 from mptune.tuning.runs.seals import seal
 from mptune.tuning.sample_sets import labels_sha256, load_data, rollout_of, split_data
 from mptune.tuning.space import NamedSpace, SearchSpace, load_space
@@ -163,16 +162,18 @@ class SearchRun(MeasuringRun):
         self._check_engine(self._settings, "search")
         about = () if self.environment is None else self.environment.warnings
         warnings = (*data_warnings, *observations.warnings, *about, *kernels.warnings, *space.warnings, *repaired)
-        known, metric = self.file.findings, self._settings.metric
-        found = with_reasons(self._workload, known, hazards, metric, self.record.baseline())
+        found = with_reasons(self._workload, self.file.findings, hazards, self._settings.metric, self.record.baseline())
         self._save(findings=found, warnings=tuple(dict.fromkeys(warnings)))
-        front = front_of(self.directory, self.file, self.record, keep=True)
+        front = self._front()
         about_sizes, unknown = chosen_sweep(self._workload, self.grouped, front.chosen, self._settings.shapes, others)
         if not about_sizes and not unknown:
             return front
         self._warn(*unknown, *(finding.message for finding in about_sizes))
         self._save(findings=(*self.file.findings, *about_sizes), warnings=(*self.file.warnings, *unknown))
-        return front_of(self.directory, self.file, self.record, keep=True)
+        return self._front()
+
+    def _front(self) -> Front:
+        return front_of(self.directory, self.file, self.record, asked=self._asked, is_again=True, keep=True)
 
     def _find_groups(self, named: NamedSpace) -> tuple[Granularity, tuple[LayerGroup, ...]]:
         """The space's groups; ``auto`` fits the budget of the first search, so that a larger one resumes the run."""
@@ -194,9 +195,6 @@ class SearchRun(MeasuringRun):
             groups_sha256=groups_sha256(self.grouped.groups),
             labels_sha256=labels_sha256(settings.labels),
         )
-        search = SearchSection.of(settings)
-        check_metric_limits(settings.limits, (settings.metric, *settings.reported_metrics))
-        choice = ChoiceSection.of(settings)
         known = self.directory.load()
         refuse_other_runs(self.directory.path, known)
         if known is not None:
@@ -205,23 +203,25 @@ class SearchRun(MeasuringRun):
                 known = None
         self._url = named_storage(settings.storage, is_journal=known is not None and known.storage is None)
         storage = None if self._url is None else check_opens(self._url)  # only what has opened is written down
-        if known is not None:
-            recorded = known
-            if not self._holds(lambda: check_storage(self.directory.path, recorded.storage, storage), recorded):
-                known = None
+        if known and not self._holds(lambda: check_storage(self.directory.path, recorded.storage, storage), recorded):
+            known = None
+        self._asked: Choice = Choice.of(settings) if known is None else known.choice.asked_again(Choice.of(settings))
+        self._settings = settings = self._asked.limit(settings)
+        parsed_limits(self._asked, (settings.metric, *settings.reported_metrics), [o.name for o in model.outputs])
+        section = ModelSection(path=str(model.path.resolve()), sha256=model.sha256)
         if known is None:
             file = RunFile(
-                model=ModelSection(path=str(model.path.resolve()), sha256=model.sha256),
+                model=section,
                 fixed_settings=fixed,
-                search=search,
+                search=SearchSection.of(settings),
                 seeds=SeedSection(split=settings.seed, sampler=settings.seed, random_inputs=settings.seed),
                 storage=storage,
                 study=self.directory.path.resolve().name.removesuffix(".mptune"),
-                choice=choice,
+                choice=self._asked,
             )
         else:
-            path = ModelSection(path=str(model.path.resolve()), sha256=model.sha256)
-            file = known.model_copy(update={"search": search, "choice": choice, "model": path})
+            choice = self._asked if known.choice.chosen is None else known.choice  # till the end what it was
+            file = known.model_copy(update={"search": SearchSection.of(settings), "choice": choice, "model": section})
         if file != known:
             self.directory.save(file)
         return file
