@@ -309,7 +309,7 @@ class Run:
         converged = any(word in self._output for word in ("no plan is expected", "every plan"))
         tally.lost += 0 if converged else max(0, self._options.budget - spent)
         tally.dropped += sum("dropped" in warning for warning in front.warnings)
-        tally.unconfirmed = sum(not point.confirmed for point in front.points)
+        tally.unconfirmed = sum(not point.remeasured for point in front.points)
         tally.hypervolume = front.hypervolume
         tally.left = sorted(
             name for name in _files(self.folder) if name not in self._options.usual and not _is_kept(name)

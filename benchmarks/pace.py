@@ -283,7 +283,7 @@ def search(options: argparse.Namespace) -> dict[str, Any]:
         "plans": front.evaluations,
         "failures": front.failures,
         "points": len(front.points),
-        "confirmed": sum(point.confirmed for point in front.points),
+        "remeasured": sum(point.remeasured for point in front.points),
         "hypervolume": front.hypervolume,
         "fp32_ms": None if front.fp32 is None else front.fp32.latency.median_ms,
         "front": [[point.latency.median_ms, *point.latency.ci95_ms, point.error_value] for point in front.points],

@@ -307,7 +307,7 @@ class SearchSettings:
         rollout: what ``feedback`` and ``steps`` come to for the model.
         tolerance: largest errors of outputs, or of columns of them, that the chosen plan may have.
         ignore: outputs whose errors do not count.
-        timeout_s: no new evaluation starts after this long, and no confirmation; None is unlimited.
+        timeout_s: no new evaluation starts, and nothing is re-measured, after this long; None is unlimited.
         max_disk_bytes: no new evaluation starts that could make the run directory larger; None is unlimited.
         storage: Optuna storage URL; None keeps a journal file in the run directory.
         gpus: GPUs of this host that share the search, a worker process each; none: this process searches.

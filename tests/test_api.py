@@ -108,7 +108,7 @@ def test_a_search_leaves_a_whole_run_directory(place: Path) -> None:
     assert (toolchain.opened, toolchain.closed, toolchain.observed) == (1, 1, 1)
     assert front.evaluations == len(toolchain.built) == 12
     assert front.fp32.latency.median_ms == pytest.approx(10.0, rel=1e-2)
-    assert all(p.confirmed for p in front.points)
+    assert all(p.remeasured and not p.confirmed for p in front.points)
     assert diary.stages[:2] == ["computing the reference outputs", "observing the ranges of values"]
     document = json.loads((run / "run.json").read_text())
     assert document["format"] == 2
@@ -536,13 +536,13 @@ def test_nobody_picks_while_a_search_goes_on(place: Path) -> None:
     class Picks(Diary):
         def stage(self, text: str) -> None:
             super().stage(text)
-            if text == "searching" or text.startswith("confirming"):
+            if text == "searching" or text.startswith("re-measuring"):
                 with pytest.raises(RunError, match="in use"):
                     mptune.pick("model.mptune", knee=True)
 
     listener = Picks()
     search(make_toolchain(), listener=listener)
-    assert any(stage.startswith("confirming") for stage in listener.stages)
+    assert any(stage.startswith("re-measuring") for stage in listener.stages)
 
 
 def test_a_directory_with_other_files_is_refused(place: Path) -> None:
@@ -671,7 +671,7 @@ def test_a_real_search_predicts_and_emulates(place: Path) -> None:
     assert front.fp32.error_source == "emulated"
     assert front.fp16 is not None
     assert 1e-5 < front.fp16.error_value < 1e-2
-    assert not any(p.confirmed for p in front.points)
+    assert not any(p.remeasured for p in front.points)
     assert front.target == "jetson-orin-nano-8gb"
     assert mptune.search("model.onnx", data="data.npz", target="jetson-orin-nano-8gb", budget=6) == front
 

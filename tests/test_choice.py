@@ -167,7 +167,7 @@ def test_an_interrupted_search_names_what_lies_in_chosen(agree, capsys: pytest.C
         search(make_toolchain(interrupt_after=6))
     assert mptune.report(RUN).chosen is None
     assert main(["report", str(RUN)]) == 0
-    assert "chosen   none: nothing is in chosen/ yet; as the search stands it would be " in capsys.readouterr().out
+    assert "chosen     none: nothing is in chosen/ yet; as the search stands it would be " in capsys.readouterr().out
     search(make_toolchain(), budget=6)
     before = agree()
     with pytest.raises(KeyboardInterrupt):

@@ -103,7 +103,9 @@ def test_every_plan_of_the_front_and_every_seed_is_measured(prepared) -> None:
         assert plan.searched.latency.source == "predicted"
         assert plan.searched.error_source == "emulated"
         assert plan.measured is not None
+        assert plan.measured.remeasured
         assert plan.measured.confirmed
+        assert not plan.searched.confirmed, "a search confirms nothing"
         assert plan.measured.latency.source == "measured"
         assert plan.measured.error_source == "measured"
         assert plan.measured.latency.median_ms == pytest.approx(fake.law.latency_ms(plan.searched.plan), rel=1e-2)
@@ -122,9 +124,9 @@ def test_the_time_ends_it_and_the_same_call_goes_on(prepared) -> None:
     slow, diary = FakeToolchain(fake.law, held_out_factor=1.3, delay_s=0.15), Diary()
     found = confirm(slow, timeout_s=2.0, listener=diary)
     assert any("the time is over" in text for text in diary.stages)
-    assert not all(plan.measured is not None and plan.measured.confirmed for plan in found.plans)
+    assert not all(plan.measured is not None and plan.measured.remeasured for plan in found.plans)
     found = confirm(fake)
-    assert all(plan.measured is not None and plan.measured.confirmed for plan in found.plans)
+    assert all(plan.measured is not None and plan.measured.remeasured for plan in found.plans)
     calls = [(plan, which) for plan, which, _ in (*slow.calls, *fake.calls)]
     assert len(calls) == 4 * len(found.plans), "nothing is measured twice"
 
@@ -562,6 +564,7 @@ def test_for_real_from_a_prediction_to_what_onnx_runtime_measures(
         assert point["latency"]["source"] == "measured"
         assert point["error"]["source"] == "measured"
         assert point["error"]["held_out"] is not None
+        assert point["remeasured"]
         assert point["confirmed"]
     assert all(plan["measured"] is not None for plan in document["plans"])
     assert (home / "chosen" / "model.onnx").exists()

@@ -16,6 +16,7 @@ import onnx
 from mptune.api.run_path import file_stem
 from mptune.choice import Choice
 from mptune.data.checks import shape_text
+from mptune.data.in_memory import copied_samples
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.data.metrics.tasks import callable_name, is_own, resolve_metric
 from mptune.data.metrics.trusted_scripts import check_recorded, refuse_inside, script_of, trust, undirected
@@ -45,7 +46,7 @@ def data_argument(data: Any) -> Path | InMemory | None:
     if isinstance(data, (str, os.PathLike)):
         return Path(data)
     is_whole = isinstance(data, Mapping) or hasattr(data, "__array__") or not isinstance(data, Iterable)
-    return InMemory(data if is_whole else tuple(data))
+    return InMemory(data if is_whole else copied_samples(data))
 
 
 def data_arguments(data: Any) -> tuple[Path | InMemory | None, tuple[Path, ...]]:

@@ -112,7 +112,7 @@ def _duplicates(samples: Sequence[Mapping[str, np.ndarray]]) -> list[Finding]:
             {"samples": len(samples), "duplicates": len(repeated)},
             f"{len(repeated)} of {len(samples)} samples equal an earlier one, so the held-out error may be taken on"
             " samples that the search saw",
-            "give different samples",
+            "give different samples; if one buffer was filled for each of them, keep copies of it",
         )
     ]
 

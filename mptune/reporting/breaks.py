@@ -13,7 +13,7 @@ from mptune.finding import RANGE_CODES, Finding
 from mptune.graph.plan import Precision, PrecisionPlan
 from mptune.reporting.text import format_error, front_rows, reduced_names
 from mptune.tuning.front import Front
-from mptune.tuning.reasons.group_findings import BREAKING_CODES, LARGE_FROM, breaks
+from mptune.tuning.reasons.group_findings import LARGE_FROM, breaks
 
 _NAMED = 3
 NOT_FINITE, LARGE_ERROR = "not finite", "large error"
@@ -82,8 +82,7 @@ def _first_name(front: Front) -> str:
 def breaks_in_fp16(front: Front) -> tuple[Break, ...]:
     """What breaks in FP16; one entry for all values of the same groups with the same code.
 
-    Groups that the chosen plan has in FP16 come first, then those with the plainest finding. What one group has comes
-    in the order of the graph: what goes wrong first is why the rest does.
+    Groups that the chosen plan has in FP16 come first; otherwise in the order of the front's findings.
     """
     plan = None if front.chosen is None else front.chosen.plan
     without_fp16 = front.fp16 is not None and not front.fp16.plan.fp16_groups
@@ -95,16 +94,7 @@ def breaks_in_fp16(front: Front) -> tuple[Break, ...]:
             key = finding.code, finding.is_of_bf16_alone, tuple(sorted(finding.where.groups))
             merged.setdefault(key, []).append(finding)
     found = [_of_findings(findings, plan) for findings in merged.values()]
-    plainest: dict[str, int] = {}
-    for one in found:
-        for group in one.groups:
-            plainest[group] = min(plainest.get(group, len(BREAKING_CODES)), BREAKING_CODES.index(one.code))
-
-    def rank(one: Break) -> tuple[bool, int]:
-        of_groups = [plainest[group] for group in one.groups]
-        return one.kept is True, min(of_groups, default=BREAKING_CODES.index(one.code))
-
-    found.sort(key=rank)
+    found.sort(key=lambda one: one.kept is True)
     explained = {group for one in found for group in one.groups}
     return (*found, *_unexplained(front, explained))
 

@@ -35,6 +35,7 @@ def provenance(front: Front, evaluation: Evaluation) -> dict[str, str]:
         "latency_ms": _number(latency.median_ms),
         "latency_source": latency.source,
         "speedup": _number(evaluation.speedup),
+        "remeasured": "yes" if evaluation.remeasured else "no",
         "confirmed": "yes" if evaluation.confirmed else "no",
         "precision": json.dumps(
             {group: str(precision) for group, precision in evaluation.plan.precision.items()}, separators=(",", ":")

@@ -13,12 +13,12 @@ from mptune.graph.plan import PrecisionPlan
 from mptune.printable import printable, shortened
 from mptune.reporting.recipe import ENGINE_FILE, BuildRecipe, is_on_cpu
 from mptune.reporting.text import (
-    by_importance,
     environment_facts,
     explain_kept,
     format_error,
     format_ms,
     latency_text,
+    neighbour_lines,
     noise_ms,
     read_template,
     reduced_names,
@@ -91,6 +91,7 @@ def _plan_facts(front: Front, evaluation: Evaluation) -> dict[str, str]:
         "reason": _line(front.chosen_reason),
         "counts": _counts(plan),
         "reduced": reduced_names([plan]),
+        "neighbours": _block(f"{role:<16} {text}" for role, text in neighbour_lines(front)) or "none",
         "kept": _kept(front, evaluation),
     }
 
@@ -123,7 +124,8 @@ def _figures(front: Front, evaluation: Evaluation) -> dict[str, str]:
             else f"by the FP32 model with explicit roundings to {reduced_names([evaluation.plan])}"
         ),
         "held_out": format_error(held_out) if held_out is not None else "not taken",
-        "confirmed": "yes, in fresh processes" if evaluation.confirmed else "no",
+        "remeasured": "yes, in fresh processes" if evaluation.remeasured else "no",
+        "confirmed": f"yes, on {_line(front.device)}" if evaluation.confirmed else "no",
     }
 
 
@@ -179,8 +181,8 @@ def _engine_line(engine: Path | None) -> str:
 
 
 def _kept(front: Front, evaluation: Evaluation) -> str:
-    """The FP32 groups with their reasons, the most important first."""
-    kept = by_importance(front.explanation.of(evaluation.plan.fingerprint))
+    """The first of the FP32 groups, each with its reason."""
+    kept = front.explanation.of(evaluation.plan.fingerprint)
     lines = [f"  - {explain_kept(group)}" for group in kept[:MOST_KEPT]]
     if len(kept) > MOST_KEPT:
         lines.append(f"  - and {len(kept) - MOST_KEPT} more: `mptune report RUN --explain` lists them")

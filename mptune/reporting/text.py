@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from importlib import resources
 from pathlib import Path
 
-from mptune.data.metrics.paired import Difference
 from mptune.engines.environment import Environment, GpuState
 from mptune.finding import Finding
 from mptune.graph.plan import PrecisionPlan
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.explanation import Kept, Reason
+from mptune.tuning.explanation import Kept
 from mptune.tuning.front import Front
 from mptune.tuning.fronts.dominance import faster_beyond_noise
 
 # Formats that the text form of a Front needs too, in a layer below.
 from mptune.tuning.fronts.table import Row as Row
+from mptune.tuning.fronts.table import because as because
+from mptune.tuning.fronts.table import compared as compared
 from mptune.tuning.fronts.table import format_error as format_error
 from mptune.tuning.fronts.table import format_ms as format_ms
 from mptune.tuning.fronts.table import format_speedup as format_speedup
@@ -29,17 +29,9 @@ from mptune.tuning.fronts.table import memory_details as memory_details
 from mptune.tuning.fronts.table import memory_text as memory_text
 from mptune.tuning.fronts.table import noise_ms as noise_ms
 from mptune.tuning.fronts.table import speedup_of as speedup_of
-from mptune.tuning.reasons.group_findings import in_code_order
 
-REASON_WORDS = {
-    Reason.PINNED: "pinned",
-    Reason.FAILED: "failed",
-    Reason.ERROR: "error",
-    Reason.BOUNDARIES: "Casts",
-    Reason.UNTRIED: "not tried",
-    Reason.UNKNOWN: "unknown",
-}
-"""Reasons in a word each, for tables; in the order in which they are listed."""
+KEPT_BECAUSE = "kept in FP32 because"
+"""Above the FP32 groups of a plan with their reasons, in every view."""
 
 _MOST_OF_A_CODE = 3
 """So many findings of one code are shown one by one among the warnings; the others are counted."""
@@ -67,16 +59,6 @@ def speedup_text(evaluation: Evaluation, fp32: Evaluation) -> str:
     return f"{text}, not significant" if is_measured and not is_apart and evaluation.plan != fp32.plan else text
 
 
-def format_difference(difference: Difference) -> str:
-    """How an error differs from another one, with the 95 % interval, such as ``error x2.0 (95 %: 1.8 to 2.3)``."""
-    low, high = difference.ci95
-    sign, digits = ("x", ".2f") if difference.is_ratio else ("", "+.1e")
-    if difference.is_ratio and not (0.01 <= difference.value < 100.0):
-        digits = ".1e"
-    known = f"error {sign}{difference.value:{digits}} (95 %: {low:{digits}} to {high:{digits}})"
-    return known if difference.is_significant else f"{known}, not significant"
-
-
 def format_duration(seconds: float) -> str:
     """Seconds as ``45 s``, ``3 min 20 s`` or ``2 h 5 min``."""
     total = max(0, round(seconds))
@@ -102,25 +84,6 @@ def cut_front(text: str, width: int) -> str:
     return text if len(text) <= width else "..." + text[len(text) - max(0, width - 3) :]
 
 
-def kept_word(kept: Kept) -> str:
-    """Why a group is FP32, in a word: the code of its finding, else the reason."""
-    return kept.finding or REASON_WORDS[kept.reason]
-
-
-def reason_counts(kept: Iterable[Kept], most: int = len(Reason)) -> str:
-    """Number of FP32 groups by finding or reason, such as ``2 overflow, 12 error, 2 Casts``.
-
-    Args:
-        kept: the groups.
-        most: list at most this many of them, those with the most groups; the others are counted as ``1 more``.
-    """
-    counts = Counter(map(kept_word, kept))
-    listed = [word for word, _ in counts.most_common(most)]
-    parts = [f"{counts[word]} {word}" for word in in_code_order(listed, tuple(REASON_WORDS.values()))]
-    rest = counts.total() - sum(counts[word] for word in listed)
-    return ", ".join([*parts, f"{rest} more"] if rest else parts)
-
-
 def id_ranges(ids: Iterable[str], every: Iterable[str]) -> str:
     """Ids with neighbours joined to ranges, such as ``g000, g003-g007``.
 
@@ -141,20 +104,21 @@ def id_ranges(ids: Iterable[str], every: Iterable[str]) -> str:
 def reasons_of(kept: Iterable[Kept], every: Iterable[str]) -> list[tuple[str, str]]:
     """The FP32 groups of a plan by finding or reason: (that in a word, their ids)."""
     groups, ids = list(kept), list(every)
-    words = in_code_order(map(kept_word, groups), tuple(REASON_WORDS.values()))
-    return [(word, id_ranges([k.group for k in groups if kept_word(k) == word], ids)) for word in words]
+    words = unique(group.word for group in groups)
+    return [(word, id_ranges([k.group for k in groups if k.word == word], ids)) for word in words]
 
 
 def explain_kept(kept: Kept) -> str:
     """One FP32 group with its name and why it is FP32."""
-    reason = kept.finding or ("pinned" if kept.reason is Reason.PINNED else "")
-    return f"{kept.group} {kept.name}: {reason}{': ' if reason else ''}{kept.why}"
+    return f"{kept.group} {kept.name}: {kept.because}"
 
 
-def by_importance(kept: Iterable[Kept]) -> list[Kept]:
-    """The groups in the order of their importance: findings, failures, large errors, Casts; the user's pins last."""
-    ranks = {Reason.FAILED: 1, Reason.ERROR: 2, Reason.PINNED: 4}
-    return sorted(kept, key=lambda k: (0 if k.finding else ranks.get(k.reason, 3), -(k.one_group_error or 0.0)))
+def neighbour_lines(front: Front) -> list[tuple[str, str]]:
+    """The plans beside the chosen one: what each is better in, and its id with what it gives instead."""
+    return [
+        (beside.role, f"{beside.evaluation.plan.fingerprint}: {compared(beside.evaluation, beside.chosen)}")
+        for beside in front.neighbours
+    ]
 
 
 def describe_engine(front: Front) -> str:
@@ -169,8 +133,8 @@ def latency_source(front: Front) -> str:
     rows = front_rows(front)
     sources = {row.evaluation.latency.source for row in rows}
     if sources == {"measured"}:
-        confirmed = sum(row.evaluation.confirmed for row in rows if row.on_front)
-        again = f"; {confirmed} of {len(front.points)} points confirmed in fresh processes" if confirmed else ""
+        remeasured = sum(row.evaluation.remeasured for row in rows if row.on_front)
+        again = f"; {remeasured} of {len(front.points)} points re-measured in fresh processes" if remeasured else ""
         return f"measured on {front.device}{again}"
     return f"PREDICTED for {front.target}: nothing was timed on that device"
 

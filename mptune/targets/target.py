@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import re
 from collections.abc import Collection, Mapping
@@ -88,6 +90,12 @@ class Target:
     gpu_names: tuple[str, ...] = ()
     part_numbers: tuple[str, ...] = ()
     note: str = ""
+
+    @property
+    def figures_sha256(self) -> str:
+        """A hash of what predictions are made with."""
+        figures = {figure: getattr(self, figure) for figure in FIGURES}
+        return hashlib.sha256(json.dumps(figures).encode()).hexdigest()
 
 
 _Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]

@@ -98,12 +98,13 @@ class Evaluation:
         emulated: the objective statistic by emulation of some of the samples, kept beside a measured one; None where
             the plan was not emulated.
         disagrees: the measured error is not the emulated one, by more than ``EMULATION_FACTOR``.
-        held_out: the same statistics on the held-out samples; None until confirmed.
+        held_out: the same statistics on the held-out samples; None until re-measured.
         held_out_least: the smallest error of a round, where several took ``held_out``, which is the largest; else None.
         drift: factor already applied to ``latency`` (``mptune.engines.base.Measurement``).
         build_s: seconds to build the engine.
         engine_path: the engine file, where the toolchain builds one.
-        confirmed: measured again in fresh processes.
+        remeasured: the search measured it again in fresh processes.
+        confirmed: a device measured it by ``mptune confirm``.
         warnings: one line each, ending with what to do.
         memory: what the engine takes; None where it was evaluated before mptune kept that.
         ignored: outputs that do not count.
@@ -124,6 +125,7 @@ class Evaluation:
     drift: float = 1.0
     build_s: float = 0.0
     engine_path: str | None = None
+    remeasured: bool = False
     confirmed: bool = False
     warnings: tuple[str, ...] = ()
     memory: EngineMemory | None = None
@@ -206,7 +208,7 @@ class Evaluation:
 
     @cached_property
     def counted_held_out(self) -> OutputError | None:
-        """The same on the held-out samples; None until confirmed."""
+        """The same on the held-out samples; None until re-measured."""
         return None if self.held_out is None else self.held_out.without(self.ignored)
 
     @cached_property
@@ -216,7 +218,7 @@ class Evaluation:
 
     @cached_property
     def held_out_value(self) -> float | None:
-        """The objective statistic on the held-out samples; None until confirmed."""
+        """The objective statistic on the held-out samples; None until re-measured."""
         return None if self.counted_held_out is None else self.counted_held_out.value(self.metric)
 
     @property
@@ -299,6 +301,7 @@ class Evaluation:
             "drift": encode_float(self.drift),
             "build_s": encode_float(self.build_s),
             "engine_path": self.engine_path,
+            "remeasured": self.remeasured,
             "confirmed": self.confirmed,
             "warnings": list(self.warnings),
             "memory": None if self.memory is None else self.memory.to_json(),
@@ -311,8 +314,7 @@ class Evaluation:
         Raises:
             PlanError: the plan in it cannot be read.
         """
-        emulated, held_out = document.get("emulated"), document["held_out"]
-        least = document.get("held_out_least")
+        emulated, held_out, least = map(document.get, ("emulated", "held_out", "held_out_least"))
         in_words = any(text.startswith(_DISAGREED) for text in document["warnings"])
         return cls(
             plan=PrecisionPlan.from_json(document["plan"], "the study"),
@@ -330,6 +332,7 @@ class Evaluation:
             drift=decode_float(document["drift"]),
             build_s=decode_float(document["build_s"]),
             engine_path=document["engine_path"],
+            remeasured=document.get("remeasured", False),
             confirmed=document["confirmed"],
             warnings=tuple(document["warnings"]),
             memory=None if document.get("memory") is None else EngineMemory.from_json(document["memory"]),
@@ -368,10 +371,9 @@ class Evaluation:
             "bf16_groups": len(self.plan.bf16_groups),
             "fp32_groups": len(self.plan.fp32_groups),
             "engine": self.engine_path,
+            "remeasured": self.remeasured,
             "confirmed": self.confirmed,
-            "engine_bytes": None if self.memory is None else self.memory.engine_bytes,
-            "context_bytes": None if self.memory is None else self.memory.context_bytes,
-            "weight_bytes": None if self.memory is None else self.memory.weight_bytes,
+            **{name: getattr(self.memory, name, None) for name in ("engine_bytes", "context_bytes", "weight_bytes")},
             "memory_source": None if self.memory is None else self.memory.source,
         }
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -25,6 +26,17 @@ class Reason(str, Enum):
     BOUNDARIES = "not worth its boundaries"
     UNTRIED = "not tried"
     UNKNOWN = "not known"
+
+
+REASON_WORDS = {
+    Reason.PINNED: "pinned",
+    Reason.FAILED: "failed",
+    Reason.ERROR: "error",
+    Reason.BOUNDARIES: "Casts",
+    Reason.UNTRIED: "not tried",
+    Reason.UNKNOWN: "unknown",
+}
+"""Reasons in a word each, as every view names them."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +62,16 @@ class Kept:
     one_group_error: float | None = None
     saves_ms: float | None = None
     finding: str | None = None
+
+    @property
+    def word(self) -> str:
+        """Why it is FP32, in a word: the code of its finding, else the reason."""
+        return self.finding or REASON_WORDS[self.reason]
+
+    @property
+    def because(self) -> str:
+        """Why it is FP32, one line, as every view says it."""
+        return f"{self.word}: {self.why}" if self.finding or self.reason is Reason.PINNED else self.why
 
     def to_json(self) -> dict[str, Any]:
         """The entry of a point's ``fp32`` list in front.json: every key always there, null where unknown."""
@@ -118,7 +140,8 @@ class Explanation:
     """Why the plans of a front are what they are. Empty where the run holds nothing to explain them with.
 
     Attributes:
-        kept: plan fingerprint -> its FP32 groups in the order of the model, for every plan that the front shows.
+        kept: plan fingerprint -> its FP32 groups, for every plan that the front shows: the largest one-group error
+            first, those without one last, in the order of the model.
         groups: all layer groups; those that FP16 pays for most come first, by error per millisecond gained.
         gains_from: where the gains come from, such as ``roofline and 48 builds``; None where they are not known.
     """
@@ -144,6 +167,19 @@ class Explanation:
             "groups": [group.to_json() for group in self.groups],
             "plans": {plan: [kept.to_json() for kept in groups] for plan, groups in self.kept.items()},
         }
+
+
+def reason_counts(kept: Iterable[Kept], most: int | None = None) -> str:
+    """FP32 groups by finding or reason, in their order, such as ``2 overflow, 12 error, 2 Casts``.
+
+    Args:
+        kept: the groups.
+        most: list at most this many words; the groups of the others are counted as ``1 more``.
+    """
+    counts = Counter(group.word for group in kept)
+    parts = [f"{count} {word}" for word, count in counts.items()]
+    rest = sum(list(counts.values())[most:]) if most is not None else 0
+    return ", ".join([*parts[:most], f"{rest} more"] if rest else parts)
 
 
 def _encoded(value: float | None) -> Any:

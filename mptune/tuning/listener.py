@@ -13,7 +13,7 @@ class Listener(Protocol):
     """Is called at each step of a search or confirmation, from the thread that runs it; must return soon."""
 
     def stage(self, text: str) -> None:
-        """A part of the work begins, such as ``reference`` or ``confirming 7 plans``."""
+        """A part of the work begins, such as ``reference`` or ``re-measuring 7 plans``."""
         ...
 
     def evaluated(self, evaluation: Evaluation, done: int, budget: int) -> None:
@@ -38,7 +38,7 @@ class CountsDown(Protocol):
     """What a ``Listener`` may have beside: how much is left to measure, for an estimate of the time."""
 
     def remaining(self, done: int, left: int) -> None:
-        """So many measurements are done, of this search or confirmation, and so many left, confirmation counted in."""
+        """So many measurements are done, of this search or confirmation, and so many left, re-measuring counted in."""
         ...
 
 

@@ -88,7 +88,7 @@ class Bench:
                 1.7,
                 3e-4,
                 origin=Origin("seed", "norms and softmax in FP32"),
-                confirmed=True,
+                remeasured=True,
                 held_out=make_error(4e-4),
             ),
             self.evaluation(2, 1.2, 2e-3),
@@ -129,7 +129,7 @@ def predicted(front: Front) -> Front:
             evaluation,
             latency=Latency.predicted(evaluation.latency.median_ms),
             error_source="emulated",
-            confirmed=False,
+            remeasured=False,
         )
 
     return replace(

@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from mptune.data.metrics.paired import Difference
 from mptune.engines.environment import Environment
 from mptune.engines.timing.latency import Latency
 from mptune.reporting.text import (
     environment_facts,
     error_source,
-    format_difference,
     format_duration,
     format_error,
     format_interval,
@@ -135,7 +133,7 @@ def test_a_plan_picked_off_the_front_is_shown(make_front: MakeFront) -> None:
 
 def test_sources_cannot_be_mistaken(make_front: MakeFront, run_dir: Path) -> None:
     front, _ = make_front()
-    assert latency_source(front).startswith("measured on NVIDIA H200; 1 of 4 points confirmed")
+    assert latency_source(front).startswith("measured on NVIDIA H200; 1 of 4 points re-measured")
     assert "measured on the outputs" in error_source(front)
     other = predicted(front)
     assert latency_source(other).startswith("PREDICTED for jetson-orin-nano-8gb")
@@ -153,19 +151,6 @@ def test_environment(environment: Environment) -> None:
 
 def test_unique_keeps_the_order() -> None:
     assert unique(["b", "a", "b"]) == ("b", "a")
-
-
-@pytest.mark.parametrize(
-    ("difference", "text"),
-    [
-        (Difference(2.0, (1.8, 2.25), True), "error x2.00 (95 %: 1.80 to 2.25)"),
-        (Difference(1.1, (0.8, 1.5), True), "error x1.10 (95 %: 0.80 to 1.50), not significant"),
-        (Difference(1e-4, (9e-5, 1.1e-4), True), "error x1.0e-04 (95 %: 9.0e-05 to 1.1e-04)"),
-        (Difference(0.02, (-0.01, 0.05), False), "error +2.0e-02 (95 %: -1.0e-02 to +5.0e-02), not significant"),
-    ],
-)
-def test_differences_of_errors(difference: Difference, text: str) -> None:
-    assert format_difference(difference) == text
 
 
 def test_all_fp16_says_how_many_groups_are_pinned(make_front: Callable[..., tuple], bench: Bench) -> None:

@@ -230,7 +230,7 @@ def test_front_json_has_every_key_and_is_standard_json() -> None:
     for point in (*document["points"], *document["baseline"].values()):
         assert set(point) == {
             "plan", "origin", "latency", "error", "speedup", "fp16_groups", "bf16_groups", "fp32_groups", "fp32",
-            "engine", "confirmed", "engine_bytes", "context_bytes", "weight_bytes", "memory_source"
+            "engine", "remeasured", "confirmed", "engine_bytes", "context_bytes", "weight_bytes", "memory_source"
         }  # fmt: skip
         assert set(point["latency"]) == {"median_ms", "p90_ms", "p99_ms", "ci95_ms", "cv", "source"}
         assert set(point["error"]) == {

@@ -19,6 +19,8 @@ from mptune.reporting.page.content import PageContent
 from mptune.reporting.page.failures import failure_documents
 from mptune.reporting.page.recommended import recommended
 from mptune.reporting.text import (
+    because,
+    compared,
     describe_engine,
     environment_facts,
     error_source,
@@ -31,13 +33,14 @@ from mptune.reporting.text import (
     unique,
 )
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.explanation import Kept, Reason
+from mptune.tuning.explanation import Reason
 from mptune.tuning.front import Front
 from mptune.tuning.reasons.group_findings import FP16_CODES
 
 PLAN_FIELDS = (
     "plan", "number", "ms", "low", "high", "interval", "ms_text", "speedup", "speedup_text", "search", "held_out",
-    "ci95", "finite", "bits", "origin", "memory", "memory_parts", "confirmed", "sources", "part", "warnings",
+    "ci95", "finite", "bits", "origin", "memory", "memory_parts", "sources", "part", "warnings", "against",
+    "because",
 )  # fmt: skip
 """Columns of a plan in the page's data."""
 
@@ -71,6 +74,7 @@ def page_document(content: PageContent) -> dict[str, Any]:
         "breaks": heading(front),
         "front": [place[point.plan] for point in front.points],
         "recommended": [{"plan": place[e.plan], "roles": roles} for e, roles in recommended(front)],
+        "neighbours": [{"plan": place[beside.evaluation.plan], "role": beside.role} for beside in front.neighbours],
         "evaluations": front.evaluations,
         "failures": front.failures,
         "hypervolume": encode_float(front.hypervolume),
@@ -113,7 +117,7 @@ def _plan(evaluation: Evaluation, content: PageContent) -> list[Any]:
     latency, part = evaluation.latency, evaluation.part
     low, high = latency.ci95_ms
     interval = error_interval(evaluation.counted, evaluation.metric)
-    precision = evaluation.plan.precision
+    precision, chosen = evaluation.plan.precision, content.front.chosen
     return [
         evaluation.plan.fingerprint,
         evaluation.number,
@@ -132,11 +136,16 @@ def _plan(evaluation: Evaluation, content: PageContent) -> list[Any]:
         evaluation.origin.label,
         memory_text(evaluation),
         memory_details(evaluation),
-        int(evaluation.confirmed),
-        f"{latency.source}, {evaluation.error_source}",
+        ", ".join([latency.source, evaluation.error_source, *_measured_again(evaluation)]),
         "" if part is None else str(part),
         list(evaluation.warnings),
+        "" if chosen is None or evaluation.plan == chosen.plan else compared(evaluation, chosen),
+        because(content.front, evaluation),
     ]
+
+
+def _measured_again(evaluation: Evaluation) -> list[str]:
+    return ["re-measured"] * evaluation.remeasured + ["confirmed"] * evaluation.confirmed
 
 
 def _letter(precision: Precision | None) -> str:
@@ -184,28 +193,29 @@ def describe_ops(ops: Mapping[str, int]) -> str:
 
 
 def _reasons(content: PageContent, place: Mapping[Any, int]) -> dict[str, Any]:
-    """Plan -> [group, reason, text, saved milliseconds, finding] of each FP32 group; texts stand in tables once."""
+    """Plan -> [group, reason in a word, the reason] of each FP32 group; texts stand in tables once."""
     column = {group.id: index for index, group in enumerate(content.groups)}
     known = {plan.fingerprint: index for plan, index in place.items()}
-    words, texts = {reason: index for index, reason in enumerate(Reason)}, {"": 0}
+    words: dict[str, int] = {}
+    texts = {"": 0}
     room, plans = _MOST_WHY, {}
     explanation = content.front.explanation
     chosen = content.front.chosen
     first = [] if chosen is None else [chosen.plan.fingerprint]
     for fingerprint in unique((*first, *explanation.kept)):
         kept = [one for one in explanation.of(fingerprint) if one.group in column]
-        size = sum(len(one.why) for one in kept)
+        size = sum(len(one.because) for one in kept)
         room -= size
         if fingerprint in known and fingerprint != content.front.fp32.plan.fingerprint:
             plans[known[fingerprint]] = [
-                _reason(one, column[one.group], words[one.reason], texts if room >= 0 else None) for one in kept
+                [
+                    column[one.group],
+                    words.setdefault(one.word, len(words)),
+                    texts.setdefault(one.because if room >= 0 else "", len(texts)),
+                ]
+                for one in kept
             ]
-    return {"words": [reason.value for reason in Reason], "texts": list(texts), "plans": plans}
-
-
-def _reason(kept: Kept, column: int, word: int, texts: dict[str, int] | None) -> list[Any]:
-    text = 0 if texts is None else texts.setdefault(kept.why, len(texts))
-    return [column, word, text, _known(kept.saves_ms), kept.finding]
+    return {"words": list(words), "texts": list(texts), "plans": plans}
 
 
 def _statistics(content: PageContent, place: Mapping[Any, int]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
@@ -12,7 +13,7 @@ from rich.text import Text
 from mptune.reporting.terminal.breaks import print_breaks
 from mptune.reporting.terminal.console import make_console, print_fact, print_text
 from mptune.reporting.text import (
-    REASON_WORDS,
+    KEPT_BECAUSE,
     cut_front,
     explain_kept,
     format_error,
@@ -21,7 +22,7 @@ from mptune.reporting.text import (
     reasons_of,
     reduced_names,
 )
-from mptune.tuning.explanation import Reason
+from mptune.tuning.explanation import REASON_WORDS, Reason
 
 if TYPE_CHECKING:
     from mptune.tuning.explanation import GroupWorth
@@ -49,7 +50,8 @@ def print_explanation(front: Front, stream: TextIO | None = None) -> None:
     console.print(Text("groups, by error per millisecond gained", style="bold"))
     has_bf16 = any(point.plan.bf16_groups for point in front.points)
     counted = "reduced in" if has_bf16 else "FP16 in"
-    console.print(_groups(explanation.groups, console.width, counted))
+    words = {} if front.chosen is None else {k.group: k.word for k in explanation.of(front.chosen.plan.fingerprint)}
+    console.print(_groups(explanation.groups, console.width, counted, words))
     console.print()
     gains = explanation.gains_from
     gains_text = "unknown: the search did not measure them" if gains is None else f"from {gains}, without Casts"
@@ -74,19 +76,18 @@ def print_explanation(front: Front, stream: TextIO | None = None) -> None:
 
 
 def _why(console: Console, front: Front) -> None:
-    """The groups that the chosen plan keeps in FP32 because of a finding, or a pin, each with its figures."""
-    chosen = front.chosen if front.chosen is not None and front.chosen.plan != front.fp32.plan else front.fp16
-    kept = () if chosen is None else front.explanation.of(chosen.plan.fingerprint)
-    explained = [group for group in kept if group.finding is not None or group.reason in (Reason.PINNED, Reason.FAILED)]
-    if chosen is None or not explained:
+    """The groups that the chosen plan keeps in FP32, each with its reason; of all-FP16 where all-FP32 is chosen."""
+    plan = front.chosen if front.chosen is not None and front.chosen.plan != front.fp32.plan else front.fp16
+    kept = () if plan is None else front.explanation.of(plan.plan.fingerprint)
+    if plan is None or not kept:
         return
-    console.print(Text(f"kept in FP32 by {chosen.plan.fingerprint}, and why", style="bold"))
-    for group in explained:
+    console.print(Text(f"{plan.plan.fingerprint}: {KEPT_BECAUSE}", style="bold"))
+    for group in kept:
         print_fact(console, f"{group.group}  ", explain_kept(group).partition(" ")[2], len(group.group) + 2, "")
     console.print()
 
 
-def _groups(worths: tuple[GroupWorth, ...], width: int, counted: str) -> Table:
+def _groups(worths: tuple[GroupWorth, ...], width: int, counted: str, words: Mapping[str, str]) -> Table:
     with_casts = width >= WIDE
     heads = ("group", "kind", "error", "gain ms", *(["Casts ms"] if with_casts else []), "error/ms", counted, "plan")
     rows = [
@@ -98,7 +99,7 @@ def _groups(worths: tuple[GroupWorth, ...], width: int, counted: str) -> Table:
             *([_format_gain(worth.casts_ms)] if with_casts else []),
             _format_gain(worth.error_per_ms),
             f"{worth.fp16_points}/{worth.points}",
-            _short_verdict(worth),
+            _short_verdict(worth, words),
         )
         for worth in worths
     ]
@@ -122,12 +123,11 @@ def _format_gain(value: float | None) -> str:
     return "-" if value is None else f"{value:.2g}"
 
 
-def _short_verdict(worth: GroupWorth) -> str:
-    """What the chosen plan does with a group, and why, in two words: the code of the finding where there is one."""
+def _short_verdict(worth: GroupWorth, words: Mapping[str, str]) -> str:
+    """What the chosen plan does with a group, and why, in two words."""
     precision, _, reason = worth.verdict.partition(": ")
+    if worth.group in words:
+        return f"FP32: {words[worth.group]}"
     if worth.is_pinned:
         return f"{precision.rpartition(' ')[2]}: {worth.finding or 'pinned'}"
-    if not reason:
-        return precision
-    code = None if reason == Reason.BOUNDARIES.value else worth.finding
-    return f"{precision}: {code or REASON_WORDS[Reason(reason)]}"
+    return f"{precision}: {worth.finding or REASON_WORDS[Reason(reason)]}" if reason else precision

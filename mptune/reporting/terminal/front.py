@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Collection
 from typing import TYPE_CHECKING, TextIO
@@ -13,26 +12,25 @@ from mptune.reporting.terminal.breaks import print_breaks
 from mptune.reporting.terminal.console import make_console, print_fact, print_text
 from mptune.reporting.terminal.table import print_table
 from mptune.reporting.text import (
-    by_importance,
+    KEPT_BECAUSE,
     describe_engine,
     error_source,
     explain_kept,
-    format_difference,
     format_error,
-    format_ms,
     front_warnings,
     latency_source,
     latency_text,
-    noise_ms,
+    neighbour_lines,
     short_path,
     speedup_text,
 )
-from mptune.tuning.fronts.neighbours import neighbours
 from mptune.tuning.fronts.table import is_held_out
 from mptune.tuning.reasons.group_findings import BREAKING_CODES
 
 if TYPE_CHECKING:
     from mptune.tuning.front import Front
+
+_WIDTH = len("more exact ")
 
 MOST_KEPT = 4
 """At most this many of the chosen plan's FP32 groups are named."""
@@ -66,9 +64,9 @@ def print_front(front: Front, stream: TextIO | None = None, *, every: bool = Fal
     console.print()
     print_table(console, front, every=every)
     console.print()
-    _facts(
-        console, [("chosen", _chosen(front)), *_beside(front), *_kept(front), *_written(front), *_other_devices(front)]
-    )
+    _facts(console, [("chosen", _chosen(front)), *neighbour_lines(front)])
+    _print_kept(console, front)
+    _facts(console, [*_written(front), *_other_devices(front)])
     for text in front_warnings(front, BREAKING_CODES):
         if text not in said:
             print_text(console, f"warning: {text}", "yellow")
@@ -78,7 +76,7 @@ def print_front(front: Front, stream: TextIO | None = None, *, every: bool = Fal
 
 def _facts(console: Console, facts: list[tuple[str, str]]) -> None:
     for name, value in facts:
-        print_fact(console, name, value)
+        print_fact(console, name, value, _WIDTH)
 
 
 def _chosen(front: Front) -> str:
@@ -91,33 +89,18 @@ def _chosen(front: Front) -> str:
     )
 
 
-def _beside(front: Front) -> list[tuple[str, str]]:
-    """What the next faster and the next slower point of the front would give instead."""
-    if front.chosen is None:
-        return []
-    lines = []
-    for other in neighbours(front.points, front.chosen):
-        delta_ms = other.latency_ms_delta
-        amount = format_ms(abs(delta_ms), math.hypot(noise_ms(other.evaluation), noise_ms(front.chosen)))
-        name, word = ("faster", "less") if delta_ms < 0 else ("slower", "more")
-        word += "" if other.is_apart else " (not significant)"
-        error = "" if other.error is None else f", {format_difference(other.error)}"
-        if front.fp32.plan in (other.evaluation.plan, front.chosen.plan):  # a ratio to what is exact says nothing
-            error = f", error {format_error(other.evaluation.judged_error)}"
-        lines.append((name, f"{other.evaluation.plan.fingerprint}: {amount} ms {word}{error}"))
-    return lines
-
-
-def _kept(front: Front) -> list[tuple[str, str]]:
-    """The most important of the chosen plan's FP32 groups, each with its reason, but for those shown before."""
+def _print_kept(console: Console, front: Front) -> None:
+    """The first of the chosen plan's FP32 groups, each with its reason."""
     if front.chosen is None or front.chosen.plan == front.fp32.plan:
-        return []
-    every = by_importance(front.explanation.of(front.chosen.plan.fingerprint))
-    kept = [group for group in every if group.finding not in BREAKING_CODES]
+        return
+    kept = front.explanation.of(front.chosen.plan.fingerprint)
     lines = [explain_kept(group) for group in kept[:MOST_KEPT]]
     if len(kept) > MOST_KEPT:
         lines.append(f"and {len(kept) - MOST_KEPT} more: mptune report {short_path(front.run_dir)} --explain")
-    return [("in FP32" if index == 0 else "", line) for index, line in enumerate(lines)]
+    if lines:
+        print_text(console, KEPT_BECAUSE, "dim")
+    for line in lines:
+        print_text(console, line, indent=2)
 
 
 def _written(front: Front) -> list[tuple[str, str]]:

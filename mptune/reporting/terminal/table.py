@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from mptune.reporting.text import (
+    because,
     format_error,
     format_interval,
     format_ms,
@@ -16,7 +17,6 @@ from mptune.reporting.text import (
     group_counts,
     latency_text,
     memory_text,
-    reason_counts,
     speedup_of,
 )
 from mptune.tuning.evaluation import Evaluation
@@ -25,6 +25,10 @@ from mptune.tuning.fronts.table import Row, error_marks, has_parts, part_text, s
 
 _GAP = "  "
 _MOST_DIGITS = 6
+
+_BECAUSE = "FP32 because"
+_FEW_REASONS = 2
+"""So many are named where all of them have no room."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,10 @@ def print_table(console: Console, front: Front, *, every: bool = False) -> None:
         middle = knee(front.points)
         shown, left = shown_rows(rows, () if middle is None else (middle.plan,))
         rows = tuple(shown)
-    columns = _fitting(_columns(front, rows), console.width)
+    for most in (None, _FEW_REASONS):
+        columns = _fitting(_columns(front, rows, most), console.width)
+        if any(column.head == _BECAUSE for column in columns):
+            break
     header = Text(_GAP.join(column.line(column.head) for column in columns).rstrip(), style="bold")
     page = max(console.height - 4, 10) if console.is_terminal else len(rows) + 1
     for place, row in enumerate(rows):
@@ -78,7 +85,7 @@ def print_table(console: Console, front: Front, *, every: bool = False) -> None:
         console.print(Text(notes, style="dim"))
 
 
-def _columns(front: Front, rows: Sequence[Row]) -> list[_Column]:
+def _columns(front: Front, rows: Sequence[Row], most_reasons: int | None) -> list[_Column]:
     plans = [row.evaluation for row in rows]
     predicted = any(plan.latency.source == "predicted" for plan in plans)
     has_bf16 = any(plan.plan.bf16_groups for plan in plans)
@@ -95,18 +102,11 @@ def _columns(front: Front, rows: Sequence[Row]) -> list[_Column]:
         _Column("worst part", tuple(map(part_text, plans)), is_number=False, rank=1),
         _Column("FP16+BF16/32" if has_bf16 else "FP16/32", tuple(group_counts(plan.plan) for plan in plans)),
         _Column("memory", tuple(map(memory_text, plans)), rank=4),
-        _Column("FP32 because", tuple(_because(front, row) for row in rows), is_number=False, rank=2),
+        _Column(_BECAUSE, tuple(because(front, row.evaluation, most_reasons) for row in rows), is_number=False, rank=2),
         _Column("origin", tuple(row.name for row in rows), is_number=False),
     ]
     unknown = {"worst part": not has_parts(rows), "memory": all(plan.memory is None for plan in plans)}
     return [column for column in columns if not column.rank or (any(column.cells) and not unknown.get(column.head))]
-
-
-def _because(front: Front, row: Row) -> str:
-    """All-FP32 is the baseline, and needs no reason."""
-    if row.evaluation.plan == front.fp32.plan:
-        return ""
-    return reason_counts(front.explanation.of(row.evaluation.plan.fingerprint), most=2)
 
 
 def _fitting(columns: Sequence[_Column], width: int) -> list[_Column]:

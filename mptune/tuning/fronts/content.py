@@ -99,7 +99,7 @@ class FrontContent(FrontOrigin):
                 "limits_met": self.limits_met,
                 "nearest": self.choice.nearest,
                 "replaced": self.choice.replaced,
-                "neighbours": [beside.to_json() for beside in self._neighbours],
+                "neighbours": [beside.to_json() for beside in self.neighbours],
             },
             "evaluations": self.evaluations,
             "failures": self.failures,
@@ -125,7 +125,8 @@ class FrontContent(FrontOrigin):
         return "all-FP16" if self.fp16 is None else fp16_name(self.fp16.plan)
 
     @property
-    def _neighbours(self) -> tuple[Neighbour, ...]:
+    def neighbours(self) -> tuple[Neighbour, ...]:
+        """The plans that every view names beside the chosen one."""
         return () if self.chosen is None else neighbours(self.points, self.chosen)
 
     def _point(self, evaluation: Evaluation) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from mptune.tuning.front import Front
 from mptune.tuning.fronts.content import origin_fields
 from mptune.tuning.fronts.run_facts import facts_of, hint_of_exactness, other_devices, shown_findings
 
-KEPT_FORMAT = 1
+KEPT_FORMAT = 2
 
 _TYPES = {
     "evaluations": int,
@@ -149,6 +149,7 @@ def _decoded(run: RunDirectory, file: RunFile, document: dict[str, Any]) -> Fron
         raise ValueError("no baseline")
     plain = {name: _of_type(document[name], kind) for name, kind in _TYPES.items()}
     plain["warnings"] = tuple(_of_type(line, str) for line in plain["warnings"])
+    explanation = _explanation(document["explanation"])
     return Front(
         **plain,
         **origin_fields(facts),
@@ -158,8 +159,8 @@ def _decoded(run: RunDirectory, file: RunFile, document: dict[str, Any]) -> Fron
         chosen=chosen,
         choice=file.choice,
         hint=hint_of_exactness(points, chosen, file.choice.kind, run.path),
-        findings=shown_findings(facts, chosen, fp32, is_confirmation=file.confirms is not None),
-        explanation=_explanation(document["explanation"]),
+        findings=shown_findings(facts, chosen, fp32, explanation, is_confirmation=file.confirms is not None),
+        explanation=explanation,
         other_devices=other_devices(run),
     )
 

@@ -1,40 +1,53 @@
-"""What the points beside a chosen one would give: how much faster, and how much more or less exact, with intervals."""
+"""The plans beside a chosen one: the nearest that is clearly faster, and the nearest that is clearly more exact."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from mptune.data.metrics.paired import LEAST_ERROR, Difference, compare_errors
 from mptune.data.numbers import encode_float
 from mptune.tuning.evaluation import Evaluation
-from mptune.tuning.fronts.dominance import faster_beyond_noise
+from mptune.tuning.fronts.dominance import FAR_SMALLER, faster_beyond_noise
+
+LEAST_FASTER, LEAST_EXACTER = 0.01, 1.1
+"""A faster neighbour takes so much less of the latency at least; a more exact one has so many times less error."""
+
+LITTLE_LATENCY, MUCH_EXACTER = 1.05, 3.0
+"""A plan with so many times less error, for so many times the latency at most, comes before one that is nearer."""
 
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A point of the front beside the chosen one.
+    """A point of the front that a person would compare with the chosen plan.
 
     Attributes:
+        role: what it is better in.
         evaluation: the point.
-        latency_ms_delta: its latency less the chosen one's; negative is faster.
-        is_apart: one of both is faster beyond noise.
-        error: its error against the chosen one's, sample by sample on all samples that both have met; None where that
-            cannot be known, such as with a single sample.
-        error_ratio: its error over the chosen one's, as ``error_ratio`` gives it.
+        chosen: the chosen plan.
     """
 
+    role: Literal["faster", "more exact"]
     evaluation: Evaluation
-    latency_ms_delta: float
-    is_apart: bool
-    error: Difference | None
-    error_ratio: float
+    chosen: Evaluation
 
     @property
-    def text(self) -> str:
-        """What it gives for its latency, such as ``+0.008 ms: 7 times less error``."""
-        return f"+{self.latency_ms_delta:.3g} ms: {1 / max(self.error_ratio, 1e-3):.2g} times less error"
+    def latency_ms_delta(self) -> float:
+        """Its latency less the chosen plan's; negative is faster."""
+        return self.evaluation.latency.median_ms - self.chosen.latency.median_ms
+
+    @property
+    def error_ratio(self) -> float:
+        """Its error over the chosen plan's, on samples that both have met."""
+        before, after = shared_errors(self.chosen, self.evaluation)
+        return max(after, LEAST_ERROR) / max(before, LEAST_ERROR)
+
+    @property
+    def is_cheap(self) -> bool:
+        """Whether it is much more exact for little latency. All-FP32 is not: it is known to be exact."""
+        is_near = self.evaluation.latency.median_ms <= LITTLE_LATENCY * self.chosen.latency.median_ms
+        return is_near and self.error_ratio * MUCH_EXACTER <= 1.0 and bool(self.evaluation.plan.reduced_groups)
 
     def to_json(self) -> dict[str, Any]:
         """As in front.json."""
@@ -45,11 +58,6 @@ class Neighbour:
         }
 
 
-LITTLE_LATENCY, MUCH_EXACTNESS = 1.05, 1 / 3
-"""A slower point is named beside the chosen one where its latency is at most this much of the chosen one's, and its
-error at most this much, beyond the doubt of the samples."""
-
-
 def compare_samples(one: Evaluation, other: Evaluation) -> Difference | None:
     """How two plans' errors differ, on all samples that both have met; None where that cannot be known."""
     first, second = one.counted, other.counted
@@ -58,43 +66,37 @@ def compare_samples(one: Evaluation, other: Evaluation) -> Difference | None:
     return compare_errors(first, second, one.metric)
 
 
-def error_ratio(one: Evaluation, other: Evaluation) -> float:
-    """One plan's error over the other's: on the held-out samples if both have met them, else on the search samples."""
+def shared_errors(one: Evaluation, other: Evaluation) -> tuple[float, float]:
+    """The errors of two plans: on the held-out samples if both have met them, else on the search samples."""
     if one.held_out_value is None or other.held_out_value is None:
-        return max(one.error_value, LEAST_ERROR) / max(other.error_value, LEAST_ERROR)
-    return max(one.held_out_value, LEAST_ERROR) / max(other.held_out_value, LEAST_ERROR)
+        return one.error_value, other.error_value
+    return one.held_out_value, other.held_out_value
 
 
 def neighbours(points: Sequence[Evaluation], chosen: Evaluation) -> tuple[Neighbour, ...]:
-    """The next faster and the next slower point; fewer at the ends of the front.
+    """The nearest clearly faster point, then the nearest clearly more exact one; fewer where there is none.
+
+    Latencies differ beyond noise. Every view names these, and no others.
 
     Args:
         points: the front, sorted by latency.
         chosen: one of them, or any other evaluation.
     """
-    others = [point for point in points if point.plan != chosen.plan]
-    faster = [point for point in others if point.latency.median_ms < chosen.latency.median_ms]
-    slower = [point for point in others if point.latency.median_ms >= chosen.latency.median_ms]
-    return tuple(_beside(point, chosen) for point in (*faster[-1:], *slower[:1]))
+    most_ms = (1.0 - LEAST_FASTER) * chosen.latency.median_ms
+    faster = [
+        Neighbour("faster", point, chosen)
+        for point in points
+        if point.latency.median_ms <= most_ms and faster_beyond_noise(point, chosen)
+    ]
+    slower = (point for point in points if faster_beyond_noise(chosen, point))
+    exacter = [Neighbour("more exact", point, chosen) for point in slower if _is_more_exact(point, chosen)]
+    exacter.sort(key=lambda beside: not beside.is_cheap)
+    return (*faster[-1:], *exacter[:1])
 
 
-def cheap_exactness(points: Sequence[Evaluation], chosen: Evaluation) -> Neighbour | None:
-    """The next slower point of the front that is much more exact for little latency; None where none is.
-
-    All-FP32 is none: it is known to be exact.
-    """
-    most_ms = chosen.latency.median_ms * LITTLE_LATENCY
-    for point in points:
-        if point.plan == chosen.plan or not chosen.latency.median_ms <= point.latency.median_ms <= most_ms:
-            continue
-        found = _beside(point, chosen)
-        doubtful = found.error is not None and not found.error.is_significant
-        if point.plan.reduced_groups and found.error_ratio <= MUCH_EXACTNESS and not doubtful:
-            return found
-    return None
-
-
-def _beside(point: Evaluation, chosen: Evaluation) -> Neighbour:
-    delta_ms = point.latency.median_ms - chosen.latency.median_ms
-    is_apart = faster_beyond_noise(point, chosen) or faster_beyond_noise(chosen, point)
-    return Neighbour(point, delta_ms, is_apart, compare_samples(point, chosen), error_ratio(point, chosen))
+def _is_more_exact(point: Evaluation, chosen: Evaluation) -> bool:
+    before, after = shared_errors(chosen, point)
+    if not (after < before and LEAST_EXACTER * after <= before):
+        return False
+    difference = compare_samples(point, chosen)
+    return difference is None or difference.is_significant or FAR_SMALLER * after <= before

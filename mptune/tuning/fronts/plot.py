@@ -54,6 +54,10 @@ def plot_front(front: FrontContent, ax: Axes | None, floor: float) -> Axes:
     if front.chosen is not None:
         place = (front.chosen.latency.median_ms, error(front.chosen))
         ax.scatter(*place, marker="*", s=160, color="tab:red", label="chosen", zorder=4)
+    for beside in front.neighbours:
+        place = (beside.evaluation.latency.median_ms, error(beside.evaluation))
+        marker = "<" if beside.role == "faster" else "v"
+        ax.scatter(*place, marker=marker, s=90, color="tab:orange", label=beside.role, zorder=3)
     ax.set_yscale("log")
     ax.set_xlabel(f"latency, ms ({front.fp32.latency.source})")
     clipped = any(point.judged_error < floor for point in (*points, front.fp32))

@@ -11,12 +11,15 @@ from pathlib import Path
 from mptune.choice import ChoiceKind
 from mptune.data.calibration import split_indices
 from mptune.errors import RunError
-from mptune.finding import Finding, by_severity
+from mptune.finding import Finding
 from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory, read_run
 from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.explanation import Explanation
 from mptune.tuning.fronts.content import FrontOrigin, OtherDevice
-from mptune.tuning.fronts.neighbours import cheap_exactness
+from mptune.tuning.fronts.neighbours import neighbours
+from mptune.tuning.fronts.table import compared
+from mptune.tuning.reasons.group_findings import in_order
 from mptune.tuning.reasons.plan_findings import SampleIndices, chosen_findings
 
 
@@ -89,7 +92,7 @@ def sample_indices(file: RunFile) -> SampleIndices:
 
 
 def hint_of_exactness(points: Sequence[Evaluation], chosen: Evaluation | None, kind: ChoiceKind, run_dir: Path) -> str:
-    """What is added to why a plan was chosen where a point beside it is much more exact; else empty.
+    """What is added to why a plan was chosen where a neighbour is much more exact for little latency; else empty.
 
     Args:
         points: the front.
@@ -97,18 +100,21 @@ def hint_of_exactness(points: Sequence[Evaluation], chosen: Evaluation | None, k
         kind: how it was chosen: where limits or a plan were asked for nothing is added.
         run_dir: the run directory, for the command line.
     """
-    better = None if chosen is None or kind not in ("knee", "fastest") else cheap_exactness(points, chosen)
-    if better is None:
+    if chosen is None or kind not in ("knee", "fastest"):
         return ""
-    run = shlex.quote(str(run_dir))
-    return f"; {better.text}: `mptune pick {run} --plan {better.evaluation.plan.fingerprint[:4]}`"
+    cheap = next((beside.evaluation for beside in neighbours(points, chosen) if beside.is_cheap), None)
+    if cheap is None:
+        return ""
+    pick = f"`mptune pick {shlex.quote(str(run_dir))} --plan {cheap.plan.fingerprint[:4]}`"
+    return f"; for {compared(cheap, chosen)}: {pick}"
 
 
 def shown_findings(
-    facts: Facts, chosen: Evaluation | None, fp32: Evaluation, *, is_confirmation: bool
+    facts: Facts, chosen: Evaluation | None, fp32: Evaluation, explanation: Explanation, *, is_confirmation: bool
 ) -> tuple[Finding, ...]:
-    """The findings of a run and of its chosen plan, the most severe first, as they stand under that plan."""
+    """The findings of a run and of its chosen plan, as they stand under that plan, in the order of all views."""
     plan = (chosen or fp32).plan
     run = shlex.quote(str(facts.run_dir))
     about = chosen_findings(chosen, facts.indices, facts.findings, is_confirmation=is_confirmation, run=run)
-    return by_severity(finding.under_plan(plan.fp32_groups, plan.bf16_groups) for finding in about)
+    errors = {one.group: one.one_group_error for one in explanation.groups if one.one_group_error is not None}
+    return in_order((finding.under_plan(plan.fp32_groups, plan.bf16_groups) for finding in about), errors)

@@ -8,17 +8,24 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from mptune.data.metrics.paired import is_compared_by_ratio
 from mptune.graph.plan import PrecisionPlan
 from mptune.printable import printable
 from mptune.printable import printable_html as escape
 from mptune.tuning.evaluation import Evaluation
+from mptune.tuning.explanation import reason_counts
 from mptune.tuning.fronts.content import FrontContent
+from mptune.tuning.fronts.dominance import faster_beyond_noise
+from mptune.tuning.fronts.neighbours import LEAST_EXACTER, shared_errors
 
 MOST_ROWS = 12
 """A longer front is shown by this many of its rows: the ends, the baselines, the choice, and an even spread."""
 
 _WIDEST = 60
 """Names that a person gave are cut to this many characters."""
+
+_FP32_ROUNDING = 1e-6
+"""A ratio to an error below this says nothing."""
 
 _HEADER = ("", "plan", "ms", "speedup", "error", "FP16/32", "origin")
 
@@ -69,6 +76,42 @@ def format_error(value: float | None) -> str:
     if value == 0:
         return "0"
     return f"{value:.1e}" if abs(value) < 0.1 or abs(value) >= 1000 else f"{value:.3g}"
+
+
+def compared(evaluation: Evaluation, chosen: Evaluation) -> str:
+    """What a plan gives instead of the chosen one, such as ``0.31 ms less (12 %), error 48 times larger``."""
+    delta_ms = evaluation.latency.median_ms - chosen.latency.median_ms
+    if faster_beyond_noise(evaluation, chosen) or faster_beyond_noise(chosen, evaluation):
+        amount = format_ms(abs(delta_ms), math.hypot(noise_ms(evaluation), noise_ms(chosen)))
+        share = abs(delta_ms) / chosen.latency.median_ms if chosen.latency.median_ms > 0 else math.inf
+        latency = f"{amount} ms {'less' if delta_ms < 0 else 'more'} ({_two_digits(100 * share)} %)"
+    else:
+        latency = "the same latency" + (" within noise" if evaluation.latency.source == "measured" else "")
+    if not evaluation.is_finite:
+        return f"{latency}, outputs not finite"
+    return f"{latency}, {error_change(*shared_errors(chosen, evaluation), evaluation.metric)}"
+
+
+def error_change(before: float, after: float, metric: str) -> str:
+    """How an error changes, such as ``error 48 times larger`` or ``error from 0 to 3.1e-04``."""
+    if before == after:
+        return "the same error"
+    low, high = sorted((before, after))
+    if not is_compared_by_ratio(metric) or low < _FP32_ROUNDING:
+        return f"error from {format_error(before)} to {format_error(after)}"
+    if high < LEAST_EXACTER * low:
+        return "the same error within 10 %"
+    return f"error {_two_digits(high / low)} times {'larger' if before < after else 'smaller'}"
+
+
+def _two_digits(value: float) -> str:
+    return f"{float(f'{value:.2g}'):g}"
+
+
+def because(front: FrontContent, evaluation: Evaluation, most: int | None = None) -> str:
+    """Why a plan's FP32 groups are FP32, as ``reason_counts``; all-FP32 is the baseline, and needs no reason."""
+    is_baseline = evaluation.plan == front.fp32.plan
+    return "" if is_baseline else reason_counts(front.explanation.of(evaluation.plan.fingerprint), most)
 
 
 def format_speedup(value: float, noise: float = 0.0) -> str:
@@ -228,6 +271,7 @@ def front_html(front: FrontContent) -> str:
 
 def front_records(front: FrontContent) -> list[dict[str, Any]]:
     """The rows as dictionaries, for ``Front.to_dataframe``: one per point, and the baselines."""
+    roles = {beside.evaluation.plan: beside.role for beside in front.neighbours}
     return [
         {
             "plan": row.evaluation.plan.fingerprint,
@@ -244,7 +288,10 @@ def front_records(front: FrontContent) -> list[dict[str, Any]]:
             "origin": str(row.evaluation.origin),
             "latency_source": row.evaluation.latency.source,
             "error_source": row.evaluation.error_source,
+            "remeasured": row.evaluation.remeasured,
             "confirmed": row.evaluation.confirmed,
+            "fp32_because": because(front, row.evaluation),
+            "neighbour": roles.get(row.evaluation.plan, ""),
             "on_front": row.on_front,
             "chosen": row.is_chosen,
         }

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping
 
-from mptune.finding import CODES, Finding
+from mptune.finding import SEVERITIES, Finding
 
 BREAKING_CODES = (
     "overflow",
@@ -49,10 +50,30 @@ def finding_of(group: str, findings: Iterable[Finding], pin_reason: str | None =
     return min(found, key=lambda one: (not _says(one, pin_reason), codes.index(one.code)))
 
 
-def in_code_order(words: Iterable[str], others: Sequence[str]) -> list[str]:
-    """Words, those that are codes first, in the order of ``CODES``; then ``others`` in their order."""
-    ranks: Mapping[str, int] = {word: k for k, word in enumerate((*CODES, *others))}
-    return sorted(set(words), key=lambda word: ranks.get(word, len(ranks)))
+def in_order(findings: Iterable[Finding], errors: Mapping[str, float]) -> tuple[Finding, ...]:
+    """The most severe first; of these what breaks, the largest one-group error first; then the rest, as it comes.
+
+    A group without a one-group error, as one that is pinned because it breaks, comes before the others, by the plainest
+    of its findings. What one group has stays in the order of the graph: what goes wrong first is why the rest does.
+
+    Args:
+        findings: in the order of the graph.
+        errors: one-group errors.
+    """
+    listed = list(findings)
+    plainest: dict[str, int] = {}
+    for finding in filter(breaks, listed):
+        for group in finding.where.groups:
+            plainest[group] = min(plainest.get(group, len(BREAKING_CODES)), BREAKING_CODES.index(finding.code))
+
+    def rank(finding: Finding) -> tuple[int, bool, float, int]:
+        severity, groups = SEVERITIES.index(finding.severity), finding.where.groups
+        if not (breaks(finding) and finding.is_about_model):
+            return severity, True, 0.0, 0
+        error = max((errors.get(group, math.inf) for group in groups), default=math.inf)
+        return severity, False, -error, min((plainest[group] for group in groups), default=0)
+
+    return tuple(sorted(listed, key=rank))
 
 
 def _says(finding: Finding, pin_reason: str | None) -> bool:

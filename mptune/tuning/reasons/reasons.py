@@ -122,13 +122,15 @@ class _Reasons:
             self.gains_from = "the roofline" if grounds.prior.exact else f"the roofline and {builds} builds"
 
     def of(self, evaluation: Evaluation) -> tuple[Kept, ...]:
-        """The FP32 groups of a plan, each with its reason."""
+        """The FP32 groups of a plan, each with its reason; the largest one-group error first, the unknown last."""
         saved = self._saved(evaluation)
-        return tuple(
+        kept = [
             self._kept(evaluation, group, saved.get(group.id))
             for group in self._grounds.groups
             if evaluation.plan.precision.get(group.id) is Precision.FP32
-        )
+        ]
+        errors = {one.group: -1.0 if one.one_group_error is None else one.one_group_error for one in kept}
+        return tuple(sorted(kept, key=lambda one: -errors[one.group]))
 
     def _saved(self, evaluation: Evaluation) -> dict[str, float]:
         """Milliseconds that each FP32 group would save the plan, its Casts counted in."""
@@ -165,7 +167,7 @@ class _Reasons:
         if casts and group.id not in self._findings and self._is_slower_throughout(evaluation):
             return Reason.BOUNDARIES, f"{casts}; {name} throughout is not faster, either"
         if error is not None and _raises(evaluation.error_value, error):
-            return Reason.ERROR, f"its error alone is {error:.1e}{_saving(saves_ms, name)}"
+            return Reason.ERROR, f"kept for its error: {error:.1e} alone{_saving(saves_ms, name)}"
         if casts:
             return Reason.BOUNDARIES, casts
         tried = self._evaluated.get(evaluation.plan.replace({group.id: group.reduced}).fingerprint)
@@ -241,11 +243,7 @@ def _raises(error: float, one_group_error: float) -> bool:
 
 
 def _saving(saves_ms: float | None, name: str) -> str:
-    if saves_ms is None:
-        return ""
-    return (
-        f", and {name} would save {saves_ms:.2g} ms" if saves_ms > 0 else f", and its Casts cost more than {name} saves"
-    )
+    return f", and {name} would save {saves_ms:.2g} ms" if saves_ms is not None and saves_ms > 0 else ""
 
 
 def _verdict(group: GroupFacts, chosen: Evaluation | None, reason: Reason | None) -> str:

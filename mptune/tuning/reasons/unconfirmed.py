@@ -1,4 +1,4 @@
-"""Plans of a front that could not be confirmed, and what is said of them."""
+"""Plans of a front that could not be re-measured, and what is said of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class Unconfirmed:
-    """A plan that could not be confirmed.
+    """A plan that could not be re-measured.
 
     Attributes:
         evaluation: of the plan, as the search left it; with its held-out error where that is not finite.
@@ -44,12 +44,9 @@ class Unconfirmed:
     def outcome(self) -> str:
         """What was seen of the plan and is done with it, without its name."""
         if self.failure is not None:
-            return (
-                "failed when measured again, and not confirmed: the figures are the search's, and the same command "
-                "measures again"
-            )
+            return "failed when it was re-measured: the figures are the search's, and the same command measures again"
         if self.evaluation.origin == ORIGIN_FP32:
-            return f"{self._not_finite}, and not confirmed"
+            return f"{self._not_finite}, when re-measured"
         return f"{self._not_finite}, and dropped"
 
     @property

@@ -33,6 +33,7 @@ from mptune.errors import RunError, TargetError
 from mptune.files import link_or_copy, writing
 from mptune.graph.grouping.grouped import GroupedModel
 from mptune.graph.grouping.groups import find_groups, groups_sha256
+from mptune.identity import identity_of
 from mptune.run_json import RunFile, TargetSection
 from mptune.rundir import HOME, RunDirectory, open_run, read_run
 from mptune.settings import DataSettings, EngineChoice, SearchSettings
@@ -41,7 +42,7 @@ from mptune.targets.target import Target, detect_gpus, load_target
 from mptune.tuning.evaluation import ORIGIN_FP32, Evaluation
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.record.study import open_study
+from mptune.tuning.record.study import check_metrics, compare_metric, open_study
 from mptune.tuning.runs.confirmation import Confirmation, compare, searched_plans
 from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
 from mptune.tuning.runs.model_copy import load_copy
@@ -85,7 +86,7 @@ class ConfirmRun(MeasuringRun):
 
     def run(self) -> Confirmation:
         """Everything that is not recorded yet, then the comparison. See ``mptune.confirm`` for what is raised."""
-        searched = read_searched(self._run, self._search, self._storage)
+        searched = read_searched(self._run, self._search, self._storage, (self._metric, self._metric_function))
         model = load_copy(self._run, self._search)
         groups = find_groups(model, self._search.fixed_settings.granularity)
         if groups_sha256(groups) != self._search.fixed_settings.groups_sha256:
@@ -228,11 +229,11 @@ class ConfirmRun(MeasuringRun):
                 space,
                 name=STUDY,
                 metric=self._metric,
-                identity={"model": self._search.model.sha256},
+                identity=identity_of(self.file),
                 journal=self.directory.journal,
             )
         )
-        self._warn(*repaired)
+        self._warn(*repaired, *check_metrics(self.record, [self._metric], self._metric_function))
 
     # -- measuring ----------------------------------------------------------------------------------------------
 
@@ -269,13 +270,20 @@ class ConfirmRun(MeasuringRun):
         return sorted(sound, key=lambda e: (e.origin != ORIGIN_FP32, e.latency.median_ms))
 
 
-def read_searched(run: RunDirectory, file: RunFile, storage: str | None = None) -> tuple[Evaluation, ...]:
-    """The plans of a search that are confirmed, as the search saw them; arguments as of ``read_record``.
+def read_searched(
+    run: RunDirectory,
+    file: RunFile,
+    storage: str | None = None,
+    metric: tuple[str, TaskMetric | None] | None = None,
+) -> tuple[Evaluation, ...]:
+    """The plans of a search that are confirmed, as the search saw them; first arguments as of ``read_record``.
 
     Raises:
-        RunError: nothing has been evaluated yet, or the record cannot be read.
+        RunError: nothing has been evaluated yet, or the record cannot be read; or ``metric`` is not the search's.
     """
     with contextlib.closing(read_record(run, file, storage)) as record:
+        if metric is not None:
+            compare_metric(record, file.search.metric, *metric)
         return searched_plans(front_of(run, file, record), record.evaluations())
 
 
@@ -382,10 +390,4 @@ def lent_samples(run: RunDirectory, directory: RunDirectory) -> Iterator[Workspa
 
 def _identity(file: RunFile) -> dict[str, Any]:
     """What must be the same for a confirmation to go on."""
-    return {
-        "model": file.model.sha256,
-        "fixed_settings": file.fixed_settings,
-        "metric": file.search.metric,
-        "data": None if file.data is None else file.data.sha256,
-        "target": file.target,
-    }
+    return {**identity_of(file), "metric": file.search.metric}

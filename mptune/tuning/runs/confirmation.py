@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mptune.run_json import TargetSection
@@ -107,7 +107,8 @@ def compare(
         latency: how latencies are summed up.
     """
     evaluations = record.evaluations()
-    kept, unconfirmed = confirmed_evaluations(record, rounds, latency, [e for e in evaluations if e.is_finite])
+    sound = [replace(e, confirmed=True) for e in evaluations if e.is_finite]
+    kept, unconfirmed = confirmed_evaluations(record, rounds, latency, sound)
     measured = {e.plan.fingerprint: e for e in kept}
     reasons = {plan.fingerprint: describe(failure) for plan, _, failure in record.failures()}
     reasons |= {e.plan.fingerprint: "its outputs are not finite" for e in evaluations if not e.is_finite}

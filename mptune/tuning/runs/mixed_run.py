@@ -19,11 +19,12 @@ from mptune.rundir import HOME, RunDirectory, RunInUseError, joined_run, open_ru
 from mptune.targets.mismatch import TARGET_CODE
 from mptune.tuning.front import Front
 from mptune.tuning.record.record import StudyRecord
+from mptune.tuning.record.study import BUDGET_NOTE, START_NOTE
 from mptune.tuning.runs.measuring_run import MeasuringRun
 from mptune.tuning.runs.model_copy import MODEL_FILE, SEAL_FILE
 from mptune.tuning.runs.result import front_of
 from mptune.tuning.runs.seals import damaged, is_sealed, seal, sealed_names, unseal
-from mptune.tuning.runs.search_run import BUDGET_NOTE, SPACE_FILE, START_NOTE
+from mptune.tuning.runs.search_run import SPACE_FILE
 from mptune.tuning.runs.worker_run import WorkerRun
 from mptune.tuning.steps.kernels import CODES as KERNEL_CODES
 from mptune.tuning.steps.kernels import KERNELS_JSON, ask_for_kernels

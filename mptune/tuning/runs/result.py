@@ -35,7 +35,7 @@ from mptune.tuning.reasons.unconfirmed import Unconfirmed, unconfirmed_warnings
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.record.sessions import drift_warning
 from mptune.tuning.record.storage_urls import same_storage, storage_url
-from mptune.tuning.record.study import forget_studies, has_outcome, read_study
+from mptune.tuning.record.study import has_outcome, read_study
 from mptune.tuning.steps.baseline import ENGINE_CODE, held_out_baseline
 from mptune.tuning.steps.remeasure import candidates, confirmed_evaluations, dropped_plans, rounds_needed
 
@@ -140,23 +140,6 @@ def has_evaluation(run: RunDirectory, file: RunFile, storage: str | None = None)
         return True
 
 
-def forget_run(run: RunDirectory, file: RunFile, storage: str | None = None) -> None:
-    """Delete what a run without an evaluation holds, its studies in a database included: other things are asked for.
-
-    Args:
-        run: the run directory, locked.
-        file: its run.json.
-        storage: as ``has_evaluation`` takes it.
-
-    Raises:
-        RunError: the directory or the database cannot be written.
-    """
-    url = storage_url(file.storage, same_storage(file.storage, storage))
-    if url is not None:
-        forget_studies(name=file.study, url=url)
-    run.forget()
-
-
 def build_front(
     record: StudyRecord,
     facts: Facts,
@@ -166,23 +149,23 @@ def build_front(
     every: bool = False,
     is_made: bool = True,
 ) -> Front:
-    """Put the front together: confirmed where it has been confirmed, else as the search left it.
+    """Put the front together: re-measured where it has been, else as the search left it.
 
     Args:
         record: the study.
         facts: of the run.
         choice: that was made, or a request.
-        settings: how many rounds a confirmation has, how latencies are summed up, and the reported metrics.
-        every: every evaluation has been confirmed, not the front alone.
+        settings: how many rounds of re-measuring there are, how latencies are summed up, and the reported metrics.
+        every: a device confirmed every evaluation.
         is_made: make a choice of a request; else none is made yet, and the reason says which it would be.
 
     Raises:
         RunError: not even all-FP32 has been evaluated.
         PlanError: the plan that is asked for was never evaluated, or is not feasible.
     """
-    evaluations = tuple(e.ignoring(choice.ignore) for e in record.evaluations())
+    evaluations = tuple(replace(e.ignoring(choice.ignore), confirmed=every) for e in record.evaluations())
     baseline = record.baseline()
-    searched = None if baseline is None else baseline.ignoring(choice.ignore)
+    searched = None if baseline is None else replace(baseline.ignoring(choice.ignore), confirmed=every)
     if searched is None:
         raise RunError(
             f"{facts.run_dir} holds no evaluation of all-FP32 yet, so there is nothing to compare with",
@@ -260,7 +243,7 @@ def build_front(
         failures=record.failed,
         hypervolume=hypervolume(points, fp32, reference_error_of(record.metric, evaluations)),
         warnings=tuple(dict.fromkeys(warnings)),
-        findings=shown_findings(facts, chosen, fp32, is_confirmation=every),
+        findings=shown_findings(facts, chosen, fp32, explanation, is_confirmation=every),
         explanation=explanation,
     )
 
@@ -295,7 +278,7 @@ def _unconfirmed(
     were = f"{confirmed} point{'s' * (confirmed > 1)} of the front {'were' if confirmed > 1 else 'was'}"
     return (
         f"the chosen plan {chosen.plan.fingerprint} was not measured again ({were}): "
-        "`mptune search` with the limit that you want confirms what it chooses",
+        "`mptune search` with the limit that you want re-measures what it chooses",
     )
 
 
@@ -349,11 +332,11 @@ def _choose(
     # Within noise a plan on the front is no worse than others, and yet they may keep to the limits.
     sound = [e for e in known if e.is_finite]
     meeting = [e for e in sound if choose([e], *bounds)[2]]
-    meeting = [e for e in meeting if e.confirmed] or (meeting if limits else [])
+    meeting = [e for e in meeting if e.remeasured] or (meeting if limits else [])
     if meeting:
         point, reason, is_met = choose(meeting, *bounds, wants_knee=choice.knee)
         return point, f"{reason}; it is not on the front, where none has that", is_met
-    off_front = sound if limits or choice.max_memory_bytes is not None else [e for e in sound if e.confirmed]
+    off_front = sound if limits or choice.max_memory_bytes is not None else [e for e in sound if e.remeasured]
     return choose([*points, *off_front], *bounds)
 
 

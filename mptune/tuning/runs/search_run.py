@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from mptune.choice import Choice
 from mptune.data.calibration import CalibrationSet
@@ -21,19 +22,8 @@ from mptune.graph.grouping.groups import LayerGroup, find_fitting_groups, find_g
 from mptune.graph.hazards.hazard import hazard_findings
 from mptune.graph.hazards.interface import interface_findings
 from mptune.graph.loading.model import Model
-from mptune.run_json import (
-    DataSection,
-    FixedSettings,
-    ModelSection,
-    RunFile,
-    SearchSection,
-    SeedSection,
-    TargetSection,
-    check_data,
-    check_same,
-    check_target,
-    refuse_other_runs,
-)
+from mptune.identity import check_data, check_same, check_target, identity_of, refuse_other_runs
+from mptune.run_json import DataSection, FixedSettings, ModelSection, RunFile, TargetSection
 from mptune.rundir import RunDirectory, has_workers
 from mptune.settings import Granularity, SearchSettings
 from mptune.targets.mismatch import TARGET_CODE, not_measured
@@ -47,12 +37,19 @@ from mptune.tuning.reasons.enlarged import with_reasons
 from mptune.tuning.reasons.grounds import keep_grounds
 from mptune.tuning.record.storage import check_opens
 from mptune.tuning.record.storage_urls import check_storage, named_storage
-from mptune.tuning.record.study import open_study
+from mptune.tuning.record.study import (
+    BUDGET_NOTE,
+    START_NOTE,
+    check_metrics,
+    open_study,
+    settle_study,
+    shared_granularity,
+    study_name,
+)
 from mptune.tuning.runs.crew import Crew, StartWorker
-from mptune.tuning.runs.hosts import check_study
 from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
 from mptune.tuning.runs.model_copy import kept_meanwhile
-from mptune.tuning.runs.result import forget_run, front_of, has_evaluation, parsed_limits
+from mptune.tuning.runs.result import front_of, has_evaluation, parsed_limits
 from mptune.tuning.runs.seals import seal
 from mptune.tuning.sample_sets import labels_sha256, load_data, rollout_of, split_data
 from mptune.tuning.space import NamedSpace, SearchSpace, load_space
@@ -75,12 +72,6 @@ from mptune.tuning.steps.remeasure import confirm, rounds_needed, to_measure
 from mptune.tuning.steps.sensitivity import SENSITIVITY_JSON, OneGroupErrors
 from mptune.tuning.steps.shared_errors import SharedErrors
 from mptune.tuning.steps.tuner import Tuner, has_converged, is_exhausted
-
-BUDGET_NOTE = "budget"
-"""Under which the study keeps the budget of the last search, for workers whose run.json is a copy."""
-
-START_NOTE = "started"
-"""Under which the study keeps when that search began, in seconds since the epoch: its workers share the time limit."""
 
 SPACE_FILE = "space.toml"
 """The search space, kept in the run's data directory for workers on other hosts."""
@@ -132,6 +123,7 @@ class SearchRun(MeasuringRun):
         self._check_data(data)
         self._settings = rollout_of(self._settings, self._model, len(data.samples))
         self._workload = self._make_workload()
+        self._settle_study()
         self._keep_for_workers(named)
         if data.preprocessing is not None:
             write_json(self.directory.data / PREPROCESS_JSON, dict(data.preprocessing))
@@ -177,12 +169,17 @@ class SearchRun(MeasuringRun):
 
     def _find_groups(self, named: NamedSpace) -> tuple[Granularity, tuple[LayerGroup, ...]]:
         """The space's groups; ``auto`` fits the budget of the first search, so that a larger one resumes the run."""
-        granularity: Granularity = named.file.granularity
+        granularity: Granularity | None = named.file.granularity
         if granularity == "auto":
             known = self.directory.load()
-            if known is None or not has_evaluation(self.directory, known, self._settings.storage):
-                return find_fitting_groups(self._model, self._settings.budget)
-            granularity = known.fixed_settings.granularity
+            if known is not None and has_evaluation(self.directory, known, self._settings.storage):
+                granularity = known.fixed_settings.granularity
+            else:
+                url = named_storage(self._settings.storage, is_journal=known is not None and known.storage is None)
+                shared = None if self._settings.fresh else url
+                granularity = shared_granularity(self._name, shared, self._model.sha256, named.sha256)
+        if granularity is None:
+            return find_fitting_groups(self._model, self._settings.budget)
         return granularity, find_groups(self._model, granularity)
 
     def _begin(self, named: NamedSpace) -> RunFile:
@@ -195,36 +192,38 @@ class SearchRun(MeasuringRun):
             groups_sha256=groups_sha256(self.grouped.groups),
             labels_sha256=labels_sha256(settings.labels),
         )
-        known = self.directory.load()
-        refuse_other_runs(self.directory.path, known)
-        if known is not None:
-            recorded = known
-            if not self._holds(lambda: check_same(self.directory.path, recorded, model.sha256, fixed), recorded):
-                known = None
+        known = earlier = self.directory.load()
+        place = self.directory.path
+        refuse_other_runs(place, known)
+        if known is not None and not self._holds(partial(check_same, place, known, model.sha256, fixed), known):
+            known = None
         self._url = named_storage(settings.storage, is_journal=known is not None and known.storage is None)
         storage = None if self._url is None else check_opens(self._url)  # only what has opened is written down
-        if known and not self._holds(lambda: check_storage(self.directory.path, recorded.storage, storage), recorded):
+        if known is not None and not self._holds(partial(check_storage, place, known.storage, storage), known):
             known = None
         self._asked: Choice = Choice.of(settings) if known is None else known.choice.asked_again(Choice.of(settings))
         self._settings = settings = self._asked.limit(settings)
         parsed_limits(self._asked, (settings.metric, *settings.reported_metrics), [o.name for o in model.outputs])
+        begun = earlier.study if earlier is not None and earlier.storage == storage else self._name
+        study = begun if storage is None else study_name(begun, is_new=settings.fresh)
         section = ModelSection(path=str(model.path.resolve()), sha256=model.sha256)
-        if known is None:
-            file = RunFile(
-                model=section,
-                fixed_settings=fixed,
-                search=SearchSection.of(settings),
-                seeds=SeedSection(split=settings.seed, sampler=settings.seed, random_inputs=settings.seed),
-                storage=storage,
-                study=self.directory.path.resolve().name.removesuffix(".mptune"),
-                choice=self._asked,
-            )
-        else:
+        file = RunFile.of(settings, section, fixed, storage, study)
+        if known is not None:
             choice = self._asked if known.choice.chosen is None else known.choice  # till the end what it was
-            file = known.model_copy(update={"search": SearchSection.of(settings), "choice": choice, "model": section})
+            file = known.model_copy(update={"search": file.search, "choice": choice, "model": file.model})
         if file != known:
             self.directory.save(file)
         return file
+
+    @property
+    def _name(self) -> str:
+        return self.directory.path.resolve().name.removesuffix(".mptune")
+
+    def _settle_study(self) -> None:
+        """Share the study of runs with this run's name and identity in a database, or begin one there."""
+        if self._url is not None and not has_evaluation(self.directory, self.file, self._settings.storage):
+            self._open_toolchain()
+            self._save(study=settle_study(self.file.study, identity_of(self.file), self._url))
 
     def _check_data(self, data: CalibrationSet) -> None:
         section = DataSection(
@@ -250,7 +249,7 @@ class SearchRun(MeasuringRun):
         except RunError:
             if has_evaluation(self.directory, known, self._settings.storage):
                 raise
-            forget_run(self.directory, known, self._settings.storage)
+            self.directory.forget()
             return False
         return True
 
@@ -289,12 +288,12 @@ class SearchRun(MeasuringRun):
 
     def _open_study(self, space: SearchSpace) -> tuple[str, ...]:
         settings = self._settings
-        return self._hold(
+        repaired = self._hold(
             open_study(
                 space,
                 name=self.file.study,
                 metric=settings.metric,
-                identity={"model": self._model.sha256, "layer_groups": self.file.fixed_settings.groups_sha256},
+                identity=identity_of(self.file),
                 journal=self.directory.journal,
                 url=self._url,
                 sampler=settings.sampler,
@@ -302,6 +301,8 @@ class SearchRun(MeasuringRun):
                 is_shared=self._is_worker or has_workers(self.directory),
             )
         )
+        metrics = settings.metric, *settings.reported_metrics
+        return (*repaired, *check_metrics(self.record, metrics, settings.metric_function))
 
     def _search(self, space: SearchSpace) -> None:
         record, settings = self.record, self._settings
@@ -329,7 +330,6 @@ class SearchRun(MeasuringRun):
     def _tune(self, space: SearchSpace) -> None:
         """Evaluate plans in this process until the search stops."""
         toolchain = self._open_toolchain()
-        check_study(self.record, self.file.target)
         guide = self._guide(space) if self._settings.sampler == "precision" else None
         stop = Tuner(
             self.record,

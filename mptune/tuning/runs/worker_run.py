@@ -21,13 +21,13 @@ from mptune.settings import SearchSettings, Tolerance
 from mptune.targets.target import detect_gpus, load_target
 from mptune.tuning.listener import Listener
 from mptune.tuning.record.record import StudyRecord
-from mptune.tuning.record.study import read_study
+from mptune.tuning.record.study import BUDGET_NOTE, START_NOTE, read_study
 from mptune.tuning.runs.confirm_run import directory_name, settings_of
 from mptune.tuning.runs.hosts import difference, versions_suffix
 from mptune.tuning.runs.measuring_run import OpenToolchain
 from mptune.tuning.runs.model_copy import load_either
 from mptune.tuning.runs.seals import is_sealed, refuse_damaged
-from mptune.tuning.runs.search_run import BUDGET_NOTE, SPACE_FILE, START_NOTE, SearchRun
+from mptune.tuning.runs.search_run import SPACE_FILE, SearchRun
 from mptune.tuning.sample_sets import recorded_rollout
 from mptune.tuning.space import NamedSpace, load_space
 from mptune.tuning.steps.limits import Limits

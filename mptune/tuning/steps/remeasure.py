@@ -1,11 +1,11 @@
-"""The confirmed front: its points measured again in fresh processes, their error taken on held-out samples.
+"""The front re-measured: its points measured again in fresh processes, their error taken on held-out samples.
 
-A long front is confirmed in part: what a person takes from it, and so many of the others as show that it holds. Every
+A long front is re-measured in part: what a person takes from it, and so many of the others as show that it holds. Every
 point is measured in one fresh process, which gives its held-out error; after that only the chosen one is measured
 again, and those whose place is in doubt, until it is not.
 
 Each measurement is a note in the study (``confirm:FINGERPRINT:ROUND``), written when it is taken: an interrupted
-confirmation goes on where it was, and the same command again measures nothing.
+run goes on where it was, and the same command again measures nothing.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def points_to_confirm(record: StudyRecord, settings: SearchSettings, rounds: int
     """Which of the candidates to measure again, in their order: at most ``settings.confirm_points``, or a few more.
 
     The baselines, both ends of the front, its knee and the plan that is chosen always are, then what has been measured
-    already, then those of the rest that lie farthest from all of these. Where confirming changes the choice, the plan
+    already, then those of the rest that lie farthest from all of these. Where re-measuring changes the choice, the plan
     that is chosen now comes in too.
 
     Args:
@@ -193,12 +193,12 @@ def confirm(
     failed: set[str] = set()
     while todo := to_measure(record, settings, rounds, failed):
         if limits is not None and (limit := limits.reached()) is not None:
-            listener.stage(f"stopped confirming: {limit.value}; the same command goes on with it")
+            listener.stage(f"stopped re-measuring: {limit.value}; the same command goes on with it")
             return
         plans = len({point.plan.fingerprint for _, point in todo})
         every = len(candidates(_counted(record, settings), settings.tolerance, dropped_plans(record, settings.ignore)))
         of_all = f" of {every}" if every > max(plans, settings.confirm_points) else ""
-        listener.stage(f"confirming {plans}{of_all} plan{'s' if plans > 1 or of_all else ''}")
+        listener.stage(f"re-measuring {plans}{of_all} plan{'s' if plans > 1 or of_all else ''}")
         failed |= measure_again(todo, record, toolchain, settings, listener, limits)
 
 
@@ -253,11 +253,11 @@ def measure_again(
 def confirmed_evaluations(
     record: StudyRecord, rounds: int, latency: LatencySettings, points: Sequence[Evaluation] | None = None
 ) -> tuple[tuple[Evaluation, ...], tuple[Unconfirmed, ...]]:
-    """What confirmation has shown, read back from the record.
+    """What re-measuring has shown, read back from the record.
 
     The latency of a point is summed up again over its rounds, with an interval that holds what differs between sessions
     (``Sessions``), as all that was measured since shows it. The held-out error is that of the worst round.
-    ``confirmed`` is True only where latency was measured again, in all rounds or until its place was not in doubt.
+    ``remeasured`` is True only where latency was measured again, in all rounds or until its place was not in doubt.
 
     Args:
         record: the study.
@@ -266,7 +266,7 @@ def confirmed_evaluations(
         points: which to read back; None takes the candidates.
 
     Returns:
-        The points, less those that are not finite on the held-out samples; and what could not be confirmed. A point
+        The points, less those that are not finite on the held-out samples; and what could not be re-measured. A point
         that failed or was not measured again is as the search left it, and so is the baseline in any case.
     """
     notes, sessions = record.notes(_PREFIX), Sessions(record)
@@ -286,7 +286,7 @@ def confirmed_evaluations(
             kept.append(point)
     for point in in_doubt(kept):
         if len([n for n in _rounds_of(notes, point.plan) if _holds(n, point.metric)]) < rounds:
-            kept[kept.index(point)] = replace(point, confirmed=False)
+            kept[kept.index(point)] = replace(point, remeasured=False)
     baseline = next((p for p in kept if p.origin == ORIGIN_FP32), record.baseline())
     if baseline is not None:
         kept = [p.with_baseline(baseline.latency.median_ms) for p in kept]
@@ -326,12 +326,12 @@ def _measure_once(
             faults += 1
             if faults > retries:
                 raise machine_error(result, faults)
-            listener.warning(f"the machine failed while confirming: {result.message}; trying again")
+            listener.warning(f"the machine failed while re-measuring: {result.message}; trying again")
             continue
         failures += 1
         if failures == ATTEMPTS:
             return result, faults
-        what = f"plan {point.plan.fingerprint} failed while confirming ({describe(result)})"
+        what = f"plan {point.plan.fingerprint} failed while it was re-measured ({describe(result)})"
         listener.warning(f"{what}: trying again in a fresh process")
         toolchain.restart()
 
@@ -357,7 +357,7 @@ def _pooled(
         held_out=errors[max(range(len(errors)), key=values.__getitem__)],
         held_out_least=min(value for _, value in values) if len(values) > 1 else None,
         engine_path=engines[-1] if engines else point.engine_path,
-        confirmed=latency.source == "measured",
+        remeasured=latency.source == "measured",
         warnings=tuple(dict.fromkeys((*point.warnings, *(w for n in notes for w in n["warnings"])))),
     )
 

@@ -63,7 +63,7 @@ def test_search_and_held_out_errors_stand_apart(make_front: MakeFront, bench: Be
 
 def test_the_fronts_own_evaluation_stands_for_that_of_the_search(make_front: MakeFront, bench: Bench) -> None:
     front, evaluations = make_front()
-    earlier = [replace(e, held_out=None, confirmed=False) for e in evaluations]
+    earlier = [replace(e, held_out=None, remeasured=False) for e in evaluations]
     plans = plans_of(page_document(PageContent(front, earlier, bench.groups)))
     assert len(plans) == len(evaluations)
     assert sum(plan["held_out"] is not None for plan in plans.values()) == 1
@@ -121,7 +121,7 @@ def test_reasons_stand_once_and_long_ones_are_left_out_last(make_front: MakeFron
     assert document["reasons"]["texts"] == ["", "too large"]
     assert document["fp32"] not in {int(plan) for plan in document["reasons"]["plans"]}
     (entry,) = document["reasons"]["plans"][str(document["chosen"])]
-    assert document["reasons"]["words"][entry[1]] == "one-group error"
+    assert document["reasons"]["words"][entry[1]] == "error"
     huge = {point.plan.fingerprint: kept(f"{k}" * 1_400_000) for k, point in enumerate(front.points)}
     document = page_document(PageContent(replace(front, explanation=Explanation(huge)), evaluations, bench.groups))
     assert len(json.dumps(document)) < 2_000_000
@@ -221,4 +221,4 @@ def test_exactness_for_little_latency_is_named_once(make_front: MakeFront, bench
     points = tuple(bench.evaluation(*spec) for spec in [(3, 1.0, 1e-3), (2, 1.03, 1e-4), (1, 1.5, 2e-5)])
     found = recommended(replace(front, points=points, chosen=points[0], fp16=None))
     roles = {e.latency.median_ms: words for e, words in found}
-    assert roles[1.03] == ["more exact for little latency"]
+    assert roles[1.03] == ["more exact"]

@@ -18,8 +18,8 @@ from mptune.reporting.page.content import PageContent
 from mptune.reporting.page.html import render
 from mptune.reporting.terminal.explanation import print_explanation
 from mptune.reporting.terminal.front import print_front
-from mptune.reporting.text import by_importance, explain_kept, id_ranges, reason_counts, reasons_of
-from mptune.tuning.explanation import Explanation, GroupWorth, Kept, Reason
+from mptune.reporting.text import explain_kept, id_ranges, reasons_of
+from mptune.tuning.explanation import REASON_WORDS, Explanation, GroupWorth, Kept, Reason, reason_counts
 from mptune.tuning.front import Front
 from tests.conftest import save_mlp
 from tests.fakes import FAST, FakeToolchain, Law
@@ -69,8 +69,8 @@ def test_the_table_says_why(front: Front, monkeypatch: pytest.MonkeyPatch, colum
     assert all(len(line) <= columns for line in table)
     assert "FP32 because" in text or columns == 80, "before the intervals"
     assert ("+-0.5%" in text) == (columns >= 120), "the reasons take the place of the intervals"
-    assert "in FP32  " in text
-    assert "mptune report" in text, "only the by_importance are named"
+    assert "kept in FP32 because\n" in text
+    assert "mptune report" in text, "only the first are named"
     assert "<g0" in text
 
 
@@ -80,7 +80,7 @@ def test_the_baseline_needs_no_reason(make_front: MakeFront, bench: Bench, monke
     text = printed(print_front, front, monkeypatch, 120)
     row = next(line for line in text.splitlines() if front.fp32.plan.fingerprint in line)
     assert "error" not in row
-    assert "in FP32  " not in text
+    assert "kept in FP32" not in text
 
 
 @pytest.mark.parametrize("columns", [100, 140])
@@ -91,8 +91,9 @@ def test_the_groups_fit_and_are_complete(
     table = text.split("\n\n")[1].splitlines()
     assert all(len(line) <= columns for line in table)
     assert len(table) == 2 + len(bench.groups)
+    verdicts = ("FP16", "FP32: Casts", *(f"FP32: {word}" for word in REASON_WORDS.values()))
     for group in bench.groups:
-        assert any(line.startswith(group.id) and line.rstrip().endswith(("FP16", "FP32: Casts")) for line in table)
+        assert any(line.startswith(group.id) and line.rstrip().endswith(verdicts) for line in table)
     assert ("Casts ms" in text) == (columns == 140)
     assert "not finite" in table[2]
     assert "gains: from the roofline and 48 builds" in text
@@ -114,7 +115,7 @@ def test_the_page_says_why_and_escapes(front: Front, bench: Bench) -> None:
     shown = reasons["plans"][str(document["chosen"])]
     kept = front.explanation.of(front.chosen.plan.fingerprint)
     assert [(reasons["words"][word], reasons["texts"][text]) for _, word, text, *_ in shown] == [
-        (group.reason.value, group.why) for group in kept
+        (group.word, group.because) for group in kept
     ]
 
 
@@ -130,7 +131,7 @@ def test_readme_says_why(front: Front, bench: Bench, run_dir: Path, make_front: 
     assert "not known" in (run_dir / "chosen" / "README.txt").read_text()
 
 
-def test_reasons_are_counted_and_ranked() -> None:
+def test_reasons_are_counted_in_the_order_of_the_groups() -> None:
     kept = [
         Kept("g0", "a", Reason.PINNED, "p"),
         Kept("g1", "b", Reason.ERROR, "e", 1e-3),
@@ -139,19 +140,18 @@ def test_reasons_are_counted_and_ranked() -> None:
         Kept("g4", "e", Reason.PINNED, "o", math.inf, finding="overflow"),
         Kept("g5", "f", Reason.ERROR, "s", 1e-1, finding="spacing"),
     ]
-    assert [k.group for k in by_importance(kept)] == ["g4", "g5", "g2", "g1", "g3", "g0"]
-    assert reason_counts(kept) == "1 overflow, 1 spacing, 1 pinned, 2 error, 1 Casts"
+    assert reason_counts(kept) == "1 pinned, 2 error, 1 Casts, 1 overflow, 1 spacing"
     assert reasons_of(kept, [k.group for k in kept]) == [
-        ("overflow", "g4"),
-        ("spacing", "g5"),
         ("pinned", "g0"),
         ("error", "g1-g2"),
         ("Casts", "g3"),
+        ("overflow", "g4"),
+        ("spacing", "g5"),
     ]
     assert explain_kept(kept[4]) == "g4 e: overflow: o"
     assert explain_kept(kept[0]) == "g0 a: pinned: p"
     assert explain_kept(kept[1]) == "g1 b: e"
-    assert reason_counts(kept, most=1) == "2 error, 4 more"
+    assert reason_counts(kept, most=1) == "1 pinned, 5 more"
     assert reason_counts([]) == ""
 
 

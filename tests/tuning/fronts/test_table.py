@@ -177,6 +177,9 @@ def test_the_plot_draws_every_point(tmp_path: Path) -> None:
     assert drawn >= {(p.latency.median_ms, p.judged_error) for p in FRONT.points[:-1]}
     assert (10.0, 1e-7) in drawn, "errors below FP32's rounding are drawn at its floor"
     assert FRONT.plot(ax) is ax
+    labels = ax.get_legend_handles_labels()[1]
+    assert FRONT.neighbours
+    assert {beside.role for beside in FRONT.neighbours} <= set(labels)
     ax.figure.savefig(tmp_path / "front.png")
     assert (tmp_path / "front.png").read_bytes()[:4] == b"\x89PNG"
     mpl.pyplot.close(ax.figure)  # type: ignore[attr-defined]

@@ -12,7 +12,8 @@ from mptune.errors import SettingsError
 from mptune.settings import Tolerance
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.front import choose, knee
-from mptune.tuning.fronts.neighbours import cheap_exactness
+from mptune.tuning.fronts.neighbours import neighbours
+from mptune.tuning.fronts.table import compared
 from mptune.tuning.fronts.tolerances import check_tolerances, excess, feasible, rest_error
 from tests.tuning.factory import make_evaluation
 
@@ -126,6 +127,7 @@ def test_all_fp32_takes_no_part_in_the_knee() -> None:
     assert knee([*points, fp32]) is points[1]
     two = [make_evaluation(1.0, 2e-2, number=7), make_evaluation(1.04, 3e-3, number=3), fp32]
     assert knee(two) is two[0]
-    beside = cheap_exactness(two, two[0])
-    assert beside is not None
-    assert (beside.evaluation, beside.text) == (two[1], "+0.04 ms: 6.7 times less error")
+    (beside,) = neighbours(two, two[0])
+    assert beside.is_cheap, "it comes before all-FP32, which is exact"
+    assert beside.evaluation == two[1]
+    assert compared(two[1], two[0]) == "0.04000 ms more (4 %), error 6.7 times smaller"

@@ -18,6 +18,7 @@ from mptune.tuning.explanation import Explanation, Reason
 from mptune.tuning.front import pareto
 from mptune.tuning.listener import Silent
 from mptune.tuning.reasons.grounds import EXPLAIN_JSON, Grounds, keep_grounds
+from mptune.tuning.reasons.group_findings import in_order
 from mptune.tuning.reasons.reasons import explain
 from mptune.tuning.record.record import StudyRecord
 from mptune.tuning.space import Pin, SearchSpace
@@ -76,7 +77,9 @@ def test_each_reason_where_it_holds(open_record: OpenRecord, tmp_path: Path, sou
     explanation = explain(record, tmp_path, front, [], front[0], findings)
     for point in front:
         kept = explanation.of(point.plan.fingerprint)
-        assert [k.group for k in kept] == list(point.plan.fp32_groups)
+        assert sorted(k.group for k in kept) == list(point.plan.fp32_groups)
+        errors = [-1.0 if k.one_group_error is None else k.one_group_error for k in kept]
+        assert errors == sorted(errors, reverse=True), "the largest first, those that were not taken last"
         assert all(k.name and k.why for k in kept)
     middle = next(p for p in front if set(p.plan.fp16_groups) == {"g001", "g003", "g005"})
     kept_groups = {k.group: k for k in explanation.of(middle.plan.fingerprint)}
@@ -97,7 +100,7 @@ def test_each_reason_where_it_holds(open_record: OpenRecord, tmp_path: Path, sou
     assert [w.finding for w in explanation.groups if w.group in ("g000", "g006")] == ["cancellation", "mask"]
     assert kept_groups["g000"].why == pin.reason
     assert kept_groups["g002"].one_group_error == pytest.approx(2e-2)
-    assert "2.0e-02" in kept_groups["g002"].why
+    assert kept_groups["g002"].why.startswith("kept for its error: 2.0e-02 alone, and FP16 would save ")
     assert kept_groups["g004"].one_group_error == math.inf
     assert kept_groups["g006"].why == "FP16 saves nothing in it"
     assert "the Casts for it cost 0.05 ms" in kept_groups["g007"].why
@@ -283,3 +286,12 @@ def test_grounds_survive_their_file(open_record: OpenRecord, space: SearchSpace,
     path.write_text("{}")
     assert explain(record, tmp_path, front, [], front[0]) == Explanation()
     assert explain(record, tmp_path / "elsewhere", front, [], front[0]) == Explanation()
+
+
+def test_what_breaks_is_listed_by_its_one_group_error() -> None:
+    small, large, pinned = (found("cancellation", group) for group in ("g001", "g002", "g003"))
+    first, other = found("vanishing-epsilon", "g004"), found("target-not-here")
+    overflow = found("overflow", "g004")
+    kept = replace(found("spacing", "g005"), severity="info")
+    listed = in_order((other, small, kept, large, pinned, first, overflow), {"g001": 1e-4, "g002": 1e-2, "g005": 1.0})
+    assert listed == (first, overflow, pinned, large, small, kept, other), "a group's own stay in the graph's order"

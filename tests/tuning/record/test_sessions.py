@@ -84,7 +84,7 @@ def test_confirming_adds_degrees_of_freedom_and_narrows(open_record: OpenRecord,
     anchor = points[0].latency.median_ms / truth[points[0].plan]
     searched = {e.plan: e.latency for e in record.evaluations()}
     for point in points:
-        assert point.confirmed
+        assert point.remeasured
         rounds = len(point.latency.raw_ms) // len(searched[point.plan].raw_ms)
         assert rounds in (1, 2, 3)
         # One session beside a baseline's session of its own tells less than one beside the first baseline's.

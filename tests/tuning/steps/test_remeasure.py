@@ -63,7 +63,7 @@ def test_rounds_are_fresh_interleaved_and_on_held_out_samples(searched: StudyRec
     assert toolchain.calls == [(p, "held_out", process) for process in (1, 2, 3) for p in points]
     assert points[0] == space.seeds[0].plan.fingerprint
     assert space.seeds[1].plan.fingerprint in points
-    assert diary.stages == [f"confirming {len(points)} plans"] * 3
+    assert diary.stages == [f"re-measuring {len(points)} plans"] * 3
 
 
 def test_what_is_clear_is_measured_in_one_fresh_process(searched: StudyRecord, space: SearchSpace) -> None:
@@ -74,7 +74,7 @@ def test_what_is_clear_is_measured_in_one_fresh_process(searched: StudyRecord, s
     assert front.chosen is not None
     chosen = front.chosen.plan.fingerprint
     assert toolchain.calls == [(p, "held_out", 1) for p in points] + [(chosen, "held_out", n) for n in (2, 3)]
-    assert all(p.confirmed for p in front.points)
+    assert all(p.remeasured for p in front.points)
 
 
 def test_only_points_in_doubt_are_measured_once_more(searched: StudyRecord, space: SearchSpace) -> None:
@@ -98,14 +98,14 @@ def test_only_points_in_doubt_are_measured_once_more(searched: StudyRecord, spac
 def test_the_confirmed_front(searched: StudyRecord, space: SearchSpace) -> None:
     confirm(searched, make_toolchain(space, held_out_factor=2.0), SETTINGS, Diary(), rounds=3)
     front = front_of(searched)
-    assert all(p.confirmed and p.held_out is not None for p in front.points)
+    assert all(p.remeasured and p.held_out is not None for p in front.points)
     assert all(p.held_out_value == pytest.approx(2 * p.error_value) for p in front.points)
     assert all(len(p.latency.raw_ms) == (33 if p == front.chosen else 11) for p in front.points)
     assert front.points == pareto(front.points)
-    assert front.fp32.confirmed
+    assert front.fp32.remeasured
     assert front.fp16 is not None
     assert front.fp16.origin == ORIGIN_FP16
-    assert front.fp16.confirmed
+    assert front.fp16.remeasured
     assert all(p.speedup == pytest.approx(front.fp32.latency.median_ms / p.latency.median_ms) for p in front.points)
     assert front.chosen in front.points
     assert front.warnings[0] == "mind the gap"
@@ -118,7 +118,7 @@ def test_a_confirmation_is_not_repeated_and_goes_on_where_it_was(searched: Study
     interrupted = make_toolchain(space, interrupt_after=len(points) + 2, session_spread=0.3)
     with pytest.raises(KeyboardInterrupt):
         confirm(searched, interrupted, SETTINGS, Diary(), rounds=3)
-    assert not front_of(searched).points[-1].confirmed, "one round is not three where its place is in doubt"
+    assert not front_of(searched).points[-1].remeasured, "one round is not three where its place is in doubt"
     rest = make_toolchain(space, session_spread=0.3)
     confirm(searched, rest, SETTINGS, Diary(), rounds=3)
     assert len(rest.calls) == 3 * len(points) - len(points) - 2
@@ -137,7 +137,7 @@ def test_a_predicted_latency_is_never_confirmed(open_record: OpenRecord, space: 
     assert rounds == 1
     confirm(record, toolchain, SETTINGS, Diary(), rounds)
     front = front_of(record)
-    assert all(p.held_out is not None and not p.confirmed for p in front.points)
+    assert all(p.held_out is not None and not p.remeasured for p in front.points)
     assert {p.latency.source for p in front.points} == {"predicted"}
 
 
@@ -150,16 +150,16 @@ def test_a_point_that_fails_stays_unconfirmed_and_is_tried_again_in_the_next_ses
     assert sum(call[0] == fastest.plan.fingerprint for call in toolchain.calls) == 2, "once more in a fresh process"
     front = front_of(searched)
     (point,) = (p for p in front.points if p.plan == fastest.plan)
-    assert not point.confirmed
+    assert not point.remeasured
     assert point.latency.median_ms == fastest.latency.median_ms
     assert point.held_out is None
     (warning,) = (w for w in front.warnings if fastest.plan.fingerprint in w and "segmentation fault" in w)
-    assert "not confirmed" in warning
+    assert "failed when it was re-measured" in warning
     again = make_toolchain(space)
     confirm(searched, again, SETTINGS, Diary(), rounds=3)
     assert {call[0] for call in again.calls} == {fastest.plan.fingerprint}
     front = front_of(searched)
-    assert all(p.confirmed for p in front.points)
+    assert all(p.remeasured for p in front.points)
     assert not any("segmentation fault" in w for w in front.warnings)
 
 
@@ -183,10 +183,10 @@ def test_the_baseline_is_never_dropped(searched: StudyRecord, space: SearchSpace
     front = front_of(searched)
     assert fp32 in [p.plan for p in front.points]
     assert front.fp32.plan == fp32
-    assert not front.fp32.confirmed
-    assert {p.plan for p in front.points if not p.confirmed} == {fp32}
+    assert not front.fp32.remeasured
+    assert {p.plan for p in front.points if not p.remeasured} == {fp32}
     confirm(searched, make_toolchain(space), SETTINGS, Diary(), rounds=3)
-    assert front_of(searched).fp32.confirmed
+    assert front_of(searched).fp32.remeasured
 
 
 def test_a_point_that_is_not_finite_on_held_out_samples_is_dropped(searched: StudyRecord, space: SearchSpace) -> None:
@@ -288,7 +288,7 @@ def test_plans_that_fail_alike_when_confirmed_share_a_warning(searched: StudyRec
     confirm(searched, make_toolchain(space, crashes={g.id for g in space.groups}), SETTINGS, Diary(), rounds=1)
     front = front_of(searched)
     assert len(front.points) > 4
-    assert sum("failed when measured again" in text for text in front.warnings) == 1
+    assert sum("failed when it was re-measured" in text for text in front.warnings) == 1
     assert not [text for text in front.warnings if "was not measured again" in text], "it was, and failed"
 
 
@@ -419,17 +419,17 @@ def test_a_long_front_is_confirmed_in_part(long: StudyRecord) -> None:
     front = pareto(long.evaluations())
     measured = {fingerprint for fingerprint, _, _ in toolchain.calls}
     every = len({e.plan.fingerprint for e in (*front, *long.evaluations()[:2])})
-    assert len(measured) in (7, 8), "7, and one more where confirming changes the choice"
+    assert len(measured) in (7, 8), "7, and one more where re-measuring changes the choice"
     assert {front[0].plan.fingerprint, front[-1].plan.fingerprint, knee(front).plan.fingerprint} <= measured  # type: ignore[union-attr]
     assert {e.plan.fingerprint for e in long.evaluations()[:2]} <= measured, "both baselines"
-    assert diary.stages[0] == f"confirming 7 of {every} plans"
+    assert diary.stages[0] == f"re-measuring 7 of {every} plans"
     reported = front_of(long)
-    assert {p.plan.fingerprint for p in reported.points if p.confirmed} <= measured
-    assert all(p.confirmed is (p.held_out is not None) for p in reported.points)
-    assert len(reported.points) > len([p for p in reported.points if p.confirmed]) > 2
+    assert {p.plan.fingerprint for p in reported.points if p.remeasured} <= measured
+    assert all(p.remeasured is (p.held_out is not None) for p in reported.points)
+    assert len(reported.points) > len([p for p in reported.points if p.remeasured]) > 2
     assert reported.chosen is not None
-    assert reported.chosen.confirmed
-    gaps = [a.latency.median_ms - b.latency.median_ms for b, a in pairwise(p for p in reported.points if p.confirmed)]
+    assert reported.chosen.remeasured
+    gaps = [a.latency.median_ms - b.latency.median_ms for b, a in pairwise(p for p in reported.points if p.remeasured)]
     width = reported.points[-1].latency.median_ms - reported.points[0].latency.median_ms
     assert max(gaps) < 0.6 * width, "spread over the front"
 
@@ -449,7 +449,7 @@ def test_a_limit_confirms_what_it_chooses_until_it_holds(long: StudyRecord) -> N
     confirm(long, make_toolchain(make_small_space(16), held_out_factor=1.3), wanted, Diary(), rounds=3)
     chosen = front_of(long, max_error=limit).chosen
     assert chosen is not None
-    assert chosen.confirmed
+    assert chosen.remeasured
     assert chosen.held_out_value is not None
     assert chosen.held_out_value <= limit
     again = make_toolchain(make_small_space(16))

@@ -82,12 +82,13 @@ function staircase(axes) {
   return s("path", { class: "staircase", d: `M${axes.px(order[0]).toFixed(1)} ${axes.py(order[0]).toFixed(1)}${path.join("")}` });
 }
 
-/** Names of the baselines and the chosen plan, each where it covers the least. */
+/** Names of the baselines, the chosen plan and those beside it, each where it covers the least. */
 function labels(axes, main) {
   const taken = main.map((p) => axes.at(p)).map(([x, y]) => [x - 6, y - 6, x + 6, y + 6]);
   const texts = [];
-  for (const plan of [chosen, fp32, fp16].filter((p, k, all) => p && all.indexOf(p) === k)) {
-    const text = roleOf(plan);
+  const names = new Map([chosen, fp32, fp16].filter(Boolean).map((plan) => [plan, roleOf(plan)]));
+  for (const { plan, role } of data.neighbours) names.set(plans[plan], [names.get(plans[plan]), role].filter(Boolean).join(", "));
+  for (const [plan, text] of names) {
     const [x, y] = axes.at(plan);
     const wide = text.length * 6.9;
     const places = [[x + 11, y - 9], [x + 11, y + 17], [x - 11 - wide, y - 9], [x - 11 - wide, y + 17], [x - wide / 2, y - 16], [x - wide / 2, y + 24]];

@@ -19,17 +19,16 @@ function decideSection() {
 
 function recommendedRow({ plan: index, roles }) {
   const plan = plans[index];
-  const against = chosen === null || plan === chosen ? "" : buys(plan, chosen);
   const button = h("button", { type: "button", class: "pickable", onclick: () => select(plan) }, roles.join(", "));
   const node = h(
     "tr",
     { class: plan === chosen ? "is-chosen" : "" },
-    h("th", { scope: "row" }, plan === chosen ? h("span", { class: "tag" }, "ship") : null, button, h("code", { class: "wide" }, plan.plan), h("div", { class: "narrow" }, against)),
+    h("th", { scope: "row" }, plan === chosen ? h("span", { class: "tag" }, "ship") : null, button, h("code", { class: "wide" }, plan.plan), h("div", { class: "narrow" }, plan.against)),
     h("td", { class: "number" }, plan.ms_text),
     h("td", { class: "number wide" }, plan.speedup_text),
     h("td", { class: "number" }, errorCell(plan)),
     h("td", { class: "number wide" }, `${plan.halves}/${groups.length}`),
-    h("td", { class: "wide" }, against),
+    h("td", { class: "wide" }, plan.against),
   );
   return { plan, node, button };
 }

@@ -92,7 +92,7 @@ function groupStates(ids) {
 /** Groups that gave no finite outputs, or failed, in every plan of the search that had them in FP16. */
 function lostGroups() {
   const kept = chosen === null ? [] : reasonsOf(chosen) || [];
-  const lost = kept.filter((k) => ["overflow", "failed"].includes(k.reason));
+  const lost = kept.filter((k) => k.word === "failed");
   if (!lost.length) return null;
   const items = () => h("ul", { class: "kept" }, lost.map(keptItem));
   return h("details", { open: lost.length <= 4 }, h("summary", {}, `${plural(lost.length, "group")} gave no usable outputs in FP16 in this search`), items());

@@ -24,10 +24,6 @@ function formatPercent(share) {
   return `${percent >= 9.95 ? percent.toFixed(0) : Number(percent.toPrecision(2))} %`;
 }
 
-function formatTimes(ratio) {
-  return ratio >= 9950 ? exponent(ratio) : String(Number(ratio.toPrecision(2)));
-}
-
 function formatDuration(seconds) {
   const total = Math.max(0, Math.round(seconds));
   if (seconds < 10) return `${seconds.toFixed(1)} s`;

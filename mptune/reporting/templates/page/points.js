@@ -34,12 +34,6 @@ function pointsBlock() {
 }
 
 function pointsTable() {
-  const reasons = (plan) => {
-    const kept = reasonsOf(plan);
-    if (!kept || plan === fp32) return "";
-    return REASON_ORDER.map((word) => [word, kept.filter((k) => k.reason === word).length]).filter(([, n]) => n).map(([word, n]) => `${n} ${word}`).join(", ");
-  };
-  const sources = (p) => p.sources + (p.confirmed ? ", confirmed" : "");
   const columns = [
     { name: "ms", number: true, value: (p) => p.ms, cell: (p) => [p.ms_text, p.interval ? h("small", {}, " " + p.interval) : null] },
     { name: "plan", value: (p) => p.plan, cell: (p) => [h("button", { type: "button", class: "pickable", onclick: () => select(p) }, h("code", {}, p.plan))] },
@@ -48,10 +42,10 @@ function pointsTable() {
     { name: "error, search", number: true, value: (p) => (p.finite ? p.search : Infinity), cell: (p) => (p.finite ? formatError(p.search) : h("span", { class: "bad" }, "not finite")) },
     { name: countsName, number: true, value: (p) => p.halves, cell: counts },
     { name: "memory", number: true, value: (p) => p.memory, cell: (p) => h("span", { title: p.memory_parts }, p.memory) },
-    { name: "FP32 because", style: "because", value: reasons, cell: reasons },
+    { name: "FP32 because", style: "because", value: (p) => p.because, cell: (p) => p.because },
     { name: "part", style: "extra", isConstant: new Set(plans.map((p) => p.part)).size < 2, value: (p) => p.part, cell: (p) => cut(p.part, 30) },
     { name: "what", value: (p) => roleOf(p) || p.origin, cell: (p) => [roleOf(p) || p.origin, onFront.has(p.index) ? "" : ", not on the front"].join("") },
-    { name: "sources", style: "extra", isConstant: new Set(plans.map(sources)).size < 2, value: sources, cell: sources },
+    { name: "sources", style: "extra", isConstant: new Set(plans.map((p) => p.sources)).size < 2, value: (p) => p.sources, cell: (p) => p.sources },
   ].filter((column) => !column.isConstant);
   let every = false;
   const listed = () => (every ? plans : plans.filter((p) => onFront.has(p.index) || p === fp32 || p === fp16 || p === chosen || p === state.plan));

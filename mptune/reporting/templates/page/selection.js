@@ -58,7 +58,7 @@ function limitInput(id, label, hint, take) {
 
 function selectedBody(plan) {
   const role = roleOf(plan);
-  const against = plan === chosen ? "the plan in chosen/" : chosen ? `against the chosen plan: ${buys(plan, chosen)}` : "";
+  const against = plan === chosen ? "the plan in chosen/" : chosen ? `against the chosen plan: ${plan.against}` : "";
   const facts = [
     ["latency", `${plan.ms_text} ms`],
     ["speedup", plan.speedup_text],
@@ -70,7 +70,7 @@ function selectedBody(plan) {
     plan.held_out === null ? `error on the search samples${plan.ci95 ? `, 95 %: ${formatError(plan.ci95[0])} to ${formatError(plan.ci95[1])}` : ""}` : `error held out; ${formatError(plan.search)} on the search samples`,
     plan.part ? `largest in ${cut(plan.part, 60)}` : "",
     plan.memory !== "-" ? `memory ${plan.memory}` : "",
-    plan.sources + (plan.confirmed ? ", confirmed" : ""),
+    plan.sources,
     onFront.has(plan.index) ? "" : "not on the front",
     role.toLowerCase().includes(plan.origin.toLowerCase()) ? "" : `proposed by: ${plan.origin}`,
   ].filter(Boolean);
@@ -106,19 +106,10 @@ function copyText(text, button) {
 function reasonsOf(plan) {
   const kept = data.reasons.plans[plan.index];
   if (!kept) return null;
-  return kept.map(([column, word, text, saves, code]) => ({ group: groups[column], reason: data.reasons.words[word], why: data.reasons.texts[text], saves: num(saves), code }));
+  return kept.map(([column, word, text]) => ({ group: groups[column], word: data.reasons.words[word], because: data.reasons.texts[text] }));
 }
 
-const REASON_ORDER = ["overflow", "failed", "one-group error", "not worth its boundaries", "not tried", "not known", "pinned"];
-const REASON_TEXTS = {
-  overflow: "FP16 gives no finite outputs",
-  failed: "no plan with it in FP16 gave finite outputs",
-  "one-group error": "in FP16 it would raise the error of this plan",
-  "not worth its boundaries": "the Casts around it cost more than FP16 saves, or it saves nothing",
-  "not tried": "a larger budget may try it",
-  "not known": "the search did not ask for its figures",
-  pinned: "the search space, the model or a hazard says so",
-};
+const SHOWN_REASONS = 12;
 
 function reasonsBlock() {
   const frame = h("div", { class: "reasons", id: "reasons" });
@@ -128,30 +119,18 @@ function reasonsBlock() {
 
 function reasonBlocks(plan) {
   const kept = reasonsOf(plan);
-  const heading = h("h3", {}, "Why groups stay FP32 in the selected plan");
-  if (plan.singles === 0) return [heading, h("p", {}, "None does.")];
+  const heading = h("h3", {}, "Kept in FP32 because");
+  if (plan.singles === 0) return [heading, h("p", {}, "No group is in FP32.")];
   if (plan === fp32) return [heading, h("p", {}, "All-FP32 is the baseline.")];
   if (kept === null) {
     const text = onFront.has(plan.index) ? "The run holds nothing to explain it with." : "Reasons are kept for the points of the front only.";
     return [heading, h("p", {}, text)];
   }
-  const listed = REASON_ORDER.map((reason) => [reason, kept.filter((k) => k.reason === reason)]).filter(([, list]) => list.length);
-  return [heading, ...listed.map(([reason, list]) => reasonBlock(reason, list))];
+  const list = (items) => h("ul", { class: "kept" }, items.map(keptItem));
+  const rest = kept.slice(SHOWN_REASONS);
+  return [heading, list(kept.slice(0, SHOWN_REASONS)), rest.length ? folded("more-reasons", `${rest.length} more`, () => list(rest)) : null].filter(Boolean);
 }
 
-function reasonBlock(reason, list) {
-  const open = list.length <= 3;
-  const summary = h("summary", {}, h("b", {}, `${list.length} ${reason}`), ` \u2013 ${REASON_TEXTS[reason] || ""}`);
-  const box = h("details", { open }, summary);
-  const build = () => {
-    if (box.children.length === 1) box.append(h("ul", { class: "kept" }, list.map(keptItem)));
-  };
-  if (open) build();
-  box.addEventListener("toggle", () => box.open && build());
-  return box;
+function keptItem({ group, word, because }) {
+  return h("li", {}, h("code", {}, group.id), " ", named(group.name, 60), `: ${prose(because || word)}`);
 }
-
-function keptItem({ group, why, code }) {
-  return h("li", {}, h("code", {}, group.id), " ", named(group.name, 60), code ? [" ", h("code", { class: "code" }, code)] : null, why ? `: ${prose(why)}` : "");
-}
-

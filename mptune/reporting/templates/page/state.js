@@ -53,23 +53,6 @@ function describePlan(plan) {
   return `${role ? role + ": " : ""}${plan.ms_text} ms, error ${plan.finite ? formatError(plan.error) : "not finite"}, plan ${plan.plan}`;
 }
 
-/** What one plan buys over another, in words. Errors are compared on samples that both have met. */
-function buys(plan, other) {
-  if (plan === other) return "";
-  const change = plan.ms / other.ms - 1;
-  const isApart = plan.high < other.low || other.high < plan.low;
-  const amount = `${formatPercent(change)} ${change > 0 ? "slower" : "faster"}${isApart ? "" : " (not significant)"}`;
-  const speed = Math.abs(change) < 5e-4 ? "as fast" : amount;
-  if (!plan.finite) return `${speed}, outputs not finite`;
-  if (plan.error === 0 || (plan.error < EXACT && other.error > 100 * plan.error)) return `${speed}, exact`;
-  const bothHeldOut = plan.held_out !== null && other.held_out !== null;
-  const ratio = bothHeldOut ? other.held_out / plan.held_out : other.search / plan.search;
-  if (!(ratio > 0) || !Number.isFinite(ratio)) return `${speed}, error ${formatError(plan.error)}`;
-  if (ratio > 1.05) return `${speed}, ${formatTimes(ratio)} times less error`;
-  if (ratio < 1 / 1.05) return `${speed}, ${formatTimes(1 / ratio)} times more error`;
-  return `${speed}, the same error within 5 %`;
-}
-
 // -- the selection ----------------------------------------------------------------------------------------------------
 
 const state = { plan: chosen ?? front[0] ?? fp32, error: null, ms: null, by: "start", met: true, group: null, samples: "choice" };

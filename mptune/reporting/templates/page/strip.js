@@ -169,7 +169,7 @@ function describeGroup(column) {
   return [
     h("code", {}, group.id), " ", named(group.name, 120), ` \u2013 ${group.kind}: ${cut(group.ops, 160)}`, h("br"),
     h("b", {}, precisionOf(state.plan, column).toUpperCase()), " in the selected plan",
-    kept && kept.reason !== "pinned" ? ` (${kept.reason}${kept.why ? ": " + prose(kept.why) : ""})` : "",
+    kept && kept.word !== "pinned" ? ` (${prose(kept.because || kept.word)})` : "",
     group.pinned === null ? "" : `, pinned: ${prose(group.pinned)}`,
     figures.length ? `. ${figures.join(", ")}.` : ".",
   ];

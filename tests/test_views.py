@@ -1,0 +1,214 @@
+"""One run in every view: one choice, one pair of neighbours, one list of reasons in one order.
+
+What is shown is compared, as a person reads it: the terminal's lines, the page as a browser draws it, the files.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import mptune
+from benchmarks.browser import missing, open_browser, show
+from mptune.cli import main
+from mptune.graph.plan import PrecisionPlan
+from mptune.reporting.terminal.front import print_front
+from tests.conftest import save_mlp
+from tests.reporting.terminal.test_front import Terminal
+from tests.zoo.detector import LAYOUTS, detector, images
+
+DIGITS = Path(__file__).parent.parent / "benchmarks" / "models"
+RUNS = ("digits", "detector", "measured")
+
+
+@dataclass
+class View:
+    """What a view says of a run; ``reasons`` may be the first of a longer list.
+
+    Attributes:
+        chosen: id of the plan.
+        beside: role -> id and what the plan gives instead.
+        reasons: of the chosen plan's FP32 groups, a line each.
+        counts: the same by reason.
+        breaks: what breaks in FP16, code by code.
+        labels: of the page's picture.
+    """
+
+    chosen: str
+    beside: dict[str, str]
+    reasons: list[str] | None = None
+    counts: str | None = None
+    breaks: list[str] | None = None
+    labels: set[str] | None = None
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def run_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp(request.param)
+    predicted: dict[str, Any] = {"out": folder / "run", "target": "jetson-orin-nano-8gb", "budget": 24}
+    if request.param == "digits":
+        mptune.search(DIGITS / "digits_vit.onnx", data=DIGITS / "digits_calib.npz", **predicted)
+    elif request.param == "detector":
+        onnx.save(detector(LAYOUTS[0]), folder / "detector.onnx")
+        np.savez(folder / "data.npz", image=images(16))
+        mptune.search(folder / "detector.onnx", data=folder / "data.npz", **predicted)
+    else:
+        np.savez(folder / "data.npz", x=np.random.default_rng(0).normal(size=(24, 32)).astype(np.float32))
+        path = save_mlp(folder / "mlp.onnx")
+        given: dict[str, Any] = {"out": folder / "run", "target": "cpu", "budget": 3, "confirm_rounds": 1}
+        fp16 = mptune.search(path, data=folder / "data.npz", **given).fp16
+        assert fp16 is not None
+        mptune.pick(folder / "run", plan=fp16.plan.fingerprint)  # off the front: FP16 is slower on a CPU
+    return folder / "run"
+
+
+def words(text: str) -> str:
+    """A paragraph on one line."""
+    return " ".join(text.split())
+
+
+def of_json(run_dir: Path) -> View:
+    front = json.loads((run_dir / "front.json").read_text())
+    shown = (*front["points"], *front["baseline"].values())
+    chosen = next(point for point in shown if point["plan"] == front["chosen"])
+    kept = [] if chosen["plan"] == front["baseline"]["fp32"]["plan"] else chosen["fp32"]
+    short = {"one-group error": "error", "not worth its boundaries": "Casts", "not known": "unknown"}
+    counts = Counter(group["finding"] or short.get(group["reason"], group["reason"]) for group in kept)
+    lines = []
+    for group in kept:
+        code = group["finding"] or ("pinned" if group["reason"] == "pinned" else None)
+        lines.append(f"{group['group']} {group['name']}: {f'{code}: ' if code else ''}{group['why']}")
+    beside = {
+        "faster" if each["latency_ms_delta"] < 0 else "more exact": each["plan"]
+        for each in front["choice"]["neighbours"]
+    }
+    codes = [one["code"] for one in front["findings"]]
+    return View(front["chosen"], beside, lines, ", ".join(f"{n} {word}" for word, n in counts.items()), codes)
+
+
+def of_csv(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> View:
+    assert main(["report", str(run_dir), "--csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    (chosen,) = [row for row in rows if row["chosen"] == "True"]
+    beside = {row["neighbour"]: row["plan"] for row in rows if row["neighbour"]}
+    return View(chosen["plan"], beside, counts=chosen["fp32_because"])
+
+
+def of_readme(run_dir: Path) -> View:
+    text = (run_dir / "chosen" / "README.txt").read_text()
+    (chosen,) = re.findall(r"^plan +(\w+)", text, re.MULTILINE)
+    kept = text.partition("Kept in FP32 because\n")[2].partition("\n\n")[0].splitlines()[1:]
+    reasons = [line.removeprefix("  - ") for line in kept if re.match(r"  - g\d+ ", line)]
+    found = text.partition("What was found\n")[2].partition("\n\n")[0]
+    return View(
+        chosen, dict(BESIDE.findall(text)), reasons, breaks=re.findall(r"^  - \w+: ([\w-]+):", found, re.MULTILINE)
+    )
+
+
+BESIDE = re.compile(r"^(faster|more exact) +(\w{12}: .*)$", re.MULTILINE)
+
+
+def of_terminal(run_dir: Path, monkeypatch: pytest.MonkeyPatch, columns: int) -> View:
+    """The lines of a terminal so wide; what it wraps is indented, and is put together again."""
+    for name, value in (("COLUMNS", columns), ("LINES", 60), ("TERM", "xterm")):
+        monkeypatch.setenv(name, str(value))
+    stream = Terminal()
+    print_front(mptune.report(run_dir), stream)
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in stream.getvalue().splitlines()]
+    assert max(map(len, lines)) <= columns
+    whole: list[str] = []
+    for line in lines:
+        if re.match(r" {3,}\S", line) and whole and re.match(r"(faster|more exact|chosen) ", whole[-1]):
+            whole[-1] += " " + line.strip()
+        else:
+            whole.append(line)
+    text = "\n".join(whole)
+    (chosen,) = re.findall(r"^chosen +(\w+):", text, re.MULTILINE)
+    (row,) = re.findall(r"^>  (\w+) (.*)$", text, re.MULTILINE)
+    assert row[0] == chosen
+    block = text.partition("kept in FP32 because\n")[2].partition("\nmodel ")[0]
+    listed = re.sub(r" and \d+ more: mptune report .*", "", words(block))
+    reasons = re.split(r" (?=g\d{3} )", listed) if listed else []
+    cells = re.split(r" {2,}", row[1].strip())
+    counts = next((cell for cell in cells if re.match(r"\d+ [a-zC]", cell)), None)
+    breaks = re.findall(r"^  ([a-z-]+): g\d+", text.partition("\n\n")[0], re.MULTILINE)
+    return View(chosen, dict(BESIDE.findall(text)), reasons, counts, breaks)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    pytest.importorskip("selenium.webdriver", reason="needs the extra test-browser")
+    if lacking := missing():
+        pytest.skip(lacking)
+    with open_browser(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver
+
+
+def of_page(run_dir: Path, driver: Any) -> View:
+    """The page as Chromium draws it, with the chosen plan selected and everything unfolded."""
+    show(driver, run_dir / "report.html")
+
+    def texts(selector: str) -> list[str]:
+        script = "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)"
+        return [words(text) for text in driver.execute_script(script, selector)]
+
+    driver.execute_async_script(
+        "document.querySelectorAll('details').forEach((box) => (box.open = true)); setTimeout(arguments[0], 0)"
+    )
+    (chosen,) = texts("#decide tr.is-chosen th code")
+    assert texts(".selected-body h3 code") == [chosen]
+    beside = {}
+    for row in driver.find_elements("css selector", "#decide tbody tr"):
+        cells = [words(row.find_element("css selector", part).text) for part in ("button", "code", "td:last-child")]
+        beside |= {role: f"{cells[1]}: {cells[2]}" for role in cells[0].split(", ") if role in ("faster", "more exact")}
+    labels = {role for text in texts(".chart text.label") for role in text.split(", ")}
+    (counts,) = texts(f"#points tr[data-plan='{chosen}'] td.because")
+    return View(chosen, beside, texts("#reasons li"), counts, texts("#breaks .finding-head code"), labels)
+
+
+def test_every_view_says_the_same(
+    run_dir: Path, browser: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document, page, readme = of_json(run_dir), of_page(run_dir, browser), of_readme(run_dir)
+    narrow, wide = (of_terminal(run_dir, monkeypatch, columns) for columns in (80, 130))
+    table = of_csv(run_dir, capsys)
+    assert {view.chosen for view in (page, readme, narrow, wide, table)} == {document.chosen}
+    assert PrecisionPlan.from_json((run_dir / "chosen" / "plan.json").read_text()).fingerprint == document.chosen
+    assert page.beside == readme.beside == narrow.beside == wide.beside
+    assert table.beside == document.beside == {role: text.partition(":")[0] for role, text in page.beside.items()}
+    assert page.reasons == document.reasons
+    for view in (readme, narrow, wide):
+        assert view.reasons is not None
+        assert view.reasons == [words(line) for line in document.reasons or ()][: len(view.reasons)]
+        assert bool(view.reasons) == bool(document.reasons)
+    assert wide.counts or not document.reasons
+    assert {view.counts or "" for view in (page, table, wide)} == {document.counts}
+    assert [code for code in page.breaks or () if code in (wide.breaks or ())] == wide.breaks == narrow.breaks
+    assert [code for code in readme.breaks or () if code in (wide.breaks or ())] == wide.breaks
+    assert page.labels is not None
+    assert page.labels >= {"chosen", *page.beside}
+    points = json.loads((run_dir / "front.json").read_text())["points"]
+    for point in points:
+        errors = [group["one_group_error"] or 0.0 for group in point["fp32"]]
+        assert errors == sorted(errors, reverse=True)
+
+
+def test_the_runs_show_what_is_compared(run_dir: Path) -> None:
+    """At least the predicted runs have both neighbours, reasons of several kinds and something that breaks."""
+    view = of_json(run_dir)
+    if run_dir.parent.name.startswith("measured"):
+        return
+    assert set(view.beside) == {"faster", "more exact"}
+    assert len(view.reasons or ()) > 4
+    assert view.breaks
