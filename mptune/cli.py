@@ -23,7 +23,7 @@ from mptune.commands.common import Invocation, complain, ending_signals_as_inter
 from mptune.commands.error_text import explain, is_usage
 from mptune.commands.panels import with_panels
 from mptune.commands.search_options import SEARCH_PANELS
-from mptune.errors import MptuneError, speak_of_options
+from mptune.errors import EXIT_NOT_MET, MptuneError, speak_of_options
 
 __all__ = ["app", "main"]
 
@@ -69,7 +69,7 @@ def _run(arguments: list[str]) -> int:
             shown = traceback.format_exception(error)
             sys.stderr.write("".join(shown[:-1] if isinstance(error, MptuneError) else shown))  # its text comes below
         complaint = explain(error)
-        complain(f"{'error: ' if complaint.exit_code else ''}{complaint.message}", complaint.hint)
+        complain(f"{'' if complaint.exit_code == EXIT_NOT_MET else 'error: '}{complaint.message}", complaint.hint)
         return complaint.exit_code
     return code if isinstance(code, int) else 0
 

@@ -16,6 +16,7 @@ from typing import Any
 import pydantic
 
 from mptune._version import __version__
+from mptune.choice import Choice
 from mptune.engines.environment import Environment
 from mptune.errors import RunError
 from mptune.finding import CODES, Finding
@@ -166,13 +167,16 @@ class SearchSection(_Section):
     max_error: float | None = None
     max_latency_ms: float | None = None
     max_memory_bytes: int | None = None
+    tolerance: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
     skip_checks: bool = False
 
     @classmethod
     def of(cls, settings: SearchSettings) -> SearchSection:
         """Those of a search."""
-        chosen = {name: getattr(settings, name) for name in cls.model_fields if name != "data"}
-        return cls(**chosen, data=None if settings.data is None else str(settings.data))
+        values = {name: getattr(settings, name) for name in cls.model_fields}
+        data = None if settings.data is None else str(settings.data)
+        return cls(**{**values, "tolerance": tuple(map(str, settings.tolerance)), "data": data})
 
 
 class SeedSection(_Section):
@@ -181,35 +185,6 @@ class SeedSection(_Section):
     split: int = 0
     sampler: int = 0
     random_inputs: int = 0
-
-
-class ChoiceSection(_Section):
-    """How the plan in ``chosen/`` was chosen: by limits, by its fingerprint, or (all null) as the knee.
-
-    ``knee`` asks for the knee of the plans within the limits, where these would give the fastest.
-    """
-
-    max_error: float | None = None
-    max_latency_ms: float | None = None
-    max_memory_bytes: int | None = None
-    plan: str | None = None
-    limits: tuple[str, ...] = ()
-    tolerance: tuple[str, ...] = ()
-    ignore: tuple[str, ...] = ()
-    knee: bool = False
-
-    @classmethod
-    def of(cls, settings: SearchSettings) -> ChoiceSection:
-        """That of a search."""
-        tolerance = tuple(map(str, settings.tolerance))
-        return cls(
-            max_error=settings.max_error,
-            max_latency_ms=settings.max_latency_ms,
-            max_memory_bytes=settings.max_memory_bytes,
-            limits=settings.limits,
-            tolerance=tolerance,
-            ignore=settings.ignore,
-        )
 
 
 class RunFile(_Section):
@@ -231,7 +206,7 @@ class RunFile(_Section):
     data: DataSection | None = None
     target: TargetSection | None = None
     environment: Environment | None = None
-    choice: ChoiceSection = ChoiceSection()
+    choice: Choice = Choice()
     warnings: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     confirms: str | None = None
@@ -249,7 +224,7 @@ class RunFile(_Section):
             seeds=SeedSection(split=settings.seed, sampler=settings.seed, random_inputs=settings.seed),
             storage=storage,
             study=study,
-            choice=ChoiceSection.of(settings),
+            choice=Choice.of(settings),
         )
 
     @pydantic.field_validator("findings", mode="before")

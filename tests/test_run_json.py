@@ -65,6 +65,7 @@ def test_format_1_is_read(name: str) -> None:
     assert file.fixed_settings.space_sha256 == document["measured"]["space's content"]
     assert file.fixed_settings.groups_sha256 == document["measured"]["layer groups' content"]
     later = {"max_disk_bytes": None, "max_memory_bytes": None, "skip_checks": False, "reported_metrics": ()}
+    later |= {"tolerance": (), "ignore": ()}
     assert file.search.model_dump() == {**document["settings"], **later}
     assert file.environment is not None
     assert file.environment.to_json() == document["environment"]

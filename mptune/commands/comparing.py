@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mptune.commands.common import EXIT_LIMITS_NOT_MET, JsonOption, ModelArgument, guarded, print_json
-from mptune.errors import SettingsError
+from mptune.commands.common import JsonOption, ModelArgument, guarded, print_json
+from mptune.errors import EXIT_NOT_MET, SettingsError
 from mptune.settings import DataSettings
 
 if TYPE_CHECKING:
@@ -142,4 +142,4 @@ def _finish(found: Comparison, *, as_json: bool) -> None:
 
         print_comparison(found)
     if not found.agrees:
-        raise typer.Exit(EXIT_LIMITS_NOT_MET)
+        raise typer.Exit(EXIT_NOT_MET)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mptune.choice import Choice
 from mptune.targets.engine_memory import EngineMemory
 from mptune.tuning.evaluation import ORIGIN_FP16, ORIGIN_FP32, Evaluation
 from mptune.tuning.explanation import Explanation, Kept, Reason
@@ -209,8 +210,7 @@ def make_front(**changes: object) -> Front:
         "fp16": make_evaluation(4.0, math.nan, number=1023, origin=ORIGIN_FP16),
         "points": points,
         "chosen": points[0],
-        "chosen_reason": "the knee of the front",
-        "limits_met": True,
+        "choice": Choice(reason="the knee of the front"),
         "evaluations": 5,
         "failures": 1,
         "hypervolume": 0.25,

@@ -80,7 +80,7 @@ def print_confirmation(confirmation: Confirmation, stream: TextIO | None = None,
         if text not in said:
             print_text(console, f"warning: {text}", "yellow")
     if not front.limits_met:
-        print_text(console, f"limits not met: {front.chosen_reason}", "bold yellow")
+        print_text(console, f"limits not met: {front.choice.unmet}", "bold yellow")
 
 
 def _outcome(confirmation: Confirmation) -> list[tuple[str, str]]:

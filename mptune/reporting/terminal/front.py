@@ -75,7 +75,7 @@ def print_front(front: Front, stream: TextIO | None = None, *, every: bool = Fal
         if text not in (*said, *nothing):
             print_text(console, f"warning: {text}", "yellow")
     if not front.limits_met:
-        print_text(console, f"limits not met: {front.chosen_reason}", "bold yellow")
+        print_text(console, f"limits not met: {front.choice.unmet}", "bold yellow")
 
 
 def _facts(console: Console, facts: list[tuple[str, str]]) -> None:

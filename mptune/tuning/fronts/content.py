@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from mptune.choice import Choice
 from mptune.data.numbers import encode_float
 from mptune.finding import Finding
 from mptune.graph.plan import PrecisionPlan
@@ -17,9 +18,6 @@ from mptune.tuning.fronts.metric_limits import metric_values, shown_metrics
 from mptune.tuning.fronts.neighbours import Neighbour, neighbours
 
 FRONT_FORMAT = 1
-
-ChoiceKind = Literal["knee", "fastest", "limits", "plan"]
-"""How a plan was chosen: the knee of the front; its fastest point, as no other is a knee; by limits; by its id."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +74,7 @@ class FrontContent(FrontOrigin):
     fp16: Evaluation | None
     points: tuple[Evaluation, ...]
     chosen: Evaluation | None
-    chosen_reason: str
-    limits_met: bool
+    choice: Choice
     evaluations: int
     failures: int
     hypervolume: float
@@ -85,8 +82,8 @@ class FrontContent(FrontOrigin):
     findings: tuple[Finding, ...] = ()
     explanation: Explanation = field(default_factory=Explanation)
     other_devices: tuple[OtherDevice, ...] = ()
-    choice_kind: ChoiceKind = "knee"
     reported_metrics: tuple[str, ...] = ()
+    hint: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The content of front.json: every key always there, null where unknown."""
@@ -102,8 +99,10 @@ class FrontContent(FrontOrigin):
             "points": [self._point(point) for point in self.points],
             "chosen": None if self.chosen is None else self.chosen.plan.fingerprint,
             "choice": {
-                "reason": self.choice_kind,
+                "reason": self.choice.kind,
                 "limits_met": self.limits_met,
+                "nearest": self.choice.nearest,
+                "replaced": self.choice.replaced,
                 "neighbours": [beside.to_json() for beside in self.neighbours],
             },
             "evaluations": self.evaluations,
@@ -113,6 +112,16 @@ class FrontContent(FrontOrigin):
             "warnings": list(self.warnings),
             "other_devices": [other.to_json() for other in self.other_devices],
         }
+
+    @property
+    def chosen_reason(self) -> str:
+        """Why the chosen plan was chosen, one line."""
+        return self.choice.text + self.hint
+
+    @property
+    def limits_met(self) -> bool:
+        """False where limits were asked for, and no plan meets them."""
+        return not self.choice.unmet
 
     @property
     def fp16_name(self) -> str:

@@ -60,8 +60,29 @@ class MetricLimit:
 
     def is_met(self, evaluation: Evaluation) -> bool:
         """Whether a plan's own value is within the limit on all samples it has met; False where it is not known."""
-        values = metric_values(evaluation, self.metric)[: 1 if evaluation.held_out is None else 2]
-        return all(v is not None and (v >= self.bound if self.at_least else v <= self.bound) for v in values)
+        return all(self._meets(value) for value in self._values(evaluation))
+
+    def excess(self, evaluation: Evaluation) -> tuple[float, float]:
+        """How far beyond the limit a plan's value is: the ratio of both, infinite where there is none; the difference.
+
+        At most (1, 0) is within.
+        """
+        values = self._values(evaluation)
+        return max((self._excess(value) for value in values), default=(1.0, 0.0))
+
+    def _values(self, evaluation: Evaluation) -> tuple[float | None, ...]:
+        return metric_values(evaluation, self.metric)[: 1 if evaluation.held_out is None else 2]
+
+    def _meets(self, value: float | None) -> bool:
+        return value is not None and (value >= self.bound if self.at_least else value <= self.bound)
+
+    def _excess(self, value: float | None) -> tuple[float, float]:
+        if self._meets(value):
+            return 1.0, 0.0
+        if value is None or not math.isfinite(value):
+            return math.inf, math.inf
+        small, large = sorted((abs(value), abs(self.bound)))
+        return large / small if value * self.bound > 0 else math.inf, abs(value - self.bound)
 
 
 def metric_values(evaluation: Evaluation, metric: str) -> tuple[float | None, float | None]:

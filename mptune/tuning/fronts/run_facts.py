@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mptune.choice import ChoiceKind
 from mptune.data.calibration import split_indices
 from mptune.errors import RunError
 from mptune.finding import Finding
@@ -15,7 +16,7 @@ from mptune.run_json import RunFile
 from mptune.rundir import RunDirectory, read_run
 from mptune.tuning.evaluation import Evaluation
 from mptune.tuning.explanation import Explanation
-from mptune.tuning.fronts.content import ChoiceKind, FrontOrigin, OtherDevice
+from mptune.tuning.fronts.content import FrontOrigin, OtherDevice
 from mptune.tuning.fronts.neighbours import neighbours
 from mptune.tuning.fronts.table import compared
 from mptune.tuning.reasons.group_findings import in_order

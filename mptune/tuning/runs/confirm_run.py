@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mptune.choice import Choice
 from mptune.data.labels import labels_beside
 from mptune.data.metrics.accuracy import TaskMetric
 from mptune.data.metrics.kept_parts import parts_path
@@ -103,7 +104,8 @@ class ConfirmRun(MeasuringRun):
         space = SearchSpace(self._search.model.sha256, groups, every, {}, seeds)
         self._open_study(space)
         self._measure(space)
-        return read_confirmation(self.directory, self.file, self.record, (self._run, self._search), searched)
+        found = (self._run, self._search)
+        return read_confirmation(self.directory, self.file, self.record, found, searched, asked=self._asked)
 
     # -- before anything is measured ----------------------------------------------------------------------------
 
@@ -183,7 +185,13 @@ class ConfirmRun(MeasuringRun):
         self._stack.enter_context(open_run(path, fresh=lambda other: _identity(other) != _identity(file)))
         self.directory = RunDirectory(path, path / HOME)
         recorded = self.directory.load()
-        self.file = file if recorded is None else recorded.model_copy(update={"choice": file.choice})
+        if recorded is None:
+            self._asked, self.file = file.choice, file
+        else:
+            made, asked = recorded.choice, file.choice
+            is_picked = made.search_limits is not None  # else it follows that of the search
+            self._asked = made.asked_again(asked) if is_picked else asked.model_copy(update={"replaced": made.chosen})
+            self.file = recorded
         about_data = (finding.message for finding in self.file.findings if not finding.is_about_model)
         self._warn(*self.file.warnings, *about_data)
         self.directory.save(self.file)
@@ -199,7 +207,7 @@ class ConfirmRun(MeasuringRun):
             data=search.data,
             target=section,
             environment=environment,
-            choice=search.choice,
+            choice=search.choice.again().model_copy(update={"search_limits": None, "replaced": None}),
             warnings=(*self._about_search(section), *environment.warnings),
             findings=tuple(finding for finding in search.findings if finding.code != TARGET_CODE),
             confirms=HOME,
@@ -286,6 +294,8 @@ def read_confirmation(
     record: StudyRecord,
     search: tuple[RunDirectory, RunFile],
     searched: Sequence[Evaluation],
+    *,
+    asked: Choice | None = None,
 ) -> Confirmation:
     """The comparison that a confirmation's record holds.
 
@@ -295,13 +305,15 @@ def read_confirmation(
         record: its study.
         search: the run that it confirms.
         searched: the plans, as that search saw them.
+        asked: how a plan is chosen; None reads the choice that was made.
     """
     target = search[1].target
     if target is None:
         raise RunError(f"{search[0].path} holds no evaluation yet", "let `mptune search` go on with it first")
     settings = settings_of(file, file.fixed_settings.target, file.fixed_settings.engine)
     rounds = rounds_needed(settings, "measured")
-    return compare(searched, target, front_of(directory, file, record, keep=True), record, rounds, settings.latency)
+    front = front_of(directory, file, record, asked=asked, is_again=True, keep=True)
+    return compare(searched, target, front, record, rounds, settings.latency)
 
 
 def known_confirmation(

@@ -66,7 +66,8 @@ class MixedRun(WorkerRun):
         about = () if self.environment is None else self.environment.warnings
         warnings = (*observations.warnings, *about, *kernels.warnings)
         self._save(warnings=tuple(dict.fromkeys(warnings)))
-        return front_of(self.directory, self.file, self.record, keep=True)
+        again = self.file.choice.again()
+        return front_of(self.directory, self.file, self.record, asked=again, is_again=True, keep=True)
 
     def _take_budget(self, record: StudyRecord) -> None:
         record.set_note(START_NOTE, self._began_s)
@@ -120,7 +121,8 @@ def open_device_run(search: WorkerRun) -> Iterator[tuple[RunDirectory, RunFile, 
 def _fresh_file(file: RunFile) -> RunFile:
     """Findings and warnings about the model and the data hold on every device."""
     kept = tuple(one for one in file.findings if one.code not in (TARGET_CODE, *KERNEL_CODES.values()))
-    return file.model_copy(update={"findings": kept, "warnings": ()})
+    choice = file.choice.again().model_copy(update={"replaced": None})
+    return file.model_copy(update={"findings": kept, "warnings": (), "choice": choice})
 
 
 def _share(home: RunDirectory, run: RunDirectory) -> None:

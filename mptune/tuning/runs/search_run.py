@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from mptune.choice import Choice
 from mptune.data.calibration import CalibrationSet
 from mptune.data.forms.images import PREPROCESS_JSON
 from mptune.data.metrics.tasks import definition_of_metric, is_own, law_metric
@@ -31,7 +32,6 @@ from mptune.targets.unsearched.already_mixed import already_mixed_findings
 from mptune.targets.unsearched.out_of_reach import out_of_reach_findings
 from mptune.targets.unsearched.quantised import quantised_findings
 from mptune.tuning.front import Front
-from mptune.tuning.fronts.metric_limits import check_metric_limits
 from mptune.tuning.fronts.searched_error import SearchedError
 from mptune.tuning.listener import Listener
 from mptune.tuning.reasons.enlarged import with_reasons
@@ -50,7 +50,7 @@ from mptune.tuning.record.study import (
 from mptune.tuning.runs.crew import Crew, StartWorker
 from mptune.tuning.runs.measuring_run import MeasuringRun, OpenToolchain
 from mptune.tuning.runs.model_copy import kept_meanwhile
-from mptune.tuning.runs.result import front_of, has_evaluation
+from mptune.tuning.runs.result import front_of, has_evaluation, parsed_limits
 from mptune.tuning.runs.seals import seal
 from mptune.tuning.sample_sets import labels_sha256, load_data, rollout_of, split_data
 from mptune.tuning.space import NamedSpace, SearchSpace, load_space
@@ -157,13 +157,16 @@ class SearchRun(MeasuringRun):
         warnings = (*data_warnings, *observations.warnings, *about, *kernels.warnings, *space.warnings, *repaired)
         found = with_reasons(self._workload, self.file.findings, hazards, self._settings.metric, self.record.baseline())
         self._save(findings=found, warnings=tuple(dict.fromkeys(warnings)))
-        front = front_of(self.directory, self.file, self.record, keep=True)
+        front = self._front()
         about_sizes, unknown = chosen_sweep(self._workload, self.grouped, front.chosen, self._settings.shapes, others)
         if not about_sizes and not unknown:
             return front
         self._warn(*unknown, *(finding.message for finding in about_sizes))
         self._save(findings=(*self.file.findings, *about_sizes), warnings=(*self.file.warnings, *unknown))
-        return front_of(self.directory, self.file, self.record, keep=True)
+        return self._front()
+
+    def _front(self) -> Front:
+        return front_of(self.directory, self.file, self.record, asked=self._asked, is_again=True, keep=True)
 
     def _find_groups(self, named: NamedSpace) -> tuple[Granularity, tuple[LayerGroup, ...]]:
         """The space's groups; ``auto`` fits the budget of the first search, so that a larger one resumes the run."""
@@ -191,7 +194,6 @@ class SearchRun(MeasuringRun):
             labels_sha256=labels_sha256(settings.labels),
             shared_units=has_shared_units(model),
         )
-        check_metric_limits(settings.limits, (settings.metric, *settings.reported_metrics))
         known = earlier = self.directory.load()
         place = self.directory.path
         refuse_other_runs(place, known)
@@ -201,12 +203,16 @@ class SearchRun(MeasuringRun):
         storage = None if self._url is None else check_opens(self._url)  # only what has opened is written down
         if known is not None and not self._holds(partial(check_storage, place, known.storage, storage), known):
             known = None
+        self._asked: Choice = Choice.of(settings) if known is None else known.choice.asked_again(Choice.of(settings))
+        self._settings = settings = self._asked.limit(settings)
+        parsed_limits(self._asked, (settings.metric, *settings.reported_metrics), [o.name for o in model.outputs])
         begun = earlier.study if earlier is not None and earlier.storage == storage else self._name
         study = begun if storage is None else study_name(begun, is_new=settings.fresh)
         section = ModelSection(path=str(model.path.resolve()), sha256=model.sha256)
         file = RunFile.of(settings, section, fixed, storage, study)
         if known is not None:
-            file = known.model_copy(update={"search": file.search, "choice": file.choice, "model": file.model})
+            choice = self._asked if known.choice.chosen is None else known.choice  # till the end what it was
+            file = known.model_copy(update={"search": file.search, "choice": choice, "model": file.model})
         if file != known:
             self.directory.save(file)
         return file

@@ -80,9 +80,9 @@ class WorkerRun(SearchRun):
             sampler=file.search.sampler,
             timeout_s=file.search.timeout_s,
             max_disk_bytes=file.search.max_disk_bytes,
-            ignore=file.choice.ignore,
-            tolerance=tuple(map(Tolerance.parse, file.choice.tolerance)),
-            max_error=file.choice.max_error,
+            ignore=file.search.ignore,
+            tolerance=tuple(map(Tolerance.parse, file.search.tolerance)),
+            max_error=file.search.max_error,
         )
         super().__init__(run, load_either(run, file), settings, listener, opener)
         self._url = storage

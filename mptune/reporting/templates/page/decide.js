@@ -5,7 +5,7 @@ function decideSection() {
   if (chosen === null) box.append(h("p", { class: "bad" }, `No plan is chosen: ${data.chosen_reason}.`));
   else {
     const gain = chosen === fp32 ? "the FP32 model itself" : `${chosen.speedup_text} as fast as all-FP32`;
-    const lead = [h("strong", {}, `${chosen.ms_text} ms, error ${errorText(chosen)}`), `: ${gain}, ${chosen.halves} of ${groups.length} groups in FP16${hasBf16 ? " or BF16" : ""}. Chosen as ${data.chosen_reason.split(";")[0]}.`];
+    const lead = [h("strong", {}, `${chosen.ms_text} ms, error ${errorText(chosen)}`), `: ${gain}, ${chosen.halves} of ${groups.length} groups in FP16${hasBf16 ? " or BF16" : ""}. Chosen as ${data.chosen_reason}.`];
     box.append(h("p", { class: "lead" }, lead));
   }
   const rows = data.recommended.map(recommendedRow);

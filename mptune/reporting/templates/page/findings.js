@@ -103,9 +103,9 @@ function warningsSection() {
   const other = data.findings.filter((f) => f.severity !== "error" && !f.is_fp16);
   const loud = other.filter((f) => f.severity === "warning");
   const quiet = other.filter((f) => f.severity !== "warning");
-  if (!other.length && !data.warnings.length && data.limits_met) return null;
+  if (!other.length && !data.warnings.length && !data.unmet) return null;
   const box = section("warnings", "Before you rely on the figures");
-  if (!data.limits_met) box.append(h("p", { class: "bad" }, `Limits not met: ${prose(data.chosen_reason)}.`));
+  if (data.unmet) box.append(h("p", { class: "bad" }, `Limits not met: ${prose(data.unmet)}.`));
   if (loud.length) box.append(...[findingList(loud)].flat());
   if (data.warnings.length) box.append(h("ul", { class: "plain" }, data.warnings.map((text) => h("li", {}, prose(text) + "."))));
   if (quiet.length) box.append(h("ul", { class: "plain quiet" }, quiet.map((f) => h("li", {}, prose(f.cure ? `${f.text}; ${f.cure}` : f.text) + "."))));
