@@ -85,7 +85,7 @@ def first_divergence(
     unsound = pinned_by_hazards(left.hazards) if sides.plan.fp16_groups else ()
     rounded = sides.plan.replace({g: Precision.FP32 for g in unsound if sides.plan.precision[g] is Precision.FP16})
     found, plan = None, None
-    for plan in (rounded, None) if rounded.reduced_groups else (None,):
+    for plan in (rounded, None) if sides.plan.reduced_groups else (None,):
         found = _search(left, right, everything, (sample,), level, plan, harmless)
         if len(sides.reference) > 1:
             # Before it, other samples may differ earlier.
@@ -97,7 +97,7 @@ def first_divergence(
         return None
     _, (value, other), error, before, compared = found
     node = left.model.nodes[left.model.producer[value]]
-    is_rounding = plan is None and bool(rounded.reduced_groups)
+    is_rounding = plan is None and bool(sides.plan.reduced_groups)
     return Divergence(value, other, node.name, _group(left, node.name), error, before, compared, is_rounding)
 
 
