@@ -182,19 +182,6 @@ def _carriers(
     return found
 
 
-def index_reader(look: Lookup, node: Node) -> Node | None:
-    """The node that takes what is computed of a node's result as an index or a size; None if none does."""
-    stack, done = [node], set[int]()
-    while stack and len(done) < _MAX_STEPS:
-        at = stack.pop()
-        done.add(at.index)
-        if at.op_type == "Cast" and (reader := _indexes(look, at)) is not None:
-            return reader
-        readers = [reader for out in at.outputs if out for reader in look.readers(out)]
-        stack += [one for one in readers if one.op_type in _CARRIES_INDEX | {"Cast"} and one.index not in done]
-    return None
-
-
 def _indexes(look: Lookup, cast: Node) -> Node | None:
     """The node that takes the result of a Cast as an index or a size, through arithmetic on integers; None if none."""
     if "int" not in look.model.info(cast.outputs[0]).dtype:

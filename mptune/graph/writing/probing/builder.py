@@ -30,7 +30,7 @@ class ProbeBuilder:
         self._count = 0
         self._name, self.precision = "", Precision.FP16
         self._known: dict[tuple[float, str], str] = {}
-        self._added: dict[tuple[str, tuple[str, ...], int, str], str] = {}
+        self._added: dict[tuple[str, tuple[str, ...], str], str] = {}
         self._rounded: dict[tuple[str, Precision], str] = {}
         self.recomputed: dict[tuple[str, int, Precision], str] = {}
 
@@ -38,29 +38,27 @@ class ProbeBuilder:
         """Begin a probe: new names start with its name, and values are rounded to its precision."""
         self._name, self.precision = name, precision
 
-    def add(self, op: str, *inputs: str, outputs: int = 1, **attributes: Any) -> str:
-        """Append a node unless the same one is there, as probes share what they ask; the name of its last output."""
-        key = op, inputs, outputs, repr(sorted(attributes.items()))
-        if key in self._added:
-            return self._added[key]
-        names = [f"{self._name}.{self._count}.{k}{self._suffix}" for k in range(outputs)]
-        self._count += 1
-        self._graph.node.append(onnx.helper.make_node(op, inputs, names, name=names[0], **attributes))
-        self._added[key] = names[-1]
-        return names[-1]
+    def add(self, op: str, *inputs: str, **attributes: Any) -> str:
+        """Append a node unless the same one is there, as probes share what they ask; the name of its output."""
+        key = op, inputs, repr(sorted(attributes.items()))
+        if key not in self._added:
+            name = self._added[key] = f"{self._name}.{self._count}{self._suffix}"
+            self._count += 1
+            self._graph.node.append(onnx.helper.make_node(op, inputs, [name], name=name, **attributes))
+        return self._added[key]
 
-    def again(self, node: Node, *inputs: str, output: int = 0) -> str:
-        """The same operator on other inputs; the name of one of its outputs."""
+    def again(self, node: Node, *inputs: str) -> str:
+        """The same operator on other inputs; the name of its first output."""
         copied = onnx.NodeProto()
         copied.CopyFrom(node.proto)
-        names = [f"{self._name}.{self._count}.{k}{self._suffix}" for k in range(max(len(node.outputs), output + 1))]
+        names = [f"{self._name}.{self._count}.{k}{self._suffix}" for k in range(len(node.outputs))]
         self._count += 1
         del copied.input[:], copied.output[:]
         copied.input.extend(inputs)
         copied.output.extend(names)
         copied.name = names[0]
         self._graph.node.append(copied)
-        return names[output]
+        return names[0]
 
     def constant(self, value: Any, dtype: Any = np.float32) -> str:
         """The name of a constant, which is there once."""
