@@ -44,7 +44,6 @@ class LeftOut:
     """What a typed model leaves out, and what it holds instead.
 
     Attributes:
-        nodes: indices of the model's nodes.
         unread: constants of the model that only these nodes read.
         values: constants in place of their results.
     """
@@ -56,11 +55,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class FoldedValues:
-    """Results of shape arithmetic that ONNX Runtime has folded.
-
-    Attributes:
-        values: name of the value -> the constant, under that name.
-    """
+    """Results of shape arithmetic that ONNX Runtime has folded, by name."""
 
     values: Mapping[str, onnx.TensorProto] = field(default_factory=dict)
     _known: dict[tuple[frozenset[int], frozenset[str]], LeftOut] = field(default_factory=dict, repr=False)
@@ -74,12 +69,7 @@ class FoldedValues:
         return cls({name: tensor for name, tensor in found.items() if tensor.ByteSize() <= _MOST_BYTES})
 
     def left_out(self, types: ValueTypes, resolution: Resolution) -> LeftOut:
-        """What a plan's typed model needs no more.
-
-        Args:
-            types: of the model.
-            resolution: of the plan: what it computes in a reduced precision, and what depends on that, stays.
-        """
+        """What a plan's typed model can do without; what the plan computes in a reduced precision stays."""
         if not self.values:
             return LeftOut()
         reduced = frozenset(i for i in shape_computing(types.model) if resolution.node_precisions[i] in REDUCED)
@@ -98,12 +88,9 @@ class FoldedValues:
         return self._left_out(model, shape_computing(model), frozenset(wanted)) if self.values else LeftOut()
 
     def _left_out(self, model: Model, allowed: frozenset[int], wanted: frozenset[str]) -> LeftOut:
-        """See ``left_out``. Walks back from what is read, as far as it is computed: most of it is folded.
+        """Walk back from what is read, as far as it is computed: most of it is folded.
 
-        Args:
-            model: the model.
-            allowed: indices of the nodes that may be left out, of ``shape_computing``: those in FP32.
-            wanted: values that are read beside what nodes and outputs read.
+        ``allowed`` nodes, of ``shape_computing``, may be left out; ``wanted`` values are needed in any case.
         """
         folded = _still_computing(model, allowed)
         outputs = {info.name for info in model.outputs}
@@ -224,11 +211,7 @@ def _read_outside(model: Model) -> frozenset[str]:
 
 
 def write_without_weights(model: Model, path: Path) -> Path:
-    """Write the model with inputs in place of its weights: what it folds depends on shapes and small constants alone.
-
-    Raises:
-        RunError: the file cannot be written, or the disk is full.
-    """
+    """Write the model with inputs in place of its weights: folding depends on shapes and small constants alone."""
     proto = onnx.ModelProto()
     proto.CopyFrom(frame_of(model))
     graph, moved = proto.graph, set[int]()

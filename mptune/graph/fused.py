@@ -42,12 +42,7 @@ class FusedNodes:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> FusedNodes:
-        """Inverse of ``to_json``.
-
-        Raises:
-            KeyError: a key is missing.
-            TypeError: what stands there is no list, or no number.
-        """
+        """Inverse of ``to_json``."""
         nodes, source, epsilon = (document[key] for key in ("nodes", "source", "epsilon"))
         return cls(tuple(map(str, nodes)), str(source), None if epsilon is None else float(epsilon))
 
@@ -76,12 +71,7 @@ def values_inside(model: Model, fused: Iterable[FusedNodes]) -> frozenset[str]:
 
 
 def epsilon_step(look: Lookup, members: Iterable[Node]) -> tuple[Node, int] | None:
-    """The node of a norm that adds the epsilon, and at which input it stands; None where it is not seen.
-
-    Args:
-        look: the model.
-        members: the nodes of the norm.
-    """
+    """The node of a norm that adds the epsilon, and at which input it stands; None where it is not seen."""
     by_output = {out: node for node in members for out in node.outputs}
     for root in by_output.values():
         added = by_output.get(root.inputs[0]) if root.op_type in ("Sqrt", "Pow") else None

@@ -25,15 +25,7 @@ _PRECISIONS = {
 
 @dataclass(frozen=True)
 class OwnCast:
-    """A Cast of the model's own among FP32, FP16 and BF16, but one that leaves a reduced value as it is.
-
-    Attributes:
-        index: of its node.
-        source: what it reads.
-        result: what it computes.
-        of: what it casts from.
-        to: what it casts to.
-    """
+    """A Cast of the model's own among FP32, FP16 and BF16, but one that leaves a reduced value as it is."""
 
     index: int
     source: str
@@ -100,14 +92,8 @@ class Folding:
     ) -> None:
         """Start before the first node.
 
-        Args:
-            named: what keeps its FP32 form and its name under any plan.
-            constant_names: the constants of FP32 type.
-            own: what the model itself has in a reduced precision, as far as its Casts read or make it.
-            read: those of them that nodes other than these Casts read.
-            computed: value -> the reduced precision that the plan computes it in.
-            casts: value -> the precisions that it is cast to; is added to.
-            constants: constant -> the precisions that it is needed in; is added to.
+        ``own`` holds the reduced values that the model's own Casts read or make, ``read`` those of them that other nodes
+        read. ``casts`` and ``constants`` are added to.
         """
         self._named = named
         self._constant_names = constant_names

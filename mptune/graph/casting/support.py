@@ -16,13 +16,9 @@ from mptune.graph.schemas import onnx_schema
 
 @dataclass(frozen=True)
 class Unsupported:
-    """Operators without a precision at the model's operator set.
+    """Groups with operators that lack a precision at the model's operator set (group id -> operators).
 
-    Attributes:
-        precision: the one that they lack.
-        opset: the model's.
-        groups: id of each group that holds such operators -> their names, in the order of its nodes.
-        newer: the first operator set at which all of them have it; None where there is none.
+    All of these operators have it from operator set ``newer`` on; None where there is no such set.
     """
 
     precision: Precision

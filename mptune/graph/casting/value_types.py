@@ -24,11 +24,9 @@ class Resolution:
     """What a plan means for each node and value.
 
     Attributes:
-        node_precisions: what each node runs in, [nodes]; FP32 for one without a precision of its own.
         computed: value -> the precision that its node computes it in, where that is not FP32.
         casts: value -> the precisions that it is needed in besides the one it is computed in: one Cast each.
         constants: FP32 constant -> the precisions that it is needed in.
-        folds: what becomes of the model's own Casts among FP32, FP16 and BF16.
     """
 
     node_precisions: tuple[Precision, ...]
@@ -63,11 +61,8 @@ class _NodeNeeds:
     """What one node needs of FP32 values and computes when it runs in one precision.
 
     Attributes:
-        values: what it reads of computed values, and in which precision.
-        constants: the same of constants.
         cast_results: the same of what the model's own Casts to FP32 compute.
         any_type: results of these Casts that it takes in any type.
-        outputs: the values that it computes in its precision.
     """
 
     values: _Needs
@@ -84,11 +79,8 @@ class ValueTypes:
     """The typing of one model under any plan. Made once; resolving a plan is one pass over the nodes.
 
     Attributes:
-        rules: what follows the precision of each node, [nodes].
         group_of: each node's position among the groups, [nodes]; -1 for a node of none.
-        constants: those of FP32 type that nobody can override, in the model's order.
         named: what keeps its FP32 form and its name under any plan: the interface, and what subgraphs read.
-        own_casts: the model's own Casts among FP32, FP16 and BF16, in topological order.
         stored: the constants of reduced types that they read.
         integers: FP32 result of a Cast -> the integers that it casts; every other form of it is cast from them too.
     """
@@ -172,11 +164,7 @@ class ValueTypes:
         return found
 
     def _precisions_of_groups(self, plan: PrecisionPlan) -> list[Precision]:
-        """The precision of each group, [groups].
-
-        Raises:
-            PlanError: the plan is another model's, or lacks a group.
-        """
+        """The precision of each group, [groups]."""
         if plan.model_sha256 and plan.model_sha256 != self.model.sha256:
             raise PlanError(
                 f"the plan is another model's: sha256 {plan.model_sha256[:12]}, not {self.model.sha256[:12]}",
@@ -200,11 +188,7 @@ class ValueTypes:
         return tuple(p if p in rule.precisions else Precision.FP32 for p, rule in zip(wanted, self.rules, strict=True))
 
     def resolve(self, plan: PrecisionPlan) -> Resolution:
-        """Type every value under ``plan``.
-
-        Raises:
-            PlanError: the plan does not fit the model.
-        """
+        """Type every value under ``plan``."""
         precisions = self._precisions_of_nodes(plan)
         for precision in {*precisions} - self._needs.keys():
             self._needs[precision] = self._needs_in(precision)
@@ -246,11 +230,7 @@ class ValueTypes:
         return folding.finish(self.own_casts)
 
     def node_precisions(self, plan: PrecisionPlan) -> dict[str, Precision]:
-        """The precision of every node that has one, by node name.
-
-        Raises:
-            PlanError: the plan does not fit the model.
-        """
+        """The precision of every node that has one, by node name."""
         precisions = zip(self.model.nodes, self.group_of, self._precisions_of_nodes(plan), strict=True)
         return {node.name: precision for node, group, precision in precisions if group >= 0}
 

@@ -27,8 +27,6 @@ class Activation:
     """A decomposed activation.
 
     Attributes:
-        name: what to call it.
-        nodes: indices of its nodes.
         entry: the value that it is computed from.
     """
 

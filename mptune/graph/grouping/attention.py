@@ -24,10 +24,7 @@ class Core:
     """An attention core, or a softmax alone.
 
     Attributes:
-        kind: ``attention`` or ``softmax``.
         anchor: index of the softmax.
-        nodes: indices of all nodes.
-        name: what to call it.
     """
 
     kind: str

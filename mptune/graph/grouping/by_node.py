@@ -19,13 +19,7 @@ from mptune.graph.plan import Precision, PrecisionPlan
 
 @dataclass(frozen=True)
 class NodesPlan:
-    """A plan by nodes, as a plan of groups.
-
-    Attributes:
-        groups: every indivisible pattern, and every other node alone.
-        plan: their precisions.
-        warnings: one line for each request that could not be met as it was written.
-    """
+    """A plan by nodes, as a plan of groups."""
 
     groups: tuple[LayerGroup, ...]
     plan: PrecisionPlan
@@ -38,14 +32,6 @@ def plan_of_nodes(model: Model, wanted: Mapping[str, Precision], source: str = "
     A key is a node's name, a glob on names, or ``op:Softmax``; where several keys match a node, the last one counts.
     Nodes that no key matches are FP32, except that a view takes the precision of its input, and a bias, batch norm or
     activation that of its convolution or product. A pattern that would be split is FP32 as a whole.
-
-    Args:
-        model: the model.
-        wanted: key -> precision, in order.
-        source: what the plan is called in error messages.
-
-    Raises:
-        PlanError: a key that names no node.
     """
     units = find_units(model)
     unit_of = {name: k for k, (group, _) in enumerate(units) for name in group.nodes}

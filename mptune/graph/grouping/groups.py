@@ -87,11 +87,7 @@ def find_groups(model: Model, granularity: Granularity = "fusion", budget: int |
 
 
 def find_fitting_groups(model: Model, budget: int | None) -> tuple[Granularity, tuple[LayerGroup, ...]]:
-    """The granularity that ``auto`` stands for, and its groups: see ``GROUPS_PER_BUDGET`` and ``MOST_GROUPS``.
-
-    Raises:
-        PlanError: no budget.
-    """
+    """The granularity that ``auto`` stands for, and its groups: see ``GROUPS_PER_BUDGET`` and ``MOST_GROUPS``."""
     if budget is None or budget < 1:
         raise PlanError("granularity 'auto' needs a budget", "give the number of evaluations, or choose a granularity")
     partition = _Partition(model)
@@ -121,12 +117,7 @@ def _check(granularity: str) -> None:
 
 @dataclass
 class _Assignment:
-    """An assignment of nodes to groups.
-
-    Attributes:
-        leader: node index -> index of the node that leads its group; -1 for a node without a precision.
-        kind: leader -> kind of its group.
-    """
+    """Node index -> index of the node that leads its group, -1 without a precision; and leader -> kind of its group."""
 
     leader: list[int]
     kind: dict[int, str] = field(default_factory=dict)

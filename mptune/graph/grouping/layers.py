@@ -41,13 +41,7 @@ _MAX_PER_CHANNEL = 4
 
 @dataclass(frozen=True)
 class Layer:
-    """A weighted layer with what is fused onto it.
-
-    Attributes:
-        kind: ``conv`` or ``matmul``.
-        nodes: indices of its nodes, more than one.
-        name: what to call it.
-    """
+    """A weighted layer with what is fused onto it."""
 
     kind: str
     nodes: frozenset[int]
@@ -57,11 +51,7 @@ class Layer:
 def find_layer(look: Lookup, start: Node, taken: Container[int], activations: Mapping[str, Activation]) -> Layer | None:
     """The layer that begins at a convolution or product; None where nothing is fused onto it.
 
-    Args:
-        look: the model.
-        start: the convolution or product.
-        taken: nodes that belong to other patterns.
-        activations: the decomposed ones, by the value that they are computed from.
+    ``activations`` are the decomposed ones, by the value that they are computed from.
     """
     is_conv = start.op_type in CONVOLUTIONS
     if not is_conv and (start.op_type not in _PRODUCTS or not any(look.is_static(i) for i in start.inputs[:2])):

@@ -25,8 +25,6 @@ class Norm:
     """A decomposed norm.
 
     Attributes:
-        name: what to call it.
-        nodes: indices of its nodes.
         squares: the value that holds the squares (or their sum): what overflows first; "" for a norm operator.
     """
 
@@ -156,11 +154,8 @@ def _put_together(
     """Add the division by the root, the scale and the shift; None where nothing is divided.
 
     Args:
-        look: the model.
         root: computes the denominator.
-        inside: what comes before it.
         family: the value that is normalised, under each of its forms: as it is, centred, its mean.
-        name: what to call the norm.
         squares: see ``Norm``.
     """
     inside = set(inside)

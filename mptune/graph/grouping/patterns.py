@@ -22,10 +22,7 @@ class Pattern:
     """One indivisible pattern.
 
     Attributes:
-        kind: ``quantised``, ``norm``, ``attention``, ``softmax``, ``activation``, ``conv`` or ``matmul``.
         anchor: index of the node that names it and stands for it in the topological order.
-        nodes: indices of all its nodes, ascending.
-        name: what people call it.
         squares: of a decomposed norm, the value that holds the squares; else "".
     """
 

@@ -19,10 +19,6 @@ def structural_hash(model: Model, nodes: Sequence[Node]) -> str:
     """16 hexadecimal digits that are equal for groups of the same operators, attributes, wiring and weight shapes.
 
     Names, weights and the order in which independent nodes stand do not count.
-
-    Args:
-        model: the model.
-        nodes: of one group, in topological order.
     """
     made: dict[str, str] = {}
     digests = []

@@ -61,11 +61,7 @@ def constant_hazards(
 ) -> list[Hazard]:
     """Weights and constants that overflow or vanish: one hazard per group that reads them.
 
-    Args:
-        types: the model with its groups.
-        look: the same model's values.
-        roundings: by tensor, what is known already of constants that were rounded to FP16.
-        smallest: name of a node that guards a division -> smallest magnitude that it was seen to guard on data.
+    ``smallest`` maps a node that guards a division to the smallest magnitude that it was seen to guard on data.
     """
     found: list[Hazard] = []
     smallest = smallest or {}
@@ -105,7 +101,6 @@ def _epsilon(place: _Place, smallest: float | None, *, is_direct: bool) -> list[
     can show.
 
     Args:
-        place: where it is read.
         smallest: smallest magnitude that it was seen to guard; None without data.
         is_direct: whether the division is by the sum itself, and not by its square root.
     """

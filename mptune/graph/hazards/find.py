@@ -56,11 +56,8 @@ def find_hazards(
     What goes wrong first is what the rest comes from: the square of a norm before the mean of the squares.
 
     Args:
-        grouped: the model and its groups; a hazard belongs to the group of the node that would compute in FP16.
         ranges: value -> largest finite magnitude on the search samples, where they were observed.
         roundings: what the weight bank saw when it rounded; constants that it does not hold are rounded here.
-        seen: what else the same samples showed.
-        precisions: that groups may have: BF16 holds fewer digits than FP16.
         fused: nodes that the engine computes as one, with FP32 inside: what is wrong in FP16 there is no hazard.
     """
     model = grouped.model
@@ -210,8 +207,6 @@ def pinned_by_hazards(
     """Groups that a reduced precision cannot serve, each with the reason of its first hazard.
 
     Args:
-        hazards: of the model.
-        precision: a reduced one.
         is_measured: whether the errors of plans are measured or emulated. A constant beyond the precision, which is
             held as the largest finite value, then pins no group: the error shows what that does.
     """

@@ -28,8 +28,6 @@ def interface_findings(model: Model, origin: FindingOrigin, fed: Sequence[tuple[
     """Outputs whose shape depends on values, and outputs that pair with inputs as state.
 
     Args:
-        model: the model.
-        origin: what looked.
         fed: output and input of each state that is fed back already.
     """
     return (*_value_dependent(model, origin), *_fed_back(model, origin, fed))

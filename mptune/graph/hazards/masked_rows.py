@@ -41,7 +41,6 @@ class MaskedRows:
     Attributes:
         rows: how many rows had no element within FP16's range, over all samples.
         sample: index of the first sample with one.
-        samples: how many samples have one.
     """
 
     rows: int
@@ -112,9 +111,6 @@ def masked_row_findings(
     """A finding for each value that had rows masked whole.
 
     Args:
-        grouped: the model and its layer groups.
-        seen: value -> its masked rows on the samples.
-        origin: what looked.
         indices: index in the data of each sample that was seen; empty where they are all of the data.
         known: findings of the same model in FP32, where the softmax may be NaN already.
     """

@@ -50,12 +50,9 @@ class Probe:
     """One question about one node.
 
     Attributes:
-        kind: what is asked.
-        node: its index in the model.
         key: the FP32 value that the answer is filed under.
         value: of a guard, the value that the constant guards; of a pole, the operand that may not reach it; of a
             variance, that whose variance it is.
-        precision: that operands are rounded to, where they are.
     """
 
     kind: ProbeKind
@@ -70,12 +67,9 @@ class ProbeRecord:
     """The answer.
 
     Attributes:
-        kind: what was asked.
-        node: name of the node.
         scalars: fact -> its value on each sample, in the order of the samples;
             ``mptune.graph.writing.probing.nodes`` lists the facts.
         vectors: fact -> its mean over the samples, [channels].
-        precision: that operands were rounded to, where they were.
     """
 
     kind: ProbeKind
@@ -96,12 +90,7 @@ class ProbeRecord:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> ProbeRecord:
-        """Inverse of ``to_json``.
-
-        Raises:
-            ValueError: no such kind or precision, or a text that is no number.
-            KeyError: a key is missing.
-        """
+        """Inverse of ``to_json``."""
         if document["kind"] not in get_args(ProbeKind):
             raise ValueError(f"no such probe: {document['kind']!r}")
         scalars, vectors = (
@@ -114,12 +103,7 @@ class ProbeRecord:
 
 
 def find_probes(model: Model, precisions: Sequence[str] = DEFAULT_PRECISIONS) -> tuple[Probe, ...]:
-    """The questions that a model's nodes give rise to, in topological order.
-
-    Args:
-        model: the model.
-        precisions: that its groups may have.
-    """
+    """The questions that a model's nodes give rise to, in topological order."""
     look, reduced = Lookup(model), [precision for precision in REDUCED if precision in precisions]
     return tuple(
         replace(probe, precision=precision)

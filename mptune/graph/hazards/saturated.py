@@ -55,13 +55,6 @@ class SaturatedRanges:
     """The largest magnitudes that values have in a precision because constants beyond it are held in it."""
 
     def __init__(self, types: ValueTypes, ranges: Mapping[str, float], precision: Precision) -> None:
-        """Prepare for one model.
-
-        Args:
-            types: of the model.
-            ranges: value -> largest finite magnitude that was observed in FP32.
-            precision: a reduced one.
-        """
         self._types = types
         self._ranges = ranges
         self._precision = precision

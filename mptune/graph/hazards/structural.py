@@ -132,7 +132,6 @@ def epsilon_hazards(types: ValueTypes, smallest: Mapping[str, float] | None = No
     """Epsilons in the attributes of norm operators that are zero in FP16, where a variance may come down to zero.
 
     Args:
-        types: the model with its groups.
         smallest: name of a node -> its smallest variance on data, where it was seen.
     """
     found = []

@@ -19,13 +19,7 @@ from mptune.graph.schemas import OperatorSchema
 
 @dataclass(frozen=True)
 class RuntimeTypes:
-    """What a runtime knows of the operators that ONNX does not define.
-
-    Attributes:
-        values: output of such an operator -> its type and shape.
-        schemas: (domain, operator) -> its schema.
-        failure: why the runtime could not type the model, one line; "" where it could.
-    """
+    """What a runtime knows of operators that ONNX does not define; ``failure`` says why it could not type a model."""
 
     values: Mapping[str, TensorInfo] = field(default_factory=dict)
     schemas: Mapping[tuple[str, str], OperatorSchema] = field(default_factory=dict)
@@ -39,15 +33,9 @@ AskRuntime = Callable[[onnx.ModelProto, Sequence[str]], RuntimeTypes]
 
 
 def types_by_schema(slim: onnx.ModelProto, foreign: Sequence[str], known: RuntimeTypes) -> RuntimeTypes:
-    """Type values by schemas alone: for a runtime that lacks an operator of the model, or a kernel for one.
+    """Add the types, without shapes, that schemas determine: for a runtime that lacks an operator, or a kernel for one.
 
-    Args:
-        slim: the model without its large constants, its nodes in topological order.
-        foreign: outputs of the nodes that ONNX does not define.
-        known: what the runtime said.
-
-    Returns:
-        The same with the types, and no shapes, of those values that the inputs of their node determine.
+    ``slim`` is the model without its large constants; ``foreign`` are outputs of the nodes that ONNX does not define.
     """
     opset = next(o.version for o in slim.opset_import if o.domain in ("", "ai.onnx"))
     types: dict[str, onnx.TypeProto] = {i.name: i.type for i in slim.graph.input}

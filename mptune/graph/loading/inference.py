@@ -41,17 +41,9 @@ def infer_types(
     """Type every value of the main graph, on a copy that holds no large weights.
 
     Args:
-        proto: the model.
-        nodes: those of its main graph, in topological order.
-        initializers: its constants.
         foreign: outputs of operators that ONNX cannot infer: only for them is the file's own value_info trusted, where
             nothing better is known.
-        known: types and shapes of such outputs, from the runtime that defines the operators.
         names: name -> the object that stands for it everywhere.
-        path: what the model is called in errors.
-
-    Raises:
-        ModelError: the model does not type-check.
     """
     opaque = frozenset(foreign)
     slim = without_weights(proto, nodes, initializers)

@@ -52,8 +52,6 @@ class Node:
 
     Attributes:
         index: position in topological order.
-        name: unique; the user's own wherever there is one.
-        inputs: names, "" for an omitted optional input.
         captures: outer values that the node's subgraphs read.
         rounds: whether what it computes in FP16 is rounded; False in a model that is written for emulation
             (``mptune.graph.writing.rounding_steps``), where a node is computed together with the one that reads it.

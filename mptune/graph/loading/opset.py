@@ -22,17 +22,7 @@ _LARGE_FROM_BYTES = 1 << 10
 
 
 def raised(proto: onnx.ModelProto, path: Path, opset: int) -> onnx.ModelProto:
-    """The model at a newer operator set; the same model where it is at that one already.
-
-    Args:
-        proto: without local functions.
-        path: what the model is called in messages.
-        opset: version of ONNX's own operators.
-
-    Raises:
-        ModelError: the set is older than the model's, or not known to the installed onnx, or ONNX's converter cannot
-            bring the model there.
-    """
+    """The model, which has no local functions, at a newer operator set; the same model where it is there already."""
     current = next(o.version for o in proto.opset_import if o.domain in _STANDARD_DOMAINS)
     newest = onnx.defs.onnx_opset_version()
     if opset < current:

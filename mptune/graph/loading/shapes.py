@@ -28,7 +28,6 @@ class StaticShapes:
     """What was found.
 
     Attributes:
-        shapes: value -> concrete shape, where it could be inferred.
         assumed: symbolic dimension -> the size that it was given.
         unknown: how many computed FP32 values have no concrete shape.
     """
@@ -42,7 +41,6 @@ def static_shapes(model: Model, batch: int = 1, given: Mapping[str, tuple[int, .
     """Infer the shape of every value with symbolic dimensions of the inputs at assumed sizes.
 
     Args:
-        model: the model.
         batch: size of a symbolic dimension 0, and of every dimension of the same name.
         given: shapes of inputs, by name: nothing is assumed of these.
     """

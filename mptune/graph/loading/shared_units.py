@@ -32,12 +32,7 @@ def has_shared_units(model: Model) -> bool:
 
 
 def shared_units(model: Model, given: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, Units]:
-    """Output -> its units; only outputs that hold values of such an operator, and whose shapes can be inferred.
-
-    Args:
-        model: the model.
-        given: shapes of its inputs, as ``static_shapes`` takes them.
-    """
+    """Output -> its units; only outputs that hold values of such an operator, and whose shapes can be inferred."""
     if not has_shared_units(model):
         return {}
     shapes = static_shapes(model, given=given).shapes

@@ -49,11 +49,7 @@ of it pass, none of it is valid."""
 
 
 def check_structure(proto: onnx.ModelProto, path: Path) -> None:
-    """Refuse a file whose text, constants, names, types or functions are inconsistent.
-
-    Raises:
-        ModelError: with the first thing that is wrong.
-    """
+    """Refuse a file whose text, constants, names, types or functions are inconsistent."""
     undecodable = _undecodable(proto)
     if undecodable:
         raise ModelError(f"{path}: the text in {undecodable} is not UTF-8", _HINT)

@@ -70,7 +70,6 @@ class DependentOutput:
     """An output of the model whose shape depends on floating-point values.
 
     Attributes:
-        name: of the output.
         axis: the axis whose size depends on them; None where the model does not tell.
         nodes: names of the nodes that decide, in topological order.
         index_columns: columns that hold positions in another value, which need not agree where rows do: the box index
@@ -92,7 +91,6 @@ class ShapeFacts:
     Attributes:
         folded: constants, and values that a runtime computes from constants and shapes before it runs the model.
         deciding: value -> names of the nodes whose floating-point inputs decide its shape.
-        outputs: of the model, with such a shape.
         nodes: of the model whose output shape depends on floating-point values themselves, in topological order.
     """
 

@@ -84,11 +84,7 @@ def add_node(graph: onnx.GraphProto, node: Node, inputs: Sequence[str], outputs:
 
 
 def saturate(node: onnx.NodeProto, precision: Precision) -> bool:
-    """Set attributes that are finite values beyond a precision to its largest, as ``round_values`` does with constants.
-
-    Returns:
-        Whether there was one.
-    """
+    """Limit finite attributes to a precision's largest value, as ``round_values`` does; True where one was beyond."""
     changed = False
     for attribute in node.attribute:
         if attribute.name not in _HOLDS.get(node.op_type, ()) or node.domain not in STANDARD_DOMAINS:
@@ -135,10 +131,6 @@ def declare_rounded_outputs(graph: onnx.GraphProto, model: Model) -> None:
 
     ONNX Runtime infers that the new key-value cache of GroupQueryAttention has the shape of the old one, and reuses
     buffers by that; only for outputs of the graph it goes by what the graph declares.
-
-    Args:
-        graph: rounds FP32 values of the model by Casts, maybe chosen by Where; values that it adds are declared in it.
-        model: the original.
     """
     makers = {name: node for node in graph.node for name in node.output if name}
     for value in graph.output:

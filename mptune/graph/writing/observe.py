@@ -36,13 +36,11 @@ class Tap:
     """The names of the outputs that describe one value, scalars unless said otherwise.
 
     Attributes:
-        tensor: the value in the model.
         shape: int64, one entry per dimension.
         lowest, highest: smallest and largest value; finite ones alone where there is ``non_finite``.
         total: sum of the values, which is finite only if all of them are; "" where there is ``non_finite``.
         non_finite: how many values are NaN or infinite, FP32; "" where elements are not looked at.
         masked: how many rows of a softmax have no element within FP16's range, FP32; "" where none is taken.
-        probes: what is asked of nodes, filed under this value.
     """
 
     tensor: str
@@ -74,16 +72,10 @@ def write_observing_model(
     """Write the observing model to ``path`` (in the bank's folder, if there is one). Its only outputs are the taps.
 
     Args:
-        model: the model.
         bank: holds its weights; None writes them into the file.
-        path: where to write.
         by_element: values to look at element by element, and at no others, nor at probes; None looks at all, as fast as
             it goes: with a third of the nodes.
         folded: values that are constants already, in place of the nodes that compute them.
-        precisions: that groups may have: probes round to them.
-
-    Raises:
-        RunError: the file cannot be written, or the disk is full.
     """
     suffix, tensors, added = new_suffix(model, "tap"), observed_tensors(model), onnx.GraphProto()
     build, rows = _Taps(added, model.opset, suffix), softmax_rows(model)
@@ -102,11 +94,7 @@ def write_observing_model(
 
 
 def write_with_outputs(model: Model, bank: WeightBank | None, path: Path, tensors: Sequence[str]) -> None:
-    """Write the model with these values, of the main graph, as its only outputs.
-
-    Raises:
-        RunError: the file cannot be written, or the disk is full.
-    """
+    """Write the model with these values, of the main graph, as its only outputs."""
     proto = _without_outputs(model, bank, "watch")
     for name in tensors:
         code = onnx.TensorProto.DataType.Value(model.info(name).dtype.upper())
@@ -152,7 +140,6 @@ class _Taps:
         """Largest, smallest and sum of a value.
 
         Args:
-            tensor: the value.
             row: axes of a row, where a softmax is taken of the value; empty where none is.
         """
         return Tap(

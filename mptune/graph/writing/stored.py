@@ -24,13 +24,7 @@ _HEADER_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class StoredData:
-    """Where the data of a constant lie.
-
-    Attributes:
-        location: name of the file, beside the model.
-        place: in that file.
-        data_type: ONNX's code.
-    """
+    """Where the data of a constant lie."""
 
     location: str
     place: Place
@@ -41,9 +35,6 @@ def stored_in(model: Path) -> ConstantStore:
     """Constants by reference into a model that mptune wrote, or into the file of weights beside it; small ones inline.
 
     ONNX's external data may lie anywhere in any file (onnx/docs/ExternalData.md), also in the middle of a model.
-
-    Raises:
-        OSError: the model cannot be read.
     """
     places = stored_data(model)
 

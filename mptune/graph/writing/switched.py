@@ -65,10 +65,7 @@ class SwitchedEmulator:
         """Prepare for one model.
 
         Args:
-            grouped: the model and its groups.
-            bank: its weights.
             branches: round in branches of an If, not beside a Where.
-            fused: nodes that the engine computes as one in FP16.
         """
         self._types = value_types(grouped)
         self._shared_reads = FusedReads(self._types, fused).readers
@@ -107,13 +104,8 @@ class SwitchedEmulator:
         """Write the emulation of all plans with no group but these reduced to ``path``, in the weight bank's folder.
 
         Args:
-            path: of the file.
             switched: ids of the groups that have switches; none of their nodes lies before ``start``.
             start: its tensors become inputs, and no node before it is there.
-            precisions: those that have a switch.
-
-        Raises:
-            RunError: the file cannot be written, or the disk is full.
         """
         switches = {p: {g: name for g, name in self.switches[p].items() if g in switched} for p in precisions}
         writing = _Writing(
@@ -130,11 +122,7 @@ class SwitchedEmulator:
         return write_bytes(path, [writing.finish(self._bank, start.tensors, self._types.model.proto.graph.output)])
 
     def write_head(self, path: Path, waists: Sequence[Waist]) -> Path:
-        """Write the FP32 model whose outputs are the tensors of these waists.
-
-        Raises:
-            RunError: the file cannot be written, or the disk is full.
-        """
+        """Write the FP32 model whose outputs are the tensors of these waists."""
         model = self._types.model
         writing = _Writing(self._types, self._suffix, {}, branches=False)
         for node in model.nodes[: max(waist.last for waist in waists) + 1]:

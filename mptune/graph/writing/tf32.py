@@ -37,11 +37,7 @@ def uses_products(model: Model) -> bool:
 
 
 def write_tf32(model: Model, bank: WeightBank, path: Path, rounding: Rounding) -> Path:
-    """Write the emulation to ``path`` in the bank's folder.
-
-    Raises:
-        RunError: the file cannot be written, or the disk is full.
-    """
+    """Write the emulation to ``path`` in the bank's folder."""
     suffix = new_suffix(model, "tf32")
     proto = onnx.ModelProto(ir_version=max(model.proto.ir_version, 4))
     proto.opset_import.extend(model.proto.opset_import)

@@ -31,12 +31,7 @@ class Waist:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Consecutive groups, and the waist before all their nodes.
-
-    Attributes:
-        start: where a model must be entered to run them.
-        groups: their ids.
-    """
+    """Consecutive groups, and the waist before all their nodes."""
 
     start: Waist
     groups: tuple[str, ...]
@@ -51,9 +46,7 @@ def find_stretches(
     """Divide the groups into about ``count`` stretches of about as many groups each, at waists.
 
     Args:
-        grouped: the model and its groups; every group is in one stretch.
         shapes: concrete shape of FP32 values; no waist is made where one is missing.
-        count: how many stretches there are at most.
         max_bytes: what the values of all waists together may take for one sample.
 
     Returns:

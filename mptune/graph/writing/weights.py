@@ -55,12 +55,9 @@ class Rounding:
     """What rounding one constant to a reduced precision did to it.
 
     Attributes:
-        tensor: its name.
         absmax: largest finite magnitude before.
         overflowed: finite values that would round to infinity, and are held as the largest finite value.
         vanished: values other than zero that became zero.
-        size: number of values.
-        precision: what it was rounded to.
     """
 
     tensor: str
@@ -124,11 +121,7 @@ def measure_rounding(tensor: str, values: np.ndarray, precision: Precision) -> t
 
 
 def rounding_of(constant: Initializer, precision: Precision) -> Rounding:
-    """What rounding a constant would do to it.
-
-    Raises:
-        ModelError: the external data cannot be read.
-    """
+    """What rounding a constant would do to it."""
     return _join([measure_rounding(constant.name, chunk, precision)[1] for chunk in chunks(constant)])
 
 
@@ -138,11 +131,7 @@ def largest_magnitude(values: np.ndarray) -> float:
 
 
 def chunks(constant: Initializer) -> Iterator[np.ndarray]:
-    """The values, flat, a few megabytes at a time, at least one chunk: reading a huge constant never holds all of it.
-
-    Raises:
-        ModelError: the external data cannot be read.
-    """
+    """The values, flat, a few megabytes at a time, so that a huge constant is never held whole; at least one chunk."""
     if is_external(constant.proto) and constant.nbytes:
         yield from _external_chunks(constant)
         return
@@ -183,7 +172,6 @@ class WeightBank:
     """The files of one model's large constants, one for each precision.
 
     Attributes:
-        directory: where they lie; typed models are written beside them.
         places: precision -> constant -> place in its file, for those that it was asked for. The file of FP32 holds
             constants of any element type, as they are; those of the reduced precisions hold FP32 constants, rounded.
         roundings: of every constant that the bank rounded.
@@ -204,13 +192,8 @@ class WeightBank:
         """Write the bank, or take the one that is there when it is this model's.
 
         Args:
-            model: whose constants.
-            directory: is made where it is missing.
             convertible: FP32 constants that some plan reads in a reduced precision; None takes all FP32 ones.
             precisions: those that plans use besides FP32. What the bank has in others stays.
-
-        Raises:
-            RunError: the directory cannot be written, or the disk is full.
         """
         all_of = {
             n for n, c in model.initializers.items() if c.nbytes >= _BANK_FROM_BYTES and c.dtype not in UNBANKABLE

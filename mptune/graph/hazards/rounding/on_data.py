@@ -63,14 +63,7 @@ _MAX_STEPS = 64
 
 
 def on_data_hazards(types: ValueTypes, look: Lookup, patterns: tuple[Pattern, ...], seen: Seen) -> list[Hazard]:
-    """Stagnation, cancellation and spacing, for the groups that would hold the operands in FP16 or BF16.
-
-    Args:
-        types: the model with its groups.
-        look: the same model's values.
-        patterns: of the same model.
-        seen: what the data showed.
-    """
+    """Stagnation, cancellation and spacing, for the groups that would hold the operands in FP16 or BF16."""
     nodes = {node.name: node for node in types.model.nodes}
     inside = {index for pattern in patterns if pattern.kind in ("activation", "norm") for index in pattern.nodes}
     found: list[Hazard] = []

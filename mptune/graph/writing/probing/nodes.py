@@ -50,12 +50,9 @@ class ProbeTap:
     """The names of the outputs that answer one probe.
 
     Attributes:
-        kind: what is asked.
-        node: name of the node.
         key: the value that the answer is filed under.
         outputs: fact -> scalar output.
         vectors: fact -> output of rank 1.
-        precision: that operands are rounded to, where they are.
     """
 
     kind: ProbeKind
@@ -69,14 +66,7 @@ class ProbeTap:
 def add_probes(
     graph: onnx.GraphProto, model: Model, suffix: str, precisions: Sequence[str] = DEFAULT_PRECISIONS
 ) -> tuple[ProbeTap, ...]:
-    """Append the nodes that answer the model's probes, and their outputs, to the observing graph.
-
-    Args:
-        graph: of the model, which is added to.
-        model: the model.
-        suffix: ends every new name.
-        precisions: that groups may have; BF16 is asked about from the operator set on in which Cast has it.
-    """
+    """Append the nodes that answer the model's probes, and their outputs, to the observing graph."""
     build, rows = ProbeBuilder(graph, model.opset, suffix), softmax_rows(model)
     if model.opset < _BF16_SINCE:
         precisions = [precision for precision in precisions if precision != Precision.BF16]

@@ -43,10 +43,6 @@ def with_rounding_steps(grouped: GroupedModel, fused: Sequence[FusedNodes] = ())
 
     Nodes that are computed together with their readers get ``rounds=False``.
 
-    Args:
-        grouped: the model and its groups.
-        fused: nodes that the provider computes as one in FP16: they stay as they are.
-
     Returns:
         A model that computes the same in FP32 and takes the same plans, and its groups. ``proto`` stays the model's.
     """
