@@ -14,7 +14,7 @@ from mptune.graph.loading.once import once
 
 REASON = "computes a shape: FP16 is not exact above 2048, and TensorRT takes no FP16 shapes"
 
-_SHAPE_INPUTS: Mapping[str, frozenset[int]] = {
+SHAPE_INPUTS: Mapping[str, frozenset[int]] = {
     "AffineGrid": frozenset({1}),
     "BlackmanWindow": frozenset({0}),
     "CenterCropPad": frozenset({1}),
@@ -83,7 +83,7 @@ def _uses(reader: Node, name: str, shape: bool, data: bool) -> tuple[bool, bool]
     """Whether a node uses a value for a shape, and whether for anything else, given the same of the node's results."""
     if reader.is_standard and reader.op_type in _SHAPE_OF:
         return False, False  # the shape of the value is read, not the value
-    own = _SHAPE_INPUTS.get(reader.op_type, frozenset()) if reader.is_standard else frozenset()
+    own = SHAPE_INPUTS.get(reader.op_type, frozenset()) if reader.is_standard else frozenset()
     if reader.is_standard and reader.op_type.startswith("Reduce"):
         own = frozenset({1})  # axes
     slots = {slot for slot, given in enumerate(reader.inputs) if given == name}

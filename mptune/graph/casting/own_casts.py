@@ -10,17 +10,12 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
-import onnx
-
 from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.tensors import ONNX_TYPES
 from mptune.graph.op_rules import FLOAT_TYPES
 from mptune.graph.plan import Precision
 
-_PRECISIONS = {
-    onnx.TensorProto.FLOAT: Precision.FP32,
-    onnx.TensorProto.FLOAT16: Precision.FP16,
-    onnx.TensorProto.BFLOAT16: Precision.BF16,
-}
+_PRECISIONS = {code: precision for precision, code in ONNX_TYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -92,8 +87,8 @@ class Folding:
     ) -> None:
         """Start before the first node.
 
-        ``own`` holds the reduced values that the model's own Casts read or make, ``read`` those of them that other nodes
-        read. ``casts`` and ``constants`` are added to.
+        ``own`` holds the reduced values that the model's own Casts read or make, ``read`` those that other nodes read,
+        too. ``casts`` and ``constants`` are added to.
         """
         self._named = named
         self._constant_names = constant_names

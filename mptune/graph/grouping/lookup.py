@@ -165,6 +165,15 @@ def folded_values(look: Lookup) -> frozenset[str]:
     return look.static | shape_facts(look.model).folded if is_fixed else look.static
 
 
+def reduced_axes(model: Model, node: Node, rank: int) -> tuple[int, ...]:
+    """Over which axes a reduction goes, ascending; none where they are all, or not known."""
+    stated = attribute(node, "axes")
+    axes = list(stated) if isinstance(stated, (list, tuple)) else []
+    if len(node.inputs) > 1 and node.inputs[1] in model.initializers:
+        axes = model.initializers[node.inputs[1]].numpy().ravel().tolist()
+    return tuple(sorted(int(axis) % rank for axis in axes)) if rank else ()
+
+
 def attribute(node: Node, name: str) -> object:
     """The value of an attribute; None where it is not stated."""
     found = next((a for a in node.proto.attribute if a.name == name), None)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from mptune.graph.grouping.layers import CONVOLUTIONS, find_layer
 from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.grouping.op_kinds import ANCHOR_KINDS, DATA_MOVEMENT
-from mptune.graph.loading.model import STANDARD_DOMAINS, Node
+from mptune.graph.loading.model import Node
+from mptune.graph.loading.tensors import STANDARD_DOMAINS
 from mptune.graph.op_rules import casts_integers, node_rule
 
 QUANTISED = "quantised"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from mptune.finding import CODES, Finding, FindingOrigin, Where
 from mptune.graph.grouping.grouped import GroupedModel
-from mptune.graph.grouping.lookup import Lookup, attribute
+from mptune.graph.grouping.lookup import Lookup, attribute, reduced_axes
 from mptune.graph.hazards.hazard import FP16_MAX
 from mptune.graph.loading.model import Model, Node
 
@@ -94,11 +94,7 @@ def _written_out(look: Lookup, node: Node) -> list[tuple[str, tuple[int, ...]]]:
     if largest is None or largest.op_type != "ReduceMax" or look.root(largest.inputs[0]) != look.root(shift.inputs[0]):
         return []
     rank = len(look.model.info(shift.inputs[0]).shape or ())
-    stated = attribute(largest, "axes")
-    axes = list(stated) if isinstance(stated, (list, tuple)) else []
-    if len(largest.inputs) > 1 and largest.inputs[1] in look.model.initializers:
-        axes = look.model.initializers[largest.inputs[1]].numpy().ravel().tolist()
-    return [(shift.inputs[0], (-1,))] if len(axes) == 1 and int(axes[0]) in (-1, rank - 1) else []
+    return [(shift.inputs[0], (-1,))] if rank and reduced_axes(look.model, largest, rank) == (rank - 1,) else []
 
 
 def masked_row_findings(

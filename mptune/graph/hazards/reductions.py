@@ -9,10 +9,12 @@ import numpy as np
 
 from mptune.graph.casting.value_types import ValueTypes
 from mptune.graph.grouping.lookup import Lookup, attribute
+from mptune.graph.grouping.op_kinds import DATA_MOVEMENT
 from mptune.graph.hazards.hazard import EXACT_INTEGERS, KEPT, Hazard, group_of
 from mptune.graph.hazards.seen import Seen
 from mptune.graph.loading.model import Node
 from mptune.graph.plan import Precision
+from mptune.graph.shape_arithmetic import SHAPE_INPUTS
 
 _FAR = 5.0
 """Standard deviations: right data stay below 0.1, pixels of 0..255 instead of 0..1 give 65 and more."""
@@ -21,51 +23,9 @@ _SUMS = frozenset({"ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceSum
 _ONE_SIGNED = frozenset({"ReduceL1", "ReduceL2", "ReduceSumSquare"})
 """Sums of magnitudes or squares, whatever the signs of what is summed."""
 
-_INDEX_SLOTS: Mapping[str, tuple[int, ...]] = {
-    "Gather": (1,),
-    "GatherElements": (1,),
-    "GatherND": (1,),
-    "Scatter": (1,),
-    "ScatterElements": (1,),
-    "ScatterND": (1,),
-    "Slice": (1, 2, 3, 4),
-    "Reshape": (1,),
-    "Expand": (1,),
-    "Tile": (1,),
-    "Range": (0, 1, 2),
-    "TopK": (1,),
-    "OneHot": (0, 1),
-    "ConstantOfShape": (0,),
-    "Resize": (3,),
-    "Pad": (1,),
-    "Split": (1,),
-}
-_KEEPS_INDEX = frozenset(
-    (
-        "Add",
-        "Sub",
-        "Mul",
-        "Div",
-        "Mod",
-        "Min",
-        "Max",
-        "Clip",
-        "Where",
-        "Neg",
-        "Cast",
-        "Identity",
-        "Reshape",
-        "Unsqueeze",
-        "Squeeze",
-        "Concat",
-        "Transpose",
-        "Slice",
-        "Expand",
-        "Flatten",
-        "Tile",
-        "Split",
-    )
-)
+_GATHERS = ("Gather", "GatherElements", "GatherND", "Scatter", "ScatterElements", "ScatterND")
+_INDEX_SLOTS = {**SHAPE_INPUTS, "OneHot": frozenset({0, 1}), **dict.fromkeys(_GATHERS, frozenset({1}))}
+_KEEPS_INDEX = DATA_MOVEMENT | {"Add", "Sub", "Mul", "Div", "Mod", "Min", "Max", "Clip", "Where", "Neg", "Concat"}
 _CARRIES_INDEX = _KEEPS_INDEX | {"Floor", "Ceil", "Round", "Abs", "Sum", "ReduceSum", "CumSum", "Gather"} - {"Cast"}
 """Through these the value that becomes an index is computed: what they read and what they give is as large."""
 _MAX_STEPS = 256
@@ -191,7 +151,7 @@ def _indexes(look: Lookup, cast: Node) -> Node | None:
         at = stack.pop()
         done.add(at)
         for reader in look.readers(at):
-            slots = _INDEX_SLOTS.get(reader.op_type, ()) if reader.is_standard else ()
+            slots = _INDEX_SLOTS.get(reader.op_type, frozenset()) if reader.is_standard else frozenset()
             if any(slot < len(reader.inputs) and look.root(reader.inputs[slot]) == look.root(at) for slot in slots):
                 return reader
             if reader.op_type in _KEEPS_INDEX:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mptune.graph.casting.value_types import ValueTypes
-from mptune.graph.grouping.lookup import Lookup, attribute
+from mptune.graph.grouping.lookup import Lookup, attribute, reduced_axes
 from mptune.graph.grouping.patterns import Pattern
 from mptune.graph.hazards.hazard import FP16_NORMAL, FP16_TINY, Hazard
 from mptune.graph.loading.model import Model, Node
@@ -103,7 +103,7 @@ def _operator(look: Lookup, pattern: Pattern) -> _NormOperator | None:
     if len(means) != 1:
         return None
     rank = len(look.model.info(means[0].inputs[0]).shape or ())
-    axes = _axes(look, means[0], rank)
+    axes = reduced_axes(look.model, means[0], rank)
     if pattern.name == "LayerNorm written out":
         is_per_channel = rank > 3 and axes == tuple(range(2, rank))  # InstanceNormalization has always been there
         return None if is_per_channel or not axes else operator
@@ -117,15 +117,6 @@ def _operator(look: Lookup, pattern: Pattern) -> _NormOperator | None:
         node.op_type in ("Add", "Max", "Clip") and any(i and look.is_scalar(i) for i in node.inputs) for node in members
     )
     return operator if is_mean and has_epsilon and len(axes) == 1 and axes[0] in (1, rank - 1) else None
-
-
-def _axes(look: Lookup, reduction: Node, rank: int) -> tuple[int, ...]:
-    """Over which axes a node reduces, ascending; none where that is not known."""
-    stated = attribute(reduction, "axes")
-    axes = list(stated) if isinstance(stated, (list, tuple)) else []
-    if len(reduction.inputs) > 1 and reduction.inputs[1] in look.model.initializers:
-        axes = look.model.initializers[reduction.inputs[1]].numpy().ravel().tolist()
-    return tuple(sorted(int(axis) % rank for axis in axes)) if rank else ()
 
 
 def epsilon_hazards(types: ValueTypes, smallest: Mapping[str, float] | None = None) -> list[Hazard]:

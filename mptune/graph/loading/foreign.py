@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 
 import onnx
 import onnx.helper
-import onnx.shape_inference
 
+from mptune.graph.loading.inference import node_types
 from mptune.graph.loading.tensors import TensorInfo, type_of
 from mptune.graph.schemas import OperatorSchema
 
@@ -37,13 +37,13 @@ def types_by_schema(slim: onnx.ModelProto, foreign: Sequence[str], known: Runtim
 
     ``slim`` is the model without its large constants; ``foreign`` are outputs of the nodes that ONNX does not define.
     """
-    opset = next(o.version for o in slim.opset_import if o.domain in ("", "ai.onnx"))
     types: dict[str, onnx.TypeProto] = {i.name: i.type for i in slim.graph.input}
     types |= {t.name: onnx.helper.make_tensor_type_proto(t.data_type, list(t.dims)) for t in slim.graph.initializer}
     wanted, values = frozenset(foreign), dict(known.values)
     for node in slim.graph.node:
         if wanted.isdisjoint(node.output):
-            types |= _inferred(node, types, opset, slim.ir_version)
+            given = {name: types[name] for name in node.input if name in types}
+            types |= node_types(node, given, {}, slim.opset_import, slim.ir_version)
             continue
         schema = known.schemas.get((node.domain, node.op_type))
         for slot, name in enumerate(node.output):
@@ -68,19 +68,3 @@ def element_type(text: str) -> str:
     """``TensorInfo``'s dtype of a type as schemas and runtimes write it, such as ``tensor(float)``; "" if no tensor."""
     inner = text.removeprefix("tensor(").removesuffix(")")
     return inner if text == f"tensor({inner})" and inner.upper() in _ELEMENT_TYPES else ""
-
-
-def _inferred(
-    node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], opset: int, ir_version: int
-) -> Mapping[str, onnx.TypeProto]:
-    """Types of what one of ONNX's own nodes computes; nothing where ONNX cannot say."""
-    imports = [onnx.helper.make_opsetid("", opset)]
-    known = {name: types[name] for name in node.input if name in types}
-    try:
-        schema = onnx.defs.get_schema(node.op_type, opset, "")
-        found: Mapping[str, onnx.TypeProto] = onnx.shape_inference.infer_node_outputs(
-            schema, node, known, opset_imports=imports, ir_version=ir_version
-        )
-    except Exception:  # onnx raises several kinds where an input has no type, or the node holds a graph
-        return {}
-    return found

@@ -12,9 +12,17 @@ import onnx.helper
 import onnx.shape_inference
 
 from mptune.errors import ModelError
-from mptune.graph.loading.tensors import Initializer, TensorInfo, all_graphs, is_external, tensor_nbytes, type_of
+from mptune.graph.loading.tensors import (
+    STANDARD_DOMAINS,
+    Initializer,
+    TensorInfo,
+    all_graphs,
+    is_external,
+    tensor_nbytes,
+    type_of,
+)
 
-_INLINE_LIMIT = 4096
+INLINE_LIMIT = 4096
 """Constants up to this many bytes stay in the graph for shape inference: shapes, axes, scales."""
 _PROPAGATED_LIMIT = 1 << 16
 """Integers that may be propagated in one value. Shapes have a handful; a chain of Concats can ask for 2**40."""
@@ -84,6 +92,26 @@ def _inferred(slim: onnx.ModelProto, *, strict: bool) -> onnx.ModelProto:
         return infer(infer(slim, strict_mode=strict), data_prop=True)
 
 
+def node_types(
+    node: onnx.NodeProto,
+    types: Mapping[str, onnx.TypeProto],
+    values: Mapping[str, onnx.TensorProto],
+    opsets: Sequence[onnx.OperatorSetIdProto],
+    ir_version: int,
+) -> Mapping[str, onnx.TypeProto]:
+    """Types of what a node computes, from types and values of its inputs alone; nothing where ONNX cannot say."""
+    domain = "" if node.domain in STANDARD_DOMAINS else node.domain
+    try:
+        opset = next(entry.version for entry in opsets if entry.domain in STANDARD_DOMAINS)
+        schema = onnx.defs.get_schema(node.op_type, opset, domain)
+        inferred: Mapping[str, onnx.TypeProto] = onnx.shape_inference.infer_node_outputs(
+            schema, node, dict(types), dict(values), opset_imports=list(opsets), ir_version=max(ir_version, 4)
+        )
+    except Exception:  # onnx raises several kinds where an input has no type, or the node holds a graph
+        return {}
+    return inferred
+
+
 def declaration(info: TensorInfo) -> onnx.ValueInfoProto:
     """A tensor's name, type and shape as ONNX declares them."""
     code = onnx.TensorProto.DataType.Value(info.dtype.upper())
@@ -105,7 +133,7 @@ def without_weights(
     slim.opset_import.extend(proto.opset_import)
     graph = slim.graph
     graph.name = proto.graph.name or "graph"
-    large = {n: c for n, c in initializers.items() if c.node_index is not None and c.nbytes > _INLINE_LIMIT}
+    large = {n: c for n, c in initializers.items() if c.node_index is not None and c.nbytes > INLINE_LIMIT}
     graph.node.extend(n for n in nodes if n.op_type != "Constant" or n.output[0] not in large)
     graph.input.extend(proto.graph.input)
     declared = {i.name for i in graph.input}
@@ -115,7 +143,7 @@ def without_weights(
             graph.input.append(onnx.helper.make_tensor_value_info(name, data_type, list(shape)))
 
     for tensor in proto.graph.initializer:
-        if not is_external(tensor) and tensor_nbytes(tensor) <= _INLINE_LIMIT:
+        if not is_external(tensor) and tensor_nbytes(tensor) <= INLINE_LIMIT:
             graph.initializer.append(tensor)
         else:
             declare(tensor.name, tensor.data_type, tensor.dims)

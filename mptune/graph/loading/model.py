@@ -26,6 +26,7 @@ from mptune.graph.loading.node_names import name_apart, unique_names
 from mptune.graph.loading.opset import raised
 from mptune.graph.loading.structure import check_structure
 from mptune.graph.loading.tensors import (
+    STANDARD_DOMAINS,
     Initializer,
     TensorInfo,
     all_tensors,
@@ -38,7 +39,6 @@ from mptune.graph.loading.tensors import (
 from mptune.graph.schemas import onnx_schema
 from mptune.meanwhile import meanwhile
 
-STANDARD_DOMAINS = frozenset({"", "ai.onnx"})
 _ML_DOMAIN = "ai.onnx.ml"
 """Tree ensembles, linear classifiers and the like: their outputs are always FP32, integers, text or maps."""
 

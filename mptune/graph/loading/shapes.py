@@ -12,15 +12,12 @@ import onnx.helper
 import onnx.numpy_helper
 import onnx.shape_inference
 
-from mptune.graph.loading.inference import declaration
+from mptune.graph.loading.inference import INLINE_LIMIT, declaration, node_types, without_weights
 from mptune.graph.loading.model import Model, Node
-from mptune.graph.loading.tensors import Initializer, TensorInfo
+from mptune.graph.loading.tensors import TensorInfo
 
 ASSUMED_SIZE = 128
 """Of a symbolic dimension that is not the batch: a sequence, a height, a width. A power of two passes most networks."""
-
-_INLINE_LIMIT = 4096
-"""Constants up to this many bytes are given to the inference by value: shapes, axes, scales."""
 
 
 @dataclass(frozen=True)
@@ -84,23 +81,14 @@ def _concrete(info: TensorInfo, model: Model, batch: int, assumed: dict[str, int
 def _inferred(
     model: Model, inputs: Mapping[str, tuple[int, ...] | None], assumed: Mapping[str, int]
 ) -> dict[str, tuple[int, ...]]:
-    proto = onnx.ModelProto(ir_version=max(model.proto.ir_version, 4))
-    proto.opset_import.extend(model.proto.opset_import)
+    proto = without_weights(model.proto, [node.proto for node in model.nodes], model.initializers)
     graph = proto.graph
-    graph.name = "shapes"
-    for info in model.inputs:
-        declared = next((i for i in model.proto.graph.input if i.name == info.name), None)
-        if inputs[info.name] is None or declared is None or not declared.type.HasField("tensor_type"):
-            graph.input.extend([declared] if declared is not None else [])
-        else:
-            code = declared.type.tensor_type.elem_type
-            graph.input.append(onnx.helper.make_tensor_value_info(info.name, code, inputs[info.name]))
-    replaced = set()
-    for constant in model.initializers.values():
-        if constant.node_index is None or constant.nbytes > _INLINE_LIMIT:
-            replaced.add(constant.node_index)
-            _add_constant(graph, constant)
-    graph.node.extend(node.proto for node in model.nodes if node.index not in replaced)
+    del graph.output[:]
+    for value in graph.input:
+        shape = inputs.get(value.name)
+        if shape is not None and value.type.HasField("tensor_type"):
+            code = value.type.tensor_type.elem_type
+            value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, code, shape))
     for info in model.runtime.values.values():
         dims = tuple(assumed.get(dim, dim) if isinstance(dim, str) else dim for dim in info.shape or ())
         graph.value_info.append(declaration(replace(info, shape=None if info.shape is None else dims)))
@@ -116,16 +104,6 @@ def _inferred(
     return found
 
 
-def _add_constant(graph: onnx.GraphProto, constant: Initializer) -> None:
-    """By value where it is small, else by type and shape."""
-    if constant.nbytes <= _INLINE_LIMIT and constant.dtype != "string":
-        proto = onnx.numpy_helper.from_array(constant.numpy(), constant.name)
-        graph.initializer.append(proto)
-    else:
-        info = onnx.helper.make_tensor_value_info(constant.name, constant.proto.data_type, constant.shape)
-        graph.input.append(info)
-
-
 class _Walk:
     """Node by node with the values of small integer tensors: what whole-graph inference does not compute."""
 
@@ -135,7 +113,7 @@ class _Walk:
         self._values: dict[str, np.ndarray] = {
             name: constant.numpy()
             for name, constant in model.initializers.items()
-            if constant.nbytes <= _INLINE_LIMIT and constant.dtype not in ("string", "bfloat16")
+            if constant.nbytes <= INLINE_LIMIT and constant.dtype not in ("string", "bfloat16")
         }
         self._opsets = list(model.proto.opset_import)
 
@@ -162,7 +140,7 @@ class _Walk:
             return False
         if node.op_type in ("ConstantOfShape", "Expand"):
             shape = tuple(int(dim) for dim in self._values[node.inputs[-1]])
-            if math.prod(shape) * 8 > _INLINE_LIMIT:
+            if math.prod(shape) * 8 > INLINE_LIMIT:
                 return False
         import onnx.reference  # Takes 0.1 s, and few models need it.
 
@@ -175,14 +153,13 @@ class _Walk:
 
     def _keep(self, name: str, value: np.ndarray) -> None:
         self._shapes[name] = tuple(value.shape)
-        if value.nbytes <= _INLINE_LIMIT:
+        if value.nbytes <= INLINE_LIMIT:
             self._values[name] = value
 
     def _infer(self, node: Node) -> None:
         if node.op_type == "GroupNormalization" and node.inputs[0] in self._shapes:  # ONNX infers nothing for it
             self._shapes[node.outputs[0]] = self._shapes[node.inputs[0]]
             return
-        schema = onnx.defs.get_schema(node.op_type, self._model.opset, "")
         types, data = {}, {}
         for name in node.inputs:
             if name:
@@ -191,10 +168,7 @@ class _Walk:
                 types[name] = onnx.helper.make_tensor_type_proto(code, self._shapes.get(name))
                 if name in self._values:
                     data[name] = onnx.numpy_helper.from_array(self._values[name], name)
-        found = onnx.shape_inference.infer_node_outputs(
-            schema, node.proto, types, data, opset_imports=self._opsets, ir_version=self._model.proto.ir_version
-        )
-        for name, proto in found.items():
+        for name, proto in node_types(node.proto, types, data, self._opsets, self._model.proto.ir_version).items():
             tensor = proto.tensor_type
             if tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim):
                 self._shapes.setdefault(name, tuple(int(dim.dim_value) for dim in tensor.shape.dim))

@@ -17,7 +17,14 @@ import onnx.helper
 from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
 
 from mptune.errors import ModelError
-from mptune.graph.loading.tensors import all_graphs, all_tensors, is_external, is_known_type, tensor_nbytes
+from mptune.graph.loading.tensors import (
+    STANDARD_DOMAINS,
+    all_graphs,
+    all_tensors,
+    is_external,
+    is_known_type,
+    tensor_nbytes,
+)
 
 _CONSTANT_VALUES = {
     "value": onnx.AttributeProto.TENSOR,
@@ -157,7 +164,7 @@ def _check_nodes(nodes: Iterable[onnx.NodeProto], path: Path) -> None:
     for node in nodes:
         if not node.op_type:
             raise ModelError(f"{path}: the node {node.name!r} has no operator", _HINT)
-        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+        if node.op_type == "Constant" and node.domain in STANDARD_DOMAINS:
             _check_constant(node, path)
         fault = _inference_fault(node)
         if fault:

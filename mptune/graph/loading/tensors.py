@@ -16,6 +16,8 @@ import onnx.numpy_helper
 from mptune.errors import ModelError
 from mptune.graph.plan import Precision
 
+STANDARD_DOMAINS = frozenset({"", "ai.onnx"})
+
 ONNX_TYPES: Mapping[Precision, int] = {
     Precision.FP32: onnx.TensorProto.FLOAT,
     Precision.FP16: onnx.TensorProto.FLOAT16,

@@ -119,7 +119,7 @@ class NeededConstants:
         store: ConstantStore,
         unread: AbstractSet[str] = frozenset(),
     ) -> list[LargeConstant]:
-        """Add the constants of a plan to a graph, but ``unread`` ones; returns those whose data are yet to be written."""
+        """Add the constants of a plan to a graph, but ``unread`` ones; returns those with data yet to be written."""
         large = []
         for name, constant in self._types.model.initializers.items():
             if name in unread:

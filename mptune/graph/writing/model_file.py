@@ -9,8 +9,8 @@ import onnx
 import onnx.helper
 import onnx.numpy_helper
 
-from mptune.graph.loading.model import STANDARD_DOMAINS, Model, Node
-from mptune.graph.loading.tensors import ONNX_TYPES
+from mptune.graph.loading.model import Model, Node
+from mptune.graph.loading.tensors import ONNX_TYPES, STANDARD_DOMAINS
 from mptune.graph.op_rules import node_rule
 from mptune.graph.plan import LARGEST, Precision
 from mptune.graph.writing.constants import LargeConstant

@@ -87,7 +87,7 @@ def write_observing_model(
         for answer in add_probes(added, model, suffix, precisions):
             answers.setdefault(answer.key, []).append(answer)
     left_out = (folded or FoldedValues()).unread(model, {name for node in added.node for name in node.input})
-    proto = _without_outputs(model, bank, "observe", left_out)
+    proto = without_outputs(model, bank, "observe", left_out)
     proto.graph.MergeFrom(added)
     write_bytes(path, [proto.SerializeToString(deterministic=True)])
     return tuple(replace(tap, probes=tuple(answers.get(tap.tensor, ()))) for tap in taps)
@@ -95,14 +95,14 @@ def write_observing_model(
 
 def write_with_outputs(model: Model, bank: WeightBank | None, path: Path, tensors: Sequence[str]) -> None:
     """Write the model with these values, of the main graph, as its only outputs."""
-    proto = _without_outputs(model, bank, "watch")
+    proto = without_outputs(model, bank, "watch")
     for name in tensors:
         code = onnx.TensorProto.DataType.Value(model.info(name).dtype.upper())
         proto.graph.output.append(onnx.helper.make_tensor_value_info(name, code, None))
     write_bytes(path, [proto.SerializeToString(deterministic=True)])
 
 
-def _without_outputs(
+def without_outputs(
     model: Model,
     bank: WeightBank | None,
     name: str,

@@ -116,10 +116,6 @@ class Rewriter:
         """The precision of every node that has one, by node name."""
         return self.types.node_precisions(plan)
 
-    def boundaries(self, plan: PrecisionPlan) -> int:
-        """How many Casts the plan adds, less the model's own that it makes needless."""
-        return self.types.resolve(plan).added_casts
-
     def _typed(
         self,
         plan: PrecisionPlan,
