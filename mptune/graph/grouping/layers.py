@@ -10,7 +10,7 @@ from mptune.graph.grouping.lookup import Lookup
 from mptune.graph.loading.model import Node
 
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "DeformConv", "FusedConv", "NhwcConv", "NhwcFusedConv"})
-_PRODUCTS = frozenset({"MatMul", "Gemm", "FusedMatMul", "TransposeMatMul", "FusedGemm"})
+_WEIGHTED_PRODUCTS = frozenset({"MatMul", "Gemm", "FusedMatMul", "TransposeMatMul", "FusedGemm"})
 _ACTIVATIONS = frozenset(
     {
         "Relu",
@@ -54,7 +54,9 @@ def find_layer(look: Lookup, start: Node, taken: Container[int], activations: Ma
     ``activations`` are the decomposed ones, by the value that they are computed from.
     """
     is_conv = start.op_type in CONVOLUTIONS
-    if not is_conv and (start.op_type not in _PRODUCTS or not any(look.is_static(i) for i in start.inputs[:2])):
+    if not is_conv and (
+        start.op_type not in _WEIGHTED_PRODUCTS or not any(look.is_static(i) for i in start.inputs[:2])
+    ):
         return None
     inside, at, parts = {start.index}, start, dict[str, None]()
     budget = _MAX_PER_CHANNEL if is_conv else 1

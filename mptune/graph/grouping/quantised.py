@@ -20,7 +20,7 @@ QUANTISED = "quantised"
 KEPT_QUANTISED = "quantised: engines run it in INT8, and a Cast beside it would keep them from fusing it"
 
 _DOMAINS = STANDARD_DOMAINS | {"com.microsoft"}
-_PRODUCTS = CONVOLUTIONS | {"MatMul", "Gemm"}
+_QUANTISED_PRODUCTS = CONVOLUTIONS | {"MatMul", "Gemm"}
 INTEGER_PRODUCTS = frozenset({"MatMulInteger", "ConvInteger"})
 _POOLS = frozenset({"GlobalAveragePool", "GlobalMaxPool"})
 
@@ -96,7 +96,7 @@ class _Found:
 
     def _is_core(self, node: Node) -> bool:
         return (
-            node.op_type in _PRODUCTS
+            node.op_type in _QUANTISED_PRODUCTS
             and node.is_standard
             and bool(self._look.varying(node))
             and all(self._is_dequantised(operand) for operand in node.inputs[:2])

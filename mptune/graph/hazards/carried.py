@@ -47,7 +47,7 @@ def _masks(model: Model) -> Mapping[str, float]:
         elif node.op_type not in LIMITS:  # the bounds of these are none that values have
             for name in node.inputs:
                 if name in model.initializers and name not in largest:
-                    largest[name] = _of_constant(look, name)
+                    largest[name] = _largest_of(look, name)
             made_of += [largest[name] for name in node.inputs if name in largest]
         magnitude = max(made_of, default=0.0)
         if magnitude > LARGEST[Precision.FP16]:
@@ -63,7 +63,7 @@ def _filled(look: Lookup, node: Node) -> float:
     return largest_magnitude(fill_value(node.proto)) if is_limit(look, node.outputs[0]) else 0.0
 
 
-def _of_constant(look: Lookup, name: str) -> float:
+def _largest_of(look: Lookup, name: str) -> float:
     constant = look.model.initializers[name]
     if constant.dtype != "float" or constant.overridable or not is_limit(look, name):
         return 0.0

@@ -28,7 +28,7 @@ _INDEX_SLOTS = {**SHAPE_INPUTS, "OneHot": frozenset({0, 1}), **dict.fromkeys(_GA
 _KEEPS_INDEX = DATA_MOVEMENT | {"Add", "Sub", "Mul", "Div", "Mod", "Min", "Max", "Clip", "Where", "Neg", "Concat"}
 _CARRIES_INDEX = _KEEPS_INDEX | {"Floor", "Ceil", "Round", "Abs", "Sum", "ReduceSum", "CumSum", "Gather"} - {"Cast"}
 """Through these the value that becomes an index is computed: what they read and what they give is as large."""
-_MAX_STEPS = 256
+_MAX_INDEX_STEPS = 256
 
 
 def long_sum_hazards(types: ValueTypes, seen: Seen, *, has_bf16: bool = False) -> list[Hazard]:
@@ -128,7 +128,7 @@ def _carriers(
     """The groups that hold a value which becomes an index, or what it is computed from, each with its last node."""
     found: dict[str, Node] = {}
     stack, done = [index], set[str]()
-    while stack and len(done) < _MAX_STEPS:
+    while stack and len(done) < _MAX_INDEX_STEPS:
         at = stack.pop()
         done.add(at)
         source = look.producer(at)
@@ -147,7 +147,7 @@ def _indexes(look: Lookup, cast: Node) -> Node | None:
     if "int" not in look.model.info(cast.outputs[0]).dtype:
         return None
     stack, done = list(cast.outputs), set[str]()
-    while stack and len(done) < _MAX_STEPS:
+    while stack and len(done) < _MAX_INDEX_STEPS:
         at = stack.pop()
         done.add(at)
         for reader in look.readers(at):

@@ -26,7 +26,7 @@ _SELECT = frozenset({"NonMaxSuppression", "NonZero", "Compress", "Unique"})
 _NOT_SHAPED_BY = frozenset({"Loop", "SequenceAt", "SequenceErase", "SequenceInsert", "Trilu"})
 """Operators that read a count or a position which does not make the shape of what they compute."""
 
-_SHAPE_OF: Mapping[str, tuple[int, ...]] = {
+_SHAPED_LIKE: Mapping[str, tuple[int, ...]] = {
     "ArrayFeatureExtractor": (1,),
     "GatherElements": (1,),
     "Scatter": (0,),
@@ -183,7 +183,7 @@ class _Walk:
 
     def _shape_of(self, node: Node) -> list[str]:
         """The inputs whose shapes decide on the shapes of a node's outputs."""
-        slots = _SHAPE_OF.get(node.op_type) if node.is_standard else None
+        slots = _SHAPED_LIKE.get(node.op_type) if node.is_standard else None
         names = (*node.inputs, *node.captures) if slots is None else [node.inputs[k] for k in slots]
         return [name for name in names if name]
 

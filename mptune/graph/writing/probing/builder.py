@@ -1,7 +1,8 @@
-"""Appends to an observing graph the nodes that answer probes, under new names."""
+"""Appends nodes and outputs to an observing graph, under new names."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,10 +29,11 @@ class ProbeBuilder:
         self._opset = opset
         self._suffix = suffix
         self._count = 0
-        self._name, self.precision = "", Precision.FP16
+        self._name, self.precision = "tap", Precision.FP16
         self._known: dict[tuple[float, str], str] = {}
         self._added: dict[tuple[str, tuple[str, ...], str], str] = {}
         self._rounded: dict[tuple[str, Precision], str] = {}
+        self._given: set[str] = set()
         self.recomputed: dict[tuple[str, int, Precision], str] = {}
 
     def start(self, name: str, precision: Precision) -> None:
@@ -100,6 +102,17 @@ class ProbeBuilder:
             return self.add("Equal", first, second)
         apart = self.add("Abs", self.add("Sub", first, second))
         return self.add("Not", self.add("Greater", apart, self.constant(0.0)))
+
+    def give(self, value: str, shape: Sequence[None] = (), code: int = _FLOAT) -> str:
+        """Make a value an output of the graph, once: two probes may have an answer in common."""
+        if value not in self._given:
+            self._given.add(value)
+            self._graph.output.append(onnx.helper.make_tensor_value_info(value, code, shape))
+        return value
+
+    def give_shape(self, value: str) -> str:
+        """Make the shape of a value, int64 [rank], an output of the graph."""
+        return self.give(self.add("Shape", value), [None], onnx.TensorProto.INT64)
 
     def count(self, truth: str) -> str:
         """How many elements are true."""

@@ -20,12 +20,10 @@ The facts of each kind (all FP32 scalars unless said otherwise; "rounded" means 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import onnx
-import onnx.helper
 
 from mptune.graph.grouping.lookup import attribute
 from mptune.graph.hazards.masked_rows import softmax_rows
@@ -34,7 +32,6 @@ from mptune.graph.loading.model import Model, Node
 from mptune.graph.plan import DEFAULT_PRECISIONS, Precision
 from mptune.graph.writing.probing.builder import ProbeBuilder
 
-_FLOAT = onnx.TensorProto.FLOAT
 _BF16_SINCE = 13
 """Operator set from which Cast has BFLOAT16."""
 
@@ -64,27 +61,22 @@ class ProbeTap:
 
 
 def add_probes(
-    graph: onnx.GraphProto, model: Model, suffix: str, precisions: Sequence[str] = DEFAULT_PRECISIONS
+    build: ProbeBuilder, model: Model, precisions: Sequence[str] = DEFAULT_PRECISIONS
 ) -> tuple[ProbeTap, ...]:
     """Append the nodes that answer the model's probes, and their outputs, to the observing graph."""
-    build, rows = ProbeBuilder(graph, model.opset, suffix), softmax_rows(model)
+    rows = softmax_rows(model)
     if model.opset < _BF16_SINCE:
         precisions = [precision for precision in precisions if precision != Precision.BF16]
     taps = []
-    there: set[str] = set()  # two probes may have an answer in common
-
-    def put_out(names: Iterable[str], shape: Sequence[None]) -> None:
-        new = [name for name in dict.fromkeys(names) if name not in there]
-        graph.output.extend(onnx.helper.make_tensor_value_info(name, _FLOAT, shape) for name in new)
-        there.update(new)
-
     for probe in find_probes(model, precisions):
         node = model.nodes[probe.node]
         build.start(f"{probe.kind}.{probe.node}.{probe.precision}", probe.precision)
         facts, vectors = _answer(build, probe, node, model, rows)
+        for name in facts.values():
+            build.give(name)
+        for name in vectors.values():
+            build.give(name, [None])
         if facts or vectors:
-            put_out(facts.values(), [])
-            put_out(vectors.values(), [None])
             taps.append(ProbeTap(probe.kind, node.name, probe.key, facts, vectors, probe.precision))
     return tuple(taps)
 
